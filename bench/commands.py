@@ -1,4 +1,4 @@
-"""The commands that measure: run, list, doctor, check, schema."""
+"""The commands that measure: run, list, doctor and check."""
 
 import os
 import shutil
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class RunPath(click.Path):
-    """The folder of a run; ``latest`` is the newest in ``runs``, ``DIR/latest`` that in DIR."""
+    """The folder of a run. ``latest`` is the newest in ``runs``, ``DIR/latest`` that in DIR."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the folder; ``UserError`` for ``latest`` without a run."""
+        """Return the folder. Raises ``UserError`` for ``latest`` without a run."""
         from parbench.bench.results.runs import list_runs
 
         path = Path(value)
@@ -30,7 +30,7 @@ class RunPath(click.Path):
         folder = path.parent if path.parent != Path() else Path("runs")
         runs = list_runs(folder)
         if not runs:
-            raise UserError(f"{path}: {folder} holds no run; parbench run makes one")
+            raise UserError(f"{path}: {folder} contains no run; parbench run makes one")
         return runs[-1]
 
 
@@ -38,14 +38,20 @@ class RunPath(click.Path):
 class AppHooks:
     """The functions of other packages that the commands call."""
 
-    modules: Sequence[str]  # the modules with definitions
-    # Prints a run in one of ``FORMATS``, with all tables or the first page, and returns the exit code.
-    show: Callable[[Path, str, bool], int]
-    exit_code: Callable[[Path], int]
-    report: Callable[[Sequence[Path], Path], None]  # Writes one page of several runs.
-    render: "Callable[[Document, str], bytes]"  # Returns a plan in a form of reports, or as ``tables``.
-    # Prints how a run keeps a file's budgets, and returns the worst of its exit code and another.
-    judge: Callable[[Path, Path, int], int]
+    modules: Sequence[str]
+    """The modules with definitions of cases."""
+    show_run: Callable[[Path, str, bool], int]
+    """Prints a run in one of ``FORMATS``, with all tables or the first page, and returns its exit
+    code."""
+    compute_exit_code: Callable[[Path], int]
+    """Returns the exit code of a run."""
+    write_report: Callable[[Sequence[Path], Path], None]
+    """Writes one page of several runs."""
+    render_document: "Callable[[Document, str], bytes]"
+    """Returns a plan in a form of reports, or as ``tables``."""
+    judge_budgets: Callable[[Path, Path, int], int]
+    """Prints whether a run keeps the budgets of a file, and returns the worse of its exit code and
+    another one."""
 
 
 FORMATS = ("tables", "nccl-tests")
@@ -62,41 +68,54 @@ Examples:
   parbench run --only all_reduce --inject late:1:3ms
   parbench run --only all_reduce --sizes 1K:64M:x4 --format nccl-tests
   parbench run --launcher srun --nodes 4 --ntasks-per-node 8    within an allocation
-  parbench run --target mypackage.mystep:prepare      a step of your own
+  parbench run --target mypackage.mystep:prepare      a custom step
   parbench run --only ddp --budgets budgets.toml      fails where a metric is over its budget
   parbench run --resume runs/20260101T000000Z-host-1a2b3c
 
 \b
-Exit codes: 0 fine; 1 a wrong result, or a budget not kept; 2 bad input; 3 a budget that cannot be told; 4 something did
-not run.
+Exit codes: 0 fine; 1 a wrong result, or a budget not kept; 2 bad input; 3 a budget that is undecided;
+4 something did not run.
 """
 budgets_option = click.option(
     "--budgets",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help='A TOML file of what metrics have to keep: "workload.ddp" = { exposed_fraction = "<10%" }.',
+    help='A TOML file of limits of metrics: "workload.ddp" = { exposed_fraction = "<10%" }.',
 )
 
 
 @click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
 @click.option(
     "--preset",
-    help="smoke (about 90 s), node (under 2 min; the default without --only) or full (about 10 min).",
+    help="smoke (90 s), node (under 2 min; the default without --only) or full (10 min).",
 )
-@click.option("--only", multiple=True, metavar="GLOB", help="Only cases of this name, such as ddp or 'p2p.*'.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,...]", help="Set a parameter, to each value.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="GLOB",
+    help="Only cases of this name, such as ddp or 'p2p.*'.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE[,...]",
+    help="Set a parameter, to each value.",
+)
 @click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")
 @click.option("--dtype", help="Short for --set dtype=: float32, bfloat16, ...")
 @click.option(
-    "--nproc", type=int, help="Ranks on this node; default: the mesh's, one per GPU, or one per core up to 8."
+    "--nproc",
+    type=int,
+    help="Ranks on this node; default: the mesh's, one per GPU, or one per core up to 8.",
 )
 @click.option("--backend", help="gloo or nccl; default: what fits the device.")
 @click.option("--device", help="cpu or cuda; default: cuda where there are two GPUs.")
 @click.option(
     "--launches",
     type=int,
-    help="Number of times that all ranks are restarted: the repetitions behind the intervals. Default: the preset's, 3 "
-    "for named cases.",
+    help="Number of times that all ranks are restarted: the repetitions behind the intervals. "
+    "Default: the preset's, 3 for named cases.",
 )
 @click.option(
     "--budget",
@@ -104,27 +123,59 @@ budgets_option = click.option(
     help="Time for the whole run: 90s, 10m. Default: the preset's, about 1 s per named case.",
 )
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
-@click.option("--allow-single", is_flag=True, help="Allow --nproc 1, where nothing is communicated.")
+@click.option(
+    "--allow-single",
+    is_flag=True,
+    help="Allow --nproc 1, where nothing is communicated.",
+)
 @click.option(
     "--launcher",
     type=click.Choice(("local", "srun")),
     default="local",
     help="What starts the ranks: parbench on this node, or srun on a Slurm allocation's nodes.",
 )
-@click.option("--nodes", type=int, help="With srun: number of nodes; default: all of the allocation.")
-@click.option("--ntasks-per-node", type=int, help="With srun: ranks on each node; default: the allocation's.")
-@click.option("--distribution", metavar="ORDER", help="With srun: block (fill a node first; the default) or cyclic.")
-@click.option("--nodelist", metavar="NODES", help="With srun: these nodes of the allocation, as n1,n[3-4].")
+@click.option(
+    "--nodes",
+    type=int,
+    help="With srun: number of nodes; default: all of the allocation.",
+)
+@click.option(
+    "--ntasks-per-node",
+    type=int,
+    help="With srun: ranks on each node; default: the allocation's.",
+)
+@click.option(
+    "--distribution",
+    metavar="ORDER",
+    help="With srun: block (fill a node first; the default) or cyclic.",
+)
+@click.option(
+    "--nodelist",
+    metavar="NODES",
+    help="With srun: these nodes of the allocation, as n1,n[3-4].",
+)
 @click.option(
     "--mesh",
     metavar="AXIS=SIZE,...",
-    help="Arrange the ranks as a mesh, outermost axis first: dp=2,tp=4. With --group: its axes are groups of ranks. "
-    "Without: the mesh of the training step that --only names; ep and etp lie inside other axes.",
+    help="Arrange the ranks as a mesh, outermost axis first: dp=2,tp=4. With --group: its axes are "
+    "groups of ranks. Without: the mesh of the training step that --only names; ep and etp lie "
+    "inside other axes.",
 )
-@click.option("--group", help="Groups of ranks: a mesh axis, node, across, pairs, contiguous:K or strided:K.")
-@click.option("--inject", metavar="WHAT", help="Disturb a rank as a test: late:1:3ms, slow:1:10% or corrupt:1.")
-@click.option("--link", metavar="SPEED", help="The links' speed, such as 400Gbit; efficiency is printed against it.")
-@click.option("--target", metavar="MODULE:FUNCTION", help="Measure a step of your own.")
+@click.option(
+    "--group",
+    help="Groups of ranks: a mesh axis, node, across, pairs, contiguous:K or strided:K.",
+)
+@click.option(
+    "--inject",
+    metavar="WHAT",
+    help="Disturb a rank as a test: late:1:3ms, slow:1:10% or corrupt:1.",
+)
+@click.option(
+    "--link",
+    metavar="SPEED",
+    help="The links' speed, such as 400Gbit; efficiency is printed against it.",
+)
+@click.option("--target", metavar="MODULE:FUNCTION", help="Measure a custom step.")
 @click.option(
     "--plan",
     "plan_file",
@@ -133,8 +184,18 @@ budgets_option = click.option(
 )
 @budgets_option
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
-@click.option("--resume", type=RunPath(), metavar="RUN", help="Continue a run: measure what it lacks.")
-@click.option("--json", "as_json", is_flag=True, help="Print records as JSON lines instead of tables.")
+@click.option(
+    "--resume",
+    type=RunPath(),
+    metavar="RUN",
+    help="Continue a run: measure what it lacks.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print records as JSON lines instead of tables.",
+)
 @click.option(
     "--format",
     "output_format",
@@ -142,45 +203,32 @@ budgets_option = click.option(
     default="tables",
     help="What to print. As nccl-tests: modes and placements are its own, unless set.",
 )
-@click.option("--all", "show_all", is_flag=True, help="Print every table and row, not only the summary page.")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Print every table and row, not only the summary page.",
+)
 @click.pass_obj
 def run(
     hooks: AppHooks,
     /,
     *,
-    preset: str | None,
-    only: tuple[str, ...],
     settings: tuple[str, ...],
     sizes: str | None,
     dtype: str | None,
-    nproc: int | None,
-    backend: str | None,
-    device: str | None,
-    launches: int | None,
-    budget: str | None,
-    timeout: str | None,
-    allow_single: bool,
-    launcher: str,
-    nodes: int | None,
-    ntasks_per_node: int | None,
-    distribution: str | None,
-    nodelist: str | None,
-    mesh: str | None,
-    group: str | None,
-    inject: str | None,
-    link: str | None,
-    target: str | None,
-    plan_file: Path | None,
     budgets: Path | None,
     out: Path,
     resume: Path | None,
     as_json: bool,
     output_format: str,
     show_all: bool,
+    **options: Any,
 ) -> None:
     """Measure collectives, point-to-point and training steps.
 
-    Results are verified before timing counts. The last line printed is the run's folder, which holds report.html.
+    Results are verified before timing counts. The last line printed is the run's folder, which
+    holds report.html.
     """
     from parbench.bench.launch.measure import run_options
     from parbench.bench.launch.processes import exit_now, terminated_as_interrupted
@@ -188,46 +236,32 @@ def run(
 
     click.get_current_context().with_resource(terminated_as_interrupted())
     if as_json and output_format != "tables":
-        raise UserError(f"--json and --format {output_format} both say what to print: leave out one of them")
-    short_settings = []
-    if sizes is not None:
-        short_settings.append(f"size_bytes={sizes}")
-    if dtype is not None:
-        short_settings.append(f"dtype={dtype}")
-    options = Options(
-        preset=preset,
-        only=only,
-        target=target,
-        settings=parse_settings([*settings, *short_settings]),
+        problem = f"--json and --format {output_format} are different forms of the output"
+        raise UserError(f"{problem}: leave out one of them")
+    short_settings = {"size_bytes": sizes, "dtype": dtype}
+    texts = [f"{name}={text}" for name, text in short_settings.items() if text is not None]
+    plan_options = Options(
+        settings=parse_settings([*settings, *texts]),
         preset_overrides=_NCCL_TESTS_OVERRIDES if output_format == "nccl-tests" else {},
-        nproc=nproc,
-        backend=backend,
-        device=device,
-        launches=launches,
-        budget=budget,
-        timeout=timeout,
-        allow_single=allow_single,
-        mesh=mesh,
-        group=group,
-        inject=inject,
-        link=link,
-        plan_file=plan_file,
-        launcher=launcher,
-        nodes=nodes,
-        ntasks_per_node=ntasks_per_node,
-        distribution=distribution,
-        nodelist=nodelist,
+        **options,
     )
-    path = run_options(options, hooks.modules, out=out, resume_path=resume, as_json=as_json, budgets=budgets)
+    path = run_options(
+        plan_options,
+        hooks.modules,
+        out=out,
+        resume_path=resume,
+        as_json=as_json,
+        budgets=budgets,
+    )
     if path is None:
         return
     if as_json:
         click.echo(path, err=True)
-        code = hooks.exit_code(path)
+        code = hooks.compute_exit_code(path)
     else:
-        code = hooks.show(path, output_format, show_all)
+        code = hooks.show_run(path, output_format, show_all)
     if budgets is not None:
-        code = hooks.judge(path, budgets, code)
+        code = hooks.judge_budgets(path, budgets, code)
     if "RANK" in os.environ:
         exit_now(code)
     sys.exit(code)
@@ -243,9 +277,11 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
         name, equals, text = setting.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise UserError(f"--set {setting!r} is not understood: write NAME=VALUE, or NAME=VALUE,VALUE")
+            hint = "write NAME=VALUE, or NAME=VALUE,VALUE"
+            raise UserError(f"--set {setting!r} is not understood: {hint}")
         if name in texts:
-            raise UserError(f"--set {name} is given twice; write its values together: {name}=VALUE,VALUE")
+            hint = f"write its values together: {name}=VALUE,VALUE"
+            raise UserError(f"--set {name} is given twice; {hint}")
         texts[name] = text
     return texts
 
@@ -280,7 +316,11 @@ def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
 
 @click.command(epilog="Example: parbench doctor --selftest")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--selftest", is_flag=True, help="Disturb one rank as a test, and check that parbench names it.")
+@click.option(
+    "--selftest",
+    is_flag=True,
+    help="Disturb one rank as a test, and check that parbench names it.",
+)
 @click.option("--nproc", type=int, help="Ranks for --selftest; default: as parbench run.")
 @click.pass_obj
 def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | None) -> None:
@@ -299,7 +339,10 @@ def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
     from parbench.bench.machine import doctor as doctor_module
 
     findings = doctor_module.examine_here(os.environ)
-    click.echo(msgspec.json.encode(findings).decode() if as_json else doctor_module.render(findings))
+    if as_json:
+        click.echo(msgspec.json.encode(findings))
+    else:
+        click.echo(doctor_module.render(findings))
 
 
 _CHECK_EXAMPLES = """\b
@@ -317,38 +360,56 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
 @click.command(epilog=_CHECK_EXAMPLES, context_settings={"show_default": True})
 @click.option("--device", help="cpu or cuda; default: cuda where there is a GPU.")
 @click.option(
-    "--nproc", type=click.IntRange(min=1), help="GPUs, or groups of cores; default: all GPUs, up to 8 groups."
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="GPUs, or groups of cores; default: all GPUs, up to 8 groups.",
 )
 @click.option("--budget", metavar="TIME", default="40s", help="Time for all launches.")
-@click.option("--timeout", metavar="TIME", default="20s", help="Time after which a case counts as hung.")
 @click.option(
-    "--hosts", metavar="FILE|HOST,...", help="Check these hosts over ssh, each separately, all at the same time."
+    "--timeout",
+    metavar="TIME",
+    default="20s",
+    help="Time after which a case counts as hung.",
 )
-@click.option("--ssh", default="ssh -o BatchMode=yes -o ConnectTimeout=10", help="What runs a command on a host.")
+@click.option(
+    "--hosts",
+    metavar="FILE|HOST,...",
+    help="Check these hosts over ssh, each separately, all at the same time.",
+)
+@click.option(
+    "--ssh",
+    default="ssh -o BatchMode=yes -o ConnectTimeout=10",
+    help="What runs a command on a host.",
+)
 @click.option("--inject", metavar="WHAT", help="Disturb a rank as a test: slow:1:20% or corrupt:1.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/check"), help="Where runs go.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/check"),
+    help="Where runs go.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the check as one line of JSON.")
-@click.option("-o", "output", type=click.Path(path_type=Path), help="Also write it to this file, as JSON.")
+@click.option(
+    "-o",
+    "output",
+    type=click.Path(path_type=Path),
+    help="Also write it to this file, as JSON.",
+)
 @click.pass_obj
 def check(
     hooks: AppHooks,
     /,
     *,
-    device: str | None,
-    nproc: int | None,
-    budget: str,
-    timeout: str,
     hosts: str | None,
     ssh: str,
-    inject: str | None,
-    out: Path,
     as_json: bool,
     output: Path | None,
+    **options: Any,
 ) -> None:
     """Check each GPU or core: is it right, and as fast as its peers?
 
-    Matrix products with known results, copies, each pair and all together, three times; then the facts of the driver.
-    One line for each device, its verdict first, and what to do.
+    Matrix products with known results, copies, each pair and all together, three times; then the
+    facts of the driver. One line for each device, its verdict first, and what to do.
     """
     import msgspec
 
@@ -360,45 +421,27 @@ def check(
 
     report: dict[str, Any]
     if hosts is None:
-        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPUs have the numbers that nvidia-smi shows.
-        health = checks.check(
-            hooks.modules,
-            os.environ,
-            device=device,
-            nproc=nproc,
-            budget=budget,
-            timeout=timeout,
-            inject=inject,
-            out=out,
-        )
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
+        health = checks.check(hooks.modules, os.environ, **options)
         report, text, code = checks.to_document(health), render(health), health.code
     else:
-        options = {"device": device, "nproc": nproc, "budget": budget, "timeout": timeout, "inject": inject, "out": out}
-        words = []
+        names = host_checks.parse_hosts(hosts)
+        arguments = []
         for name, value in options.items():
             if value is not None:
-                words += [f"--{name}", str(value)]
-        seconds = parse_duration(budget)
-        names = host_checks.parse_hosts(hosts)
-        answers = host_checks.compare_hosts(host_checks.check_hosts(names, words, agent=ssh, seconds=seconds))
-        reports = []
-        for answer in answers:
-            content = {"problem": answer.problem} if answer.health is None else checks.to_document(answer.health)
-            reports.append({"host": answer.host, **content})
-        text, code = host_checks.render(answers), host_checks.compute_exit_code(answers)
-        report = {"code": code, "hosts": reports}
+                arguments += [f"--{name}", str(value)]
+        seconds = parse_duration(options["budget"])
+        results = host_checks.check_hosts(names, arguments, agent=ssh, seconds=seconds)
+        results = host_checks.compare_hosts(results)
+        text, code = host_checks.render(results), host_checks.compute_exit_code(results)
+        documents = []
+        for result in results:
+            problem = {"problem": result.problem}
+            content = checks.to_document(result.health) if result.health else problem
+            documents.append({"host": result.host, **content})
+        report = {"code": code, "hosts": documents}
     line = msgspec.json.encode(report)
     if output is not None:
         write_output(output, line + b"\n")
     click.echo(line.decode() if as_json else text)
     sys.exit(code)
-
-
-@click.command(epilog="Example: parbench schema > record.schema.json")
-def schema() -> None:
-    """Print the JSON Schema of a record (a line of records.jsonl)."""
-    import msgspec
-
-    from parbench.bench.results.records import json_schema
-
-    click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())

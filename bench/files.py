@@ -171,7 +171,7 @@ def _list_member_types(kind: Any) -> list[Any]:
     return list(dict.fromkeys(members)) or [kind]
 
 
-def read_rows(text: str) -> str:
+def read_option_rows(text: str) -> str:
     """Return rows between semicolons, from ``text`` itself or the file of this name.
 
     Empty rows are left out.

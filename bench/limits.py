@@ -5,18 +5,18 @@ from typing import Annotated
 
 from msgspec import Meta
 
-Positive = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
 Rank = Annotated[int, Meta(ge=0)]
-Ranks = Annotated[int, Meta(ge=1, le=1 << 20)]
-Launch = Annotated[int, Meta(ge=0)]
+NumRanks = Annotated[int, Meta(ge=1, le=1 << 20)]
+LaunchIndex = Annotated[int, Meta(ge=0)]
 MAX_LAUNCHES = 65_536
-Launches = Annotated[int, Meta(ge=1, le=MAX_LAUNCHES)]
+NumLaunches = Annotated[int, Meta(ge=1, le=MAX_LAUNCHES)]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 ParamValue = bool | Int64 | float | str
 
 
-def check_time(text: str) -> None:
+def check_timestamp(text: str) -> None:
     """Raise ``ValueError`` unless the text is a time in ISO 8601 with its zone."""
     if datetime.fromisoformat(text).tzinfo is None:
         raise ValueError(f"{text[:30]!r} has no time zone")

@@ -112,12 +112,12 @@ def _parse_range(text: str) -> list[int]:
             return list(range(first, last + 1, increment))
     factor = re.fullmatch(r"[xX](\d{1,18})", step, re.ASCII)
     if factor and int(factor[1]) > 1 and first > 0:
-        return _geometric_range(first, last, int(factor[1]))
+        return _list_geometric_sizes(first, last, int(factor[1]))
     problem = "neither xFACTOR (above 1, from a start above 0) nor +BYTES (above 0)"
     raise UserError(f"sizes {text!r} have no usable step: {step!r} is {problem}; {_SIZES_HELP}")
 
 
-def _geometric_range(first: int, last: int, factor: int) -> list[int]:
+def _list_geometric_sizes(first: int, last: int, factor: int) -> list[int]:
     sizes = []
     size = first
     while size <= last:

@@ -34,7 +34,6 @@ COMMANDS = {
     "slurm": "parbench.slurm.commands:slurm",
     "import": "parbench.reports.commands:import_files",
     "export": "parbench.reports.commands:export",
-    "schema": "parbench.bench.commands:schema",
 }
 DEFINITIONS = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
 
@@ -136,7 +135,12 @@ def main(ctx: click.Context) -> None:
     from parbench.bench.commands import AppHooks
 
     ctx.obj = AppHooks(
-        modules=DEFINITIONS, show=_show, exit_code=_exit_code, report=_report, render=_render, judge=_judge
+        modules=DEFINITIONS,
+        show_run=_show,
+        compute_exit_code=_exit_code,
+        write_report=_report,
+        render_document=_render,
+        judge_budgets=_judge,
     )
     if ctx.invoked_subcommand is None:
         click.echo(_FIRST)

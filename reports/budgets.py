@@ -8,8 +8,8 @@ from typing import Literal
 import click
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.results.budgets import Budget, find_metric, read_budgets
-from parbench.bench.results.metrics import MetricValue, value
+from parbench.bench.results.budgets import Budget, read_budgets, resolve_metric
+from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import pluralize
 from parbench.reports import cells
@@ -112,10 +112,12 @@ def _together(budget: Budget, each: Sequence[_Standing]) -> Judged:
 
 
 def _shown(name: str, metric: MetricValue) -> str:
-    declared_as = find_metric(name)
+    declared_as = resolve_metric(name)
     if metric.unit or declared_as is None:
         return cells.measured(metric)
-    return cells.compared(metric, cells.formatted(declared_as.shown) if declared_as.shown else cells.percent)
+    return cells.compared(
+        metric, cells.formatted(declared_as.number_format) if declared_as.number_format else cells.percent
+    )
 
 
 def _known(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
@@ -126,4 +128,4 @@ def _known(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
         "exposed_fraction": exposed,
         "busbw_of_copy": bus / ceiling.bytes_per_second if bus is not None and ceiling and of_copy else None,
     }
-    return {**row.metrics, **{name: value(name, number) for name, number in found.items() if number is not None}}
+    return {**row.metrics, **{name: make_value(name, number) for name, number in found.items() if number is not None}}

@@ -6,7 +6,15 @@ from functools import partial
 
 from markupsafe import Markup
 
-from parbench.bench.results.document import Cell, Column, Document, Gantt, Stacks, Table, Unit
+from parbench.bench.results.document import (
+    Cell,
+    Document,
+    DocumentColumn,
+    DocumentTable,
+    GanttChart,
+    StackedBars,
+    Unit,
+)
 from parbench.reports import cells, report
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.bars import draw_stacks
@@ -56,7 +64,7 @@ def report_of_document(document: Document) -> Report:
     )
 
 
-def _table(table: Table) -> report.Table[tuple[Cell, ...]]:
+def _table(table: DocumentTable) -> report.Table[tuple[Cell, ...]]:
     return report.Table(
         id=table.id,
         title=table.title,
@@ -68,8 +76,8 @@ def _table(table: Table) -> report.Table[tuple[Cell, ...]]:
     )
 
 
-def _column(place: int, column: Column) -> report.Column[tuple[Cell, ...]]:
-    is_number = column.unit != "words"
+def _column(place: int, column: DocumentColumn) -> report.Column[tuple[Cell, ...]]:
+    is_number = column.unit != "text"
     return report.Column(
         column.title,
         lambda row: text_of(column, row[place]),
@@ -80,22 +88,22 @@ def _column(place: int, column: Column) -> report.Column[tuple[Cell, ...]]:
     )
 
 
-def text_of(column: Column, cell: Cell) -> str:
+def text_of(column: DocumentColumn, cell: Cell) -> str:
     if cell is None or isinstance(cell, str):
         return cell or cells.UNKNOWN
     return _TEXTS[column.unit](cell)
 
 
-def _figures(table: Table) -> Iterator[Markup]:
+def _figures(table: DocumentTable) -> Iterator[Markup]:
     for i, one in enumerate(table.figures):
-        told = one.told
+        told = one.caption
         drawn: Drawing | None
-        if isinstance(one, Gantt):
+        if isinstance(one, GanttChart):
             detail = detail_of(one)
             drawn = draw_pipeline(one, detail, last_of(one.facts.predicted or ()))
             told = f"{told} {detail.note}".rstrip()
-        elif isinstance(one, Stacks):
-            hues, unit, quantity = _STACKS[one.of]
+        elif isinstance(one, StackedBars):
+            hues, unit, quantity = _STACKS[one.quantity]
             drawn = draw_stacks([*one.bars.items()], hues, quantity, _TEXTS[unit], one.limit)
         else:
             axes = [(axis.title, _TEXTS[axis.unit]) for axis in (one.x, one.y)]

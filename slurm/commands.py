@@ -67,7 +67,7 @@ def collect(context: click.Context, folder: Path) -> None:
     """
     from parbench.slurm.sweep.status import collect as bring_together
 
-    context.exit(bring_together(folder, context.obj.report))
+    context.exit(bring_together(folder, context.obj.write_report))
 
 
 @slurm.command(epilog="Example: parbench slurm cancel sweeps/20260102T030405Z-nodes-1a2b3c")

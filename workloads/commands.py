@@ -105,7 +105,7 @@ def plan(context: click.Context, /, **given: Any) -> None:
         click.echo(found.text)
     else:
         form = _FORMS[output.suffix] if output else "json" if given["as_json"] else "tables"
-        content = context.ensure_object(AppHooks).render(found.document, form)
+        content = context.ensure_object(AppHooks).render_document(found.document, form)
         if output:
             write_output(output, content)
         click.echo(str(output) if output else content, nl=bool(output))

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from parbench.bench.results.traced import TraceEvent
+from parbench.bench.results.step_trace import TraceEvent
 
 ATTENTIONS = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default
@@ -72,11 +72,11 @@ def trace_events(profiler: profile) -> list[TraceEvent]:
             start_ns=event.start_ns(),
             stop_ns=event.start_ns() + event.duration_ns(),
             thread=event.start_thread_id(),
-            device=event.device_type() != DeviceType.CPU,
-            asynchronous=event.is_async(),
-            annotation=event.is_user_annotation(),
+            is_device=event.device_type() != DeviceType.CPU,
+            is_async=event.is_async(),
+            is_annotation=event.is_user_annotation(),
             correlation=event.correlation_id(),
-            linked=event.linked_correlation_id(),
+            operator_correlation=event.linked_correlation_id(),
         )
         for event in kineto_events(profiler)
     ]

@@ -13,16 +13,16 @@ from parbench.bench.machine.environment import describe_relations, difference, s
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus
 from parbench.bench.machine.gpu_inventory import GpuInventory
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.metrics import MetricValue, declared, value, values
+from parbench.bench.results.metrics import MetricValue, find_metric, make_value, make_values
 from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
-from parbench.bench.results.runs import RecordWriter, Run, trace_name, utc_now, write_info
-from parbench.bench.results.samples import samples_name
+from parbench.bench.results.runs import RecordWriter, Run, make_trace_path, utc_now, write_run_info
+from parbench.bench.results.samples import make_samples_path
 from parbench.bench.results.stats import (
-    MIN_FOR_P99,
-    MIN_FOR_Q10,
+    MIN_ITERATIONS_FOR_P99,
+    MIN_ITERATIONS_FOR_Q10,
     Estimate,
+    estimate_median,
     quantile,
-    within_launch,
 )
 
 FAILED_STATUSES = ("failed", "hang", "wrong")
@@ -71,7 +71,7 @@ class Recorder:
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             with convert_write_errors(self._path / "run.json"):
-                write_info(self._path, self._info)
+                write_run_info(self._path, self._info)
         changed = difference(self._info.environment or {}, common)
         self._environment = {"changed": changed} if changed else {}
         for hello, own in zip(hellos, differences, strict=True):
@@ -113,13 +113,13 @@ class Recorder:
         if record.status in FAILED_STATUSES:
             self.failures[case.id] = record
         if outcome.seconds:
-            estimate = within_launch(outcome.seconds, outcome.visits)
+            estimate = estimate_median(outcome.seconds, outcome.visits)
             self.half_widths[case.id] = estimate.half_width
         self._on_record(record)
         if outcome.raw:
-            self._writer.write_file(samples_name(record), outcome.raw)
+            self._writer.write_file(make_samples_path(record), outcome.raw)
         if outcome.timeline:
-            self._writer.write_file(trace_name(record), outcome.timeline)
+            self._writer.write_file(make_trace_path(record), outcome.timeline)
         return record
 
 
@@ -130,14 +130,14 @@ def compute_metrics(outcome: Outcome) -> dict[str, MetricValue]:
     """
     if not outcome.seconds:
         return {}
-    time = within_launch(outcome.seconds, outcome.visits)
+    time = estimate_median(outcome.seconds, outcome.visits)
     count = len(outcome.seconds)
     # A custom benchmark may choose the name of its duration.
-    metrics = {outcome.headline: value("time", time)}
-    for name, share, min_count in (("q10", 0.1, MIN_FOR_Q10), ("p99", 0.99, MIN_FOR_P99)):
+    metrics = {outcome.headline: make_value("time", time)}
+    for name, share, min_count in (("q10", 0.1, MIN_ITERATIONS_FOR_Q10), ("p99", 0.99, MIN_ITERATIONS_FOR_P99)):
         if count >= min_count:
             method = f"{100 * share:.0f}th percentile of {count} iterations"
-            percentile = value(f"time_{name}", quantile(outcome.seconds, share), method)
+            percentile = make_value(f"time_{name}", quantile(outcome.seconds, share), method)
             metrics[f"{outcome.headline}_{name}"] = percentile
     for work in outcome.work:
         metrics[work.name] = compute_rate(work, time)
@@ -154,8 +154,8 @@ def compute_metrics(outcome: Outcome) -> dict[str, MetricValue]:
     medians = {}
     for name, seconds in parts.items():
         if seconds:
-            medians[name] = within_launch(seconds, outcome.visits)
-    return metrics | values(medians) | outcome.explained
+            medians[name] = estimate_median(seconds, outcome.visits)
+    return metrics | make_values(medians) | outcome.explained
 
 
 def compute_rate(work: Work, time: Estimate) -> MetricValue:
@@ -163,7 +163,7 @@ def compute_rate(work: Work, time: Estimate) -> MetricValue:
     rates = []
     for seconds in (time.value, time.high, time.low):  # the slowest time gives the lowest rate
         rates.append(work.amount / seconds if seconds and work.amount else None)
-    metric = declared(work.name)
+    metric = find_metric(work.name)
     return MetricValue(
         value=rates[0],
         low=rates[1],

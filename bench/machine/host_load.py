@@ -6,7 +6,7 @@ import time
 import msgspec
 import psutil
 
-from parbench.bench.limits import Positive, Ranks
+from parbench.bench.limits import NonNegative, NumRanks
 from parbench.bench.machine.machine import try_call
 
 BUSY_SHARE = 0.25  # of the host's cores: a higher load disturbs
@@ -17,11 +17,11 @@ _BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load of a host during a repetition. None is unknown."""
 
-    cores: Ranks  # of the host
-    one_minute: Positive | None = None  # load average before the repetition
+    cores: NumRanks  # of the host
+    one_minute: NonNegative | None = None  # load average before the repetition
     # Cores busy with other processes; unknown if a rank ended early.
-    other_cores: Positive | None = None
-    steal_percent: Positive | None = None  # time that the hypervisor took
+    other_cores: NonNegative | None = None
+    steal_percent: NonNegative | None = None  # time that the hypervisor took
 
     @property
     def disturbance(self) -> str:

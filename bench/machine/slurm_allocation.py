@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import psutil
 
-from parbench.bench.limits import Ranks
+from parbench.bench.limits import NumRanks
 from parbench.bench.machine.environment import find_host_address
 from parbench.bench.machine.machine import Machine, inspect_machine, parse_count
 from parbench.bench.machine.world_spec import check_known
@@ -31,8 +31,8 @@ _TASK_VARIABLES = re.compile(r"SLURM_(GPUS|GPUS_PER_TASK|NTASKS_PER_GPU|GPU_BIND
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The distribution of ranks over nodes: ``block`` fills each node, ``cyclic`` takes turns."""
 
-    nodes: Ranks
-    ntasks_per_node: Ranks
+    nodes: NumRanks
+    ntasks_per_node: NumRanks
     distribution: Literal["block", "cyclic"] = "block"
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from parbench.bench.files import read_rows
+from parbench.bench.files import read_option_rows
 from parbench.bench.limits import Int64
 from parbench.bench.plan.groups import parse_mesh
 from parbench.bench.text import UserError, format_choices, format_list, parse_size, parse_sizes, suggest_similar
@@ -100,7 +100,7 @@ def _convert(kind: Kind, raw: object) -> Value | None:
             case "mesh":
                 return ",".join(f"{axis}={size}" for axis, size in parse_mesh(raw).items())
             case "rows":
-                return read_rows(raw)
+                return read_option_rows(raw)
     try:
         value: Value = msgspec.convert(raw, _TYPES.get(kind, str), strict=False)
     except msgspec.ValidationError:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from parbench.bench.files import convert_read_errors, decode_json, read_file, read_toml
-from parbench.bench.limits import Count, Launches, Positive, Rank, Ranks
+from parbench.bench.limits import Count, NonNegative, NumLaunches, NumRanks, Rank
 from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case, Definition, select
@@ -23,7 +23,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Literal["late", "slow", "corrupt"]
     rank: Rank
-    amount: Positive = 0.0  # seconds of late, fraction of a step of slow, 0 of corrupt
+    amount: NonNegative = 0.0  # seconds of late, fraction of a step of slow, 0 of corrupt
     text: str  # as it was given to ``--inject``
 
 
@@ -63,13 +63,13 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     warmup: Count = 5
     min_iterations: Count = 6
     max_iterations: Count = 1000
-    precision: Positive = 0.025  # half-width of the interval relative to the median
+    precision: NonNegative = 0.025  # half-width of the interval relative to the median
     seed: int = 0
     # Blocks beyond the usual ones, where a repetition has time left and a case is not yet precise.
     more_visits: Count = 0
     # The time for the samples of a case of weight 1 in one repetition; None if only the budget
     # limits it.
-    seconds_per_case: Positive | None = None
+    seconds_per_case: NonNegative | None = None
 
     def to_fill(self) -> "Measure":
         """Return the rule for a budget that the user gave, which uses all of it."""
@@ -82,17 +82,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     preset: str
     cases: tuple[Case, ...]
     skipped: tuple[Skipped, ...]
-    nproc: Ranks
+    nproc: NumRanks
     backend: str
     device: str
-    launches: Launches
-    budget_seconds: Positive  # for the whole run
-    timeout_seconds: Positive  # for one case
+    launches: NumLaunches
+    budget_seconds: NonNegative  # for the whole run
+    timeout_seconds: NonNegative  # for one case
     measure: Measure = Measure()
     emulation: str = ""  # which nodes or links are not real
     notes: tuple[str, ...] = ()  # the limits of what the rows of the run can claim
     injection: FaultSpec | None = None
-    link_bytes_per_second: Positive | None = None
+    link_bytes_per_second: NonNegative | None = None
     path: str | None = None  # a folder from which ranks import targets, after all others
     spread: NodeLayout | None = None  # None if srun does not start the ranks
 

@@ -20,7 +20,7 @@ from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamp
 from parbench.bench.results.records import Stop
-from parbench.bench.results.stats import spread, within_launch
+from parbench.bench.results.stats import compute_relative_iqr, estimate_median
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import Subgroup, World
@@ -353,7 +353,7 @@ class Timing:
         if not durations:
             return min(_MIN_BLOCK, limit)
         # The interquartile range of a normal distribution is 1.349 sigma.
-        sigma = spread(durations) / 1.349
+        sigma = compute_relative_iqr(durations) / 1.349
         # The second of ten medians of k samples is one standard error, 1.25 sigma / sqrt(k), from
         # the middle. The factor is a little less, because sigma of few samples is often too large.
         count = math.ceil((1.2 * sigma / self._measure.precision) ** 2)
@@ -369,7 +369,7 @@ class Timing:
 
     def _find_block_stop(self, affordable: int) -> Stop:
         """Return why there are no more samples, if this block is the last."""
-        half_width = within_launch(self._durations(), self._block_counts).half_width
+        half_width = estimate_median(self._durations(), self._block_counts).half_width
         if half_width is not None and half_width <= self._measure.precision:
             return "precision"
         if self.is_complete:
@@ -427,7 +427,7 @@ def compute_half_width(values: Sequence[float]) -> float | None:
     if n < 20:
         return None
     counts = [n * (part + 1) // 10 - n * part // 10 for part in range(10)]
-    return within_launch(values, counts).half_width
+    return estimate_median(values, counts).half_width
 
 
 def _find_stop(

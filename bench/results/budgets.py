@@ -10,21 +10,20 @@ from pathlib import Path
 from parbench.bench.files import read_toml
 from parbench.bench.plan.cases import Case, matches
 from parbench.bench.plan.plan import Skipped
-from parbench.bench.results.metrics import METRICS, Metric, declared
+from parbench.bench.results.metrics import METRICS, Metric, find_metric
 from parbench.bench.text import UserError, format_list, suggest_similar
 
 COMPARISONS = ("<", ">", "==")
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 _LIMIT = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*{_NUMBER}\s*([A-Za-z%/]*)\s*", re.ASCII)
 _UNIT_FACTORS: Mapping[str, Mapping[str, float]] = {
-    "": {"": 1.0, "%": 0.01},
+    "": {"%": 0.01, "": 1.0},
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
     "B": {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
     "B/s": {"GB/s": 1e9},
 }
-"""The units that a limit may have, by the unit of its metric."""
+"""The units that a limit may have, by the unit of its metric. Some may be left out."""
 _EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" }"""
-_ANY_WORD = re.compile(r"[A-Z]{2,}_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,45 +83,31 @@ def _describe_unused(budget: Budget, cases: Sequence[Case], skipped: Sequence[Sk
     return f"{budget.cases!r} fits no case of the run, which has {format_list(names, 'and')}{hint}"
 
 
-def find_metric(name: str) -> Metric | None:
+def resolve_metric(name: str) -> Metric | None:
     """Return the declaration of a metric, or of one by axis or component, None if there is none."""
-    metric = declared(name)
+    metric = find_metric(name)
     if metric is None:
-        pattern = rf"{re.escape(name)}\.[A-Z]+"
-        matching = (metric for metric in METRICS if re.fullmatch(pattern, metric.name))
-        metric = next(matching, None)
-    if metric is None:
-        return None
-    word = _ANY_WORD.match(metric.name)
-    if word is None:
-        return metric
-    # Any word fits the declaration HEADLINE_q10, but only a metric has percentiles.
-    suffix = metric.name[word.end() - 1 :]
-    return metric if declared(name.removesuffix(suffix)) else None
+        return next((metric for metric in METRICS if metric.name.partition(".")[0] == name), None)
+    if metric.name[0].isupper():
+        # Any name fits the declaration HEADLINE_q10, but only a metric has percentiles.
+        base = name.rpartition("_")[0]
+        return metric if find_metric(base) else None
+    return metric
 
 
 def _parse_budget(path: Path, cases: str, name: str, text: str) -> Budget:
     place = f"budgets {path}: {name} of {cases!r}"
-    metric = find_metric(name)
+    metric = resolve_metric(name)
     if metric is None:
         names = [metric.name.partition(".")[0] for metric in METRICS]
         hint = suggest_similar(name, names)
         raise UserError(f"{place} is not a metric{hint} (bench/README.md lists them)")
-    factors = _UNIT_FACTORS.get(metric.unit, {"": 1.0, metric.unit: 1.0})
+    factors = _UNIT_FACTORS.get(metric.unit, {metric.unit: 1.0, "": 1.0})
     match = _LIMIT.fullmatch(text)
     if match is None or match[3] not in factors:
-        syntax = _describe_syntax([*factors])
+        units = [unit or "none" for unit in factors]
+        syntax = f"one of {format_list(COMPARISONS)} and a number, its unit {format_list(units)}"
         raise UserError(f"{place} has to be {text!r}, which is not understood: write {syntax}")
     comparison, digits, unit = match.groups()
     number = float(digits) * factors[unit]
     return Budget(cases=cases, metric=name, text=text.strip(), comparison=comparison, number=number)
-
-
-def _describe_syntax(units: Sequence[str]) -> str:
-    syntax = f"one of {format_list(COMPARISONS)} and a number"
-    named_units = [unit for unit in units if unit]
-    if named_units:
-        syntax += f", its unit {format_list(named_units)}"
-    if "" in units:
-        syntax += " or none"
-    return syntax

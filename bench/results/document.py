@@ -9,77 +9,77 @@ from typing import Literal
 
 from parbench.bench.results.details import PipelineDetails
 
-Unit = Literal["words", "number", "s", "GB", "share"]
+Unit = Literal["text", "number", "s", "GB", "share"]
 Cell = str | float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class DocumentColumn:
     """A column of a table or an axis of a figure."""
 
     title: str
     help: str = ""
-    unit: Unit = "words"
+    unit: Unit = "text"
     """``GB`` are 1e9 bytes, ``share`` is a fraction."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stacks:
+class StackedBars:
     """A stacked bar for each name, of the memory of a rank or the time of a step."""
 
     title: str
-    told: str
-    of: Literal["memory", "step"]
+    caption: str
+    quantity: Literal["memory", "step"]
     bars: Mapping[str, Mapping[str, float]]
     limit: tuple[float, str] | None = None
     """A line across the bars and its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Points:
+class ScatterPlot:
     """A point for each name, on logarithmic axes."""
 
     title: str
-    told: str
-    x: Column
-    y: Column
+    caption: str
+    x: DocumentColumn
+    y: DocumentColumn
     points: Mapping[str, tuple[float, float]]
     front: Sequence[str]
     """The names on the Pareto front."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gantt:
+class GanttChart:
     """The ``predicted`` actions of a pipeline over time."""
 
     title: str
-    told: str
+    caption: str
     facts: PipelineDetails
 
 
-Figure = Stacks | Points | Gantt
+Figure = StackedBars | ScatterPlot | GanttChart
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class DocumentTable:
     """Rows with a cell for each column, and figures of the same numbers."""
 
     id: str
     title: str
     caption: str
-    columns: Sequence[Column]
+    columns: Sequence[DocumentColumn]
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
     figures: Sequence[Figure] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class DocumentPart:
     """Tables and notes under one heading."""
 
     id: str
     title: str
-    tables: Sequence[Table]
+    tables: Sequence[DocumentTable]
     notes: Sequence[str] = ()
 
 
@@ -89,7 +89,7 @@ class Document:
 
     name: str
     heading: str
-    parts: Sequence[Part]
+    parts: Sequence[DocumentPart]
     tiles: Sequence[tuple[str, str]] = ()
     """The numbers to see first, with their titles."""
     problem: str = ""

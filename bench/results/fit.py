@@ -270,11 +270,11 @@ def _fit_line(sizes: _Array, times: _Array, scale: float) -> _Line:
     """
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(times, 1, mode="reflect"), 3)
     starts = (times, np.median(windows, axis=1))
-    lines = [_search_line(sizes, times, fitted, scale) for fitted in starts]
+    lines = [_fit_line_from_start(sizes, times, fitted, scale) for fitted in starts]
     return min(lines, key=lambda line: _compute_deviance(line.errors, scale))
 
 
-def _search_line(sizes: _Array, times: _Array, fitted: _Array, scale: float) -> _Line:
+def _fit_line_from_start(sizes: _Array, times: _Array, fitted: _Array, scale: float) -> _Line:
     """Return a line by iteratively reweighted least squares, with no negative parameter."""
     roots = 1 / fitted
     largest = sizes[-1]

@@ -1,18 +1,24 @@
 """The metrics, each declared once: unit, direction, heading, meaning and formula.
 
 Capitals in a name stand for any word: ``exposed_comm.AXIS`` declares ``exposed_comm.dp``. Columns,
-glossary, README and the schema of records follow from these declarations. Benchmarks give values.
+glossary and README follow from these declarations. Benchmarks give values.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from parbench.bench.results.stats import LOWER_BOUNDS, WITHIN_LAUNCH, Estimate, Kind, mean_of
+from parbench.bench.results.stats import (
+    LOWER_BOUNDS,
+    WITHIN_LAUNCH,
+    Estimate,
+    ValueKind,
+    estimate_mean,
+)
 
 Better = Literal["lower", "higher"]
 T = TypeVar("T")
@@ -47,11 +53,11 @@ class Metric:
     formula: str = ""
     tables: tuple[str, ...] = ()
     """The tables of steps that show it."""
-    shown: str = ""
+    number_format: str = ""
     """The format of a number without unit, a percentage if empty."""
-    kind: Kind = "amount"
+    kind: ValueKind = "amount"
     """How launches are merged. Differences, factors and excesses are shown with their intervals."""
-    exact: bool = False
+    is_exact: bool = False
     """True for a count, which is the same in all runs of a step: any change matters."""
 
     @cached_property
@@ -103,11 +109,11 @@ METRICS = (
     Metric("transfer", "s", "lower", "transfer", "time from the last rank's arrival to the end",
            "last exit - last arrival", kind="from zero"),
     Metric("last_arriver", "s", "lower", "last arriver",
-           "time of the rank that arrives last and waits for nobody, on CUDA; compares with "
+           "time of the rank that arrives last and does not wait, on CUDA; compares with "
            "nccl-tests"),
     # ---- a training step; tables show metrics in this order, idle after the bubbles that it makes
     Metric("tokens_per_second", "tokens/s", "higher", "tokens/s",
-           "tokens per second, all ranks together"),
+           "tokens per second of all ranks"),
     Metric("bubble_fraction", "", "lower", "bubble fraction",
            "share of the pipeline's time in which ranks are idle", "idle / (ranks x makespan)",
            ("pipelines",), kind="from zero"),
@@ -116,8 +122,8 @@ METRICS = (
            "simulated with the mean time of each kind, no latency", ("pipelines",),
            kind="from zero"),
     Metric("bubble_fraction_formula", "", None, "formula",
-           "bubble fraction by the schedule's closed form: (P-1)/(M+P-1) for 1F1B with P ranks and "
-           "M microbatches", "closed form", ("pipelines",), kind="from zero"),
+           "analytical bubble fraction of the schedule: (P-1)/(M+P-1) for 1F1B with P ranks and M "
+           "microbatches", "analytical", ("pipelines",), kind="from zero"),
     Metric("bubble_overhead", "", "lower", "bubble overhead",
            "idle over busy time: (P-1)/M for 1F1B", "idle / busy", ("pipelines",),
            kind="from zero"),
@@ -127,11 +133,12 @@ METRICS = (
     Metric("BUBBLE_simulated", "", None, "BUBBLE simulated",
            "BUBBLE simulated with this step's own times",
            "simulated with the mean time of each kind, no latency", kind="from zero"),
-    Metric("BUBBLE_formula", "", None, "BUBBLE formula", "BUBBLE by the schedule's closed form",
-           "closed form", kind="from zero"),
+    Metric("BUBBLE_formula", "", None, "BUBBLE formula", "analytical BUBBLE of the schedule",
+           "analytical", kind="from zero"),
     Metric("mfu", "", "higher", "mfu",
            "model FLOPs utilisation, FLOPs counted as in PaLM; of the datasheet's peak, or of a "
-           "CPU's matrix products", "model FLOPs of a step / step time / peak FLOP/s", ("steps",)),
+           "CPU's matrix multiplications", "model FLOPs of a step / step time / peak FLOP/s",
+           ("steps",)),
     Metric("compute", "s", None, "compute", "time in which a rank computes", "", ("times",)),
     Metric("overlap", "", "higher", "overlap",
            "share of communication that computation or copies hide", "hidden / (hidden + exposed)",
@@ -140,15 +147,15 @@ METRICS = (
            "communication on AXIS that computation does not hide",
            "length of communication minus compute, as sets of time", ("times",), kind="from zero"),
     Metric("exposed_fraction", "", "lower", "exposed",
-           "share of the traced step in which communication is exposed",
-           "exposed communication on all axes / traced step", kind="from zero"),
+           "share of the profiled step in which communication is exposed",
+           "exposed communication on all axes / profiled step", kind="from zero"),
     Metric("exposed_copy", "s", "lower", "copy",
            "copies that neither computation nor communication hides", "", ("times",),
            kind="from zero"),
     Metric("idle", "s", "lower", "idle",
            "time in which a rank does nothing; in a pipeline the mean over ranks", "",
            ("times", "pipelines"), kind="from zero"),
-    Metric("idle_schedule", "s", "lower", "idle: schedule", "idle time due to the schedule itself",
+    Metric("idle_schedule", "s", "lower", "idle: schedule", "idle time due to the schedule",
            "idle with the mean time of each kind of action, simulated", ("pipelines",),
            kind="from zero"),
     Metric("idle_imbalance", "s", "lower", "idle: imbalance", "idle time due to uneven stages",
@@ -164,26 +171,26 @@ METRICS = (
            ("times", "pipelines"), kind="difference"),
     Metric("bubble_fraction_schedule", "", None, "bubble of the schedule",
            "bubble fraction of the schedule itself, of actions that take equal times",
-           "simulated at F = I = W, no latency", kind="from zero", exact=True),
+           "simulated at F = I = W, no latency", kind="from zero", is_exact=True),
     Metric("in_flight", "microbatches", None, "in flight",
            "microbatches whose activations a rank holds, at most",
            "from a microbatch's forward until the end of its backward, counted in the order",
-           ("pipelines",), "{:.4g}", exact=True),
+           ("pipelines",), "{:.4g}", is_exact=True),
     Metric("residual", "s", None, "residual",
            "wall time that no part accounts for; zero if the parts add up",
            "wall - compute - exposed - copy - idle", kind="difference"),
     Metric("ect", "s", "lower", "ect",
            "effective communication time: what the step would save without communication",
-           "watched step less the same without communication", ("times",), kind="difference"),
+           "instrumented step less the same without communication", ("times",), kind="difference"),
     Metric("comm_wait", "s", "lower", "wait",
            "time in which the step's code issues communication or waits for it",
            "host in communication or waiting for it; of a GPU, in nothing but communication",
            ("times",), kind="from zero"),
     Metric("optimizer_time", "s", "lower", "optimizer", "time in optimizers' steps",
-           "traced, by the ranges that torch names after them", ("times",), kind="from zero"),
+           "profiled, by the ranges that torch names after them", ("times",), kind="from zero"),
     Metric("compute_slowdown", "s", "lower", "compute slowdown",
            "extra compute time while communication runs",
-           "traced arithmetic with communication less without", ("times",), kind="difference"),
+           "profiled arithmetic with communication less without", ("times",), kind="difference"),
     Metric("straggler_wait", "s", "lower", "straggler wait",
            "time that communication waits for the last rank to arrive",
            "in communication before it moves: waiting for a peer", ("times",), kind="from zero"),
@@ -191,42 +198,43 @@ METRICS = (
            "communication on AXIS after the last rank has arrived",
            "each call as long as on the rank it took least", ("times",), kind="from zero"),
     Metric("tracing_overhead", "", None, "tracing",
-           "extra time of the traced step over the timed one",
-           "traced step over plain step, less 1", ("times",), kind="excess"),
+           "extra time of the profiled step over the uninstrumented one",
+           "profiled over uninstrumented step, less 1", ("times",), kind="excess"),
     Metric("watching_overhead", "", None, "watching",
-           "extra time of the watched step, from which ect is taken, over the timed one",
-           "watched step over plain step, less 1", ("times",), kind="excess"),
+           "extra time of the instrumented step, from which ect follows, over the uninstrumented "
+           "one", "instrumented over uninstrumented step, less 1", ("times",), kind="excess"),
     Metric("calls.AXIS.OPERATION", "", None, "calls AXIS OPERATION",
            "calls of AXIS OPERATION that a rank makes in a step, mean over ranks",
-           "counted at the process group", shown="{:.4g}", kind="from zero", exact=True),
+           "counted at the process group", number_format="{:.4g}", kind="from zero", is_exact=True),
     Metric("calls.AXIS", "", None, "calls AXIS",
            "calls on AXIS that a rank makes in a step, mean over ranks",
-           "counted at the process group", shown="{:.4g}", kind="from zero"),
+           "counted at the process group", number_format="{:.4g}", kind="from zero"),
     Metric("sent.AXIS.OPERATION", "B", None, "sent AXIS OPERATION",
-           "bytes that a rank sends in a step by AXIS OPERATION, mean over ranks; none where data "
-           "tell how many", "counted at the process group", kind="from zero", exact=True),
+           "bytes that a rank sends in a step by AXIS OPERATION, mean over ranks; unknown where "
+           "the data decide how many", "counted at the process group", kind="from zero",
+           is_exact=True),
     Metric("kernels", "", "lower", "kernels", "kernels of a step on a GPU, mean over ranks",
-           "counted in the traced step", shown="{:.4g}", kind="from zero", exact=True),
+           "counted in the profiled step", number_format="{:.4g}", kind="from zero", is_exact=True),
     Metric("bytes_sent.AXIS", "B", None, "bytes sent AXIS", "bytes sent on AXIS",
            "counted at the process group", kind="from zero"),
-    Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS", "bytes sent on AXIS in theory",
-           "closed form", kind="from zero"),
+    Metric("bytes_expected.AXIS", "B", None, "bytes expected AXIS",
+           "bytes sent on AXIS, analytical", "analytical", kind="from zero"),
     Metric("bytes_ratio.AXIS", "", None, "bytes ratio",
-           "bytes sent over bytes expected; 1 unless the row says why", "counted over closed form",
-           shown="{:.3f}", kind="from zero"),
+           "bytes sent over bytes expected; 1 unless the row says why", "counted over analytical",
+           number_format="{:.3f}", kind="from zero"),
     Metric("memory_peak", "B", "lower", "peak",
-           "bytes of a step's peak above what is held at its start", "of torch's allocator",
+           "peak memory of a step above that at its start", "of torch's allocator",
            ("times",), kind="from zero"),
-    Metric("memory_kept", "B", "lower", "kept", "bytes held at a step's start",
+    Metric("memory_kept", "B", "lower", "kept", "memory at the start of a step",
            "of torch's allocator", ("times",), kind="from zero"),
     Metric("memory.COMPONENT", "B", "lower", "measured",
-           "memory while the step ran, on the fullest rank",
+           "memory while the step ran, maximum over ranks",
            "measured on storages, activations by their peak", kind="from zero"),
     Metric("memory_counted.COMPONENT", "B", None, "counted",
            "bytes of a rank's tensors, each storage once", "counted from tensors", kind="from zero",
-           exact=True),
+           is_exact=True),
     Metric("memory_formula.COMPONENT", "B", None, "formula",
-           "memory in theory, from shapes and layout", "closed form", kind="from zero"),
+           "analytical memory, from shapes and layout", "analytical", kind="from zero"),
     # ---- attention over ranks
     Metric("load_balance", "", "higher", "load balance",
            "how even the ranks' work is in each step of the ring",
@@ -239,13 +247,13 @@ METRICS = (
     Metric("imbalance.expert", "", "lower", "expert load", "how unevenly experts are chosen",
            "max / mean of tokens that chose an expert, the worst layer", ("experts",), "{:.2f}"),
     Metric("drop_rate", "", "lower", "dropped",
-           "share of token-expert pairs dropped for lack of room",
+           "share of token-expert pairs dropped because experts were full",
            "dropped over routed, all ranks and layers", ("experts",), kind="from zero"),
     Metric("drop_rate_expected", "", None, "expected",
            "drop rate expected of the routing generator",
-           "closed form, sum max(0, T k p - C) over T k", ("experts",), kind="from zero"),
+           "analytical, sum max(0, T k p - C) over T k", ("experts",), kind="from zero"),
     Metric("dispatch_bytes", "B", None, "dispatch bytes", "bytes sent to experts",
-           "closed form, a layer's microbatch", kind="from zero"),
+           "analytical, a layer's microbatch", kind="from zero"),
     Metric("dispatch_bytes_even", "B", None, "dispatch bytes, even",
            "bytes sent with even routing, no drops",
            "T k h e (R-1)/R: dropless, pairs even over ranks", kind="from zero"),
@@ -262,64 +270,68 @@ METRICS = (
            "bytes of all pairs, also those that stay, over combine time", "", ("experts",)),
     Metric("imbalance_time", "s", "lower", "imbalance time",
            "time lost to uneven routing; 0 if balanced",
-           "step less step under balanced routes, in turns", ("experts",), kind="difference"),
+           "step less step with balanced routing, interleaved", ("experts",), kind="difference"),
     Metric("imbalance_slowdown", "", "lower", "slow-down",
            "step time over that with balanced routing",
-           "step over step under balanced routes, in turns", ("experts",), "{:.2f}x",
+           "step over step with balanced routing, interleaved", ("experts",), "{:.2f}x",
            kind="factor"),
 )
 # fmt: on
 
 
 @cache
-def declared(name: str) -> Metric | None:
+def find_metric(name: str) -> Metric | None:
     """Return the first declaration that fits a name, None for a metric of a custom benchmark."""
     return next((metric for metric in METRICS if metric.specialize(name) is not None), None)
 
 
-def kind_of(name: str, unit: str) -> Kind:
+def get_kind(name: str, unit: str) -> ValueKind:
     """Return the kind of a metric. Of undeclared ones, rates are amounts, others differences."""
-    metric = declared(name)
+    metric = find_metric(name)
     if metric is not None:
         return metric.kind
     return "amount" if unit.endswith("/s") else "difference"
 
 
-def value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
+def make_value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
     """Return the value of a declared metric.
 
-    An estimate brings its interval, and its method is added to the one given.
+    An estimate adds its interval and its method.
     """
-    metric = declared(name)
+    metric = find_metric(name)
     if metric is None:
         raise LookupError(f"metric {name} is not declared in {__name__}")
-    if not isinstance(number, Estimate):
-        return MetricValue(value=number, unit=metric.unit, better=metric.better, method=method)
-    return MetricValue(
-        value=number.value,
-        unit=metric.unit,
-        better=metric.better,
-        low=number.low,
-        high=number.high,
-        method=_join(method, number.method),
-    )
+    value = MetricValue(value=None, unit=metric.unit, better=metric.better)
+    if isinstance(number, Estimate):
+        return _replace_number(value, number, _join_phrases(method, number.method))
+    return msgspec.structs.replace(value, value=number, method=method)
 
 
-def values(
+def make_values(
     numbers: Mapping[str, float | Estimate | None],
     method: str = "",
 ) -> dict[str, MetricValue]:
-    """Return the values of declared metrics. Each one's method begins with its formula."""
-    result = {}
+    """Return the values of declared metrics. The method of each begins with its formula."""
+    values = {}
     for name, number in numbers.items():
-        metric = declared(name)
+        metric = find_metric(name)
         formula = "" if metric is None else metric.formula
-        result[name] = value(name, number, _join(formula, method))
-    return result
+        values[name] = make_value(name, number, _join_phrases(formula, method))
+    return values
 
 
-def _join(*phrases: str, separator: str = ", ") -> str:
+def _join_phrases(*phrases: str, separator: str = ", ") -> str:
     return separator.join(phrase for phrase in phrases if phrase)
+
+
+def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str) -> MetricValue:
+    return msgspec.structs.replace(
+        metric,
+        value=None if estimate is None else estimate.value,
+        low=None if estimate is None else estimate.low,
+        high=None if estimate is None else estimate.high,
+        method=method,
+    )
 
 
 def collect_by_name(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
@@ -340,74 +352,39 @@ def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, Me
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
     """Return the mean over the launches with a known value, with its t interval over them."""
     first = metrics[0]
-    if len(metrics) == 1:
-        return _merge_single(first)
     if first.low is None and all(metric == first for metric in metrics):
         return first  # formulas and counts do not vary
     known = [metric for metric in metrics if metric.value is not None]
-    numbers = [metric.value for metric in metrics if metric.value is not None]
     gap = ""
     if len(known) < len(metrics):
         gap = f"unknown in {len(metrics) - len(known)} of {len(metrics)} launches"
     if not known:
         return _replace_number(first, None, gap)
-    kind = kind_of(name, first.unit)
+    if len(known) == 1:
+        return _mark_within_launch(known[0], gap)
+    numbers = [metric.value for metric in known if metric.value is not None]
+    kind = get_kind(name, first.unit)
     lower_bound = LOWER_BOUNDS.get(kind)
     if lower_bound is not None and min(numbers) <= lower_bound:
-        reason = f"{lower_bound:g} or less in some of {len(numbers)} launches"
-        reason += ", of which there is no geometric mean"
-        return _replace_number(first, None, _join(reason, gap, separator="; "))
-    if len(known) == 1:
-        method = _join(known[0].method, gap, separator="; ")
-        return _merge_single(msgspec.structs.replace(known[0], method=method))
-    estimate = mean_of(numbers, _launch_noun(name, kind), kind)
-    method = _join(estimate.method, gap, separator="; ")
-    return _replace_number(first, estimate, method)
+        reason = f"no geometric mean, {lower_bound:g} or less in some of {len(numbers)} launches"
+        return _replace_number(first, None, _join_phrases(reason, gap, separator="; "))
+    mean = estimate_mean(numbers, _name_launch_values(name, kind), kind)
+    return _replace_number(first, mean, _join_phrases(mean.method, gap, separator="; "))
 
 
-def _merge_single(metric: MetricValue) -> MetricValue:
-    """Return the metric of the only launch that has it."""
+def _mark_within_launch(metric: MetricValue, gap: str) -> MetricValue:
+    """Return the metric of the only launch that has it, whose interval is within that launch."""
+    method = _join_phrases(metric.method, gap, separator="; ")
     if metric.low is None or metric.is_within_launch:
-        return metric
-    method = f"{metric.method}, {WITHIN_LAUNCH}"
+        return msgspec.structs.replace(metric, method=method)
+    method = f"{method}, {WITHIN_LAUNCH}"
     return msgspec.structs.replace(metric, method=method, is_within_launch=True)
 
 
-def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str) -> MetricValue:
-    return msgspec.structs.replace(
-        metric,
-        value=None if estimate is None else estimate.value,
-        low=None if estimate is None else estimate.low,
-        high=None if estimate is None else estimate.high,
-        method=method,
-    )
-
-
-def _launch_noun(name: str, kind: Kind) -> str:
+def _name_launch_values(name: str, kind: ValueKind) -> str:
     """Return a noun for the values of launches, which are medians unless they are percentiles."""
     if name.endswith("_p99"):
         return "launch 99th percentiles"
     if name.endswith("_q10"):
         return "launch 10th percentiles"
     return "launch medians" if kind == "amount" else "launches"
-
-
-def schema_of_metrics(reference: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of the metrics of a record.
-
-    Each declared metric is a ``reference`` with its meaning. Others are allowed without.
-    """
-    properties = {}
-    patterns = {}
-    for metric in METRICS:
-        schema = {**reference, "title": metric.title, "description": metric.help}
-        if _ANY_WORD.search(metric.name):
-            patterns[f"^{metric.pattern}$"] = schema
-        else:
-            properties[metric.name] = schema
-    return {
-        "type": "object",
-        "properties": properties,
-        "patternProperties": patterns,
-        "additionalProperties": reference,
-    }

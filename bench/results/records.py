@@ -11,22 +11,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from parbench.bench.files import convert_read_errors, decode_json, read_lines
-from parbench.bench.limits import (
-    Count,
-    Launch,
-    Positive,
-    Rank,
-    Ranks,
-    check_time,
-)
+from parbench.bench.limits import Count, LaunchIndex, NonNegative, NumRanks, Rank, check_timestamp
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.metrics import MetricValue, schema_of_metrics
+from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import (
     Grade,
+    compute_relative_iqr,
+    count_effective_samples,
     describe_trend,
-    effective_count,
     grade_noise,
-    spread,
 )
 from parbench.bench.text import UserError
 
@@ -38,32 +31,32 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str
     """A phrase about how the clocks of the ranks were compared."""
-    uncertainty: Positive
+    uncertainty: NonNegative
     """The uncertainty of the clocks in seconds."""
     late_rank: Rank | None
     """None if no skew of arrivals exceeds the uncertainty."""
-    share: Positive | None
+    share: NonNegative | None
     """The share of iterations at which ``late_rank`` arrives last, by more than the uncertainty."""
     last_out_rank: Rank | None
-    last_out_share: Positive | None
+    last_out_share: NonNegative | None
 
 
 def make_arrival(
-    last_in: Sequence[int],
-    last_out: Sequence[int],
+    last_arrivals: Sequence[int],
+    last_exits: Sequence[int],
     skew_seconds: Sequence[float],
     method: str,
     uncertainty: float,
 ) -> Arrival:
     """Return the ranks that are last most often.
 
-    ``last_in`` and ``last_out`` are the last rank of each iteration, ``skew_seconds`` the time
-    between its first and its last arrival.
+    ``last_arrivals`` and ``last_exits`` have the last rank of each iteration, ``skew_seconds`` the
+    time between its first and its last arrival.
     """
-    skews = zip(last_in, skew_seconds, strict=True)
+    skews = zip(last_arrivals, skew_seconds, strict=True)
     late_ranks = [rank for rank, skew in skews if skew > uncertainty]
-    late_rank, late_share = _most_common(late_ranks, len(last_in))
-    last_out_rank, last_out_share = _most_common(last_out, len(last_in))
+    late_rank, late_share = _find_most_common(late_ranks, len(last_arrivals))
+    last_out_rank, last_out_share = _find_most_common(last_exits, len(last_arrivals))
     return Arrival(
         method=method,
         uncertainty=uncertainty,
@@ -74,7 +67,7 @@ def make_arrival(
     )
 
 
-def _most_common(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
+def _find_most_common(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
     """Return the most common rank and its share of ``total``."""
     if not ranks:
         return None, None
@@ -109,12 +102,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     clock: str
     """A phrase about how the clocks of the ranks were compared."""
-    uncertainty_seconds: Positive
+    uncertainty_seconds: NonNegative
     ranks: tuple[RankTimeline, ...]
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """Return the content of a file. It is the same for equal timelines."""
+    """Return compressed JSON, which has the same bytes for equal timelines."""
     return gzip.compress(msgspec.json.encode(timeline), mtime=0)
 
 
@@ -152,7 +145,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
 class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that a case ran on."""
 
-    size: Ranks
+    size: NumRanks
     nodes: Count
     backend: str
     device: str
@@ -170,7 +163,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     """The duration of each iteration, which is the maximum over the ranks."""
 
     unit: str = "s"
-    values: list[Positive] = []
+    values: list[NonNegative] = []
     visits: list[Count] = []
     """The numbers of consecutive samples between which other cases ran."""
 
@@ -179,11 +172,11 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     """The variation of samples."""
 
     grade: Grade
-    spread: Positive
+    spread: NonNegative
     """The interquartile range over the median."""
     steady: str
     """A phrase about the trend of the samples."""
-    effective: Positive | None = None
+    effective: NonNegative | None = None
     """The number of independent samples with a median as certain, None with too few visits."""
 
 
@@ -191,8 +184,8 @@ def compute_noise(samples: Samples) -> Noise | None:
     """Return the variation of samples, None if there are none."""
     if not samples.values:
         return None
-    relative_iqr = spread(samples.values)
-    effective = effective_count(samples.values, samples.visits)
+    relative_iqr = compute_relative_iqr(samples.values)
+    effective = count_effective_samples(samples.values, samples.visits)
     return Noise(
         grade=grade_noise(relative_iqr),
         spread=round(relative_iqr, 4),
@@ -219,7 +212,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
     case: Case
     world: WorldInfo
-    launch: Launch
+    launch: LaunchIndex
     status: Status
     reason: str = ""
     """A sentence for people about a status other than ok. Programs read the fields below."""
@@ -228,7 +221,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     wrong_by_rank: dict[Rank, Count] = {}
     """The number of wrong elements of each rank that has any."""
     culprits: tuple[Culprit, ...] = ()
-    """The ranks that may have broken the case, as far as they can be told from the others."""
+    """The ranks that may have broken the case, as far as they differ from the others."""
     stop: Stop | None = None
     """The rule that ended the measurement."""
     check: Check = Check()
@@ -249,7 +242,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[RankState] = []
     """The state of each rank if the case ended badly."""
     started: str
-    seconds: Positive
+    seconds: NonNegative
     """The time of the case with its preparation, warm-up and checks."""
 
     @property
@@ -281,7 +274,7 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
             try:
                 check_schema(line, place)
                 record = decode_json(line, Record)
-                check_time(record.started)
+                check_timestamp(record.started)
             except SchemaError:
                 raise
             except (ValueError, RecursionError) as error:
@@ -293,7 +286,7 @@ def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Recor
                 yield record
 
 
-class _Versioned(msgspec.Struct):
+class _SchemaVersion(msgspec.Struct):
     schema: int
 
 
@@ -306,16 +299,8 @@ def check_schema(content: bytes, place: str, expected: int = SCHEMA) -> None:
 
     Other fields are not decoded, because they may have changed.
     """
-    version = msgspec.json.decode(content, type=_Versioned).schema
+    version = msgspec.json.decode(content, type=_SchemaVersion).schema
     if version != expected:
         age = "newer" if version > expected else "older"
         message = f"schema {version} is {age} than {expected}, the one that this parbench reads"
         raise SchemaError(f"{place}: {message}")
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a record, with the declared metrics."""
-    schema = msgspec.json.schema(Record)
-    reference = {"$ref": "#/$defs/MetricValue"}
-    schema["$defs"]["Record"]["properties"]["metrics"] |= schema_of_metrics(reference)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

@@ -30,7 +30,7 @@ from parbench.bench.files import (
     read_file,
     replace_file,
 )
-from parbench.bench.limits import Launch, Positive, check_time
+from parbench.bench.limits import LaunchIndex, NonNegative, check_timestamp
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import (
@@ -54,8 +54,8 @@ class LaunchInfo(msgspec.Struct, frozen=True, kw_only=True):
     If ranks of a launch break, the ranks that continue it have an entry of their own.
     """
 
-    launch: Launch
-    seconds: Positive
+    launch: LaunchIndex
+    seconds: NonNegative
     """The time since the previous entry, or since the start of the driver."""
     load: HostLoad | None = None
     """Known if all ranks are on the host of the driver."""
@@ -110,7 +110,7 @@ def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
             # The reported free space of a file system does not include quotas.
             replace_file(path / ".room", bytes(MIN_FREE_BYTES))
             (path / ".room").unlink()
-            write_info(path, info)
+            write_run_info(path, info)
             (path / "records.jsonl").touch()
     except UserError:
         shutil.rmtree(path, ignore_errors=True)
@@ -118,7 +118,7 @@ def create_run(out: Path, plan: Plan, version: str) -> tuple[Path, RunInfo]:
     return path, info
 
 
-def write_info(path: Path, info: RunInfo) -> None:
+def write_run_info(path: Path, info: RunInfo) -> None:
     replace_file(path / "run.json", encode_json(info))
 
 
@@ -131,7 +131,7 @@ def add_launch(path: Path, launch: LaunchInfo) -> None:
     """Add a launch to ``run.json``."""
     info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
     with convert_write_errors(path / "run.json"):
-        write_info(path, replace(info, launches=(*info.launches, launch)))
+        write_run_info(path, replace(info, launches=(*info.launches, launch)))
 
 
 def load_run(path: Path) -> Run:
@@ -147,7 +147,7 @@ def load_run(path: Path) -> Run:
         content = read_file(file)
         check_schema(content, str(file))
         info = decode_json(content, RunInfo)
-        check_time(info.started)
+        check_timestamp(info.started)
     damaged: list[str] = []
     records = {}
     for record in read_records(path / "records.jsonl", damaged):
@@ -173,14 +173,14 @@ def require_complete(run: Run) -> Run:
     return run
 
 
-def trace_name(record: Record) -> str:
+def make_trace_path(record: Record) -> str:
     """Return the path of the timeline in the folder of the run."""
     return f"traces/{make_file_name(record.case.id)}-{record.launch}.json.gz"
 
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:
     """Return the timeline of a record, None if there is no file."""
-    file = run.path / trace_name(record)
+    file = run.path / make_trace_path(record)
     with convert_read_errors(file):
         if not file.exists():
             return None

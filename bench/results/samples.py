@@ -7,27 +7,25 @@ from typing import TYPE_CHECKING, Any
 from parbench.bench.files import convert_read_errors, make_file_name
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.bench.text import format_size
 
 if TYPE_CHECKING:
     import numpy as np
 
 STAMPS = ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
-MAX_BYTES = 256 << 20
 
 
-def samples_name(record: Record) -> str:
+def make_samples_path(record: Record) -> str:
     """Return the path of the samples in the folder of the run."""
     return f"samples/{make_file_name(record.case.id)}-{record.launch}.npz"
 
 
 def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":
-    """Return the arrays in the samples of a record, none if there is no file.
+    """Return the arrays in the samples of a record, an empty dictionary without a file.
 
     ``ranks`` are the measured ranks. ``STAMPS`` have a row for each of them and a column for each
     sample of ``steps_per_sample`` steps. Raises ``UserError`` if the file is damaged.
     """
-    file = run.path / samples_name(record)
+    file = run.path / make_samples_path(record)
     with convert_read_errors(file, "holds no samples that can be read"):
         if not file.exists():
             return {}
@@ -35,26 +33,19 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
             arrays = _load_arrays(file)
         except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
             raise ValueError(str(error)) from error
-        _check(arrays, record.world.size)
+        _check_arrays(arrays, record.world.size)
     return arrays
 
 
 def _load_arrays(file: Path) -> "dict[str, np.ndarray[Any, Any]]":
-    """Return the arrays with known names.
-
-    Raises ``ValueError`` if the file is too large or is not an archive of arrays.
-    """
     import numpy as np
 
-    with zipfile.ZipFile(file) as archive:
-        if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
-            raise ValueError(f"it holds more than {format_size(MAX_BYTES)} bytes")
     names = ("ranks", "steps_per_sample", *STAMPS)
-    with np.load(file, allow_pickle=False) as archive:
+    with file.open("rb") as content, np.load(content, allow_pickle=False) as archive:
         return {name: archive[name] for name in names if name in archive}
 
 
-def _check(arrays: "dict[str, np.ndarray[Any, Any]]", max_ranks: int) -> None:
+def _check_arrays(arrays: "dict[str, np.ndarray[Any, Any]]", max_ranks: int) -> None:
     """Raise ``ValueError`` if a type or a shape is not that of samples."""
     for name, array in arrays.items():
         if array.dtype != "int64":
@@ -63,13 +54,10 @@ def _check(arrays: "dict[str, np.ndarray[Any, Any]]", max_ranks: int) -> None:
     if ranks is None or ranks.ndim != 1 or len(ranks) > max_ranks:
         raise ValueError(f"its ranks are not a list of at most {max_ranks}")
     shapes = {arrays[name].shape for name in STAMPS if name in arrays}
-    if len(shapes) > 1 or not all(_has_samples(shape, len(ranks)) for shape in shapes):
-        shape_list = " and ".join(map(str, shapes))
-        raise ValueError(f"its stamps are of shape {shape_list}, for {len(ranks)} ranks")
+    has_rows = all(len(shape) == 2 and shape[0] == len(ranks) and shape[1] for shape in shapes)
+    if len(shapes) > 1 or not has_rows:
+        stamps = " and ".join(map(str, shapes))
+        raise ValueError(f"its stamps are of shape {stamps}, for {len(ranks)} ranks")
     steps = arrays.get("steps_per_sample")
     if steps is not None and (steps.ndim or steps < 1):
         raise ValueError("steps_per_sample is not a count")
-
-
-def _has_samples(shape: tuple[int, ...], num_ranks: int) -> bool:
-    return len(shape) == 2 and shape[0] == num_ranks and shape[1] > 0

@@ -1,5 +1,6 @@
 """Spans of time as sets, and the breakdown of the time of a step."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -32,35 +33,28 @@ def length(spans: Iterable[Span]) -> int:
     return sum(stop - start for start, stop in union(spans))
 
 
-def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
-    """Return the time that is in both."""
-    first = union(a)
-    second = union(b)
-    common: list[Span] = []
-    i = j = 0
-    while i < len(first) and j < len(second):
-        start = max(first[i][0], second[j][0])
-        stop = min(first[i][1], second[j][1])
-        if start < stop:
-            common.append((start, stop))
-        if first[i][1] <= second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
-
-
 def difference(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
     """Return the time that is in ``a`` and not in ``b``."""
-    minuend = union(a)
-    if not minuend:
-        return []
-    edges = [minuend[0][0]]
-    for start, stop in union(b):
-        edges += [start, stop]
-    edges.append(minuend[-1][1])
-    between = zip(edges[::2], edges[1::2], strict=True)
-    return intersection(minuend, [(start, stop) for start, stop in between if start < stop])
+    holes = deque(union(b))
+    remaining: list[Span] = []
+    for start, stop in union(a):
+        while holes and holes[0][0] < stop:
+            hole_start, hole_stop = holes[0]
+            if start < hole_start:
+                remaining.append((start, hole_start))
+            start = max(start, hole_stop)
+            if hole_stop > stop:
+                break  # the hole may reach into the next span
+            holes.popleft()
+        if start < stop:
+            remaining.append((start, stop))
+    return remaining
+
+
+def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
+    """Return the time that is in both."""
+    spans = union(a)
+    return difference(spans, difference(spans, b))
 
 
 def gaps(spans: Iterable[Span], within: Span) -> list[Span]:
@@ -99,7 +93,7 @@ class Breakdown:
         return self.hidden_comm_seconds / total if total else None
 
 
-def break_down(
+def compute_breakdown(
     wall: Span,
     compute: Sequence[Span],
     comm_by_axis: Mapping[str, Sequence[Span]],

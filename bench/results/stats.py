@@ -17,19 +17,19 @@ from statistics import fmean, stdev
 from typing import Literal
 
 Grade = Literal["stable", "fair", "noisy", "very noisy"]
-Kind = Literal["amount", "factor", "excess", "from zero", "difference"]
+ValueKind = Literal["amount", "factor", "excess", "from zero", "difference"]
 """The range of a number.
 
 ``amount``: above zero. ``factor``: an amount over another. ``excess``: a factor less 1.
 ``from zero``: zero or above. ``difference``: of either sign.
 """
-LOWER_BOUNDS: Mapping[Kind, float] = {"amount": 0.0, "factor": 0.0, "excess": -1.0}
+LOWER_BOUNDS: Mapping[ValueKind, float] = {"amount": 0.0, "factor": 0.0, "excess": -1.0}
 """The bound above which all values of a kind are. Kinds in this table have a geometric mean."""
 
 CONFIDENCE = 0.95
 WITHIN_LAUNCH = "within this launch"
-MIN_FOR_P99 = 100
-MIN_FOR_Q10 = 20
+MIN_ITERATIONS_FOR_P99 = 100
+MIN_ITERATIONS_FOR_Q10 = 20
 MIN_INTERVAL_LAUNCHES = 3
 MIN_INTERVAL_ITERATIONS = 20
 MIN_TREND_ITERATIONS = 20
@@ -64,19 +64,18 @@ def median(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the ``q`` quantile, linear between order statistics.
+    """Return the ``q`` quantile, linear between order statistics as numpy's default.
 
-    This is type 7 of Hyndman & Fan (The American Statistician, 1996), the default of numpy.
+    This is type 7 of Hyndman & Fan (The American Statistician, 1996).
     """
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
     index = math.floor(position)
-    lower = ordered[index]
-    upper = ordered[min(index + 1, len(ordered) - 1)]
+    lower, upper = ordered[index], ordered[math.ceil(position)]
     return lower + (upper - lower) * (position - index)
 
 
-def within_launch(values: Sequence[float], visits: Sequence[int] = ()) -> Estimate:
+def estimate_median(values: Sequence[float], visits: Sequence[int] = ()) -> Estimate:
     """Return the median of one launch, with the order-statistics interval over its visits.
 
     ``visits`` are the numbers of consecutive samples between which other cases ran. Samples of a
@@ -85,7 +84,7 @@ def within_launch(values: Sequence[float], visits: Sequence[int] = ()) -> Estima
     """
     n = len(values)
     center = median(values)
-    rank = _interval_rank(len(visits))
+    rank = _compute_interval_rank(len(visits))
     if rank == 0 or n < MIN_INTERVAL_ITERATIONS:
         if rank > 0:
             reason = f"{n} are too few for an interval"
@@ -94,7 +93,7 @@ def within_launch(values: Sequence[float], visits: Sequence[int] = ()) -> Estima
         else:
             reason = "in one go, so no interval"
         return Estimate(value=center, method=f"median of {n} iterations of one launch; {reason}")
-    medians = sorted(median(samples) for samples in _split(values, visits))
+    medians = sorted(median(samples) for samples in _split_by_counts(values, visits))
     method = f"median of {n} iterations in {len(visits)} visits of one launch"
     method += ", order-statistics interval of visits"
     low = min(medians[rank - 1], center)
@@ -103,44 +102,38 @@ def within_launch(values: Sequence[float], visits: Sequence[int] = ()) -> Estima
 
 
 @cache
-def _interval_rank(n: int) -> int:
+def _compute_interval_rank(n: int) -> int:
     """Return the largest k for which [x(k), x(n + 1 - k)] covers the median, 0 if there is none.
 
     Order statistics count from 1, and the interval covers the median with probability CONFIDENCE.
     """
-    tail = 0.0
-    term = 0.5**n
-    rank = 0
-    while rank < n // 2 and tail + term <= (1 - CONFIDENCE) / 2:
-        tail += term
-        term *= (n - rank) / (rank + 1)
-        rank += 1
-    return rank
+    tails = accumulate(math.comb(n, k) for k in range(n // 2))
+    return sum(tail / 2**n <= (1 - CONFIDENCE) / 2 for tail in tails)
 
 
-def _split(values: Sequence[float], counts: Sequence[int]) -> list[Sequence[float]]:
+def _split_by_counts(values: Sequence[float], counts: Sequence[int]) -> list[Sequence[float]]:
     """Return consecutive parts of the values with these lengths."""
     stops = accumulate(counts)
     return [values[stop - count : stop] for stop, count in zip(stops, counts, strict=True)]
 
 
-def effective_count(values: Sequence[float], visits: Sequence[int]) -> float | None:
+def count_effective_samples(values: Sequence[float], visits: Sequence[int]) -> float | None:
     """Return the number of independent samples whose median would be as certain.
 
     It follows from the variance, between visits, of the share of samples below the median. Visits
     are clusters (Woodruff, JASA 1952). None if there are fewer than six visits.
     """
-    if _interval_rank(len(visits)) == 0:
+    if _compute_interval_rank(len(visits)) == 0:
         return None
     n = len(values)
     center = median(values)
     sides = [0.5 * (value < center) - 0.5 * (value > center) for value in values]
-    squares = math.fsum(math.fsum(cluster) ** 2 for cluster in _split(sides, visits))
+    squares = sum(sum(cluster) ** 2 for cluster in _split_by_counts(sides, visits))
     variance = len(visits) / (len(visits) - 1) * squares / n**2
     return min(float(n), 0.25 / variance) if variance else float(n)
 
 
-def mean_of(values: Sequence[float], noun: str, kind: Kind) -> Estimate:
+def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estimate:
     """Return the mean of independent values, which ``noun`` names, with Student's t interval.
 
     The kind decides, never the values: amounts, factors and excesses have a geometric mean and an
@@ -164,36 +157,15 @@ def mean_of(values: Sequence[float], noun: str, kind: Kind) -> Estimate:
     mean = fmean(terms)
     value = convert_back(mean)
     if n < MIN_INTERVAL_LAUNCHES:
-        number = "two" if n > 1 else "one"
-        return Estimate(value=value, method=f"{method}; of {number} there is no interval")
+        return Estimate(value=value, method=f"{method}, too few for an interval")
     half_width = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(terms) / math.sqrt(n)
     low = convert_back(mean - half_width)
     high = convert_back(mean + half_width)
     if kind == "from zero":
         low = max(min(0.0, value), low)
     scale = "" if lower_bound is None else " on logarithms"
-    freedom = f"{n - 1} degree{'s' if n > 2 else ''} of freedom"
-    method += f", Student's t interval{scale}, {freedom}"
+    method += f", Student's t interval{scale}, {n - 1} degrees of freedom"
     return Estimate(value=value, low=low, high=high, method=method)
-
-
-def ratio_within_launch(numerator: Estimate, denominator: Estimate) -> Estimate:
-    """Return the ratio of two medians of one launch, which are above zero and independent."""
-    value = numerator.value / denominator.value
-    factors = [_interval_factor(numerator), _interval_factor(denominator)]
-    known_factors = [factor for factor in factors if factor is not None]
-    if len(known_factors) < len(factors):
-        return Estimate(value=value, method="medians of one launch; one has no interval above zero")
-    factor = math.exp(math.hypot(*map(math.log, known_factors)))
-    method = f"medians of one launch, their intervals in quadrature, {WITHIN_LAUNCH}"
-    return Estimate(value=value, low=value / factor, high=value * factor, method=method)
-
-
-def _interval_factor(estimate: Estimate) -> float | None:
-    """Return the factor from the geometric center of an interval to its ends."""
-    if not estimate.low or not estimate.high:
-        return None
-    return math.sqrt(estimate.high / estimate.low)
 
 
 @cache
@@ -204,14 +176,7 @@ def t_quantile(p: float, df: float) -> float:
     return float(stdtrit(df, p))
 
 
-def t_tail(t: float, df: float) -> float:
-    """Return P(T > t) of Student's t, for any ``df`` above zero."""
-    from scipy.special import stdtr
-
-    return float(stdtr(df, -t))
-
-
-def spread(values: Sequence[float]) -> float:
+def compute_relative_iqr(values: Sequence[float]) -> float:
     """Return the interquartile range over the median, 0 if the median is zero."""
     center = median(values)
     if not center:
@@ -227,26 +192,16 @@ def grade_noise(deviation: float) -> Grade:
     return "very noisy"
 
 
-def log_deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of the logarithms of two or more values above zero.
-
-    The correction of the bias for few values is that of Gurland & Tripathi (The American
-    Statistician, 1971).
-    """
-    correction = 1 + 1 / (4 * (len(values) - 1))
-    return stdev(map(math.log, values)) * correction
-
-
 def describe_trend(values: Sequence[float]) -> str:
     """Return a phrase about the trend of a series, from its quarters: flat, warm-up, drift."""
     n = len(values)
     if n < MIN_TREND_ITERATIONS:
         return f"unknown (fewer than {MIN_TREND_ITERATIONS} iterations)"
     quarters = [values[n * i // 4 : n * (i + 1) // 4] for i in range(4)]
-    if not _differ(quarters):
+    if not _differ_in_level(quarters):
         return "flat"
     medians = [median(quarter) for quarter in quarters]
-    if _differ(quarters[1:]):
+    if _differ_in_level(quarters[1:]):
         is_monotonic = medians in (sorted(medians), sorted(medians, reverse=True))
         return "drifting" if is_monotonic else "unsteady"
     if medians[0] > median(medians[1:]):
@@ -254,7 +209,7 @@ def describe_trend(values: Sequence[float]) -> str:
     return f"slower from iteration {n // 4} on"
 
 
-def _differ(parts: Sequence[Sequence[float]]) -> bool:
+def _differ_in_level(parts: Sequence[Sequence[float]]) -> bool:
     """Return True if parts of a series differ by MIN_TREND, and significantly.
 
     The test is that of Kruskal & Wallis (JASA 1952). Its statistic is divided by

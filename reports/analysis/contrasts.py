@@ -16,9 +16,8 @@ from parbench.bench.results.stats import (
     CONFIDENCE,
     MIN_INTERVAL_LAUNCHES,
     Estimate,
-    mean_of,
+    estimate_mean,
     median,
-    ratio_within_launch,
     t_quantile,
 )
 from parbench.bench.text import pluralize
@@ -27,6 +26,7 @@ from parbench.reports.analysis.fits import size_of
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import AXES, differences, operation
 from parbench.reports.analysis.ranks import WITHIN, Nodes
+from parbench.reports.analysis.statistics import estimate_ratio
 from parbench.reports.analysis.summary import Alike, Row, common_details, estimate_of
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def slow_down(base: Row, other: Row) -> MetricValue | None:
     if not both:
         return None
     ratios = [one.value / time.value for one, time in both]
-    found = mean_of(ratios, "launch ratios", "amount") if len(both) > 1 else ratio_within_launch(*both[0])
+    found = estimate_mean(ratios, "launch ratios", "amount") if len(both) > 1 else estimate_ratio(*both[0])
     method = f"ratio of times, {found.method}"
     return MetricValue(
         value=found.value,

@@ -15,7 +15,7 @@ import numpy as np
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.bench.results.samples import load_rank_samples, samples_name
+from parbench.bench.results.samples import load_rank_samples, make_samples_path
 from parbench.bench.text import UserError, format_list
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def rank_samples_frame(runs: Runs) -> "pd.DataFrame":
 
     launches, measured = _launches(runs)
     pieces = [
-        _of_ranks(found, run.path / samples_name(record)).assign(at=at)
+        _of_ranks(found, run.path / make_samples_path(record)).assign(at=at)
         for at, (run, record) in enumerate(measured)
         if record and (found := load_rank_samples(run, record))
     ]

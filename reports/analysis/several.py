@@ -15,12 +15,12 @@ from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run, list_runs, load_run
-from parbench.bench.results.stats import ratio_within_launch
 from parbench.bench.text import UserError
 from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import PAIRS, environment_facts, flatten
 from parbench.reports.analysis.ranks import Nodes, nodes_of
+from parbench.reports.analysis.statistics import estimate_ratio
 from parbench.reports.analysis.summary import Alike, Row, Summary, estimate_of, summarize
 from parbench.reports.analysis.verdicts import Verdict
 
@@ -100,7 +100,7 @@ class MatchedCase(Alike[int]):
         one, base = map(estimate_of, times)
         if one is None or base is None:
             return None
-        found = ratio_within_launch(one, base)
+        found = estimate_ratio(one, base)
         is_within_launch = found.low is not None and any(time and time.is_within_launch for time in times)
         return MetricValue(
             value=found.value,

@@ -17,8 +17,8 @@ from parbench.bench.results.stats import (
     Estimate,
     Grade,
     grade_noise,
-    log_deviation,
 )
+from parbench.reports.analysis.statistics import compute_log_deviation
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 _CODES: Mapping[Status, ExitCode] = {
@@ -100,7 +100,7 @@ class Row:
     def scatter(self) -> float | None:
         """How far launches scatter; None for fewer than three whose times are above zero."""
         times = [*self.by_launch(self.headline).values()]
-        return log_deviation(times) if len(times) >= MIN_INTERVAL_LAUNCHES else None
+        return compute_log_deviation(times) if len(times) >= MIN_INTERVAL_LAUNCHES else None
 
     @property
     def grade(self) -> Grade | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from parbench.bench.plan.catalogue import OPERATIONS, OperationSpec
 from parbench.bench.plan.params import Value
-from parbench.bench.results.metrics import MetricValue, value
+from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError, format_list
 
@@ -148,13 +148,15 @@ def time_and_rates(
 
     ``printed`` are algbw and busbw in B/s, ``last_decimal`` what a step of their last decimal is worth.
     """
-    metrics = {"time": value("time", seconds, method)}
+    metrics = {"time": make_value("time", seconds, method)}
     algbw = size_bytes / seconds if seconds else None
     busbw = algbw * operation.busbw.compute(ranks) if algbw is not None and operation.busbw else None
     for name, rate, computed in zip(("algbw", "busbw"), printed, (algbw, busbw), strict=True):
         # a hundred steps of the last decimal are three significant digits
         if rate is not None and (rate >= 100 * last_decimal or computed is None):
-            metrics[name] = value(name, rate, f"as printed; {method}")
+            metrics[name] = make_value(name, rate, f"as printed; {method}")
         else:
-            metrics[name] = value(name, computed, f"{'unknown' if computed is None else 'size over time'}; {method}")
+            metrics[name] = make_value(
+                name, computed, f"{'unknown' if computed is None else 'size over time'}; {method}"
+            )
     return metrics

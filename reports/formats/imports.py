@@ -12,7 +12,7 @@ from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.catalogue import busbw_factor
 from parbench.bench.plan.plan import Measure, Plan
 from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
-from parbench.bench.results.runs import create_run, open_writer, utc_now, write_info
+from parbench.bench.results.runs import create_run, open_writer, utc_now, write_run_info
 from parbench.bench.text import UserError, format_list
 from parbench.reports.formats.foreign import UNKNOWN, ImportedResult, ImportedRun
 from parbench.reports.formats.import_nccl import parse_nccl
@@ -81,7 +81,7 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
     run, info = create_run(out, plan, find_package_version("parbench") or UNKNOWN)
     environment = {"variables": dict(foreign.variables)} if foreign.variables else None
     host = ", ".join(foreign.hosts) or UNKNOWN
-    write_info(run, msgspec.structs.replace(info, host=host, environment=environment))
+    write_run_info(run, msgspec.structs.replace(info, host=host, environment=environment))
     with open_writer(run) as writer:
         for record in records:
             writer.write(record)

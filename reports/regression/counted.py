@@ -11,7 +11,7 @@ from math import isclose
 from typing import Literal
 
 from parbench.bench.results.details import ExpertLoadDetails, PipelineDetails, read_details
-from parbench.bench.results.metrics import declared
+from parbench.bench.results.metrics import find_metric
 from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.summary import Row
@@ -57,7 +57,7 @@ def facts_of(row: Row) -> dict[str, list[float | str]]:
     for record in row.measured if row.metrics else ():
         routed = isinstance(read_details(record, ExpertLoadDetails), ExpertLoadDetails)
         for name, metric in record.metrics.items():
-            kept = (known := declared(name)) and (known.exact or name.startswith(_CALLS))
+            kept = (known := find_metric(name)) and (known.is_exact or name.startswith(_CALLS))
             if kept and metric.value is not None and not (routed and name == _ROUTED):
                 found.setdefault(name, {})[metric.value] = None
         if isinstance(told := read_details(record, PipelineDetails), PipelineDetails):
@@ -116,14 +116,14 @@ def _of_calls(name: str, base: Facts, new: Facts, other_torch: bool) -> CountCha
 def _of(name: str, base: Sequence[float | str] | None, new: Sequence[float | str] | None) -> CountChange | None:
     """Return how a count that is of no operation changed."""
     component = name.removeprefix(_MEMORY)
-    title = f"{component} in memory" if component != name else known.title if (known := declared(name)) else name
+    title = f"{component} in memory" if component != name else known.title if (known := find_metric(name)) else name
     change = CountChange(path=f"counts.{component}", base=base or (), new=new or (), told="")
     if base is None or new is None:
         told = f"{title}: counted in {'NEW' if base is None else 'BASE'} alone"
         return replace(change, told=told, word="AMBIGUOUS")
     if _same(base, new):
         return None
-    unit = known.unit if (known := declared(name)) else ""
+    unit = known.unit if (known := find_metric(name)) else ""
     before, after = (" or ".join(_text(name, value, unit) for value in side) for side in (base, new))
     return replace(change, told=f"{title}: {before} -> {after}{_unlike(new)}")
 

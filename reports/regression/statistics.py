@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from parbench.bench.results.stats import CONFIDENCE, t_quantile, t_tail
+from parbench.bench.results.stats import CONFIDENCE, t_quantile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
+
+
+def t_tail(t: float, df: float) -> float:
+    """Return P(T > t) of Student's t, for any ``df`` above zero."""
+    from scipy.special import stdtr  # type: ignore[import-untyped]
+
+    return float(stdtr(df, -t))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +164,7 @@ def _autocorrelations(rests: "Floats", known: "Bools", shared: "Floats", n: int)
 def _moderated(variances: "Floats", dfs: "Floats") -> "tuple[Floats, Floats]":
     """Return variances drawn to the one that all resemble, and their degrees of freedom (Smyth 2004)."""
     import numpy as np
-    from scipy.special import digamma, polygamma  # type: ignore[import-untyped]
+    from scipy.special import digamma, polygamma
 
     logs = np.log(variances) - digamma(dfs / 2) + np.log(dfs / 2)
     excess = logs.var(ddof=1) - polygamma(1, dfs / 2).mean()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from parbench.bench.results import metrics
-from parbench.bench.results.metrics import declared
+from parbench.bench.results.metrics import find_metric
 from parbench.bench.results.stats import WITHIN_LAUNCH
 from parbench.reports import cells
 from parbench.reports.analysis.labels import operation, short_labels
@@ -72,10 +72,12 @@ def metric_column(
     name: str, value: Callable[[Row], float | None] | None = None, title: str | None = None, rows: Sequence[Row] = ()
 ) -> Column[Row]:
     """Return the column of a declared metric, of what ``value`` makes of it where that is given."""
-    metric = declared(name)
+    metric = find_metric(name)
     assert metric is not None, f"metric {name} is not declared"
     own = metric.specialize(name) or metric
-    text: Any = cells.formatted(metric.shown) if metric.shown else _TEXTS.get(metric.unit, cells.significant)
+    text: Any = (
+        cells.formatted(metric.number_format) if metric.number_format else _TEXTS.get(metric.unit, cells.significant)
+    )
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help)
     if own.kind in ("difference", "factor", "excess") and value is None:
         told = measurement(told.title, lambda row: row.metrics.get(name), own.help, rows, shown=text)

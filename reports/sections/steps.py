@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from parbench.bench.results.metrics import declared
+from parbench.bench.results.metrics import find_metric
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.labels import short_labels
@@ -172,7 +172,7 @@ def _strategies(found: Analysis) -> Iterator[Table[Sent]]:
         return
 
     def of_axis(name: str, text: Callable[[float | None], str]) -> Column[Sent]:
-        metric = declared(f"{name}.AXIS")
+        metric = find_metric(f"{name}.AXIS")
         assert metric is not None, f"metric {name} is not declared"
         column: Column[Sent] = number(name.replace("_", " "), lambda line: line.value(name), text, metric.help)
         return replace(column, is_result=True)

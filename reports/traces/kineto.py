@@ -15,9 +15,17 @@ from typing import Any, BinaryIO
 import msgspec
 
 from parbench.bench.files import convert_read_errors
-from parbench.bench.results import traced
+from parbench.bench.results import step_trace
 from parbench.bench.results.spans import Span
-from parbench.bench.results.traced import PHASE, STEP, CallFacts, Trace, TraceEvent, operation_of, phases_of
+from parbench.bench.results.step_trace import (
+    PHASE,
+    STEP,
+    CallFacts,
+    StepTrace,
+    TraceEvent,
+    list_phases,
+    parse_operation,
+)
 from parbench.bench.text import UserError
 
 ENDINGS = (".json", ".json.gz")
@@ -104,7 +112,7 @@ class RankTrace:
 
     source: Source
     steps: tuple[tuple[str, Span], ...]
-    trace: Trace
+    trace: StepTrace
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -272,11 +280,11 @@ def _event_of(event: _Event, name: str, span: Span) -> TraceEvent:
         start_ns=span[0],
         stop_ns=span[1],
         thread=hash(event.tid),
-        device=device,
-        asynchronous=carried,
-        annotation=event.cat in _RANGES,
+        is_device=device,
+        is_async=carried,
+        is_annotation=event.cat in _RANGES,
         correlation=correlation if device or event.cat in _RUNTIME else external,
-        linked=external if device or event.cat in _RUNTIME else 0,
+        operator_correlation=external if device or event.cat in _RUNTIME else 0,
         call=_facts_of(name, args) if carried or (device and name.startswith("nccl")) else None,
     )
 
@@ -284,7 +292,7 @@ def _event_of(event: _Event, name: str, span: Span) -> TraceEvent:
 def _facts_of(name: str, args: _Args) -> CallFacts:
     """Return what is told of a collective: NCCL's kernels by their metadata, gloo's by the shapes of what went in."""
     # calls that torch joins have a name of their own, or none
-    known = [one for one in map(operation_of, (args.op or "", name)) if one in traced.OPERATIONS.values()]
+    known = [one for one in map(parse_operation, (args.op or "", name)) if one in step_trace.OPERATIONS.values()]
     op = known[0] if known else "communication"
     ranks = _ranks(args.ranks)
     size = args.size or (len(ranks) if ranks else None)
@@ -320,15 +328,15 @@ def _steps(events: Sequence[TraceEvent], *, on_device: bool) -> list[tuple[int, 
     """Return start, stop and name of each step; on a device from its first kernel to the next step's."""
     spans: dict[bool, dict[str, Span]] = {True: {}, False: {}}
     for event in events:
-        if event.annotation and (event.name == STEP or _STEP.fullmatch(event.name)):
+        if event.is_annotation and (event.name == STEP or _STEP.fullmatch(event.name)):
             # a device has one for each of its streams
-            start, stop = spans[event.device].get(event.name, (event.start_ns, event.stop_ns))
-            spans[event.device][event.name] = min(start, event.start_ns), max(stop, event.stop_ns)
+            start, stop = spans[event.is_device].get(event.name, (event.start_ns, event.stop_ns))
+            spans[event.is_device][event.name] = min(start, event.start_ns), max(stop, event.stop_ns)
     of_host, of_device = (sorted((*span, name) for name, span in spans[where].items()) for where in (False, True))
     if not on_device or not of_device:
         return of_host
     starts = [start for start, _, _ in of_device[1:]]
-    last = max(e.stop_ns for e in events if e.device)
+    last = max(e.stop_ns for e in events if e.is_device)
     return [(start, stop, name) for (start, _, name), stop in zip(of_device, [*starts, last], strict=True)]
 
 
@@ -342,8 +350,8 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
     info = header.info or _Distributed()
     if not events:
         raise UserError(f"{path} holds no operator, kernel or step of a profile")
-    kernels = any(event.device and not event.annotation for event in events)
-    marks = [event for event in events if event.annotation and not event.device]
+    kernels = any(event.is_device and not event.is_annotation for event in events)
+    marks = [event for event in events if event.is_annotation and not event.is_device]
     steps = [step for step in _steps(events, on_device=kernels) if step[0] < step[1]]
     if not steps:
         notes.append("no step is marked (profiler.step()): all that was recorded counts as one")
@@ -353,15 +361,15 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
     first, last = steps[0], steps[-1]
     main = next((e.thread for e in marks if _STEP.fullmatch(e.name) or e.name == STEP), None)
     if main is None:
-        threads = [event.thread for event in events if not event.device and not event.asynchronous]
+        threads = [event.thread for event in events if not event.is_device and not event.is_async]
         main = max(set(threads), key=threads.count, default=0)
     whole = TraceEvent(
-        name=STEP, start_ns=first[0], stop_ns=last[1], thread=main, device=False, asynchronous=False, annotation=True
+        name=STEP, start_ns=first[0], stop_ns=last[1], thread=main, is_device=False, is_async=False, is_annotation=True
     )
     wall_seconds = (last[1] - first[0]) / 1e9
-    divide = traced.on_device if kernels else traced.on_host
+    divide = step_trace.build_device_trace if kernels else step_trace.build_host_trace
     trace = divide([whole, *(event for event in events if event.name != STEP)], wall_seconds)
-    trace.phases.extend(phases_of(events))
+    trace.phases.extend(list_phases(events))
     named = re.findall(r"\d+", path.name.split(".")[0])
     rank = info.rank if info.rank is not None else int(named[-1]) if named else place
     if info.rank is None:

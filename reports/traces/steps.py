@@ -15,8 +15,8 @@ from statistics import median
 
 from parbench.bench.plan.catalogue import busbw_factor
 from parbench.bench.results.records import Timeline
-from parbench.bench.results.spans import Breakdown, Span, break_down, intersection
-from parbench.bench.results.traced import CallFacts, Trace, rank_timeline
+from parbench.bench.results.spans import Breakdown, Span, compute_breakdown, intersection
+from parbench.bench.results.step_trace import CallFacts, StepTrace, build_rank_timeline
 from parbench.bench.text import UserError
 from parbench.reports.traces.kineto import RankTrace, Source, files_of, read_rank
 
@@ -189,7 +189,7 @@ def steps_of(read: RankTrace) -> RankSteps:
             copies=copies,
             calls=calls,
             phases=[(phase, span) for phase, span in trace.phases if window[0] <= span[0] < window[1]],
-            parts=break_down(window, compute, spans, copies),
+            parts=compute_breakdown(window, compute, spans, copies),
         )
         steps.append(step)
     return RankSteps(source=read.source, steps=tuple(steps))
@@ -202,7 +202,7 @@ def timeline_of(job: Job) -> Timeline:
     starts = [step.window[0] + job.offsets_ns.get(rank, -step.window[0]) for rank, step in found]
     ranks = []
     for (rank, step), start in zip(found, starts, strict=True):
-        trace = Trace(
+        trace = StepTrace(
             step=step.window,
             wall_seconds=step.parts.wall_seconds,
             compute=step.compute,
@@ -210,7 +210,7 @@ def timeline_of(job: Job) -> Timeline:
             phases=step.phases,
         )
         comm = [(call.label, call.facts.op, call.span) for call in step.calls]
-        ranks.append(rank_timeline(rank, trace, comm, start - min(starts)))
+        ranks.append(build_rank_timeline(rank, trace, comm, start - min(starts)))
     clock = "one host" if len({rank.source.host for rank in job.ranks}) == 1 else "ends of collectives"
     return Timeline(clock=clock, uncertainty_seconds=(job.doubt_ns or 0) / 1e9, ranks=tuple(ranks))
 

@@ -12,7 +12,7 @@ from parbench.bench.machine.slurm_allocation import build_srun_command
 from parbench.bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
-from parbench.bench.results.samples import load_rank_samples, samples_name
+from parbench.bench.results.samples import load_rank_samples, make_samples_path
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError, get_last_line, parse_duration, strip_domain
 from parbench.slurm.screen.fit import Exchange
@@ -122,7 +122,7 @@ def exchanges_of(run: Run, record: Record) -> Iterator[Exchange]:
     """
     samples = load_rank_samples(run, record)
     if "duration_ns" not in samples or "steps_per_sample" not in samples:
-        raise UserError(f"{run.path / samples_name(record)} holds no samples that can be read")
+        raise UserError(f"{run.path / make_samples_path(record)} holds no samples that can be read")
     seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
     by_rank = dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
     for one, other in parse_pairs(str(record.details.get("pairs", "")), record.world.size):

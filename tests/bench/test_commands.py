@@ -1,4 +1,4 @@
-"""The commands ``run``, ``list``, ``doctor`` and ``schema``: options, output and exit codes."""
+"""The commands ``run``, ``list`` and ``doctor``: options, output and exit codes."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
@@ -156,19 +155,11 @@ def test_run_refuses_options_that_contradict(
 # --- output and exit codes of run ---
 
 
-def test_run_json_prints_records_that_match_the_schema(
-    call_parbench: CallParbench, ranks: FakeRanks
-) -> None:
+def test_run_json_prints_the_records(call_parbench: CallParbench, ranks: FakeRanks) -> None:
     result = call_parbench(*TWO_CASES, "--json")
     assert result.exit_code == 0, result.output
-    schema = json.loads(call_parbench("schema").stdout)
-    jsonschema.Draft202012Validator.check_schema(schema)
     records = [json.loads(line) for line in result.stdout.splitlines()]
     assert [record["case"]["params"]["size_bytes"] for record in records] == [1024, 4096]
-    for record in records:
-        jsonschema.validate(record, schema)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**records[0], "status": "splendid"}, schema)
     [folder] = Path("runs").iterdir()
     assert result.stdout == (folder / "records.jsonl").read_text()
     assert result.stderr.splitlines()[-1] == str(folder)

@@ -9,10 +9,10 @@ from parbench.bench.files import (
     make_file_name,
     read_file,
     read_lines,
-    read_rows,
+    read_option_rows,
     read_text,
 )
-from parbench.bench.limits import check_time
+from parbench.bench.limits import check_timestamp
 from tests.support.refusals import usage_error
 
 
@@ -49,7 +49,7 @@ def test_file_name_leads_to_no_other_folder() -> None:
 
 @pytest.mark.parametrize("text", ["2026-01-02T03:04:05.678Z", "2026-02-28T03:04:05+01:00"])
 def test_check_time_accepts_a_date_with_a_zone(text: str) -> None:
-    check_time(text)
+    check_timestamp(text)
 
 
 @pytest.mark.parametrize(
@@ -57,19 +57,19 @@ def test_check_time_accepts_a_date_with_a_zone(text: str) -> None:
 )
 def test_check_time_refuses(text: str) -> None:
     with pytest.raises(ValueError, match=r"zone|day|format"):
-        check_time(text)
+        check_timestamp(text)
 
 
 def test_read_rows_between_semicolons_or_from_a_file(tmp_path: Path) -> None:
-    assert read_rows("0F0,0B0; 1F0,1B0;") == "0F0,0B0;1F0,1B0"
+    assert read_option_rows("0F0,0B0; 1F0,1B0;") == "0F0,0B0;1F0,1B0"
     file = tmp_path / "order.csv"
     file.write_text("0F0,,0B0\n\n1F0,1B0,\n")
-    assert read_rows(str(file)) == "0F0,,0B0;1F0,1B0,"
+    assert read_option_rows(str(file)) == "0F0,,0B0;1F0,1B0,"
 
 
 def test_unreadable_text_is_refused_with_its_name(tmp_path: Path) -> None:
     absent_file = str(tmp_path / "none.csv")
-    assert absent_file in usage_error(read_rows, absent_file)
+    assert absent_file in usage_error(read_option_rows, absent_file)
     file = tmp_path / "binary"
     file.write_bytes(b"\xff\xfe\xff")
     assert "traffic file x" in usage_error(read_text, str(file), "traffic file x")

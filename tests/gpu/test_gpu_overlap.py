@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parbench.bench.results.spans import intersection, length
-from parbench.bench.results.traced import TraceEvent
+from parbench.bench.results.step_trace import TraceEvent
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World
@@ -54,21 +54,21 @@ def test_kernels_are_linked_to_launch_and_operator() -> None:
     launches = set()
     operators = set()
     for event in events:
-        if not event.device and event.name.startswith(("cudaLaunch", "cuLaunch")):
+        if not event.is_device and event.name.startswith(("cudaLaunch", "cuLaunch")):
             launches.add(event.correlation)
-        if not event.device and event.name.startswith("aten::"):
+        if not event.is_device and event.name.startswith("aten::"):
             operators.add(event.correlation)
     kernels = [
         event
         for event in events
-        if event.device
-        and not event.annotation
+        if event.is_device
+        and not event.is_annotation
         and not event.name.startswith(("Memset", "Memcpy"))
     ]
     assert len(kernels) >= 2
     for kernel in kernels:
         assert kernel.correlation in launches
-        assert kernel.linked in operators
+        assert kernel.operator_correlation in operators
 
 
 def test_send_to_self_is_one_kernel_of_two_calls(nccl_world: World) -> None:
@@ -84,11 +84,11 @@ def test_send_to_self_is_one_kernel_of_two_calls(nccl_world: World) -> None:
         received.zero_()
         trace = trace_step(exchange, GPU)
     assert float(received.min()) == 1
-    assert trace.issued is not None
-    assert len(trace.issued) == 2
+    assert trace.issue_spans is not None
+    assert len(trace.issue_spans) == 2
     if not trace.comm:
         pytest.skip("NCCL launched no kernel for a message of a rank to itself")
-    assert None not in trace.launched
+    assert None not in trace.launch_times
     spans = spans_of_calls(trace, ["pp", "pp"])
     assert spans is not None
     expected_span = (trace.comm[0][0], trace.comm[-1][1])

@@ -97,7 +97,7 @@ def test_grouped_gemm_note_names_the_kernel(dtype: torch.dtype) -> None:
     with profiling(GPU) as profiler:
         F.grouped_mm(rows, weights, offs=offsets)
         torch.cuda.synchronize()
-    names = [event.name for event in trace_events(profiler) if event.device]
+    names = [event.name for event in trace_events(profiler) if event.is_device]
     note = kernel_note(dtype, torch.cuda.get_device_capability(GPU))
     # A loop over groups copies the offsets to the host.
     copies_to_host = any("DtoH" in name for name in names)

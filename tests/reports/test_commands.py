@@ -111,7 +111,7 @@ def test_show_names_the_runs_in_a_folder(run: Path, tmp_path: Path) -> None:
 
 def test_latest_names_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "runs holds no run" in read_error(show, "latest")
+    assert "runs contains no run" in read_error(show, "latest")
     oldest, newest = "20260101T000000Z-host-1a2b3c", "20260102T000000Z-host-1a2b3c"
     for name in (newest, oldest):
         path = write_run(Path("runs"), RUN)

@@ -28,7 +28,7 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 from parbench.bench.launch.blocks import BLOCKS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.timing import DURATION, Progress, Sampler, Timing
-from parbench.bench.results.stats import Estimate, within_launch
+from parbench.bench.results.stats import Estimate, estimate_median
 from parbench.bench.world.world import Subgroup
 
 SLOW_FACTOR = 1.5
@@ -123,7 +123,7 @@ class SimulatedTiming(Timing):
             self.measure_block(1e9, remaining)
             self._position += self._gap
         counts = self._block_counts
-        return within_launch(self._durations(), counts), sum(counts)
+        return estimate_median(self._durations(), counts), sum(counts)
 
     def _warm_up(self, seconds: float) -> Sampler:
         self._sample_seconds = 1e-9
@@ -140,7 +140,7 @@ def estimate_independent(series: Series, measure: Measure) -> tuple[Estimate, in
     """Double the samples until their interval is narrow enough, and return it with their number."""
     count = measure.min_iterations
     while True:
-        estimate = within_launch(series[:count].tolist(), [1] * count)
+        estimate = estimate_median(series[:count].tolist(), [1] * count)
         is_narrow = (estimate.half_width or 1) <= measure.precision
         if count >= measure.max_iterations or (count >= MIN_SAMPLES and is_narrow):
             return estimate, min(count, len(series))

@@ -20,7 +20,7 @@ from parbench.bench.results.records import (
     WorldInfo,
     encode_record,
 )
-from parbench.bench.results.runs import Run, RunInfo, create_run, open_writer, write_info
+from parbench.bench.results.runs import Run, RunInfo, create_run, open_writer, write_run_info
 from parbench.bench.results.stats import Grade
 
 Metrics = dict[str, MetricValue]
@@ -470,7 +470,7 @@ def make_run(
 def write_run(out: Path, run: Run) -> Path:
     """Write a run's folder; its run.json does not depend on when and where the test runs."""
     path, _ = create_run(out, run.info.plan, "0.1.0")
-    write_info(path, run.info)
+    write_run_info(path, run.info)
     with open_writer(path) as writer:
         for record in run.records:
             writer.write(record)

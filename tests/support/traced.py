@@ -11,7 +11,7 @@ from parbench.bench.results.records import (
     Timeline,
     encode_timeline,
 )
-from parbench.bench.results.runs import Run, load_run, trace_name
+from parbench.bench.results.runs import Run, load_run, make_trace_path
 from tests.support.reports_fixtures import (
     counted_metrics,
     make_plan,
@@ -80,5 +80,5 @@ def write_traced_run(
     for record, trace in traces:
         if trace is not None:
             content = trace if isinstance(trace, bytes) else encode_timeline(trace)
-            (path / trace_name(record)).write_bytes(content)
+            (path / make_trace_path(record)).write_bytes(content)
     return load_run(path)

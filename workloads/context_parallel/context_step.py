@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from parbench.bench.plan.params import Value
 from parbench.bench.results import details
-from parbench.bench.results.metrics import values
+from parbench.bench.results.metrics import make_values
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel import attention_methods as methods
@@ -64,14 +64,14 @@ class AttentionProbe:
         return {"forward": forward_bytes, "backward": backward_bytes}
 
     def summarise(self, told: Sequence[BytesEachWay]) -> Explanation:
-        metrics = values({"load_balance": self.plan.load_balance()})
+        metrics = make_values({"load_balance": self.plan.load_balance()})
         for direction, expected_by_axis in self.expected.items():
             for axis, expected in expected_by_axis.items():
                 sent = told[0][direction].get(axis, 0.0)
                 ratio = sent / expected if expected else None
                 bytes_by_kind = {"sent": sent, "expected": expected, "ratio": ratio}
                 named = {f"bytes_{kind}.{axis}.{direction}": number for kind, number in bytes_by_kind.items()}
-                metrics |= values(named, "one microbatch")
+                metrics |= make_values(named, "one microbatch")
         return Explanation(metrics=metrics)
 
 

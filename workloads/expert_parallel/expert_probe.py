@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.results.details import ExpertLoadDetails
-from parbench.bench.results.metrics import MetricValue, value, values
-from parbench.bench.results.spans import break_down
-from parbench.bench.results.stats import mean_of
+from parbench.bench.results.metrics import MetricValue, make_value, make_values
+from parbench.bench.results.spans import compute_breakdown
+from parbench.bench.results.stats import estimate_mean
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import COUNT_BYTES, ROUTE_BYTES
@@ -178,11 +178,11 @@ class ExpertProbe:
         if walls := told[0].walls[True]:
             own, even = (slowest([one.walls[balanced] for one in told]) for balanced in (False, True))
             lost = {"imbalance_time": paired_difference(own, even), "imbalance_slowdown": paired_factor(own, even)}
-            metrics |= values(lost, "the slowest rank of each turn" + ", one turn tells none" * (len(walls) == 1))
+            metrics |= make_values(lost, "the slowest rank of each turn" + ", one turn tells none" * (len(walls) == 1))
         else:
-            metrics["imbalance_time"] = value("imbalance_time", 0.0, "routing is balanced")
+            metrics["imbalance_time"] = make_value("imbalance_time", 0.0, "routing is balanced")
         if exposed := [one.exposed_seconds for one in told if one.exposed_seconds]:
-            metrics |= values({"exposed_comm.ep": cross_fitted(exposed)}, "traced steps")
+            metrics |= make_values({"exposed_comm.ep": cross_fitted(exposed)}, "traced steps")
         loads = ExpertLoadDetails(
             expert_load=expert_loads(routed), rank_load=loads_of_ranks(routed, ep), claim=self.claim
         )
@@ -246,8 +246,8 @@ class ExpertProbe:
         moe, ep, etp, row = self.moe, self.moe.ep, self.moe.etp, self.spec.shape.hidden * self.spec.element_bytes
         dispatched = [one.dispatch for one in self._flights(merged([one.routed for one in told], etp), 0)]
         even = self.tokens * etp * moe.top_k * row * (ep - 1) / ep
-        metrics = values({"dispatch_bytes": sum(dispatched) / len(dispatched)}, "rank 0")
-        metrics |= values({"dispatch_bytes_even": even})
+        metrics = make_values({"dispatch_bytes": sum(dispatched) / len(dispatched)}, "rank 0")
+        metrics |= make_values({"dispatch_bytes_even": even})
         copy = [one.routed for one in told[: ep * etp : etp]]
         pairs, sizes = pairs_between(copy)[0], sizes_of(self.spec, moe, self.tokens)
         sent = [sent_by(moe.variant, rank, pairs, sizes) for rank in range(ep)]
@@ -256,10 +256,12 @@ class ExpertProbe:
         for i, name in enumerate(("dispatch", "combine")):
             seconds = slowest([[trip[i] for trip in one.trips] for one in told])
             how = "the slowest rank's time, forward, alone"
-            metrics |= values({f"{name}_time": mean_of(seconds, "trips", "amount")}, f"{how}, packing included")
+            metrics |= make_values(
+                {f"{name}_time": estimate_mean(seconds, "trips", "amount")}, f"{how}, packing included"
+            )
             for kind, num_bytes in (("logical", logical), ("wire", wire[i])):
-                rate = mean_of([num_bytes / one for one in seconds], "trips", "amount") if num_bytes else None
-                metrics |= values({f"{name}_bandwidth.{kind}": rate}, f"{num_bytes:.12g} B over {how}")
+                rate = estimate_mean([num_bytes / one for one in seconds], "trips", "amount") if num_bytes else None
+                metrics |= make_values({f"{name}_bandwidth.{kind}": rate}, f"{num_bytes:.12g} B over {how}")
         return metrics
 
     def _exposed(self, step: Step, begin: Begin) -> list[float]:
@@ -267,9 +269,9 @@ class ExpertProbe:
         for _ in range(_REPEATS):
             begin()
             trace = trace_step(step, self.world.device)
-            if trace.issued and not trace.comm:
+            if trace.issue_spans and not trace.comm:
                 return []  # calls whose device's kernels the profiler did not see
-            parts = break_down(trace.step, trace.compute, {"ep": trace.comm}, trace.copies)
+            parts = compute_breakdown(trace.step, trace.compute, {"ep": trace.comm}, trace.copies)
             found.append(parts.exposed_comm_seconds["ep"])
         return found
 
@@ -343,7 +345,7 @@ def load_metrics(told: Sequence[Routed], ep: int, expected_drop: float | None) -
         "imbalance.rank": _worst(ranks),
         "drop_rate": 1 - kept / total if total else None,
     }
-    return values(found if expected_drop is None else {**found, "drop_rate_expected": expected_drop})
+    return make_values(found if expected_drop is None else {**found, "drop_rate_expected": expected_drop})
 
 
 def _worst(by_layer: Sequence[Sequence[int]]) -> float | None:

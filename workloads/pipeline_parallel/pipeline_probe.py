@@ -15,8 +15,8 @@ from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import get_affinity
 from parbench.bench.results import details
 from parbench.bench.results.details import COMPONENTS, Action
-from parbench.bench.results.metrics import MetricValue, values
-from parbench.bench.results.stats import mean_of
+from parbench.bench.results.metrics import MetricValue, make_values
+from parbench.bench.results.stats import estimate_mean
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import Clock, World
 from parbench.workloads.costs import communication_pattern as pattern
@@ -219,26 +219,26 @@ def bubble_of(steps: Steps, latency: Latency, timed_seconds: float | None) -> di
     predicted = bubbles.predicted(middle, schedule)
     metrics: dict[str, MetricValue] = {}
     for of in (bubbles.bubble_fraction, bubbles.bubble_fraction_span, bubbles.bubble_overhead):
-        name, found = of.__name__, mean_of([of(timeline) for timeline in steps.timelines], "steps", "from zero")
+        name, found = of.__name__, estimate_mean([of(timeline) for timeline in steps.timelines], "steps", "from zero")
         if of is bubbles.bubble_fraction_span and len(steps.timelines) > 1:
             found = cross_fitted(list(zip(*map(bubbles.span_fractions, steps.timelines), strict=True)))
-        metrics |= values({name: found, f"{name}_simulated": of(predicted)})
+        metrics |= make_values({name: found, f"{name}_simulated": of(predicted)})
     idle = middle.idle / middle.ranks
     by_cause = {f"idle_{cause}": each for cause, each in bubbles.split_idle(middle, schedule, latency).items()}
     return {
         **metrics,
         **_closed_forms(steps, timed_seconds),
-        **values(by_cause, "mean over ranks"),
-        **values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
-        **values({"makespan": middle.makespan}, how),
-        **values({"non_pipeline_time": mean_of(steps.outside_seconds, "steps", "difference")}),
+        **make_values(by_cause, "mean over ranks"),
+        **make_values({"idle": idle, "compute": middle.makespan - idle}, f"mean over ranks, {how}"),
+        **make_values({"makespan": middle.makespan}, how),
+        **make_values({"non_pipeline_time": estimate_mean(steps.outside_seconds, "steps", "difference")}),
     }
 
 
 def of_order(schedule: Schedule) -> dict[str, MetricValue]:
     """Return what the order of a schedule's actions tells, however long they take."""
-    bubble = values({"bubble_fraction_schedule": bubbles.bubble_fraction(simulate_even(schedule))})
-    return bubble | values({"in_flight": max(_in_flight(schedule))}, "largest over ranks")
+    bubble = make_values({"bubble_fraction_schedule": bubbles.bubble_fraction(simulate_even(schedule))})
+    return bubble | make_values({"in_flight": max(_in_flight(schedule))}, "largest over ranks")
 
 
 def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, MetricValue]:
@@ -258,7 +258,7 @@ def _closed_forms(steps: Steps, timed_seconds: float | None) -> dict[str, Metric
         "bubble_fraction_span_formula": bubbles.fraction_of(of_span, microbatches, f, i, w),
         "bubble_overhead_formula": bubble / (microbatches * (f + i + w)),
     }
-    return values(found, f"of the {times}; {form.note}")
+    return make_values(found, f"of the {times}; {form.note}")
 
 
 def _in_flight(schedule: Schedule) -> tuple[float, ...]:

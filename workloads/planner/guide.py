@@ -7,7 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from parbench.bench.results.document import Cell, Column, Document, Part, Table
+from parbench.bench.results.document import (
+    Cell,
+    Document,
+    DocumentColumn,
+    DocumentPart,
+    DocumentTable,
+)
 from parbench.workloads.costs.communication_pattern import Call, calls
 from parbench.workloads.costs.memory import memory_of
 from parbench.workloads.costs.step_spec import StepSpec
@@ -104,7 +110,7 @@ def guide(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
         f"sequence {step.shape.sequence}; {gpus} GPUs ({hardware.name}), {hardware.gpus_per_node} a node"
     )
     table = _table(strategies(step, gpus, hardware.gpus_per_node))
-    part = Part(id="strategies", title="Strategies", tables=[table])
+    part = DocumentPart(id="strategies", title="Strategies", tables=[table])
     return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, parts=[part])
 
 
@@ -128,19 +134,19 @@ def _row(strategy: Strategy) -> list[Cell]:
     ]
 
 
-def _table(known: Sequence[Strategy]) -> Table:
+def _table(known: Sequence[Strategy]) -> DocumentTable:
     columns = [
-        Column(title="strategy", help="alone, nothing else split"),
-        Column(title="ranks", help="all of them, or as many of a node as the model's sizes divide among"),
-        Column(title="splits", help="what each rank has a part of, beside the batch"),
-        Column(title="calls", help="of a step of one microbatch; a pipeline takes four microbatches a stage"),
-        Column(title="bytes a rank sends", help="in letters, those of the rank that sends most"),
-        Column(title="here", help="the same, counted call by call", unit="GB"),
-        Column(title="state", help="parameters, gradients and optimizer of a rank", unit="GB"),
-        Column(title="activations", help="what backward needs, without checkpointing", unit="GB"),
-        Column(title="link it wants", help="the slowest that it bears: what is hidden stands beside compute"),
+        DocumentColumn(title="strategy", help="alone, nothing else split"),
+        DocumentColumn(title="ranks", help="all of them, or as many of a node as the model's sizes divide among"),
+        DocumentColumn(title="splits", help="what each rank has a part of, beside the batch"),
+        DocumentColumn(title="calls", help="of a step of one microbatch; a pipeline takes four microbatches a stage"),
+        DocumentColumn(title="bytes a rank sends", help="in letters, those of the rank that sends most"),
+        DocumentColumn(title="here", help="the same, counted call by call", unit="GB"),
+        DocumentColumn(title="state", help="parameters, gradients and optimizer of a rank", unit="GB"),
+        DocumentColumn(title="activations", help="what backward needs, without checkpointing", unit="GB"),
+        DocumentColumn(title="link it wants", help="the slowest that it bears: what is hidden stands beside compute"),
     ]
-    return Table(
+    return DocumentTable(
         id="table",
         title="Strategies",
         caption="each applied alone",

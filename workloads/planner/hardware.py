@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from parbench.bench.files import read_toml
-from parbench.bench.limits import Ranks
+from parbench.bench.limits import NumRanks
 from parbench.bench.text import UserError, format_choices, format_list, suggest_similar
 from parbench.workloads.step.peaks import datasheet_peak
 
@@ -66,7 +66,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     float32_share: PositiveShare = 0.5
     memory_bytes: Rate
     memory_bytes_per_second: Rate
-    gpus_per_node: Ranks = 8
+    gpus_per_node: NumRanks = 8
     inside_bytes_per_second: Rate
     across_bytes_per_second: Rate
     rails: Number = 0

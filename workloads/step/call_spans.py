@@ -4,10 +4,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from parbench.bench.results.spans import Span
-from parbench.bench.results.traced import Trace
+from parbench.bench.results.step_trace import StepTrace
 
 
-def spans_of_calls(trace: Trace, axes: Sequence[str]) -> list[Span | None] | None:
+def spans_of_calls(trace: StepTrace, axes: Sequence[str]) -> list[Span | None] | None:
     """Return the span of each call of a step, None for a call that the trace does not have.
 
     ``axes`` are those of the calls, in their order. The result is None if the trace does not fit
@@ -16,16 +16,16 @@ def spans_of_calls(trace: Trace, axes: Sequence[str]) -> list[Span | None] | Non
     kernel that was launched after its call has returned, as coalesced calls are, belongs to that
     call and to all before it on the same axis that have none.
     """
-    if trace.issued is None:
+    if trace.issue_spans is None:
         return list(trace.comm) if len(trace.comm) == len(axes) else None
     launches = []
-    for launched, span in zip(trace.launched, trace.comm, strict=True):
+    for launched, span in zip(trace.launch_times, trace.comm, strict=True):
         if launched is None:
             return None
         launches.append((launched, span))
-    if len(trace.issued) != len(axes):
+    if len(trace.issue_spans) != len(axes):
         return None
-    return _match_kernels(launches, trace.issued, axes)
+    return _match_kernels(launches, trace.issue_spans, axes)
 
 
 def _match_kernels(

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from parbench.bench.results.details import COMPONENTS, MemoryOverTime
-from parbench.bench.results.metrics import MetricValue, values
-from parbench.bench.results.traced import STEP, phases_of
+from parbench.bench.results.metrics import MetricValue, make_values
+from parbench.bench.results.step_trace import STEP, list_phases
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import MasterAdamW
@@ -82,10 +82,10 @@ class Memory:
         metrics: dict[str, MetricValue] = {}
         for name in COMPONENTS:
             measured, counted = ([one[source][name] for one in told] for source in ("memory", "memory_counted"))
-            metrics |= values({f"memory.{name}": max(measured)}, f"{_HOW[name]}, largest over ranks")
-            metrics |= values({f"memory_counted.{name}": max(counted)}, "largest over ranks")
+            metrics |= make_values({f"memory.{name}": max(measured)}, f"{_HOW[name]}, largest over ranks")
+            metrics |= make_values({f"memory_counted.{name}": max(counted)}, "largest over ranks")
             if name in self.formula:
-                metrics |= values({f"memory_formula.{name}": self.formula[name]})
+                metrics |= make_values({f"memory_formula.{name}": self.formula[name]})
         by_rank = {name: [one["memory"][name] for one in told] for name in COMPONENTS}
         return Explanation(metrics=metrics, details={"memory_by_rank": by_rank}, notes=self.notes)
 
@@ -108,10 +108,10 @@ class OverTime:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         events = trace_events(profiler)
-        start, stop = next((one.start_ns, one.stop_ns) for one in events if one.name == STEP and not one.device)
+        start, stop = next((one.start_ns, one.stop_ns) for one in events if one.name == STEP and not one.is_device)
         changes = [one for one in allocations_at(profiler, self._device) if start <= one[0] <= stop]
         points = curve(((at - start) // 1000, num_bytes) for at, num_bytes in changes)
-        phases = [(name, (a - start) // 1000, (b - start) // 1000) for name, (a, b) in phases_of(events)]
+        phases = [(name, (a - start) // 1000, (b - start) // 1000) for name, (a, b) in list_phases(events)]
         if len(points) < 2:
             return None
         return MemoryOverTime(rank=0, points=points, phases=tuple(phases[:_MOST_POINTS]))
@@ -149,7 +149,7 @@ def largest_of(told: Sequence[BySource], how: Mapping[str, str]) -> dict[str, Me
         most = {
             f"{source}.{part}": max(one[source][part] for one in told) for part in COMPONENTS if part in told[0][source]
         }
-        metrics |= values(most, f"{words}, largest over ranks".removeprefix(", "))
+        metrics |= make_values(most, f"{words}, largest over ranks".removeprefix(", "))
     return metrics
 
 

@@ -13,11 +13,20 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.results.details import CommunicationDetails, CountedCall
-from parbench.bench.results.metrics import MetricValue, values
+from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.results.records import RankTimeline, Timeline
-from parbench.bench.results.spans import Breakdown, Span, break_down, difference, gaps, intersection, length, union
+from parbench.bench.results.spans import (
+    Breakdown,
+    Span,
+    compute_breakdown,
+    difference,
+    gaps,
+    intersection,
+    length,
+    union,
+)
 from parbench.bench.results.stats import median
-from parbench.bench.results.traced import Trace, rank_timeline
+from parbench.bench.results.step_trace import StepTrace, build_rank_timeline
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.call_spans import spans_of_calls
@@ -78,7 +87,7 @@ class Overlap:
             "silenced": lambda: Silenced(twins),
         }
         walls: dict[str, list[float]] = {kind: [] for kind in looks}
-        traces: dict[str, list[Trace]] = {kind: [] for kind in looks}
+        traces: dict[str, list[StepTrace]] = {kind: [] for kind in looks}
 
         def turn() -> None:
             # there and back again: what drifts meanwhile weighs on all kinds alike
@@ -109,7 +118,7 @@ class Overlap:
             unseen=[one.unseen for one in seen],
             wait_seconds=[waited(trace) for trace in plain],
             middle=middle,
-            timeline=rank_timeline(world.rank, plain[middle], seen[middle].named, late_ns),
+            timeline=build_rank_timeline(world.rank, plain[middle], seen[middle].named, late_ns),
             kernels=[trace.kernels for trace in plain],
         )
 
@@ -141,14 +150,14 @@ class Overlap:
             timeline=timeline if shown else None,
         )
 
-    def _middle(self, traces: Sequence[Trace]) -> tuple[int, int]:
+    def _middle(self, traces: Sequence[StepTrace]) -> tuple[int, int]:
         """Return which traced step has the median wall, that of the slowest rank, and how much later it began here."""
         offset_ns = self._world.clock.offsets_ns[self._world.global_rank]
-        mine = [(trace.wall_seconds, trace.began_ns - offset_ns) for trace in traces]
+        mine = [(trace.wall_seconds, trace.start_ns - offset_ns) for trace in traces]
         told = self._world.gather(mine)
         walls = [max(wall for wall, _ in step) for step in zip(*told, strict=True)]
         middle = sorted(range(len(walls)), key=lambda i: walls[i])[(len(walls) - 1) // 2]
-        return middle, mine[middle][1] - min(began_ns for _, began_ns in (one[middle] for one in told))
+        return middle, mine[middle][1] - min(start_ns for _, start_ns in (one[middle] for one in told))
 
     def _times(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
         """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
@@ -168,7 +177,10 @@ class Overlap:
             "residual": one.residual_seconds,
             "comm_wait": None if unseen else last.wait_seconds[middle],
         }
-        return {**values(parts, how), **differences([seen.walls for seen in told], [seen.arithmetic for seen in told])}
+        return {
+            **make_values(parts, how),
+            **differences([seen.walls for seen in told], [seen.arithmetic for seen in told]),
+        }
 
     def _peers(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
         """Return how long communication itself takes, and how long a rank waits in it for a peer to come."""
@@ -182,7 +194,7 @@ class Overlap:
             for name in self._layout.axes
         }
         waited = cross_fitted([[seconds for _, seconds in turns] for turns in split])
-        return values(moved | {"straggler_wait": waited}, "traced steps")
+        return make_values(moved | {"straggler_wait": waited}, "traced steps")
 
 
 def kernels_of(told: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
@@ -191,7 +203,7 @@ def kernels_of(told: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
     if not all(known):
         return {}
     alike = all(len(set(steps)) == 1 for steps in known)
-    return values({"kernels": sum(steps[0] for steps in known) / len(known) if alike else None}, "mean over ranks")
+    return make_values({"kernels": sum(steps[0] for steps in known) / len(known) if alike else None}, "mean over ranks")
 
 
 def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[str, MetricValue]:
@@ -205,7 +217,7 @@ def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[s
         "watching_overhead": paired_overhead(wall["watched"], wall["plain"]),
     }
     slowdown = {"compute_slowdown": paired_difference(watched, silenced)}
-    return values(found, f"the slowest rank of each turn{each}") | values(slowdown, f"mean over ranks{each}")
+    return make_values(found, f"the slowest rank of each turn{each}") | make_values(slowdown, f"mean over ranks{each}")
 
 
 def doubts_of_ect(device: torch.device, watching: float | None) -> tuple[str, ...]:
@@ -226,7 +238,7 @@ class Seen:
     unseen: set[str]
 
 
-def held_against(trace: Trace, calls: Sequence[SentCall]) -> Seen:
+def held_against(trace: StepTrace, calls: Sequence[SentCall]) -> Seen:
     """Hold a trace against the calls of a step, which makes the same in the same order each time.
 
     A call on a group of one rank moves nothing, and need not be seen.
@@ -245,23 +257,23 @@ def held_against(trace: Trace, calls: Sequence[SentCall]) -> Seen:
     return Seen(spans, named, {c.axis for c, span in zip(calls, spans, strict=True) if span is None and c.ranks > 1})
 
 
-def broken_down(trace: Trace, seen: Seen) -> Breakdown:
+def broken_down(trace: StepTrace, seen: Seen) -> Breakdown:
     by_axis: dict[str, list[Span]] = {}
     for axis, _, span in seen.named:
         by_axis.setdefault(axis, []).append(span)
-    return break_down(trace.step, trace.compute, by_axis, trace.copies, measured_wall_seconds=trace.wall_seconds)
+    return compute_breakdown(trace.step, trace.compute, by_axis, trace.copies, measured_wall_seconds=trace.wall_seconds)
 
 
-def waited(trace: Trace) -> float:
+def waited(trace: StepTrace) -> float:
     """Return the seconds in which the host issued communication, or did nothing while some was under way.
 
     Of a device, whose host runs ahead and at the end stands still for whatever is left, those when it did nothing else.
     """
     comm = intersection(trace.comm, [trace.step])
-    if trace.issued is not None:
+    if trace.issue_spans is not None:
         return length(difference(comm, [*trace.compute, *trace.copies])) / 1e9
-    still = gaps(trace.busy, trace.step)
-    return length(union([*trace.called, *intersection(still, comm)])) / 1e9
+    still = gaps(trace.host_busy, trace.step)
+    return length(union([*trace.host_comm, *intersection(still, comm)])) / 1e9
 
 
 def _moved_and_waited(told: Sequence[Observed], rank: int, iteration: int) -> tuple[dict[str, float], float]:

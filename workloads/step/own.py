@@ -13,10 +13,10 @@ import torch._dynamo  # which torch would import within the first step that is w
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from parbench.bench.results.metrics import MetricValue, value, values
+from parbench.bench.results.metrics import MetricValue, make_value, make_values
 from parbench.bench.results.records import PHASE
 from parbench.bench.results.stats import median
-from parbench.bench.results.traced import OPTIMIZER
+from parbench.bench.results.step_trace import OPTIMIZER
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.memory import OverTime, peak_during
@@ -123,13 +123,13 @@ class Taken:
         metrics: dict[str, MetricValue] = {}
         for name, found in (("memory_peak", "peak_bytes"), ("memory_kept", "kept_bytes")):
             known = [taken for one in told if (taken := getattr(one, found)) is not None]
-            metrics |= values({name: float(max(known))} if known else {}, "largest over ranks")
+            metrics |= make_values({name: float(max(known))} if known else {}, "largest over ranks")
         flops = sum(one.flops for one in told) / len(told)
         seconds = median([max(one.seconds[i] for one in told) for i in range(_TIMED_STEPS)])
         peak = peak_of(self._world.device, self._dtype)
         if flops and peak is not None:
             how = f"FLOPs by torch's FlopCounterMode, peak by {peak.source}, {str(self._dtype).removeprefix('torch.')}"
-            metrics |= {"mfu": value("mfu", flops / seconds / peak.flops_per_second, how)}
+            metrics |= {"mfu": make_value("mfu", flops / seconds / peak.flops_per_second, how)}
         return Explanation(metrics=metrics, details={"flops_per_rank": flops} if flops else {})
 
 
@@ -141,4 +141,4 @@ def _optimizer_time(said: Explanation) -> dict[str, Any]:
         sum(one.stop_us - one.start_us for one in rank.intervals if (one.stream, one.name) == (PHASE, OPTIMIZER))
         for rank in said.timeline.ranks
     ]
-    return values({"optimizer_time": max(taken) / 1e6}, "the slowest rank's, traced") if any(taken) else {}
+    return make_values({"optimizer_time": max(taken) / 1e6}, "the slowest rank's, traced") if any(taken) else {}

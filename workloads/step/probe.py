@@ -8,7 +8,13 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch.profiler import record_function
 
-from parbench.bench.results.traced import STEP, Trace, on_device, on_host, phases_of
+from parbench.bench.results.step_trace import (
+    STEP,
+    StepTrace,
+    build_device_trace,
+    build_host_trace,
+    list_phases,
+)
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.torch_internals import profiling, trace_events
@@ -72,19 +78,19 @@ def timed(step: Step, world: World) -> float:
     return time.perf_counter() - began
 
 
-def trace_step(step: Callable[[], object], device: torch.device) -> Trace:
+def trace_step(step: Callable[[], object], device: torch.device) -> StepTrace:
     """Return the trace of one step; on CUDA its end is when the device is done."""
     on_cuda = device.type == "cuda"
     with profiling(device) as profiler:
-        began_ns = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         with record_function(STEP):
             step()
             if on_cuda:
                 torch.cuda.synchronize(device)
-        wall_seconds = (time.perf_counter_ns() - began_ns) / 1e9
+        wall_seconds = (time.perf_counter_ns() - start_ns) / 1e9
     events = trace_events(profiler)
-    found = on_device(events, wall_seconds) if on_cuda else on_host(events, wall_seconds)
-    return replace(found, began_ns=began_ns, phases=phases_of(events))
+    found = build_device_trace(events, wall_seconds) if on_cuda else build_host_trace(events, wall_seconds)
+    return replace(found, start_ns=start_ns, phases=list_phases(events))
 
 
 def moment(device: torch.device) -> Moment:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from parbench.bench.results.metrics import MetricValue, values
+from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.world.benchmark import Explanation
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, sent_bytes
 from parbench.workloads.step.layout import Grouped
@@ -176,7 +176,7 @@ def counts_of(told: Sequence[Tally]) -> dict[str, MetricValue]:
         known = [sent for _, sent in each if sent is not None]
         if len(known) == len(told):
             found[f"sent.{axis}.{op}"] = sum(known) / len(told)
-    return values({f"calls.{axis}": count for axis, count in calls.items()} | found, "mean over ranks")
+    return make_values({f"calls.{axis}": count for axis, count in calls.items()} | found, "mean over ranks")
 
 
 class SentBytes:
@@ -198,14 +198,14 @@ class SentBytes:
         for axis in dict.fromkeys(name for sent, _ in told for name in sent.by_axis):
             most, formula = max(told, key=lambda one: one[0].by_axis.get(axis, 0.0))
             busiest = most.by_axis.get(axis, 0.0)
-            metrics |= values({f"bytes_sent.{axis}": busiest}, "ring-optimal, the rank that sends most")
+            metrics |= make_values({f"bytes_sent.{axis}": busiest}, "ring-optimal, the rank that sends most")
             if all(axis not in expected for _, expected in told):
                 continue
             pairs = [(sent.by_axis.get(axis, 0.0), expected.get(axis, 0.0)) for sent, expected in told]
             ratios = [sent / expected if expected else float(sent == 0) for sent, expected in pairs if sent or expected]
             ratio = max(ratios, key=lambda one: abs(one - 1), default=None)
-            metrics |= values({f"bytes_expected.{axis}": formula.get(axis, 0.0)}, "the same rank")
-            metrics |= values({f"bytes_ratio.{axis}": ratio}, "the rank where they differ most")
+            metrics |= make_values({f"bytes_expected.{axis}": formula.get(axis, 0.0)}, "the same rank")
+            metrics |= make_values({f"bytes_ratio.{axis}": ratio}, "the rank where they differ most")
         return Explanation(metrics=metrics)
 
 

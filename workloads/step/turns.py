@@ -13,7 +13,7 @@ from statistics import fmean
 # Ranks import this module before they measure. Otherwise `stats` would import scipy meanwhile.
 import scipy.special  # type: ignore[import-untyped]  # noqa: F401
 
-from parbench.bench.results.stats import Estimate, mean_of
+from parbench.bench.results.stats import Estimate, estimate_mean
 
 ByRank = Sequence[Sequence[float]]
 
@@ -31,7 +31,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estima
     if len(first) < 2:
         return None
     differences = [a - b for a, b in zip(first, second, strict=True)]
-    return mean_of(differences, "turns' differences", "difference")
+    return estimate_mean(differences, "turns' differences", "difference")
 
 
 def paired_factor(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
@@ -39,7 +39,7 @@ def paired_factor(first: Sequence[float], second: Sequence[float]) -> Estimate |
     if len(first) < 2:
         return None
     ratios = [a / b for a, b in zip(first, second, strict=True)]
-    return mean_of(ratios, "turns' ratios", "factor")
+    return estimate_mean(ratios, "turns' ratios", "factor")
 
 
 def paired_overhead(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
@@ -47,7 +47,7 @@ def paired_overhead(first: Sequence[float], second: Sequence[float]) -> Estimate
     if len(first) < 2:
         return None
     overheads = [a / b - 1 for a, b in zip(first, second, strict=True)]
-    return mean_of(overheads, "turns' ratios less 1", "excess")
+    return estimate_mean(overheads, "turns' ratios less 1", "excess")
 
 
 def choose_ranks(by_rank: ByRank) -> list[int]:
@@ -71,4 +71,4 @@ def cross_fitted(by_rank: ByRank) -> Estimate:
         method = "mean over ranks of one turn, which cannot choose a rank"
         return Estimate(value=mean_rank(by_rank)[0], method=method)
     turns = [by_rank[rank][turn] for turn, rank in enumerate(choose_ranks(by_rank))]
-    return mean_of(turns, "turns, of a rank chosen by the others", "from zero")
+    return estimate_mean(turns, "turns, of a rank chosen by the others", "from zero")

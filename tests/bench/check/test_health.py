@@ -23,7 +23,7 @@ from parbench.bench.plan.cases import Case, load_catalogue
 from parbench.bench.plan.options import make_plan
 from parbench.bench.results.records import Record, SkipReason, WorldInfo
 from parbench.bench.results.runs import Run, RunInfo
-from parbench.bench.results.samples import samples_name
+from parbench.bench.results.samples import make_samples_path
 from parbench.cli import DEFINITIONS
 from tests.support.fakes import make_plan as make_fake_plan
 
@@ -69,7 +69,7 @@ def write_samples(folder: Path, record: Record, duration_by_rank: Mapping[int, f
     arrays["steps_per_sample"] = np.array(1)
     content = io.BytesIO()
     np.savez(content, **arrays)
-    path = folder / samples_name(record)
+    path = folder / make_samples_path(record)
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(content.getvalue())
 

@@ -9,7 +9,7 @@ from parbench.bench.launch.messages import Outcome, Work
 from parbench.bench.launch.recorder import compute_metrics
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import make_arrival
-from parbench.bench.results.stats import MIN_FOR_P99, MIN_FOR_Q10
+from parbench.bench.results.stats import MIN_ITERATIONS_FOR_P99, MIN_ITERATIONS_FOR_Q10
 
 
 def metrics_of(seconds: list[float], *work: Work, **fields: Any) -> dict[str, MetricValue]:
@@ -35,12 +35,12 @@ def test_time_is_the_median_and_rate_is_work_over_time() -> None:
 
 
 def test_percentiles_require_enough_iterations() -> None:
-    seconds = np.random.default_rng(0).exponential(1e-3, MIN_FOR_P99).tolist()
+    seconds = np.random.default_rng(0).exponential(1e-3, MIN_ITERATIONS_FOR_P99).tolist()
     metrics = metrics_of(seconds, headline="step_time")
     assert metrics["step_time_p99"].value == pytest.approx(np.quantile(seconds, 0.99))
     assert metrics["step_time_q10"].value == pytest.approx(np.quantile(seconds, 0.10))
     assert list(metrics_of(seconds[1:])) == ["time", "time_q10"]
-    assert list(metrics_of(seconds[: MIN_FOR_Q10 - 1])) == ["time"]
+    assert list(metrics_of(seconds[: MIN_ITERATIONS_FOR_Q10 - 1])) == ["time"]
 
 
 def test_issue_wait_skew_and_transfer_are_medians() -> None:

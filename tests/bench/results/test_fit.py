@@ -8,7 +8,7 @@ from statistics import geometric_mean
 import pytest
 
 from parbench.bench.results.fit import CurveFit, CurvePoint, Segment, fit_curve
-from parbench.bench.results.stats import quantile, within_launch
+from parbench.bench.results.stats import estimate_median, quantile
 
 Model = Callable[[float], float]
 
@@ -54,7 +54,7 @@ def make_medians(
     points = []
     for size in sizes:
         seconds = [model(size) * source.gauss(1, noise) for _ in range(samples)]
-        estimate = within_launch(seconds)
+        estimate = estimate_median(seconds)
         point = CurvePoint(
             size_bytes=size, seconds=estimate.value, low=estimate.low, high=estimate.high
         )

@@ -26,9 +26,9 @@ from parbench.bench.results.runs import (
     create_run,
     load_run,
     load_timeline,
+    make_trace_path,
     open_writer,
     require_complete,
-    trace_name,
 )
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
@@ -220,10 +220,10 @@ def test_timeline_reads_back_or_is_refused(run: Path) -> None:
     record = make_record()
     with open_writer(run) as writer:
         writer.write(record)
-        writer.write_file(trace_name(record), encode_timeline(TIMELINE))
+        writer.write_file(make_trace_path(record), encode_timeline(TIMELINE))
     loaded_run = load_run(run)
     assert load_timeline(loaded_run, record) == TIMELINE
     assert load_timeline(loaded_run, make_record(launch=1)) is None
-    file = run / trace_name(record)
+    file = run / make_trace_path(record)
     file.write_bytes(b"no timeline")
     assert str(file) in usage_error(load_timeline, loaded_run, record)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from parbench.bench.results.runs import Run
-from parbench.bench.results.samples import load_rank_samples, samples_name
+from parbench.bench.results.samples import load_rank_samples, make_samples_path
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import collective_case, make_plan, make_run, ok_record
 
@@ -42,7 +42,7 @@ def pack(arrays: dict[str, Any]) -> bytes:
 
 
 def write_samples(run: Run, content: bytes) -> Path:
-    file = run.path / samples_name(RECORD)
+    file = run.path / make_samples_path(RECORD)
     file.write_bytes(content)
     return file
 
@@ -99,4 +99,6 @@ def test_samples_name_stays_in_the_folder(run: Run) -> None:
     hostile_case = type(case)(
         id="../../evil", name=case.name, target=case.target, params=case.params
     )
-    assert (run.path / samples_name(ok_record(hostile_case))).parent == run.path / "samples"
+    assert (
+        run.path / make_samples_path(ok_record(hostile_case))
+    ).parent == run.path / "samples"

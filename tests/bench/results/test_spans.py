@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from parbench.bench.results.spans import (
     Span,
-    break_down,
+    compute_breakdown,
     difference,
     gaps,
     intersection,
@@ -66,7 +66,7 @@ def test_span_that_ends_before_its_start_is_refused() -> None:
 def test_breakdown_agrees_with_sets_of_points(
     wall: Span, compute: list[Span], dp: list[Span], tp: list[Span], copies: list[Span]
 ) -> None:
-    parts = break_down(wall, compute, {"dp": dp, "tp": tp}, copies)
+    parts = compute_breakdown(wall, compute, {"dp": dp, "tp": tp}, copies)
     window = to_points([wall])
     computing = to_points(compute) & window
     copying = (to_points(copies) & window) - computing
@@ -85,13 +85,13 @@ def test_breakdown_agrees_with_sets_of_points(
 
 def test_exposed_time_belongs_to_the_first_call() -> None:
     comm = {"dp": [(2, 8), (20, 25)], "tp": [(4, 10), (20, 22)]}
-    parts = break_down((0, 30), [(0, 3)], comm, [])
+    parts = compute_breakdown((0, 30), [(0, 3)], comm, [])
     assert parts.exposed_comm_seconds["dp"] == pytest.approx((5 + 5) * NS)
     assert parts.exposed_comm_seconds["tp"] == pytest.approx(2 * NS)
     assert parts.overlap == pytest.approx(1 / 13)
 
 
 def test_residual_completes_the_measured_wall() -> None:
-    parts = break_down((0, 20), [(0, 10)], {"dp": []}, [], measured_wall_seconds=25 * NS)
+    parts = compute_breakdown((0, 20), [(0, 10)], {"dp": []}, [], measured_wall_seconds=25 * NS)
     assert parts.wall_seconds == 25 * NS
     assert parts.residual_seconds == pytest.approx(5 * NS)

@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 
 from parbench.bench.results.stats import (
     CONFIDENCE,
-    Estimate,
-    Kind,
+    ValueKind,
+    compute_relative_iqr,
+    count_effective_samples,
     describe_trend,
-    effective_count,
+    estimate_mean,
+    estimate_median,
     grade_noise,
-    mean_of,
     median,
     quantile,
-    ratio_within_launch,
-    spread,
-    within_launch,
 )
 
 TIMES = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=60)
@@ -34,7 +32,7 @@ def test_quantiles_are_those_of_numpy(values: list[float], q: float) -> None:
     assert quantile(values, q) == pytest.approx(float(np.quantile(values, q)), rel=1e-12)
     assert median(values) == pytest.approx(float(np.median(values)), rel=1e-12)
     relative_iqr = float(scipy.stats.iqr(values) / np.median(values))
-    assert spread(values) == pytest.approx(relative_iqr, rel=1e-9, abs=1e-12)
+    assert compute_relative_iqr(values) == pytest.approx(relative_iqr, rel=1e-9, abs=1e-12)
     assert values == original
 
 
@@ -48,7 +46,7 @@ def test_interval_is_the_narrowest_that_covers(num_visits: int) -> None:
     medians = [float(i) for i in range(1, num_visits + 1)]
     random.Random(num_visits).shuffle(medians)
     samples = [value for value in medians for _ in range(4)]
-    estimate = within_launch(samples, [4] * num_visits)
+    estimate = estimate_median(samples, [4] * num_visits)
     assert estimate.low is not None
     assert estimate.high == num_visits + 1 - estimate.low
     rank = int(estimate.low)
@@ -65,7 +63,7 @@ def test_interval_of_visits_covers_the_median() -> None:
         for _ in range(10):
             visit = math.exp(source.gauss(0, 0.1))
             samples += [visit * math.exp(source.gauss(0, 0.02)) for _ in range(5)]
-        estimate = within_launch(samples, [5] * 10)
+        estimate = estimate_median(samples, [5] * 10)
         assert estimate.low is not None
         assert estimate.high is not None
         hits += estimate.low <= 1.0 <= estimate.high
@@ -84,29 +82,19 @@ def test_interval_of_visits_covers_the_median() -> None:
 )
 def test_few_visits_or_samples_have_no_interval(visits: list[int], fact: str) -> None:
     count = sum(visits) or 30
-    estimate = within_launch([2.0] * count, visits)
+    estimate = estimate_median([2.0] * count, visits)
     assert estimate.value == 2.0
     assert estimate.low is None
     assert estimate.high is None
     assert estimate.half_width is None
     assert fact in estimate.method
     if len(visits) < 6:
-        assert effective_count([2.0] * count, visits) is None
-
-
-def test_ratio_joins_intervals_in_quadrature() -> None:
-    numerator = Estimate(value=6.0, low=6.0 / 1.3, high=6.0 * 1.3, method="")
-    denominator = Estimate(value=2.0, low=2.0 / 1.4, high=2.0 * 1.4, method="")
-    ratio = ratio_within_launch(numerator, denominator)
-    factor = math.exp(math.hypot(math.log(1.3), math.log(1.4)))
-    assert ratio.value == pytest.approx(3.0)
-    assert ratio.low == pytest.approx(3.0 / factor)
-    assert ratio.high == pytest.approx(3.0 * factor)
+        assert count_effective_samples([2.0] * count, visits) is None
 
 
 @pytest.mark.parametrize("values", [[0.25], [2.0, 3.0]])
 def test_two_launches_have_no_interval(values: list[float]) -> None:
-    estimate = mean_of(values, "launch medians", "amount")
+    estimate = estimate_mean(values, "launch medians", "amount")
     assert estimate.value == pytest.approx(math.prod(values) ** (1 / len(values)))
     assert estimate.low is None
     assert estimate.high is None
@@ -117,8 +105,8 @@ STUDENT_T = 4.3026527
 
 
 @pytest.mark.parametrize(("kind", "min_value"), [("difference", -math.inf), ("from zero", 0.0)])
-def test_interval_of_differences_is_symmetric(kind: Kind, min_value: float) -> None:
-    estimate = mean_of([1.0, 2.0, 6.0], "turns", kind)
+def test_interval_of_differences_is_symmetric(kind: ValueKind, min_value: float) -> None:
+    estimate = estimate_mean([1.0, 2.0, 6.0], "turns", kind)
     half_width = STUDENT_T * math.sqrt(7 / 3)
     assert estimate.value == pytest.approx(3.0)
     assert estimate.low == pytest.approx(max(min_value, 3.0 - half_width))
@@ -127,10 +115,10 @@ def test_interval_of_differences_is_symmetric(kind: Kind, min_value: float) -> N
 
 def test_interval_of_factors_is_geometric() -> None:
     low = 2.0 / math.exp(STUDENT_T * math.log(2) / math.sqrt(3))
-    factor = mean_of([1.0, 2.0, 4.0], "turns", "factor")
+    factor = estimate_mean([1.0, 2.0, 4.0], "turns", "factor")
     assert factor.value == pytest.approx(2.0)
     assert factor.low == pytest.approx(low, abs=1e-6)
-    excess = mean_of([0.0, 1.0, 3.0], "turns", "excess")
+    excess = estimate_mean([0.0, 1.0, 3.0], "turns", "excess")
     assert excess.value == pytest.approx(1.0)
     assert excess.low == pytest.approx(low - 1, abs=1e-6)
 
@@ -140,7 +128,7 @@ def test_interval_over_launches_covers_the_mean() -> None:
     hits = 0
     for _ in range(400):
         medians = [math.exp(source.gauss(0, 0.1)) for _ in range(4)]
-        estimate = mean_of(medians, "launch medians", "amount")
+        estimate = estimate_mean(medians, "launch medians", "amount")
         assert estimate.low is not None
         assert estimate.high is not None
         hits += estimate.low <= 1.0 <= estimate.high

@@ -1,15 +1,16 @@
 """Slow-down under load, groups within and across nodes, and settings compared with defaults."""
 
+import math
 from typing import Any
 
 import pytest
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
+from parbench.bench.results.stats import Estimate
 from parbench.reports.analysis.contrasts import settings_words, slow_down
-from tests.support.nodes_fixtures import (
-    sample_node_run,
-)
+from parbench.reports.analysis.statistics import estimate_ratio
+from tests.support.nodes_fixtures import sample_node_run
 from tests.support.report_rows import (
     analyze_run,
     assert_cells,
@@ -129,3 +130,13 @@ def test_comparisons_share_their_error_rate() -> None:
     assert "[-11, -7]" in first
     assert "cannot tell" in second
     assert "Bonferroni" in note
+
+
+def test_ratio_joins_intervals_in_quadrature() -> None:
+    numerator = Estimate(value=6.0, low=6.0 / 1.3, high=6.0 * 1.3, method="")
+    denominator = Estimate(value=2.0, low=2.0 / 1.4, high=2.0 * 1.4, method="")
+    ratio = estimate_ratio(numerator, denominator)
+    factor = math.exp(math.hypot(math.log(1.3), math.log(1.4)))
+    assert ratio.value == pytest.approx(3.0)
+    assert ratio.low == pytest.approx(3.0 / factor)
+    assert ratio.high == pytest.approx(3.0 * factor)

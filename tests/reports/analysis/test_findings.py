@@ -14,7 +14,7 @@ from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Interval, Record
 from parbench.bench.results.runs import LaunchInfo, load_run
-from parbench.bench.results.samples import samples_name
+from parbench.bench.results.samples import make_samples_path
 from parbench.reports.analysis.findings import MOST, Finding, look_at_first
 from tests.support.late import late_record, make_arrival
 from tests.support.nodes_fixtures import (
@@ -131,7 +131,10 @@ def find_by_exit(
     exits[1] += lag_ns
     for record in records:
         np.savez(
-            path / samples_name(record), ranks=np.arange(4), exit_ns=exits, duration_ns=exits
+            path / make_samples_path(record),
+            ranks=np.arange(4),
+            exit_ns=exits,
+            duration_ns=exits,
         )
     return look_at_first(analyze_run(load_run(path)))
 

@@ -13,7 +13,7 @@ from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run
-from parbench.bench.results.samples import samples_name
+from parbench.bench.results.samples import make_samples_path
 from tests.support.golden import GOLDEN, STEPS
 from tests.support.nodes_fixtures import (
     failed_node_run,
@@ -136,7 +136,7 @@ def test_load_samples_by_rank_is_in_seconds(tmp_path: Path) -> None:
     record = ok_record(collective_case())
     path = write_records(tmp_path, record)
     np.savez(
-        path / samples_name(record),
+        path / make_samples_path(record),
         ranks=[2, 6],
         arrival_ns=[[0, 5_000_000], [2_000, 5_000_000]],
         exit_ns=[[1_000_000, 6_000_000], [1_002_000, 6_000_000]],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.results.runs import load_run
-from parbench.bench.results.samples import samples_name
+from parbench.bench.results.samples import make_samples_path
 from parbench.reports.analysis.ranks import (
     Nodes,
     late_rows,
@@ -75,7 +75,7 @@ def test_lateness_is_the_median_of_repetitions(tmp_path: Path) -> None:
     path = write_run(tmp_path, run_from_records(*records))
     for record, arrival_ns in zip(records, (1000, 2000, 9000), strict=True):
         arrivals_ns = [[0, 100, 0], [arrival_ns, 0, 10 * arrival_ns]]
-        (path / samples_name(record)).write_bytes(samples(arrivals_ns, ranks=(2, 6)))
+        (path / make_samples_path(record)).write_bytes(samples(arrivals_ns, ranks=(2, 6)))
     run = load_run(path)
     (late,) = late_rows(run, summarize(run).rows)
     assert late.seconds_by_rank == pytest.approx({2: 0.0, 6: 2e-6})

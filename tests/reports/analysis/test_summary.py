@@ -5,7 +5,7 @@ import pytest
 from parbench.bench.plan.plan import Skipped
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check, Record, Status
-from parbench.bench.results.stats import Grade, mean_of, t_quantile
+from parbench.bench.results.stats import Grade, estimate_mean, t_quantile
 from parbench.reports.analysis.summary import summarize
 from tests.support.report_rows import run_from_records, summarize_row
 from tests.support.reports_fixtures import (
@@ -34,7 +34,7 @@ def merge(name: str, *values: float | None, unit: str = "s") -> MetricValue:
 
 def test_times_merge_to_a_geometric_mean() -> None:
     merged = merge("time", 1.0, 2.0, 4.0)
-    expected = mean_of([1.0, 2.0, 4.0], "launch medians", "amount")
+    expected = estimate_mean([1.0, 2.0, 4.0], "launch medians", "amount")
     assert merged.value == pytest.approx(2.0)
     assert merged.low == expected.low
     assert merged.high == expected.high

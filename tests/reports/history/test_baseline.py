@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.results.metrics import values
+from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record
 from parbench.reports.history.baseline import baseline
 from parbench.reports.history.database import open_history
@@ -75,7 +75,7 @@ def test_unreadable_history_fails_no_run(file: Path, path: Path) -> None:
 
 
 def make_step(num_calls: float) -> Record:
-    counts = values({"calls.dp.all_reduce": num_calls})
+    counts = make_values({"calls.dp.all_reduce": num_calls})
     return ok_record(step_case("ddp"), metrics={**step_metrics(0.02), **counts})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.metrics import values
+from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record, Status
 from parbench.reports.history.gate import Check, Finding
 from parbench.reports.history.levels import StepRule
@@ -181,7 +181,7 @@ def test_folder_is_compared_with_the_newest_level(runs: DailyRuns) -> None:
 
 
 def make_step(counts: dict[str, float]) -> list[Record]:
-    metrics = {**step_metrics(0.02), **values(counts)}
+    metrics = {**step_metrics(0.02), **make_values(counts)}
     return [ok_record(step_case("ddp"), metrics=metrics)]
 
 

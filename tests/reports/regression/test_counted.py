@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.results.metrics import values
+from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record
 from parbench.reports.regression.compare import Comparison, compare
 from parbench.reports.regression.compare_show import as_json, as_markdown, as_table
@@ -33,7 +33,7 @@ EXTRA_CALL_TEXT = "all_gather on fsdp: 9 -> 10 calls a step, as many bytes"
 
 
 def make_record(counts: Mapping[str, float] = FSDP, launch: int = 0, **fields: Any) -> Record:
-    metrics = {**step_metrics(0.02), **values(counts)}
+    metrics = {**step_metrics(0.02), **make_values(counts)}
     return ok_record(step_case("fsdp"), launch, metrics=metrics, **fields)
 
 

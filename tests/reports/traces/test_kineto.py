@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.results.traced import CallFacts
+from parbench.bench.results.step_trace import CallFacts
 from parbench.bench.text import UserError
 from parbench.reports.traces import kineto
 from parbench.reports.traces.kineto import RankTrace, read_rank
@@ -51,7 +51,7 @@ def test_kernels_collectives_and_copies_are_read(trace: RankTrace) -> None:
     assert trace.trace.copies == [(850_000, 900_000), (1_850_000, 1_900_000)]
     assert trace.trace.comm[:2] == [(200_000, 300_000), (500_000, 800_000)]
     # An operator of c10d contains the launch.
-    assert trace.trace.launched[:2] == [181_000, 481_000]
+    assert trace.trace.launch_times[:2] == [181_000, 481_000]
     # The bytes of an all_gather are those that each rank ends with.
     all_gather, all_reduce = trace.trace.facts[:2]
     assert all_gather == CallFacts("all_gather", "default_pg", (0, 1), 2, 8 * MB)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.profiler import record_function
 
-from parbench.bench.results.traced import STEP, on_host
+from parbench.bench.results.step_trace import STEP, build_host_trace
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.reports.traces.causes import step_seconds
@@ -78,7 +78,7 @@ def trace_and_profile(
     world.barrier()
     with profiling(world.device) as profiler, record_function(STEP):
         step.step()
-    trace = on_host(trace_events(profiler), 0.0)
+    trace = build_host_trace(trace_events(profiler), 0.0)
     profiler.export_chrome_trace(str(Path(folder) / f"rank{world.rank}.json"))
     step.close()
     return asdict(broken_down(trace, held_against(trace, calls)))

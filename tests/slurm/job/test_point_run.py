@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from parbench.bench.results.records import RankState, Record
-from parbench.bench.results.runs import create_run, open_writer, write_info
+from parbench.bench.results.runs import create_run, open_writer, write_run_info
 from parbench.cli import main
 from parbench.slurm.job.point_run import (
     Attempt,
@@ -48,7 +48,7 @@ def run_child(attempt: Attempt, command: Command) -> Child:
 def write_run(parent: Path, *records: Record, hosts: list[str] | None = None) -> Path:
     """Write a run of three cases and return its folder."""
     run, info = create_run(parent, make_plan(CASES), "0")
-    write_info(run, msgspec.structs.replace(info, environment={"hosts": hosts}))
+    write_run_info(run, msgspec.structs.replace(info, environment={"hosts": hosts}))
     with open_writer(run) as writer:
         for record in records:
             writer.write(record)

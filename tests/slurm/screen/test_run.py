@@ -31,7 +31,7 @@ from parbench.bench.results.records import (
     Status,
     WorldInfo,
 )
-from parbench.bench.results.runs import Run, create_run, load_run, open_writer, write_info
+from parbench.bench.results.runs import Run, create_run, load_run, open_writer, write_run_info
 from parbench.bench.text import UserError
 from parbench.slurm.screen import run as screen_run
 from parbench.slurm.screen.run import (
@@ -162,7 +162,7 @@ def write_run(
     cases = [make_case(index) for index in range(3)]
     plan = make_plan(cases, nproc=4, notes=("emulated",))
     path, info = create_run(parent, plan, "1")
-    write_info(path, msgspec.structs.replace(info, environment={"hosts": list(hosts)}))
+    write_run_info(path, msgspec.structs.replace(info, environment={"hosts": list(hosts)}))
     with open_writer(path) as writer:
         for record in records:
             writer.write(record)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from parbench.bench.results.traced import Trace
+from parbench.bench.results.step_trace import StepTrace
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step import overlap
@@ -55,7 +55,7 @@ def explain(world: World, name: str) -> tuple[Explanation, float]:
     step = build_trained_step(world, name)
     traces = []
 
-    def record_trace(*args: object) -> Trace:
+    def record_trace(*args: object) -> StepTrace:
         traces.append(trace_step(*args))  # type: ignore[arg-type]
         return traces[-1]
 
@@ -107,16 +107,16 @@ def explain_fake_traces(world: World, comm_is_seen: bool) -> Explanation:
     late = 5 * MS * world.rank
     compute_ms = iter([8, 8, 6, 5, 8, 8, 8, 8, 6])
 
-    def make_trace(*_: object) -> Trace:
-        return Trace(
+    def make_trace(*_: object) -> StepTrace:
+        return StepTrace(
             step=(0, 20 * MS),
             wall_seconds=0.021 + 0.001 * world.rank,
             compute=[(0, next(compute_ms) * MS)],
             comm=[(4 * MS + late, 14 * MS)] if comm_is_seen else [],
             copies=[(12 * MS, 13 * MS)],
-            called=[(4 * MS + late, 5 * MS + late)],
-            busy=[(0, 5 * MS + late)],
-            began_ns=MS + 2_000 * world.rank + offsets_ns[world.rank],
+            host_comm=[(4 * MS + late, 5 * MS + late)],
+            host_busy=[(0, 5 * MS + late)],
+            start_ns=MS + 2_000 * world.rank + offsets_ns[world.rank],
         )
 
     with pytest.MonkeyPatch.context() as patch:
@@ -162,9 +162,9 @@ def sent_call(axis: str, op: str, ranks: int = 2) -> SentCall:
     return SentCall(axis=axis, op=op, num_bytes=1024, ranks=ranks)
 
 
-def make_trace(**spans: Any) -> Trace:
+def make_trace(**spans: Any) -> StepTrace:
     """Return the trace of a step of 1000 ns."""
-    return Trace(step=(0, 1000), wall_seconds=1000 * NS, **spans)
+    return StepTrace(step=(0, 1000), wall_seconds=1000 * NS, **spans)
 
 
 SEND = sent_call("cp", "send")
@@ -175,9 +175,9 @@ def test_kernel_of_send_and_recv_counts_once() -> None:
     """NCCL launches one kernel for both, after both have been issued."""
     trace = make_trace(
         compute=[(0, 250)],
-        issued=[(10, 30), (40, 60), (310, 330), (340, 360)],
+        issue_spans=[(10, 30), (40, 60), (310, 330), (340, 360)],
         comm=[(200, 300), (500, 600)],
-        launched=[65, 365],
+        launch_times=[65, 365],
     )
     matched = held_against(trace, [SEND, RECV, SEND, RECV])
     assert matched.spans == [(200, 300), (200, 300), (500, 600), (500, 600)]
@@ -190,9 +190,9 @@ def test_kernel_of_send_and_recv_counts_once() -> None:
 
 def test_call_without_kernel_is_unseen() -> None:
     trace = make_trace(
-        issued=[(10, 30), (40, 60)],
+        issue_spans=[(10, 30), (40, 60)],
         comm=[(100, 600)],
-        launched=[50],
+        launch_times=[50],
     )
     calls = [sent_call("dp", "all_reduce"), sent_call("tp", "all_reduce")]
     matched = held_against(trace, calls)
@@ -203,9 +203,9 @@ def test_call_without_kernel_is_unseen() -> None:
 @pytest.mark.parametrize(("axes", "axis"), [(["dp", "tp"], OTHER), (["dp", "dp"], "dp")])
 def test_kernel_of_no_call_hides_axes(axes: list[str], axis: str) -> None:
     trace = make_trace(
-        issued=[(10, 30), (40, 60)],
+        issue_spans=[(10, 30), (40, 60)],
         comm=[(100, 200), (200, 300), (300, 400)],
-        launched=[20, 50, None],
+        launch_times=[20, 50, None],
     )
     calls = [sent_call(name, "all_reduce") for name in axes]
     matched = held_against(trace, calls)
@@ -216,9 +216,9 @@ def test_kernel_of_no_call_hides_axes(axes: list[str], axis: str) -> None:
 def test_device_waits_for_exposed_communication() -> None:
     trace = make_trace(
         compute=[(0, 800)],
-        issued=[(10, 30)],
+        issue_spans=[(10, 30)],
         comm=[(100, 850)],
-        launched=[20],
+        launch_times=[20],
     )
     assert waited(trace) == pytest.approx(50 * NS)
 

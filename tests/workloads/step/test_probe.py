@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from parbench.bench.results.metrics import value
+from parbench.bench.results.metrics import make_value
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.probe import moment, run_probes, seconds_of, take_turns
@@ -34,7 +34,7 @@ class BudgetProbe:
 
     def summarise(self, budgets: Sequence[float]) -> Explanation:
         return Explanation(
-            metrics={"ect": value("ect", sum(budgets))},
+            metrics={"ect": make_value("ect", sum(budgets))},
             details={self.name: list(budgets)},
             notes=(self.name,),
         )

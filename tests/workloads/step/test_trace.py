@@ -7,14 +7,20 @@ from typing import Any
 import torch
 
 from parbench.bench.results.spans import Span, gaps, length
-from parbench.bench.results.traced import STEP, Trace, TraceEvent, on_device, rank_timeline
+from parbench.bench.results.step_trace import (
+    STEP,
+    StepTrace,
+    TraceEvent,
+    build_device_trace,
+    build_rank_timeline,
+)
 from parbench.workloads.step.probe import trace_step
 
 NAP_NS = 20_000_000
 US = 1000
 
 
-def trace_on_cpu(step: Callable[[], object]) -> Trace:
+def trace_on_cpu(step: Callable[[], object]) -> StepTrace:
     device = torch.device("cpu")
     trace_step(step, device)  # torch initializes its profiler within the first trace
     return trace_step(step, device)
@@ -37,42 +43,42 @@ def test_trace_of_compute_and_sleep() -> None:
     assert_inside(trace.compute, trace.step)
     assert trace.comm == []
     assert trace.copies == []
-    nap = max(gaps(trace.busy, trace.step), key=lambda span: length([span]))
+    nap = max(gaps(trace.host_busy, trace.step), key=lambda span: length([span]))
     assert length([nap]) >= NAP_NS
     assert trace.compute[0][1] <= nap[0]
     assert nap[1] <= trace.compute[-1][0]
 
 
 def make_event(name: str, start_ns: int, stop_ns: int, **attributes: Any) -> TraceEvent:
-    kind = {"device": True, "asynchronous": False, "thread": 1, **attributes}
+    kind = {"is_device": True, "is_async": False, "thread": 1, **attributes}
     return TraceEvent(name=name, start_ns=start_ns, stop_ns=stop_ns, **kind)
 
 
 def test_trace_of_device() -> None:
     """Kineto repeats annotated ranges on the device, where they are not kernels."""
     events = [
-        make_event(STEP, 0, 1000, device=False),
-        make_event("c10d::allreduce_", 100, 150, device=False),
-        make_event("cuLaunchKernelEx", 110, 115, device=False, correlation=7),
-        make_event(STEP, 0, 1000, annotation=True),
-        make_event("nccl:all_reduce", 300, 740, annotation=True),
+        make_event(STEP, 0, 1000, is_device=False),
+        make_event("c10d::allreduce_", 100, 150, is_device=False),
+        make_event("cuLaunchKernelEx", 110, 115, is_device=False, correlation=7),
+        make_event(STEP, 0, 1000, is_annotation=True),
+        make_event("nccl:all_reduce", 300, 740, is_annotation=True),
         make_event("ampere_sgemm_128x64", 0, 400),
         make_event("ncclDevKernel_AllReduce_Sum_f32", 300, 740, correlation=7),
         make_event("Memcpy DtoD (Device -> Device)", 740, 760),
         make_event("Memset (Device)", 750, 770),
         make_event("vectorized_elementwise_kernel", 770, 1000),
     ]
-    trace = on_device(events, 1e-6)
+    trace = build_device_trace(events, 1e-6)
     assert trace.compute == [(0, 400), (770, 1000)]
     assert trace.comm == [(300, 740)]
     assert trace.copies == [(740, 770)]
-    assert trace.issued == [(100, 150)]
-    assert trace.launched == [110]
+    assert trace.issue_spans == [(100, 150)]
+    assert trace.launch_times == [110]
     assert trace.kernels == 3
 
 
 def test_rank_timeline_is_clipped_to_step() -> None:
-    trace = Trace(
+    trace = StepTrace(
         step=(5 * US, 25 * US),
         wall_seconds=20e-6,
         compute=[(4 * US, 10 * US)],
@@ -81,7 +87,7 @@ def test_rank_timeline_is_clipped_to_step() -> None:
         phases=[("forward", (5 * US, 14 * US))],
     )
     calls = [("dp", "all_reduce", trace.comm[0])]
-    timeline = rank_timeline(1, trace, calls, late_ns=3 * US)
+    timeline = build_rank_timeline(1, trace, calls, late_ns=3 * US)
     assert timeline.start_us == 3.0
     assert timeline.stop_us == 23.0
     intervals = [(i.stream, i.name, i.start_us, i.stop_us) for i in timeline.intervals]

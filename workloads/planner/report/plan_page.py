@@ -7,7 +7,16 @@ import msgspec
 
 from parbench.bench.results import details
 from parbench.bench.results.details import COMPONENTS
-from parbench.bench.results.document import Cell, Column, Document, Gantt, Part, Points, Stacks, Table
+from parbench.bench.results.document import (
+    Cell,
+    Document,
+    DocumentColumn,
+    DocumentPart,
+    DocumentTable,
+    GanttChart,
+    ScatterPlot,
+    StackedBars,
+)
 from parbench.workloads.costs.memory import schedule_of
 from parbench.workloads.pipeline_parallel.bubbles import facts_of, rows_of
 from parbench.workloads.planner.candidates import Wanted
@@ -37,7 +46,7 @@ def search_document(
     """
     best = found.best[0]
     num_refused = sum(found.refused.values())
-    candidates = Part(
+    candidates = DocumentPart(
         id="candidates",
         title="Candidates",
         tables=[_candidates(found, top), *_front(found), _refused(found, wanted)],
@@ -65,11 +74,11 @@ def dry_run_document(
 def with_variants(document: Document, run: DryRun, seconds: Seconds | None = None) -> Document:
     """Return the page of a plan: its document with the step of ``run`` in full and what-if variants."""
     parts = [part for part in document.parts if part.id != "step"]
-    variants = Part(id="variants", title="Variants", tables=[what_if_table(run, seconds)])
+    variants = DocumentPart(id="variants", title="Variants", tables=[what_if_table(run, seconds)])
     return replace(document, parts=[*parts[:-1], _step_part(run, seconds), variants, parts[-1]])
 
 
-def _document(run: DryRun, parts: Sequence[Part], problem: str = "") -> Document:
+def _document(run: DryRun, parts: Sequence[DocumentPart], problem: str = "") -> Document:
     spec, usable = run.spec, run.hardware.usable_bytes
     return Document(
         name=f"plan {spec.name} on {spec.world} GPUs",
@@ -85,14 +94,14 @@ def _document(run: DryRun, parts: Sequence[Part], problem: str = "") -> Document
     )
 
 
-def _step_part(run: DryRun, seconds: Seconds | None) -> Part:
+def _step_part(run: DryRun, seconds: Seconds | None) -> DocumentPart:
     used = run.fullest.memory.total / run.hardware.usable_bytes
     per_gpu = run.tokens_per_second / run.spec.world
     summary = (
         f"{run.tokens_per_second:,.0f} tokens/s, {per_gpu:,.0f} per GPU, {run.model_flops_per_second / 1e12:.4g} "
         f"TFLOP/s per GPU, MFU {run.mfu:.1%}, memory {used:.0%} of {run.hardware.usable_bytes / GIGA:.1f} GB usable"
     )
-    return Part(
+    return DocumentPart(
         id="step",
         title="The step",
         tables=[_step(run, seconds), *_axes(run), _memory(run)],
@@ -100,16 +109,16 @@ def _step_part(run: DryRun, seconds: Seconds | None) -> Part:
     )
 
 
-def _assumptions(run: DryRun, notes: Sequence[str], *, explain: bool) -> Part:
-    assumed = Table(
+def _assumptions(run: DryRun, notes: Sequence[str], *, explain: bool) -> DocumentPart:
+    assumed = DocumentTable(
         id="assumptions",
         title="Assumptions",
         caption="declared, not measured; --hardware FILE.toml changes them",
-        columns=[Column(title="assumed", help="a rate, a share or a source")],
+        columns=[DocumentColumn(title="assumed", help="a rate, a share or a source")],
         rows=[[assumption] for assumption in assumptions(run.hardware, run.spec.element_bytes, notes)],
     )
     formulas = [_formulas(run)] if explain else []
-    return Part(id="formulas", title="Formulas and assumptions", tables=[*formulas, assumed])
+    return DocumentPart(id="formulas", title="Formulas and assumptions", tables=[*formulas, assumed])
 
 
 def label_of(run: DryRun) -> str:
@@ -127,13 +136,13 @@ def _limit(hardware: Hardware) -> tuple[float, str]:
 
 
 _COLUMNS = (
-    Column(title="mesh", help="axes and their ranks, outermost first"),
-    Column(title="taken with", help="what is chosen beside the mesh"),
-    Column(title="bound by", help="what most of the step is lost to, or compute"),
-    Column(title="step", help="seconds of a step", unit="s"),
-    Column(title="tokens/s", help="of all GPUs", unit="number"),
-    Column(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
-    Column(title="memory", help="of the fullest rank", unit="GB"),
+    DocumentColumn(title="mesh", help="axes and their ranks, outermost first"),
+    DocumentColumn(title="taken with", help="what is chosen beside the mesh"),
+    DocumentColumn(title="bound by", help="what most of the step is lost to, or compute"),
+    DocumentColumn(title="step", help="seconds of a step", unit="s"),
+    DocumentColumn(title="tokens/s", help="of all GPUs", unit="number"),
+    DocumentColumn(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
+    DocumentColumn(title="memory", help="of the fullest rank", unit="GB"),
 )
 
 
@@ -143,10 +152,10 @@ def _row(run: DryRun) -> list[Cell]:
     return [*words, run.seconds, run.tokens_per_second, run.mfu, memory]
 
 
-def _candidates(found: Found, top: int) -> Table:
+def _candidates(found: Found, top: int) -> DocumentTable:
     shown = found.best[:top]
     bars = shown[:MOST_BARS]
-    return Table(
+    return DocumentTable(
         id="meshes",
         title="The fastest",
         caption="each mesh once, with as much checkpointing as it needs",
@@ -154,16 +163,16 @@ def _candidates(found: Found, top: int) -> Table:
         rows=list(map(_row, shown)),
         notes=[f"{run.spec.mesh_text}: {caveat}." for run in shown for caveat in run.caveats],
         figures=[
-            Stacks(
+            StackedBars(
                 title="Where the step's time goes",
-                told="Of the busiest rank; checkpointing, schedule and microbatch after the mesh.",
-                of="step",
+                caption="Of the busiest rank; checkpointing, schedule and microbatch after the mesh.",
+                quantity="step",
                 bars={label_of(run): run.parts for run in bars},
             ),
-            Stacks(
+            StackedBars(
                 title="What memory holds",
-                told="Of the fullest rank.",
-                of="memory",
+                caption="Of the fullest rank.",
+                quantity="memory",
                 bars={label_of(run): _held(run.fullest) for run in bars},
                 limit=_limit(found.best[0].hardware),
             ),
@@ -171,23 +180,23 @@ def _candidates(found: Found, top: int) -> Table:
     )
 
 
-def _front(found: Found) -> list[Table]:
+def _front(found: Found) -> list[DocumentTable]:
     """Return the table of candidates that need less memory, none where the fastest needs least."""
     if len(found.front) < 2:
         return []
     points = {label_of(run): (run.seconds, run.fullest.memory.total / GIGA) for run in (*found.best, *found.front)}
-    table = Table(
+    table = DocumentTable(
         id="front",
         title="Less memory for more time",
         caption="each needs a tenth less memory than any that is faster",
         columns=_COLUMNS,
         rows=list(map(_row, found.front)),
         figures=[
-            Points(
+            ScatterPlot(
                 title="Time against memory",
-                told="Joined are those of the table, beside the fastest meshes.",
-                x=Column(title="step time", unit="s"),
-                y=Column(title="memory of the fullest rank", unit="GB"),
+                caption="Joined are those of the table, beside the fastest meshes.",
+                x=DocumentColumn(title="step time", unit="s"),
+                y=DocumentColumn(title="memory of the fullest rank", unit="GB"),
                 points=points,
                 front=[label_of(run) for run in found.front],
             )
@@ -196,35 +205,35 @@ def _front(found: Found) -> list[Table]:
     return [table]
 
 
-def _refused(found: Found, wanted: Wanted) -> Table:
-    return Table(
+def _refused(found: Found, wanted: Wanted) -> DocumentTable:
+    return DocumentTable(
         id="refused",
         title="Refused",
         caption="one of each kind, with its numbers",
-        columns=[Column(title="rule", help="what does not hold, or how much memory lacks")],
+        columns=[DocumentColumn(title="rule", help="what does not hold, or how much memory lacks")],
         rows=[[rule] for rule in refusals_of(found, wanted)],
     )
 
 
-def _step(run: DryRun, seconds: Seconds | None) -> Table:
-    figures: list[Stacks | Gantt] = []
+def _step(run: DryRun, seconds: Seconds | None) -> DocumentTable:
+    figures: list[StackedBars | GanttChart] = []
     if run.spec.size("pp") > 1:
         facts, microbatches = _pipeline(run, seconds), run.spec.microbatches
         told = f"{run.spec.schedule}, simulated with each stage's times and the link's latency."
         if facts.microbatches < microbatches:
             told += f" Of {microbatches} microbatches {facts.microbatches} are drawn: the others repeat the middle."
-        figures.append(Gantt(title="The pipeline", told=told, facts=facts))
+        figures.append(GanttChart(title="The pipeline", caption=told, facts=facts))
     else:
         bars = {run.spec.mesh_text: run.parts}
-        figures.append(Stacks(title="The step", told="Of the busiest rank.", of="step", bars=bars))
-    return Table(
+        figures.append(StackedBars(title="The step", caption="Of the busiest rank.", quantity="step", bars=bars))
+    return DocumentTable(
         id="time",
         title="Where the time of a step goes",
         caption="of the busiest rank",
         columns=[
-            Column(title="part", help="what it goes to"),
-            Column(title="time", help="of a step", unit="s"),
-            Column(title="share", help="of the step", unit="share"),
+            DocumentColumn(title="part", help="what it goes to"),
+            DocumentColumn(title="time", help="of a step", unit="s"),
+            DocumentColumn(title="share", help="of the step", unit="share"),
         ],
         rows=[[name, value, value / run.seconds] for name, value in (*run.parts.items(), ("step", run.seconds))],
         notes=[*([f"Bubble: {run.bubble_method}."] if run.spec.size("pp") > 1 else []), *map(str, run.caveats)],
@@ -240,7 +249,7 @@ def _pipeline(run: DryRun, seconds: Seconds | None) -> details.PipelineDetails:
     return msgspec.structs.replace(facts_of(schedule_of(spec)), predicted=predicted)
 
 
-def _axes(run: DryRun) -> list[Table]:
+def _axes(run: DryRun) -> list[DocumentTable]:
     rows: list[list[Cell]] = [
         [
             axis.name,
@@ -253,40 +262,40 @@ def _axes(run: DryRun) -> list[Table]:
         ]
         for axis in run.axes
     ]
-    table = Table(
+    table = DocumentTable(
         id="axes",
         title="Communication by axis",
         caption="of a step; bytes of the rank that sends most",
         columns=[
-            Column(title="axis", help="of the mesh"),
-            Column(title="where", help="which links it takes"),
-            Column(title="sent", help="by a rank, ring-optimal", unit="GB"),
-            Column(title="takes", help="all of it", unit="s"),
-            Column(title="hidden", help="beside compute", unit="s"),
-            Column(title="adds", help="to the step", unit="s"),
-            Column(title="exposed", help="by what rule"),
+            DocumentColumn(title="axis", help="of the mesh"),
+            DocumentColumn(title="where", help="which links it takes"),
+            DocumentColumn(title="sent", help="by a rank, ring-optimal", unit="GB"),
+            DocumentColumn(title="takes", help="all of it", unit="s"),
+            DocumentColumn(title="hidden", help="beside compute", unit="s"),
+            DocumentColumn(title="adds", help="to the step", unit="s"),
+            DocumentColumn(title="exposed", help="by what rule"),
         ],
         rows=rows,
     )
     return [table] if rows else []
 
 
-def _memory(run: DryRun) -> Table:
-    return Table(
+def _memory(run: DryRun) -> DocumentTable:
+    return DocumentTable(
         id="memory",
         title="Memory",
         caption="of the ranks that differ, an upper bound: the peaks of components need not meet",
         columns=[
-            Column(title="rank", help="its place in the pipeline"),
-            *(Column(title=name, help=f"bytes of {name}", unit="GB") for name in COMPONENTS),
-            Column(title="total", help="all components at once", unit="GB"),
+            DocumentColumn(title="rank", help="its place in the pipeline"),
+            *(DocumentColumn(title=name, help=f"bytes of {name}", unit="GB") for name in COMPONENTS),
+            DocumentColumn(title="total", help="all components at once", unit="GB"),
         ],
         rows=[[held.at.words, *_held(held).values(), held.memory.total / GIGA] for held in run.ranks],
         figures=[
-            Stacks(
+            StackedBars(
                 title="What memory holds",
-                told="Of each kind of rank.",
-                of="memory",
+                caption="Of each kind of rank.",
+                quantity="memory",
                 bars={held.at.words: _held(held) for held in run.ranks},
                 limit=_limit(run.hardware),
             )
@@ -294,17 +303,17 @@ def _memory(run: DryRun) -> Table:
     )
 
 
-def _formulas(run: DryRun) -> Table:
-    return Table(
+def _formulas(run: DryRun) -> DocumentTable:
+    return DocumentTable(
         id="equations",
         title="Formulas",
         caption="each with its numbers in the same order",
         columns=[
-            Column(title="what", help="what it is"),
-            Column(title="equation", help="in symbols"),
-            Column(title="numbers", help="in the same order"),
-            Column(title="value", help="in its unit"),
-            Column(title="source", help="who found it"),
+            DocumentColumn(title="what", help="what it is"),
+            DocumentColumn(title="equation", help="in symbols"),
+            DocumentColumn(title="numbers", help="in the same order"),
+            DocumentColumn(title="value", help="in its unit"),
+            DocumentColumn(title="source", help="who found it"),
         ],
         rows=[
             [one.name, one.equation, one.numbers, f"{one.value:,.4g} {one.unit}".rstrip(), one.source]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
-from parbench.bench.results.document import Cell, Column, Stacks, Table
+from parbench.bench.results.document import Cell, DocumentColumn, DocumentTable, StackedBars
 from parbench.bench.text import UserError
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.dry_run import DryRun, dry_run
@@ -51,7 +51,7 @@ def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, 
         yield "twice the GPUs", same.refusal() or priced(step=same)
 
 
-def what_if_table(run: DryRun, seconds: Seconds | None) -> Table:
+def what_if_table(run: DryRun, seconds: Seconds | None) -> DocumentTable:
     told = dict(what_if(run, seconds))
     a_gpu = run.tokens_per_second / run.spec.world
     rows: list[list[Cell]] = []
@@ -64,25 +64,25 @@ def what_if_table(run: DryRun, seconds: Seconds | None) -> Table:
         fits = "" if other.fits else "does not fit"
         bound = "; ".join(filter(None, (binding_of(other), fits)))
         rows.append([name, other.seconds, of_each, of_each / a_gpu - 1, other.mfu, memory, bound])
-    return Table(
+    return DocumentTable(
         id="what-if",
         title="What if",
         caption="one thing otherwise, all else as it is",
         columns=[
-            Column(title="with", help="what would be otherwise"),
-            Column(title="step", help="seconds of a step", unit="s"),
-            Column(title="tokens/s a GPU", help="of each GPU", unit="number"),
-            Column(title="change", help="of tokens/s a GPU", unit="share"),
-            Column(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
-            Column(title="memory", help="of the fullest rank", unit="GB"),
-            Column(title="bound by", help="what most of the step is lost to, or compute"),
+            DocumentColumn(title="with", help="what would be otherwise"),
+            DocumentColumn(title="step", help="seconds of a step", unit="s"),
+            DocumentColumn(title="tokens/s a GPU", help="of each GPU", unit="number"),
+            DocumentColumn(title="change", help="of tokens/s a GPU", unit="share"),
+            DocumentColumn(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
+            DocumentColumn(title="memory", help="of the fullest rank", unit="GB"),
+            DocumentColumn(title="bound by", help="what most of the step is lost to, or compute"),
         ],
         rows=rows,
         figures=[
-            Stacks(
+            StackedBars(
                 title="What if",
-                told="The step with one thing otherwise.",
-                of="step",
+                caption="The step with one thing otherwise.",
+                quantity="step",
                 bars={name: other.parts for name, other in told.items() if not isinstance(other, str)},
             )
         ],

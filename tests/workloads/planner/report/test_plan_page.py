@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from parbench.bench.results.document import Gantt, Points
+from parbench.bench.results.document import GanttChart, ScatterPlot
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.report.plan_page import dry_run_document, search_document
 from parbench.workloads.planner.search import search
@@ -23,16 +23,16 @@ def test_search_document_lists_and_draws_candidates() -> None:
     memory = [run.fullest.memory.total / 1e9 for run in result.front]
     assert [row[-1] for row in front.rows] == memory
     [points] = front.figures
-    assert isinstance(points, Points)
+    assert isinstance(points, ScatterPlot)
     assert {*points.front} <= points.points.keys()
     assert any("too large" in str(row[0]) for row in refused.rows)
 
 
-def draw_pipeline(microbatches: int) -> Gantt:
+def draw_pipeline(microbatches: int) -> GanttChart:
     spec = make_spec("pp=4,tp=8", "llama3-70b", microbatches=microbatches)
     document = dry_run_document(dry_run(spec, H100))
     [gantt] = document.parts[0].tables[0].figures
-    assert isinstance(gantt, Gantt)
+    assert isinstance(gantt, GanttChart)
     return gantt
 
 
@@ -44,7 +44,7 @@ def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
     assert rows is not None
     assert [len(row) for row in rows] == [2 * num_drawn] * 4
     is_shortened = num_drawn < microbatches
-    assert ("Of 512 microbatches 40 are drawn" in gantt.told) == is_shortened
+    assert ("Of 512 microbatches 40 are drawn" in gantt.caption) == is_shortened
 
 
 def test_page_is_complete_offline(tmp_path: Path, plan_command: PlanCommand) -> None:

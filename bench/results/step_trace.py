@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import attrgetter
 
 from parbench.bench.results.records import COMM, COPY, Interval, RankTimeline
 from parbench.bench.results.records import COMPUTE as COMPUTE_STREAM
@@ -58,20 +59,24 @@ class TraceEvent:
     start_ns: int
     stop_ns: int
     thread: int
-    device: bool
+    is_device: bool
     """True for an event of the device, False for one of the host."""
-    asynchronous: bool
-    annotation: bool = False
+    is_async: bool
+    is_annotation: bool = False
     """True for a named range. Torch repeats those of the host on the device, around kernels."""
     correlation: int = 0
     """The number of an operator or of a kernel's launch, which have separate numbers. 0 is none."""
-    linked: int = 0
+    operator_correlation: int = 0
     """The correlation of the innermost operator that launched a kernel, 0 if unknown."""
     call: CallFacts | None = None
 
+    @property
+    def span(self) -> Span:
+        return self.start_ns, self.stop_ns
+
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class StepTrace:
     """The spans of a profiled step."""
 
     step: Span
@@ -82,17 +87,17 @@ class Trace:
     comm: list[Span] = field(default_factory=list)
     """Each call of communication in order: from its issue to its end, on a device its kernel."""
     copies: list[Span] = field(default_factory=list)
-    called: list[Span] = field(default_factory=list)
+    host_comm: list[Span] = field(default_factory=list)
     """The time in which the host issues communication, or waits for it in an operator of torch."""
-    busy: list[Span] = field(default_factory=list)
+    host_busy: list[Span] = field(default_factory=list)
     """The time in which the host is in any operator."""
-    began_ns: int = 0
+    start_ns: int = 0
     """The start of the step on the clock of ``time.perf_counter_ns``."""
     phases: list[tuple[str, Span]] = field(default_factory=list)
     """The ranges that the step names itself, such as forward."""
-    issued: list[Span] | None = None
+    issue_spans: list[Span] | None = None
     """On a device, the time in which the host issues each call. None on a host."""
-    launched: list[int | None] = field(default_factory=list)
+    launch_times: list[int | None] = field(default_factory=list)
     """On a device, the launch of the kernel of each call of communication, None if unknown."""
     facts: list[CallFacts | None] = field(default_factory=list)
     """The facts about each call in ``comm``, none in a profile that has no such facts."""
@@ -101,7 +106,7 @@ class Trace:
 
 
 @lru_cache(maxsize=1 << 12)
-def operation_of(name: str) -> str:
+def parse_operation(name: str) -> str:
     """Return the operation of a call, a kernel or a range of gloo, its name if it is unknown."""
     short_name = name.removeprefix("c10d::").removeprefix("gloo:")
     normalized = re.sub(r"^nccl(Dev)?Kernel_|_", "", short_name).lower()
@@ -109,16 +114,15 @@ def operation_of(name: str) -> str:
     return OPERATIONS[max(prefixes, key=len)] if prefixes else short_name
 
 
-def on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
+def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
     """Return the trace of a step on the host: operators of its thread, and the events of gloo."""
     step = next(event for event in events if event.name == STEP)
-    own = [event for event in events if event.thread == step.thread and not event.asynchronous]
-    calls = [event for event in events if event.name.startswith(_ISSUE) and not event.asynchronous]
-    transfers = [event for event in events if event.name.startswith("gloo:") and event.asynchronous]
-    calls.sort(key=_span)
-    transfers.sort(key=_span)
-    issued = _spans(calls)
-    comm = _spans(transfers) or issued
+    own = [event for event in events if event.thread == step.thread and not event.is_async]
+    calls = [event for event in events if event.name.startswith(_ISSUE) and not event.is_async]
+    transfers = [event for event in events if event.name.startswith("gloo:") and event.is_async]
+    calls.sort(key=attrgetter("span"))
+    transfers.sort(key=attrgetter("span"))
+    comm = _list_spans(transfers) or _list_spans(calls)
     facts = [event.call for event in transfers]
     if len(calls) == len(transfers):  # transfers begin in the order of their issue
         comm = []
@@ -126,88 +130,84 @@ def on_host(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
             start = min(call.start_ns, transfer.start_ns)
             comm.append((start, max(call.stop_ns, transfer.stop_ns)))
             if transfer.call is not None:  # gloo implements some operations by others
-                facts[number] = replace(transfer.call, op=operation_of(call.name))
+                facts[number] = replace(transfer.call, op=parse_operation(call.name))
     operators = [event for event in own if event.name.startswith("aten::")]
-    arithmetic = _spans([*operators, *(event for event in own if event.name == COMPUTE)])
-    called = union([*issued, *_spans(event for event in own if event.name == _WAIT)])
-    return Trace(
-        step=_span(step),
+    simulated_compute = [event for event in own if event.name == COMPUTE]
+    arithmetic = _list_spans([*operators, *simulated_compute])
+    waits = [event for event in own if event.name == _WAIT]
+    host_comm = union(_list_spans([*calls, *waits]))
+    return StepTrace(
+        step=step.span,
         wall_seconds=wall_seconds,
-        compute=difference(arithmetic, called),
+        compute=difference(arithmetic, host_comm),
         comm=comm,
-        copies=[],
-        called=called,
-        busy=union([*arithmetic, *called]),
+        host_comm=host_comm,
+        host_busy=union([*arithmetic, *host_comm]),
         facts=facts,
     )
 
 
-def on_device(events: Sequence[TraceEvent], wall_seconds: float) -> Trace:
+def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
     """Return the trace of a step on the device: its kernels, with those of NCCL, and its copies."""
-    step = next(event for event in events if event.name == STEP and not event.device)
-    host = [event for event in events if not event.device and not event.asynchronous]
-    issued = [event for event in host if event.name.startswith(_ISSUE)]
-    within_issue = [event for event in host if event.name == _WITHIN_ISSUE]
-    calls = {event.correlation: event.start_ns for event in (*issued, *within_issue)}
+    step = next(event for event in events if event.name == STEP and not event.is_device)
+    host = [event for event in events if not event.is_device and not event.is_async]
+    calls = [event for event in host if event.name.startswith(_ISSUE)]
+    waits = [event for event in host if event.name == _WAIT]
+    operators = [event for event in host if event.name.startswith("aten::")]
+    within_calls = [event for event in host if event.name == _WITHIN_ISSUE]
     launches = [event for event in host if event.name.startswith(_LAUNCH)]
+    call_times = {event.correlation: event.start_ns for event in (*calls, *within_calls)}
     launch_times = {event.correlation: event.start_ns for event in launches}
-    compute: list[Span] = []
-    copies: list[Span] = []
-    comm: list[tuple[Span, int | None, CallFacts | None]] = []
-    for event in events:
-        if not event.device or event.annotation:
-            continue
-        if event.name.startswith("nccl"):
-            launched = calls.get(event.linked) if event.linked else None
-            if launched is None:
-                launched = launch_times.get(event.correlation)
-            comm.append((_span(event), launched, event.call))
-        elif event.name.startswith(("Memcpy", "Memset")):
-            copies.append(_span(event))
-        else:
-            compute.append(_span(event))
-    comm.sort(key=lambda kernel: kernel[0])
-    called = union([*_spans(issued), *_spans(event for event in host if event.name == _WAIT)])
-    return Trace(
-        step=_span(step),
+    work = [event for event in events if event.is_device and not event.is_annotation]
+    work.sort(key=attrgetter("span"))
+    nccl = [event for event in work if event.name.startswith("nccl")]
+    copies = [event for event in work if event.name.startswith(("Memcpy", "Memset"))]
+    compute = [event for event in work if not event.name.startswith(("nccl", "Memcpy", "Memset"))]
+
+    def find_launch(kernel: TraceEvent) -> int | None:
+        """Return the start of the call that launched a kernel, otherwise that of its launch."""
+        launch = launch_times.get(kernel.correlation)
+        if not kernel.operator_correlation:
+            return launch
+        return call_times.get(kernel.operator_correlation, launch)
+
+    host_comm = union(_list_spans([*calls, *waits]))
+    return StepTrace(
+        step=step.span,
         wall_seconds=wall_seconds,
-        compute=union(compute),
-        comm=[span for span, _, _ in comm],
-        copies=union(copies),
-        called=called,
-        busy=union([*_spans(event for event in host if event.name.startswith("aten::")), *called]),
-        issued=_spans(issued),
-        launched=[launched for _, launched, _ in comm],
-        facts=[facts for _, _, facts in comm],
-        kernels=len(compute) + len(comm),
+        compute=union(_list_spans(compute)),
+        comm=_list_spans(nccl),
+        copies=union(_list_spans(copies)),
+        host_comm=host_comm,
+        host_busy=union([*_list_spans(operators), *host_comm]),
+        issue_spans=_list_spans(calls),
+        launch_times=[find_launch(kernel) for kernel in nccl],
+        facts=[kernel.call for kernel in nccl],
+        kernels=len(compute) + len(nccl),
     )
 
 
-def phases_of(events: Iterable[TraceEvent]) -> list[tuple[str, Span]]:
+def list_phases(events: Iterable[TraceEvent]) -> list[tuple[str, Span]]:
     """Return the ranges that a step names, otherwise those that torch names for optimizers."""
-    ranges = [event for event in events if event.annotation and not event.device]
-    ranges.sort(key=_span)
-    phases = [
-        (event.name.removeprefix(PHASE), _span(event))
-        for event in ranges
-        if event.name.startswith(PHASE) and event.name not in (STEP, COMPUTE)
-    ]
-    if phases:
-        return phases
-    return [(OPTIMIZER, _span(event)) for event in ranges if event.name.startswith(_OPTIMIZER_STEP)]
+    ranges = [event for event in events if event.is_annotation and not event.is_device]
+    ranges.sort(key=attrgetter("span"))
+    phases = []
+    optimizers = []
+    for event in ranges:
+        if event.name.startswith(PHASE) and event.name not in (STEP, COMPUTE):
+            phases.append((event.name.removeprefix(PHASE), event.span))
+        elif event.name.startswith(_OPTIMIZER_STEP):
+            optimizers.append((OPTIMIZER, event.span))
+    return phases or optimizers
 
 
-def _spans(events: Iterable[TraceEvent]) -> list[Span]:
-    return sorted(_span(event) for event in events)
+def _list_spans(events: Iterable[TraceEvent]) -> list[Span]:
+    return sorted(event.span for event in events)
 
 
-def _span(event: TraceEvent) -> Span:
-    return event.start_ns, event.stop_ns
-
-
-def rank_timeline(
+def build_rank_timeline(
     rank: int,
-    trace: Trace,
+    trace: StepTrace,
     comm: Iterable[tuple[str, str, Span]],
     late_ns: int,
 ) -> RankTimeline:
