@@ -20,7 +20,6 @@ from statistics import variance
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from parbench.bench.results.stats import CONFIDENCE, WITHIN_LAUNCH, median, t_quantile
 
@@ -276,6 +275,8 @@ def _fit_line(sizes: _Array, times: _Array, scale: float) -> _Line:
 
 def _fit_line_from_start(sizes: _Array, times: _Array, fitted: _Array, scale: float) -> _Line:
     """Return a line by iteratively reweighted least squares, with no negative parameter."""
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
     roots = 1 / fitted
     largest = sizes[-1]
     for _ in range(_MAX_ITERATIONS):
