@@ -37,6 +37,8 @@ from parbench.bench.plan.plan import (
     BEYOND_CACHE,
     LARGE_BYTES,
     PRESETS,
+    FEW_CASES,
+    FEW_CASES_LAUNCHES,
     SHORT_LAUNCHES,
     SHORT_SECONDS_PER_CASE,
     Entry,
@@ -177,7 +179,8 @@ def _choose_duration(options: Options, preset: Preset, cases: Sequence[Case]) ->
     if options.preset is not None or not options.has_named_cases:
         return options.launches or preset.launches, preset.budget_seconds, preset.measure
     # The duration follows from the number of cases.
-    launches = options.launches or SHORT_LAUNCHES
+    default_launches = FEW_CASES_LAUNCHES if len(cases) <= FEW_CASES else SHORT_LAUNCHES
+    launches = options.launches or default_launches
     measure = msgspec.structs.replace(preset.measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
     return launches, short_budget(cases, measure, launches), measure
 
