@@ -35,10 +35,10 @@ from parbench.bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from parbench.bench.plan.params import Value, refuse_unknown
 from parbench.bench.plan.plan import (
     BEYOND_CACHE,
+    FEW_OPERATIONS,
+    FEW_OPERATIONS_LAUNCHES,
     LARGE_BYTES,
     PRESETS,
-    FEW_CASES,
-    FEW_CASES_LAUNCHES,
     SHORT_LAUNCHES,
     SHORT_SECONDS_PER_CASE,
     Entry,
@@ -48,6 +48,7 @@ from parbench.bench.plan.plan import (
     PlanFile,
     Preset,
     Skipped,
+    case_weight,
     parse_fault,
     read_plan_file,
     short_budget,
@@ -179,8 +180,9 @@ def _choose_duration(options: Options, preset: Preset, cases: Sequence[Case]) ->
     if options.preset is not None or not options.has_named_cases:
         return options.launches or preset.launches, preset.budget_seconds, preset.measure
     # The duration follows from the number of cases.
-    default_launches = FEW_CASES_LAUNCHES if len(cases) <= FEW_CASES else SHORT_LAUNCHES
-    launches = options.launches or default_launches
+    has_few_operations = sum(map(case_weight, cases)) <= FEW_OPERATIONS
+    launches = FEW_OPERATIONS_LAUNCHES if has_few_operations else SHORT_LAUNCHES
+    launches = options.launches or launches
     measure = msgspec.structs.replace(preset.measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
     return launches, short_budget(cases, measure, launches), measure
 

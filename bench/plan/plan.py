@@ -123,9 +123,9 @@ def case_weight(case: Case) -> float:
 
 SHORT_LAUNCHES = 3
 """The repetitions of a run of named cases: the least number of which an interval can be made."""
-FEW_CASES = 4
-FEW_CASES_LAUNCHES = 5
-"""The repetitions of a run of a few named cases, whose intervals are half as wide as of three."""
+FEW_OPERATIONS = 4
+FEW_OPERATIONS_LAUNCHES = 5
+"""The repetitions of a run of a few named operations; the intervals of three are twice as wide."""
 SHORT_SECONDS_PER_CASE = 0.3
 
 
