@@ -158,9 +158,8 @@ def render(results: Sequence[HostResult]) -> str:
     if len(by_device) > 1:
         parts = [f"{device} on {','.join(hosts)}" for device, hosts in by_device.items()]
         lines.append(f"hosts differ in what was checked: {listed(parts, 'and')}")
-        lines.append(
-            "     -> see parbench doctor there; --device cuda or --device cpu checks the same on all"
-        )
+        fix = "see parbench doctor there; --device cuda or --device cpu checks the same on all"
+        lines.append(f"     -> {fix}")
     for result in results:
         if result.health is None:
             lines.append(f"did not run  {result.host}: {result.problem}")

@@ -57,7 +57,8 @@ class Joined:
             return None
         if not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
             raise UserError(
-                "RANK and WORLD_SIZE are set, so ranks are there already; set MASTER_ADDR and MASTER_PORT too"
+                "RANK and WORLD_SIZE are set, so ranks are there already; "
+                "set MASTER_ADDR and MASTER_PORT too"
             )
         try:
             rank = int(environ["RANK"])
@@ -87,7 +88,8 @@ def choose_world(
     """
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError(
-            "torch is not installed in this Python environment: install it with pip install 'torch>=2.11'"
+            "torch is not installed in this Python environment: "
+            "install it with pip install 'torch>=2.11'"
         )
     check_known("--device", device, DEVICES)
     check_known("--backend", backend, BACKENDS)
@@ -182,7 +184,8 @@ def suggest_driver(machine: Machine) -> str:
     """Return the fix for a driver that is too old for torch."""
     major = _parse_major(machine.driver_cuda_version or "")
     return (
-        f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally), a newer driver, "
+        f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally), "
+        "a newer driver, "
         "or NVIDIA's cuda-compat package"
     )
 
