@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -29,6 +28,10 @@ class HostResult(msgspec.Struct, frozen=True, kw_only=True):
     host: str  # the name by which it was reached
     health: Health | None = None
     problem: str = ""
+
+    @property
+    def code(self) -> ExitCode:
+        return ExitCode.DID_NOT_RUN if self.health is None else self.health.code
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
@@ -108,13 +111,14 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
         if result.health is not None and not result.health.emulated:
             # The name by which a host was reached is unique. Its own name may be another's too.
             devices += [replace(device, host=result.host) for device in result.health.devices]
-    compared = iter(compare_with_peers(devices))
+    by_host: dict[str, list[Device]] = {}
+    for device in compare_with_peers(devices):
+        by_host.setdefault(device.host, []).append(device)
     new_results = []
     for result in results:
         health = result.health
-        if health is not None and not health.emulated:
-            devices_of_host = tuple(islice(compared, len(health.devices)))
-            health = replace(health, devices=devices_of_host)
+        if health is not None and result.host in by_host:
+            health = replace(health, devices=tuple(by_host[result.host]))
         new_results.append(replace(result, health=health))
     return tuple(new_results)
 
@@ -124,7 +128,7 @@ def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:
 
     If some hosts check GPUs and others cores, the latter may have GPUs that nothing has checked.
     """
-    codes = [ExitCode.DID_NOT_RUN if result.health is None else result.health.code for result in results]
+    codes = [result.code for result in results]
     if len(_group_by_device(results)) > 1:
         codes.append(ExitCode.DID_NOT_RUN)
     return combine_exit_codes(codes)
@@ -141,8 +145,8 @@ def _group_by_device(results: Sequence[HostResult]) -> dict[str, list[str]]:
 def render(results: Sequence[HostResult]) -> str:
     """Return a table of all devices, then the reasons why hosts and devices are not ok."""
     devices = [device for result in results if result.health for device in result.health.devices]
-    bad_hosts = [result.host for result in results if result.health and result.health.code == 1]
-    num_missing = sum(result.health is None or result.health.code == 4 for result in results)
+    bad_hosts = [result.host for result in results if result.code is ExitCode.BAD]
+    num_missing = sum(result.code is ExitCode.DID_NOT_RUN for result in results)
     lines = [f"{pluralize(len(results), 'host')}: {len(bad_hosts)} bad, {num_missing} did not run"]
     if devices:
         lines += render_devices(devices, with_host=True)
@@ -150,7 +154,8 @@ def render(results: Sequence[HostResult]) -> str:
     if len(by_device) > 1:
         parts = [f"{device} on {','.join(hosts)}" for device, hosts in by_device.items()]
         lines.append(f"hosts differ in what was checked: {format_list(parts, 'and')}")
-        lines.append("     -> see parbench doctor there; --device cuda or --device cpu checks the same on all")
+        fix = "see parbench doctor there; --device cuda or --device cpu checks the same on all"
+        lines.append(f"     -> {fix}")
     for result in results:
         if result.health is None:
             lines.append(f"did not run  {result.host}: {result.problem}")

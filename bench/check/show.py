@@ -6,8 +6,6 @@ from parbench.bench.check.cases import QUANTITIES
 from parbench.bench.check.health import Device, Health, Rate, Reason
 from parbench.bench.text import format_duration, format_list, format_table, pluralize
 
-# The topics of facts by the titles of their columns.
-_FACT_COLUMNS = {"clocks": "clocks", "memory": "memory", "PCIe": "pcie", "NVLink": "nvlink"}
 _TERA = 1e12
 _GIGA = 1e9
 
@@ -70,22 +68,15 @@ def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> lis
     """Return a line for each device with its rates and their distance from peers in per cent."""
     measured = {name for device in devices for name in device.rates}
     quantities = [quantity for quantity in QUANTITIES if quantity.name in measured]
-    facts = {
-        title: topic
-        for title, topic in _FACT_COLUMNS.items()
-        if any(device.facts.get(topic, "-") != "-" for device in devices)
-    }
     scales = _choose_scales(devices)
     titles = [f"{quantity.name} {scales[quantity.unit][1]}" for quantity in quantities]
-    hosts = ["host"] if with_host else []
-    rows = [["verdict", *hosts, "device", *titles, *facts]]
+    columns = ["verdict", "host", "device"] if with_host else ["verdict", "device"]
+    rows = [[*columns, *titles]]
     for device in devices:
         names = [device.host, device.name] if with_host else [device.name]
         rates = [_format_rate(device.rates.get(quantity.name), scales[quantity.unit][0]) for quantity in quantities]
-        cells = [device.facts.get(topic, "-") for topic in facts.values()]
-        rows.append([device.verdict, *names, *rates, *cells])
-    first = 2 + len(hosts)
-    return format_table(rows, right_aligned=range(first, first + len(quantities))).splitlines()
+        rows.append([device.verdict, *names, *rates])
+    return format_table(rows, right_aligned=range(len(columns), len(rows[0]))).splitlines()
 
 
 def _choose_scales(devices: Sequence[Device]) -> dict[str, tuple[float, str]]:

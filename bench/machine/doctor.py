@@ -188,18 +188,14 @@ def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Find
         _make_finding("steal time", _format(steal, "{:.1f} %"), (steal or 0) > STEAL_PERCENT),
         _make_finding("virtual machine", _VIRTUAL_FACTS[is_virtual], bool(is_virtual)),
         _examine_interface(environment),
-        _make_finding("memory", _format_size(memory, "available"), (memory or 0) < _MIN_MEMORY_BYTES),
-        _make_finding("/dev/shm", _format_size(shm, "in all"), is_shm_low),
-        _make_finding("swap", _format_size(swap, "in use"), bool(swap)),
+        _make_finding("memory", format_gibibytes(memory, "available"), (memory or 0) < _MIN_MEMORY_BYTES),
+        _make_finding("/dev/shm", format_gibibytes(shm, "in all"), is_shm_low),
+        _make_finding("swap", format_gibibytes(swap, "in use"), bool(swap)),
     ]
 
 
 def _format(value: float | None, template: str) -> str | None:
     return None if value is None else template.format(value)
-
-
-def _format_size(num_bytes: int | None, suffix: str) -> str | None:
-    return None if num_bytes is None else format_gibibytes(num_bytes, suffix)
 
 
 def _examine_interface(environment: Mapping[str, Any]) -> Finding:

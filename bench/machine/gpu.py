@@ -122,6 +122,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     """NVML's report of a host's GPUs."""
 
     gpus: tuple[Gpu, ...] = ()  # without GPUs that belong to others or do not answer
+    lost: tuple[int, ...] = ()  # the indices of GPUs that NVML counts and cannot read
     links: tuple[tuple[str, str, str], ...] = ()  # two UUIDs and their connection
     cuda_version: str | None = None  # the newest CUDA that the driver supports, with cuda-compat
     failure: GpuFailure = NO_FAILURE

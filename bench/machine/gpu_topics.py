@@ -90,8 +90,8 @@ def list_slowdowns(gpu: Gpu) -> list[str]:
     return list(reasons)
 
 
-def format_gibibytes(num_bytes: int, suffix: str) -> str:
-    return f"{num_bytes / (1 << 30):.2f} GiB {suffix}"
+def format_gibibytes(num_bytes: int | None, suffix: str) -> str | None:
+    return None if num_bytes is None else f"{num_bytes / (1 << 30):.2f} GiB {suffix}"
 
 
 def _has_busy_memory(gpu: Gpu) -> bool:
@@ -101,7 +101,7 @@ def _has_busy_memory(gpu: Gpu) -> bool:
 def _describe_processes(gpu: Gpu) -> str | None:
     # A container does not show processes of others.
     if not gpu.processes and _has_busy_memory(gpu):
-        return f"none shown, but {format_gibibytes(gpu.memory_used_bytes or 0, 'in use')}"
+        return f"none shown, but {format_gibibytes(gpu.memory_used_bytes, 'in use')}"
     if gpu.processes is None:
         return None
     return ", ".join(gpu.processes) or "none"

@@ -112,6 +112,7 @@ def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
 def make_report(*, has_details: bool) -> GpuReport:
     gpus = []
     handles = []
+    lost = []
     failure = NO_FAILURE
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
@@ -121,9 +122,11 @@ def make_report(*, has_details: bool) -> GpuReport:
         except pynvml.NVMLError_NoPermission:
             continue  # The GPU belongs to another job or container.
         except pynvml.NVMLError as error:
+            lost.append(index)
             failure = GpuFailure(kind="error", text=f"{error} (GPU {index})")
     return GpuReport(
         gpus=tuple(gpus),
+        lost=tuple(lost),
         links=read_links(handles, gpus) if has_details else (),
         cuda_version=_read_cuda_version() if has_details else None,
         failure=failure,

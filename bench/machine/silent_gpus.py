@@ -42,6 +42,8 @@ def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path =
     kernel_gpus = _read_kernel_gpus(driver_folder)
     excluded = {gpu.minor for gpu in kernel_gpus if gpu.is_excluded}
     minors = [minor for minor in _list_openable_minors(root) if minor not in excluded]
+    if not minors and report.lost:
+        return tuple(str(index) for index in report.lost if _is_visible(environ, index, None))
     if not minors:
         return _find_without_nodes(report, kernel_gpus, driver_folder, root)
     candidates = [gpu for gpu in kernel_gpus if gpu.minor in minors]

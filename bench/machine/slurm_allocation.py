@@ -121,8 +121,8 @@ def inspect_rank_machine(environ: Mapping[str, str], allocation: Allocation | No
             return machine
         problem = machine
     raise UserError(
-        f"--launcher srun: this host is not a node of job {allocation.job}, and srun did not report "
-        f"what its nodes have: {problem}; start parbench in an sbatch script, or on a node"
+        f"--launcher srun: this host is not a node of job {allocation.job}, "
+        f"and srun did not report what its nodes have: {problem}; start parbench in an sbatch script, or on a node"
     )
 
 

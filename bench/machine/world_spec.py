@@ -178,7 +178,8 @@ def suggest_driver(machine: Machine) -> str:
     """Return the fix for a driver that is too old for torch."""
     major = _parse_major(machine.driver_cuda_version or "")
     return (
-        f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally), a newer driver, "
+        f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally), "
+        "a newer driver, "
         "or NVIDIA's cuda-compat package"
     )
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.operations.data_pattern import DataPattern, poison
-from parbench.bench.operations.operation import Operation, describe
+from parbench.bench.operations.operation import Operation, describe, make_pattern
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.groups import skewed_counts
 from parbench.bench.world.benchmark import Benchmark, Description
@@ -34,7 +34,7 @@ def all_reduce(
     redop: str = "sum",
     placement: str = IN_PLACE,
 ) -> Operation:
-    pattern = DataPattern(dtype, world.size, world.device, redop)
+    pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize
     buffer = pattern.allocate(count)
     is_in_place = placement == IN_PLACE
@@ -67,7 +67,7 @@ def all_reduce_two_step(
     redop: str = "sum",
 ) -> Operation:
     """Reduce S bytes by a reduce-scatter and an all-gather."""
-    pattern = DataPattern(dtype, world.size, world.device, redop)
+    pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize
     buffer = pattern.allocate(count)
     shard = pattern.allocate(count // world.size)
@@ -93,7 +93,7 @@ def all_gather(
     placement: str = OUT_OF_PLACE,
 ) -> Operation:
     """Gather shards of s bytes into S on every rank; in place, the shard is part of the output."""
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, count)
     gathered = pattern.allocate(world.size * count)
@@ -134,7 +134,7 @@ def reduce_scatter(
     placement: str = OUT_OF_PLACE,
 ) -> Operation:
     """Reduce an input of S bytes, a shard of s to each rank; in place, the shard is part of it."""
-    pattern = DataPattern(dtype, world.size, world.device, redop)
+    pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize // world.size
     start = world.rank * count
     source = pattern.compute_values(world.rank, 0, world.size * count)
@@ -156,7 +156,7 @@ def reduce_scatter(
 
 
 def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, world.size * count)
     received = pattern.allocate(world.size * count)
@@ -182,7 +182,7 @@ def all_to_all_v(
     skew: float = 0.0,
 ) -> Operation:
     """Send uneven shards: every rank sends ``size_bytes``; S = max of sent and received."""
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     rank = world.rank
     num_elements = size_bytes // pattern.itemsize
     send_counts = list(skewed_counts(world.size, skew, num_elements))
@@ -221,7 +221,7 @@ def all_to_all_v(
 
 def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
     """Gather uneven shards, rank 0's larger by a share ``skew`` of S, into S on every rank."""
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     counts = skewed_counts(world.size, skew, size_bytes // pattern.itemsize)
     source = pattern.compute_values(world.rank, 0, counts[world.rank])
     gathered = pattern.allocate(sum(counts))
@@ -262,7 +262,7 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
 
 
 def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     buffer = pattern.allocate(size_bytes // pattern.itemsize)
     return Operation(
         call=partial(dist.broadcast, buffer, group=world.group, group_src=root),
@@ -282,7 +282,7 @@ def reduce(
     root: int = 0,
 ) -> Operation:
     """Reduce every rank's buffer of S bytes into the root's; other buffers become undefined."""
-    pattern = DataPattern(dtype, world.size, world.device, redop)
+    pattern = make_pattern(world, dtype, redop)
     buffer = pattern.allocate(size_bytes // pattern.itemsize)
     result = buffer if world.rank == root else buffer[:0]
     return Operation(
@@ -301,7 +301,7 @@ def reduce(
 
 
 def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, count)
     is_root = world.rank == root
@@ -316,7 +316,7 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
 
 
 def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     shard = pattern.allocate(count)
     parts = None

@@ -97,7 +97,7 @@ class DataPattern:
         return buffer
 
     def _make_copier(self, buffer: torch.Tensor, table: Table, start: int) -> Callable[[], None]:
-        """Return a function that copies a repeated table, from element ``start`` on, to ``buffer``."""
+        """Return a function that fills ``buffer`` with a repeated table, from ``start`` on."""
         codes = torch.from_numpy(table).to(self._device, self._dtype)
         pairs = []
         position = 0

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from parbench.bench.launch.messages import Work
 from parbench.bench.operations.data_pattern import DataPattern, dtype_of
-from parbench.bench.operations.operation import Operation
+from parbench.bench.operations.operation import Operation, make_pattern
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.torch_compat import all_gather_single
 from parbench.bench.world.world import World
@@ -97,7 +97,7 @@ gemm = Gemm
 
 def copy(world: World, *, size_bytes: int, dtype: str) -> Operation:
     """Copy a buffer of ``size_bytes`` on every rank; algbw counts each byte once."""
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     source = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     details = {"read_bytes": size_bytes, "written_bytes": size_bytes}
     return _make_copy(world, pattern, size_bytes, source, source.clone(), details)
@@ -114,7 +114,7 @@ def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 
 def _make_host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) -> Operation:
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     on_device = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     on_host = torch.empty_like(on_device, device="cpu", pin_memory=world.device.type == "cuda")
     on_host.copy_(on_device)

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.launch.messages import Work
-from parbench.bench.operations.data_pattern import count_wrong, poison
+from parbench.bench.operations.data_pattern import DataPattern, count_wrong, poison
 from parbench.bench.plan.catalogue import busbw_factor
 from parbench.bench.world.benchmark import Benchmark, Description
+from parbench.bench.world.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,11 @@ class Operation(Benchmark):
 
     def describe(self) -> Description:
         return self.description
+
+
+def make_pattern(world: World, dtype: str, redop: str = "") -> DataPattern:
+    """Return the data of a world's ranks, to be moved or to be reduced by ``redop``."""
+    return DataPattern(dtype, world.size, world.device, redop)
 
 
 def describe(

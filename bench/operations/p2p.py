@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from parbench.bench.operations.data_pattern import DataPattern
-from parbench.bench.operations.operation import Operation, describe
+from parbench.bench.operations.operation import Operation, describe, make_pattern
 from parbench.bench.plan.groups import format_pairs, pairs_of
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
@@ -80,7 +79,7 @@ def _exchange(
     With ``in_turn`` the smaller of two ranks sends first and then receives, and the time is half
     the round trip.
     """
-    pattern = DataPattern(dtype, world.size, world.device)
+    pattern = make_pattern(world, dtype)
     sent = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     received = pattern.allocate(0 if source is None else len(sent))
 

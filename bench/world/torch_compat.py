@@ -42,7 +42,7 @@ def all_gather_single(
     *,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Gather every rank's ``shard`` (s elements) into ``output`` (n * s elements), in rank order."""
+    """Gather every rank's ``shard`` (s elements) into ``output`` (n * s), in order of rank."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return cast(dist.Work | None, call(output, shard, group=group, async_op=async_op))
 
@@ -67,7 +67,8 @@ def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str
     Private: ``torch.distributed._functional_collectives``.
     """
     result = _functional_collectives.all_reduce(tensor, redop, group)
-    return cast(Tensor, _functional_collectives.wait_tensor(result))  # type: ignore[no-untyped-call]
+    result = _functional_collectives.wait_tensor(result)  # type: ignore[no-untyped-call]
+    return cast(Tensor, result)
 
 
 def coalesce_calls(group: dist.ProcessGroup, device: torch.device | None) -> AbstractContextManager[object]:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from parbench.bench.machine.gpu import Gpu, GpuFailure, GpuReport
 from parbench.bench.machine.machine import Machine
@@ -118,6 +119,14 @@ def test_container_without_library_has_silent_gpus(tmp_path: Path) -> None:
     text = describe(NO_LIBRARY)
     assert "cannot be examined" in text
     assert "is not installed" in text
+
+
+def test_gpu_that_the_driver_lost_is_silent_without_nodes(tmp_path: Path) -> None:
+    """Neither the kernel's files nor device nodes are known."""
+    lost = replace(report(0, 2), lost=(1,))
+    assert find(lost, tmp_path) == ("1",)
+    assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="1") == ("1",)
+    assert find(lost, tmp_path, CUDA_VISIBLE_DEVICES="0") == ()
 
 
 def test_silent_gpus_of_a_sandbox_have_names_of_nodes(tmp_path: Path) -> None:
