@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from parbench.bench.files import decode_json, encode_json, read_file
-from parbench.bench.plan.plan import Entry, FileCase, PlanFile
+from parbench.bench.plan.plan import Entry, PlanFile
 from parbench.bench.results.records import check_schema
 from parbench.bench.text import UserError, reading, replace_file, storing
 
@@ -161,5 +161,4 @@ def runs_path(folder: Path, point_id: str) -> Path:
 
 def plan_of(sweep: Sweep, point: Point) -> PlanFile:
     """Return the plan file with which ``parbench run`` measures the point."""
-    cases = tuple(FileCase(name=case.name, set=dict(case.set)) for case in point.cases)
-    return msgspec.structs.replace(sweep.plan, case=cases)
+    return msgspec.structs.replace(sweep.plan, case=point.cases)
