@@ -72,10 +72,6 @@ Refusal = Callable[[Params, WorldSpec], str | None]
 Expansion = Callable[[Params, WorldSpec], Iterable[Params]]
 
 
-def refuse_nothing(params: Params, spec: WorldSpec) -> str | None:
-    return None
-
-
 def keep_params(params: Params, spec: WorldSpec) -> Iterable[Params]:
     return [params]
 
@@ -89,13 +85,13 @@ class Definition:
     help: str
     params: tuple[Param, ...]
     tags: tuple[str, ...] = ()  # Presets select by them, and by their own name.
-    refusal: Refusal = refuse_nothing
+    refusal: Refusal | None = None
     # Returns the parameters of each case, such as one for each group of ranks.
     expand: Expansion = keep_params
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
         """Return why the parameters, all of them, cannot run in a world; None if they can."""
-        return self.refusal(params, spec)
+        return None if self.refusal is None else self.refusal(params, spec)
 
     @property
     def short_name(self) -> str:

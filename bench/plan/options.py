@@ -104,7 +104,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     else:
         catalogue = (define(options.target, folder),)
     has_budget = options.budget is not None  # on the command line
-    options = _apply_plan_file(options, catalogue)
+    options = _apply_plan_file(options)
     options = _apply_mesh(options, joined)
     spec, layout = _choose_ranks(options, joined)
     plan = make_plan(options, catalogue, spec)
@@ -205,7 +205,7 @@ def _select_definitions(options: Options, catalogue: Sequence[Definition], prese
     return definitions
 
 
-def _check_settings(settings: Mapping[str, str], definitions: Sequence[Definition]) -> None:
+def _check_settings(settings: Mapping[str, object], definitions: Sequence[Definition]) -> None:
     declared = {param.name for definition in definitions for param in definition.params}
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
@@ -222,13 +222,13 @@ def _list_candidates(definition: Definition, options: Options, preset: Preset, s
     matching = [entry for entry in entries if matches(definition.name, entry.name)]
     for entry in matching or [Entry(name=definition.name)]:
         # The parameters vary in the order in which they are written.
-        texts = {**entry.set, **options.preset_overrides, **options.settings}
+        settings = {**entry.set, **options.preset_overrides, **options.settings}
         if options.entries:
-            texts |= {**entry.set, **options.settings}
+            settings |= {**entry.set, **options.settings}
         values_by_name = {}
-        for name, text in texts.items():
+        for name, setting in settings.items():
             if name in params_by_name:
-                values_by_name[name] = params_by_name[name].parse_many(text)
+                values_by_name[name] = params_by_name[name].parse_many(setting)
         if has_preset_sizes and "size_bytes" in values_by_name:
             values_by_name["size_bytes"] = _adapt_sizes(values_by_name["size_bytes"], spec)
         for combination in itertools.product(*values_by_name.values()):
@@ -358,7 +358,7 @@ def _find_allocation(options: Options, joined: Joined | None) -> Allocation | No
     return Allocation.find(os.environ)
 
 
-def _apply_plan_file(options: Options, catalogue: Sequence[Definition]) -> Options:
+def _apply_plan_file(options: Options) -> Options:
     """Return the options with the values of the plan file where the command line has none."""
     if options.plan_file is None:
         return options
@@ -368,7 +368,7 @@ def _apply_plan_file(options: Options, catalogue: Sequence[Definition]) -> Optio
         value = getattr(file, name)
         if value is not None and getattr(options, name) is None:
             values[name] = str(value) if name in ("budget", "timeout") else value
-    return replace(options, **values, entries=tuple(case.entry(catalogue) for case in file.case))
+    return replace(options, **values, entries=file.case)
 
 
 def _apply_mesh(options: Options, joined: Joined | None) -> Options:

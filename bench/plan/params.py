@@ -13,6 +13,7 @@ from parbench.bench.plan.groups import parse_mesh
 from parbench.bench.text import UserError, format_choices, format_list, parse_size, parse_sizes, suggest_similar
 
 Value = bool | int | float | str
+Setting = Value | list[Value]  # The text of ``--set``, or what a plan file contains.
 Kind = Literal["int", "float", "str", "bool", "size", "rows", "mesh"]
 
 _TYPES: dict[str, Any] = {"int": Int64, "size": Int64, "float": float, "bool": bool}
@@ -71,17 +72,17 @@ class Param:
             return value in self.choices
         return isinstance(value, str) or self.minimum <= value <= self.maximum
 
-    @property
-    def separator(self) -> str:
-        """The text between several values. Meshes contain commas."""
-        return ";" if self.kind == "mesh" else ","
-
-    def parse_many(self, text: str) -> tuple[Value, ...]:
-        """Return the values of a list, each once. Sizes may be ranges such as ``1K:64M:x4``."""
-        if self.kind == "rows":
-            return (self.parse(text),)
-        values = parse_sizes(text) if self.kind == "size" else text.split(self.separator)
-        return tuple(dict.fromkeys(map(self.parse, values)))
+    def parse_many(self, setting: Setting) -> tuple[Value, ...]:
+        """Return the values of a text or list, each once. Sizes may be ranges: ``1K:64M:x4``."""
+        separator = ";" if self.kind == "mesh" else ","  # Meshes contain commas.
+        values: list[Value] = []
+        for raw in setting if isinstance(setting, list) else [setting]:
+            if not isinstance(raw, str) or self.kind == "rows":
+                values.append(self.parse(raw))
+                continue
+            parts = parse_sizes(raw) if self.kind == "size" else raw.split(separator)
+            values += map(self.parse, parts)
+        return tuple(dict.fromkeys(values))
 
 
 def choice(name: str, help_text: str, *choices: str, optional: bool = True) -> Param:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -12,9 +12,9 @@ from parbench.bench.files import convert_read_errors, decode_json, read_file, re
 from parbench.bench.limits import Count, NonNegative, NumLaunches, NumRanks, Rank
 from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
-from parbench.bench.plan.cases import Case, Definition, select
+from parbench.bench.plan.cases import Case
 from parbench.bench.plan.catalogue import OPERATIONS
-from parbench.bench.plan.params import Value
+from parbench.bench.plan.params import Setting
 from parbench.bench.text import UserError, parse_duration
 
 
@@ -103,11 +103,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return (*emulated, *self.notes)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters, as the text of ``--set``, of the cases whose names match a glob."""
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The cases whose names match a glob, and the values of their parameters."""
 
     name: str
-    set: dict[str, str] = {}
+    set: Mapping[str, Setting] = {}
 
 
 _CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
@@ -217,25 +217,6 @@ PRESETS = {
 }
 
 
-class FileCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One ``[[case]]`` of the file: a name or glob, and its parameters."""
-
-    name: str
-    set: dict[str, Value | list[Value]] = {}
-
-    def entry(self, catalogue: Sequence[Definition]) -> Entry:
-        """Return the parameters as text that those of the catalogue parse."""
-        separators = {}
-        for definition in select(catalogue, [self.name]):
-            for param in definition.params:
-                separators[param.name] = param.separator
-        texts = {}
-        for name, value in self.set.items():
-            values = value if isinstance(value, list) else [value]
-            texts[name] = separators.get(name, ",").join(map(str, values))
-        return Entry(name=self.name, set=texts)
-
-
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A plan file. The command line takes precedence over it, and it over the preset."""
 
@@ -247,7 +228,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     launches: Annotated[int, msgspec.Meta(ge=1)] | None = None
     budget: str | float | None = None
     timeout: str | float | None = None
-    case: tuple[FileCase, ...] = ()
+    case: tuple[Entry, ...] = ()
 
 
 def read_plan_file(path: Path) -> PlanFile:

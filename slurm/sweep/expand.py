@@ -142,7 +142,7 @@ def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Poin
     bases = []
     for case in file.case:
         params = {param.name for definition in select(catalogue, [case.name]) for param in definition.params}
-        bases.append((case.entry(catalogue), params))
+        bases.append((case, params))
     drafts = [_draft(file, bases, varied, combination) for combination in _exclude(file, combinations)]
     points, plans = [], dict[tuple[int, int, bytes], Plan]()
     for point in sorted(drafts, key=lambda point: -point.nodes):

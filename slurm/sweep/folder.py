@@ -23,7 +23,7 @@ from parbench.bench.files import (
     read_file,
     replace_file,
 )
-from parbench.bench.plan.plan import Entry, FileCase, PlanFile
+from parbench.bench.plan.plan import Entry, PlanFile
 from parbench.bench.results.records import check_schema
 from parbench.bench.text import UserError
 
@@ -168,5 +168,4 @@ def runs_path(folder: Path, point_id: str) -> Path:
 
 def plan_of(sweep: Sweep, point: Point) -> PlanFile:
     """Return the plan file with which ``parbench run`` measures the point."""
-    cases = tuple(FileCase(name=case.name, set=dict(case.set)) for case in point.cases)
-    return msgspec.structs.replace(sweep.plan, case=cases)
+    return msgspec.structs.replace(sweep.plan, case=point.cases)

@@ -12,7 +12,7 @@ from parbench.bench.files import read_toml
 from parbench.bench.machine.world_spec import BACKENDS, DEVICES, check_known
 from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.params import Value
-from parbench.bench.plan.plan import FileCase, PlanFile
+from parbench.bench.plan.plan import Entry, PlanFile
 from parbench.bench.text import UserError, parse_duration, parse_link
 from parbench.slurm.sweep.folder import Distribution, Mode, OnDeadNode
 
@@ -68,7 +68,7 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     backend: str | None = None
     device: str | None = None
     link: str | None = None
-    case: tuple[FileCase, ...] = ()
+    case: tuple[Entry, ...] = ()
     matrix: dict[str, list[Value]] = {}
     zip: tuple[dict[str, list[Value]], ...] = ()
     exclude: tuple[dict[str, Value | list[Value]], ...] = ()

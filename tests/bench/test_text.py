@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from parbench.bench.files import replace_file
 from parbench.bench.plan.cases import Definition
-from parbench.bench.plan.params import Kind, Param, Value
+from parbench.bench.plan.params import Kind, Param, Setting, Value
 from parbench.bench.plan.plan import parse_fault
 from parbench.bench.text import (
     format_duration,
@@ -210,9 +210,10 @@ def test_param_limits_are_inclusive(kind: Kind, below: str, above: str) -> None:
         # Axes of a mesh are separated by commas or spaces, meshes by semicolons.
         ("mesh", "dp=2,pp=2 tp=2", ("dp=2,pp=2,tp=2",)),
         ("mesh", "tp=2,dp=2; dp=4", ("tp=2,dp=2", "dp=4")),
+        ("size", [4096, "1K:2K"], (4096, 1024, 2048)),
     ],
 )
-def test_param_parses_many_values(kind: Kind, text: str, values: tuple[Value, ...]) -> None:
+def test_param_parses_many_values(kind: Kind, text: Setting, values: tuple[Value, ...]) -> None:
     assert make_param(kind).parse_many(text) == values
 
 

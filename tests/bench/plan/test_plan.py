@@ -12,7 +12,7 @@ from parbench.bench.plan.cases import Definition
 from parbench.bench.plan.catalogue import DEFINITIONS as CATALOGUE
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param
-from parbench.bench.plan.plan import PRESETS, Entry, FileCase, Plan, PlanFile, read_plan_file
+from parbench.bench.plan.plan import PRESETS, Entry, Plan, PlanFile, read_plan_file
 from tests.support.refusals import usage_error
 
 GLOO = WorldSpec(nproc=2, backend="gloo", device="cpu")
@@ -149,7 +149,7 @@ def test_size_beyond_memory_of_gpu_is_skipped() -> None:
     assert run_plan.skipped
 
 
-CONTENT = PlanFile(budget="2m", case=(FileCase(name="größe", set={"root": [0, 1]}),))
+CONTENT = PlanFile(budget="2m", case=(Entry(name="größe", set={"root": [0, 1]}),))
 TOML = """
 budget = "2m"
 [[case]]
@@ -165,26 +165,6 @@ def test_plan_file_is_toml_or_json(tmp_path: Path, name: str, text: str) -> None
     file = tmp_path / name
     file.write_text(text, encoding="utf-8")
     assert read_plan_file(file) == CONTENT
-
-
-MESH = Param(name="mesh", kind="mesh", default="", help="")
-STEP = Definition(name="n.step", target="m:f", help="", params=(MESH,))
-
-
-def test_lists_of_plan_file_become_text() -> None:
-    values: dict[str, Any] = {
-        "a": 1,
-        "b": "1K:4K",
-        "c": [1, 2.5, False, "w"],
-        "mesh": ["a", "b"],
-    }
-    entry = FileCase(name="n.*", set=values).entry((STEP,))
-    assert entry.set == {"a": "1", "b": "1K:4K", "c": "1,2.5,False,w", "mesh": "a;b"}
-
-
-def test_unknown_name_in_plan_file_is_refused() -> None:
-    file_case = FileCase(name="m", set={})
-    assert "'m'" in usage_error(file_case.entry, (STEP,))
 
 
 @pytest.mark.parametrize(
