@@ -1,5 +1,6 @@
 """The programs that start and end ranks: a fork server on this node, or srun on several."""
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -184,9 +185,7 @@ def run_forked_rank(rank: int, size: int, folder: str, variables: Mapping[str, s
         os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
     os.environ.update(variables)
     os.environ[FOLDER_VARIABLE] = folder
-    from parbench.bench.rank.preload import begin_rank  # imports torch
-
-    begin_rank()
+    importlib.import_module(_PRELOAD).begin_rank()  # imports torch, as the driver does not
 
 
 def redirect_output(log: Path) -> None:

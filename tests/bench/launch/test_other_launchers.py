@@ -13,7 +13,7 @@ from parbench.bench.results.runs import Run, list_runs, load_run
 from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.paths import environment
 
-ALL_REDUCE = ("run", "--preset", "smoke", "--budget", "60s", "--only", "all_reduce")
+ALL_REDUCE = ("run", "--preset", "smoke", "--only", "all_reduce")
 ONE_CASE = (*ALL_REDUCE, "--sizes", "1K")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
