@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from parbench.bench.launch.messages import MESSAGE_DECODER, Message
-from parbench.bench.text import replace_file
+from parbench.bench.text import replace_file, writing
 
 MAIL = "mail"
 """The folder of messages in the folder of an attempt."""
@@ -66,7 +66,8 @@ class FolderMailbox:
         messages = []
         for file in sorted(self._messages.glob("*.json")):
             messages.append(MESSAGE_DECODER.decode(file.read_bytes()))
-            file.unlink()
+            with writing(file):
+                file.unlink()
         return messages
 
 
