@@ -3,10 +3,12 @@
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
 from parbench.bench.launch.launchers import Ranks, find_process_state
 from parbench.bench.launch.mailbox import JOB, MAIL
@@ -53,7 +55,7 @@ class Attempt:
         return None
 
     def send_job(self, job: Job) -> None:
-        self._ranks.mailbox.put(JOB, msgspec.json.encode(job))
+        self._put(JOB, msgspec.json.encode(job))
         # Before the first block ranks may take long to find each other.
         self._set_deadline(max(job.plan.timeout_seconds, START_SECONDS))
 
@@ -102,9 +104,10 @@ class Attempt:
             name = self.evidence.format_ranks([rank])
             remaining.append(f"{name} (process {hellos[rank].pid} is {state})")
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
-        for file in self._folder.iterdir():
-            if file.stat().st_size == 0:
-                file.unlink()
+        with suppress(OSError):
+            for file in self._folder.iterdir():
+                if file.stat().st_size == 0:
+                    file.unlink()
         return remaining
 
     def _find_remaining(self) -> dict[int, str]:
@@ -135,6 +138,10 @@ class Attempt:
         if not messages:
             time.sleep(_POLL_SECONDS)
 
+    def _put(self, name: str, content: bytes) -> None:
+        with convert_write_errors(self._folder):
+            self._ranks.mailbox.put(name, content)
+
     def _poll_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not condition() and time.monotonic() < deadline:
@@ -156,6 +163,7 @@ class Attempt:
 
     def _explain_end(self, when: str) -> Outcome:
         """Explain the end once all ranks have noticed it, or the first exit code is known."""
+        self._put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
         grace = _GRACE_SECONDS if self._has_dead_rank() else self._ranks.exit_code_seconds
         self._poll_until(lambda: len(errors) + len(self._ranks.exit_codes()) >= self._size, grace)

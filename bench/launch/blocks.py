@@ -1,7 +1,7 @@
 """The order in which a repetition measures its cases, in blocks. Without torch.
 
 A case that is cheap to keep ready has several blocks, with those of all other cases between, in
-random order. What slows a machine for a while then affects a part of every case, and not all of one.
+random order. What slows a machine for a while then affects a part of every case, not all of one.
 """
 
 from collections import Counter

@@ -1,4 +1,7 @@
-"""The driver: makes the repetitions of a run, each in new ranks, and records their outcomes. Without torch."""
+"""The driver makes the repetitions of a run, each in new ranks, and records their outcomes.
+
+It does not import torch.
+"""
 
 import itertools
 import socket
@@ -188,7 +191,8 @@ class Driver:
         try:
             # The imports of the fork server have ended: they are not a cost of every repetition.
             began = time.monotonic()
-            failure = attempt.wait_for_ranks(_RETRY_SECONDS if self._silent_hosts else START_SECONDS)
+            patience_seconds = _RETRY_SECONDS if self._silent_hosts else START_SECONDS
+            failure = attempt.wait_for_ranks(patience_seconds)
             if failure is None:
                 self._silent_hosts = set()
                 if not repetition.began:

@@ -6,6 +6,7 @@ the launcher's store at MASTER_ADDR and MASTER_PORT. Messages of ranks pass thro
 because their hosts may share no file system. Those of rank 0, which may be large, are files.
 """
 
+import itertools
 import os
 import signal
 import subprocess
@@ -21,17 +22,23 @@ import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from parbench.bench.launch.launchers import FOLDER_VARIABLE, WORKER, loopback_variables, make_folder
+from parbench.bench.launch.launchers import (
+    FOLDER_VARIABLE,
+    WORKER,
+    kill_descendants,
+    loopback_variables,
+    make_folder,
+)
 from parbench.bench.launch.mailbox import FolderMailbox
 from parbench.bench.launch.messages import MESSAGE_DECODER, Hello, Message
-from parbench.bench.launch.processes import die_with_parent
+from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 from parbench.bench.machine.world_spec import Joined
 
 STORE_VARIABLE = "PARBENCH_STORE"
 _CONNECT_SECONDS = 120.0
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
+_LOOK_SECONDS = 0.5
 _RELEASE_SECONDS = 5.0
-_FOREVER = timedelta(days=365)
 Process = subprocess.Popen[bytes]
 
 
@@ -88,6 +95,7 @@ class ExternalLauncher:
     """The agent of rank 0, which also is the driver's: it has the agents of all ranks start their workers."""
 
     def __init__(self, size: int) -> None:
+        adopt_orphans()
         is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
         self._server = None if is_served else _open_store(os.environ, is_server=True)
         self._store = connect_store(os.environ)
@@ -143,43 +151,46 @@ class ExternalRanks:
     def end(self, hellos: Iterable[Hello]) -> None:
         with suppress(RuntimeError):
             self._store.set("end", "")
-        self._process.kill()
+        kill_descendants(os.getpid())
         self._process.wait()
 
 
 def serve_rank() -> None:
     """Be the agent of a rank other than 0 until the driver has finished."""
+    adopt_orphans()
+    rank = os.environ["RANK"]
     try:
-        _obey_orders(connect_store(os.environ), os.environ["RANK"])
+        _obey_orders(connect_store(os.environ), rank)
     except RuntimeError as error:  # torch's errors of a store whose server has ended
-        sys.exit(f"rank {os.environ['RANK']}: rank 0 has ended: {error}")
+        sys.exit(f"rank {rank}: rank 0 has ended: {error}")
+    finally:
+        kill_descendants(os.getpid())
 
 
 def _obey_orders(store: Store, rank: str) -> None:
-    number = 0
-    while True:
-        store.wait([f"order/{number}"], _FOREVER)
-        variables = msgspec.json.decode(store.get(f"order/{number}"), type=dict[str, str] | None)
+    for number in itertools.count():
+        # Signals would not be handled while this process waits in the store.
+        while not store.check([f"order/{number}"]):
+            time.sleep(_POLL_SECONDS)
+        order = store.get(f"order/{number}")
+        variables = msgspec.json.decode(order, type=dict[str, str] | None)
         if variables is None:
             store.add("released", 1)
             return
         own_store = PrefixStore(str(number), store)
-        folder = tempfile.TemporaryDirectory(prefix="parbench-")
-        with folder as path, start_worker(number, Path(path), variables) as process:
-            try:
-                code = _wait_for_worker(process, own_store)
-            finally:
-                process.kill()
+        with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
+            process = start_worker(number, Path(folder), variables)
+            code = _wait_for_worker(process, own_store)
+            kill_descendants(os.getpid())
         own_store.set(f"exit/{rank}", str(code))
         own_store.add("exits", 1)
-        number += 1
 
 
 def _wait_for_worker(process: Process, store: Store) -> int:
     """Return the exit code of a worker, which is killed once the driver ends all ranks."""
     while True:
         with suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_SECONDS)
+            return process.wait(_LOOK_SECONDS)
         if store.check(["end"]):
             process.kill()
             return process.wait()

@@ -30,7 +30,7 @@ class Evidence:
         return sum(not report.more for report in self.reports.values())
 
     def format_ranks(self, ranks: Sequence[int]) -> str:
-        """Name ranks, with their hosts if there are several: ``rank 1``, ``ranks 0 (n1), 2 (n2)``."""
+        """Name ranks, with their hosts if there are several: ``ranks 0 (n1), 2 (n2)``."""
         hosts = {rank: hello.host for rank, hello in self.hellos.items()}
         names = [str(rank) for rank in ranks]
         if len(set(hosts.values())) > 1:

@@ -8,7 +8,7 @@ import msgspec
 Waits = dict[int, set[int]]
 """The ranks that each rank waits for."""
 _MOVING_NS = 500_000_000
-"""Work that was enqueued later than this may be on its way: ranks do not report at the same time."""
+"""Younger work may be on its way, because ranks do not report at the same time."""
 _COALESCED = "nccl:coalesced"
 """Several calls between torch's start and end of coalescing, launched as one."""
 _PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")

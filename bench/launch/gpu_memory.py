@@ -1,4 +1,4 @@
-"""The memory in use on this host's GPUs, which a driver may take long to free after a process. Without torch."""
+"""The memory in use on this host's GPUs, which a GPU driver may free long after a process ends."""
 
 import os
 import time
@@ -11,17 +11,23 @@ _SLACK_BYTES = 256 << 20
 
 
 def measure_gpu_memory(device: str) -> dict[str, int]:
-    """Return the memory (bytes) in use by the UUID of a GPU; nothing on the CPU or where it is unknown."""
-    gpus = read_report(os.environ, "sample").gpus if device == "cuda" else ()
-    return {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.uuid and gpu.memory_used_bytes is not None}
+    """Return the memory (bytes) in use by the UUID of each GPU, where it is known."""
+    used_bytes = {}
+    for gpu in read_report(os.environ, "sample").gpus if device == "cuda" else ():
+        if gpu.uuid and gpu.memory_used_bytes is not None:
+            used_bytes[gpu.uuid] = gpu.memory_used_bytes
+    return used_bytes
 
 
 def wait_for_gpu_memory(before: Mapping[str, int], uuids: Collection[str], deadline: float) -> list[str]:
-    """Wait until GPUs have no more memory in use than before, and describe those that still have."""
+    """Wait until GPUs have no more memory in use than before, and describe those that have."""
     while True:
-        now = measure_gpu_memory("cuda") if uuids else {}
-        extra = {uuid: now[uuid] - before[uuid] for uuid in now if uuid in uuids and uuid in before}
-        extra = {uuid: size for uuid, size in extra.items() if size > _SLACK_BYTES}
-        if not extra or time.monotonic() > deadline:
-            return [f"{size / 2**30:.1f} GiB on {uuid}" for uuid, size in extra.items()]
+        used_bytes = measure_gpu_memory("cuda") if uuids else {}
+        remains = []
+        for uuid in used_bytes.keys() & set(uuids) & before.keys():
+            extra_bytes = used_bytes[uuid] - before[uuid]
+            if extra_bytes > _SLACK_BYTES:
+                remains.append(f"{extra_bytes / 2**30:.1f} GiB on {uuid}")
+        if not remains or time.monotonic() > deadline:
+            return remains
         time.sleep(0.5)

@@ -1,5 +1,6 @@
 """The programs that start and end ranks: a fork server on this node, or srun on several."""
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -49,10 +50,10 @@ class Ranks(Protocol):
         """Return whether a rank has ended badly, or all have ended."""
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes of ranks that have ended, as far as they are known; negative is a signal."""
+        """Return the known exit codes of ranks that have ended; a negative one is a signal."""
 
     def last_error(self) -> str:
-        """Return the last message of the rank or the launcher that failed, empty if there is none."""
+        """Return the last message of the rank or the launcher that failed, if there is one."""
 
     def end(self, hellos: Iterable[Hello]) -> None:
         """End every rank, stopped ones too."""
@@ -185,9 +186,7 @@ def run_forked_rank(rank: int, size: int, folder: str, variables: Mapping[str, s
         os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
     os.environ.update(variables)
     os.environ[FOLDER_VARIABLE] = folder
-    from parbench.bench.rank.preload import begin_rank  # imports torch
-
-    begin_rank()
+    importlib.import_module(_PRELOAD).begin_rank()  # imports torch, as the driver does not
 
 
 def redirect_output(log: Path) -> None:
@@ -235,9 +234,10 @@ def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class SrunRanks:
-    """Ranks on several nodes, the tasks of a job step. Messages of srun go to ``srun.log`` in their folder.
+    """Ranks on several nodes, the tasks of a job step.
 
-    All nodes share the folder: it holds the ranks' output and messages, too.
+    All nodes share their folder. It holds the output of srun (``srun.log``) and of the ranks, and
+    their messages.
     """
 
     exit_code_seconds = 3.0
@@ -254,7 +254,8 @@ class SrunRanks:
         self.mailbox = FolderMailbox(folder)
         self._log = folder / "srun.log"
         local_size = str(layout.ntasks_per_node)
-        env = {**os.environ, **variables, FOLDER_VARIABLE: str(folder), "LOCAL_WORLD_SIZE": local_size}
+        own_variables = {FOLDER_VARIABLE: str(folder), "LOCAL_WORLD_SIZE": local_size}
+        env = {**os.environ, **variables, **own_variables}
         with self._log.open("wb") as file:
             self._process = Popen(
                 srun_command(layout, folder, os.environ, nodelist),
@@ -278,7 +279,7 @@ class SrunRanks:
         return next((line for line in lines if line.startswith("srun: error:")), "")
 
     def end(self, hellos: Iterable[Hello]) -> None:
-        """Kill the ranks of this host, end srun, and let Slurm kill the rest of the step on other nodes."""
+        """Kill the ranks of this host, end srun, and let Slurm kill the step on other nodes."""
         hellos = list(hellos)
         was_running = not self.have_ended()
         here = process_space()
@@ -294,7 +295,7 @@ class SrunRanks:
             self._process.wait()
         steps = {hello.step for hello in hellos if hello.step} if was_running else set()
         for step in steps:
-            # A step that has ended by itself is not a fault. Where scancel fails, ranks end themselves.
+            # The step may have ended by itself. Where scancel fails, ranks end themselves.
             command = ["scancel", "--signal=KILL", step]
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(command, capture_output=True, timeout=10, check=False)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from parbench.bench.files import replace_file
+from parbench.bench.files import convert_write_errors, replace_file
 from parbench.bench.launch.messages import MESSAGE_DECODER, Message
 
 MAIL = "mail"
@@ -66,7 +66,8 @@ class FolderMailbox:
         messages = []
         for file in sorted(self._messages.glob("*.json")):
             messages.append(MESSAGE_DECODER.decode(file.read_bytes()))
-            file.unlink()
+            with convert_write_errors(file):
+                file.unlink()
         return messages
 
 

@@ -27,10 +27,10 @@ _STACK_SECONDS = 1.0
 class Watchdog:
     """Watches the blocks of this rank.
 
-    The first rank that exceeds its deadline raises an alarm, and all other ranks report at the same time. The thread
-    sleeps in the first half of a block's time, so that it does not disturb measurements. If C code holds the
-    interpreter lock, the thread cannot run. Then ``stack_file`` gets the stacks, which ``faulthandler`` writes without
-    the lock.
+    The first rank that exceeds its deadline raises an alarm, and all other ranks report at the same
+    time. The thread sleeps in the first half of a block's time, so that it does not disturb
+    measurements. If C code holds the interpreter lock, the thread cannot run. Then ``stack_file``
+    gets the stacks, which ``faulthandler`` writes without the lock.
     """
 
     def __init__(self, rank: int, mailbox: Mailbox, progress: Progress, stack_file: Path) -> None:
@@ -97,7 +97,7 @@ class Watchdog:
         return True
 
     def _report(self) -> None:
-        """Report the state of this rank, and end it unless its block ends in time or the driver ends it."""
+        """Report the state of this rank, and end it unless its block ends or the driver ends it."""
         index, began = self._index, self._began
         state = replace(self._progress.where(), index=index)
         if not self._is_alarmed():
@@ -105,8 +105,8 @@ class Watchdog:
         self._mailbox.post(self._rank, replace(state, more=True))
         state = replace(state, is_connected=self._is_connected())
         groups, dumps = dump_flight_records()
-        seen = parse_groups(dumps, groups, self._progress.began_ns, time.time_ns())
-        self._mailbox.post(self._rank, replace(state, groups=seen))
+        states = parse_groups(dumps, groups, self._progress.began_ns, time.time_ns())
+        self._mailbox.post(self._rank, replace(state, groups=states))
         deadline = time.monotonic() + _END_SECONDS
         while began == self._began and not self._is_closed:
             if time.monotonic() > deadline:

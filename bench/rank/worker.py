@@ -1,8 +1,8 @@
-"""One rank, however it was started: reports its environment, receives its job, and measures its cases.
+"""One rank: reports its environment, receives its job, and measures its cases.
 
-``python -m parbench.bench.rank.worker`` is the rank that its environment describes: RANK, WORLD_SIZE and
-LOCAL_RANK, or those of srun; the folder of this start of ranks in PARBENCH_FOLDER; and in PARBENCH_STORE a prefix for
-the launcher's store at MASTER_ADDR:MASTER_PORT, if there is one.
+``python -m parbench.bench.rank.worker`` is the rank that its environment describes: RANK, WORLD_SIZE
+and LOCAL_RANK, or those of srun; the folder of this start of ranks in PARBENCH_FOLDER; and in
+PARBENCH_STORE a prefix for the launcher's store at MASTER_ADDR:MASTER_PORT, if there is one.
 """
 
 import gc
@@ -54,7 +54,8 @@ _JOB_SECONDS = 600.0
 """A rank whose driver has vanished waits this long for its job."""
 _MIN_CASE_SECONDS = 0.02
 _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be cut short
-_PAUSE_SECONDS = 0.05  # between visits of a case: what slows a machine for milliseconds has passed by then
+_PAUSE_SECONDS = 0.05
+"""Between blocks of a case: what slows a machine for milliseconds has passed by then."""
 _CONNECT_SECONDS = 10.0
 _SRUN_VARIABLES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
@@ -116,7 +117,7 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
 
 
 def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
-    """Return a store for all ranks, which rank 0 serves on a free port, and choose the interface of gloo."""
+    """Return a store for all ranks, which rank 0 serves, and choose the interface of gloo."""
     hosts = ["127.0.0.1"] if is_on_one_host(environ) else list(list_host_addresses(environ))
     if environ["RANK"] == "0":
         # The server listens on all interfaces; the host is for its own client.
@@ -124,7 +125,8 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
         mailbox.put(ADDRESSES, msgspec.json.encode([(host, store.port) for host in hosts]))
         own_address = hosts[0]
     else:
-        addresses = msgspec.json.decode(wait_for(mailbox, ADDRESSES, START_SECONDS), type=list[tuple[str, int]])
+        content = wait_for(mailbox, ADDRESSES, START_SECONDS)
+        addresses = msgspec.json.decode(content, type=list[tuple[str, int]])
         store, server_address, own_address = _connect(addresses)
         store.set(f"address/{environ['RANK']}", server_address)
     if interface := find_interface(own_address):
@@ -146,12 +148,16 @@ def is_on_one_host(environ: Mapping[str, str]) -> bool:
 
 
 def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
-    """Let rank 0 use the interface under which ranks of other hosts have reached it, once all have."""
+    """Let rank 0 use the interface under which ranks of other hosts have reached it."""
     first_address = list_host_addresses(environ)[0]
-    used = [store.get(f"address/{rank}").decode() for rank in range(1, int(environ["WORLD_SIZE"]))]
-    other_addresses = [address for address in used if address != first_address]
+    other_addresses = []
+    for rank in range(1, int(environ["WORLD_SIZE"])):
+        address = store.get(f"address/{rank}").decode()
+        if address != first_address:
+            other_addresses.append(address)
     if other_addresses and environ.get(INTERFACE_VARIABLE) == find_interface(first_address):
-        environ[INTERFACE_VARIABLE] = find_interface(other_addresses[0]) or environ[INTERFACE_VARIABLE]
+        interface = find_interface(other_addresses[0])
+        environ[INTERFACE_VARIABLE] = interface or environ[INTERFACE_VARIABLE]
 
 
 def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
@@ -160,7 +166,7 @@ def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
 
 
 def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
-    """Connect to the first address that answers; return the store, the address, and this host's own address."""
+    """Return a store at the first address that answers, this address, and that of this host."""
     for host, port in addresses:
         try:
             with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:

@@ -130,12 +130,6 @@ def expect_fork_server_killed(moment: str) -> Outcome:
     return case_ends("the fork server was ended by SIGKILL")(moment)
 
 
-def expect_read_only(moment: str) -> Outcome:
-    """No file can be created, but the record of the current case goes to an open file."""
-    statuses = {"importing": "-", "between": "ok ok", "reporting": "ok ok"}.get(moment, "ok")
-    return Expectation(4, statuses, "Permission denied")
-
-
 def expect_network_lost(moment: str) -> Outcome:
     if moment == "importing":
         return Expectation(4, "failed failed", "timed out")
@@ -184,7 +178,9 @@ FAULTS = {
         command="dd if=/dev/zero of=$OUT/ballast bs=4k",
     ),
     "read-only": Fault(
-        "the run folder is read-only", expect_read_only, command="chmod -R a-w $OUT/runs/2*"
+        "the run folder is read-only",
+        driver_ends(4, "Permission denied"),
+        command="chmod -R a-w $OUT/runs/2*",
     ),
     "network": Fault(
         "the loopback interface is down", expect_network_lost, command="ip link set lo down"
