@@ -10,7 +10,6 @@ from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import Kind, elements_of, ends_elements
 from parbench.workloads.costs.step_spec import Position, StepSpec
 from parbench.workloads.model.shapes import MIXED, Widths
-from parbench.workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,20 +123,12 @@ def buffers_equation(at: Position) -> Equation:
 def activations_of(at: Position) -> float:
     """Return the bytes that a rank keeps for backward at most, of all its microbatches in flight.
 
-    A measured pipeline holds what its order of actions says; a planned one what the closed form of ``in_flight`` does.
+    A planned pipeline adds up the maxima of its layers and of its logits, which need not coincide.
     """
     spec = at.spec
     if spec.size("pp") > 1 and not spec.planned:
-        return peak_held(schedule_of(spec), at.pp_rank, lambda stage: stage_equation(at, stage).value)
+        return spec.order.peak_held(at.pp_rank, lambda stage: stage_equation(at, stage).value)
     return activations_equation(at).value
-
-
-def schedule_of(spec: StepSpec) -> Schedule:
-    if spec.pipeline is not None:
-        return spec.pipeline.schedule
-    return make_schedule(
-        spec.schedule, ranks=spec.size("pp"), microbatches=spec.microbatches, chunks=spec.stages_per_rank
-    )
 
 
 def in_flight(at: Position) -> float:

@@ -18,7 +18,7 @@ from parbench.workloads.costs.memory import (
 from parbench.workloads.costs.parameter_table import elements_of, num_parameters
 from parbench.workloads.costs.step_spec import Position
 from parbench.workloads.model.shapes import MIXED, Widths
-from parbench.workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from tests.support.planner_asks import make_spec
 from tests.support.training_steps import DEFINITION_BY_NAME
 
@@ -106,12 +106,11 @@ def test_buffers_are_gathered_parameters(mesh: str, layers: int) -> None:
     assert buffers_equation(position).value == pytest.approx(layers * layer_bytes)
 
 
-@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_in_flight_follows_the_order_of_actions(schedule: str) -> None:
-    order = make_schedule(schedule, ranks=4, microbatches=16)
     spec = make_spec("pp=4", schedule=schedule, microbatches=16)
     for rank in range(4):
-        expected = peak_held(order, rank, lambda stage: 1) / order.chunks
+        expected = spec.order.microbatches_in_flight(rank)
         assert in_flight(spec.at_stage(rank)) == pytest.approx(expected), rank
 
 

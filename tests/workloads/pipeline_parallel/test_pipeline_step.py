@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from parbench.bench.world.world import World
-from parbench.workloads.pipeline_parallel.pipeline_step import notes_of
-from parbench.workloads.pipeline_parallel.schedules import (
-    NAMES,
-    make_schedule,
-)
+from parbench.workloads.pipeline_parallel.pipeline_step import list_notes
+from parbench.workloads.pipeline_parallel.schedule import PipelineSize
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
 from tests.support.training_steps import (
@@ -48,7 +46,7 @@ def assert_right(ranks: Ranks, cases: list[Params]) -> None:
 
 def test_pipeline_step_matches_one_process(two_ranks: Ranks) -> None:
     sizes = {"sequence": 4, "hidden": 8, "heads": 2, "vocabulary": 8}
-    assert_right(two_ranks, [{"schedule": name, **sizes} for name in NAMES])
+    assert_right(two_ranks, [{"schedule": name, **sizes} for name in SCHEDULES])
 
 
 @pytest.mark.full
@@ -67,7 +65,7 @@ def test_pipeline_step_options_match_one_process(two_ranks: Ranks) -> None:
 
 @pytest.mark.full
 def test_pipeline_step_on_four_ranks(four_ranks: Ranks) -> None:
-    cases = [{"schedule": name, "microbatches": 8} for name in NAMES]
+    cases = [{"schedule": name, "microbatches": 8} for name in SCHEDULES]
     assert_right(four_ranks, cases)
 
 
@@ -121,5 +119,5 @@ def test_one_wrong_bit_is_detected(two_ranks: Ranks) -> None:
 
 
 def test_unfilled_pipeline_is_noted() -> None:
-    [note] = notes_of(make_schedule("1f1b", ranks=4, microbatches=3))
+    [note] = list_notes(SCHEDULES["1f1b"].make_order(PipelineSize(4, 3)))
     assert "50%" in note
