@@ -26,13 +26,6 @@ def list_one_by_one(rank: int, size: PipelineSize) -> list[Action]:
     return actions
 
 
-def list_gpipe(rank: int, size: PipelineSize) -> list[Action]:
-    """Run all forward passes, then all backward passes."""
-    microbatches = range(size.microbatches)
-    forwards = [Action(rank, "F", microbatch) for microbatch in microbatches]
-    return forwards + [Action(rank, "B", microbatch) for microbatch in microbatches]
-
-
 def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
     """Run all forward passes, stage by stage, then all backward passes in the reverse order."""
     passes = [
@@ -268,7 +261,7 @@ _ALL_SCHEDULES = (
         name="gpipe",
         label="GPipe",
         source="arXiv 1811.06965",
-        list_actions=list_gpipe,
+        list_actions=list_breadth_first,
         bubble=bubble_of_filling,
     ),
     Schedule(
