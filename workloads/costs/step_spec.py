@@ -162,6 +162,23 @@ class StepSpec:
             return self.pipeline.order
         return find_schedule(self.schedule).make_order(self.pipeline_size)
 
+    def microbatches_in_flight(self, pp_rank: int) -> float:
+        """Return the maximum of microbatches whose activations a rank of the pipeline holds."""
+        if self.size("pp") == 1:
+            return 1.0
+        if self.pipeline is not None:
+            return self.pipeline.order.microbatches_in_flight(pp_rank)
+        return find_schedule(self.schedule).microbatches_in_flight(pp_rank, self.pipeline_size)
+
+    def logits_in_flight(self, pp_rank: int) -> float:
+        """Return the maximum of microbatches whose logits a rank of the pipeline holds."""
+        if self.size("pp") == 1:
+            return 1.0
+        if self.pipeline is not None:
+            last = self.pipeline.order.num_stages - 1
+            return self.pipeline.order.peak_held(pp_rank, lambda stage: float(stage == last))
+        return find_schedule(self.schedule).logits_in_flight(pp_rank, self.pipeline_size)
+
     @property
     def global_batch(self) -> int:
         """Sequences of a step."""
@@ -205,13 +222,18 @@ class StepSpec:
     @cached_property
     def positions(self) -> tuple["Position", ...]:
         """The ranks that differ: of a pipeline the first, the fullest of those between, the last; more if uneven."""
-        pp = self.size("pp")
+        last = self.size("pp") - 1
         if not self.uneven:
-            return tuple(self.at_stage(rank) for rank in sorted({0, min(1, pp - 1), pp - 1}))
-        kinds: dict[object, Position] = {}
-        for at in map(self.at_stage, range(pp)):
-            kinds.setdefault(at.kind, at)  # the first of a kind holds most microbatches
-        return tuple(kinds.values())
+            groups = [[rank] for rank in sorted({0, last})]
+            if last > 1:
+                groups.insert(1, [1, last - 1])
+        else:
+            ranks_by_kind: dict[StageKind, list[int]] = {}
+            for rank in range(last + 1):
+                ranks_by_kind.setdefault(self.at_stage(rank).kind, []).append(rank)
+            groups = [[ranks[0], ranks[-1]] for ranks in ranks_by_kind.values()]
+        # Microbatches in flight rise or fall along the pipeline, so that an end of a group has most.
+        return tuple(self.at_stage(max(ranks, key=self.microbatches_in_flight)) for ranks in groups)
 
     @property
     def uneven(self) -> bool:
