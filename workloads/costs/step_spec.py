@@ -171,12 +171,9 @@ class StepSpec:
         return find_schedule(self.schedule).microbatches_in_flight(pp_rank, self.pipeline_size)
 
     def logits_in_flight(self, pp_rank: int) -> float:
-        """Return the maximum of microbatches whose logits a rank of the pipeline holds."""
+        """Return the maximum of microbatches whose logits a rank of a planned pipeline holds."""
         if self.size("pp") == 1:
             return 1.0
-        if self.pipeline is not None:
-            last = self.pipeline.order.num_stages - 1
-            return self.pipeline.order.peak_held(pp_rank, lambda stage: float(stage == last))
         return find_schedule(self.schedule).logits_in_flight(pp_rank, self.pipeline_size)
 
     @property

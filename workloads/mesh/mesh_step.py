@@ -51,7 +51,7 @@ from parbench.workloads.pipeline_parallel.bubbles import make_details, measure_l
 from parbench.workloads.pipeline_parallel.stages import (
     Chunk,
     StageParameters,
-    list_link_notes,
+    list_notes,
     make_chunks,
     make_stages,
     make_train,
@@ -277,7 +277,7 @@ class HybridStep(MixtureStep):
             details={"mesh": dict(spec.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
             notes=(
                 *((_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else ()),
-                *(list_link_notes(world) if spec.pipeline is not None else ()),
+                *(list_notes(spec.pipeline.order, world) if spec.pipeline is not None else ()),
                 *(kernel_notes(world.device, dtype_of(spec)) if self.moe is not None and not spec.timed else ()),
             ),
         )

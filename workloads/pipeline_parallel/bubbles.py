@@ -1,17 +1,19 @@
 """Bubbles of a pipeline: measured, by cause, and simulated for other schedules. Pure."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import inf
 from statistics import fmean, median
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from parbench.bench.results import details
 from parbench.bench.results.details import CAUSES, Action, ActionKind, Cause, Simulated
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, get_output, get_received
 from parbench.workloads.pipeline_parallel.pipeline_case import split_layers
-from parbench.workloads.pipeline_parallel.schedule import PassSeconds, Schedule
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import (
     Latency,
@@ -134,8 +136,13 @@ def _simulate_causes(
 
 def simulate_mean_actions(measured: Timeline, order: PipelineOrder) -> Timeline:
     """Simulate the measured mean time of each kind of action, without latency."""
-    means = _compute_means([measured], lambda action: action.kind)
-    return simulate(order, lambda action: means[action.kind])
+    return simulate_kinds(order, _compute_means([measured], lambda action: action.kind))
+
+
+def simulate_kinds(
+    order: PipelineOrder, seconds_by_kind: Mapping[ActionKind, float], latency: float = 0.0
+) -> Timeline:
+    return simulate(order, lambda action: seconds_by_kind[action.kind], latency)
 
 
 def _compute_means(timelines: Sequence[Timeline], key: Callable[[Action], Key]) -> dict[Key, float]:
@@ -212,53 +219,32 @@ def compare_schedules(
     ``layer_bytes`` are the activations of a layer, ``outside_seconds`` the part of a step before
     and after the pipeline. Schedules that cannot run come last, with the reason.
     """
-    rows = []
-    for schedule in SCHEDULES.values():
-        try:
-            row = _simulate_schedule(
-                schedule, order, passes, layers, layer_bytes, latency, outside_seconds
-            )
-        except UserError as error:
-            row = Simulated(
-                schedule=schedule.name,
-                chunks=schedule.stages_per_rank,
-                measured=False,
-                why_not=str(error),
-            )
-        rows.append(row)
-    rows.sort(key=lambda row: inf if row.step_seconds is None else row.step_seconds)
-    return tuple(rows)
-
-
-def _simulate_schedule(
-    schedule: Schedule,
-    measured: PipelineOrder,
-    passes: PassSeconds,
-    layers: int,
-    layer_bytes: float,
-    latency: float,
-    outside_seconds: float,
-) -> Simulated:
-    size = schedule.size(measured.ranks, measured.microbatches)
-    layers_per_stage = split_layers(layers, size.num_stages)[0]
     seconds_by_kind: dict[ActionKind, float] = {
         "F": passes.forward,
         "I": passes.input_gradient,
         "W": passes.weight_gradient,
         "B": passes.backward,
     }
-    timeline = simulate(
-        schedule.make_order(size),
-        lambda action: seconds_by_kind[action.kind] / size.stages_per_rank,
-        latency,
-    )
-    in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
-    return Simulated(
-        schedule=schedule.name,
-        chunks=size.stages_per_rank,
-        measured=False,
-        step_seconds=timeline.makespan + outside_seconds,
-        bubble_fraction=bubble_fraction(timeline),
-        in_flight=in_flight,
-        activation_bytes=layer_bytes * in_flight * size.stages_per_rank * layers_per_stage,
-    )
+    rows = []
+    for schedule in SCHEDULES.values():
+        row = Simulated(schedule=schedule.name, chunks=schedule.stages_per_rank, measured=False)
+        try:
+            size = schedule.size(order.ranks, order.microbatches)
+            layers_per_stage = split_layers(layers, size.num_stages)[0]
+        except UserError as error:
+            rows.append(replace(row, why_not=str(error)))
+            continue
+        chunks = size.stages_per_rank
+        action_seconds = {kind: seconds_by_kind[kind] / chunks for kind in seconds_by_kind}
+        timeline = simulate_kinds(schedule.make_order(size), action_seconds, latency)
+        in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
+        row = replace(
+            row,
+            step_seconds=timeline.makespan + outside_seconds,
+            bubble_fraction=bubble_fraction(timeline),
+            in_flight=in_flight,
+            activation_bytes=layer_bytes * in_flight * chunks * layers_per_stage,
+        )
+        rows.append(row)
+    rows.sort(key=lambda row: inf if row.step_seconds is None else row.step_seconds)
+    return tuple(rows)

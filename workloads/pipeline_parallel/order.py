@@ -1,7 +1,6 @@
 """The order in which each rank of a pipeline runs its actions, as data. Pure."""
 
 import csv
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,8 +116,7 @@ def read_order(text: str, name: str) -> PipelineOrder:
 def parse_csv(text: str) -> tuple[Actions, ...]:
     """Return the actions by rank in torch's compute-only CSV.
 
-    In an empty cell a rank does nothing. ``(1F0;2B3)OVERLAP_F_B`` means its two actions in
-    sequence, as torch runs it by default.
+    In an empty cell a rank does nothing.
     """
     rows = list(csv.reader(text.strip().splitlines()))
     if not any(cell.strip() for row in rows for cell in row):
@@ -128,10 +126,9 @@ def parse_csv(text: str) -> tuple[Actions, ...]:
     for rank, row in enumerate(rows):
         actions: list[Action] = []
         for step, cell in enumerate(row):
-            overlap = re.fullmatch(r"\(([^()]*)\)OVERLAP_F_B", cell.strip())
-            names = overlap[1].split(";") if overlap else [cell]
             try:
-                actions += [Action.parse(name) for name in names if name.strip()]
+                if cell.strip():
+                    actions.append(Action.parse(cell))
             except UserError as error:
                 raise UserError(f"rank {rank}, step {step}: {error}") from None
         actions_by_rank.append(tuple(actions))

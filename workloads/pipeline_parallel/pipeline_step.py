@@ -13,11 +13,8 @@ from parbench.workloads.costs import strategies
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.transformer import Transformer, cross_entropy, materialise
 from parbench.workloads.pipeline_parallel import stages
-from parbench.workloads.pipeline_parallel.bubbles import bubble_fraction
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
 from parbench.workloads.pipeline_parallel.pipeline_probe import PipelineContext, PipelineProbe
-from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
-from parbench.workloads.pipeline_parallel.simulation import simulate_equal_passes
 from parbench.workloads.step.gate import behind_gate
 from parbench.workloads.step.layout import Layout
 from parbench.workloads.step.probe import Probe
@@ -82,7 +79,7 @@ class PipelineStep(TrainingStep):
             forward_backward=forward_backward,
             holds_stage_only=True,
             exact_order=find_gradient_order(pipeline.order, world.rank),
-            notes=(*list_notes(pipeline.order), *stages.list_link_notes(world)),
+            notes=stages.list_notes(pipeline.order, world),
         )
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
@@ -103,16 +100,6 @@ def find_gradient_order(order: PipelineOrder, rank: int) -> tuple[int, ...]:
         ]
         orders.add(tuple(sums))
     return orders.pop() if len(orders) == 1 else ()
-
-
-def list_notes(order: PipelineOrder) -> tuple[str, ...]:
-    if order.name in SCHEDULES and SCHEDULES[order.name].note:
-        return (f"{order.name}: {SCHEDULES[order.name].note}",)
-    bubble = bubble_fraction(simulate_equal_passes(order))
-    if order.microbatches >= order.ranks or bubble < 0.5:
-        return ()
-    rule = f"microbatches({order.microbatches}) < ranks({order.ranks})"
-    return (f"{rule} do not fill the pipeline: at F = I = W its bubble is {bubble:.0%}",)
 
 
 prepare = behind_gate(PipelineStep, strategies.pp)

@@ -20,6 +20,7 @@ from parbench.workloads.model.timed_compute import TimedCompute, calibrate, make
 from parbench.workloads.model.transformer import Transformer, draw_tokens
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
 from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.torch_pipelines import PlainStage, make_runtime
 from parbench.workloads.step.layout import dtype_of, nothing
 from parbench.workloads.step.probe import Moment, moment, seconds_of
@@ -221,14 +222,17 @@ def make_stages(
     ]
 
 
-def list_link_notes(world: World) -> tuple[str, ...]:
-    """Return a note for NCCL, where torch uses one communicator for sends and receives."""
-    if world.backend != "nccl":
-        return ()
-    return (
-        "pp on nccl: a rank's sends and receives share a communicator and its stream, where one "
-        "that waits for its peer delays those behind it: that counts as bubble",
-    )
+def list_notes(order: PipelineOrder, world: World) -> tuple[str, ...]:
+    """Return the limits of the measured bubble."""
+    notes = []
+    if order.name in SCHEDULES and SCHEDULES[order.name].note:
+        notes.append(f"{order.name}: {SCHEDULES[order.name].note}")
+    if world.backend == "nccl":
+        notes.append(
+            "pp on nccl: a rank's sends and receives share a communicator and its stream, where "
+            "one that waits for its peer delays those behind it: that counts as bubble"
+        )
+    return tuple(notes)
 
 
 def make_train(

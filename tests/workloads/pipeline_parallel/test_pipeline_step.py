@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from parbench.bench.world.world import World
-from parbench.workloads.pipeline_parallel.pipeline_step import list_notes
-from parbench.workloads.pipeline_parallel.schedule import PipelineSize
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
@@ -116,8 +114,3 @@ def test_corrupted_pipeline_is_detected(
 
 def test_one_wrong_bit_is_detected(two_ranks: Ranks) -> None:
     assert two_ranks.call(f"{MODULE}:count_wrong", corruption="one bit") == [1, 0]
-
-
-def test_unfilled_pipeline_is_noted() -> None:
-    [note] = list_notes(SCHEDULES["1f1b"].make_order(PipelineSize(4, 3)))
-    assert "50%" in note

@@ -97,26 +97,12 @@ def test_torch_loads_csv(tmp_path: Path, name: str) -> None:
         assert schedule.stages_of(rank, size) == order.stages_of(rank)
         for stage in order.stages_of(rank):
             assert runtime.stage_index_to_group_rank[stage] == rank
-    runtime._dump_csv(str(path), format="compute_only")
-    assert parse_csv(path.read_text()) == order.actions_by_rank
-
-
-def test_schedule_from_csv_of_torch(tmp_path: Path) -> None:
-    """Torch writes idle steps and overlapped pairs, which are read in sequence."""
-    path = tmp_path / "order.csv"
-    torch_orders.make_schedule("dualpipe_v", 2, 4, 2)._dump_csv(
-        str(path), format="compute_only"
-    )
-    assert "OVERLAP_F_B" in path.read_text()
-    expected = SCHEDULES["dualpipe_v"].make_order(PipelineSize(2, 4, 2))
-    assert read_order(path.read_text(), "dualpipe_v") == expected
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
         ("0F0,0B0\n1F0,1SEND_B0\n", "rank 1, step 1: '1SEND_B0'"),
-        ("0F0,(1F0;2Q3)OVERLAP_F_B", "rank 0, step 1: '2Q3'"),
         (",,\n,,\n\n", "empty"),
     ],
 )
@@ -125,12 +111,10 @@ def test_parse_csv_names_place_of_error(text: str, place: str) -> None:
 
 
 def test_new_schedule_needs_only_its_order() -> None:
-    """Two microbatches in a rank's hands, no analytical bubble, and everything else follows."""
     schedule = Schedule(
         name="toy", label="toy", source="", list_actions=SCHEDULES["gpipe"].list_actions
     )
     size = schedule.size(2, 3)
     assert schedule.microbatches_in_flight(0, size) == 3
     assert [schedule.logits_in_flight(rank, size) for rank in range(2)] == [0, 3]
-    assert not schedule.splits_backward
     assert schedule.compute_bubble(size, PassSeconds(1, 1, 1)).seconds is None
