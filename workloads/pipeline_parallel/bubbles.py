@@ -170,10 +170,9 @@ def measure_latency(
     """Return the seconds of messages by sender and receiver. The ranks' clocks must agree.
 
     It is the median time from the sender's stop to the receiver's start, of the messages for which
-    an idle rank waited. If there are none, it is the minimum over all messages.
+    an idle rank waited. If no rank waited for a message of a link, it is 0.
     """
     waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    delays: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for timeline in timelines:
         producers = {get_output(timed.action): timed for timed in timeline.actions}
         for rank in range(timeline.ranks):
@@ -181,17 +180,10 @@ def measure_latency(
             for timed in timeline.actions_of(rank):
                 received = get_received(timed.action, order.num_stages)
                 source = timed if received is None else producers[received]
-                if source.rank != rank:
-                    link = (source.rank, rank)
-                    delays[link].append(timed.start - source.stop)
-                    if source.stop > last_stop:
-                        waits[link].append(timed.start - source.stop)
+                if source.rank != rank and source.stop > last_stop:
+                    waits[source.rank, rank].append(timed.start - source.stop)
                 last_stop = max(last_stop, timed.stop)
-    latency = {}
-    for link in sorted(delays):
-        seconds = median(waits[link]) if link in waits else min(delays[link])
-        latency[link] = max(0.0, seconds)
-    return latency
+    return {link: max(0.0, median(waits[link])) for link in sorted(waits)}
 
 
 def measure_passes(timelines: Sequence[Timeline], stages_per_rank: int) -> PassSeconds:
