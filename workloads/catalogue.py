@@ -129,7 +129,7 @@ DEFINITIONS = (
     ),
     _step(
         "pp", "pipeline_parallel.pipeline_step:prepare",
-        "pipeline parallel; ten schedules, or your own with order=",
+        "pipeline parallel; schedules from GPipe to DualPipeV, or your own with order=",
         *PIPELINE, tags=("smoke",), expand=expand_all_schedules, common=OF_MICROBATCHES,
         strategy=strategies.pp,
     ),

@@ -18,14 +18,6 @@ from parbench.workloads.pipeline_parallel.schedule import (
 )
 
 
-def list_one_by_one(rank: int, size: PipelineSize) -> list[Action]:
-    """Run one microbatch after the other, so that only one rank works at a time."""
-    actions = []
-    for microbatch in range(size.microbatches):
-        actions += [Action(rank, "F", microbatch), Action(rank, "B", microbatch)]
-    return actions
-
-
 def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
     """Run all forward passes, stage by stage, then all backward passes in the reverse order."""
     passes = [
@@ -195,11 +187,6 @@ def find_unfilled_stages(size: PipelineSize) -> str:
     return f"microbatches({size.microbatches}) >= stages({size.num_stages})"
 
 
-def bubble_of_one_by_one(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
-    idle = size.microbatches * (size.ranks - 1) * seconds.total
-    return AnalyticalBubble(idle, idle, "M(P-1)(F+B)")
-
-
 def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
     """Return (P-1)(F+B)/v, as in arXiv 2104.04473.
 
@@ -250,13 +237,6 @@ def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> Analytical
 
 
 _ALL_SCHEDULES = (
-    Schedule(
-        name="naive",
-        label="naive",
-        source="one microbatch at a time",
-        list_actions=list_one_by_one,
-        bubble=bubble_of_one_by_one,
-    ),
     Schedule(
         name="gpipe",
         label="GPipe",

@@ -64,7 +64,6 @@ def test_simulated_bubble_equals_analytical(
 @pytest.mark.parametrize(
     ("name", "chunks", "fraction"),
     [
-        ("naive", 1, 3 / 4),
         ("1f1b", 1, 3 / 11),
         ("zb_h1", 1, 1 / 9),
         ("interleaved", 4, 3 / 35),

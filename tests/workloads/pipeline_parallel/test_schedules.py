@@ -44,7 +44,6 @@ def test_v_orders_are_torchs(name: str, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("name", "rank", "ranks", "microbatches", "order"),
     [
-        ("naive", 1, 2, 2, "1F0 1B0 1F1 1B1"),
         ("1f1b", 0, 3, 4, "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3"),
         ("1f1b", 2, 3, 4, "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"),
         ("gpipe", 1, 2, 2, "1F0 1F1 1B1 1B0"),
