@@ -62,7 +62,7 @@ class PipelineOrder:
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether some backward passes are an input gradient (I) and a weight gradient (W)."""
+        """True if some backward passes are an input gradient (I) and a weight gradient (W)."""
         return any(action.kind == "W" for actions in self.actions_by_rank for action in actions)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:

@@ -165,7 +165,7 @@ class PipelineProbe:
 
 
 def can_measure_bubble(world: World, timed_seconds: float | None) -> bool:
-    """Whether no ranks share a GPU, or cores if they really compute. All ranks take part.
+    """Return True unless ranks share a GPU, or cores for real compute. All ranks take part.
 
     Simulated compute on a GPU is a kernel, which runs in turn with those of other ranks. On a CPU
     it needs no core.
@@ -177,7 +177,10 @@ def can_measure_bubble(world: World, timed_seconds: float | None) -> bool:
 
 
 def has_shared_cores(world: World) -> bool:
-    """Whether a machine runs more ranks than they have cores. Emulated hosts are one machine."""
+    """Return True if a machine runs more ranks than they have cores.
+
+    Emulated hosts are one machine.
+    """
     machine = "emulated" if emulation(os.environ) else socket.gethostname()
     num_ranks: Counter[str] = Counter()
     cores: defaultdict[str, set[int]] = defaultdict(set)

@@ -42,7 +42,7 @@ class PassSeconds:
 
     @property
     def is_equal(self) -> bool:
-        """Whether F = I = W."""
+        """True if F = I = W."""
         return isclose(self.forward, self.input_gradient) and isclose(
             self.input_gradient, self.weight_gradient
         )
@@ -82,7 +82,7 @@ class Schedule:
     """The equation that a size does not satisfy, empty if it satisfies all of this schedule."""
     bubble: Callable[[PipelineSize, PassSeconds], AnalyticalBubble] | None = None
     is_bubble_of_equal_passes: bool = False
-    """Whether the analytical bubble is valid only if F = I = W."""
+    """True if the analytical bubble is valid only if F = I = W."""
     min_microbatches_of_bubble: Callable[[int], int] | None = None
     """The microbatches from which the analytical bubble is valid, by the number of ranks."""
     planned_stages_per_rank: tuple[int, ...] = ()
@@ -94,7 +94,7 @@ class Schedule:
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether some backward passes are an input gradient (I) and a weight gradient (W)."""
+        """True if some backward passes are an input gradient (I) and a weight gradient (W)."""
         smallest = PipelineSize(2, 4, self.stages_per_rank)
         return any(action.kind == "W" for action in self.list_actions(1, smallest))
 
