@@ -65,9 +65,7 @@ def test_simulated_bubble_equals_analytical(
     ("name", "chunks", "fraction"),
     [
         ("1f1b", 1, 3 / 11),
-        ("zb_h1", 1, 1 / 9),
         ("interleaved", 4, 3 / 35),
-        ("interleaved_zb", 2, 1 / 17),
         ("zb_v", 2, 1 / 17),
     ],
 )

@@ -45,7 +45,6 @@ def test_v_orders_are_torchs(name: str, ranks: int) -> None:
     ("name", "rank", "ranks", "microbatches", "order"),
     [
         ("1f1b", 0, 3, 4, "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3"),
-        ("1f1b", 2, 3, 4, "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"),
         ("gpipe", 1, 2, 2, "1F0 1F1 1B1 1B0"),
         # arXiv 2401.10241, figures 2 and 3
         ("zb_h1", 0, 3, 3, "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2"),

@@ -61,6 +61,7 @@ def test_simulate_starts_as_early_as_possible(name: str) -> None:
     """An action starts when its rank is free and all that it needs has arrived."""
     uniform = random.Random(7).uniform
     order = SCHEDULES[name].make_order(SCHEDULES[name].size(3, 6))
+    check(order)
     latency = {link: uniform(0.0, 2.0) for link in product(range(3), range(3))}
     timeline = simulate(order, lambda action: uniform(0.0, 3.0), latency)
     producers = {get_output(timed.action): timed for timed in timeline.actions}
