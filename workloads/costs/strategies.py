@@ -15,7 +15,7 @@ from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.mesh.axes import PARAMS as MESH
 from parbench.workloads.mesh.axes import mesh_of, refuse_heads, refuse_sequence
 from parbench.workloads.model.shapes import BUCKET
-from parbench.workloads.pipeline_parallel.pipeline_case import make_pipeline
+from parbench.workloads.pipeline_parallel.pipeline_case import format_checkpointing_refusal, make_pipeline
 
 Strategy = Callable[[Params, int, str], StepSpec]
 """Of a case's parameters, the ranks, and the kind of device."""
@@ -95,10 +95,7 @@ def pp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
     pipeline = make_pipeline(params, spec.shape, ranks)
     if pipeline.order.splits_backward and spec.checkpointing != "none":
-        raise UserError(
-            f"checkpointing = {spec.checkpointing!r} is not allowed with {pipeline.order.name}, which splits the "
-            "backward pass: layers would be computed again for the input gradient and once more for the weight gradient"
-        )
+        raise UserError(format_checkpointing_refusal(pipeline.order.name, spec.checkpointing))
     return replace(spec, mesh={"pp": ranks}, pipeline=pipeline)
 
 

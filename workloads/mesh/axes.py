@@ -21,7 +21,7 @@ from parbench.workloads.expert_parallel.routing import NAMES as ROUTINGS
 from parbench.workloads.expert_parallel.routing import ROUTER
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
-from parbench.workloads.pipeline_parallel.pipeline_case import split_layers
+from parbench.workloads.pipeline_parallel.pipeline_case import format_checkpointing_refusal, split_layers
 from parbench.workloads.pipeline_parallel.schedules import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
@@ -214,10 +214,7 @@ def refuse_split_backward(mesh: Mesh, schedule: str, checkpointing: str, num_exp
     if mesh.get("pp", 1) == 1 or not find_schedule(schedule).splits_backward:
         return None
     if checkpointing != "none":
-        return (
-            f"checkpointing = {checkpointing} is not allowed with schedule = {schedule}, which splits the backward "
-            "pass: layers would be computed again for the input gradient and once more for the weight gradient"
-        )
+        return format_checkpointing_refusal(schedule, checkpointing)
     if mesh.get("fsdp", 1) > 1:
         other = f"fsdp({mesh['fsdp']}): torch's FSDP reduces gradients after a whole backward pass"
     elif num_experts:

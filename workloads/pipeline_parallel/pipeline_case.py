@@ -91,6 +91,14 @@ def _make_order(params: Mapping[str, Value], ranks: int) -> PipelineOrder:
     return order
 
 
+def format_checkpointing_refusal(schedule: str, checkpointing: str) -> str:
+    return (
+        f"checkpointing = {checkpointing} is not allowed with schedule = {schedule}, which splits "
+        "the backward pass: layers would be recomputed for the input gradient and once more for "
+        "the weight gradient"
+    )
+
+
 @lru_cache(maxsize=4096)
 def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ...]:
     """Return the layers of each stage: those of ``split``, such as 1+2+1+1, or as many each.
