@@ -15,7 +15,7 @@ from parbench.workloads.mesh.axes import PARAMS as HYBRID
 from parbench.workloads.mesh.axes import with_experts
 from parbench.workloads.model.shapes import BATCH, BUCKET, COMMON, COMPUTE, MODEL, PRECISION
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
-from parbench.workloads.pipeline_parallel.pipeline_case import each_schedule
+from parbench.workloads.pipeline_parallel.pipeline_case import expand_all_schedules
 
 STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph")
 NO_SYNC = Param(
@@ -129,8 +129,8 @@ DEFINITIONS = (
     ),
     _step(
         "pp", "pipeline_parallel.pipeline_step:prepare",
-        "pipeline parallel; ten schedules, or your own with order=",
-        *PIPELINE, tags=("smoke",), expand=each_schedule, common=OF_MICROBATCHES,
+        "pipeline parallel; schedules from GPipe to DualPipeV, or your own with order=",
+        *PIPELINE, tags=("smoke",), expand=expand_all_schedules, common=OF_MICROBATCHES,
         strategy=strategies.pp,
     ),
     _step(

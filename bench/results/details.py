@@ -130,7 +130,6 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     in_flight_by_rank: tuple[float, ...] | None = None
     activation_bytes_by_rank: tuple[float | None, ...] | None = None
     memory_by_rank: dict[str, tuple[float, ...]] | None = None
-    boundaries: list[dict[str, Any]] | None = None
     measured: PipelineTimeline | None = None
     why_not_measured: str = ""
     predicted: PipelineTimeline | None = None

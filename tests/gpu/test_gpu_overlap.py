@@ -11,7 +11,7 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World
 from parbench.workloads.model.timed_compute import TimedCompute
-from parbench.workloads.pipeline_parallel.pipeline_probe import claims_bubble
+from parbench.workloads.pipeline_parallel.pipeline_probe import can_measure_bubble
 from parbench.workloads.step.call_spans import spans_of_calls
 from parbench.workloads.step.probe import moment, seconds_of, trace_step
 from parbench.workloads.torch_internals import profiling, trace_events
@@ -29,7 +29,7 @@ def explain_ddp_step(world: World) -> tuple[Explanation, bool]:
     step.reset()
     step.step()
     explanation = step.explain(step.reset, 2.0)
-    has_bubble = claims_bubble(world, 0.01)
+    has_bubble = can_measure_bubble(world, 0.01)
     step.close()
     return explanation, has_bubble
 
@@ -104,7 +104,7 @@ def test_single_rank_exposes_no_communication(nccl_world: World) -> None:
     for name in ("compute", "exposed_copy", "idle", "residual"):
         assert values[name] is not None
     assert values["compute"] != 0
-    assert claims_bubble(nccl_world, None)
+    assert can_measure_bubble(nccl_world, None)
 
 
 @pytest.mark.parametrize("prefetch", ["default", "explicit"])

@@ -12,13 +12,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from parbench.workloads.pipeline_parallel import bubbles, schedules
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 
 NUM_RANKS = 4
 NUM_MICROBATCHES = 8
 ACTION_SECONDS = 0.1
 SECONDS_PER_SCHEDULE = 45
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v")
+MEASURED_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v")
 
 
 def measure_metrics(names: list[str]) -> dict[str, dict[str, float]]:
@@ -50,27 +51,15 @@ def measure_metrics(names: list[str]) -> dict[str, dict[str, float]]:
 
 def compute_analytical_bubble(name: str) -> float:
     """Return the bubble as a fraction of the makespan, for equal actions F, I and W."""
-    bubble = bubbles.closed_form(
-        name,
-        ranks=NUM_RANKS,
-        microbatches=NUM_MICROBATCHES,
-        chunks=schedules.default_chunks(name),
-        f=ACTION_SECONDS,
-        i=ACTION_SECONDS,
-        w=ACTION_SECONDS,
-    )
-    assert bubble.makespan_bubble_seconds is not None, f"{name} has no analytical bubble"
-    return bubbles.fraction_of(
-        bubble.makespan_bubble_seconds,
-        NUM_MICROBATCHES,
-        ACTION_SECONDS,
-        ACTION_SECONDS,
-        ACTION_SECONDS,
-    )
+    size = SCHEDULES[name].size(NUM_RANKS, NUM_MICROBATCHES)
+    passes = PassSeconds(ACTION_SECONDS, ACTION_SECONDS, ACTION_SECONDS)
+    bubble = SCHEDULES[name].compute_bubble(size, passes)
+    assert bubble.seconds is not None, bubble.note
+    return bubble.seconds / (bubble.seconds + NUM_MICROBATCHES * passes.total)
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(SCHEDULES)
+    names = sys.argv[1:] or list(MEASURED_SCHEDULES)
     metrics = measure_metrics(names)
     print(
         f"{NUM_RANKS} ranks, {NUM_MICROBATCHES} microbatches: bubble as a fraction of makespan"

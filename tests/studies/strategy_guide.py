@@ -14,8 +14,8 @@ from parbench.workloads.costs.memory import memory_of
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS
 from parbench.workloads.pipeline_parallel.bubbles import bubble_fraction
-from parbench.workloads.pipeline_parallel.schedules import make_schedule
-from parbench.workloads.pipeline_parallel.simulation import simulate_even
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES as PIPELINE_SCHEDULES
+from parbench.workloads.pipeline_parallel.simulation import simulate_equal_passes
 from parbench.workloads.planner.dry_run import GIGA, dry_run
 from parbench.workloads.planner.guide import strategies
 from parbench.workloads.planner.hardware import PRESETS
@@ -213,10 +213,11 @@ def render_meshes(step: StepSpec) -> str:
 
 def describe_bubble(schedule: str, microbatches: int) -> str:
     try:
-        order = make_schedule(schedule, ranks=PIPELINE_RANKS, microbatches=microbatches)
+        size = PIPELINE_SCHEDULES[schedule].size(PIPELINE_RANKS, microbatches)
     except UserError:  # The schedule needs more microbatches.
         return "-"
-    return f"{bubble_fraction(simulate_even(order)):.0%}"
+    order = PIPELINE_SCHEDULES[schedule].make_order(size)
+    return f"{bubble_fraction(simulate_equal_passes(order)):.0%}"
 
 
 def render_bubbles() -> str:

@@ -8,16 +8,15 @@ import torch
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from parbench.bench.results.details import Action
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 
 Rows = tuple[tuple[Action, ...], ...]
 
-CLASSES: dict[str, Any] = {
-    "interleaved": torch_schedules.ScheduleInterleaved1F1B,
-    "looped_bfs": torch_schedules.ScheduleLoopedBFS,
-    "interleaved_zb": torch_schedules.ScheduleInterleavedZeroBubble,
-    "zb_v": torch_schedules.ScheduleZBVZeroBubble,
-    "dualpipe_v": torch_schedules.ScheduleDualPipeV,
-}
+
+def make_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Any:
+    """Return the schedule of torch that has the order of a schedule of parbench."""
+    torch_class = getattr(torch_schedules, SCHEDULES[name].torch_class)
+    return torch_class(fake_stages(ranks, chunks), microbatches, loss_fn=no_loss)
 
 
 def fake_stages(ranks: int, chunks: int) -> list[Any]:
@@ -43,7 +42,7 @@ def order(name: str, ranks: int, microbatches: int, chunks: int) -> Rows:
 
     Raises torch's own error where torch refuses the sizes.
     """
-    schedule = CLASSES[name](fake_stages(ranks, chunks), microbatches, loss_fn=no_loss)
+    schedule = make_schedule(name, ranks, microbatches, chunks)
     rows: list[list[Action]] = [[] for _ in range(ranks)]
     for rank, row in enumerate(rows):
         for step in schedule.pipeline_order[rank]:

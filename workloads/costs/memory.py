@@ -10,7 +10,6 @@ from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import Kind, elements_of, ends_elements
 from parbench.workloads.costs.step_spec import Position, StepSpec
 from parbench.workloads.model.shapes import MIXED, Widths
-from parbench.workloads.pipeline_parallel.schedules import Schedule, make_schedule, peak_held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,49 +123,22 @@ def buffers_equation(at: Position) -> Equation:
 def activations_of(at: Position) -> float:
     """Return the bytes that a rank keeps for backward at most, of all its microbatches in flight.
 
-    A measured pipeline holds what its order of actions says; a planned one what the closed form of ``in_flight`` does.
+    A planned pipeline adds up the maxima of its layers and of its logits, which need not coincide.
     """
     spec = at.spec
     if spec.size("pp") > 1 and not spec.planned:
-        return peak_held(schedule_of(spec), at.pp_rank, lambda stage: stage_equation(at, stage).value)
+        return spec.order.peak_held(at.pp_rank, lambda stage: stage_equation(at, stage).value)
     return activations_equation(at).value
-
-
-def schedule_of(spec: StepSpec) -> Schedule:
-    if spec.pipeline is not None:
-        return spec.pipeline.schedule
-    return make_schedule(
-        spec.schedule, ranks=spec.size("pp"), microbatches=spec.microbatches, chunks=spec.stages_per_rank
-    )
-
-
-def in_flight(at: Position) -> float:
-    """Return the microbatches whose activations a rank holds at once, a rank's whole part each.
-
-    GPipe and LoopedBFS hold all M; 1F1B P - r; interleaved 1F1B (2(P-r) - 1 + (v-1)P) / v (arXiv 2104.04473); ZB-H1,
-    its interleaved kin and ZB-V hold P everywhere, ZB-H2 2P - 1 (arXiv 2401.10241), DualPipeV P + 1/2.
-    """
-    spec, ranks, rank, chunks = at.spec, at.spec.size("pp"), at.pp_rank, at.spec.stages_per_rank
-    if ranks == 1 or spec.schedule == "naive":
-        return 1
-    held = {
-        "gpipe": spec.microbatches,
-        "looped_bfs": spec.microbatches,
-        "1f1b": ranks - rank,
-        "interleaved": (2 * (ranks - rank) - 1 + (chunks - 1) * ranks) / chunks,
-        "zb_h2": 2 * ranks - 1,
-        "dualpipe_v": ranks + 0.5,
-    }.get(spec.schedule, ranks)
-    return float(min(held, spec.microbatches))
 
 
 def activations_equation(at: Position) -> Equation:
     """Return the bytes that backward needs: layers in flight, one that is computed again, and the ends.
 
-    A schedule that does backward at once holds one microbatch's logits.
+    The order of the schedule gives the microbatches in flight, and those whose logits are held.
     """
-    spec, held = at.spec, in_flight(at)
-    logits = held if spec.schedule in ("gpipe", "looped_bfs") else 1
+    spec = at.spec
+    held = spec.microbatches_in_flight(at.pp_rank)
+    logits = spec.logits_in_flight(at.pp_rank)
     text = _layers_text(at, spec.checkpointing, "m ")
     if spec.checkpointing != "none" and spec.planned:
         text += f" + {layer_text(spec, 'none')}"

@@ -14,8 +14,10 @@ from parbench.workloads.mesh import axes
 from parbench.workloads.mesh.axes import along, coordinate_of, multiplied, size_of
 from parbench.workloads.model import shapes
 from parbench.workloads.model.shapes import MIXED, SINGLE, Checkpointing, Shape, Widths
-from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline, layers_of_stages
-from parbench.workloads.pipeline_parallel.schedules import default_chunks
+from parbench.workloads.pipeline_parallel.order import PipelineOrder
+from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline, split_layers
+from parbench.workloads.pipeline_parallel.schedule import PipelineSize
+from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
 
 Ends = Literal["vocabulary", "tokens", "whole"]
 ZeroOne = Literal["", "broadcast", "reduce_scatter"]
@@ -48,7 +50,7 @@ class StepSpec:
     state: Widths | None = None
     checkpointing: Checkpointing = "none"
     every: int = 1
-    schedule: str = "1f1b"
+    schedule: str = DEFAULT_SCHEDULE
     chunks: int = 0
     split: str = ""
     pipeline: Pipeline | None = None
@@ -151,8 +153,35 @@ class StepSpec:
     def stages_per_rank(self) -> int:
         """Chunks of the model that a rank of the pipeline holds; 1 without one."""
         if self.pipeline is not None:
-            return self.pipeline.schedule.chunks
-        return (self.chunks or default_chunks(self.schedule)) if self.size("pp") > 1 else 1
+            return self.pipeline.order.stages_per_rank
+        if self.size("pp") == 1:
+            return 1
+        return self.chunks or find_schedule(self.schedule).stages_per_rank
+
+    @cached_property
+    def pipeline_size(self) -> PipelineSize:
+        return PipelineSize(self.size("pp"), self.microbatches, self.stages_per_rank)
+
+    @cached_property
+    def order(self) -> PipelineOrder:
+        """The actions of the pipeline."""
+        if self.pipeline is not None:
+            return self.pipeline.order
+        return find_schedule(self.schedule).make_order(self.pipeline_size)
+
+    def microbatches_in_flight(self, pp_rank: int) -> float:
+        """Return the maximum of microbatches whose activations a rank of the pipeline holds."""
+        if self.size("pp") == 1:
+            return 1.0
+        if self.pipeline is not None:
+            return self.pipeline.order.microbatches_in_flight(pp_rank)
+        return find_schedule(self.schedule).microbatches_in_flight(pp_rank, self.pipeline_size)
+
+    def logits_in_flight(self, pp_rank: int) -> float:
+        """Return the maximum of microbatches whose logits a rank of a planned pipeline holds."""
+        if self.size("pp") == 1:
+            return 1.0
+        return find_schedule(self.schedule).logits_in_flight(pp_rank, self.pipeline_size)
 
     @property
     def global_batch(self) -> int:
@@ -197,13 +226,18 @@ class StepSpec:
     @cached_property
     def positions(self) -> tuple["Position", ...]:
         """The ranks that differ: of a pipeline the first, the fullest of those between, the last; more if uneven."""
-        pp = self.size("pp")
+        last = self.size("pp") - 1
         if not self.uneven:
-            return tuple(self.at_stage(rank) for rank in sorted({0, min(1, pp - 1), pp - 1}))
-        kinds: dict[object, Position] = {}
-        for at in map(self.at_stage, range(pp)):
-            kinds.setdefault(at.kind, at)  # the first of a kind holds most microbatches
-        return tuple(kinds.values())
+            groups = [[rank] for rank in sorted({0, last})]
+            if last > 1:
+                groups.insert(1, [1, last - 1])
+        else:
+            ranks_by_kind: dict[StageKind, list[int]] = {}
+            for rank in range(last + 1):
+                ranks_by_kind.setdefault(self.at_stage(rank).kind, []).append(rank)
+            groups = [[ranks[0], ranks[-1]] for ranks in ranks_by_kind.values()]
+        # Microbatches in flight rise or fall along the pipeline, so that an end of a group has most.
+        return tuple(self.at_stage(max(ranks, key=self.microbatches_in_flight)) for ranks in groups)
 
     @property
     def uneven(self) -> bool:
@@ -303,20 +337,20 @@ class Position:
         spec = self.spec
         if spec.pipeline is not None:
             return spec.pipeline.layers_by_stage
-        return layers_of_stages(spec.shape.layers, spec.size("pp") * spec.stages_per_rank, spec.split)
+        return split_layers(spec.shape.layers, spec.size("pp") * spec.stages_per_rank, spec.split)
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
         return self.stages_of(self.pp_rank)
 
     def stages_of(self, pp_rank: int) -> tuple[int, ...]:
-        """Return the stages of a rank of the pipeline: every P-th, or both ends where the schedule folds them."""
-        spec, pp = self.spec, self.spec.size("pp")
+        """Return the stages of a rank of the pipeline."""
+        spec = self.spec
+        if spec.size("pp") == 1:
+            return (0,)
         if spec.pipeline is not None:
-            return spec.pipeline.schedule.stages_of(pp_rank)
-        if pp > 1 and spec.schedule in ("zb_v", "dualpipe_v"):
-            return (pp_rank, 2 * pp - 1 - pp_rank)
-        return tuple(range(pp_rank, pp * spec.stages_per_rank, pp))
+            return spec.pipeline.order.stages_of(pp_rank)
+        return find_schedule(spec.schedule).stages_of(pp_rank, spec.pipeline_size)
 
     @cached_property
     def layers(self) -> int:

@@ -15,7 +15,7 @@ from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.mesh.axes import PARAMS as MESH
 from parbench.workloads.mesh.axes import mesh_of, refuse_heads, refuse_sequence
 from parbench.workloads.model.shapes import BUCKET
-from parbench.workloads.pipeline_parallel.pipeline_case import pipeline_of
+from parbench.workloads.pipeline_parallel.pipeline_case import format_checkpointing_refusal, make_pipeline
 
 Strategy = Callable[[Params, int, str], StepSpec]
 """Of a case's parameters, the ranks, and the kind of device."""
@@ -93,12 +93,9 @@ def tp_fsdp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
 
 def pp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
-    pipeline = pipeline_of(params, spec.shape, ranks)
-    if pipeline.schedule.splits_backward and spec.checkpointing != "none":
-        raise UserError(
-            f"checkpointing = {spec.checkpointing!r} is not allowed with {pipeline.schedule.name}, which splits the "
-            "backward pass: layers would be computed again for the input gradient and once more for the weight gradient"
-        )
+    pipeline = make_pipeline(params, spec.shape, ranks)
+    if pipeline.order.splits_backward and spec.checkpointing != "none":
+        raise UserError(format_checkpointing_refusal(pipeline.order.name, spec.checkpointing))
     return replace(spec, mesh={"pp": ranks}, pipeline=pipeline)
 
 
@@ -138,7 +135,7 @@ def mesh(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
         mixture = moe_of({**inside, **{name: given[name] for name in names if name in given}}, spec.shape, ranks)
         spec = replace(spec, moe=mixture)
     stages = spec.size("pp")
-    return replace(spec, pipeline=pipeline_of(given, spec.shape, stages)) if stages > 1 else spec
+    return replace(spec, pipeline=make_pipeline(given, spec.shape, stages)) if stages > 1 else spec
 
 
 def _require(refused: str | None) -> None:

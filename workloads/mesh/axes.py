@@ -21,9 +21,12 @@ from parbench.workloads.expert_parallel.routing import NAMES as ROUTINGS
 from parbench.workloads.expert_parallel.routing import ROUTER
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
-from parbench.workloads.pipeline_parallel.pipeline_case import layers_of_stages
-from parbench.workloads.pipeline_parallel.schedules import NAMES as SCHEDULES
-from parbench.workloads.pipeline_parallel.schedules import require_schedule, splits_backward
+from parbench.workloads.pipeline_parallel.pipeline_case import format_checkpointing_refusal, split_layers
+from parbench.workloads.pipeline_parallel.schedules import (
+    DEFAULT_SCHEDULE,
+    SCHEDULES,
+    find_schedule,
+)
 
 Mesh = Mapping[str, int]
 
@@ -42,7 +45,12 @@ _ROUTED = "routed experts per layer; 0 = a dense model, or 8 if the mesh has ep"
 PARAMS = (
     Param(name="mesh", kind="mesh", default="", help=_MESH),
     Param(name="microbatches", kind="int", default=4, minimum=1, help="microbatches per step and data rank"),
-    _word(name="schedule", default="1f1b", choices=SCHEDULES, help="of pp: order of forward and backward passes"),
+    _word(
+        name="schedule",
+        default=DEFAULT_SCHEDULE,
+        choices=tuple(SCHEDULES),
+        help="of pp: order of forward and backward passes",
+    ),
     *(param for param in PIPELINE if param.name in ("chunks", "split")),
     choice("cp_method", "of cp: how queries reach keys that other ranks hold", *CP_METHODS),
     _int(name="experts", default=0, minimum=0, help=_ROUTED),
@@ -173,10 +181,11 @@ def refuse_stages(
     if pp == 1:
         return None
     try:
-        of_rank = require_schedule(schedule, ranks=pp, microbatches=microbatches, chunks=chunks)
+        size = find_schedule(schedule).size(pp, microbatches, chunks)
+        of_rank = size.stages_per_rank
         if shape.layers < pp * of_rank:
             return f"layers({shape.layers}) < pp({pp}) * chunks({of_rank})"
-        layers_of_stages(shape.layers, pp * of_rank, split)
+        split_layers(shape.layers, size.num_stages, split)
     except UserError as error:
         return str(error)
     if fsdp > 1 and of_rank > _MOST_GATHERED_STAGES:
@@ -202,13 +211,10 @@ def refuse_experts(mesh: Mesh, num_experts: int) -> str | None:
 
 
 def refuse_split_backward(mesh: Mesh, schedule: str, checkpointing: str, num_experts: int) -> str | None:
-    if mesh.get("pp", 1) == 1 or not splits_backward(schedule):
+    if mesh.get("pp", 1) == 1 or not find_schedule(schedule).splits_backward:
         return None
     if checkpointing != "none":
-        return (
-            f"checkpointing = {checkpointing} is not allowed with schedule = {schedule}, which splits the backward "
-            "pass: layers would be computed again for the input gradient and once more for the weight gradient"
-        )
+        return format_checkpointing_refusal(schedule, checkpointing)
     if mesh.get("fsdp", 1) > 1:
         other = f"fsdp({mesh['fsdp']}): torch's FSDP reduces gradients after a whole backward pass"
     elif num_experts:

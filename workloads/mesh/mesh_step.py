@@ -47,8 +47,15 @@ from parbench.workloads.model.timed_compute import TimedCompute, fill_distinct_g
 from parbench.workloads.model.transformer import Transformer, cross_entropy, loss_of, materialise
 from parbench.workloads.pipeline_parallel import pipeline_probe as probing
 from parbench.workloads.pipeline_parallel import stages as pipeline_stages
-from parbench.workloads.pipeline_parallel.bubbles import facts_of, link_latency
-from parbench.workloads.pipeline_parallel.stages import Chunk, Held, chunks_of, make_stages, make_train, notes_of_links
+from parbench.workloads.pipeline_parallel.bubbles import make_details, measure_latency
+from parbench.workloads.pipeline_parallel.stages import (
+    Chunk,
+    StageParameters,
+    list_notes,
+    make_chunks,
+    make_stages,
+    make_train,
+)
 from parbench.workloads.step.gate import behind_gate
 from parbench.workloads.step.layout import Layout, dtype_of
 from parbench.workloads.step.memory import BySource, largest_of
@@ -85,7 +92,7 @@ class Sent:
 class MeshBytes:
     """The probe of bytes by axis, counted and by closed form, those of experts' tokens by the step's own routes."""
 
-    look: probing.Look
+    look: probing.PipelineContext
     expected: ByAxis
     share = 0.0
 
@@ -128,36 +135,36 @@ class MeshBytes:
 class MeshBubble:
     """The probe of the pipeline that was slowest in the other half of the steps; no claim where ranks share cores."""
 
-    look: probing.Look
+    look: probing.PipelineContext
     share = 2 / 3  # of what is left for the rest of the step's time
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> probing.Taken | None:
-        return probing.take_steps(self.look, step, begin, budget_seconds)
+    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> probing.RankSteps | None:
+        return probing.measure_steps(self.look, step, begin, budget_seconds)
 
-    def summarise(self, told: Sequence[probing.Taken | None]) -> Explanation:
-        schedule = self.look.schedule
-        taken, facts = [one for one in told if one is not None], facts_of(schedule)
-        in_order = probing.of_order(schedule)
+    def summarise(self, told: Sequence[probing.RankSteps | None]) -> Explanation:
+        order = self.look.order
+        taken, facts = [one for one in told if one is not None], make_details(order)
+        in_order = probing.summarize_order(order)
         if not taken:
-            facts = msgspec.structs.replace(facts, why_not_measured=probing.SHARED)
-            return Explanation(metrics=in_order, details=facts.as_details, notes=(probing.SHARED,))
+            facts = msgspec.structs.replace(facts, why_not_measured=probing.SHARED_NOTE)
+            return Explanation(metrics=in_order, details=facts.as_details, notes=(probing.SHARED_NOTE,))
         pipelines = groups_along(self.look.at.spec.mesh, "pp")
-        of_each = [probing.steps_of([taken[rank] for rank in ranks], schedule) for ranks in pipelines]
+        of_each = [probing.merge_steps([taken[rank] for rank in ranks], order) for ranks in pipelines]
         turns = list(
             enumerate(choose_ranks([[timeline.makespan for timeline in steps.timelines] for steps in of_each]))
         )
-        slowest = probing.Steps(
-            schedule=schedule,
+        slowest = probing.PipelineSteps(
+            order=order,
             timelines=tuple(of_each[pipeline].timelines[turn] for turn, pipeline in turns),
             outside_seconds=tuple(of_each[pipeline].outside_seconds[turn] for turn, pipeline in turns),
             uncertainty_seconds=max(steps.uncertainty_seconds for steps in of_each),
         )
-        latency = link_latency(slowest.timelines, schedule)
-        metrics = in_order | probing.bubble_of(slowest, latency, self.look.at.spec.timed_seconds)
+        latency = measure_latency(slowest.timelines, order)
+        metrics = in_order | probing.summarize_bubble(slowest, latency, self.look.at.spec.timed_seconds)
         # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
         for name in ("compute", "idle", "non_pipeline_time"):
             del metrics[name]
-        details = probing.with_timelines(facts, slowest, latency, self.look.world.clock).as_details
+        details = probing.add_timelines(facts, slowest, latency, self.look.world.clock).as_details
         return Explanation(metrics=metrics, details=details, notes=(_IDLE,))
 
 
@@ -165,11 +172,11 @@ class MeshBubble:
 class MeshMemory:
     """The probe of what each rank holds, after all others: by closed form, counted and measured."""
 
-    look: probing.Look
+    look: probing.PipelineContext
     share = 0.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
-        held = probing.held_by_stages(self.look, begin, as_routed)
+        held = probing.measure_memory(self.look, begin, as_routed)
         return {**held, "memory_formula": asdict(state_of(self.look.at))} if self.look.at.spec.timed else held
 
     def summarise(self, told: Sequence[BySource]) -> Explanation:
@@ -222,8 +229,8 @@ class HybridStep(MixtureStep):
         time = Overlap(self._world, self.layout, self._notes_of_peak)
         return MeshBytes(look, self.expected_bytes()), *bubble, time, MeshMemory(look)
 
-    def look(self) -> probing.Look:
-        return probing.Look(
+    def look(self) -> probing.PipelineContext:
+        return probing.PipelineContext(
             world=self._world,
             layout=self.layout,
             at=self.spec.at(self._world.rank),
@@ -255,7 +262,7 @@ class HybridStep(MixtureStep):
         if "fsdp" in groups.axes:
             for chunk in self._chunks.values():
                 mesh_stages.shard(chunk, groups, mixtures_in(chunk).values(), kept=spec.pipeline is not None)
-        held = Held(self._chunks.values())
+        held = StageParameters(self._chunks.values())
         self._mixtures = {n: one for chunk in self._chunks.values() for n, one in mixtures_in(chunk).items()}
         parameters = mesh_stages.by_kind(held, split="tp" in groups.axes)
         self._sums = mesh_stages.Sums(parameters=parameters, groups=groups.axes, shards=spec.size("fsdp"))
@@ -270,7 +277,7 @@ class HybridStep(MixtureStep):
             details={"mesh": dict(spec.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
             notes=(
                 *((_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else ()),
-                *(notes_of_links(world) if spec.pipeline is not None else ()),
+                *(list_notes(spec.pipeline.order, world) if spec.pipeline is not None else ()),
                 *(kernel_notes(world.device, dtype_of(spec)) if self.moe is not None and not spec.timed else ()),
             ),
         )
@@ -280,7 +287,7 @@ class HybridStep(MixtureStep):
         pipeline = self.spec.pipeline
         chunks = [Chunk(model, 0, len(model.layers))]
         if pipeline is not None:
-            chunks = list(chunks_of(model, pipeline, groups.axes["pp"].rank()).values())
+            chunks = list(make_chunks(model, pipeline, groups.axes["pp"].rank()).values())
         for chunk in chunks:
             for name, layer in chunk.layers.items():
                 materialise(layer, self._world.seed, self._world.device, f"layers.{name}")
@@ -306,7 +313,7 @@ class HybridStep(MixtureStep):
         recorder, group = self._recorder, groups.axes["pp"]
         stages = make_stages(model, spec, self.spec.pipeline, recorder, self._world, group, len(self._tokens))
         recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
-        train = make_train(self.spec.pipeline.schedule, stages, recorder, loss)
+        train = make_train(self.spec.pipeline.order, stages, recorder, loss)
         return recorder.chunks, lambda tokens, targets: train(torch.cat(tuple(tokens)), torch.cat(tuple(targets)))
 
     def _train(self, microbatches: Sequence[Tensor]) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""A schedule run on paper: whether it can run and does all the work once, and when each action starts and stops."""
+"""Simulation of a pipeline: whether its order can run, and when each action starts and stops."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -9,176 +9,191 @@ from typing import NamedTuple
 
 from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.text import UserError
-from parbench.workloads.pipeline_parallel.schedules import Result, Schedule, needs, result
+from parbench.workloads.pipeline_parallel.order import (
+    Output,
+    PipelineOrder,
+    get_output,
+    get_received,
+    list_inputs,
+)
 
-_MAX_NAMED_RANKS = 4
+MAX_NAMED_RANKS = 4
 
-Latency = Callable[[int, int], float] | Mapping[tuple[int, int], float]  # seconds from one rank to another
+Latency = float | Mapping[tuple[int, int], float]
+"""Seconds of a message, of all ranks or by sender and receiver."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ran:
-    """One action as it ran on a rank, in seconds."""
+class TimedAction:
+    """An action of a rank, with its start and stop in seconds."""
 
     rank: int
     action: Action
     start: float
     stop: float
 
+    @property
+    def seconds(self) -> float:
+        return self.stop - self.start
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
     """All actions of one step, measured or simulated."""
 
-    ran: tuple[Ran, ...]
+    actions: tuple[TimedAction, ...]
     ranks: int
 
-    def of(self, rank: int) -> tuple[Ran, ...]:
-        """Return what ``rank`` ran, in order of start."""
-        return self._by_rank[rank]
+    def actions_of(self, rank: int) -> tuple[TimedAction, ...]:
+        """Return the actions of a rank in order of their start."""
+        return self._actions_by_rank[rank]
 
     @cached_property
     def first_start(self) -> float:
-        """Seconds, on the timeline's own clock, at which the first rank began."""
-        return min((ran.start for ran in self.ran), default=0.0)
+        return min((timed.start for timed in self.actions), default=0.0)
 
     @cached_property
     def makespan(self) -> float:
         """Seconds from the first start to the last stop of all ranks."""
-        return max((ran.stop for ran in self.ran), default=0.0) - self.first_start
+        return max((timed.stop for timed in self.actions), default=0.0) - self.first_start
 
     def busy(self, rank: int) -> float:
-        """Return the seconds in which ``rank`` ran something, each counted once."""
-        seconds, reached = 0.0, float("-inf")
-        for ran in self.of(rank):
-            seconds += max(0.0, ran.stop - max(ran.start, reached))
-            reached = max(reached, ran.stop)
+        """Return the seconds in which a rank runs at least one action."""
+        seconds = 0.0
+        last_stop = float("-inf")
+        for timed in self.actions_of(rank):
+            seconds += max(0.0, timed.stop - max(timed.start, last_stop))
+            last_stop = max(last_stop, timed.stop)
         return seconds
 
     def span(self, rank: int) -> float:
-        mine = self.of(rank)
-        return max(ran.stop for ran in mine) - mine[0].start if mine else 0.0
+        """Return the seconds from the first start to the last stop of a rank."""
+        actions = self.actions_of(rank)
+        if not actions:
+            return 0.0
+        return max(timed.stop for timed in actions) - actions[0].start
 
     @cached_property
     def idle(self) -> float:
-        """Rank-seconds in which a rank ran nothing between the first start and the last stop of all."""
-        return self.ranks * self.makespan - sum(self.busy(rank) for rank in range(self.ranks))
+        """Seconds within the makespan in which ranks run no action, summed over ranks."""
+        return self.ranks * self.makespan - sum(map(self.busy, range(self.ranks)))
 
     @cached_property
-    def _by_rank(self) -> tuple[tuple[Ran, ...], ...]:
-        rows: list[list[Ran]] = [[] for _ in range(self.ranks)]
-        for ran in self.ran:
-            rows[ran.rank].append(ran)
-        return tuple(tuple(sorted(row, key=lambda ran: ran.start)) for row in rows)
+    def _actions_by_rank(self) -> list[tuple[TimedAction, ...]]:
+        rows: list[list[TimedAction]] = [[] for _ in range(self.ranks)]
+        for timed in self.actions:
+            rows[timed.rank].append(timed)
+        return [tuple(sorted(row, key=lambda timed: timed.start)) for row in rows]
 
 
 def simulate(
-    schedule: Schedule, seconds: Callable[[Action], float], latency: Latency | None = None, *, rendezvous: bool = False
+    order: PipelineOrder,
+    action_seconds: Callable[[Action], float],
+    latency: Latency = 0.0,
+    *,
+    rendezvous: bool = False,
 ) -> Timeline:
-    """Run ``schedule`` from 0: each rank in its order, each action once its rank is free and what it needs has come.
+    """Start each action once its rank is free and its inputs have arrived.
 
-    What comes from another rank takes ``latency(from_rank, to_rank)`` seconds more, none if not given; links do not
-    queue. With ``rendezvous`` it does not set out before its receiver is free and asks for it, as on gloo, whose
-    sender waits for that. ``UserError`` where the orders deadlock, with the ranks that wait for one another.
+    A message from another rank arrives ``latency`` seconds after the end of the action that sends
+    it. Links do not queue. With ``rendezvous``, as on gloo, it leaves only when its receiver is
+    free. Raises ``UserError`` for a deadlock.
     """
-    rows: list[list[Ran]] = [[] for _ in range(schedule.ranks)]
-    came: dict[Result, Ran] = {}
+    rows: list[list[TimedAction]] = [[] for _ in range(order.ranks)]
+    producers: dict[Output, TimedAction] = {}
 
-    def between(source: int, target: int) -> float:
-        return latency(source, target) if callable(latency) else (latency or {}).get((source, target), 0.0)
+    def compute_arrival(source: TimedAction, rank: int, free: float) -> float:
+        if source.rank == rank:
+            return source.stop
+        departure = max(source.stop, free) if rendezvous else source.stop
+        if isinstance(latency, Mapping):
+            return departure + latency.get((source.rank, rank), 0.0)
+        return departure + latency
 
-    def run(rank: int, action: Action, needed: Sequence[Result]) -> None:
-        free = start = rows[rank][-1].stop if rows[rank] else 0.0
-        for need in needed:
-            if need[0] != action.stage:  # what a stage needs of itself its rank has run before
-                source = came[need]
-                sets_out = max(source.stop, free) if rendezvous else source.stop
-                arrival = source.stop if source.rank == rank else sets_out + between(source.rank, rank)
-                start = max(start, arrival)
-        ran = Ran(rank=rank, action=action, start=start, stop=start + seconds(action))
-        rows[rank].append(ran)
-        came[result(action)] = ran
+    def run(rank: int, action: Action) -> None:
+        start = rows[rank][-1].stop if rows[rank] else 0.0
+        received = get_received(action, order.num_stages)
+        if received is not None:
+            start = max(start, compute_arrival(producers[received], rank, start))
+        stop = start + action_seconds(action)
+        timed = TimedAction(rank=rank, action=action, start=start, stop=stop)
+        rows[rank].append(timed)
+        producers[get_output(action)] = timed
 
-    stuck = _walk(schedule, run)
-    if stuck:
-        raise UserError(_deadlock_message(schedule, stuck))
-    return Timeline(ran=tuple(ran for row in rows for ran in row), ranks=schedule.ranks)
-
-
-def simulate_even(schedule: Schedule) -> Timeline:
-    """Run it where F = I = W, so that a whole backward takes twice as long as a forward."""
-    return simulate(schedule, lambda action: 2.0 if action.kind == "B" else 1.0)
+    _visit_actions(order, run)
+    return Timeline(actions=tuple(timed for row in rows for timed in row), ranks=order.ranks)
 
 
-class _Waiting(NamedTuple):
+def simulate_equal_passes(order: PipelineOrder) -> Timeline:
+    """Simulate F = I = W, where a full backward pass takes twice as long as a forward pass."""
+    return simulate(order, lambda action: 2.0 if action.kind == "B" else 1.0)
+
+
+class BlockedRank(NamedTuple):
+    """A rank that waits forever for an input of its next action."""
+
     rank: int
     action: Action
-    needs: Result
+    missing: Output
 
 
-def _walk(schedule: Schedule, visit: Callable[[int, Action, Sequence[Result]], object]) -> list[_Waiting]:
-    """Visit every action with what it needs, in some order that can run; return the ranks that wait forever."""
-    rows = [schedule.actions_of(rank) for rank in range(schedule.ranks)]
-    next_step = [0] * schedule.ranks
-    done: set[Result] = set()
-    stuck: dict[int, _Waiting] = {}
-    waiting: dict[Result, list[int]] = {}
-    ready = list(range(schedule.ranks))
+def _visit_actions(order: PipelineOrder, visit: Callable[[int, Action], object]) -> None:
+    """Visit every action after its inputs. Raises ``UserError`` for a deadlock."""
+    next_step = [0] * order.ranks
+    outputs: set[Output] = set()
+    blocked: dict[int, BlockedRank] = {}
+    waiting: defaultdict[Output, list[int]] = defaultdict(list)
+    ready = list(range(order.ranks))
     while ready:
         rank = ready.pop()
-        stuck.pop(rank, None)
-        while next_step[rank] < len(rows[rank]):
-            action = rows[rank][next_step[rank]]
-            needed = needs(action, schedule.num_stages)
-            missing = next((need for need in needed if need not in done), None)
+        blocked.pop(rank, None)
+        actions = order.actions_by_rank[rank]
+        while next_step[rank] < len(actions):
+            action = actions[next_step[rank]]
+            inputs = list_inputs(action, order.num_stages)
+            missing = next((entry for entry in inputs if entry not in outputs), None)
             if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
-                stuck[rank] = _Waiting(rank, action, missing)
+                waiting[missing].append(rank)
+                blocked[rank] = BlockedRank(rank, action, missing)
                 break
-            visit(rank, action, needed)
+            visit(rank, action)
             next_step[rank] += 1
-            left = result(action)
-            done.add(left)
-            ready += waiting.pop(left, ())
-    return [stuck[rank] for rank in sorted(stuck)]
+            output = get_output(action)
+            outputs.add(output)
+            ready += waiting.pop(output, [])
+    if blocked:
+        raise UserError(_format_deadlock(order, [blocked[rank] for rank in sorted(blocked)]))
 
 
-def _deadlock_message(schedule: Schedule, stuck: Sequence[_Waiting]) -> str:
-    producers = {result(action): str(action) for rank in range(schedule.ranks) for action in schedule.actions_of(rank)}
-    waits = [
-        f"rank {wait.rank} waits with {wait.action} for "
-        + producers.get(wait.needs, "{}{}{}, which nobody runs".format(*wait.needs))
-        for wait in stuck[:_MAX_NAMED_RANKS]
-    ]
-    more = len(stuck) - len(waits)
-    if more:
-        waits.append(f"and {more} more ranks wait")
-    return f"{schedule.name} deadlocks: {', '.join(waits)}"
+def _format_deadlock(order: PipelineOrder, blocked: Sequence[BlockedRank]) -> str:
+    producers = {get_output(action): str(action) for actions in order.actions_by_rank for action in actions}
+    waits = []
+    for rank, action, missing in blocked[:MAX_NAMED_RANKS]:
+        name = "{}{}{}, which no rank runs".format(*missing)
+        waits.append(f"rank {rank} waits with {action} for {producers.get(missing, name)}")
+    num_others = len(blocked) - len(waits)
+    if num_others:
+        waits.append(f"and {num_others} more ranks wait")
+    return f"{order.name} deadlocks: {', '.join(waits)}"
 
 
-def check(schedule: Schedule) -> None:
-    """Raise ``UserError`` unless every action of every stage and microbatch comes once, and all of them can run."""
-    name, stages, microbatches = schedule.name, schedule.num_stages, schedule.microbatches
-    if len(schedule.order) != schedule.ranks:
-        raise UserError(f"{name} has rows({len(schedule.order)}) != ranks({schedule.ranks})")
-    rank_of_stage: dict[int, int] = {}
+def check(order: PipelineOrder) -> None:
+    """Raise ``UserError`` unless every microbatch passes every stage once, without a deadlock."""
+    rank_by_stage: dict[int, int] = {}
     kinds: defaultdict[tuple[int, int], list[ActionKind]] = defaultdict(list)
-    for rank, actions in enumerate(schedule.order):
+    for rank, actions in enumerate(order.actions_by_rank):
         for action in actions:
-            if action.stage >= stages or action.microbatch >= microbatches:
-                size = f"stages({stages}) x microbatches({microbatches})"
-                raise UserError(f"{name}: {action} on rank {rank} is outside of {size}")
-            holder = rank_of_stage.setdefault(action.stage, rank)
-            if holder != rank:
-                raise UserError(f"{name}: {action} is on rank {rank}, and stage {action.stage} lies on rank {holder}")
+            if action.stage >= order.num_stages or action.microbatch >= order.microbatches:
+                size = f"stages({order.num_stages}) x microbatches({order.microbatches})"
+                raise UserError(f"{order.name}: {action} on rank {rank} is outside of {size}")
+            owner = rank_by_stage.setdefault(action.stage, rank)
+            if owner != rank:
+                place = f"stage {action.stage} is on rank {owner}"
+                raise UserError(f"{order.name}: {action} is on rank {rank}, but {place}")
             kinds[action.stage, action.microbatch].append(action.kind)
-    for stage, microbatch in product(range(stages), range(microbatches)):
-        found = sorted(kinds[stage, microbatch])
-        if found not in (["B", "F"], ["F", "I", "W"]):
-            rule = "it needs F and B, or F, I and W, once each"
-            raise UserError(
-                f"{name}: microbatch {microbatch} of stage {stage} has {' '.join(found) or 'nothing'}: {rule}"
-            )
-    stuck = _walk(schedule, lambda rank, action, needed: None)
-    if stuck:
-        raise UserError(_deadlock_message(schedule, stuck))
+    for stage, microbatch in product(range(order.num_stages), range(order.microbatches)):
+        passes = " ".join(sorted(kinds[stage, microbatch]))
+        if passes not in ("B F", "F I W"):
+            place = f"microbatch {microbatch} of stage {stage} has {passes or 'no action'}"
+            raise UserError(f"{order.name}: {place}: it needs F and B, or F, I and W, once each")
+    _visit_actions(order, lambda rank, action: None)

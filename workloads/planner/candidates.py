@@ -17,12 +17,16 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.pipeline_parallel.schedules import default_chunks, splits_backward
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES as ALL_SCHEDULES
+from parbench.workloads.pipeline_parallel.schedules import find_schedule
 
 MICROBATCHES = (1, 2, 4, 8)
 CHECKPOINTINGS = ("none", "selective", "full:4", "full:2", "full")
-SCHEDULES = (("1f1b", 1), *(("interleaved", chunks) for chunks in (2, 3, 4, 6, 8)), ("zb_h1", 1), ("zb_h2", 1))
-"""Those whose bubble has a closed form whatever the times, and their chunks."""
+SCHEDULES = tuple(
+    (schedule.name, stages_per_rank)
+    for schedule in ALL_SCHEDULES.values()
+    for stages_per_rank in schedule.planned_stages_per_rank
+)
 CP_METHODS = ("zigzag", "allgather_kv", "ulysses")
 
 
@@ -108,7 +112,9 @@ def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
         for schedule, chunks in wanted.schedules if pp > 1 else wanted.schedules[:1]:
             if pp == 1:
                 yield replace(step, schedule=schedule, chunks=0)
-            elif wanted.schedule or (pp * chunks <= layers and not (cannot_split and splits_backward(schedule))):
+            elif wanted.schedule or (
+                pp * chunks <= layers and not (cannot_split and find_schedule(schedule).splits_backward)
+            ):
                 yield replace(step, schedule=schedule, chunks=chunks)  # what is refused only if it was asked for
 
 
@@ -122,7 +128,7 @@ def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
         sizes = product(divisors(moe.experts), sorted({1, pipeline.size("tp")}))
         every = [{**(outer if ep > 1 else mesh), "ep": ep, "etp": etp} for ep, etp in sizes]
         meshes = [each for each in every if not refuse_experts(each, moe.experts)]
-    chunks = pipeline.chunks or default_chunks(pipeline.schedule)
+    chunks = pipeline.chunks or find_schedule(pipeline.schedule).stages_per_rank
     for mesh, split in product(meshes, splits(shape, moe, pp, chunks, pipeline.schedule)):
         yield pipeline.on(mesh, split=split)
 

@@ -15,8 +15,8 @@ from parbench.workloads.costs.communication_pattern import Call, calls
 from parbench.workloads.costs.flops import again_bytes, flops_per_token, stage_flops
 from parbench.workloads.costs.memory import RankMemory, memory_of, updated_elements
 from parbench.workloads.costs.step_spec import Position, StepSpec
-from parbench.workloads.pipeline_parallel.bubbles import closed_form
-from parbench.workloads.pipeline_parallel.schedules import make_schedule
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds
+from parbench.workloads.pipeline_parallel.schedules import find_schedule
 from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
@@ -257,13 +257,13 @@ def _bubble(spec: StepSpec, work: Sequence[Work], busiest: Work, *, exact: bool)
         return 0.0, "no pipeline"
     of_rank, hop = _of_rank(spec, work), _hop(busiest)
     forward, half = fmean(each.forward for each in of_rank), fmean(each.backward for each in of_rank) / 2
-    sizes = {"ranks": pp, "microbatches": spec.microbatches, "chunks": chunks}
-    form = closed_form(spec.schedule, **sizes, f=forward, i=half, w=half)
-    if form.makespan_bubble_seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
+    passes = PassSeconds(forward, half, half)
+    form = find_schedule(spec.schedule).compute_bubble(spec.pipeline_size, passes)
+    if form.seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
         waited = _simulated(spec, of_rank, hop).makespan - spec.microbatches * busiest.microbatch
         return max(0.0, waited), "simulated with each stage's times and the link's latency"
     # a pipeline fills and drains over its mean stage, and each hop of that adds a message
-    return form.makespan_bubble_seconds + 2 * (pp - 1) * hop, f"closed form {form.note}, and 2(P-1) messages"
+    return form.seconds + 2 * (pp - 1) * hop, f"closed form {form.note}, and 2(P-1) messages"
 
 
 def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
@@ -288,9 +288,6 @@ def _hop(busiest: Work) -> float:
 
 def _simulated(spec: StepSpec, work: Sequence[Work], hop: float) -> Timeline:
     """Return the schedule's own order of actions, each rank's times spread over its stages' layers."""
-    schedule = make_schedule(
-        spec.schedule, ranks=len(work), microbatches=spec.microbatches, chunks=spec.stages_per_rank
-    )
     seconds: dict[tuple[int, str], float] = {}
     for rank, each in enumerate(work):
         at = spec.at_stage(rank)
@@ -303,4 +300,4 @@ def _simulated(spec: StepSpec, work: Sequence[Work], hop: float) -> Timeline:
     def of(action: Action) -> float:
         return seconds[action.stage, action.kind]
 
-    return simulate(schedule, of, lambda source, target: hop)
+    return simulate(spec.order, of, hop)

@@ -16,7 +16,7 @@ from parbench.bench.text import UserError, format_choices
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.mesh.axes import CP_METHODS
 from parbench.workloads.model.shapes import PRECISIONS, Widths
-from parbench.workloads.pipeline_parallel.schedules import default_chunks
+from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
 from parbench.workloads.planner.candidates import Wanted
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware, hardware_of
@@ -151,7 +151,7 @@ def _without_mesh(given: Given) -> StepSpec:
         model_of(given.model, given.sequence),
         microbatch=given.microbatch or 1,
         element_bytes=PRECISIONS[given.precision],
-        schedule=given.schedule or "1f1b",
+        schedule=given.schedule or DEFAULT_SCHEDULE,
         chunks=given.chunks,
         split=given.split,
         cp_method=given.cp_method or "zigzag",
@@ -214,7 +214,7 @@ def _validated(given: Given, path: Path) -> Answer:
 
 
 def _refuse_words(given: Given) -> None:
-    default_chunks(given.schedule or "1f1b")  # names the schedules
+    find_schedule(given.schedule or DEFAULT_SCHEDULE)
     for option, word, allowed in (
         ("cp-method", given.cp_method or "zigzag", CP_METHODS),
         ("precision", given.precision, PRECISIONS),

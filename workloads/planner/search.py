@@ -18,7 +18,8 @@ from parbench.workloads.costs.communication_pattern import calls
 from parbench.workloads.costs.memory import activations_of, buffers_equation, memory_of, state_of, updated_elements
 from parbench.workloads.costs.step_spec import StageKind, StepSpec
 from parbench.workloads.mesh.axes import multiplied
-from parbench.workloads.pipeline_parallel.bubbles import closed_form
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds
+from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
 from parbench.workloads.planner.candidates import Wanted, blocks, dealt_out, pipelines, shards
 from parbench.workloads.planner.dry_run import SHARDING, DryRun, Work, dry_run, held_by, placed, work_of
 from parbench.workloads.planner.hardware import Hardware
@@ -118,8 +119,8 @@ def _least_seconds(
     if pp == 1:  # a block's microbatches are whatever its pipeline leaves
         return work.microbatch * wanted.global_batch * cp * tp / wanted.gpus / step.microbatch
     chunks, forward, half = step.stages_per_rank, work.forward / pp, work.backward / 2 / pp
-    sizes = {"ranks": pp, "microbatches": step.microbatches, "chunks": chunks}
-    bubble = closed_form(step.schedule, **sizes, f=forward, i=half, w=half).makespan_bubble_seconds
+    passes = PassSeconds(forward, half, half)
+    bubble = find_schedule(step.schedule).compute_bubble(step.pipeline_size, passes).seconds
     if bubble is None:  # until the last rank's first microbatch has come through the others
         bubble = (pp - 1) * forward / chunks
     return work.microbatch * step.microbatches / pp + bubble
@@ -314,5 +315,5 @@ def _rank(run: DryRun) -> tuple[float | int | bool, ...]:
     spec = run.spec
     num_axes = sum(size > 1 for size in spec.mesh.values())
     again = (spec.checkpointing != "none", spec.forwards)
-    plain = (spec.split != "", spec.schedule != "1f1b", spec.stages_per_rank, spec.zero)
+    plain = (spec.split != "", spec.schedule != DEFAULT_SCHEDULE, spec.stages_per_rank, spec.zero)
     return (float(f"{run.seconds:.3g}"), num_axes, *again, *plain, run.fullest.memory.total)

@@ -71,7 +71,7 @@ def small_shape(spec: StepSpec, params: Params, ranks: int) -> dict[str, Value]:
     """
     shape = spec.shape
     head = min(shape.head_size, _HEAD_SIZE)
-    stages = 2 if spec.pipeline is None else spec.pipeline.schedule.num_stages
+    stages = 2 if spec.pipeline is None else spec.pipeline.order.num_stages
     small: dict[str, Value] = {
         "layers": shape.layers if params.get("split") else min(shape.layers, max(2, stages)),
         "hidden": shape.heads * head,

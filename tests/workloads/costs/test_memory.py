@@ -10,7 +10,6 @@ from parbench.workloads.catalogue import STRATEGIES
 from parbench.workloads.costs.memory import (
     activations_of,
     buffers_equation,
-    in_flight,
     layer_equation,
     state_equation,
     state_of,
@@ -18,7 +17,6 @@ from parbench.workloads.costs.memory import (
 from parbench.workloads.costs.parameter_table import elements_of, num_parameters
 from parbench.workloads.costs.step_spec import Position
 from parbench.workloads.model.shapes import MIXED, Widths
-from parbench.workloads.pipeline_parallel.schedules import NAMES, make_schedule, peak_held
 from tests.support.planner_asks import make_spec
 from tests.support.training_steps import DEFINITION_BY_NAME
 
@@ -106,13 +104,27 @@ def test_buffers_are_gathered_parameters(mesh: str, layers: int) -> None:
     assert buffers_equation(position).value == pytest.approx(layers * layer_bytes)
 
 
-@pytest.mark.parametrize("schedule", NAMES)
-def test_in_flight_follows_the_order_of_actions(schedule: str) -> None:
-    order = make_schedule(schedule, ranks=4, microbatches=16)
-    spec = make_spec("pp=4", schedule=schedule, microbatches=16)
-    for rank in range(4):
-        expected = peak_held(order, rank, lambda stage: 1) / order.chunks
-        assert in_flight(spec.at_stage(rank)) == pytest.approx(expected), rank
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "first", "last"),
+    [("zb_v", 8, 4.5, 8), ("interleaved", 4, 4, 2.5)],
+)
+def test_unfilled_pipeline_holds_fewer_microbatches(
+    schedule: str, microbatches: int, first: float, last: float
+) -> None:
+    spec = make_spec("pp=8", "llama3-8b", schedule=schedule, microbatches=microbatches)
+    assert spec.microbatches_in_flight(0) == first
+    assert spec.microbatches_in_flight(7) == last
+    fullest = max(activations_of(spec.at_stage(rank)) for rank in range(8))
+    assert fullest == max(map(activations_of, spec.positions))
+
+
+@pytest.mark.parametrize(("schedule", "held"), [("1f1b", 1), ("zb_h1", 8), ("zb_h2", 15)])
+def test_split_backward_holds_logits(schedule: str, held: int) -> None:
+    """A microbatch's logits stay until the weight gradient of the head (arXiv 2401.10241)."""
+    position = make_spec("pp=8", "llama3-8b", schedule=schedule, microbatches=32).at_stage(7)
+    stage = 4 * layer_equation(position, "none").value
+    head = 8192 * 4096 * 4 + 8192 * 128256 * 6
+    assert activations_of(position) == pytest.approx(held * (stage + head), rel=1e-3)
 
 
 def test_activations_of_pipeline_ranks() -> None:

@@ -236,7 +236,7 @@ def explain_step(world: World, params: Params) -> Explanation:
     step = build_small_hybrid(world, params)
     step.step()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline_probe, "cores_shared", lambda world: False)
+        patch.setattr(pipeline_probe, "has_shared_cores", lambda world: False)
         explanation = step.explain(step.reset, 0.0)
     step.close()
     return explanation

@@ -5,8 +5,11 @@ import pytest
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Value
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.pipeline_parallel.pipeline_case import each_schedule, pipeline_of
-from parbench.workloads.pipeline_parallel.schedules import NAMES
+from parbench.workloads.pipeline_parallel.pipeline_case import (
+    expand_all_schedules,
+    make_pipeline,
+)
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from tests.support.mesh_steps import PIPELINE
 
 Params = dict[str, Value]
@@ -25,9 +28,9 @@ def refuse(params: Params, ranks: int = 2) -> str | None:
 
 def test_pipeline_of_custom_order() -> None:
     params: Params = {"schedule": "1f1b", **ORDER}
-    schedule = pipeline_of(params, TINY, 2).schedule
+    order = make_pipeline(params, TINY, 2).order
     for rank in range(2):
-        assert list(map(str, schedule.actions_of(rank))) == [f"{rank}F0", f"{rank}B0"]
+        assert list(map(str, order.actions_by_rank[rank])) == [f"{rank}F0", f"{rank}B0"]
     assert refuse(ORDER) is None
 
 
@@ -35,7 +38,7 @@ def test_pipeline_of_custom_order() -> None:
     ("params", "message"),
     [
         ({"schedule": "dualpipe_v", "microbatches": 2}, "microbatches(2) >= stages(4)"),
-        ({"split": "1+2"}, "'1+2' holds 3 layers"),
+        ({"split": "1+2"}, "'1+2' has 3 layers"),
         ({"split": "1+1+2"}, "'1+1+2' is for 3 stages"),
         ({"split": "4+0"}, "'4+0'"),
         ({"order": "0F0,0B0,0F1,0B1;1F1,1B1,1F0,1B0", "microbatches": 2}, "deadlock"),
@@ -52,7 +55,7 @@ def test_pipeline_refuses_number_of_ranks() -> None:
     assert "ranks(4)" in str(refuse(ORDER, ranks=4))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_checkpointing_needs_joined_backward(name: str) -> None:
     message = refuse({"schedule": name, "microbatches": 8, "checkpointing": "full"})
     splits_backward = name in ("zb_h1", "zb_h2", "interleaved_zb", "zb_v", "dualpipe_v")
@@ -62,11 +65,11 @@ def test_checkpointing_needs_joined_backward(name: str) -> None:
 @pytest.mark.parametrize(
     ("params", "names"),
     [
-        ({"microbatches": 8}, set(NAMES)),
-        ({"microbatches": 2}, {*NAMES} - {"dualpipe_v"}),
+        ({"microbatches": 8}, set(SCHEDULES)),
+        ({"microbatches": 2}, {*SCHEDULES} - {"dualpipe_v"}),
         ({"chunks": 4}, {"interleaved", "looped_bfs", "interleaved_zb"}),
     ],
 )
 def test_all_selects_existing_schedules(params: Params, names: set[str]) -> None:
-    cases = each_schedule({"schedule": "all", **params}, make_world())
+    cases = expand_all_schedules({"schedule": "all", **params}, make_world())
     assert {case["schedule"] for case in cases} == names

@@ -10,13 +10,14 @@ from parbench.bench.results.details import IDLE_CAUSES, Action
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.pipeline_parallel.bubbles import link_latency
+from parbench.workloads.pipeline_parallel.bubbles import measure_latency
 from parbench.workloads.pipeline_parallel.pipeline_probe import (
-    Taken,
-    bubble_of,
-    steps_of,
+    RankSteps,
+    merge_steps,
+    summarize_bubble,
 )
-from parbench.workloads.pipeline_parallel.schedules import make_schedule
+from parbench.workloads.pipeline_parallel.schedule import PipelineSize
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
 from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
@@ -36,33 +37,30 @@ def imbalanced_seconds(action: Action) -> float:
     return balanced_seconds(action) * (1.5 - action.stage)
 
 
-def make_record(timelines: list[Timeline], rank: int, outside: float) -> Taken:
+def make_record(timelines: list[Timeline], rank: int, outside: float) -> RankSteps:
     """Return a rank's record of steps that take some seconds outside of the pipeline."""
     stamps = []
     for timeline in timelines:
-        actions = timeline.of(rank)
+        actions = timeline.actions_of(rank)
         stamps.append(
-            [
-                (str(ran.action), round(ran.start * 1e9), round(ran.stop * 1e9))
-                for ran in actions
-            ]
+            [(str(a.action), round(a.start * 1e9), round(a.stop * 1e9)) for a in actions]
         )
     walls = [timeline.makespan + outside - rank for timeline in timelines]
-    return Taken(stamps=stamps, walls=walls)
+    return RankSteps(stamps=stamps, wall_seconds=walls)
 
 
 def test_bubble_metrics_of_simulated_steps() -> None:
     """The bubble is a mean over all steps, idle causes are those of the median makespan."""
-    schedule = make_schedule("1f1b", ranks=2, microbatches=4)
-    ideal = simulate(schedule, balanced_seconds)
-    imbalanced = simulate(schedule, imbalanced_seconds)
-    median = simulate(schedule, imbalanced_seconds, {(0, 1): 0.5, (1, 0): 0.5})
-    slowest = simulate(schedule, lambda action: 3 * imbalanced_seconds(action))
+    order = SCHEDULES["1f1b"].make_order(PipelineSize(2, 4))
+    ideal = simulate(order, balanced_seconds)
+    imbalanced = simulate(order, imbalanced_seconds)
+    median = simulate(order, imbalanced_seconds, {(0, 1): 0.5, (1, 0): 0.5})
+    slowest = simulate(order, lambda action: 3 * imbalanced_seconds(action))
     timelines = [median, imbalanced, slowest]
     records = [make_record(timelines, rank, outside=0.25) for rank in range(2)]
 
-    steps = steps_of(records, schedule)
-    values = values_of(bubble_of(steps, link_latency([median], schedule), None))
+    steps = merge_steps(records, order)
+    values = values_of(summarize_bubble(steps, measure_latency([median], order), None))
 
     assert values["makespan"] == pytest.approx(median.makespan)
     assert values["non_pipeline_time"] == pytest.approx(0.25)
@@ -97,9 +95,6 @@ def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
     idle = sum(values[f"idle_{cause}"] for cause in IDLE_CAUSES)
     assert idle == pytest.approx(values["idle"], abs=1e-12)
     assert values["bubble_overhead"] == pytest.approx(values["idle"] / values["compute"])
-    for boundary in details["boundaries"]:
-        assert boundary["sent_bytes"] == values["bytes_sent.pp"]
-        assert boundary["expected_bytes"] == values["bytes_sent.pp"]
     assert details["in_flight_by_rank"] == [2.0, 1.0]
     makespan_us = max(row[-1][2] for row in details["measured"])
     for rank, row in enumerate(details["measured"]):

@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from parbench.bench.world.world import World
-from parbench.workloads.pipeline_parallel.pipeline_step import notes_of
-from parbench.workloads.pipeline_parallel.schedules import (
-    NAMES,
-    make_schedule,
-)
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
 from tests.support.training_steps import (
@@ -48,7 +44,7 @@ def assert_right(ranks: Ranks, cases: list[Params]) -> None:
 
 def test_pipeline_step_matches_one_process(two_ranks: Ranks) -> None:
     sizes = {"sequence": 4, "hidden": 8, "heads": 2, "vocabulary": 8}
-    assert_right(two_ranks, [{"schedule": name, **sizes} for name in NAMES])
+    assert_right(two_ranks, [{"schedule": name, **sizes} for name in SCHEDULES])
 
 
 @pytest.mark.full
@@ -67,7 +63,7 @@ def test_pipeline_step_options_match_one_process(two_ranks: Ranks) -> None:
 
 @pytest.mark.full
 def test_pipeline_step_on_four_ranks(four_ranks: Ranks) -> None:
-    cases = [{"schedule": name, "microbatches": 8} for name in NAMES]
+    cases = [{"schedule": name, "microbatches": 8} for name in SCHEDULES]
     assert_right(four_ranks, cases)
 
 
@@ -118,8 +114,3 @@ def test_corrupted_pipeline_is_detected(
 
 def test_one_wrong_bit_is_detected(two_ranks: Ranks) -> None:
     assert two_ranks.call(f"{MODULE}:count_wrong", corruption="one bit") == [1, 0]
-
-
-def test_unfilled_pipeline_is_noted() -> None:
-    [note] = notes_of(make_schedule("1f1b", ranks=4, microbatches=3))
-    assert "50%" in note

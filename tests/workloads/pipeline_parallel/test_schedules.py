@@ -6,13 +6,9 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.text import UserError
-from parbench.workloads.pipeline_parallel.schedules import (
-    NAMES,
-    default_chunks,
-    make_schedule,
-    parse_csv,
-    schedule_from_csv,
-)
+from parbench.workloads.pipeline_parallel.order import parse_csv, read_order
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize, Schedule
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES, find_schedule
 from tests.support import torch_orders
 from tests.support.refusals import usage_error
 
@@ -24,14 +20,13 @@ def test_looped_orders_are_torchs(name: str) -> None:
     for ranks, microbatches, chunks in product((2, 4), (1, 3, 8, 9), (2, 3)):
         sizes = (ranks, microbatches, chunks)
         try:
-            schedule = make_schedule(
-                name, ranks=ranks, microbatches=microbatches, chunks=chunks
-            )
+            size = SCHEDULES[name].size(*sizes)
         except UserError:
             with pytest.raises(ValueError, match="multiple of the number of rounds"):
                 torch_orders.order(name, *sizes)
             continue
-        assert schedule.order == torch_orders.order(name, *sizes), sizes
+        order = SCHEDULES[name].make_order(size)
+        assert order.actions_by_rank == torch_orders.order(name, *sizes), sizes
         num_compared += 1
     assert num_compared >= 8
 
@@ -41,17 +36,16 @@ def test_looped_orders_are_torchs(name: str) -> None:
 def test_v_orders_are_torchs(name: str, ranks: int) -> None:
     min_microbatches = 1 if name == "zb_v" else 2 * ranks
     for microbatches in range(min_microbatches, 3 * ranks):
-        schedule = make_schedule(name, ranks=ranks, microbatches=microbatches)
-        assert schedule.order == torch_orders.order(name, ranks, microbatches, 2), microbatches
+        sizes = (ranks, microbatches, 2)
+        order = SCHEDULES[name].make_order(PipelineSize(*sizes))
+        assert order.actions_by_rank == torch_orders.order(name, *sizes), microbatches
 
 
 @pytest.mark.parametrize(
     ("name", "rank", "ranks", "microbatches", "order"),
     [
-        ("naive", 1, 2, 2, "1F0 1B0 1F1 1B1"),
         ("1f1b", 0, 3, 4, "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3"),
-        ("1f1b", 2, 3, 4, "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"),
-        ("gpipe", 1, 2, 2, "1F0 1F1 1B0 1B1"),
+        ("gpipe", 1, 2, 2, "1F0 1F1 1B1 1B0"),
         # arXiv 2401.10241, figures 2 and 3
         ("zb_h1", 0, 3, 3, "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2"),
         ("zb_h1", 2, 3, 3, "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2W1 2W2"),
@@ -61,64 +55,64 @@ def test_v_orders_are_torchs(name: str, ranks: int) -> None:
 def test_orders_of_papers(
     name: str, rank: int, ranks: int, microbatches: int, order: str
 ) -> None:
-    schedule = make_schedule(name, ranks=ranks, microbatches=microbatches)
-    assert " ".join(map(str, schedule.actions_of(rank))) == order
+    actions = SCHEDULES[name].list_actions(rank, PipelineSize(ranks, microbatches))
+    assert " ".join(map(str, actions)) == order
 
 
 @pytest.mark.parametrize(
     ("name", "sizes", "equation"),
     [
-        ("1f1b", {"ranks": 1}, "ranks(1) >= 2"),
-        ("gpipe", {"microbatches": 0}, "microbatches(0) >= 1"),
-        ("interleaved", {"chunks": 1}, "chunks(1) >= 2"),
-        ("dualpipe_v", {"microbatches": 7}, "microbatches(7) >= stages(8)"),
-        ("interleaved", {"microbatches": 9}, "microbatches(9) % rounds(2) == 0"),
+        ("1f1b", (1, 8), "ranks(1) >= 2"),
+        ("gpipe", (4, 0), "microbatches(0) >= 1"),
+        ("zb_v", (4, 8, 3), "chunks(3) == 2"),
+        ("interleaved", (4, 8, 1), "chunks(1) >= 2"),
+        ("dualpipe_v", (4, 7), "microbatches(7) >= stages(8)"),
+        ("interleaved", (4, 9), "microbatches(9) % rounds(2) == 0"),
     ],
 )
-def test_make_schedule_refuses(name: str, sizes: dict[str, int], equation: str) -> None:
-    message = usage_error(make_schedule, name, **{"ranks": 4, "microbatches": 8, **sizes})
+def test_schedule_refuses_size(name: str, sizes: tuple[int, ...], equation: str) -> None:
+    message = usage_error(SCHEDULES[name].size, *sizes)
     assert name in message
     assert equation in message
 
 
 def test_unknown_schedule_has_a_hint() -> None:
-    assert "'interleaved'" in usage_error(default_chunks, "interleave")
+    assert "'interleaved'" in usage_error(find_schedule, "interleave")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_torch_loads_csv(tmp_path: Path, name: str) -> None:
     """Its loader checks the order, and adds sends and receives without a deadlock."""
-    schedule = make_schedule(name, ranks=4, microbatches=8)
-    text = "\n".join(",".join(map(str, row)) for row in schedule.order)
-    assert schedule_from_csv(text, name) == schedule
+    schedule = SCHEDULES[name]
+    size = schedule.size(4, 8)
+    order = schedule.make_order(size)
+    text = "\n".join(",".join(map(str, row)) for row in order.actions_by_rank)
+    assert read_order(text, name) == order
     path = tmp_path / "order.csv"
     path.write_text(text)
-    runtime = torch_orders.load(path, 4, 8, schedule.chunks)
+    runtime = torch_orders.load(path, 4, 8, size.stages_per_rank)
     for rank in range(4):
-        for stage in schedule.stages_of(rank):
+        assert schedule.stages_of(rank, size) == order.stages_of(rank)
+        for stage in order.stages_of(rank):
             assert runtime.stage_index_to_group_rank[stage] == rank
-    runtime._dump_csv(str(path), format="compute_only")
-    assert parse_csv(path.read_text()) == schedule.order
-
-
-def test_schedule_from_csv_of_torch(tmp_path: Path) -> None:
-    """Torch writes idle steps and overlapped pairs, which are read in sequence."""
-    stages = torch_orders.fake_stages(2, 2)
-    schedule = torch_orders.CLASSES["dualpipe_v"](stages, 4, loss_fn=torch_orders.no_loss)
-    path = tmp_path / "order.csv"
-    schedule._dump_csv(str(path), format="compute_only")
-    assert "OVERLAP_F_B" in path.read_text()
-    expected = make_schedule("dualpipe_v", ranks=2, microbatches=4)
-    assert schedule_from_csv(path.read_text()).order == expected.order
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
         ("0F0,0B0\n1F0,1SEND_B0\n", "rank 1, step 1: '1SEND_B0'"),
-        ("0F0,(1F0;2Q3)OVERLAP_F_B", "rank 0, step 1: '2Q3'"),
         (",,\n,,\n\n", "empty"),
     ],
 )
 def test_parse_csv_names_place_of_error(text: str, place: str) -> None:
     assert place in usage_error(parse_csv, text)
+
+
+def test_new_schedule_needs_only_its_order() -> None:
+    schedule = Schedule(
+        name="toy", label="toy", source="", list_actions=SCHEDULES["gpipe"].list_actions
+    )
+    size = schedule.size(2, 3)
+    assert schedule.microbatches_in_flight(0, size) == 3
+    assert [schedule.logits_in_flight(rank, size) for rank in range(2)] == [0, 3]
+    assert schedule.compute_bubble(size, PassSeconds(1, 1, 1)).seconds is None

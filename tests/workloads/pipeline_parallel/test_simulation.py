@@ -7,18 +7,13 @@ from itertools import product
 import pytest
 
 from parbench.bench.results.details import Action
-from parbench.workloads.pipeline_parallel.schedules import (
-    NAMES,
-    make_schedule,
-    needs,
-    peak_held,
-    result,
-    schedule_from_csv,
-)
+from parbench.workloads.pipeline_parallel.order import get_output, list_inputs, read_order
+from parbench.workloads.pipeline_parallel.schedule import PipelineSize
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import Timeline, check, simulate
 from tests.support.refusals import usage_error
 
-GPIPE = make_schedule("gpipe", ranks=2, microbatches=3)
+GPIPE = SCHEDULES["gpipe"].make_order(PipelineSize(2, 3))
 
 
 def one_second(action: Action) -> float:
@@ -26,13 +21,13 @@ def one_second(action: Action) -> float:
 
 
 def list_times(timeline: Timeline, rank: int) -> list[tuple[str, float, float]]:
-    return [(str(ran.action), ran.start, ran.stop) for ran in timeline.of(rank)]
+    return [(str(a.action), a.start, a.stop) for a in timeline.actions_of(rank)]
 
 
 def test_simulate_1f1b() -> None:
     """A forward pass takes 1 s, a backward pass 2 s."""
-    schedule = make_schedule("1f1b", ranks=2, microbatches=2)
-    timeline = simulate(schedule, lambda action: 2 if action.kind == "B" else 1)
+    order = SCHEDULES["1f1b"].make_order(PipelineSize(2, 2))
+    timeline = simulate(order, lambda action: 2 if action.kind == "B" else 1)
     assert list_times(timeline, 0) == [
         ("0F0", 0, 1),
         ("0F1", 1, 2),
@@ -57,28 +52,30 @@ def test_simulate_1f1b() -> None:
 def test_simulate_rendezvous_waits_for_receiver(rendezvous: bool, starts: list[float]) -> None:
     latency = {(0, 1): 0.25, (1, 0): 0.25}
     timeline = simulate(GPIPE, one_second, latency, rendezvous=rendezvous)
-    forward_passes = timeline.of(1)[:3]
-    assert [ran.start for ran in forward_passes] == starts
+    forward_passes = timeline.actions_of(1)[:3]
+    assert [timed.start for timed in forward_passes] == starts
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_simulate_starts_as_early_as_possible(name: str) -> None:
     """An action starts when its rank is free and all that it needs has arrived."""
     uniform = random.Random(7).uniform
-    schedule = make_schedule(name, ranks=3, microbatches=6)
+    order = SCHEDULES[name].make_order(SCHEDULES[name].size(3, 6))
+    check(order)
     latency = {link: uniform(0.0, 2.0) for link in product(range(3), range(3))}
-    timeline = simulate(schedule, lambda action: uniform(0.0, 3.0), latency)
-    producers = {result(ran.action): ran for ran in timeline.ran}
+    timeline = simulate(order, lambda action: uniform(0.0, 3.0), latency)
+    producers = {get_output(timed.action): timed for timed in timeline.actions}
     for rank in range(3):
-        assert tuple(ran.action for ran in timeline.of(rank)) == schedule.actions_of(rank)
+        timed_actions = timeline.actions_of(rank)
+        assert tuple(timed.action for timed in timed_actions) == order.actions_by_rank[rank]
         start = 0.0
-        for ran in timeline.of(rank):
-            for need in needs(ran.action, schedule.num_stages):
-                source = producers[need]
+        for timed in timed_actions:
+            for needed in list_inputs(timed.action, order.num_stages):
+                source = producers[needed]
                 delay = latency[source.rank, rank] if source.rank != rank else 0.0
                 start = max(start, source.stop + delay)
-            assert ran.start == start
-            start = ran.stop
+            assert timed.start == start
+            start = timed.stop
 
 
 @pytest.mark.parametrize(
@@ -90,7 +87,7 @@ def test_simulate_starts_as_early_as_possible(name: str) -> None:
     ],
 )
 def test_check_refuses_deadlock(order: str, action: str) -> None:
-    message = usage_error(check, schedule_from_csv(order, "custom"))
+    message = usage_error(check, read_order(order, "custom"))
     assert "deadlock" in message
     assert action in message
 
@@ -105,13 +102,13 @@ def test_check_refuses_deadlock(order: str, action: str) -> None:
     ],
 )
 def test_check_refuses_incomplete_microbatch(order: str, place: str) -> None:
-    assert place in usage_error(check, schedule_from_csv(order, "custom"))
+    assert place in usage_error(check, read_order(order, "custom"))
 
 
 @pytest.mark.parametrize("action", [Action(2, "F", 0), Action(1, "F", 3), Action(0, "F", 1)])
 def test_check_refuses_action_out_of_range(action: Action) -> None:
-    first, second = GPIPE.order
-    changed = replace(GPIPE, order=(first, (*second, action)))
+    first, second = GPIPE.actions_by_rank
+    changed = replace(GPIPE, actions_by_rank=(first, (*second, action)))
     assert str(action) in usage_error(check, changed)
 
 
@@ -132,5 +129,6 @@ def test_check_refuses_action_out_of_range(action: Action) -> None:
 def test_microbatches_in_flight_of_papers(
     name: str, microbatches: int, by_rank: list[int]
 ) -> None:
-    schedule = make_schedule(name, ranks=4, microbatches=microbatches)
-    assert [peak_held(schedule, rank, lambda stage: 1) for rank in range(4)] == by_rank
+    schedule = SCHEDULES[name]
+    order = schedule.make_order(schedule.size(4, microbatches))
+    assert [order.peak_held(rank, lambda stage: 1) for rank in range(4)] == by_rank

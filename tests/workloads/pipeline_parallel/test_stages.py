@@ -9,7 +9,6 @@ import torch
 
 from parbench.bench.results.details import Action
 from parbench.bench.world.world import World
-from parbench.workloads.costs.memory import schedule_of
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import build, draw_tokens
 from parbench.workloads.pipeline_parallel import stages
@@ -51,7 +50,7 @@ def measure_waits(world: World, schedule: str) -> dict[str, list[float]]:
     step._recorder.running = record_action  # type: ignore[method-assign]
     step.step()
     actions = [action for action, _, _ in step._recorder.read()]
-    assert actions == list(schedule_of(step.spec).actions_of(world.rank))
+    assert actions == list(step.spec.order.actions_by_rank[world.rank])
     step.close()
     return shares
 

@@ -11,8 +11,8 @@ from parbench.workloads.costs.flops import again_bytes, stage_flops
 from parbench.workloads.costs.memory import owned_elements
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import build, checkpoint, draw_tokens, loss_of
-from parbench.workloads.pipeline_parallel.bubbles import closed_form
-from parbench.workloads.pipeline_parallel.schedules import NAMES
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
@@ -91,7 +91,7 @@ def test_dry_run_hides_ring_attention_only() -> None:
     assert axis_of(dry_run(ulysses, hardware), "cp").hidden_seconds == 0
 
 
-@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_dry_run_bubble_of_equal_stages(schedule: str) -> None:
     model = model_of("small-llama")
     # A vocabulary of two leaves no head, so that all stages take as long.
@@ -99,9 +99,9 @@ def test_dry_run_bubble_of_equal_stages(schedule: str) -> None:
     spec = make_spec("pp=4", model, schedule=schedule, microbatches=16)
     run = dry_run(spec, FAST_LINKS)
     third = run.compute_seconds / 16 / 3
-    sizes = {"ranks": 4, "microbatches": 16, "chunks": spec.stages_per_rank}
-    form = closed_form(schedule, **sizes, f=third, i=third, w=third)
-    assert run.bubble_seconds == pytest.approx(form.makespan_bubble_seconds, rel=0.02)
+    passes = PassSeconds(third, third, third)
+    bubble = SCHEDULES[schedule].compute_bubble(spec.pipeline_size, passes)
+    assert run.bubble_seconds == pytest.approx(bubble.seconds, rel=0.02)
 
 
 def test_dry_run_computes_at_the_slowest_stage() -> None:

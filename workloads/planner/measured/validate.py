@@ -22,7 +22,7 @@ from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError, format_table, pluralize
 from parbench.workloads.catalogue import DEFINITIONS, STRATEGIES
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
-from parbench.workloads.costs.memory import memory_of, schedule_of
+from parbench.workloads.costs.memory import memory_of
 from parbench.workloads.costs.parameter_table import ParameterPart, parts_of
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.routing import BALANCED
@@ -250,7 +250,7 @@ def row_time(
             seconds=makespan + after + outside_seconds,
             axis_seconds=took,
             exposed_seconds={**took, "pp": makespan - at_once},
-            rule=f"{schedule_of(spec).name} simulated, each message {hop * 1e3:.3g} ms on its way"
+            rule=f"{spec.order.name} simulated, each message {hop * 1e3:.3g} ms on its way"
             + (" once its receiver asks for it" if rendezvous else ""),
         )
     if spec.overlaps and set(spec.mesh) == {"dp"}:
@@ -324,11 +324,11 @@ def _hidden(calls: Sequence[PlacedCall], seconds: Seconds, window: float) -> flo
 
 def _makespan(spec: StepSpec, busy_seconds: float, hop_seconds: float, *, rendezvous: bool) -> float:
     """Return how long a schedule takes whose mean rank is busy for so long, each stage as its layers have it."""
-    schedule, layers = schedule_of(spec), spec.at(0).layers_by_stage
-    layer = busy_seconds * schedule.ranks / schedule.microbatches / sum(layers)
+    order, layers = spec.order, spec.at(0).layers_by_stage
+    layer = busy_seconds * order.ranks / order.microbatches / sum(layers)
     share = {"F": _FORWARD, "B": _BACKWARD, "I": _BACKWARD / 2, "W": _BACKWARD / 2}
 
     def seconds(action: Action) -> float:
         return layer * layers[action.stage] * share[action.kind]
 
-    return simulate(schedule, seconds, lambda source, target: hop_seconds, rendezvous=rendezvous).makespan
+    return simulate(order, seconds, hop_seconds, rendezvous=rendezvous).makespan

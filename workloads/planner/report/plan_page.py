@@ -17,8 +17,7 @@ from parbench.bench.results.document import (
     ScatterPlot,
     StackedBars,
 )
-from parbench.workloads.costs.memory import schedule_of
-from parbench.workloads.pipeline_parallel.bubbles import facts_of, rows_of
+from parbench.workloads.pipeline_parallel.bubbles import make_detail_rows, make_details
 from parbench.workloads.planner.candidates import Wanted
 from parbench.workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
 from parbench.workloads.planner.hardware import Hardware
@@ -245,8 +244,8 @@ def _pipeline(run: DryRun, seconds: Seconds | None) -> details.PipelineDetails:
     spec, ranks = run.spec, run.spec.size("pp")
     legible = max(2, _LEGIBLE // (2 * ranks * ranks * spec.stages_per_rank)) * ranks
     spec = replace(spec, microbatches=min(spec.microbatches, legible))
-    predicted = rows_of(pipeline_of(replace(run, spec=spec), seconds))
-    return msgspec.structs.replace(facts_of(schedule_of(spec)), predicted=predicted)
+    predicted = make_detail_rows(pipeline_of(replace(run, spec=spec), seconds))
+    return msgspec.structs.replace(make_details(spec.order), predicted=predicted)
 
 
 def _axes(run: DryRun) -> list[DocumentTable]:

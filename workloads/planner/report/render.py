@@ -18,6 +18,7 @@ from parbench.workloads.costs.parameter_table import (
 )
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
+from parbench.workloads.pipeline_parallel.schedules import find_schedule
 from parbench.workloads.planner.candidates import Wanted, limits
 from parbench.workloads.planner.dry_run import DryRun
 from parbench.workloads.planner.hardware import Hardware
@@ -221,7 +222,7 @@ def _time_formulas(run: DryRun) -> list[Formula]:
             numbers=f"P {spec.size('pp')}, M {spec.microbatches}, v {spec.stages_per_rank}",
             value=run.bubble_seconds,
             unit="s",
-            source="parbench.workloads.pipeline_parallel (arXiv 2104.04473, 2401.10241)",
+            source=find_schedule(spec.schedule).source,
         ),
         _formula("update", update, "s", _OWN),
         _formula("mfu", _mfu(run), "", "PaLM, arXiv 2204.02311, appendix B"),

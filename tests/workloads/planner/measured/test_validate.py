@@ -22,7 +22,8 @@ from parbench.workloads.costs.parameter_table import num_parameters, parts_of
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import Transformer
-from parbench.workloads.pipeline_parallel.bubbles import closed_form
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.link_time import PlacedCall
 from parbench.workloads.planner.measured.validate import (
     RowTime,
@@ -215,9 +216,10 @@ def test_row_time_hides_ddp_buckets_during_backward() -> None:
 def test_row_time_of_pipeline_contains_bubble(schedule: str, chunks: int) -> None:
     step = make_step("pp", schedule=schedule, microbatches=8, layers=8)
     row = row_time(step, calls_of(step), lambda call: 0.0, compute_seconds=2.4)
-    form = closed_form(schedule, ranks=4, microbatches=8, chunks=chunks, f=0.1, i=0.1, w=0.1)
-    assert form.makespan_bubble_seconds is not None
-    assert row.seconds == pytest.approx(2.4 + form.makespan_bubble_seconds)
+    passes = PassSeconds(0.1, 0.1, 0.1)
+    bubble = SCHEDULES[schedule].compute_bubble(PipelineSize(4, 8, chunks), passes)
+    assert bubble.seconds is not None
+    assert row.seconds == pytest.approx(2.4 + bubble.seconds)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""The order in which each rank of a pipeline runs its actions, as data. Pure."""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from parbench.bench.results.details import Action
+from parbench.bench.text import UserError
+
+Actions = tuple[Action, ...]
+Output = tuple[int, Literal["F", "I", "W"], int]
+"""What an action produces, by stage and microbatch: the output of the stage ("F"), the gradient of
+its input ("I") or the gradient of its weights ("W")."""
+
+
+def get_output(action: Action) -> Output:
+    """Return the output that other actions wait for. A full backward produces an input gradient."""
+    kind = "I" if action.kind == "B" else action.kind
+    return action.stage, kind, action.microbatch
+
+
+def get_received(action: Action, num_stages: int) -> Output | None:
+    """Return the output of a neighboring stage that an action needs, None if it needs none."""
+    if action.kind == "F" and action.stage > 0:
+        return action.stage - 1, "F", action.microbatch
+    if action.kind in ("B", "I") and action.stage < num_stages - 1:
+        return action.stage + 1, "I", action.microbatch
+    return None
+
+
+def list_inputs(action: Action, num_stages: int) -> list[Output]:
+    """Return all outputs that an action needs, of its own stage and of a neighboring one."""
+    inputs: list[Output] = []
+    if action.kind == "W":
+        inputs.append((action.stage, "I", action.microbatch))
+    elif action.kind != "F":
+        inputs.append((action.stage, "F", action.microbatch))
+    received = get_received(action, num_stages)
+    if received is not None:
+        inputs.append(received)
+    return inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOrder:
+    """The actions of all ranks. Torch's runtime runs the same order that is simulated."""
+
+    name: str
+    actions_by_rank: tuple[Actions, ...]
+    microbatches: int
+    stages_per_rank: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.actions_by_rank)
+
+    @property
+    def num_stages(self) -> int:
+        return self.ranks * self.stages_per_rank
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        """True if some backward passes are an input gradient (I) and a weight gradient (W)."""
+        return any(action.kind == "W" for actions in self.actions_by_rank for action in actions)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        return tuple(sorted({action.stage for action in self.actions_by_rank[rank]}))
+
+    def peak_held(self, rank: int, held_by_stage: Callable[[int], float]) -> float:
+        """Return the maximum that a rank holds at once, see ``find_peak_held``."""
+        return find_peak_held(self.actions_by_rank[rank], held_by_stage)
+
+    def microbatches_in_flight(self, rank: int) -> float:
+        """Return the maximum of microbatches whose activations a rank holds for its stages."""
+        return self.peak_held(rank, lambda stage: 1) / self.stages_per_rank
+
+
+def find_peak_held(actions: Actions, held_by_stage: Callable[[int], float]) -> float:
+    """Return the maximum of what a rank holds for backward.
+
+    A microbatch of a stage holds ``held_by_stage(stage)`` from its forward pass to the end of its
+    backward pass. If the backward pass is split, that is the end of the weight gradient.
+    """
+    held = 0.0
+    peak = 0.0
+    for action in actions:
+        if action.kind == "F":
+            held += held_by_stage(action.stage)
+            peak = max(peak, held)
+        elif action.kind != "I":
+            held -= held_by_stage(action.stage)
+    return peak
+
+
+def read_order(text: str, name: str) -> PipelineOrder:
+    """Read an order in torch's compute-only CSV. ``simulation.check`` finds whether it can run.
+
+    Each row is a rank, and every rank has as many stages.
+    """
+    actions_by_rank = parse_csv(text)
+    counts = [len({action.stage for action in actions}) for actions in actions_by_rank]
+    if len(set(counts)) > 1:
+        listed = ", ".join(map(str, counts))
+        raise UserError(f"{name} has {listed} stages by rank: all ranks need the same number")
+    microbatches = [action.microbatch for actions in actions_by_rank for action in actions]
+    return PipelineOrder(
+        name=name,
+        actions_by_rank=actions_by_rank,
+        microbatches=1 + max(microbatches),
+        stages_per_rank=counts[0],
+    )
+
+
+def parse_csv(text: str) -> tuple[Actions, ...]:
+    """Return the actions by rank in torch's compute-only CSV.
+
+    In an empty cell a rank does nothing.
+    """
+    rows = list(csv.reader(text.strip().splitlines()))
+    if not any(cell.strip() for row in rows for cell in row):
+        example = "it needs a row of actions for each rank, such as 0F0,0B0"
+        raise UserError(f"the order is empty: {example}")
+    actions_by_rank = []
+    for rank, row in enumerate(rows):
+        actions: list[Action] = []
+        for step, cell in enumerate(row):
+            try:
+                if cell.strip():
+                    actions.append(Action.parse(cell))
+            except UserError as error:
+                raise UserError(f"rank {rank}, step {step}: {error}") from None
+        actions_by_rank.append(tuple(actions))
+    return tuple(actions_by_rank)

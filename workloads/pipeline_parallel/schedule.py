@@ -1,0 +1,175 @@
+"""A pipeline schedule: one object with all that is specific to it. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import isclose
+from typing import Literal
+
+from parbench.bench.results.details import Action
+from parbench.bench.text import UserError
+from parbench.workloads.pipeline_parallel.order import PipelineOrder, find_peak_held
+
+
+@dataclass(frozen=True)
+class PipelineSize:
+    """The numbers from which the order of a schedule follows."""
+
+    ranks: int
+    microbatches: int
+    stages_per_rank: int = 1
+
+    @property
+    def num_stages(self) -> int:
+        return self.ranks * self.stages_per_rank
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds of one rank for all of its stages and one microbatch."""
+
+    forward: float
+    input_gradient: float
+    weight_gradient: float
+
+    @property
+    def backward(self) -> float:
+        return self.input_gradient + self.weight_gradient
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+    @property
+    def is_equal(self) -> bool:
+        """True if F = I = W."""
+        return isclose(self.forward, self.input_gradient) and isclose(self.input_gradient, self.weight_gradient)
+
+
+@dataclass(frozen=True)
+class AnalyticalBubble:
+    """The idle seconds of a rank, None if no formula is valid. ``note`` has the formula."""
+
+    seconds: float | None
+    """Idle time between the first start and the last end of all ranks."""
+    span_seconds: float | None
+    """Idle time between the first start and the last end of a rank, maximum over ranks."""
+    note: str
+
+
+def accept_all(size: PipelineSize) -> str:
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule:
+    """The order of the actions of a pipeline, and what follows from it."""
+
+    name: str
+    label: str
+    source: str
+    list_actions: Callable[[int, PipelineSize], Sequence[Action]]
+    """The actions of a rank in their order."""
+    placement: Literal["loop", "v"] = "loop"
+    """Rank r has the stages r, r + P, r + 2P, ... ("loop"), or r and 2P - 1 - r ("v")."""
+    stages_per_rank: int = 1
+    """The default."""
+    min_stages_per_rank: int | None = None
+    """None if only the default is possible."""
+    find_broken_rule: Callable[[PipelineSize], str] = accept_all
+    """The equation that a size does not satisfy, empty if it satisfies all of this schedule."""
+    bubble: Callable[[PipelineSize, PassSeconds], AnalyticalBubble] | None = None
+    is_bubble_of_equal_passes: bool = False
+    """True if the analytical bubble is valid only if F = I = W."""
+    min_microbatches_of_bubble: Callable[[int], int] | None = None
+    """The microbatches from which the analytical bubble is valid, by the number of ranks."""
+    planned_stages_per_rank: tuple[int, ...] = ()
+    """The stages per rank that a search of the planner tries."""
+    torch_class: str = ""
+    """The class of ``torch.distributed.pipelining`` with the same order, if there is one."""
+    note: str = ""
+    """A limit of the implementation, which measured rows state."""
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        """True if some backward passes are an input gradient (I) and a weight gradient (W)."""
+        smallest = PipelineSize(2, 4, self.stages_per_rank)
+        return any(action.kind == "W" for action in self.list_actions(1, smallest))
+
+    def size(self, ranks: int, microbatches: int, stages_per_rank: int = 0) -> PipelineSize:
+        """Return a size that is possible. 0 stages per rank are the default.
+
+        Raises ``UserError`` with the equation that the size does not satisfy.
+        """
+        size = PipelineSize(ranks, microbatches, stages_per_rank or self.stages_per_rank)
+        rule = self._find_broken_size(size) or self.find_broken_rule(size)
+        if rule:
+            raise UserError(f"{self.name} needs {rule}")
+        return size
+
+    def _find_broken_size(self, size: PipelineSize) -> str:
+        chunks, min_chunks = size.stages_per_rank, self.min_stages_per_rank
+        if size.ranks < 2:
+            return f"ranks({size.ranks}) >= 2: one rank is not a pipeline"
+        if size.microbatches < 1:
+            return f"microbatches({size.microbatches}) >= 1"
+        if min_chunks is None and chunks != self.stages_per_rank:
+            return f"chunks({chunks}) == {self.stages_per_rank}"
+        if min_chunks is not None and chunks < min_chunks:
+            return f"chunks({chunks}) >= {min_chunks}"
+        return ""
+
+    def stages_of(self, rank: int, size: PipelineSize) -> tuple[int, ...]:
+        """Return the stages of a rank. Neighboring stages on different ranks send to each other."""
+        if self.placement == "v":
+            return rank, size.num_stages - 1 - rank
+        return tuple(range(rank, size.num_stages, size.ranks))
+
+    def make_order(self, size: PipelineSize) -> PipelineOrder:
+        return PipelineOrder(
+            name=self.name,
+            actions_by_rank=tuple(tuple(self.list_actions(r, size)) for r in range(size.ranks)),
+            microbatches=size.microbatches,
+            stages_per_rank=size.stages_per_rank,
+        )
+
+    def microbatches_in_flight(self, rank: int, size: PipelineSize) -> float:
+        """Return the maximum of microbatches whose activations a rank holds for its stages."""
+        return _count_held(self, rank, size)[0] / size.stages_per_rank
+
+    def logits_in_flight(self, rank: int, size: PipelineSize) -> float:
+        """Return the maximum of microbatches whose logits a rank holds.
+
+        A split backward pass holds them until the weight gradient of the head.
+        """
+        return _count_held(self, rank, size)[1]
+
+    def compute_bubble(self, size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
+        """Return the analytical bubble, or an explanation why no formula is valid."""
+        reason = self._explain_missing_bubble(size, seconds)
+        if self.bubble is None or reason:
+            return AnalyticalBubble(None, None, reason)
+        return self.bubble(size, seconds)
+
+    def _explain_missing_bubble(self, size: PipelineSize, seconds: PassSeconds) -> str:
+        if self.bubble is None:
+            return f"{self.label} has no analytical bubble"
+        if self.is_bubble_of_equal_passes and not seconds.is_equal:
+            return f"{self.label} has no analytical bubble unless F = I = W"
+        if self.min_microbatches_of_bubble is not None:
+            minimum = self.min_microbatches_of_bubble(size.ranks)
+            if size.microbatches < minimum:
+                rule = f"microbatches({size.microbatches}) < {minimum}"
+                return f"{self.label} has no analytical bubble at {rule}"
+        return ""
+
+
+@lru_cache(maxsize=65536)
+def _count_held(schedule: Schedule, rank: int, size: PipelineSize) -> tuple[float, float]:
+    """Return the maximum of microbatches that a rank holds of all its stages, and of the last."""
+    actions = tuple(schedule.list_actions(rank, size))
+    last_stage = size.num_stages - 1
+    return (
+        find_peak_held(actions, lambda stage: 1),
+        find_peak_held(actions, lambda stage: float(stage == last_stage)),
+    )
