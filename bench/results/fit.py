@@ -2,9 +2,9 @@
 
 Errors are relative to the model, so that a kilobyte counts as much as a gigabyte. They have the
 weights of Student's t distribution (Lange, Little & Taylor, JASA 1989), so that single outliers do
-not bend the line. Where the protocol switches, the curve has a breakpoint. Breakpoints come from
-binary segmentation (Scott & Knott, Biometrics 1974): a curve is split if an F test rejects a single
-line (Bonferroni over the places of the breakpoint).
+not bend the line. Where the protocol switches, the curve has a breakpoint: one more line costs two
+parameters, and is drawn only if an F test rejects the fit without it (Bonferroni over the places of
+the breakpoint).
 
 All sizes of a launch may be slow or fast together, which no residual shows. Intervals over several
 launches are therefore Student's t over the latency and bandwidth of each launch, which follow from
@@ -15,7 +15,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cache
+from itertools import combinations, groupby, pairwise
 from statistics import variance
 
 import numpy as np
@@ -29,19 +30,19 @@ METHOD = (
 )
 MIN_SIZES = 3
 """The sizes that a line needs."""
+MAX_LINES = 3
 MIN_NOISE = 0.01
 """The least relative error that times are taken to have."""
 SIGNIFICANCE = 0.01
 MIN_OUTLIER_ERROR = 0.20
 OUTLIER_SIGMAS = 4
-_MAX_BREAKPOINT_PLACES = 48  # so that a curve of a thousand sizes takes seconds
+_MAX_BREAKPOINT_PLACES = 24  # so that a curve of a thousand sizes takes seconds
 _T_FREEDOM = 4
 _MAX_ITERATIONS = 30
 _TOLERANCE = 1e-6
-_NORMAL_VARIANCE = 1.590
+_NORMAL_VARIANCE = 1.622
 """The variance of normal errors over their weighted mean square with these weights."""
-_SIGMA_OF_MAD = 1.4826
-"""The standard deviation of normal errors over the median of their absolute values."""
+_SIGMA_OF_MAD = 1.4826  # of normal errors
 
 _Array = npt.NDArray[np.float64]
 
@@ -89,6 +90,13 @@ class Segment:
     def seconds_per_byte(self) -> float:
         return 1 / self.bytes_per_second if self.bytes_per_second else 0.0
 
+    @property
+    def half_bandwidth_bytes(self) -> float | None:
+        """n_1/2 (Hockney), which is latency times bandwidth."""
+        if self.bytes_per_second is None:
+            return None
+        return self.latency_seconds * self.bytes_per_second
+
     def predict(self, size_bytes: float) -> float:
         return self.latency_seconds + size_bytes * self.seconds_per_byte
 
@@ -98,6 +106,8 @@ class CurveFit:
     """The lines of a curve in the order of size."""
 
     segments: tuple[Segment, ...]
+    half_bandwidth_bytes: float | None
+    """That of the last line."""
     outliers: tuple[tuple[int, float], ...]
     """Sizes far from the curve with their relative errors, which are time over model less 1."""
     residual: float
@@ -107,14 +117,6 @@ class CurveFit:
     method: str
 
     @property
-    def half_bandwidth_bytes(self) -> float | None:
-        """n_1/2 (Hockney) of the last line, which is its latency times its bandwidth."""
-        last = self.segments[-1]
-        if last.bytes_per_second is None:
-            return None
-        return last.latency_seconds * last.bytes_per_second
-
-    @property
     def breakpoints(self) -> tuple[float, ...]:
         """The sizes in bytes at which one line ends and the next begins.
 
@@ -122,12 +124,8 @@ class CurveFit:
         """
         sizes = []
         for left, right in pairwise(self.segments):
-            latency_change = right.latency_seconds - left.latency_seconds
-            slope_change = left.seconds_per_byte - right.seconds_per_byte
-            crossing = latency_change / slope_change if slope_change else 0.0
-            is_between = left.last_bytes <= crossing <= right.first_bytes
             middle = math.sqrt(left.last_bytes * right.first_bytes)
-            sizes.append(crossing if is_between else middle)
+            sizes.append(_find_crossing(left, right) or middle)
         return tuple(sizes)
 
     def predict(self, size_bytes: int) -> float:
@@ -138,35 +136,42 @@ class CurveFit:
 def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     """Return the latency and bandwidth that explain times, None with fewer than three sizes.
 
-    Sizes and times are above zero. Of several points of one size, the fastest counts.
+    Sizes and times are above zero.
     """
-    ordered = sorted(points, key=lambda point: (point.size_bytes, -point.seconds))
-    curve = list({point.size_bytes: point for point in ordered}.values())
+    assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
+    curve = _select_curve(points)
     if len(curve) < MIN_SIZES:
         return None
     sizes = np.array([float(point.size_bytes) for point in curve])
     times = np.array([point.seconds for point in curve])
     noise = _estimate_noise(curve)
-    lines = _split_curve(sizes, times, noise)
+    lines = _choose_lines(sizes, times, noise)
     # The lines once more, with the scale of their own errors.
-    scale = max(MIN_NOISE, _SIGMA_OF_MAD * float(np.median(abs(_join_errors(lines)))))
+    scale = _fit_scale(_get_errors(lines), MIN_NOISE)
     lines = [_fit_line(line.sizes, line.times, scale) for line in lines]
-    errors = _join_errors(lines)
+    errors = _get_errors(lines)
     freedom = len(errors) - 2 * len(lines)
-    mean_square = float(_compute_weights(errors, scale) @ errors**2) / freedom
+    mean_square = float((_get_weights(errors, scale) * errors**2).sum()) / freedom
     time_error = max(math.sqrt(_NORMAL_VARIANCE * mean_square), noise)
     launches = sorted(set[int].intersection(*(set(point.launches) for point in curve)))
     segments = []
     for line in lines:
-        on_line = [point for point in curve if point.size_bytes in line.sizes]
-        launch_times = [[point.launches[launch] for point in on_line] for launch in launches]
-        segments.append(_make_segment(line, scale, time_error, freedom, np.array(launch_times)))
+        weights = line.compute_weights(scale)
+        if len(launches) > 1:
+            on_line = [point for point in curve if point.size_bytes in line.sizes]
+            launch_times = [[point.launches[launch] for point in on_line] for launch in launches]
+            intervals = _intervals_over_launches(line, weights, time_error, np.array(launch_times))
+        else:
+            intervals = _intervals_of_covariance(line, weights, time_error, freedom)
+        segments.append(_make_segment(line, weights, time_error, intervals))
     residual = float(np.median(abs(errors)))
     is_outlier = abs(errors) > max(MIN_OUTLIER_ERROR, OUTLIER_SIGMAS * _SIGMA_OF_MAD * residual)
     outliers = zip(sizes[is_outlier], errors[is_outlier], strict=True)
+    last = segments[-1]
     num_launches = max(1, len(launches))
     return CurveFit(
         segments=tuple(segments),
+        half_bandwidth_bytes=last.half_bandwidth_bytes,
         outliers=tuple((int(size), float(error)) for size, error in outliers),
         residual=residual,
         launches=num_launches,
@@ -182,77 +187,129 @@ def describe_intervals(launches: int) -> str:
     return f"95 % Student's t intervals over the lines of {launches} launches, {freedom}"
 
 
+def _select_curve(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """Return one point for each size, from the smallest: of several the lower median time."""
+    ordered = sorted(points, key=lambda point: (point.size_bytes, point.seconds))
+    curve = []
+    for _, group in groupby(ordered, key=lambda point: point.size_bytes):
+        same_size = list(group)
+        curve.append(same_size[(len(same_size) - 1) // 2])
+    return curve
+
+
 def _estimate_noise(curve: Sequence[CurvePoint]) -> float:
     """Return the relative standard error of a time, from the intervals or the launches."""
-    variances = [point.variance for point in curve if point.variance is not None]
-    return max(MIN_NOISE, math.sqrt(median(variances)) if variances else 0.0)
+    variances = [point.variance for point in curve]
+    known = [variance for variance in variances if variance is not None]
+    return max(MIN_NOISE, math.sqrt(median(known)) if known else 0.0)
 
 
-@dataclass(frozen=True)
 class _Line:
     """A part of a curve and the line through it."""
 
-    sizes: _Array
-    times: _Array
-    latency_seconds: float
-    seconds_per_byte: float
+    def __init__(self, sizes: _Array, times: _Array, latency: float, slope: float) -> None:
+        self.sizes = sizes
+        self.times = times
+        self.first_bytes = int(sizes[0])
+        self.last_bytes = int(sizes[-1])
+        self.latency_seconds = latency
+        self.seconds_per_byte = slope
+        self.fitted = latency + slope * sizes
+        self.errors = times / self.fitted - 1
 
-    @property
-    def fitted(self) -> _Array:
-        return self.latency_seconds + self.seconds_per_byte * self.sizes
-
-    @property
-    def errors(self) -> _Array:
-        return self.times / self.fitted - 1
-
-
-def _split_curve(sizes: _Array, times: _Array, noise: float) -> list[_Line]:
-    """Return one line, or those of both parts of the curve if an F test rejects a single line."""
-    line = _fit_line(sizes, times, noise)
-    step = 1 + len(sizes) // _MAX_BREAKPOINT_PLACES
-    pairs = []
-    for place in range(MIN_SIZES, len(sizes) - MIN_SIZES + 1, step):
-        left = _fit_line(sizes[:place], times[:place], noise)
-        right = _fit_line(sizes[place:], times[place:], noise)
-        pairs.append((left, right))
-    if not pairs:
-        return [line]
-    best = min(pairs, key=lambda pair: _compute_deviance(_join_errors(pair), noise))
-    if not _rejects_single_line(line.errors, _join_errors(best), len(pairs), noise):
-        return [line]
-    left, right = best
-    return [
-        *_split_curve(left.sizes, left.times, noise),
-        *_split_curve(right.sizes, right.times, noise),
-    ]
+    def compute_weights(self, scale: float) -> _Array:
+        return _get_weights(self.errors, scale) / self.fitted**2
 
 
-def _rejects_single_line(
-    single_errors: _Array,
-    pair_errors: _Array,
-    num_places: int,
+def _choose_lines(sizes: _Array, times: _Array, noise: float) -> list[_Line]:
+    """Return one line, or more if an F test rejects fewer."""
+    chosen = [_fit_line(sizes, times, noise)]
+    for count in range(2, min(MAX_LINES, len(sizes) // MIN_SIZES) + 1):
+        partitions = _list_partitions(len(sizes), count)
+        lines = _fit_best_partition(sizes, times, partitions, noise)
+        if _rejects_fewer_lines(chosen, lines, len(partitions), noise):
+            chosen = lines
+    return chosen
+
+
+def _list_partitions(length: int, count: int) -> list[tuple[int, ...]]:
+    """Return the ways to split a curve into lines of MIN_SIZES sizes, each as the lines' ends."""
+    places = range(MIN_SIZES, length - MIN_SIZES + 1)
+    step = max(1, math.ceil(len(places) / _MAX_BREAKPOINT_PLACES))
+    partitions = []
+    for inner in combinations(places[::step], count - 1):
+        ends = (0, *inner, length)
+        if all(stop - start >= MIN_SIZES for start, stop in pairwise(ends)):
+            partitions.append(ends)
+    return partitions
+
+
+def _fit_best_partition(
+    sizes: _Array, times: _Array, partitions: Sequence[tuple[int, ...]], scale: float
+) -> list[_Line]:
+    """Return the lines of the likeliest partition, where lines that meet save a parameter."""
+
+    @cache
+    def fit_span(start: int, stop: int) -> _Line:
+        return _fit_line(sizes[start:stop], times[start:stop], scale)
+
+    def fit_partition(ends: tuple[int, ...]) -> list[_Line]:
+        return [fit_span(start, stop) for start, stop in pairwise(ends)]
+
+    def compute_cost(ends: tuple[int, ...]) -> float:
+        lines = fit_partition(ends)
+        crossings = [_find_crossing(left, right) for left, right in pairwise(lines)]
+        num_meeting = sum(crossing is not None for crossing in crossings)
+        deviance = sum(_compute_deviance(line.errors, scale) for line in lines)
+        return deviance - num_meeting * math.log(len(sizes))
+
+    return fit_partition(min(partitions, key=compute_cost))
+
+
+def _rejects_fewer_lines(
+    fewer: Sequence[_Line],
+    more: Sequence[_Line],
+    num_partitions: int,
     noise: float,
 ) -> bool:
-    """Return True if an F test rejects one line in favor of the best of so many pairs of lines.
+    """Return True if an F test rejects the fewer lines.
 
-    The worst tenth of the errors does not count, so that one or two outliers do not justify a line.
+    The lines of ``more`` are the best of so many partitions. The worst tenth of the errors does not
+    count, so that one or two outliers do not justify a line.
     """
-    num_ignored = max(1, len(single_errors) // 10)
-    kept = np.argsort(abs(single_errors), kind="stable")[:-num_ignored]
-    freedom = len(kept) - 4
-    single_square = max(noise**2, float(np.mean(single_errors[kept] ** 2)))
-    pair_square = max(noise**2, float(np.mean(pair_errors[kept] ** 2)))
-    # The tail of the F distribution with 2 and d degrees of freedom is this ratio to the d/2.
-    p_value: float = (pair_square / single_square) ** (freedom / 2)
-    return p_value * num_places < SIGNIFICANCE
+    fewer_errors = _get_errors(fewer)
+    more_errors = _get_errors(more)
+    num_ignored = max(1, len(fewer_errors) // 10)
+    kept = np.argsort(abs(fewer_errors), kind="stable")[:-num_ignored]
+    freedom = len(kept) - 2 * len(more)
+    gain = _log_mean_square(fewer_errors[kept], noise) - _log_mean_square(more_errors[kept], noise)
+    extra = len(more) - len(fewer) - 1
+    # For sums of squares in ratio x, p is x^(d/2) with 2 and d degrees of freedom, and at most
+    # x^(d/2) (1 + d/2) with 4.
+    limit = 2 * math.log(num_partitions / SIGNIFICANCE) + 2 * extra * math.log(1 + freedom / 2)
+    return freedom * gain > limit
 
 
-def _join_errors(lines: Sequence[_Line]) -> _Array:
+def _get_errors(lines: Sequence[_Line]) -> _Array:
     return np.concatenate([line.errors for line in lines])
 
 
-def _compute_weights(errors: _Array, scale: float) -> _Array:
-    """Return the weights of Student's t distribution."""
+def _log_mean_square(errors: _Array, noise: float) -> float:
+    """Return the logarithm of the mean square of errors, by the likelihood of Student's t."""
+    scale = _fit_scale(errors, noise)
+    return 2 * math.log(scale) + _compute_deviance(errors, scale) / len(errors)
+
+
+def _fit_scale(errors: _Array, min_scale: float) -> float:
+    """Return the likeliest scale of Student's t, by fixed-point iteration."""
+    scale = max(min_scale, math.sqrt(np.mean(errors**2)))
+    for _ in range(_MAX_ITERATIONS):
+        weighted = np.mean(_get_weights(errors, scale) * errors**2)
+        scale = max(min_scale, math.sqrt((_T_FREEDOM + 1) / _T_FREEDOM * weighted))
+    return scale
+
+
+def _get_weights(errors: _Array, scale: float) -> _Array:
     return _T_FREEDOM / (_T_FREEDOM + (errors / scale) ** 2)
 
 
@@ -262,82 +319,130 @@ def _compute_deviance(errors: _Array, scale: float) -> float:
 
 
 def _fit_line(sizes: _Array, times: _Array, scale: float) -> _Line:
-    """Return the line with the likeliest relative errors.
+    """Return the line with the likeliest relative errors, by iteratively reweighted least squares.
 
     An outlier can mislead the search. So there are two, in which errors are first relative to the
     times or to their running medians of three.
     """
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(times, 1, mode="reflect"), 3)
-    starts = (times, np.median(windows, axis=1))
-    lines = [_fit_line_from_start(sizes, times, fitted, scale) for fitted in starts]
+    n = len(times)
+    windows = np.clip(np.arange(n) - 1, 0, n - 3)[:, None] + np.arange(3)
+    running_medians = np.median(times[windows], axis=1)
+    lines = [_search_line(sizes, times, start, scale) for start in (times, running_medians)]
     return min(lines, key=lambda line: _compute_deviance(line.errors, scale))
 
 
-def _fit_line_from_start(sizes: _Array, times: _Array, fitted: _Array, scale: float) -> _Line:
-    """Return a line by iteratively reweighted least squares, with no negative parameter."""
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
-
-    roots = 1 / fitted
-    largest = sizes[-1]
+def _search_line(sizes: _Array, times: _Array, start: _Array, scale: float) -> _Line:
+    line = _fit_least_squares(sizes, times, 1 / start**2)
     for _ in range(_MAX_ITERATIONS):
-        previous = fitted
-        design = np.column_stack([roots, roots * sizes / largest])
-        (latency, slope), _residual = nnls(design, roots * times)
-        fitted = latency + slope * sizes / largest
-        if abs(fitted / previous - 1).max() < _TOLERANCE:
+        previous = line
+        line = _fit_least_squares(sizes, times, previous.compute_weights(scale))
+        if abs(line.fitted / previous.fitted - 1).max() < _TOLERANCE:
             break
-        roots = np.sqrt(_compute_weights(times / fitted - 1, scale)) / fitted
-    return _Line(sizes, times, float(latency), float(slope / largest))
+    return line
 
 
-def _make_segment(
+def _compute_moments(sizes: _Array, weights: _Array) -> tuple[float, float, float]:
+    """Return the sum of the weights, the mean size and the weighted squares of sizes about it."""
+    total = float(weights.sum())
+    mean = float(weights @ sizes) / total
+    return total, mean, float(weights @ (sizes - mean) ** 2)
+
+
+def _fit_least_squares(sizes: _Array, times: _Array, weights: _Array) -> _Line:
+    """Return the line of least weighted squares with latency and slope not below zero."""
+    total, mean_size, squares = _compute_moments(sizes, weights)
+    mean_time = float(weights @ times) / total
+    slope = float(weights @ ((sizes - mean_size) * times)) / squares
+    latency = mean_time - slope * mean_size
+    if slope < 0:
+        latency, slope = mean_time, 0.0
+    elif latency < 0:
+        latency, slope = 0.0, float(weights @ (sizes * times)) / (squares + total * mean_size**2)
+    return _Line(sizes, times, latency, slope)
+
+
+def _find_crossing(left: _Line | Segment, right: _Line | Segment) -> float | None:
+    """Return the size between two lines at which they cross, None if they do not."""
+    if left.seconds_per_byte == right.seconds_per_byte:
+        return None
+    difference = right.latency_seconds - left.latency_seconds
+    size = difference / (left.seconds_per_byte - right.seconds_per_byte)
+    return size if left.last_bytes <= size <= right.first_bytes else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Intervals:
+    """The 95 % intervals of a line."""
+
+    latency_low: float
+    latency_high: float
+    slope_low: float
+    slope_high: float
+
+
+def _is_flat(line: _Line, time_error: float) -> bool:
+    """Return True if the slope is within two standard errors that it would have if it were 0."""
+    size_spread = math.sqrt(len(line.sizes) * line.sizes.var())
+    return line.seconds_per_byte <= 2 * time_error * float(line.fitted[0]) / size_spread
+
+
+def _get_latency(line: _Line, weights: _Array, time_error: float) -> float:
+    """Return the latency, which is the mean time of a flat line."""
+    if _is_flat(line, time_error):
+        return float(weights @ line.times) / float(weights.sum())
+    return line.latency_seconds
+
+
+def _compute_gradients(line: _Line, weights: _Array, time_error: float) -> tuple[_Array, _Array]:
+    """Return the derivatives of latency and slope with respect to each time."""
+    total, mean_size, squares = _compute_moments(line.sizes, weights)
+    of_slope = weights * (line.sizes - mean_size) / squares
+    of_latency = weights / total
+    if not _is_flat(line, time_error):
+        of_latency = of_latency - mean_size * of_slope
+    return of_latency, of_slope
+
+
+def _intervals_of_covariance(
     line: _Line,
-    scale: float,
+    weights: _Array,
     time_error: float,
     freedom: int,
-    launch_times: _Array,
-) -> Segment:
-    """Return the line with its intervals.
-
-    ``time_error`` is the relative standard error of a time. Each launch has a row in
-    ``launch_times``. With fewer than two launches, the intervals follow from the covariance.
-    """
-    latency = line.latency_seconds
-    slope = line.seconds_per_byte
-    weights = _compute_weights(line.errors, scale) / line.fitted**2
-    roots = np.sqrt(weights)
-    _, covariance = np.polyfit(line.sizes, line.times, 1, w=roots, cov="unscaled")
-    slope_error, latency_error = time_error * np.sqrt(np.diag(covariance))
-    is_flat = bool(slope <= 2 * slope_error)
-    if is_flat:
-        latency = float(np.average(line.times, weights=weights))
-        latency_error = time_error / math.sqrt(weights.sum())
-    if len(launch_times) > 1:
-        slopes, latencies = np.polyfit(line.sizes, launch_times.T, 1, w=roots)
-        if is_flat:
-            latencies = np.average(launch_times, axis=1, weights=weights)
-        latency_low, latency_high = _compute_launch_interval(latency, latencies)
-        slope_low, slope_high = _compute_launch_interval(slope, slopes)
-    else:
-        factor = t_quantile(0.5 + CONFIDENCE / 2, freedom)
-        latency_low = max(0.0, latency - factor * latency_error)
-        latency_high = latency + factor * latency_error
-        slope_low = slope - factor * slope_error
-        slope_high = slope + factor * slope_error
-    has_upper_bound = slope_low > 0 and not is_flat
-    return Segment(
-        first_bytes=int(line.sizes[0]),
-        last_bytes=int(line.sizes[-1]),
-        latency_seconds=latency,
-        latency_low=float(latency_low),
-        latency_high=float(latency_high),
-        bytes_per_second=None if is_flat else 1 / slope,
-        bytes_per_second_low=1 / float(slope_high) if slope_high > 0 else None,
-        bytes_per_second_high=1 / float(slope_low) if has_upper_bound else None,
+) -> _Intervals:
+    """Return intervals within a launch; ``time_error`` is the relative standard error of a time."""
+    factor = time_error * t_quantile(0.5 + CONFIDENCE / 2, freedom)
+    gradients = _compute_gradients(line, weights, time_error)
+    widths = [factor * math.sqrt(float((part**2 / weights).sum())) for part in gradients]
+    latency = _get_latency(line, weights, time_error)
+    latency_width, slope_width = widths
+    return _Intervals(
+        latency_low=max(0.0, latency - latency_width),
+        latency_high=latency + latency_width,
+        slope_low=line.seconds_per_byte - slope_width,
+        slope_high=line.seconds_per_byte + slope_width,
     )
 
 
-def _compute_launch_interval(center: float, values: _Array) -> tuple[float, float]:
+def _intervals_over_launches(
+    line: _Line,
+    weights: _Array,
+    time_error: float,
+    launch_times: _Array,
+) -> _Intervals:
+    """Return intervals over launches, each of which has a row in ``launch_times``."""
+    of_latency, of_slope = _compute_gradients(line, weights, time_error)
+    latency = _get_latency(line, weights, time_error)
+    latency_low, latency_high = _interval_around(latency, launch_times @ of_latency)
+    slope_low, slope_high = _interval_around(line.seconds_per_byte, launch_times @ of_slope)
+    return _Intervals(
+        latency_low=latency_low,
+        latency_high=latency_high,
+        slope_low=slope_low,
+        slope_high=slope_high,
+    )
+
+
+def _interval_around(center: float, values: _Array) -> tuple[float, float]:
     """Return Student's t interval with this center, from the deviation of the values.
 
     It is on logarithms if all are above zero, and has no bound below zero.
@@ -349,3 +454,23 @@ def _compute_launch_interval(center: float, values: _Array) -> tuple[float, floa
         return center / ratio, center * ratio
     width = factor * float(values.std(ddof=1))
     return max(0.0, center - width), center + width
+
+
+def _make_segment(
+    line: _Line,
+    weights: _Array,
+    time_error: float,
+    intervals: _Intervals,
+) -> Segment:
+    is_flat = _is_flat(line, time_error)
+    has_upper_bound = intervals.slope_low > 0 and not is_flat
+    return Segment(
+        first_bytes=line.first_bytes,
+        last_bytes=line.last_bytes,
+        latency_seconds=_get_latency(line, weights, time_error),
+        latency_low=intervals.latency_low,
+        latency_high=intervals.latency_high,
+        bytes_per_second=None if is_flat else 1 / line.seconds_per_byte,
+        bytes_per_second_low=1 / intervals.slope_high if intervals.slope_high > 0 else None,
+        bytes_per_second_high=1 / intervals.slope_low if has_upper_bound else None,
+    )
