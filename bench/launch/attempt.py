@@ -3,14 +3,13 @@
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
-from parbench.bench.launch.launchers import Ranks, find_process_state
+from parbench.bench.launch.launchers import Ranks, find_process_state, remove_if_empty
 from parbench.bench.launch.mailbox import JOB, MAIL
 from parbench.bench.launch.messages import Done, Finished, HangReport, Hello, Job, Outcome, Raised
 
@@ -104,10 +103,8 @@ class Attempt:
             name = self.evidence.format_ranks([rank])
             remaining.append(f"{name} (process {hellos[rank].pid} is {state})")
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
-        with suppress(OSError):
-            for file in self._folder.iterdir():
-                if file.stat().st_size == 0:
-                    file.unlink()
+        for file in self._folder.iterdir():
+            remove_if_empty(file)
         return remaining
 
     def _find_remaining(self) -> dict[int, str]:

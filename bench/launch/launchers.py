@@ -80,8 +80,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         # The standard library reaps the process when it starts the next one.
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        if self._log.exists() and self._log.stat().st_size == 0:
-            self._log.unlink()
+        remove_if_empty(self._log)
 
     def start_ranks(
         self,
@@ -195,6 +194,12 @@ def redirect_output(log: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(file, 1)
     os.dup2(file, 2)
+
+
+def remove_if_empty(file: Path) -> None:
+    with suppress(OSError):
+        if file.stat().st_size == 0:
+            file.unlink()
 
 
 def make_folder(folder: Path) -> None:

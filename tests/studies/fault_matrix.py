@@ -132,7 +132,7 @@ def expect_fork_server_killed(moment: str) -> Outcome:
 
 def expect_network_lost(moment: str) -> Outcome:
     if moment == "importing":
-        return Expectation(4, "failed failed", "timed out")
+        return Expectation(4, "failed failed", "did not start within 120 s")
     if moment == "reporting":
         return Expectation(0, "ok ok")
     statuses = "ok hang" if moment == "between" else "hang failed"
