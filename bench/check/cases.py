@@ -101,7 +101,7 @@ def make_options(device: str, nproc: int, *, budget: str, timeout: str, inject: 
 
 def get_rate_name(record: Record) -> str:
     """Return the name of a record's quantity, with a suffix if each rank was measured alone."""
-    params = record.case.whole
+    params = record.case.all_params
     case = record.case.short_name
     if case == "gemm":
         name = str(params["dtype"])

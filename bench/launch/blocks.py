@@ -70,5 +70,5 @@ def _choose_ready(cases: Sequence[Case]) -> list[int]:
 
 
 def _num_bytes(case: Case) -> int:
-    size = case.whole.get("size_bytes", _DEFAULT_BYTES)
+    size = case.all_params.get("size_bytes", _DEFAULT_BYTES)
     return size if isinstance(size, int) else _DEFAULT_BYTES

@@ -246,7 +246,7 @@ class Driver:
         half_widths = self._recorder.half_widths
         weights = [compute_weight(case, half_widths.get(case.id), self._plan) for case in cases]
         costs = [self._budget.costs.estimate_case(case) for case in cases]
-        order, extra = order_blocks(cases, measure.seed, repetition.number, measure.more_visits)
+        order, extra = order_blocks(cases, measure.seed, repetition.number, measure.more_blocks)
         return Job(
             plan=replace(self._plan, cases=tuple(cases), skipped=()),
             blocks=make_blocks(order, extra, weights, costs),

@@ -284,7 +284,7 @@ def choose_launcher(
     if layout is not None:
         return lambda folder, variables: SrunRanks(layout, folder, {**own, **variables}, nodelist)
     # A custom step may do anything when it is imported.
-    targets = {EXPLAINER if case.is_own else case.target for case in plan.cases}
+    targets = {EXPLAINER if case.is_custom else case.target for case in plan.cases}
     modules = sorted({target.partition(":")[0] for target in targets})
     server = stack.enter_context(ForkServer(modules, own, run.path / "logs"))
     return lambda folder, variables: server.start_ranks(plan.nproc, folder, variables, cpus)

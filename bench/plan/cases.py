@@ -31,12 +31,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     defaults: dict[str, ParamValue] = {}  # the optional parameters with their default
 
     @property
-    def whole(self) -> dict[str, Value]:
+    def all_params(self) -> dict[str, Value]:
         """All parameters."""
         return {**self.defaults, **self.params}
 
     @property
-    def is_own(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether it is a custom step, from ``--target``."""
         return self.name.startswith("custom.")
 
@@ -97,14 +97,14 @@ class Definition:
     def short_name(self) -> str:
         return self.name.partition(".")[2]
 
-    def whole(self, values: Mapping[str, object]) -> dict[str, Value]:
+    def complete(self, values: Mapping[str, object]) -> dict[str, Value]:
         """Return all parameters in declared order, by default with their defaults."""
         refuse_unknown(values, [param.name for param in self.params], self.name)
         return {param.name: param.parse(values.get(param.name, param.default)) for param in self.params}
 
     def case(self, values: Mapping[str, object]) -> Case:
         """Return the case with these values and the defaults of other parameters."""
-        params = self.whole(values)
+        params = self.complete(values)
         defaults = {}
         for param in self.params:
             if param.optional and params[param.name] == param.default:

@@ -129,7 +129,7 @@ def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
     fault = parse_fault(text, plan.nproc)
     for case in plan.cases:
         # The host takes no part in the steps of a graph.
-        if fault.kind == "slow" and case.whole.get("mode") == "graph":
+        if fault.kind == "slow" and case.all_params.get("mode") == "graph":
             raise UserError(f"--inject {text}: slow does not support mode graph of {case.label}")
     return fault
 
@@ -252,7 +252,7 @@ def _expand(definition: Definition, params: Params, spec: WorldSpec) -> Iterator
         yield definition.case(params), str(error)
         return
     for case in cases:
-        yield case, definition.refuse(case.whole, spec)
+        yield case, definition.refuse(case.all_params, spec)
 
 
 def _check_possible(candidates: Sequence[Candidate], options: Options) -> None:

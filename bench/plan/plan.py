@@ -66,14 +66,14 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     precision: NonNegative = 0.025  # half-width of the interval relative to the median
     seed: int = 0
     # Blocks beyond the usual ones, where a repetition has time left and a case is not yet precise.
-    more_visits: Count = 0
+    more_blocks: Count = 0
     # The time for the samples of a case of weight 1 in one repetition; None if only the budget
     # limits it.
     seconds_per_case: NonNegative | None = None
 
     def to_fill(self) -> "Measure":
         """Return the rule for a budget that the user gave, which uses all of it."""
-        return msgspec.structs.replace(self, max_iterations=max(self.max_iterations, 2000), more_visits=10)
+        return msgspec.structs.replace(self, max_iterations=max(self.max_iterations, 2000), more_blocks=10)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

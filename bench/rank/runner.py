@@ -84,8 +84,8 @@ class CaseRun:
         self._measure = measure
         self._progress = progress
         self._fault = fault
-        self._mode = str(case.whole.get("mode", "blocking"))
-        self._load = str(case.whole.get("background", NOTHING))
+        self._mode = str(case.all_params.get("mode", "blocking"))
+        self._load = str(case.all_params.get("background", NOTHING))
         self._resources = ExitStack()
         self._wall_seconds = 0.0
         # Set by the preparation:
@@ -137,7 +137,7 @@ class CaseRun:
         self._progress.steps = 0
         subgroup = benchmark = refusal = None
         try:
-            subgroup = select_subgroup(world, self._case.whole)
+            subgroup = select_subgroup(world, self._case.all_params)
             _refuse_too_large(self._case, world)
             benchmark = make_benchmark(self._case, subgroup.world, self._fault)
             self._resources.callback(benchmark.close)
@@ -168,7 +168,7 @@ class CaseRun:
         """Decide whether ranks explain the case; a custom step gets an explainer of its own."""
         can_explain = self._world.gather(_can_explain(benchmark))
         self._can_explain = all(can_explain)
-        if self._case.is_own and all(can is False for can in can_explain):
+        if self._case.is_custom and all(can is False for can in can_explain):
             self._can_explain = True
             return load_target(EXPLAINER)(self._world, benchmark)
         return benchmark
@@ -313,13 +313,13 @@ def _skip_fault(fault: FaultSpec, reason: str) -> CaseEndedError:
 
 def _refuse_too_large(case: Case, world: World) -> None:
     """Refuse an operation that needs more memory than is free on any device; collective."""
-    is_operation = {"size_bytes", "dtype", "mode"} <= case.whole.keys()
+    is_operation = {"size_bytes", "dtype", "mode"} <= case.all_params.keys()
     if world.device.type != "cuda" or not is_operation:
         return
     reserved = torch.cuda.memory_reserved(world.device)
     cached = reserved - torch.cuda.memory_allocated(world.device)
     free = min(world.gather(torch.cuda.mem_get_info(world.device)[0] + cached))
-    size_bytes = int(case.whole["size_bytes"])
+    size_bytes = int(case.all_params["size_bytes"])
     needed = bytes_needed(size_bytes)
     if needed > free:
         amounts = f"about {needed / 1e9:.1f} GB a rank; {free / 1e9:.1f} GB of the device are free"
@@ -328,7 +328,7 @@ def _refuse_too_large(case: Case, world: World) -> None:
 
 def _make_notes(case: Case, world: World, num_ranks: int, hidden: float | None) -> list[str]:
     """Return the limits of a time that a device measured; ``hidden`` is None on the host."""
-    mode = case.whole.get("mode")
+    mode = case.all_params.get("mode")
     if hidden is None or mode not in MODES:
         return []
     notes = []
@@ -365,7 +365,7 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
     """
     if world is None:
         return IdleBenchmark()
-    params = {name: value for name, value in case.whole.items() if name not in RUNNER_PARAMS}
+    params = {name: value for name, value in case.all_params.items() if name not in RUNNER_PARAMS}
     if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
         capability = torch.cuda.get_device_capability(world.device)
         refuse_float8(str(params.get("dtype")), capability)

@@ -151,7 +151,7 @@ def settings(rows: Sequence[Row]) -> tuple[Setting, ...]:
 
 
 def _value_of(name: str, row: Row) -> Value | None:
-    return row.case.whole.get(name)
+    return row.case.all_params.get(name)
 
 
 def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:

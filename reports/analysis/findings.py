@@ -76,11 +76,11 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
 
     None either where the case does not take the settings, as a step of one's own may not.
     """
-    if row.case.is_own and not changed.keys() <= row.case.whole.keys():
+    if row.case.is_custom and not changed.keys() <= row.case.all_params.keys():
         return ""
     unset = dict.fromkeys(changed)
     like = [one for one in found.steps if one.case.name == row.case.name and one.case.id != row.case.id]
-    if any({**one.case.whole, **unset} == {**row.case.whole, **unset} for one in like):
+    if any({**one.case.all_params, **unset} == {**row.case.all_params, **unset} for one in like):
         return ""
     kept = {name: value for name, value in row.case.params.items() if USUAL.get(name) != value}
     told = {name: f"{value:g}" if isinstance(value, float) else value for name, value in (kept | changed).items()}
@@ -88,7 +88,7 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
     cores = known or nproc
     ranks = f" --nproc {nproc}" * (found.run.info.plan.device == "cpu" and nproc != max(2, min(8, cores)))
     settings = " ".join(f"--set {name}={value}" for name, value in told.items())
-    what = f"--target {row.case.target}" if row.case.is_own else f"--only {row.case.short_name}"
+    what = f"--target {row.case.target}" if row.case.is_custom else f"--only {row.case.short_name}"
     return f"parbench run {what} {settings}{ranks}"
 
 
@@ -153,10 +153,11 @@ def _steps(found: Analysis) -> Iterator[Finding]:
 
 def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iterator[Finding]:
     """Tell the first cause that a step's own settings give for exposed communication, else only that it is exposed."""
-    exposed, whole = exposed_seconds(row), row.case.whole
+    exposed, whole = exposed_seconds(row), row.case.all_params
     share = (exposed or 0.0) / wall
     told = f"{cells.percent(share)} of the step is exposed"
-    finding, own = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, "exposed": share}), row.case.is_own
+    finding = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, "exposed": share})
+    own = row.case.is_custom
     each, idle = int(_set(row, "accumulation")), (row.value("idle") or 0.0) / wall
     summed = [call for call in calls_of(row) or () if call.op in ("all_reduce", "reduce_scatter")]
     compresses = whole.get("grad_compression", "none") != "none"  # only the sum after the last microbatch is compressed
@@ -223,7 +224,7 @@ def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iter
 
 def _set(row: Row, name: str) -> float:
     """Return a setting that is a number, 1 where it is none."""
-    return value if isinstance(value := row.case.whole.get(name), int | float) else 1
+    return value if isinstance(value := row.case.all_params.get(name), int | float) else 1
 
 
 def _hot_experts(found: Analysis, row: Row, name: str) -> Iterator[Finding]:
@@ -231,7 +232,7 @@ def _hot_experts(found: Analysis, row: Row, name: str) -> Iterator[Finding]:
     share = 1 - 1 / factor.value if factor and factor.value else 0.0
     if factor is None or share < _LEAST or (factor.low is not None and factor.low <= 1):
         return
-    fullest, capacity = row.value("imbalance.rank"), row.case.whole.get("capacity")
+    fullest, capacity = row.value("imbalance.rank"), row.case.all_params.get("capacity")
     told = f": the fullest rank gets {fullest:.2f} times the mean" if fullest else ""
     yield Finding(
         kind="hot experts",

@@ -164,7 +164,7 @@ def _launches(runs: Runs) -> "tuple[pd.DataFrame, list[tuple[Run, Record | None]
             of_run = (info.id, info.started, info.host, info.parbench, plan.preset, point)
             of_record = (tell(record) if record else None for _, tell in _OF_RECORD.values())
             rows.append((*of_run, case_id, case.name, launch, status, reason or None, *of_record))
-            params.append(case.whole)
+            params.append(case.all_params)
             measured.append((run, record if status == "ok" else None))
     frame = _frame(rows, _OF_RUN | _OF_LAUNCH | {name: kind for name, (kind, _) in _OF_RECORD.items()})
     for name in reversed(dict.fromkeys(name for of in params for name in of)):

@@ -56,11 +56,11 @@ def render_csv(report: Report) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     rows = [(run.info.id, row) for run, summary in report.runs for row in summary.rows]
-    params = list(dict.fromkeys(name for _, row in rows for name in row.case.whole))
+    params = list(dict.fromkeys(name for _, row in rows for name in row.case.all_params))
     start = ("run", "case", "name", *(f"param_{name}" for name in params))
     writer.writerow((*start, *_OF_ROW, "metric", *_OF_METRIC))
     for run, row in rows:
-        of_case = (run, row.case.id, row.case.name, *map(row.case.whole.get, params))
+        of_case = (run, row.case.id, row.case.name, *map(row.case.all_params.get, params))
         of_row = (row.status, row.launches, row.planned, row.iterations, row.check.passed, row.grade)
         lines = [(name, *(getattr(one, column) for column in _OF_METRIC)) for name, one in row.metrics.items()]
         writer.writerows((*of_case, *of_row, *line) for line in lines or [(None,) * (1 + len(_OF_METRIC))])

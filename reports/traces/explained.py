@@ -46,7 +46,7 @@ def ceiling_of_run(run: Run) -> Ceiling:
     curves = {}
     for curve in fit_curves(summarize(run).rows, None):
         row = curve.rows[0]
-        if row.case.whole.get("mode") == "blocking":
+        if row.case.all_params.get("mode") == "blocking":
             curves[row.case.short_name, row.world.size] = curve.fit
 
     def seconds(call: SharedCall) -> float | None:

@@ -238,9 +238,9 @@ def test_definition_fills_in_defaults() -> None:
     first = make_param("int", name="first", default=7)
     second = make_param("str", name="second", default="b")
     definition = Definition(name="a.case", target="t:f", help="", params=(first, second))
-    assert list(definition.whole({"second": "c"}).items()) == [("first", 7), ("second", "c")]
-    assert definition.whole({"first": "8"}) == {"first": 8, "second": "b"}
-    message = usage_error(definition.whole, {"secnd": "c"})
+    assert list(definition.complete({"second": "c"}).items()) == [("first", 7), ("second", "c")]
+    assert definition.complete({"first": "8"}) == {"first": 8, "second": "b"}
+    message = usage_error(definition.complete, {"secnd": "c"})
     assert "'secnd' is not a parameter of a.case" in message
     assert "mean 'second'" in message
 

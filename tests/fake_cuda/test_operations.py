@@ -87,7 +87,7 @@ def list_cases() -> Iterator[tuple[str, str]]:
     for spec in OPERATIONS:
         for mode in MODES:
             if spec.name in NAMES:
-                params = spec.whole({"mode": mode})
+                params = spec.complete({"mode": mode})
                 if spec.refuse(params, SPEC) is None:
                     yield spec.name, mode
 

@@ -44,7 +44,7 @@ def test_initial_weights_are_reproducible() -> None:
 
 def test_sharded_weights_equal_full_weights(nccl_world: World) -> None:
     expected = dict(build(SHAPES["small-llama"], 0, GPU).named_parameters())
-    params = DEFINITION_BY_NAME["fsdp"].whole({"shape": "small-llama"})
+    params = DEFINITION_BY_NAME["fsdp"].complete({"shape": "small-llama"})
     step = fsdp.fsdp(nccl_world, **params)
     for name, parameter in step.layout.model.named_parameters():
         assert torch.equal(whole(parameter), expected[name]), name
@@ -53,7 +53,7 @@ def test_sharded_weights_equal_full_weights(nccl_world: World) -> None:
 
 def test_large_step_is_checked_by_small_model(nccl_world: World) -> None:
     assert 0 < free_bytes(nccl_world) <= torch.cuda.get_device_properties(GPU).total_memory
-    params = DEFINITION_BY_NAME["fsdp"].whole(LARGE_STEP)
+    params = DEFINITION_BY_NAME["fsdp"].complete(LARGE_STEP)
     step = fsdp.fsdp(nccl_world, **{**params, "check": "small"})
     step.reset()
     step.step()

@@ -117,7 +117,7 @@ def test_every_collective_is_planned(session: PlanningSession, name: str) -> Non
 
 
 def test_every_mode_is_planned(session: PlanningSession) -> None:
-    counts = Counter(case.whole["mode"] for case in session.plans["collectives"].cases)
+    counts = Counter(case.all_params["mode"] for case in session.plans["collectives"].cases)
     for mode in MODES:
         assert counts[mode] > 10, mode
 

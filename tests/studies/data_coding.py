@@ -35,7 +35,7 @@ JOIN: dict[str, np.ufunc] = {
 
 
 def is_supported(dtype: str, num_ranks: int, redop: str) -> bool:
-    params = ALL_REDUCE.whole({"size_bytes": 8192, "dtype": dtype, "redop": redop})
+    params = ALL_REDUCE.complete({"size_bytes": 8192, "dtype": dtype, "redop": redop})
     spec = WorldSpec(nproc=num_ranks, backend="nccl", device="cuda")
     return ALL_REDUCE.refuse(params, spec) is None
 

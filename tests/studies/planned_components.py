@@ -61,7 +61,7 @@ class Point:
             "checkpointing": self.checkpointing,
             **dict(self.params),
         }
-        return DEFINITION_BY_NAME[self.name].whole(params)
+        return DEFINITION_BY_NAME[self.name].complete(params)
 
 
 def make_point(

@@ -45,7 +45,7 @@ def make_params(name: str, params: Params) -> Params:
     definition = DEFINITION_BY_NAME[name]
     names = {param.name for param in definition.params}
     small = {key: value for key, value in SMALL_PARAMS.items() if key in names}
-    return definition.whole({**small, **params})
+    return definition.complete({**small, **params})
 
 
 def misroute_token(layers: Iterable[MoeLayer]) -> None:

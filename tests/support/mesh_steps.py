@@ -19,12 +19,12 @@ HYBRID = DEFINITION_BY_NAME["hybrid"]
 
 def build_small_pipeline(world: World, params: Params) -> PipelineStep:
     defaults = {**SMALL_PARAMS, "microbatch": 1, "layers": 2 * world.size}
-    return PipelineStep(world, PIPELINE.whole({**defaults, **params}))
+    return PipelineStep(world, PIPELINE.complete({**defaults, **params}))
 
 
 def build_small_hybrid(world: World, params: Params) -> HybridStep:
     defaults = {**SMALL_PARAMS, "kv_heads": 4, "microbatch": 1, "microbatches": 2}
-    return HybridStep(world, HYBRID.whole({**defaults, **params}))
+    return HybridStep(world, HYBRID.complete({**defaults, **params}))
 
 
 def assert_calibration(

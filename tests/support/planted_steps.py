@@ -35,7 +35,7 @@ def fsdp(world: World) -> TrainingStep:
         if definition.name == "workload.fsdp"
     ]
     size = {"shape": "tiny", "layers": 2, "microbatch": 1, "sequence": 32}
-    return prepare(world, **definition.whole(size))
+    return prepare(world, **definition.complete(size))
 
 
 def lay_out_with_full_embedding(

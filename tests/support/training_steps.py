@@ -42,7 +42,9 @@ def resolve_preset(name: str, params: Params) -> tuple[str, Params]:
 def build_small_step(world: World, name: str, params: Params) -> TrainingStep:
     name, params = resolve_preset(name, params)
     definition = DEFINITION_BY_NAME[name]
-    step = load_target(definition.target)(world, **definition.whole({**SMALL_PARAMS, **params}))
+    step = load_target(definition.target)(
+        world, **definition.complete({**SMALL_PARAMS, **params})
+    )
     assert isinstance(step, TrainingStep)
     return step
 

@@ -95,7 +95,7 @@ def count_leftovers(world: World, name: str) -> list[tuple[int, int]]:
     case = definition.case({**shape, **options.get(name, {})})
     counts = []
     for _ in range(3):
-        benchmark = load_target(definition.target)(world, **case.whole)
+        benchmark = load_target(definition.target)(world, **case.all_params)
         benchmark.reset()
         benchmark.step()
         world.barrier()

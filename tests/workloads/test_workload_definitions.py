@@ -36,7 +36,7 @@ every_definition = pytest.mark.parametrize("name", DEFINITION_BY_NAME)
 def refuse(name: str, ranks: int, device: str = "cpu", **params: Any) -> str | None:
     definition = DEFINITION_BY_NAME[name]
     world = WorldSpec(nproc=ranks, backend="gloo", device=device)
-    return definition.refuse(definition.whole(params), world)
+    return definition.refuse(definition.complete(params), world)
 
 
 def test_names_are_unique() -> None:
@@ -57,7 +57,7 @@ def test_definition_matches_its_function(name: str) -> None:
 def run_defaults(world: World, name: str) -> tuple[int, list[str], str]:
     """Return wrong elements of a step, the axes and the headline."""
     definition = DEFINITION_BY_NAME[name]
-    step = load_target(definition.target)(world, **definition.whole({}))
+    step = load_target(definition.target)(world, **definition.complete({}))
     wrong = count_wrong_after_step(step)
     description = step.describe()
     step.close()
@@ -113,7 +113,7 @@ def test_gloo_limits_on_gpus(name: str) -> None:
 
 def make_shape(**params: Value) -> Shape:
     definition = Definition(name="workload.x", target="x:x", help="", params=tuple(MODEL))
-    return shape_of(definition.whole(params))
+    return shape_of(definition.complete(params))
 
 
 def test_shape_is_named_or_changed() -> None:

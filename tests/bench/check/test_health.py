@@ -44,10 +44,10 @@ def plan_cases(device: str, num_ranks: int) -> tuple[Case, ...]:
 
 def build_record(case: Case, launch: int = 0) -> Record:
     details: dict[str, Any] = {"size_bytes": 1 << 20}
-    if "m" in case.whole:
+    if "m" in case.all_params:
         details = {"m": 1000}
     if case.name == "p2p.pairwise":
-        details["pairs"] = ROUNDS[int(str(case.whole["round"])) % len(ROUNDS)]
+        details["pairs"] = ROUNDS[int(str(case.all_params["round"])) % len(ROUNDS)]
     return Record(
         case=case,
         world=WorldInfo(size=NUM_RANKS, nodes=1, backend="nccl", device="cuda"),
@@ -80,7 +80,7 @@ def compute_durations(
     """Return the duration of each measured rank; launches differ by 10 %."""
     launch = 1 + record.launch / 10
     durations = {rank: launch * slowdowns.get(rank, 1.0) for rank in range(NUM_RANKS)}
-    params = record.case.whole
+    params = record.case.all_params
     if params.get("group", "world") != "world":
         rank = int(str(params.get("group_index", 0)))
         return {rank: durations[rank]}
@@ -166,7 +166,7 @@ def test_quantities_of_cpu_are_planned() -> None:
 
 
 def test_single_device_is_measured_once() -> None:
-    assert {case.whole.get("group") for case in plan_cases("cuda", 1)} == {"world"}
+    assert {case.all_params.get("group") for case in plan_cases("cuda", 1)} == {"world"}
 
 
 def test_equal_devices_are_ok(tmp_path: Path) -> None:

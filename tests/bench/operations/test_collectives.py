@@ -87,7 +87,7 @@ def list_variants(name: str, num_ranks: int, group: str = "world") -> list[Param
     variants = []
     for values in product(*choices.values()):
         params = {"size_bytes": SIZE, **dict(zip(choices, values, strict=True))}
-        whole = definition.whole({**params, **group_params})
+        whole = definition.complete({**params, **group_params})
         if definition.refuse(whole, spec) is None:
             variants.append(params)
         else:

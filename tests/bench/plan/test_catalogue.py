@@ -28,7 +28,7 @@ GLOO_ON_GPU = WorldSpec(nproc=2, backend="gloo", device="cuda")
 
 def refuse(name: str, spec: WorldSpec, **params: object) -> str:
     definition = BY_NAME[name]
-    return definition.refuse(definition.whole(params), spec) or ""
+    return definition.refuse(definition.complete(params), spec) or ""
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)

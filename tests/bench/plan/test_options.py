@@ -109,7 +109,7 @@ def test_options_override_plan_file(plan_file: Path) -> None:
 
 def test_budget_of_several_launches_is_filled() -> None:
     measure = plan(Options(preset="smoke", budget="30s", launches=5)).measure
-    assert measure == Measure(precision=0.05, max_iterations=2000, more_visits=10)
+    assert measure == Measure(precision=0.05, max_iterations=2000, more_blocks=10)
 
 
 @pytest.mark.parametrize(("sizes", "launches"), [("1M", 5), ("1K,4K,16K", 3)])

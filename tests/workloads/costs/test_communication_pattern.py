@@ -28,7 +28,7 @@ Params = dict[str, Any]
 
 def step_bytes(name: str, params: Params, ranks: int = 4) -> dict[str, float]:
     """Return the bytes that rank 0 sends in a step, by axis."""
-    case = DEFINITION_BY_NAME[name].whole({"shape": "tiny", "microbatch": 4, **params})
+    case = DEFINITION_BY_NAME[name].complete({"shape": "tiny", "microbatch": 4, **params})
     return bytes_by_axis(calls(STRATEGIES[name](case, ranks, "cpu").at(0)))
 
 

@@ -45,7 +45,7 @@ def bytes_per_parameter(position: Position) -> list[float]:
 def test_strategies_divide_state(name: str, params: Params, expected: list[float]) -> None:
     """ZeRO (arXiv 1910.02054) divides parameters, gradients and the optimizer's state."""
     defaults = {"shape": "tiny", "precision": "bfloat16"}
-    case = DEFINITION_BY_NAME[name].whole({**defaults, **params})
+    case = DEFINITION_BY_NAME[name].complete({**defaults, **params})
     position = STRATEGIES[name](case, 4, "cpu").at(0)
     assert bytes_per_parameter(position) == pytest.approx(expected)
 

@@ -22,7 +22,7 @@ def make_moe(nproc: int = 4, **params: Any) -> Moe:
 def refuse(name: str, nproc: int, params: Params) -> str | None:
     definition = DEFINITION_BY_NAME[name]
     world_spec = WorldSpec(nproc=nproc, backend="gloo", device="cpu")
-    return definition.refuse(definition.whole(params), world_spec)
+    return definition.refuse(definition.complete(params), world_spec)
 
 
 def test_moe_defaults() -> None:

@@ -24,7 +24,7 @@ ZB_H1 = {"schedule": "zb_h1"}
 
 
 def refuse(mesh: str, **params: Any) -> str | None:
-    return HYBRID.refuse(HYBRID.whole({"mesh": mesh, **params}), WORLD_SPEC)
+    return HYBRID.refuse(HYBRID.complete({"mesh": mesh, **params}), WORLD_SPEC)
 
 
 def test_mesh_keeps_order_of_axes() -> None:

@@ -23,7 +23,7 @@ def make_world(ranks: int = 2) -> WorldSpec:
 
 
 def refuse(params: Params, ranks: int = 2) -> str | None:
-    return PIPELINE.refuse(PIPELINE.whole(params), make_world(ranks))
+    return PIPELINE.refuse(PIPELINE.complete(params), make_world(ranks))
 
 
 def test_pipeline_of_custom_order() -> None:

@@ -61,7 +61,7 @@ def check_wrong_small_model(world: World) -> tuple[int, list[str]]:
             value.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
         return step
 
-    params = DEFINITION_BY_NAME["ddp"].whole({**SMALL_PARAMS, "check": "small", "layers": 4})
+    params = DEFINITION_BY_NAME["ddp"].complete({**SMALL_PARAMS, "check": "small", "layers": 4})
     step = behind_gate(make, strategies.ddp)(world, **params)
     wrong = count_wrong_after_step(step)
     step.close()
@@ -153,7 +153,7 @@ def test_gate_needs_memory_on_all_ranks(
 )
 def test_small_shape_is_valid(name: str, ranks: int, params: Params) -> None:
     definition = DEFINITION_BY_NAME[name]
-    params = definition.whole({"shape": "llama3-8b", "microbatch": 1, **params})
+    params = definition.complete({"shape": "llama3-8b", "microbatch": 1, **params})
     spec = STRATEGIES[name](params, ranks, "cpu")
     small_params = {**params, **small_shape(spec, params, ranks)}
     world_spec = WorldSpec(nproc=ranks, backend="gloo", device="cpu")

@@ -138,7 +138,7 @@ def spec_of_record(record: Record) -> StepSpec | str:
         return f"{name}: its {record.world.size} ranks are more than {_MOST_RANKS}, each of which is counted"
     if strategy is None or definition is None:
         return f"{name}: {'no training step' if definition else 'no step of this suite'}"
-    params = definition.whole(record.case.params)
+    params = definition.complete(record.case.params)
     if params.get("attention", "real") != "real":
         return f"{name} with attention = {params['attention']}: waits of tiles are no compute that was declared"
     spec = strategy(params, record.world.size, record.world.device)

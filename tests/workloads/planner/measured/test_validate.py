@@ -113,7 +113,7 @@ def test_validation_averages_repetitions() -> None:
 
 
 def test_validation_compares_bytes_and_memory() -> None:
-    params = DEFINITION_BY_NAME["ddp"].whole(make_record().case.params)
+    params = DEFINITION_BY_NAME["ddp"].complete(make_record().case.params)
     activations = activations_of(STRATEGIES["ddp"](params, 4, "cpu").at(0))
     sent_bytes = 2 * 4 * PSI * 3 / 4
     metrics = {
@@ -164,7 +164,7 @@ def test_validation_round_trips_and_prints() -> None:
 
 def make_step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
     name, params = resolve_preset(name, params)
-    params = DEFINITION_BY_NAME[name].whole({"shape": "tiny", **params})
+    params = DEFINITION_BY_NAME[name].complete({"shape": "tiny", **params})
     return STRATEGIES[name](params, ranks, "cpu")
 
 
