@@ -93,7 +93,7 @@ def _of_case(budget: Budget, label: str, row: Row | None, known: Mapping[str, Me
             why = f" ({metric.method})" if metric.method else ""
             found.append(_Standing(word="UNKNOWN", case=label, told=f"is unknown{of}{why}"))
             continue
-        word: Standing = "KEPT" if budget.is_kept(metric.value) else "OVER"
+        word: Standing = "KEPT" if budget.is_met(metric.value) else "OVER"
         distance = abs(metric.value - budget.number)
         found.append(_Standing(word=word, case=label, told=f"is {_shown(name, metric)}{of}", distance=distance))
     return found

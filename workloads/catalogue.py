@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import Definition, Params, keep_params
+from parbench.bench.plan.cases import BenchmarkDefinition, Params, keep_params
 from parbench.bench.plan.catalogue import GLOO_HINT
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
@@ -55,7 +55,7 @@ def _step(
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = keep_params,
     common: tuple[Param, ...] = COMMON,
     tags: tuple[str, ...] = (),
-) -> Definition:
+) -> BenchmarkDefinition:
     if whole:
         STRATEGIES[name] = strategy
 
@@ -69,7 +69,7 @@ def _step(
             return f"gloo carries no CUDA tensors in what {name}{method} sends, or is checked by: {GLOO_HINT}"
         return None
 
-    return Definition(
+    return BenchmarkDefinition(
         name=f"workload.{name}",
         target=f"parbench.workloads.{target}",
         help=help_text,

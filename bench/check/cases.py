@@ -134,7 +134,7 @@ def _compute_rates(run: Run, record: Record) -> Iterator[tuple[Ranks, float]]:
     seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
     seconds_by_rank = dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
     amount = _compute_amount(record)
-    for ranks in _list_groups(record, tuple(seconds_by_rank)):
+    for ranks in _list_concurrent_groups(record, tuple(seconds_by_rank)):
         slowest = list(map(max, zip(*(seconds_by_rank[rank] for rank in ranks), strict=True)))
         is_gpu = record.world.device == "cuda"
         typical = median(slowest) if is_gpu else quantile(slowest, _CPU_QUANTILE)
@@ -149,7 +149,7 @@ def _compute_amount(record: Record) -> float:
     return float(details["size_bytes"] * details.get("busbw_factor", 1.0))
 
 
-def _list_groups(record: Record, ranks: Ranks) -> list[Ranks]:
+def _list_concurrent_groups(record: Record, ranks: Ranks) -> list[Ranks]:
     name = get_rate_name(record)
     if name == "pairs":
         return list(parse_pairs(str(record.details["pairs"]), record.world.size))

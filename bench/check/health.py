@@ -120,7 +120,7 @@ def add_measurements(
     """Return the devices with rates and wrong results, slow links, and the bus bandwidth."""
     rates = read_rates(run)
     [by_repetition] = rates.pop("all ranks", {(): {}}).values()
-    wrong_results = _count_wrong_results(run)
+    wrong_results = _count_wrong_records(run)
     measured_devices = []
     for device in devices:
         device_rates = _collect_rates(rates, device.rank)
@@ -156,7 +156,7 @@ def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
     return device_rates
 
 
-def _count_wrong_results(run: Run) -> dict[int, Counter[str]]:
+def _count_wrong_records(run: Run) -> dict[int, Counter[str]]:
     """Return the number of wrong results of each rank by case.
 
     A wrong result of an operation of several ranks counts only if a single rank has it, because it
@@ -174,7 +174,7 @@ def _count_wrong_results(run: Run) -> dict[int, Counter[str]]:
 def list_problems(run: Run) -> tuple[str, ...]:
     """Return the reasons why cases have no result, without wrong results of a device."""
     wrong_cases = set()
-    if _count_wrong_results(run):
+    if _count_wrong_records(run):
         wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
     cases_by_reason: dict[str, dict[str, None]] = {}
     for record in run.records:

@@ -26,7 +26,7 @@ class CostModel:
     name_seconds: Mapping[str, float] = field(default_factory=dict)
     """The mean over the cases of a name."""
 
-    def updated(self, seconds: float, records: Iterable[Record]) -> "CostModel":
+    def with_repetition(self, seconds: float, records: Iterable[Record]) -> "CostModel":
         """Return the model after another repetition, which took so long."""
         startup_seconds = seconds
         case_seconds = dict(self.case_seconds)
@@ -88,7 +88,7 @@ def compute_costs(run: Run) -> CostModel:
     for number in sorted({record.launch for record in run.records if record.status == "ok"}):
         seconds = sum(info.seconds for info in run.info.launches if info.launch == number)
         records = [record for record in run.records if record.launch == number]
-        model = model.updated(seconds, records)
+        model = model.with_repetition(seconds, records)
     return model
 
 

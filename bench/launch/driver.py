@@ -167,7 +167,7 @@ class Driver:
                 self._record(repetition, case, replace(outcome, stop="budget"))
         if any(record.status == "ok" for record in repetition.records):
             seconds = time.monotonic() - repetition.began
-            self._budget.costs = self._budget.costs.updated(seconds, repetition.records)
+            self._budget.costs = self._budget.costs.with_repetition(seconds, repetition.records)
 
     def _record_failed_start(self, repetition: Repetition, failure: Outcome) -> None:
         if self._silent_hosts:

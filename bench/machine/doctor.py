@@ -26,7 +26,7 @@ from parbench.bench.machine.machine import Machine, inspect_machine, try_call
 from parbench.bench.machine.world_spec import (
     WorldSpec,
     choose_world,
-    find_old_driver,
+    describe_driver_mismatch,
     suggest_driver,
 )
 from parbench.bench.text import UserError, format_list, format_table, pluralize
@@ -242,7 +242,7 @@ def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Finding]:
 
 def _examine_cuda_version(machine: Machine) -> Finding:
     """Examine whether the driver is new enough for torch."""
-    old_driver = find_old_driver(machine)
+    old_driver = describe_driver_mismatch(machine)
     if old_driver:
         return _make_finding("gpu cuda", old_driver, True, suggest_driver(machine))
     driver = f"driver supports CUDA up to {machine.driver_cuda_version}"

@@ -37,7 +37,7 @@ def list_gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
         GpuTopic(
             "clocks",
             _describe_clocks,
-            lambda gpu: bool(list_slowdowns(gpu)) or _is_slow(gpu),
+            lambda gpu: bool(list_slowdowns(gpu)) or _is_clocked_down(gpu),
             "power: sudo nvidia-smi -pl WATTS; heat: cooling; set clocks: sudo nvidia-smi -rgc, -rac",
         ),
         GpuTopic(
@@ -107,7 +107,7 @@ def _describe_processes(gpu: Gpu) -> str | None:
     return ", ".join(gpu.processes) or "none"
 
 
-def _is_slow(gpu: Gpu) -> bool:
+def _is_clocked_down(gpu: Gpu) -> bool:
     is_busy = (gpu.utilization_percent or 0) >= _BUSY_PERCENT
     return is_busy and _is_less(gpu.sm_clock, gpu.sm_clock_max, _MIN_CLOCK_SHARE)
 

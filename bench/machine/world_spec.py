@@ -159,7 +159,7 @@ def describe_silence(machine: Machine) -> str:
     return f"{silence}; {machine.gpu_failure.fix}" if silence else ""
 
 
-def find_old_driver(machine: Machine) -> str:
+def describe_driver_mismatch(machine: Machine) -> str:
     """Return the reason why torch cannot use these GPUs, if their driver is too old.
 
     Within a major version of CUDA an older driver is enough (CUDA Compatibility, "Minor Version
@@ -243,7 +243,7 @@ def _check_cuda(machine: Machine) -> None:
         if machine.gpus:
             fix = "install a CUDA build of torch"
         raise UserError(f"--device cuda: {cause}; {fix}, or use --device cpu")
-    old_driver = find_old_driver(machine)
+    old_driver = describe_driver_mismatch(machine)
     if old_driver:
         raise UserError(f"{old_driver}: {suggest_driver(machine)}; --device cpu measures the cores")
 

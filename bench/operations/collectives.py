@@ -354,7 +354,7 @@ class Barrier(Benchmark):
 
     def check(self) -> int:
         """Return 1 if this rank left too early by more than the uncertainty of the clocks."""
-        self._world.refresh_clock()
+        self._world.recalibrate_stale_clock()
         clock = self._world.clock
         offset_ns = clock.offsets_ns[self._world.global_rank]
         last_enter_ns = torch.tensor([self._enter_ns - offset_ns], device=self._world.device)

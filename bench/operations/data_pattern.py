@@ -134,7 +134,7 @@ class DataPattern:
             case "sum":
                 return self._compute_terms(rank, index)
             case "product":
-                return self._compute_factors(rank, index)
+                return self._compute_product_inputs(rank, index)
             case "avg":
                 exponents = _hash(rank, index) % min(self._largest_power, _MAX_EXPONENT)
                 return np.where(self._is_own(rank, index), 1 << exponents, 0)
@@ -159,14 +159,14 @@ class DataPattern:
         num_turns = max(1, _divide_up(self._num_ranks * _MIN_TERMS, limit))
         max_term = max(1, limit // _divide_up(self._num_ranks, num_turns))
         terms = 1 + _hash(rank, index) % max_term
-        return np.where(self._is_on_turn(rank, index, num_turns), terms, 0)
+        return np.where(self._contributes(rank, index, num_turns), terms, 0)
 
-    def _compute_factors(self, rank: int, index: Codes) -> Codes:
+    def _compute_product_inputs(self, rank: int, index: Codes) -> Codes:
         num_turns = _divide_up(self._num_ranks, self._largest_power)
         # Every rank has a factor of 2 among the first elements.
         is_two = (index < self._num_ranks) & self._is_own(rank, index)
         is_two |= _hash(rank, index) % 2 == 1
-        return np.where(self._is_on_turn(rank, index, num_turns) & is_two, 2, 1)
+        return np.where(self._contributes(rank, index, num_turns) & is_two, 2, 1)
 
     def _compute_maxima(self, rank: int, index: Codes) -> Codes:
         is_extreme = self._is_own(rank, index)
@@ -197,7 +197,7 @@ class DataPattern:
         is_own: Mask = index % self._num_ranks == rank
         return is_own
 
-    def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> Mask:
+    def _contributes(self, rank: int, index: Codes, num_turns: int) -> Mask:
         is_on_turn: Mask = (index % self._num_ranks - rank) % num_turns == 0
         return is_on_turn
 

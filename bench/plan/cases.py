@@ -77,7 +77,7 @@ def keep_params(params: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Definition:
+class BenchmarkDefinition:
     """Something that can be measured."""
 
     name: str  # with its kind: ``collective.all_reduce``
@@ -117,15 +117,15 @@ def matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
 
 
-def load_catalogue(modules: Iterable[str]) -> tuple[Definition, ...]:
+def load_catalogue(modules: Iterable[str]) -> tuple[BenchmarkDefinition, ...]:
     """Import the modules and return their definitions."""
-    definitions: list[Definition] = []
+    definitions: list[BenchmarkDefinition] = []
     for name in modules:
         definitions += importlib.import_module(name).DEFINITIONS
     return tuple(definitions)
 
 
-def select(catalogue: Sequence[Definition], patterns: Sequence[str]) -> tuple[Definition, ...]:
+def select(catalogue: Sequence[BenchmarkDefinition], patterns: Sequence[str]) -> tuple[BenchmarkDefinition, ...]:
     """Return the definitions that match any pattern, all without patterns.
 
     Raises ``UserError`` if a pattern matches none.

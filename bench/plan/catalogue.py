@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import Definition, Expansion, Params, keep_params
+from parbench.bench.plan.cases import BenchmarkDefinition, Expansion, Params, keep_params
 from parbench.bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError, format_size
@@ -50,7 +50,7 @@ ONE = Factor(text="1", compute=lambda n: 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationSpec(Definition):
+class OperationSpec(BenchmarkDefinition):
     """An operation, with the facts about it that are needed before it runs."""
 
     busbw: Factor | None = None  # None if it moves nothing between ranks
@@ -76,9 +76,9 @@ class OperationSpec(Definition):
 
         Raises ``UserError`` if the groups cannot be formed.
         """
-        request = Request(self, params, spec, _count_ranks(params, spec))
+        case = CaseInWorld(self, params, spec, _count_ranks(params, spec))
         for rule in RULES:
-            reason = rule(request)
+            reason = rule(case)
             if reason is not None:
                 return reason
         return None
@@ -127,14 +127,14 @@ GEMM_DTYPE = choice("dtype", "element type", *GEMM_DTYPES)
 # Parameters that the runner handles. They are not passed to `prepare`.
 RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 
-# --- Rules: each returns why a request cannot run, None if it can ---
+# --- Rules: each returns why a case cannot run, None if it can ---
 
 GLOO_HINT = "use --backend nccl with a GPU for each rank, or --device cpu"
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
-class Request(NamedTuple):
-    """An operation with all its parameters, in a world."""
+class CaseInWorld(NamedTuple):
+    """A case of an operation, with all its parameters, in a world."""
 
     operation: OperationSpec
     params: Params
@@ -153,34 +153,34 @@ def _count_ranks(params: Params, spec: WorldSpec) -> int:
     return len(groups[index])
 
 
-def _refuse_single_rank(request: Request) -> str | None:
-    group = request.params.get("group", "world")
-    is_local = request.operation.name.startswith(("compute.", "memory."))
-    if request.num_ranks < 2 and group != "world" and not is_local:
+def _refuse_single_rank(case: CaseInWorld) -> str | None:
+    group = case.params.get("group", "world")
+    is_local = case.operation.name.startswith(("compute.", "memory."))
+    if case.num_ranks < 2 and group != "world" and not is_local:
         return f"group {group!r} has one rank, and no data would move; write a larger group"
     return None
 
 
-def _refuse_dtype(request: Request) -> str | None:
-    dtype = str(request.params.get("dtype"))
-    backend = request.spec.backend
+def _refuse_dtype(case: CaseInWorld) -> str | None:
+    dtype = str(case.params.get("dtype"))
+    backend = case.spec.backend
     if backend == "gloo" and dtype.startswith("float8"):
         return f"{backend} does not support {dtype}: use dtype=bfloat16, or --backend nccl"
-    if request.params.get("redop") == "sum" and dtype == "bool":
+    if case.params.get("redop") == "sum" and dtype == "bool":
         return "the sum of bool is not a bool: use redop=max, min or product"
     return None
 
 
-def _refuse_average(request: Request) -> str | None:
-    if request.params.get("redop") != "avg":
+def _refuse_average(case: CaseInWorld) -> str | None:
+    if case.params.get("redop") != "avg":
         return None
-    n = request.num_ranks
-    dtype = str(request.params["dtype"])
+    n = case.num_ranks
+    dtype = str(case.params["dtype"])
     if "float" not in dtype:
         return f"the average of {dtype} is not a {dtype}: use redop=sum or dtype=float32"
     if dtype.startswith("float8") and n & (n - 1):
         return f"the average of {n} ranks is not exact in {dtype}: use redop=sum or dtype=float32"
-    if n == 1 and request.spec.backend == "nccl":
+    if n == 1 and case.spec.backend == "nccl":
         bug = "is wrong in NCCL before 2.29.7 (github.com/NVIDIA/nccl/issues/1950)"
         return f"the average of one rank {bug}: use redop=sum"
     exact_up_to = DTYPES[dtype].exact_up_to
@@ -196,12 +196,12 @@ def _round_share(n: int, exact_up_to: int) -> float:
     return math.ldexp(round(mantissa * exact_up_to), exponent)
 
 
-def _refuse_size(request: Request) -> str | None:
-    params = request.params
+def _refuse_size(case: CaseInWorld) -> str | None:
+    params = case.params
     if "size_bytes" not in params:
         return None
     size, dtype = int(params["size_bytes"]), str(params["dtype"])
-    num_shards = request.num_ranks if request.operation.sharded and "skew" not in params else 1
+    num_shards = case.num_ranks if case.operation.sharded and "skew" not in params else 1
     itemsize = DTYPES[dtype].itemsize
     step = num_shards * itemsize
     remainder = size % step
@@ -210,7 +210,7 @@ def _refuse_size(request: Request) -> str | None:
         lower = size - remainder
         hint = f"nearest are {lower} and {lower + step}" if lower else f"the least is {step}"
         return f"size {size} B is not a multiple of {factors} ({dtype}); {hint}"
-    rank_bytes = request.spec.rank_bytes
+    rank_bytes = case.spec.rank_bytes
     needed = bytes_needed(size)
     if rank_bytes is not None and needed > rank_bytes:
         available = f"{rank_bytes / 1e9:.1f} GB are available"
@@ -227,8 +227,8 @@ def bytes_needed(size: int) -> int:
     return 8 * size
 
 
-def _refuse_ranks(request: Request) -> str | None:
-    params, n = request.params, request.num_ranks
+def _refuse_ranks(case: CaseInWorld) -> str | None:
+    params, n = case.params, case.num_ranks
     for name in ("root", "source", "target"):
         if int(params.get(name, 0)) >= n:
             return f"{name} {params[name]} is not one of the {n} ranks, 0 to {n - 1}"
@@ -242,14 +242,14 @@ def _refuse_ranks(request: Request) -> str | None:
     return None
 
 
-def _refuse_sends_of_gloo(request: Request) -> str | None:
-    if request.spec.gloo_on_gpus and request.operation.name.startswith("p2p."):
+def _refuse_sends_of_gloo(case: CaseInWorld) -> str | None:
+    if case.spec.gloo_on_gpus and case.operation.name.startswith("p2p."):
         return f"gloo sends no CUDA tensors from one rank to another: {GLOO_HINT}"
     return None
 
 
-def _refuse_background(request: Request) -> str | None:
-    background, spec = request.params.get("background"), request.spec
+def _refuse_background(case: CaseInWorld) -> str | None:
+    background, spec = case.params.get("background"), case.spec
     has_one_queue = os.environ.get(QUEUES_VARIABLE) == "1"
     if background in COLLECTIVE_LOADS and spec.backend == "nccl" and has_one_queue:
         cause = "kernels of two NCCL communicators can deadlock in one hardware queue"
@@ -257,15 +257,15 @@ def _refuse_background(request: Request) -> str | None:
     return None
 
 
-def _refuse_graph(request: Request) -> str | None:
-    params, spec = request.params, request.spec
+def _refuse_graph(case: CaseInWorld) -> str | None:
+    params, spec = case.params, case.spec
     if params.get("mode") != "graph":
         return None
     if spec.device != "cuda":
         return f"mode graph needs CUDA, and the device is {spec.device}: use mode=pipelined"
     if spec.gloo_on_gpus and "group" in params:
         return f"mode graph: a graph cannot contain gloo, which works on the host: {GLOO_HINT}"
-    if request.operation.short_name == "barrier":
+    if case.operation.short_name == "barrier":
         return "mode graph: the host waits in a barrier, so use mode=blocking"
     background = params.get("background", NO_LOAD)
     if background != NO_LOAD:
@@ -273,22 +273,22 @@ def _refuse_graph(request: Request) -> str | None:
     return None
 
 
-def _refuse_async(request: Request) -> str | None:
-    operation, params = request.operation, request.params
+def _refuse_async(case: CaseInWorld) -> str | None:
+    operation, params = case.operation, case.params
     if params.get("mode") != "async":
         return None
-    if _copies_first(request) or not operation.asynchronous:
+    if _copies_first(case) or not operation.asynchronous:
         return f"mode async: {operation.short_name} has no asynchronous form: use mode=pipelined"
     if params.get("direction") == "in_turn":
         return "mode async: direction=in_turn is several calls: use direction=at_once"
     return None
 
 
-def _refuse_coalesced(request: Request) -> str | None:
-    operation, spec = request.operation, request.spec
-    if request.params.get("mode") != "coalesced":
+def _refuse_coalesced(case: CaseInWorld) -> str | None:
+    operation, spec = case.operation, case.spec
+    if case.params.get("mode") != "coalesced":
         return None
-    if _copies_first(request) or spec.backend not in operation.coalesced:
+    if _copies_first(case) or spec.backend not in operation.coalesced:
         name = operation.short_name
         return f"mode coalesced: {spec.backend} cannot coalesce {name}: use mode=pipelined"
     if spec.gloo_on_gpus and operation.short_name != "reduce_scatter":
@@ -296,9 +296,9 @@ def _refuse_coalesced(request: Request) -> str | None:
     return None
 
 
-def _copies_first(request: Request) -> bool:
+def _copies_first(case: CaseInWorld) -> bool:
     """Return True if torch has only the in-place form, so that the input is copied before it."""
-    return request.operation.in_place and request.params.get("placement") == OUT_OF_PLACE
+    return case.operation.in_place and case.params.get("placement") == OUT_OF_PLACE
 
 
 RULES = (
@@ -502,7 +502,7 @@ OPERATIONS = (
     ),
 )
 # fmt: on
-DEFINITIONS: tuple[Definition, ...] = OPERATIONS
+DEFINITIONS: tuple[BenchmarkDefinition, ...] = OPERATIONS
 
 
 def busbw_factor(operation: str, n: int) -> float | None:

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.catalogue import MODE, RUNNER_PARAMS
 from parbench.bench.plan.params import Kind, Param
 from parbench.bench.text import UserError, format_list
@@ -16,7 +16,7 @@ from parbench.bench.text import UserError, format_list
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
-def define(target: str, folder: Path) -> Definition:
+def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
     """Import the function ``package.module:function`` and return the definition of its cases.
 
     Modules in ``folder`` can be imported too. Raises ``UserError`` if the import fails or a
@@ -42,7 +42,7 @@ def define(target: str, folder: Path) -> Definition:
         os.environ.clear()
         os.environ.update(environment)
     module = target.partition(":")[0].rpartition(".")[2]
-    return Definition(
+    return BenchmarkDefinition(
         name=f"custom.{module}",
         target=target,
         help="a custom step",

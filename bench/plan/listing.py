@@ -4,17 +4,17 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.params import MAX_FLOAT, Param
 from parbench.bench.plan.plan import PRESETS
 from parbench.bench.text import format_size
 
 
-def _get_kind(definition: Definition) -> str:
+def _get_kind(definition: BenchmarkDefinition) -> str:
     return definition.name.partition(".")[0]
 
 
-def render_names(definitions: Sequence[Definition]) -> str:
+def render_names(definitions: Sequence[BenchmarkDefinition]) -> str:
     """Return a line of at most 80 columns for each name, by kind, and for each preset."""
     lines = []
     for kind, members in groupby(sorted(definitions, key=_get_kind), _get_kind):
@@ -28,7 +28,7 @@ def render_names(definitions: Sequence[Definition]) -> str:
     return "\n".join(lines)
 
 
-def render_details(definitions: Sequence[Definition], width: int) -> str:
+def render_details(definitions: Sequence[BenchmarkDefinition], width: int) -> str:
     """Return the help of each name, and the parameters, which several names may share."""
     lines = []
     for definition in definitions:
@@ -45,7 +45,7 @@ def render_details(definitions: Sequence[Definition], width: int) -> str:
     return "\n".join(lines)
 
 
-def render_markdown(definitions: Sequence[Definition]) -> str:
+def render_markdown(definitions: Sequence[BenchmarkDefinition]) -> str:
     """Return a table of the names and one of their parameters."""
     lines = ["| name | what it is | presets |", "| --- | --- | --- |"]
     for definition in definitions:
@@ -64,11 +64,11 @@ def _join(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _list_presets(definition: Definition) -> str:
+def _list_presets(definition: BenchmarkDefinition) -> str:
     return ", ".join(name for name in PRESETS if name == "full" or name in definition.tags)
 
 
-def _list_params(definitions: Sequence[Definition]) -> Iterable[tuple[Param, str]]:
+def _list_params(definitions: Sequence[BenchmarkDefinition]) -> Iterable[tuple[Param, str]]:
     """Yield each parameter once, with the names that have it if not all do."""
     owners: dict[Param, list[str]] = {}
     for definition in definitions:

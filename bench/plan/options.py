@@ -22,15 +22,15 @@ from parbench.bench.machine.slurm_allocation import (
 )
 from parbench.bench.machine.world_spec import Joined, WorldSpec, choose_world, describe_sharing
 from parbench.bench.plan.cases import (
+    BenchmarkDefinition,
     Case,
-    Definition,
     Params,
     load_catalogue,
     matches,
     select,
 )
 from parbench.bench.plan.catalogue import DTYPES
-from parbench.bench.plan.custom_step import define
+from parbench.bench.plan.custom_step import define_custom_step
 from parbench.bench.plan.groups import INSIDE, mesh_group, parse_mesh
 from parbench.bench.plan.params import Value, refuse_unknown
 from parbench.bench.plan.plan import (
@@ -102,7 +102,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     if options.target is None:
         catalogue = load_catalogue(modules)
     else:
-        catalogue = (define(options.target, folder),)
+        catalogue = (define_custom_step(options.target, folder),)
     has_budget = options.budget is not None  # on the command line
     options = _apply_plan_file(options)
     options = _apply_mesh(options, joined)
@@ -134,7 +134,7 @@ def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
     return fault
 
 
-def make_plan(options: Options, catalogue: Sequence[Definition], spec: WorldSpec) -> Plan:
+def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: WorldSpec) -> Plan:
     """Return the plan.
 
     Raises ``UserError`` if it names a case that does not exist, or one that cannot run here.
@@ -187,7 +187,9 @@ def _choose_duration(options: Options, preset: Preset, cases: Sequence[Case]) ->
     return launches, short_budget(cases, measure, launches), measure
 
 
-def _select_definitions(options: Options, catalogue: Sequence[Definition], preset_name: str) -> list[Definition]:
+def _select_definitions(
+    options: Options, catalogue: Sequence[BenchmarkDefinition], preset_name: str
+) -> list[BenchmarkDefinition]:
     """Return the definitions that ``--only``, the plan file or the preset names.
 
     Raises ``UserError`` if there are none, or none has a parameter that is set.
@@ -205,7 +207,7 @@ def _select_definitions(options: Options, catalogue: Sequence[Definition], prese
     return definitions
 
 
-def _check_settings(settings: Mapping[str, object], definitions: Sequence[Definition]) -> None:
+def _check_settings(settings: Mapping[str, object], definitions: Sequence[BenchmarkDefinition]) -> None:
     declared = {param.name for definition in definitions for param in definition.params}
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
@@ -214,7 +216,9 @@ def _check_settings(settings: Mapping[str, object], definitions: Sequence[Defini
     refuse_unknown(settings, declared, owner)
 
 
-def _list_candidates(definition: Definition, options: Options, preset: Preset, spec: WorldSpec) -> Iterator[Candidate]:
+def _list_candidates(
+    definition: BenchmarkDefinition, options: Options, preset: Preset, spec: WorldSpec
+) -> Iterator[Candidate]:
     """Yield a case for every combination of the values that a parameter has."""
     has_preset_sizes = not options.entries and "size_bytes" not in options.settings
     params_by_name = {param.name: param for param in definition.params}
@@ -245,7 +249,7 @@ def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
     return tuple(math.ceil(size / step) * step for size in num_bytes)
 
 
-def _expand(definition: Definition, params: Params, spec: WorldSpec) -> Iterator[Candidate]:
+def _expand(definition: BenchmarkDefinition, params: Params, spec: WorldSpec) -> Iterator[Candidate]:
     try:
         cases = [definition.case(expanded) for expanded in definition.expand(params, spec)]
     except UserError as error:

@@ -161,7 +161,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     measure: Measure = Measure()
 
 
-def _tagged(tag: str, **settings: str) -> tuple[Entry, ...]:
+def _make_entries_for_tag(tag: str, **settings: str) -> tuple[Entry, ...]:
     return tuple(Entry(name=spec.short_name, set=settings) for spec in OPERATIONS if tag in spec.tags)
 
 
@@ -169,7 +169,7 @@ PRESETS = {
     "smoke": Preset(
         help="does everything work? once each, small",
         lasts="about 90 s",
-        entries=(*_tagged("main", size_bytes="1K,1M"), *_tagged("sized", size_bytes="64K")),
+        entries=(*_make_entries_for_tag("main", size_bytes="1K,1M"), *_make_entries_for_tag("sized", size_bytes="64K")),
         launches=1,
         budget_seconds=85,
         measure=Measure(precision=0.05, max_iterations=200),
@@ -178,9 +178,9 @@ PRESETS = {
         help="how does this node communicate? and DDP; 5 launches",
         lasts="under 2 min",
         entries=(
-            *_tagged("main", size_bytes="1K:16M:x4", mode="blocking"),
-            *_tagged("main", size_bytes="1K,16M", mode="pipelined"),
-            *_tagged("sized", size_bytes="1M"),
+            *_make_entries_for_tag("main", size_bytes="1K:16M:x4", mode="blocking"),
+            *_make_entries_for_tag("main", size_bytes="1K,16M", mode="pipelined"),
+            *_make_entries_for_tag("sized", size_bytes="1M"),
             Entry(name="copy", set={"size_bytes": "16M"}),
         ),
         launches=5,  # A regression check needs at least as many.
@@ -190,17 +190,17 @@ PRESETS = {
         help="all steps, modes, groups, sizes to 64M; 10 launches",
         lasts="about 10 min",
         entries=(
-            *_tagged("main", size_bytes="1K:64M:x2", mode="blocking"),
-            *_tagged("main", size_bytes="1K:64M:x8", mode="pipelined"),
-            *_tagged("main", size_bytes="64K,16M", mode="async"),
-            *_tagged("main", size_bytes="1M", dtype="bfloat16,int32,float8_e4m3fn"),
-            *_tagged("sized", size_bytes="1K:64M:x16"),
+            *_make_entries_for_tag("main", size_bytes="1K:64M:x2", mode="blocking"),
+            *_make_entries_for_tag("main", size_bytes="1K:64M:x8", mode="pipelined"),
+            *_make_entries_for_tag("main", size_bytes="64K,16M", mode="async"),
+            *_make_entries_for_tag("main", size_bytes="1M", dtype="bfloat16,int32,float8_e4m3fn"),
+            *_make_entries_for_tag("sized", size_bytes="1K:64M:x16"),
             Entry(name="copy", set={"size_bytes": "1K:64M:x8"}),
             Entry(name="matrix", set={"size_bytes": "1M"}),
             Entry(name="all_reduce", set={"size_bytes": "1M", "redop": "avg,min,max,product"}),
             Entry(name="all_reduce", set={"size_bytes": "1M", "placement": "out_of_place"}),
-            *_tagged("uneven", size_bytes="1M", skew="0.5"),
-            *_tagged("grouped", size_bytes="1M", group="node,across,pairs"),
+            *_make_entries_for_tag("uneven", size_bytes="1M", skew="0.5"),
+            *_make_entries_for_tag("grouped", size_bytes="1M", group="node,across,pairs"),
             Entry(
                 name="all_reduce",
                 set={"size_bytes": "1M", "background": "gemm,all_reduce,all_to_all"},

@@ -24,7 +24,7 @@ from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 _SHIFT_PAGES = 1 << 16
 
 
-def prepare_server(log: Path) -> None:
+def set_up_fork_server(log: Path) -> None:
     """Let this process end with the driver, and all that ranks leave behind with this process."""
     signal.signal(signal.SIGTERM, end_server)
     die_with_parent(signal.SIGTERM)
@@ -56,4 +56,4 @@ def begin_rank() -> None:
 
 
 if SERVER_LOG_VARIABLE in os.environ:
-    prepare_server(Path(os.environ.pop(SERVER_LOG_VARIABLE)))
+    set_up_fork_server(Path(os.environ.pop(SERVER_LOG_VARIABLE)))

@@ -18,7 +18,7 @@ from parbench.bench.plan.catalogue import MODES, RUNNER_PARAMS, bytes_needed
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import Progress, TimedSamples, Timing
-from parbench.bench.results.records import Check, SkipReason, Status, encode_timeline, make_arrival
+from parbench.bench.results.records import Check, SkipReason, Status, encode_timeline, find_stragglers
 from parbench.bench.text import UserError, format_list, format_size
 from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
 from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_subgroup
@@ -194,7 +194,7 @@ class CaseRun:
         self._check("before the timed region", benchmark.step)
         fault = self._fault
         if fault is not None and fault.kind == "corrupt":
-            raise _skip_fault(fault, f"rank {fault.rank} has no result that can be wrong")
+            raise _make_skip_error(fault, f"rank {fault.rank} has no result that can be wrong")
         if self._mode == "graph":
             # The result of many steps can be checked if a second step does not change it.
             benchmark.step()
@@ -210,9 +210,9 @@ class CaseRun:
         if fault is None or fault.kind == "corrupt":
             return
         if fault.rank not in self._ranks:
-            raise _skip_fault(fault, f"rank {fault.rank} is not measured in this case")
+            raise _make_skip_error(fault, f"rank {fault.rank} is not measured in this case")
         if fault.kind == "slow" and self._mode == "async":
-            raise _skip_fault(fault, "a step of mode async can only be late")
+            raise _make_skip_error(fault, "a step of mode async can only be late")
 
     def _measure_block(self, began: float, seconds: float, num_later: int, alone: bool) -> Outcome:
         """Measure, check and, if this block is the only one, explain."""
@@ -286,7 +286,7 @@ class CaseRun:
 
     def _explain(self, outcome: Outcome, seconds: float) -> Outcome:
         self._progress.phase = "explain"
-        [remaining_seconds] = self._world.decide([max(seconds, 0.0)])
+        [remaining_seconds] = self._world.broadcast_from_rank_0([max(seconds, 0.0)])
         benchmark = cast(Explained, self._benchmark)
         explanation = benchmark.explain(self._timing.stopwatch.start_line, remaining_seconds)
         timeline = explanation.timeline
@@ -306,7 +306,7 @@ def _can_explain(benchmark: Benchmark) -> bool | None:
     return isinstance(benchmark, Explained)
 
 
-def _skip_fault(fault: FaultSpec, reason: str) -> CaseEndedError:
+def _make_skip_error(fault: FaultSpec, reason: str) -> CaseEndedError:
     reason = f"--inject {fault.text}: {reason}"
     return CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
 
@@ -435,7 +435,7 @@ def _add_samples(
         visits=list(timed.visits),
         headline=description.headline,
         **lists,
-        arrival=make_arrival(last_in, last_out, lists["skew_seconds"], method, uncertainty_ns / 1e9),
+        arrival=find_stragglers(last_in, last_out, lists["skew_seconds"], method, uncertainty_ns / 1e9),
         work=list(description.work),
         details=details,
         notes=list(description.notes),

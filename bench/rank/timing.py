@@ -71,7 +71,7 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
             benchmark.step()
 
     if mode == "async":
-        return _make_issuer(benchmark)
+        return _make_async_sampler(benchmark)
     if mode == "graph":
         return _capture_graph(benchmark, repeat)
     if mode == "coalesced" and world is not None:
@@ -88,7 +88,7 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
     return repeat
 
 
-def _make_issuer(benchmark: Any) -> Sampler:
+def _make_async_sampler(benchmark: Any) -> Sampler:
     issue: Callable[[], Sequence[dist.Work]] = benchmark.issue
 
     def issue_and_wait() -> int:
@@ -307,7 +307,7 @@ class Timing:
         remaining_seconds = max(seconds - (time.perf_counter() - began), 5.0)
         # Long steps may not leave time for more, but two samples show whether they differ.
         affordable = max(2, int(remaining_seconds / self._sample_seconds))
-        batch = self._decide(min(self._measure.min_iterations, affordable))
+        batch = self._broadcast_from_rank_0(min(self._measure.min_iterations, affordable))
         half_widths: list[float | None] = []
         stop_code = _CONTINUE
         while stop_code == _CONTINUE:
@@ -316,12 +316,12 @@ class Timing:
                 remaining_seconds = seconds - (time.perf_counter() - began)
                 num_samples = self._stamps.shape[2]
                 half_widths.append(compute_half_width(self._durations()))
-                stop = _find_stop(num_samples, half_widths, self._measure, remaining_seconds)
+                stop = _find_stop_reason(num_samples, half_widths, self._measure, remaining_seconds)
                 stop_code = _CONTINUE if stop is None else _STOPS.index(stop)
                 affordable = max(int(remaining_seconds / self._sample_seconds), 1)
                 # The next batch doubles the samples.
                 batch = max(1, min(num_samples, affordable, max_iterations - num_samples))
-            batch, stop_code = map(int, self._world.decide([batch, stop_code]))
+            batch, stop_code = map(int, self._world.broadcast_from_rank_0([batch, stop_code]))
         self._block_counts = [self._stamps.shape[2]]
         self._stop = _STOPS[stop_code]
 
@@ -334,17 +334,17 @@ class Timing:
         sampler = self._warm_up(seconds)
         is_rank_0 = self._world.global_rank == 0
         affordable = max(1, int(seconds / self._sample_seconds))
-        count = self._decide(min(self._choose_count(num_later), affordable) if is_rank_0 else 0)
+        count = self._broadcast_from_rank_0(min(self._choose_count(num_later), affordable) if is_rank_0 else 0)
         self._take_block(sampler, count)
         self._block_counts.append(count)
         if is_rank_0:
             self._stop = self._find_block_stop(affordable)
         if num_later > 0 and len(self._block_counts) >= BLOCKS:
-            self._is_precise = bool(self._decide(self._stop == "precision"))
+            self._is_precise = bool(self._broadcast_from_rank_0(self._stop == "precision"))
 
-    def _decide(self, value: int) -> int:
+    def _broadcast_from_rank_0(self, value: int) -> int:
         """Return rank 0's value on every rank."""
-        [decision] = self._world.decide([value])
+        [decision] = self._world.broadcast_from_rank_0([value])
         return int(decision)
 
     def _choose_count(self, num_later: int) -> int:
@@ -394,7 +394,7 @@ class Timing:
             steps = 1
             if self.takes_many_steps:
                 steps = min(max(int(_MANY_STEPS_NS / max(step_ns, 1)), 4), 64)
-            warmup, steps = map(int, self._world.decide([warmup, steps]))
+            warmup, steps = map(int, self._world.broadcast_from_rank_0([warmup, steps]))
             self.stopwatch.take(single_step, warmup)
             self._warmup = warmup + 1
             self._steps_per_sample = steps
@@ -430,7 +430,7 @@ def compute_half_width(values: Sequence[float]) -> float | None:
     return estimate_median(values, counts).half_width
 
 
-def _find_stop(
+def _find_stop_reason(
     num_samples: int,
     half_widths: Sequence[float | None],  # after each batch
     measure: Measure,

@@ -192,10 +192,10 @@ def measure_cases(job: Job, world: World, progress: Progress, watchdog: Watchdog
         progress.began_ns = time.time_ns()
         watchdog.begin(number, job.plan.timeout_seconds)
         starts.setdefault(index, utc_now())
-        world.refresh_clock()
+        world.recalibrate_stale_clock()
         seconds = clock.share(number, remaining.total())
         clock.pause(index)
-        may_begin, may_continue = world.decide([clock.may_begin(), clock.may_continue()])
+        may_begin, may_continue = world.broadcast_from_rank_0([clock.may_begin(), clock.may_continue()])
         is_new = index not in runs
         if is_new and may_begin:
             case = job.plan.cases[index]
@@ -207,7 +207,7 @@ def measure_cases(job: Job, world: World, progress: Progress, watchdog: Watchdog
             outcome = runs[index].visit(seconds, num_later, alone=is_alone)
         else:
             outcome = runs[index].end()
-        clock.mark_end(index)
+        clock.note_block_end(index)
         if world.global_rank == 0:
             outcome = replace(outcome, started=starts[index])
             mailbox.post(0, Finished(index=number, outcome=outcome))
@@ -260,7 +260,7 @@ class RepetitionClock:
         """Return whether there is time for a further block of a case."""
         return self._elapsed() < self._job.budget_seconds
 
-    def mark_end(self, index: int) -> None:
+    def note_block_end(self, index: int) -> None:
         self._ends[index] = time.monotonic()
 
     def _elapsed(self) -> float:

@@ -42,7 +42,7 @@ class Budget:
     def applies_to(self, case: Case) -> bool:
         return matches(case.name, self.cases) or fnmatchcase(case.label, self.cases)
 
-    def is_kept(self, value: float) -> bool:
+    def is_met(self, value: float) -> bool:
         if self.comparison == "<":
             return value < self.number
         if self.comparison == ">":

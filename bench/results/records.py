@@ -41,7 +41,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     last_out_share: NonNegative | None
 
 
-def make_arrival(
+def find_stragglers(
     last_arrivals: Sequence[int],
     last_exits: Sequence[int],
     skew_seconds: Sequence[float],

@@ -123,7 +123,7 @@ class World:
             self.process_groups[key] = make_group(self, partition, backend)
         return self.process_groups[key]
 
-    def refresh_clock(self) -> None:
+    def recalibrate_stale_clock(self) -> None:
         """Calibrate a clock that may have drifted; every rank of the world calls it.
 
         The uncertainty grows by the drift since the last calibration, because the clocks will
@@ -132,7 +132,7 @@ class World:
         if self.clock.method == _SINGLE_CLOCK or self.size < len(self.hosts):
             return
         age_ns = time.perf_counter_ns() - self.clock.taken_ns  # valid on rank 0, which decides
-        [is_stale] = self.decide([float(age_ns > _STALE_SECONDS * 1e9)])
+        [is_stale] = self.broadcast_from_rank_0([float(age_ns > _STALE_SECONDS * 1e9)])
         if not is_stale:
             return
         clock = calibrate(self.rank, self.size, self.control)
@@ -152,7 +152,7 @@ class World:
     def barrier(self) -> None:
         dist.barrier(group=self.control)
 
-    def decide(self, values: Sequence[float]) -> list[float]:
+    def broadcast_from_rank_0(self, values: Sequence[float]) -> list[float]:
         """Return rank 0's values on every rank; other ranks pass as many of any value."""
         shared = torch.tensor(values, dtype=torch.float64)
         dist.broadcast(shared, group=self.control, group_src=0)

@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import Definition, select
+from parbench.bench.plan.cases import BenchmarkDefinition, select
 from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Value
@@ -33,7 +33,7 @@ Combination = dict[str, str]
 """A value of each axis, by its name, as it was written."""
 
 
-def read_axes(file: SweepFile, catalogue: Sequence[Definition]) -> list[list[Combination]]:
+def read_axes(file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> list[list[Combination]]:
     """Return the rows of every axis, whose product is the sweep; UserError names the place and what is allowed.
 
     The first axis, repeat, varies slowest and the last, environment, fastest, so that slow drift affects all alike.
@@ -95,7 +95,7 @@ def _zipped(table: Mapping[str, list[Value]]) -> list[dict[str, Value]]:
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
-def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[Definition]) -> None:
+def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> None:
     if name in ("nodes", "ntasks_per_node", "repeat"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} = {value!r} is not allowed: it is a whole number of at least 1")
@@ -110,7 +110,7 @@ def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[D
         _check_parameter(name, str(value), file, catalogue)
 
 
-def _check_parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[Definition]) -> None:
+def _check_parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> None:
     """Refuse what is not one value of a parameter of the cases."""
     if not file.case:
         raise UserError(f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {format_list(SHAPE)}")
@@ -127,7 +127,7 @@ def _check_parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[
         raise UserError(f"{name} = {text!r} is {len(values)} values: a point has one; write each as its own")
 
 
-def expand(file: SweepFile, catalogue: Sequence[Definition]) -> tuple[tuple[Point, ...], list[str]]:
+def expand(file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> tuple[tuple[Point, ...], list[str]]:
     """Return the points in the order of execution, and notes on cases that are skipped.
 
     Larger points come first: a dead node is found early, and what no longer fits into a job's time is small.
@@ -214,7 +214,7 @@ def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combina
     )
 
 
-def plan_point(file: SweepFile, catalogue: Sequence[Definition], point: Point) -> Plan:
+def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point: Point) -> Plan:
     """Return the plan of a point; ``UserError`` if it asks for what cannot run on so many ranks.
 
     Where the file names neither backend nor device the nodes decide, so it is enough that one of the two can run it.

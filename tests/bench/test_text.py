@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parbench.bench.files import replace_file
-from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.params import Kind, Param, Setting, Value
 from parbench.bench.plan.plan import parse_fault
 from parbench.bench.text import (
@@ -237,7 +237,9 @@ def test_param_limits_hold_for_each_size_of_a_range() -> None:
 def test_definition_fills_in_defaults() -> None:
     first = make_param("int", name="first", default=7)
     second = make_param("str", name="second", default="b")
-    definition = Definition(name="a.case", target="t:f", help="", params=(first, second))
+    definition = BenchmarkDefinition(
+        name="a.case", target="t:f", help="", params=(first, second)
+    )
     assert list(definition.complete({"second": "c"}).items()) == [("first", 7), ("second", "c")]
     assert definition.complete({"first": "8"}) == {"first": 8, "second": "b"}
     message = usage_error(definition.complete, {"secnd": "c"})

@@ -102,7 +102,7 @@ class SingleRankWorld:
     global_rank = 0
     device = torch.device("cpu")
 
-    def decide(self, values: list[float]) -> list[float]:
+    def broadcast_from_rank_0(self, values: list[float]) -> list[float]:
         return values
 
 

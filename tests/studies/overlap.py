@@ -104,7 +104,7 @@ def measure_communication(name: str, world: World) -> tuple[tuple[SentCall, ...]
         for _ in range(NUM_COMMUNICATION_ROUNDS)
     ]
     step.close()
-    seconds = world.decide([median(rounds)])[0]
+    seconds = world.broadcast_from_rank_0([median(rounds)])[0]
     return calls, seconds
 
 

@@ -14,7 +14,7 @@ from tests.support.reports_fixtures import (
 )
 
 
-def make_arrival(late_rank: int | None = 1) -> Arrival:
+def find_stragglers(late_rank: int | None = 1) -> Arrival:
     return Arrival(
         method="one clock",
         uncertainty=1e-6,
@@ -30,7 +30,7 @@ def late_record(size: int = 1024, launch: int = 0, skew: float | None = 50e-6) -
     metrics = collective_metrics(case, 1e-3)
     metrics["skew"] = seconds_metric(skew)
     metrics["transfer"] = seconds_metric(9e-4)
-    return ok_record(case, launch, metrics=metrics, arrival=make_arrival())
+    return ok_record(case, launch, metrics=metrics, arrival=find_stragglers())
 
 
 def samples(arrivals_ns: Sequence[Sequence[int]], ranks: Sequence[int] = (0, 1)) -> bytes:

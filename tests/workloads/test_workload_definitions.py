@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.catalogue import DEFINITIONS as OPERATIONS
 from parbench.bench.plan.params import Value
 from parbench.bench.rank.runner import load_target
@@ -112,7 +112,9 @@ def test_gloo_limits_on_gpus(name: str) -> None:
 
 
 def make_shape(**params: Value) -> Shape:
-    definition = Definition(name="workload.x", target="x:x", help="", params=tuple(MODEL))
+    definition = BenchmarkDefinition(
+        name="workload.x", target="x:x", help="", params=tuple(MODEL)
+    )
     return shape_of(definition.complete(params))
 
 

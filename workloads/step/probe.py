@@ -67,7 +67,7 @@ def take_turns(world: World, seconds: float, turn: Callable[[], object], most: i
         done += 1
         each = (time.perf_counter() - began) / done
         few = _FEW_TURNS if seconds > 0 and _FEW_TURNS * each <= max(seconds, _FEW_TURNS_SECONDS) else 1
-        wanted = int(world.decide([max(few, min(most, int(seconds / each)))])[0])
+        wanted = int(world.broadcast_from_rank_0([max(few, min(most, int(seconds / each)))])[0])
 
 
 def timed(step: Step, world: World) -> float:

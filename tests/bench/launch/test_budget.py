@@ -56,7 +56,7 @@ def test_iterations_beyond_the_minimum_cost_nothing() -> None:
     samples = Samples(values=[0.25] * 12)
     details = {"steps_per_sample": 2}
     record = replace(make_record(FIRST, 0, 10.0), samples=samples, details=details)
-    costs = CostModel().updated(10.0, [record])
+    costs = CostModel().with_repetition(10.0, [record])
     assert costs.case_seconds == {FIRST.id: 7.0}
 
 

@@ -8,7 +8,7 @@ import pytest
 from parbench.bench.launch.messages import Outcome, Work
 from parbench.bench.launch.recorder import compute_metrics
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import make_arrival
+from parbench.bench.results.records import find_stragglers
 from parbench.bench.results.stats import MIN_ITERATIONS_FOR_P99, MIN_ITERATIONS_FOR_Q10
 
 
@@ -83,7 +83,7 @@ def test_rate_of_no_time_or_no_work_is_unknown(seconds: float, amount: float) ->
 def test_blame_names_the_rank_most_often_last(
     last_in: list[int], late_rank: int, share: float
 ) -> None:
-    arrival = make_arrival(last_in, [0] * 4, [1e-3] * 4, "ping-pong", 5e-6)
+    arrival = find_stragglers(last_in, [0] * 4, [1e-3] * 4, "ping-pong", 5e-6)
     assert arrival.late_rank == late_rank
     assert arrival.share == share
     assert arrival.last_out_rank == 0
@@ -91,8 +91,10 @@ def test_blame_names_the_rank_most_often_last(
 
 
 def test_blame_ignores_skews_below_the_clock_uncertainty() -> None:
-    nobody = make_arrival([1, 1], [0, 0], [1e-6, 2e-6], "ping-pong", 5e-6)
+    nobody = find_stragglers([1, 1], [0, 0], [1e-6, 2e-6], "ping-pong", 5e-6)
     assert nobody.late_rank is None
-    arrival = make_arrival([1, 1, 1, 0], [0] * 4, [5e-6, 5e-6, 5e-6, 6e-6], "ping-pong", 5e-6)
+    arrival = find_stragglers(
+        [1, 1, 1, 0], [0] * 4, [5e-6, 5e-6, 5e-6, 6e-6], "ping-pong", 5e-6
+    )
     assert arrival.late_rank == 0
     assert arrival.share == 0.25

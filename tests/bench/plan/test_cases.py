@@ -2,13 +2,13 @@
 
 import pytest
 
-from parbench.bench.plan.cases import Definition, make_case, matches, select
+from parbench.bench.plan.cases import BenchmarkDefinition, make_case, matches, select
 from parbench.bench.plan.catalogue import DEFINITIONS
 from parbench.bench.plan.params import Param, Value
 from tests.support.refusals import usage_error
 
 BATCH = Param(name="batch", kind="int", default=2, help="samples", minimum=1)
-STEP = Definition(name="step.mine", target="mine:f", help="a step", params=(BATCH,))
+STEP = BenchmarkDefinition(name="step.mine", target="mine:f", help="a step", params=(BATCH,))
 
 
 def test_case_id_ignores_order_of_params() -> None:

@@ -19,7 +19,7 @@ from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan import options as options_module
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.catalogue import RUNNER_PARAMS
-from parbench.bench.plan.custom_step import define, params_of
+from parbench.bench.plan.custom_step import define_custom_step, params_of
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import PRESETS, Measure, Plan, sampling_seconds
 from parbench.bench.rank.runner import CaseRun
@@ -381,7 +381,7 @@ def test_target_is_imported_from_folder(
     (step_folder / "steps").mkdir()
     (step_folder / "steps/mine.py").write_text(STEP)
     (step_folder / "tabnanny.py").write_text("raise RuntimeError('shadowed')")
-    definition = define("steps.mine:prepare", step_folder)
+    definition = define_custom_step("steps.mine:prepare", step_folder)
     assert definition.name == "custom.mine"
     assert [param.name for param in definition.params] == ["mode", "depth"]
     assert capsys.readouterr().out == ""
@@ -403,13 +403,13 @@ def test_target_is_imported_from_folder(
 )
 def test_broken_target_is_refused(step_folder: Path, code: str, reason: str) -> None:
     (step_folder / "broken.py").write_text(code)
-    message = usage_error(define, "broken:prepare", step_folder)
+    message = usage_error(define_custom_step, "broken:prepare", step_folder)
     assert "--target 'broken:prepare'" in message
     assert reason in message
 
 
 def test_target_without_function_is_refused(step_folder: Path) -> None:
-    assert "package.module:function" in usage_error(define, "mine", step_folder)
+    assert "package.module:function" in usage_error(define_custom_step, "mine", step_folder)
 
 
 def measure_readme_step(world: World, folder: str) -> Outcome:

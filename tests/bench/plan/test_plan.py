@@ -8,7 +8,7 @@ import pytest
 
 from parbench.bench.files import encode_json
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import Definition
+from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.catalogue import DEFINITIONS as CATALOGUE
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param
@@ -73,7 +73,7 @@ def test_overlapping_entries_are_merged() -> None:
 
 def test_operation_outside_preset_has_defaults() -> None:
     param = Param(name="depth", kind="int", default=3, help="x")
-    step = Definition(name="step.mine", target="m:f", help="x", params=(param,))
+    step = BenchmarkDefinition(name="step.mine", target="m:f", help="x", params=(param,))
     [case] = make_plan(Options(only=("mine",)), (*DEFINITIONS, step), GLOO).cases
     assert case.params == {"depth": 3}
 

@@ -48,7 +48,7 @@ def test_limit_is_read_in_the_unit_of_its_metric(
 )
 def test_comparison_keeps_its_values(comparison: str, kept_values: list[float]) -> None:
     budget = Budget(cases="*", metric="mfu", text="", comparison=comparison, number=0.3)
-    assert [value for value in (0.29, 0.3, 0.31) if budget.is_kept(value)] == kept_values
+    assert [value for value in (0.29, 0.3, 0.31) if budget.is_met(value)] == kept_values
 
 
 @pytest.mark.parametrize("name", ["bytes_ratio.dp", "calls", "bubble_fraction_simulated"])

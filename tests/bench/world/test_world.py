@@ -43,7 +43,7 @@ def describe_world(world: World) -> dict[str, Any]:
         "hosts": world.hosts,
         "backends": (world.backend, dist.get_backend(world.control)),
         "has control group": world.control is not world.group,
-        "decision": world.decide(proposal),
+        "decision": world.broadcast_from_rank_0(proposal),
         "gathered": world.gather({"rank": world.rank, "text": "x" * 1000 * world.rank}),
         "clock": calibrate(world.rank, world.size, world.control),
     }
@@ -362,7 +362,7 @@ def renew_clock(world: World, age_seconds: float) -> tuple[Clock, Clock]:
         taken_ns = clock.taken_ns - int(age_seconds * 1e9) if world.rank == 0 else 0
         aged = replace(clock, taken_ns=taken_ns)
         drifting.clock = aged
-        drifting.refresh_clock()
+        drifting.recalibrate_stale_clock()
         return aged, drifting.clock
 
 

@@ -16,7 +16,7 @@ from parbench.bench.results.records import Interval, Record
 from parbench.bench.results.runs import LaunchInfo, load_run
 from parbench.bench.results.samples import make_samples_path
 from parbench.reports.analysis.findings import MOST, Finding, look_at_first
-from tests.support.late import late_record, make_arrival
+from tests.support.late import find_stragglers, late_record
 from tests.support.nodes_fixtures import (
     group_records,
     make_hosts,
@@ -115,7 +115,7 @@ def test_late_rank_is_named_with_its_skew() -> None:
 def test_late_rank_needs_three_repetitions_that_agree() -> None:
     first, second, third = make_late_records()
     assert get_kinds([first, second]) == []
-    third = replace(third, arrival=make_arrival(late_rank=2))
+    third = replace(third, arrival=find_stragglers(late_rank=2))
     assert get_kinds([first, second, third]) == []
 
 
@@ -124,7 +124,7 @@ def find_by_exit(
 ) -> tuple[Finding, ...]:
     """Return the findings of a run of four ranks whose rank 1 leaves `lag_ns` after the others."""
     case = collective_case(operation)
-    arrival = replace(make_arrival(late_rank=None), last_out_rank=1)
+    arrival = replace(find_stragglers(late_rank=None), last_out_rank=1)
     records = [ok_record(case, launch, arrival=arrival) for launch in range(3)]
     path = write_run(folder, make_run(make_plan([case], launches=3), records))
     exits = np.full((4, 9), 1_000_000)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.results.runs import LaunchInfo
-from tests.support.late import late_record, make_arrival
+from tests.support.late import find_stragglers, late_record
 from tests.support.nodes_fixtures import (
     sample_node_run,
 )
@@ -33,7 +33,7 @@ def test_node_table_has_ranks_switches_and_placement() -> None:
 
 
 def test_arrivals_show_the_late_rank_and_the_clock() -> None:
-    record = replace(late_record(), arrival=replace(make_arrival(3), last_out_rank=None))
+    record = replace(late_record(), arrival=replace(find_stragglers(3), last_out_rank=None))
     (line,) = report_lines("arrivals-table", record, ok_record(collective_case("broadcast")))
     assert_cells(
         line,
