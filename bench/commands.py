@@ -62,7 +62,7 @@ Examples:
   parbench run --preset smoke --only 'collective.*'
   parbench run --only all_reduce --sizes 1M           one operation at one size, in 10 s
   parbench run --only all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
-  parbench run --only ddp --set layers=2,4 --launches 3
+  parbench run --only ddp --set layers=2,4 --repetitions 3
   parbench run --only 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
   parbench run --only hybrid --mesh dp=2,pp=2,tp=2    one step on a mesh of 8 ranks
   parbench run --only all_reduce --inject late:1:3ms
@@ -112,7 +112,7 @@ budgets_option = click.option(
 @click.option("--backend", help="gloo or nccl; default: what fits the device.")
 @click.option("--device", help="cpu or cuda; default: cuda where there are two GPUs.")
 @click.option(
-    "--launches",
+    "--repetitions",
     type=int,
     help="Number of times that all ranks are restarted: the repetitions behind the intervals. "
     "Default: the preset's, 3 for named cases.",
@@ -180,7 +180,7 @@ budgets_option = click.option(
     "--plan",
     "plan_file",
     type=click.Path(path_type=Path),
-    help="A TOML or JSON file of cases, and of: preset, nproc, backend, device, launches, budget, timeout.",
+    help="A TOML or JSON file of cases, and of: preset, nproc, backend, device, repetitions, budget, timeout.",
 )
 @budgets_option
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
@@ -364,7 +364,7 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
     type=click.IntRange(min=1),
     help="GPUs, or groups of cores; default: all GPUs, up to 8 groups.",
 )
-@click.option("--budget", metavar="TIME", default="40s", help="Time for all launches.")
+@click.option("--budget", metavar="TIME", default="40s", help="Time for all repetitions.")
 @click.option(
     "--timeout",
     metavar="TIME",

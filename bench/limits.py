@@ -9,9 +9,9 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
 Rank = Annotated[int, Meta(ge=0)]
 NumRanks = Annotated[int, Meta(ge=1, le=1 << 20)]
-LaunchIndex = Annotated[int, Meta(ge=0)]
-MAX_LAUNCHES = 65_536
-NumLaunches = Annotated[int, Meta(ge=1, le=MAX_LAUNCHES)]
+RepetitionIndex = Annotated[int, Meta(ge=0)]
+MAX_REPETITIONS = 65_536
+NumRepetitions = Annotated[int, Meta(ge=1, le=MAX_REPETITIONS)]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 ParamValue = bool | Int64 | float | str
 

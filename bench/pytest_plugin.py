@@ -21,7 +21,7 @@ from parbench.bench.results.runs import load_run
 
 OPTIONS = (
     "nproc",
-    "launches",
+    "repetitions",
     "budget",
     "backend",
     "device",
@@ -41,8 +41,8 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
     Example: ``parbench("all_reduce", mode="blocking", size_bytes="1M", nproc=2)``.
 
     The arguments are the name of a case, its parameters, and options of ``parbench run``: nproc,
-    launches, budget, backend, device, preset, timeout, target, group and mesh. The result is one
-    record for each launch that the budget allowed. The test fails if the case fails, hangs,
+    repetitions, budget, backend, device, preset, timeout, target, group and mesh. The result is one
+    record for each repetition that the budget allowed. The test fails if the case fails, hangs,
     computes wrongly, cannot run here or was not measured at all.
     """
 
@@ -98,9 +98,9 @@ def run_parbench(options: Sequence[str]) -> tuple[Record, ...]:
 
 
 def select_measured(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Return the records of the launches for which the budget sufficed.
+    """Return the records of the repetitions for which the budget sufficed.
 
-    The test fails if there are none, if there is more than one case, or if a launch went wrong.
+    The test fails if there are none, if there is more than one case, or if a repetition went wrong.
     """
     labels = sorted({record.case.label for record in records})
     if len(labels) != 1:
@@ -126,7 +126,7 @@ def build_extra_info(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "case": msgspec.to_builtins(records[0].case),
         "world": msgspec.to_builtins(records[0].world),
-        "launches": len(records),
+        "repetitions": len(records),
         "metrics": metrics,
         "notes": list(dict.fromkeys(note for record in records for note in record.notes)),
     }

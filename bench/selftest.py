@@ -28,7 +28,9 @@ class Proof:
 
 def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, ...]:
     """Measure an all_reduce undisturbed, then with each injection, and judge the records."""
-    undisturbed = Options(only=("all_reduce",), settings={"size_bytes": "1M"}, launches=1, budget="20s", preset="smoke")
+    undisturbed = Options(
+        only=("all_reduce",), settings={"size_bytes": "1M"}, repetitions=1, budget="20s", preset="smoke"
+    )
     proofs = []
     for injection in (None, f"late:{_RANK}:3ms", f"slow:{_RANK}:100%", f"corrupt:{_RANK}"):
         options = replace(undisturbed, nproc=nproc, inject=injection)

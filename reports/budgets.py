@@ -79,7 +79,7 @@ class _Standing:
 
 
 def _of_case(budget: Budget, label: str, row: Row | None, known: Mapping[str, MetricValue]) -> list[_Standing]:
-    if row is None or not row.launches or not row.metrics:
+    if row is None or not row.repetitions or not row.metrics:
         why = "; ".join(row.reasons) or row.status if row else "it has no record"
         return [_Standing(word="NOT RUN", case=label, told=f"did not run: {why}")]
     names = [budget.metric] if budget.metric in known else [n for n in known if n.startswith(f"{budget.metric}.")]

@@ -135,12 +135,13 @@ def compare(base: Path, new: Path, output: Path | None, **given: Any) -> None:
     (ten runs taken as one) or an id.
 
     A series is SLOWER or FASTER if the 95 % interval of its change lies outside the floor, SAME if
-    inside, otherwise AMBIGUOUS. Then the number of launches that would decide it is printed;
-    parbench ab makes them. The whole run is judged by what its series share. One launch is one
+    inside, otherwise AMBIGUOUS. Then the number of repetitions that would decide it is printed;
+    parbench ab makes them. The whole run is judged by what its series share. One repetition is one
     observation, and at least five a side are needed.
 
     Counts of a training step (calls and bytes by axis and operation, memory by component, kernels, its schedule) are
-    held exactly: any change is CHANGED, with its cause. One launch a side tells them, however loaded the machine is.
+    held exactly: any change is CHANGED, with its cause. One repetition a side tells them, however loaded the machine
+    is.
 
     --budgets are NEW's, as of parbench run.
     """
@@ -182,7 +183,7 @@ def export(run: Path, form: str, output: Path | None) -> None:
 
     \b
     nccl-tests                   the collectives, a table for each operation and mode
-    csv                          a row per metric and launch, as parbench.load
+    csv                          a row per metric and repetition, as parbench.load
                                  returns; parbench report --format csv: per case
     chrome-trace                 training steps' timelines for Perfetto: a
                                  process per rank, a thread per stream; with

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from parbench.bench.plan.catalogue import describe_busbw_factors
 from parbench.bench.results.metrics import Metric, MetricValue
 from parbench.bench.results.runs import Run
-from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Front
 from parbench.reports.analysis.findings import Finding
@@ -77,10 +77,11 @@ def measurement(
 ) -> Column[T]:
     """Return a column of values with their intervals, of differences and factors as ``shown``.
 
-    The title says it where those of all items are within a launch; beside intervals between launches they are left out.
+    The title says it where those of all items are within a repetition; beside intervals between repetitions they are
+    left out.
     """
     intervals = [found for item in items if (found := metric(item)) and found.low is not None]
-    is_told = bool(intervals) and all(found.is_within_launch for found in intervals)
+    is_told = bool(intervals) and all(found.is_within_repetition for found in intervals)
 
     def value(item: T) -> float | None:
         found = metric(item)
@@ -88,12 +89,12 @@ def measurement(
 
     def text(item: T) -> str:
         found = metric(item)
-        if found and found.is_within_launch and intervals and not is_told:
-            return f"{shown(found.value) if shown else cells.quantity(found.value, found.unit)} (one launch)"
+        if found and found.is_within_repetition and intervals and not is_told:
+            return f"{shown(found.value) if shown else cells.quantity(found.value, found.unit)} (one repetition)"
         whole = cells.compared(found, shown) if shown else cells.measured(found)
-        return f"{whole} {WITHIN_LAUNCH}" if found and found.is_within_launch and not is_told else whole
+        return f"{whole} {WITHIN_REPETITION}" if found and found.is_within_repetition and not is_told else whole
 
-    return Column(f"{title}, {WITHIN_LAUNCH}" if is_told else title, text, value, help_text, is_result=True)
+    return Column(f"{title}, {WITHIN_REPETITION}" if is_told else title, text, value, help_text, is_result=True)
 
 
 def known(columns: Iterable[Column[T]], rows: Iterable[T]) -> tuple[Column[T], ...]:
@@ -202,7 +203,7 @@ class Report:
 PROBLEM_COLUMNS: tuple[Column[Problem], ...] = (
     words("case", lambda one: one.case, "what ran"),
     words("status", lambda one: one.status, "what became of it"),
-    words("launches", lambda one: one.launches, "in how many launches, of those planned"),
+    words("repetitions", lambda one: one.repetitions, "in how many repetitions, of those planned"),
     words("reason", lambda one: one.reason, "why, with the ranks and their hosts"),
 )
 
@@ -218,22 +219,23 @@ def _term_of(metric: Metric) -> Term:
 
 _TERMS = {
     "sample": "One iteration's duration on the slowest rank: an operation is done when its last rank is.",
-    "launch": (
-        "One start of all ranks with new process groups. What differs between launches is not seen within one, so "
-        "intervals over several launches are the ones to compare by."
+    "repetition": (
+        "One start of all ranks with new process groups. What differs between repetitions is not seen within one, so "
+        "intervals over several repetitions are the ones to compare by."
     ),
     "interval": (
-        "[low, high] covers the true median in 95 % of such runs if launches are alike. Of one launch it is within "
-        "this launch: it says how well this launch knows its own median, and nothing of how far another would be off."
+        "[low, high] covers the true median in 95 % of such runs if repetitions are alike. Of one repetition it is "
+        "within this repetition: it says how well this repetition knows its own median, and nothing of how far "
+        "another would be off."
     ),
     "n_eff": (
         "Iterations one after another resemble each other, so that they tell less than their number: n_eff independent "
         "ones would know the median as well, by how visits differ. Unknown of what was visited once."
     ),
     "noise": (
-        "How far a launch usually is off: the standard deviation of the logarithms of the launches' medians, without "
-        "the bias of few. Stable below 5 %, fair below 15 %, noisy below 40 %, else very noisy. Of one launch it is "
-        "within this launch: the interquartile range of its iterations over their median."
+        "How far a repetition usually is off: the standard deviation of the logarithms of the repetitions' medians, "
+        "without the bias of few. Stable below 5 %, fair below 15 %, noisy below 40 %, else very noisy. Of one "
+        "repetition it is within this repetition: the interquartile range of its iterations over their median."
     ),
     "blocking, pipelined": (
         "One operation at a time from a barrier (how long does one take?), or many back to back (how much goes "
@@ -257,7 +259,7 @@ _TERMS = {
     "off the curve": (
         "Sizes further than 20 % and four times the usual scatter from the fit. They are shown, and hardly weigh in it."
     ),
-    "factor, beside": "Time disturbed / time undisturbed, paired by launch: 1 is as fast as undisturbed.",
+    "factor, beside": "Time disturbed / time undisturbed, paired by repetition: 1 is as fast as undisturbed.",
     "late": (
         "A rank's lateness = its arrival - the first's. Late names the rank that most often arrives last and its share "
         "of iterations; unknown where the clock's uncertainty exceeds the skew."

@@ -182,6 +182,6 @@ def test_extreme_argument_is_refused(command: str) -> None:
 def test_ranks_ignore_modules_of_current_folder(parbench: Command, tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("raise RuntimeError('shadowed')")
     (tmp_path / "parbench").mkdir()
-    options = "--only barrier --nproc 2 --launches 1 --budget 10s"
+    options = "--only barrier --nproc 2 --repetitions 1 --budget 10s"
     completed = parbench("run", *options.split())
     assert completed.returncode == 0, completed.stderr

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.full
 NOBODY_UID = 65534
 PACKAGES = ("bench", "workloads", "reports", "slurm")
 NOT_PACKAGED = ("README.md", "example.toml")
-RUN = "run --preset smoke --budget 60s --launches 1 --nproc 2"
+RUN = "run --preset smoke --budget 60s --repetitions 1 --nproc 2"
 
 BENCHMARK_WITH_CHILDREN = """
 import atexit, os, subprocess
@@ -231,7 +231,7 @@ def test_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -
         )
         assert completed.returncode == 0, completed.stdout + completed.stderr
         assert "1 passed" in completed.stdout
-    options = "--target theirmodule:prepare --nproc 2 --launches 1 --budget 60s"
+    options = "--target theirmodule:prepare --nproc 2 --repetitions 1 --budget 60s"
     program = str(python.with_name("parbench"))
     run = [program, "run", *options.split()]
     subprocess.run(run, cwd=tmp_path, env=isolated_environment(), check=True)

@@ -128,8 +128,8 @@ def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load_first_repetition(path: Path) -> Run:
     run = load_run(path)
-    plan = msgspec.structs.replace(run.info.plan, launches=1)
-    records = tuple(record for record in run.records if record.launch == 0)
+    plan = msgspec.structs.replace(run.info.plan, repetitions=1)
+    records = tuple(record for record in run.records if record.repetition == 0)
     info = msgspec.structs.replace(run.info, plan=plan)
     return msgspec.structs.replace(run, info=info, records=records)
 
@@ -142,7 +142,7 @@ def test_command_runs_with_fake_ranks(
     ranks.said = [make_outcome(1e-3 + 1e-5 * i) for i in range(200)]
     monkeypatch.setattr(measure, "choose_launcher", ranks.choose_launcher)
     monkeypatch.setattr(
-        "parbench.reports.regression.ab.launch_run",
+        "parbench.reports.regression.ab.run_repetition",
         lambda *args, **options: load_first_repetition(command_folder / "BASE"),
     )
     # A search over fewer GPUs is faster.
@@ -151,7 +151,7 @@ def test_command_runs_with_fake_ranks(
         # Rendering the page takes seconds and has its own tests.
         monkeypatch.setattr(show, "rendered", lambda report, form: b"")
     if args[0] == "run" and "--resume" not in args:
-        args += ["--launches", "1"]
+        args += ["--repetitions", "1"]
     if "last:10" in args:
         CliRunner().invoke(cli.main, ["history", "add", str(BASE), str(NEW)])
     result = CliRunner().invoke(cli.main, args)
@@ -169,7 +169,7 @@ def test_command_measures(line: str, parbench: Command, tmp_path: Path) -> None:
         (tmp_path / name.removeprefix("# ")).write_text(source)
     (tmp_path / "budgets.toml").write_text('"workload.ddp" = { step_time = "<60s" }')
     args = shlex.split(line)[1:]
-    completed = parbench(*args, "--budget", "8s", "--launches", "1")
+    completed = parbench(*args, "--budget", "8s", "--repetitions", "1")
     assert completed.returncode in (0, 4), completed.stdout + completed.stderr
     assert " results equal the reference" in completed.stdout
     assert completed.stdout.splitlines()[-1].startswith("runs/")

@@ -92,7 +92,7 @@ def make_options(device: str, nproc: int, *, budget: str, timeout: str, inject: 
         device=device,
         nproc=nproc,
         allow_single=True,
-        launches=MIN_REPETITIONS,
+        repetitions=MIN_REPETITIONS,
         budget=budget,
         timeout=timeout,
         inject=inject,
@@ -122,7 +122,7 @@ def read_rates(run: Run) -> Rates:
             name = get_rate_name(record)
             for ranks, rate in _compute_rates(run, record):
                 by_ranks = rates.setdefault(name, {})
-                by_ranks.setdefault(ranks, {})[record.launch] = rate
+                by_ranks.setdefault(ranks, {})[record.repetition] = rate
     return rates
 
 

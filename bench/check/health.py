@@ -26,7 +26,7 @@ from parbench.bench.text import pluralize
 # The share that a slow device lacks, of GPUs and of cores.
 THRESHOLDS = {True: 0.05, False: 0.1}
 CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
-_IN_ALL_REPETITIONS = f"in {MIN_REPETITIONS} of {MIN_REPETITIONS} launches"
+_IN_ALL_REPETITIONS = f"in {MIN_REPETITIONS} of {MIN_REPETITIONS} repetitions"
 _VERDICTS = {ExitCode.OK: "ok", ExitCode.BAD: "bad", ExitCode.DID_NOT_RUN: "did not run"}
 _MORE_TIME = " -> stop other work here, or allow more time (--budget 2m)"
 
@@ -40,7 +40,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     unit: str
     value: float  # the median of the repetitions
-    launches: dict[int, float]  # by repetition
+    repetitions: dict[int, float]  # by repetition
     # The share of its peers' rate that it lacks, negative if it is faster.
     gap: float | None = None
     mads: float | None = None  # the same in units of the variation
@@ -151,7 +151,7 @@ def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
                 name=name,
                 unit=QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].unit,
                 value=median(list(medians.values())),
-                launches=medians,
+                repetitions=medians,
             )
     return device_rates
 
@@ -186,7 +186,7 @@ def list_problems(run: Run) -> tuple[str, ...]:
         cases_by_reason.setdefault(reason, {})[record.case.name] = None
     problems = [f"{', '.join(names)}: {reason}" for reason, names in cases_by_reason.items()]
     plan = run.info.plan
-    num_missing = plan.launches * len(plan.cases) - len(run.records)
+    num_missing = plan.repetitions * len(plan.cases) - len(run.records)
     if num_missing > 0:
         problems.append(f"not reached: {pluralize(num_missing, 'measurement')}")
     return tuple(problems)
@@ -208,7 +208,7 @@ def compare_with_peers(devices: Sequence[Device]) -> tuple[Device, ...]:
         for position, device in enumerate(compared):
             if device.kind == kind and device.ran:
                 for name, rate in device.rates.items():
-                    rates.setdefault(name, {})[position] = rate.launches
+                    rates.setdefault(name, {})[position] = rate.repetitions
         gaps: dict[int, dict[str, Gap]] = {}
         for (name, position), gap in compute_gaps(rates, THRESHOLDS[is_gpu]).items():
             gaps.setdefault(position, {})[name] = gap

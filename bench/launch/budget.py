@@ -85,9 +85,9 @@ def compute_least_seconds(record: Record) -> float:
 def compute_costs(run: Run) -> CostModel:
     """Return the cost model of a run's repetitions."""
     model = CostModel()
-    for number in sorted({record.launch for record in run.records if record.status == "ok"}):
-        seconds = sum(info.seconds for info in run.info.launches if info.launch == number)
-        records = [record for record in run.records if record.launch == number]
+    for number in sorted({record.repetition for record in run.records if record.status == "ok"}):
+        seconds = sum(info.seconds for info in run.info.repetitions if info.repetition == number)
+        records = [record for record in run.records if record.repetition == number]
         model = model.with_repetition(seconds, records)
     return model
 
@@ -150,6 +150,6 @@ def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
     The plan's own budget holds ``num_fitting``. Repetitions use the time that they are given, so
     that the cost of the fewest iterations alone would not suffice.
     """
-    least_seconds = plan.launches * costs.estimate_repetition(plan.cases)
-    scaled_seconds = plan.budget_seconds * plan.launches / max(num_fitting, 1)
+    least_seconds = plan.repetitions * costs.estimate_repetition(plan.cases)
+    scaled_seconds = plan.budget_seconds * plan.repetitions / max(num_fitting, 1)
     return format_budget(max(least_seconds, scaled_seconds))

@@ -28,7 +28,7 @@ from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan, Skipped, case_weight, sampling_seconds
 from parbench.bench.results.records import Record, SkipReason
-from parbench.bench.results.runs import LaunchInfo, Run, add_launch, utc_now
+from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
 from parbench.bench.text import format_duration
 
 DEVICE_VARIABLE = "PARBENCH_DEVICE"
@@ -60,8 +60,8 @@ def remaining(run: Run, *, fills: bool = False) -> tuple[tuple[int, Case], ...]:
     done = set()
     for record in run.records:
         if not (fills and record.is_out_of_budget):
-            done.add((record.launch, record.case.id))
-    pairs = itertools.product(range(run.info.plan.launches), run.info.plan.cases)
+            done.add((record.repetition, record.case.id))
+    pairs = itertools.product(range(run.info.plan.repetitions), run.info.plan.cases)
     return tuple((number, case) for number, case in pairs if (number, case.id) not in done)
 
 
@@ -126,7 +126,7 @@ class Driver:
             if not budget.num_fitting:
                 self._record_skipped(number, cases)
                 continue
-            self._listener.begin_repetition(number + 1, self._plan.launches, len(cases))
+            self._listener.begin_repetition(number + 1, self._plan.repetitions, len(cases))
             failures = self._recorder.failures
             self._record_skipped(number, [case for case in cases if case.id in failures])
             untried = {case.id: case for case in cases if case.id not in failures}
@@ -144,7 +144,7 @@ class Driver:
                 self._left_out[case.id] = case
                 self._recorder.write(number, case, OUT_OF_BUDGET)
                 continue
-            cause = f"{failure.status} in launch {failure.launch + 1} ({failure.reason})"
+            cause = f"{failure.status} in repetition {failure.repetition + 1} ({failure.reason})"
             reason = f"not tried again: {cause}"
             self._recorder.write(number, case, skip(SkipReason.EARLIER_FAILURE, reason))
 
@@ -237,8 +237,8 @@ class Driver:
             now = time.monotonic()
             seconds = round(now - self._last_info, 3)
             self._last_info = now
-            info = LaunchInfo(launch=repetition.number, seconds=seconds, load=load)
-            add_launch(self._run.path, info)
+            info = RepetitionInfo(repetition=repetition.number, seconds=seconds, load=load)
+            add_repetition(self._run.path, info)
 
     def _make_job(self, repetition: Repetition) -> Job:
         cases = list(repetition.cases.values())
@@ -294,9 +294,9 @@ class Driver:
         num_fitting = self._budget.num_made + self._budget.num_fitting
         seconds = format_duration(costs.estimate_repetition(repetitions[num_fitting]))
         budget = format_duration(self._plan.budget_seconds)
-        share = f"the budget of {budget} holds {num_fitting} of {len(repetitions)} launches"
+        share = f"the budget of {budget} holds {num_fitting} of {len(repetitions)} repetitions"
         advice = f"--budget {suggest_budget(self._plan, costs, num_fitting)} holds all"
-        self._listener.print_message(f"a launch takes about {seconds}: {share}; {advice}")
+        self._listener.print_message(f"a repetition takes about {seconds}: {share}; {advice}")
 
     def _report_unmeasured_cases(self) -> None:
         """Name the cases that no repetition had time for."""

@@ -75,7 +75,7 @@ class Display(ExitStack):
         self._task = self._bar.add_task("starting ranks", total=1.0, remaining="")
 
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
-        self._prefix = f"launch {number}/{total}"
+        self._prefix = f"repetition {number}/{total}"
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
         self._print_unless_terminal(f"{self._prefix}: {pluralize(num_cases, 'case')}")
 
@@ -180,7 +180,7 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: st
     needed = RESERVE * sum(map(costs.estimate_repetition, repetitions))
     seconds = max(plan.budget_seconds, needed) if budget is None else parse_duration(budget)
     num_pending = pluralize(sum(map(len, repetitions)), "measurement")
-    message = f"{num_pending} of {plan.launches * len(plan.cases)} to make"
+    message = f"{num_pending} of {plan.repetitions * len(plan.cases)} to make"
     if needed:
         message += f", about {format_duration(needed)}"
     run = replace(run, info=replace(run.info, plan=replace(plan, budget_seconds=seconds)))
@@ -189,13 +189,13 @@ def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: st
 
 def describe_duration(plan: Plan) -> str:
     """Return the extent of a run whose duration follows from the number of its cases."""
-    extent = f"{pluralize(len(plan.cases), 'case')}, {pluralize(plan.launches, 'repetition')}"
-    return f"{extent}, about {format_duration(_expected_seconds(plan))} (--launches and --budget change it)"
+    extent = f"{pluralize(len(plan.cases), 'case')}, {pluralize(plan.repetitions, 'repetition')}"
+    return f"{extent}, about {format_duration(_expected_seconds(plan))} (--repetitions and --budget change it)"
 
 
 def _expected_seconds(plan: Plan) -> float:
     per_repetition = 1.0 + sampling_seconds(plan.cases, plan.measure)
-    return min(_STARTUP_SECONDS + plan.launches * per_repetition, plan.budget_seconds)
+    return min(_STARTUP_SECONDS + plan.repetitions * per_repetition, plan.budget_seconds)
 
 
 def _drive(

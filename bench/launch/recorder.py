@@ -88,7 +88,7 @@ class Recorder:
         record = Record(
             case=case,
             world=self._world,
-            launch=repetition,
+            repetition=repetition,
             status=outcome.status,
             reason=outcome.reason,
             skip_reason=outcome.skip_reason,

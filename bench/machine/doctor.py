@@ -39,12 +39,13 @@ _SAMPLE_SECONDS = 0.3
 _VIRTUAL_FACTS = {None: None, True: "yes", False: "no"}
 FIXES = {
     "cores": "lift the container's CPU quota, which halts ranks in mid-flight, and pin it to whole cores instead",
-    "load average": "stop other work, or use more launches (--launches)",
+    "load average": "stop other work, or use more repetitions (--repetitions)",
     "cpu governor": "sudo cpupower frequency-set -g performance, so that clocks do not follow the load",
     "clock source": "reading it costs a system call in each time stamp: "
     f"boot with {format_list(CLOCK_SOURCES)} where it is stable",
-    "steal time": "the hypervisor gives these cores to others: use dedicated cores, or more launches (--launches)",
-    "virtual machine": "others share the hardware: use more launches (--launches), and compare within a run",
+    "steal time": "the hypervisor gives these cores to others: use dedicated cores, or more repetitions "
+    "(--repetitions)",
+    "virtual machine": "others share the hardware: use more repetitions (--repetitions), and compare within a run",
     "interface": "fine on one node; between nodes set GLOO_SOCKET_IFNAME to the network's interface (ip -br addr)",
     "memory": "free some: large sizes will be skipped",
     "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",

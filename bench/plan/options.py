@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.limits import MAX_LAUNCHES
+from parbench.bench.limits import MAX_REPETITIONS
 from parbench.bench.machine.environment import emulation
 from parbench.bench.machine.machine import Machine, count_available_cores, try_call
 from parbench.bench.machine.slurm_allocation import (
@@ -36,10 +36,10 @@ from parbench.bench.plan.params import Value, refuse_unknown
 from parbench.bench.plan.plan import (
     BEYOND_CACHE,
     FEW_OPERATIONS,
-    FEW_OPERATIONS_LAUNCHES,
+    FEW_OPERATIONS_REPETITIONS,
     LARGE_BYTES,
     PRESETS,
-    SHORT_LAUNCHES,
+    SHORT_REPETITIONS,
     SHORT_SECONDS_PER_CASE,
     Entry,
     FaultSpec,
@@ -73,7 +73,7 @@ class Options:
     nproc: int | None = None
     backend: str | None = None
     device: str | None = None
-    launches: int | None = None
+    repetitions: int | None = None
     budget: str | None = None
     timeout: str | None = None
     allow_single: bool = False
@@ -117,7 +117,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         notes=tuple(note for note in notes if note),
         path=None if options.target is None else str(folder),
         injection=fault,
-        measure=plan.measure.to_fill() if has_budget and plan.launches > 1 else plan.measure,
+        measure=plan.measure.to_fill() if has_budget and plan.repetitions > 1 else plan.measure,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
         spread=layout,
     )
@@ -142,8 +142,8 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
     name = options.preset or "node"
     if name not in PRESETS:
         raise UserError(f"no preset is named {name!r}: there are {format_choices(PRESETS, name)}")
-    if options.launches is not None and not 1 <= options.launches <= MAX_LAUNCHES:
-        raise UserError(f"--launches {options.launches}: it is a number from 1 to {MAX_LAUNCHES}")
+    if options.repetitions is not None and not 1 <= options.repetitions <= MAX_REPETITIONS:
+        raise UserError(f"--repetitions {options.repetitions}: it is a number from 1 to {MAX_REPETITIONS}")
     preset = PRESETS[name]
     candidates: dict[str, Candidate] = {}
     for definition in _select_definitions(options, catalogue, name):
@@ -156,7 +156,7 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
             cases.append(case)
         else:
             skipped.append(Skipped(case=case, reason=reason))
-    launches, budget_seconds, measure = _choose_duration(options, preset, cases)
+    repetitions, budget_seconds, measure = _choose_duration(options, preset, cases)
     timeout = options.timeout
     return Plan(
         preset=name,
@@ -165,7 +165,7 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
         nproc=spec.nproc,
         backend=spec.backend,
         device=spec.device,
-        launches=launches,
+        repetitions=repetitions,
         budget_seconds=budget_seconds,
         timeout_seconds=preset.timeout_seconds if timeout is None else parse_duration(timeout),
         measure=measure,
@@ -173,18 +173,18 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
 
 
 def _choose_duration(options: Options, preset: Preset, cases: Sequence[Case]) -> tuple[int, float, Measure]:
-    """Return the number of launches, the time budget in seconds, and the stopping rule."""
+    """Return the number of repetitions, the time budget in seconds, and the stopping rule."""
     if options.budget is not None:
-        launches = options.launches or preset.launches
-        return launches, parse_duration(options.budget), preset.measure
+        repetitions = options.repetitions or preset.repetitions
+        return repetitions, parse_duration(options.budget), preset.measure
     if options.preset is not None or not options.has_named_cases:
-        return options.launches or preset.launches, preset.budget_seconds, preset.measure
+        return options.repetitions or preset.repetitions, preset.budget_seconds, preset.measure
     # The duration follows from the number of cases.
     has_few_operations = sum(map(case_weight, cases)) <= FEW_OPERATIONS
-    launches = FEW_OPERATIONS_LAUNCHES if has_few_operations else SHORT_LAUNCHES
-    launches = options.launches or launches
+    repetitions = FEW_OPERATIONS_REPETITIONS if has_few_operations else SHORT_REPETITIONS
+    repetitions = options.repetitions or repetitions
     measure = msgspec.structs.replace(preset.measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
-    return launches, short_budget(cases, measure, launches), measure
+    return repetitions, short_budget(cases, measure, repetitions), measure
 
 
 def _select_definitions(

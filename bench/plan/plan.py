@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from parbench.bench.files import convert_read_errors, decode_json, read_file, read_toml
-from parbench.bench.limits import Count, NonNegative, NumLaunches, NumRanks, Rank
+from parbench.bench.limits import Count, NonNegative, NumRanks, NumRepetitions, Rank
 from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
@@ -85,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     nproc: NumRanks
     backend: str
     device: str
-    launches: NumLaunches
+    repetitions: NumRepetitions
     budget_seconds: NonNegative  # for the whole run
     timeout_seconds: NonNegative  # for one case
     measure: Measure = Measure()
@@ -121,10 +121,10 @@ def case_weight(case: Case) -> float:
     return _CASE_WEIGHTS.get(case.name.partition(".")[0], 1.0)
 
 
-SHORT_LAUNCHES = 3
+SHORT_REPETITIONS = 3
 """The repetitions of a run of named cases: the least number of which an interval can be made."""
 FEW_OPERATIONS = 4
-FEW_OPERATIONS_LAUNCHES = 5
+FEW_OPERATIONS_REPETITIONS = 5
 """The repetitions of a run of a few named operations; the intervals of three are twice as wide."""
 SHORT_SECONDS_PER_CASE = 0.3
 
@@ -136,11 +136,11 @@ def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
     return measure.seconds_per_case * sum(map(case_weight, cases))
 
 
-def short_budget(cases: Sequence[Case], measure: Measure, launches: int) -> float:
+def short_budget(cases: Sequence[Case], measure: Measure, repetitions: int) -> float:
     """Return a time limit (s) that a run of named cases reaches only on a slow or busy machine."""
     import_seconds, startup_seconds = 30.0, 10.0
     repetition_seconds = startup_seconds + 3 * sampling_seconds(cases, measure)
-    return import_seconds + launches * repetition_seconds
+    return import_seconds + repetitions * repetition_seconds
 
 
 BEYOND_CACHE = (256 << 20, 1 << 30)
@@ -154,7 +154,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     help: str
     lasts: str  # on two cores
     entries: tuple[Entry, ...]
-    launches: int
+    repetitions: int
     budget_seconds: float  # includes the start of the ranks, but not the report
     # Eight ranks on two cores take half of this time to explain a step of a hybrid mesh.
     timeout_seconds: float = 60
@@ -170,12 +170,12 @@ PRESETS = {
         help="does everything work? once each, small",
         lasts="about 90 s",
         entries=(*_make_entries_for_tag("main", size_bytes="1K,1M"), *_make_entries_for_tag("sized", size_bytes="64K")),
-        launches=1,
+        repetitions=1,
         budget_seconds=85,
         measure=Measure(precision=0.05, max_iterations=200),
     ),
     "node": Preset(
-        help="how does this node communicate? and DDP; 5 launches",
+        help="how does this node communicate? and DDP; 5 repetitions",
         lasts="under 2 min",
         entries=(
             *_make_entries_for_tag("main", size_bytes="1K:16M:x4", mode="blocking"),
@@ -183,11 +183,11 @@ PRESETS = {
             *_make_entries_for_tag("sized", size_bytes="1M"),
             Entry(name="copy", set={"size_bytes": "16M"}),
         ),
-        launches=5,  # A regression check needs at least as many.
+        repetitions=5,  # A regression check needs at least as many.
         budget_seconds=95,
     ),
     "full": Preset(
-        help="all steps, modes, groups, sizes to 64M; 10 launches",
+        help="all steps, modes, groups, sizes to 64M; 10 repetitions",
         lasts="about 10 min",
         entries=(
             *_make_entries_for_tag("main", size_bytes="1K:64M:x2", mode="blocking"),
@@ -209,7 +209,7 @@ PRESETS = {
             Entry(name="ddp", set={"grad_compression": "none,bf16"}),
             Entry(name="fsdp", set={"reshard": "true,false"}),
         ),
-        launches=10,
+        repetitions=10,
         budget_seconds=600,
         timeout_seconds=120,
         measure=Measure(precision=0.01, max_iterations=2000),
@@ -220,12 +220,12 @@ PRESETS = {
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A plan file. The command line takes precedence over it, and it over the preset."""
 
-    OPTIONS: ClassVar = ("preset", "nproc", "backend", "device", "launches", "budget", "timeout")
+    OPTIONS: ClassVar = ("preset", "nproc", "backend", "device", "repetitions", "budget", "timeout")
     preset: str | None = None
     nproc: Annotated[int, msgspec.Meta(ge=1)] | None = None
     backend: str | None = None
     device: str | None = None
-    launches: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    repetitions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     budget: str | float | None = None
     timeout: str | float | None = None
     case: tuple[Entry, ...] = ()

@@ -242,7 +242,7 @@ class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
     method: str = ""
     """The method of the measured number."""
-    is_within_launch: bool = False
+    is_within_repetition: bool = False
 
     @property
     def error(self) -> float | None:

@@ -6,8 +6,8 @@ not bend the line. Where the protocol switches, the curve has a breakpoint: one 
 parameters, and is drawn only if an F test rejects the fit without it (Bonferroni over the places of
 the breakpoint).
 
-All sizes of a launch may be slow or fast together, which no residual shows. Intervals over several
-launches are therefore Student's t over the latency and bandwidth of each launch, which follow from
+All sizes of a repetition may be slow or fast together, which no residual shows. Intervals over several
+repetitions are therefore Student's t over the latency and bandwidth of each repetition, which follow from
 its times with the weights of the fit.
 """
 
@@ -22,7 +22,7 @@ from statistics import variance
 import numpy as np
 import numpy.typing as npt
 
-from parbench.bench.results.stats import CONFIDENCE, WITHIN_LAUNCH, median, t_quantile
+from parbench.bench.results.stats import CONFIDENCE, WITHIN_REPETITION, median, t_quantile
 
 METHOD = (
     "time = latency + size / bandwidth, by least squares of relative errors "
@@ -54,17 +54,17 @@ class CurvePoint:
     size_bytes: int
     seconds: float
     low: float | None = None
-    """With ``high`` the 95 % interval within a single launch."""
+    """With ``high`` the 95 % interval within a single repetition."""
     high: float | None = None
-    launches: Mapping[int, float] = field(default_factory=dict)
-    """The time of each launch by its number."""
+    repetitions: Mapping[int, float] = field(default_factory=dict)
+    """The time of each repetition by its number."""
 
     @property
     def variance(self) -> float | None:
         """The square of the relative standard error of the time, None if it is not known."""
-        n = len(self.launches)
+        n = len(self.repetitions)
         if n > 1:
-            of_mean = variance(map(math.log, self.launches.values())) / n
+            of_mean = variance(map(math.log, self.repetitions.values())) / n
             # Medians over sizes of a variance with few degrees of freedom are too small.
             return of_mean / (1 - 2 / (9 * (n - 1))) ** 3
         if self.low is None or self.high is None:
@@ -112,8 +112,8 @@ class CurveFit:
     """Sizes far from the curve with their relative errors, which are time over model less 1."""
     residual: float
     """The median of the absolute relative errors of all sizes."""
-    launches: int
-    """The number of launches that the intervals are over, one for intervals within a launch."""
+    repetitions: int
+    """The number of repetitions that the intervals are over, one for intervals within a repetition."""
     method: str
 
     @property
@@ -153,14 +153,14 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     freedom = len(errors) - 2 * len(lines)
     mean_square = float((_get_weights(errors, scale) * errors**2).sum()) / freedom
     time_error = max(math.sqrt(_NORMAL_VARIANCE * mean_square), noise)
-    launches = sorted(set[int].intersection(*(set(point.launches) for point in curve)))
+    repetitions = sorted(set[int].intersection(*(set(point.repetitions) for point in curve)))
     segments = []
     for line in lines:
         weights = line.compute_weights(scale)
-        if len(launches) > 1:
+        if len(repetitions) > 1:
             on_line = [point for point in curve if point.size_bytes in line.sizes]
-            launch_times = [[point.launches[launch] for point in on_line] for launch in launches]
-            intervals = _intervals_over_launches(line, weights, time_error, np.array(launch_times))
+            repetition_times = [[point.repetitions[repetition] for point in on_line] for repetition in repetitions]
+            intervals = _intervals_over_repetitions(line, weights, time_error, np.array(repetition_times))
         else:
             intervals = _intervals_of_covariance(line, weights, time_error, freedom)
         segments.append(_make_segment(line, weights, time_error, intervals))
@@ -168,23 +168,23 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     is_outlier = abs(errors) > max(MIN_OUTLIER_ERROR, OUTLIER_SIGMAS * _SIGMA_OF_MAD * residual)
     outliers = zip(sizes[is_outlier], errors[is_outlier], strict=True)
     last = segments[-1]
-    num_launches = max(1, len(launches))
+    num_repetitions = max(1, len(repetitions))
     return CurveFit(
         segments=tuple(segments),
         half_bandwidth_bytes=last.half_bandwidth_bytes,
         outliers=tuple((int(size), float(error)) for size, error in outliers),
         residual=residual,
-        launches=num_launches,
-        method=f"{METHOD}; {describe_intervals(num_launches)}; {len(sizes)} sizes",
+        repetitions=num_repetitions,
+        method=f"{METHOD}; {describe_intervals(num_repetitions)}; {len(sizes)} sizes",
     )
 
 
-def describe_intervals(launches: int) -> str:
-    """Return a phrase about the intervals of a fit over so many launches."""
-    if launches < 2:
-        return f"95 % t intervals from the fit's covariance, {WITHIN_LAUNCH}"
-    freedom = f"{launches - 1} degree{'s' if launches > 2 else ''} of freedom"
-    return f"95 % Student's t intervals over the lines of {launches} launches, {freedom}"
+def describe_intervals(repetitions: int) -> str:
+    """Return a phrase about the intervals of a fit over so many repetitions."""
+    if repetitions < 2:
+        return f"95 % t intervals from the fit's covariance, {WITHIN_REPETITION}"
+    freedom = f"{repetitions - 1} degree{'s' if repetitions > 2 else ''} of freedom"
+    return f"95 % Student's t intervals over the lines of {repetitions} repetitions, {freedom}"
 
 
 def _select_curve(points: Sequence[CurvePoint]) -> list[CurvePoint]:
@@ -198,7 +198,7 @@ def _select_curve(points: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def _estimate_noise(curve: Sequence[CurvePoint]) -> float:
-    """Return the relative standard error of a time, from the intervals or the launches."""
+    """Return the relative standard error of a time, from the intervals or the repetitions."""
     variances = [point.variance for point in curve]
     known = [variance for variance in variances if variance is not None]
     return max(MIN_NOISE, math.sqrt(median(known)) if known else 0.0)
@@ -409,7 +409,7 @@ def _intervals_of_covariance(
     time_error: float,
     freedom: int,
 ) -> _Intervals:
-    """Return intervals within a launch; ``time_error`` is the relative standard error of a time."""
+    """Return intervals within a repetition; ``time_error`` is the relative standard error of a time."""
     factor = time_error * t_quantile(0.5 + CONFIDENCE / 2, freedom)
     gradients = _compute_gradients(line, weights, time_error)
     widths = [factor * math.sqrt(float((part**2 / weights).sum())) for part in gradients]
@@ -423,17 +423,17 @@ def _intervals_of_covariance(
     )
 
 
-def _intervals_over_launches(
+def _intervals_over_repetitions(
     line: _Line,
     weights: _Array,
     time_error: float,
-    launch_times: _Array,
+    repetition_times: _Array,
 ) -> _Intervals:
-    """Return intervals over launches, each of which has a row in ``launch_times``."""
+    """Return intervals over repetitions, each of which has a row in ``repetition_times``."""
     of_latency, of_slope = _compute_gradients(line, weights, time_error)
     latency = _get_latency(line, weights, time_error)
-    latency_low, latency_high = _interval_around(latency, launch_times @ of_latency)
-    slope_low, slope_high = _interval_around(line.seconds_per_byte, launch_times @ of_slope)
+    latency_low, latency_high = _interval_around(latency, repetition_times @ of_latency)
+    slope_low, slope_high = _interval_around(line.seconds_per_byte, repetition_times @ of_slope)
     return _Intervals(
         latency_low=latency_low,
         latency_high=latency_high,

@@ -14,7 +14,7 @@ import msgspec
 
 from parbench.bench.results.stats import (
     LOWER_BOUNDS,
-    WITHIN_LAUNCH,
+    WITHIN_REPETITION,
     Estimate,
     ValueKind,
     estimate_mean,
@@ -36,8 +36,8 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     high: float | None = None
     method: str = ""
     """A phrase about how the value and its interval were computed."""
-    is_within_launch: bool = False
-    """True for an interval of a single launch, in results that are merged over launches."""
+    is_within_repetition: bool = False
+    """True for an interval of a single repetition, in results that are merged over repetitions."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Metric:
     number_format: str = ""
     """The format of a number without unit, a percentage if empty."""
     kind: ValueKind = "amount"
-    """How launches are merged. Differences, factors and excesses are shown with their intervals."""
+    """How repetitions are merged. Differences, factors and excesses are shown with their intervals."""
     is_exact: bool = False
     """True for a count, which is the same in all runs of a step: any change matters."""
 
@@ -89,7 +89,7 @@ METRICS = (
     Metric("HEADLINE_q10", "s", "lower", "q10",
            "10th percentile, least disturbed; steadier than the median"),
     Metric("HEADLINE_p99", "s", "lower", "p99",
-           "99th percentile, from launches of at least 100 iterations"),
+           "99th percentile, from repetitions of at least 100 iterations"),
     Metric("algbw", "B/s", "higher", "algbw GB/s",
            "algorithm bandwidth in 1e9 B/s, nccl-tests' convention", "size / time"),
     Metric("busbw", "B/s", "higher", "busbw GB/s",
@@ -343,48 +343,48 @@ def collect_by_name(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
     return collected
 
 
-def merge_metrics(launches: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
-    """Return each metric merged over the launches that have it."""
-    by_name = collect_by_name(launches)
+def merge_metrics(repetitions: Sequence[Mapping[str, MetricValue]]) -> dict[str, MetricValue]:
+    """Return each metric merged over the repetitions that have it."""
+    by_name = collect_by_name(repetitions)
     return {name: _merge(name, metrics) for name, metrics in by_name.items()}
 
 
 def _merge(name: str, metrics: Sequence[MetricValue]) -> MetricValue:
-    """Return the mean over the launches with a known value, with its t interval over them."""
+    """Return the mean over the repetitions with a known value, with its t interval over them."""
     first = metrics[0]
     if first.low is None and all(metric == first for metric in metrics):
         return first  # formulas and counts do not vary
     known = [metric for metric in metrics if metric.value is not None]
     gap = ""
     if len(known) < len(metrics):
-        gap = f"unknown in {len(metrics) - len(known)} of {len(metrics)} launches"
+        gap = f"unknown in {len(metrics) - len(known)} of {len(metrics)} repetitions"
     if not known:
         return _replace_number(first, None, gap)
     if len(known) == 1:
-        return _mark_within_launch(known[0], gap)
+        return _mark_within_repetition(known[0], gap)
     numbers = [metric.value for metric in known if metric.value is not None]
     kind = get_kind(name, first.unit)
     lower_bound = LOWER_BOUNDS.get(kind)
     if lower_bound is not None and min(numbers) <= lower_bound:
-        reason = f"no geometric mean, {lower_bound:g} or less in some of {len(numbers)} launches"
+        reason = f"no geometric mean, {lower_bound:g} or less in some of {len(numbers)} repetitions"
         return _replace_number(first, None, _join_phrases(reason, gap, separator="; "))
-    mean = estimate_mean(numbers, _name_launch_values(name, kind), kind)
+    mean = estimate_mean(numbers, _name_repetition_values(name, kind), kind)
     return _replace_number(first, mean, _join_phrases(mean.method, gap, separator="; "))
 
 
-def _mark_within_launch(metric: MetricValue, gap: str) -> MetricValue:
-    """Return the metric of the only launch that has it, whose interval is within that launch."""
+def _mark_within_repetition(metric: MetricValue, gap: str) -> MetricValue:
+    """Return the metric of the only repetition that has it, whose interval is within that repetition."""
     method = _join_phrases(metric.method, gap, separator="; ")
-    if metric.low is None or metric.is_within_launch:
+    if metric.low is None or metric.is_within_repetition:
         return msgspec.structs.replace(metric, method=method)
-    method = f"{method}, {WITHIN_LAUNCH}"
-    return msgspec.structs.replace(metric, method=method, is_within_launch=True)
+    method = f"{method}, {WITHIN_REPETITION}"
+    return msgspec.structs.replace(metric, method=method, is_within_repetition=True)
 
 
-def _name_launch_values(name: str, kind: ValueKind) -> str:
-    """Return a noun for the values of launches, which are medians unless they are percentiles."""
+def _name_repetition_values(name: str, kind: ValueKind) -> str:
+    """Return a noun for the values of repetitions, which are medians unless they are percentiles."""
     if name.endswith("_p99"):
-        return "launch 99th percentiles"
+        return "repetition 99th percentiles"
     if name.endswith("_q10"):
-        return "launch 10th percentiles"
-    return "launch medians" if kind == "amount" else "launches"
+        return "repetition 10th percentiles"
+    return "repetition medians" if kind == "amount" else "repetitions"

@@ -1,4 +1,4 @@
-"""Records: one JSON line for each case and launch."""
+"""Records: one JSON line for each case and repetition."""
 
 import enum
 import gzip
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from parbench.bench.files import convert_read_errors, decode_json, read_lines
-from parbench.bench.limits import Count, LaunchIndex, NonNegative, NumRanks, Rank, check_timestamp
+from parbench.bench.limits import Count, NonNegative, NumRanks, Rank, RepetitionIndex, check_timestamp
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import (
@@ -116,14 +116,14 @@ Stop = Literal["precision", "converged", "max-iters", "budget", "visits"]
 
 
 class SkipReason(enum.Enum):
-    """Why a case that was asked for has no measurement in a launch."""
+    """Why a case that was asked for has no measurement in a repetition."""
 
     IMPOSSIBLE = "impossible"
     """These ranks or this machine cannot run it, for example because it needs too much memory."""
     OUT_OF_BUDGET = "out-of-budget"
     """The time budget ended before it."""
     EARLIER_FAILURE = "earlier-failure"
-    """It failed, hung or was wrong in an earlier launch."""
+    """It failed, hung or was wrong in an earlier repetition."""
 
 
 CulpritCause = Literal["died", "terminated", "raised", "absent", "waiting"]
@@ -207,12 +207,12 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One case in one launch."""
+    """One case in one repetition."""
 
     schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
     case: Case
     world: WorldInfo
-    launch: LaunchIndex
+    repetition: RepetitionIndex
     status: Status
     reason: str = ""
     """A sentence for people about a status other than ok. Programs read the fields below."""

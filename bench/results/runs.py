@@ -30,7 +30,7 @@ from parbench.bench.files import (
     read_file,
     replace_file,
 )
-from parbench.bench.limits import LaunchIndex, NonNegative, check_timestamp
+from parbench.bench.limits import NonNegative, RepetitionIndex, check_timestamp
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import (
@@ -48,13 +48,13 @@ MIN_FREE_BYTES = 8 << 20
 _GZIP = 31  # the value of wbits for zlib
 
 
-class LaunchInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The time and the host load of a launch.
+class RepetitionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The time and the host load of a repetition.
 
-    If ranks of a launch break, the ranks that continue it have an entry of their own.
+    If ranks of a repetition break, the ranks that continue it have an entry of their own.
     """
 
-    launch: LaunchIndex
+    repetition: RepetitionIndex
     seconds: NonNegative
     """The time since the previous entry, or since the start of the driver."""
     load: HostLoad | None = None
@@ -73,11 +73,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     environment: dict[str, Any] | None = None
     """The facts that all ranks share, None before the first ranks have reported theirs."""
-    launches: tuple[LaunchInfo, ...] = ()
+    repetitions: tuple[RepetitionInfo, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, or several that were pooled, with the last record of each case and launch."""
+    """A run, or several that were pooled, with the last record of each case and repetition."""
 
     path: Path
     info: RunInfo
@@ -127,11 +127,11 @@ def list_runs(folder: Path) -> list[Path]:
     return sorted(file.parent for file in folder.glob("*/run.json"))
 
 
-def add_launch(path: Path, launch: LaunchInfo) -> None:
-    """Add a launch to ``run.json``."""
+def add_repetition(path: Path, repetition: RepetitionInfo) -> None:
+    """Add a repetition to ``run.json``."""
     info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
     with convert_write_errors(path / "run.json"):
-        write_run_info(path, replace(info, launches=(*info.launches, launch)))
+        write_run_info(path, replace(info, repetitions=(*info.repetitions, repetition)))
 
 
 def load_run(path: Path) -> Run:
@@ -151,7 +151,7 @@ def load_run(path: Path) -> Run:
     damaged: list[str] = []
     records = {}
     for record in read_records(path / "records.jsonl", damaged):
-        records[record.launch, record.case.id] = record
+        records[record.repetition, record.case.id] = record
     if damaged and not records:
         raise UserError(damaged[0])
     return Run(path=path, info=info, records=tuple(records.values()), damaged=tuple(damaged))
@@ -175,7 +175,7 @@ def require_complete(run: Run) -> Run:
 
 def make_trace_path(record: Record) -> str:
     """Return the path of the timeline in the folder of the run."""
-    return f"traces/{make_file_name(record.case.id)}-{record.launch}.json.gz"
+    return f"traces/{make_file_name(record.case.id)}-{record.repetition}.json.gz"
 
 
 def load_timeline(run: Run, record: Record) -> Timeline | None:

@@ -16,7 +16,7 @@ STAMPS = ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
 
 def make_samples_path(record: Record) -> str:
     """Return the path of the samples in the folder of the run."""
-    return f"samples/{make_file_name(record.case.id)}-{record.launch}.npz"
+    return f"samples/{make_file_name(record.case.id)}-{record.repetition}.npz"
 
 
 def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, Any]]":

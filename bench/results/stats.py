@@ -1,11 +1,11 @@
 """Statistics of samples: medians, means, their intervals and noise, whatever was timed.
 
-Within one launch, the interval of the median is the distribution-free one of order statistics
+Within one repetition, the interval of the median is the distribution-free one of order statistics
 (binomial) over the medians of the visits, because samples taken one after another resemble each
-other. Across launches, it is Student's t on the logarithms of the medians of the launches, because
-the launch is the unit of replication (Hunold & Carpen-Amarie, arXiv 1505.07734). For differences
+other. Across repetitions, it is Student's t on the logarithms of the medians of the repetitions, because
+the repetition is the unit of replication (Hunold & Carpen-Amarie, arXiv 1505.07734). For differences
 and values that may be zero, it is Student's t on the values themselves.
-tests/studies/launch_coverage.py prints how often the intervals within a launch contain the median.
+tests/studies/repetition_coverage.py prints how often the intervals within a repetition contain the median.
 """
 
 import math
@@ -27,10 +27,10 @@ LOWER_BOUNDS: Mapping[ValueKind, float] = {"amount": 0.0, "factor": 0.0, "excess
 """The bound above which all values of a kind are. Kinds in this table have a geometric mean."""
 
 CONFIDENCE = 0.95
-WITHIN_LAUNCH = "within this launch"
+WITHIN_REPETITION = "within this repetition"
 MIN_ITERATIONS_FOR_P99 = 100
 MIN_ITERATIONS_FOR_Q10 = 20
-MIN_INTERVAL_LAUNCHES = 3
+MIN_INTERVAL_REPETITIONS = 3
 MIN_INTERVAL_ITERATIONS = 20
 MIN_TREND_ITERATIONS = 20
 TREND_SIGNIFICANCE = 0.02
@@ -76,7 +76,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def estimate_median(values: Sequence[float], visits: Sequence[int] = ()) -> Estimate:
-    """Return the median of one launch, with the order-statistics interval over its visits.
+    """Return the median of one repetition, with the order-statistics interval over its visits.
 
     ``visits`` are the numbers of consecutive samples between which other cases ran. Samples of a
     visit may resemble each other. Visits are taken as independent, which holds if the causes of
@@ -92,9 +92,9 @@ def estimate_median(values: Sequence[float], visits: Sequence[int] = ()) -> Esti
             reason = f"{len(visits)} visits are too few for an interval"
         else:
             reason = "in one go, so no interval"
-        return Estimate(value=center, method=f"median of {n} iterations of one launch; {reason}")
+        return Estimate(value=center, method=f"median of {n} iterations of one repetition; {reason}")
     medians = sorted(median(samples) for samples in _split_by_counts(values, visits))
-    method = f"median of {n} iterations in {len(visits)} visits of one launch"
+    method = f"median of {n} iterations in {len(visits)} visits of one repetition"
     method += ", order-statistics interval of visits"
     low = min(medians[rank - 1], center)
     high = max(medians[-rank], center)
@@ -156,7 +156,7 @@ def estimate_mean(values: Sequence[float], noun: str, kind: ValueKind) -> Estima
 
     mean = fmean(terms)
     value = convert_back(mean)
-    if n < MIN_INTERVAL_LAUNCHES:
+    if n < MIN_INTERVAL_REPETITIONS:
         return Estimate(value=value, method=f"{method}, too few for an interval")
     half_width = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * stdev(terms) / math.sqrt(n)
     low = convert_back(mean - half_width)

@@ -15,7 +15,7 @@ from parbench.reports.analysis.summary import Row, readable
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """A context-parallel step's row with what its first telling launch adds."""
+    """A context-parallel step's row with what its first telling repetition adds."""
 
     row: Row
     facts: AttentionDetails

@@ -1,6 +1,6 @@
 """Communication held against its like: beside loads, in groups within and across nodes, from rank to rank. Pure.
 
-The ratio of two rows is that of their times, paired by launch, for the ranks were the same.
+The ratio of two rows is that of their times, paired by repetition, for the ranks were the same.
 """
 
 import math
@@ -14,7 +14,7 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import (
     CONFIDENCE,
-    MIN_INTERVAL_LAUNCHES,
+    MIN_INTERVAL_REPETITIONS,
     Estimate,
     estimate_mean,
     median,
@@ -68,12 +68,12 @@ def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowdo
 
 
 def slow_down(base: Row, other: Row) -> MetricValue | None:
-    """Return the other row's time over the base's, with its 95 % interval; None if no launch measured both."""
+    """Return the other row's time over the base's, with its 95 % interval; None if no repetition measured both."""
     both = _paired(base, other)
     if not both:
         return None
     ratios = [one.value / time.value for one, time in both]
-    found = estimate_mean(ratios, "launch ratios", "amount") if len(both) > 1 else estimate_ratio(*both[0])
+    found = estimate_mean(ratios, "repetition ratios", "amount") if len(both) > 1 else estimate_ratio(*both[0])
     method = f"ratio of times, {found.method}"
     return MetricValue(
         value=found.value,
@@ -81,15 +81,17 @@ def slow_down(base: Row, other: Row) -> MetricValue | None:
         low=found.low,
         high=found.high,
         method=method,
-        is_within_launch=len(both) == 1 and found.low is not None,
+        is_within_repetition=len(both) == 1 and found.low is not None,
     )
 
 
 def _paired(base: Row, other: Row) -> list[tuple[Estimate, Estimate]]:
-    """Return the other row's time and the base's of each launch that measured both."""
-    times = ({one.launch: estimate_of(one.metrics.get(row.headline)) for one in row.measured} for row in (base, other))
-    bases, others = ({launch: time for launch, time in of.items() if time} for of in times)
-    return [(others[launch], time) for launch, time in bases.items() if launch in others]
+    """Return the other row's time and the base's of each repetition that measured both."""
+    times = (
+        {one.repetition: estimate_of(one.metrics.get(row.headline)) for one in row.measured} for row in (base, other)
+    )
+    bases, others = ({repetition: time for repetition, time in of.items() if time} for of in times)
+    return [(others[repetition], time) for repetition, time in bases.items() if repetition in others]
 
 
 _OWN_TABLES = (*AXES, *OF_GROUP, "background", "source", "target", "mesh")
@@ -98,14 +100,14 @@ _MOST_SETTINGS, _MOST_MORE, _POWER = 5, 50, 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A case under another value of one parameter: its time over that under the default, paired by launch, less 1.
+    """A case under another value of one parameter: its time over that under the default, paired by repetition, less 1.
 
-    ``more`` launches would tell a difference as large as this one in four of five runs. It is None where
+    ``more`` repetitions would tell a difference as large as this one in four of five runs. It is None where
     too many are needed or no interval is known.
     """
 
     name: str
-    launches: int
+    repetitions: int
     change: float
     low: float | None
     high: float | None
@@ -122,10 +124,12 @@ class Setting:
         if self.is_told:
             return f"{told}, {'slower' if self.change > 0 else 'faster'}"
         if self.low is None:
-            launches = pluralize(self.launches, "launch")
-            return f"{told}, not significant ({launches}; an interval takes {MIN_INTERVAL_LAUNCHES})"
+            repetitions = pluralize(self.repetitions, "repetition")
+            return f"{told}, not significant ({repetitions}; an interval takes {MIN_INTERVAL_REPETITIONS})"
         would = (
-            f"about {pluralize(self.more, 'more launch')} would" if self.more else f"{_MOST_MORE} launches would not"
+            f"about {pluralize(self.more, 'more repetition')} would"
+            if self.more
+            else f"{_MOST_MORE} repetitions would not"
         )
         return f"{told}, cannot tell; {would}"
 
@@ -156,8 +160,8 @@ def _value_of(name: str, row: Row) -> Value | None:
 
 def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:
     n, mean = len(logs), fmean(logs)
-    if n < MIN_INTERVAL_LAUNCHES:
-        return Setting(name=name, launches=n, change=math.expm1(mean), low=None, high=None, more=None)
+    if n < MIN_INTERVAL_REPETITIONS:
+        return Setting(name=name, repetitions=n, change=math.expm1(mean), low=None, high=None, more=None)
     level, error = 1 - (1 - CONFIDENCE) / 2 / comparisons, stdev(logs)
     reach = t_quantile(level, n - 1) * error / math.sqrt(n)
     wanted = (
@@ -166,15 +170,15 @@ def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:
         if (t_quantile(level, n + more - 1) + t_quantile(_POWER, n + more - 1)) * error
         <= abs(mean) * math.sqrt(n + more)
     )
-    # launches that disagree may reach further than a float
+    # repetitions that disagree may reach further than a float
     change, low, high = (math.expm1(min(end, 700.0)) for end in (mean, mean - reach, mean + reach))
-    return Setting(name=name, launches=n, change=change, low=low, high=high, more=next(wanted, None))
+    return Setting(name=name, repetitions=n, change=change, low=low, high=high, more=next(wanted, None))
 
 
 def settings_words(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return a sentence for each of the five settings that tell most, and how their intervals are meant."""
     found = settings(rows)
-    meant = f"Launches are paired; the intervals hold for all {len(found)} comparisons at once (95 %, Bonferroni)."
+    meant = f"Repetitions are paired; the intervals hold for all {len(found)} comparisons at once (95 %, Bonferroni)."
     left = f"{len(found) - _MOST_SETTINGS} more comparisons tell less."
     return (
         *(one.words for one in found[:_MOST_SETTINGS]),

@@ -11,7 +11,7 @@ from parbench.reports.analysis.summary import Row, readable
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """An expert-parallel step's row with what its first telling launch adds; ``capacity`` None drops nothing."""
+    """An expert-parallel step's row with what its first telling repetition adds; ``capacity`` None drops nothing."""
 
     row: Row
     facts: ExpertLoadDetails

@@ -1,7 +1,7 @@
 """What to look at first: findings with what each costs, how sure it is, and the command to type next. Pure.
 
 A cost is the share of a step's time that it takes, or of an operation's over all its sizes. What only one of several
-launches tells, or what chance makes as easily, is not claimed; what a single launch tells counts half.
+repetitions tells, or what chance makes as easily, is not claimed; what a single repetition tells counts half.
 """
 
 import math
@@ -45,7 +45,7 @@ _WHOLES = dict.fromkeys(("reduce_scatter", "all_gather", "broadcast", "reduce"),
 class Finding:
     """A sentence with its figures, and the command that tells more or mends it; ``evidence`` is what it was made of.
 
-    ``sure`` is 1 where launches agree, less where one alone tells.
+    ``sure`` is 1 where repetitions agree, less where one alone tells.
     """
 
     kind: Kind
@@ -68,7 +68,7 @@ def look_at_first(found: Analysis) -> tuple[Finding, ...]:
 
 
 def _sure(row: Row) -> float:
-    return 1.0 if row.launches > 1 else 0.5
+    return 1.0 if row.repetitions > 1 else 0.5
 
 
 def _run(found: Analysis, row: Row, **changed: object) -> str:
@@ -258,7 +258,7 @@ def _bytes(row: Row, name: str) -> Iterator[Finding]:
 def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:
     """Hold each link against those that are as far: that nodes lie farther apart than cores is no finding.
 
-    Where all links of a rank are slow, it is the rank's own. A link is slow if it is so in most launches.
+    Where all links of a rank are slow, it is the rank's own. A link is slow if it is so in most repetitions.
     """
     nodes, by_distance, blamed = found.nodes, dict[str, dict[tuple[int, int], float]](), set[int]()
     for pair in matrix.rows:
@@ -288,17 +288,17 @@ def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:
             kind="slow link",
             cost=1 - slow / usual,
             sentence=f"{names} {cells.quantity(slow, 'B/s')}, others {cells.quantity(usual, 'B/s')} (median{where})",
-            command="parbench slurm screen" if nodes else "parbench run --only matrix --launches 5",
+            command="parbench slurm screen" if nodes else "parbench run --only matrix --repetitions 5",
             sure=_sure(matrix.first),
             evidence={"rate": slow, "median": usual},
         )
 
 
 def _is_slow(matrix: Pairs, pair: tuple[int, int], rates: Mapping[tuple[int, int], float], usual: float) -> bool:
-    """Say whether a link is below 70 % of the usual rate, over all launches and in three of four of them."""
+    """Say whether a link is below 70 % of the usual rate, over all repetitions and in three of four of them."""
     if rates[pair] >= _SLOW_LINK * usual:
         return False
-    known = matrix.rows[pair].by_launch("busbw").values()
+    known = matrix.rows[pair].by_repetition("busbw").values()
     return 4 * sum(rate < _SLOW_LINK * usual for rate in known) >= 3 * len(known)
 
 
@@ -337,13 +337,13 @@ def _operations(found: Analysis) -> Iterator[Finding]:
 
 
 def _off_fit(curve: Curve) -> Iterator[Finding]:
-    """Name the size that takes most beyond its fit, in three of four launches by a fifth as the fit itself asks."""
+    """Name the size that takes most beyond its fit, in three of four repetitions by a fifth as the fit itself asks."""
     whole = sum(row.value("time") or 0.0 for row in curve.rows)
     found = list[tuple[float, Row, float]]()
     for size, error in curve.fit.outliers:
         row = next(row for row in curve.rows if size_of(row) == size)
-        above = sum(time > 1.2 * curve.fit.predict(size) for time in row.by_launch("time").values())
-        if error > 0 and 4 * above >= 3 * row.launches:
+        above = sum(time > 1.2 * curve.fit.predict(size) for time in row.by_repetition("time").values())
+        if error > 0 and 4 * above >= 3 * row.repetitions:
             found.append(((row.value("time") or 0.0) - curve.fit.predict(size), row, error))
     for seconds, row, error in sorted(found, key=lambda one: -one[0])[:1]:
         name, size = row.case.short_name, size_of(row)
@@ -360,7 +360,7 @@ def _off_fit(curve: Curve) -> Iterator[Finding]:
 
 
 def _dearer(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Name operations that take longer than one which does their work and more, by an interval over launches."""
+    """Name operations that take longer than one which does their work and more, by an interval over repetitions."""
     series = dict[str, list[tuple[Row, Row]]]()
 
     def key(row: Row, name: str) -> tuple[object, ...]:
@@ -381,22 +381,24 @@ def _dearer(rows: Sequence[Row]) -> Iterator[Finding]:
                 kind="dearer than a whole",
                 cost=sum(one for one, *_ in beyond) / sum(one.seconds or 0.0 for one, _ in of),
                 sentence=f"{row_label(row)} takes {times}, which does its work and more: it should cost less",
-                command=f"parbench run --only {name} --only {other} --sizes {cells.size(size_of(row))} --launches 10",
+                command=f"parbench run --only {name} --only {other} --sizes {cells.size(size_of(row))} --repetitions "
+                f"10",
                 evidence={"case": row.case.id, "whole": whole.case.id},
             )
 
 
 def _machine(found: Analysis) -> Iterator[Finding]:
-    """Name other work beside half of the launches, or beside any if launches scatter; the doctor's is the verdict's."""
-    launches, others, noisy = found.run.info.launches, disturbed_words(found.run), noisy_of(found.shown)
-    beside = sum(bool(one.load and one.load.disturbance) for one in launches)
-    if others and (noisy or 2 * beside >= len(launches)):
+    """Name other work beside half of the repetitions, or beside any if repetitions scatter; the doctor's is the
+    verdict's."""
+    repetitions, others, noisy = found.run.info.repetitions, disturbed_words(found.run), noisy_of(found.shown)
+    beside = sum(bool(one.load and one.load.disturbance) for one in repetitions)
+    if others and (noisy or 2 * beside >= len(repetitions)):
         scatter = median([row.scatter for row in found.shown if row.scatter is not None]) if noisy else 0.0
-        told = f"Launches scatter by {cells.percent(scatter)} beside" if noisy else "Launches ran beside"
+        told = f"Repetitions scatter by {cells.percent(scatter)} beside" if noisy else "Repetitions ran beside"
         yield Finding(
             kind="busy machine",
             cost=min(max(scatter, _LEAST), 1.0),
             sentence=f"{told} other work: {others}",
             command="parbench doctor",
-            evidence={"scatter": scatter, "launches": beside},
+            evidence={"scatter": scatter, "repetitions": beside},
         )

@@ -62,14 +62,14 @@ def fit_curves(rows: Sequence[Row], ceiling: Ceiling | None) -> tuple[Curve, ...
 
 
 def points_of(rows: Sequence[Row]) -> tuple[CurvePoint, ...]:
-    """Return sizes and times, merged over launches, of the rows whose time is known and above zero."""
+    """Return sizes and times, merged over repetitions, of the rows whose time is known and above zero."""
     return tuple(
         CurvePoint(
             size_bytes=size_of(row),
             seconds=seconds,
             low=row.metrics["time"].low,
             high=row.metrics["time"].high,
-            launches=row.by_launch("time"),
+            repetitions=row.by_repetition("time"),
         )
         for row in rows
         if (seconds := row.value("time"))
@@ -85,7 +85,7 @@ def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ..
     if not curves:
         return ()
     notes = [
-        f"Fits: {METHOD}; {' or '.join(dict.fromkeys(describe_intervals(one.fit.launches) for one in curves))}.",
+        f"Fits: {METHOD}; {' or '.join(dict.fromkeys(describe_intervals(one.fit.repetitions) for one in curves))}.",
         "Fits: latency is that of the smallest sizes, bandwidth that of the largest; a knee lies between [low, high].",
     ]
     if ceiling is not None:

@@ -63,7 +63,7 @@ def pivot_rows(groups: Iterable[Sequence[T]], at: Callable[[T], K]) -> list[dict
 _TEXT, _WHOLE, _NUMBER, _TIME = "string", "Int64", "float64", "datetime64[ns, UTC]"
 _OF_RUN = dict.fromkeys(("run", "started", "host", "parbench", "preset", "point", "case", "name"), _TEXT)
 _OF_RUN["started"] = _TIME
-_OF_LAUNCH = {"launch": "int64", "status": _TEXT, "reason": _TEXT}
+_OF_REPETITION = {"repetition": "int64", "status": _TEXT, "reason": _TEXT}
 _OF_RECORD: dict[str, tuple[str, Callable[[Record], object]]] = {
     "stop": (_TEXT, lambda one: one.stop),
     "iterations": (_WHOLE, lambda one: len(one.samples.values) or None),
@@ -86,34 +86,34 @@ _OF_RECORD: dict[str, tuple[str, Callable[[Record], object]]] = {
     "record_seconds": (_NUMBER, lambda one: one.seconds),
 }
 _OF_METRIC = {"value": _NUMBER, "low": _NUMBER, "high": _NUMBER, "unit": _TEXT, "better": _TEXT, "method": _TEXT}
-_OF_SAMPLES = "^(run|point|case|name|launch|world_size|param_.*)$"
+_OF_SAMPLES = "^(run|point|case|name|repetition|world_size|param_.*)$"
 
 
 def metrics_frame(runs: Runs) -> "pd.DataFrame":
-    """Return a row for each metric of each launch of each case, and one without where nothing was measured."""
-    launches, measured = _launches(runs)
+    """Return a row for each metric of each repetition of each case, and one without where nothing was measured."""
+    repetitions, measured = _repetitions(runs)
     rows: list[tuple[object, ...]] = []
     for at, (_, record) in enumerate(measured):
         told = record.metrics.items() if record else ()
         rows += [(at, name, *(getattr(metric, field) for field in _OF_METRIC)) for name, metric in told]
         rows += [] if told else [(at, *[None] * (1 + len(_OF_METRIC)))]
-    return _joined(launches, _frame(rows, {"at": "int64", "metric": _TEXT, **_OF_METRIC}))
+    return _joined(repetitions, _frame(rows, {"at": "int64", "metric": _TEXT, **_OF_METRIC}))
 
 
 def samples_frame(runs: Runs) -> "pd.DataFrame":
-    """Return a row for each iteration of each measured launch; ``seconds`` is one step's, the slowest rank's."""
-    launches, measured = _launches(runs)
+    """Return a row for each iteration of each measured repetition; ``seconds`` is one step's, the slowest rank's."""
+    repetitions, measured = _repetitions(runs)
     values = [record.samples.values if record else [] for _, record in measured]
     rows = [(at, i, seconds) for at, of in enumerate(values) for i, seconds in enumerate(of)]
     samples = _frame(rows, {"at": "int64", "iteration": "int64", "seconds": _NUMBER})
-    return _joined(launches.filter(regex=_OF_SAMPLES), samples)
+    return _joined(repetitions.filter(regex=_OF_SAMPLES), samples)
 
 
 def rank_samples_frame(runs: Runs) -> "pd.DataFrame":
-    """Return a row for each iteration and rank of each launch with samples; ``UserError`` if damaged, or none."""
+    """Return a row for each iteration and rank of each repetition with samples; ``UserError`` if damaged, or none."""
     import pandas as pd
 
-    launches, measured = _launches(runs)
+    repetitions, measured = _repetitions(runs)
     pieces = [
         _of_ranks(found, run.path / make_samples_path(record)).assign(at=at)
         for at, (run, record) in enumerate(measured)
@@ -122,7 +122,7 @@ def rank_samples_frame(runs: Runs) -> "pd.DataFrame":
     if not pieces:
         looked = ", ".join(dict.fromkeys(str(run.path / "samples") for run, _ in measured))
         raise UserError(f"no samples of ranks (*.npz) are in {looked}: a run's samples/ must have come with it")
-    return _joined(launches.filter(regex=_OF_SAMPLES), pd.concat(pieces))
+    return _joined(repetitions.filter(regex=_OF_SAMPLES), pd.concat(pieces))
 
 
 def _of_ranks(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
@@ -144,29 +144,30 @@ def _of_ranks(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
     )
 
 
-def _launches(runs: Runs) -> "tuple[pd.DataFrame, list[tuple[Run, Record | None]]]":
-    """Return a row for each launch of each case, what all rows of it share, and the record where it was measured."""
+def _repetitions(runs: Runs) -> "tuple[pd.DataFrame, list[tuple[Run, Record | None]]]":
+    """Return a row for each repetition of each case, what all rows of it share, and the record where it was
+    measured."""
     import pandas as pd
 
     rows, params, measured = [], [], []
     for run, point in runs:
         info, plan = run.info, run.info.plan
         skipped = {one.case.id: one.reason for one in plan.skipped}
-        records = {(one.case.id, one.launch): one for one in run.records}
+        records = {(one.case.id, one.repetition): one for one in run.records}
         cases = {at: one.case for at, one in records.items()}
-        planned = [(case, launch) for launch in range(plan.launches) for case in plan.cases]
-        for case, launch in [*((one.case, 0) for one in plan.skipped), *planned]:
-            cases.setdefault((case.id, launch), case)
-        for (case_id, launch), case in cases.items():
-            record = records.get((case_id, launch))
+        planned = [(case, repetition) for repetition in range(plan.repetitions) for case in plan.cases]
+        for case, repetition in [*((one.case, 0) for one in plan.skipped), *planned]:
+            cases.setdefault((case.id, repetition), case)
+        for (case_id, repetition), case in cases.items():
+            record = records.get((case_id, repetition))
             left_out = ("skipped", skipped[case_id]) if case_id in skipped else ("missing", "no record")
             status, reason = (record.status, record.reason) if record else left_out
             of_run = (info.id, info.started, info.host, info.parbench, plan.preset, point)
             of_record = (tell(record) if record else None for _, tell in _OF_RECORD.values())
-            rows.append((*of_run, case_id, case.name, launch, status, reason or None, *of_record))
+            rows.append((*of_run, case_id, case.name, repetition, status, reason or None, *of_record))
             params.append(case.all_params)
             measured.append((run, record if status == "ok" else None))
-    frame = _frame(rows, _OF_RUN | _OF_LAUNCH | {name: kind for name, (kind, _) in _OF_RECORD.items()})
+    frame = _frame(rows, _OF_RUN | _OF_REPETITION | {name: kind for name, (kind, _) in _OF_RECORD.items()})
     for name in reversed(dict.fromkeys(name for of in params for name in of)):
         column = pd.Series(pd.array([of.get(name) for of in params]))
         column = column.astype("float64") if column.dtype == "Float64" else column
@@ -180,5 +181,5 @@ def _frame(rows: Sequence[tuple[object, ...]], kinds: Mapping[str, str]) -> "pd.
     return pd.DataFrame(rows, columns=list(kinds), dtype=object).astype(dict(kinds))
 
 
-def _joined(launches: "pd.DataFrame", told: "pd.DataFrame") -> "pd.DataFrame":
-    return launches.join(told.set_index("at"), how="inner").reset_index(drop=True)
+def _joined(repetitions: "pd.DataFrame", told: "pd.DataFrame") -> "pd.DataFrame":
+    return repetitions.join(told.set_index("at"), how="inner").reset_index(drop=True)

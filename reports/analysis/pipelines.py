@@ -19,10 +19,10 @@ from parbench.reports.cells import visible
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A pipeline step's row with what its first telling launch adds."""
+    """A pipeline step's row with what its first telling repetition adds."""
 
     row: Row
-    launch: int
+    repetition: int
     facts: details.PipelineDetails
 
     @property
@@ -47,14 +47,14 @@ class Pipeline:
 def read_pipeline(row: Row) -> Pipeline | str | None:
     """Return a row's pipeline, None if it is no pipeline step; why its facts cannot be read, if they cannot."""
     told = [
-        (record.launch, one)
+        (record.repetition, one)
         for record in row.measured
         if (one := details.read_details(record, details.PipelineDetails))
     ]
     if not told:
         return None
-    launch, facts = next((one for one in told if isinstance(one[1], str) or one[1].measured), told[0])
-    return facts if isinstance(facts, str) else Pipeline(row=row, launch=launch, facts=facts)
+    repetition, facts = next((one for one in told if isinstance(one[1], str) or one[1].measured), told[0])
+    return facts if isinstance(facts, str) else Pipeline(row=row, repetition=repetition, facts=facts)
 
 
 pipelines: Callable[[Iterable[Row]], tuple[Pipeline, ...]] = partial(readable, read=read_pipeline)

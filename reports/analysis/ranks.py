@@ -1,4 +1,5 @@
-"""Where a run's ranks ran, how its launches went, and which rank comes late: hosts, switches and cores, time and load.
+"""Where a run's ranks ran, how its repetitions went, and which rank comes late: hosts, switches and cores, time and
+load.
 
 What ranks do not share stands in the records' environment under ``rank N``, what they share in the run's.
 """
@@ -148,8 +149,8 @@ def _word(value: object) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
-    """A launch by its number from 1: its time (s), that of its measurements, and its host's load if known."""
+class RepetitionLoad:
+    """A repetition by its number from 1: its time (s), that of its measurements, and its host's load if known."""
 
     number: int
     seconds: float
@@ -157,16 +158,16 @@ class Launch:
     load: HostLoad | None
 
 
-def launches_of(run: Run) -> tuple[Launch, ...]:
-    """Return the launches in order, each with the load in which it measured longest; nothing of older runs."""
+def repetitions_of(run: Run) -> tuple[RepetitionLoad, ...]:
+    """Return the repetitions in order, each with the load in which it measured longest; nothing of older runs."""
     found = []
-    for number in sorted({one.launch for one in run.info.launches}):
-        parts = [one for one in run.info.launches if one.launch == number]
+    for number in sorted({one.repetition for one in run.info.repetitions}):
+        parts = [one for one in run.info.repetitions if one.repetition == number]
         found.append(
-            Launch(
+            RepetitionLoad(
                 number=number + 1,
                 seconds=sum(one.seconds for one in parts),
-                measuring_seconds=sum(record.seconds for record in run.records if record.launch == number),
+                measuring_seconds=sum(record.seconds for record in run.records if record.repetition == number),
                 load=max(parts, key=lambda one: one.seconds).load,
             )
         )
@@ -174,20 +175,20 @@ def launches_of(run: Run) -> tuple[Launch, ...]:
 
 
 def measuring_words(run: Run) -> str:
-    took, whole = sum(record.seconds for record in run.records), sum(one.seconds for one in run.info.launches)
+    took, whole = sum(record.seconds for record in run.records), sum(one.seconds for one in run.info.repetitions)
     share = f"{100 * took / whole:.0f} % of {format_duration(whole)}" if whole else f"took {format_duration(took)}"
     return f"measuring {share}"
 
 
 def disturbed_words(run: Run) -> str:
-    """Name the launch beside which its host did most else, and in how many it did much; empty if in none."""
-    launches = launches_of(run)
-    disturbed = [(one, one.load) for one in launches if one.load and one.load.disturbance]
+    """Name the repetition beside which its host did most else, and in how many it did much; empty if in none."""
+    repetitions = repetitions_of(run)
+    disturbed = [(one, one.load) for one in repetitions if one.load and one.load.disturbance]
     if not disturbed:
         return ""
     worst, load = max(disturbed, key=lambda pair: (pair[1].other_cores or 0.0, pair[1].steal_percent or 0.0))
-    more = f" (much in {len(disturbed)} of {len(launches)})" if len(disturbed) > 1 else ""
-    return f"in launch {worst.number} {load.disturbance}{more}"
+    more = f" (much in {len(disturbed)} of {len(repetitions)})" if len(disturbed) > 1 else ""
+    return f"in repetition {worst.number} {load.disturbance}{more}"
 
 
 MOST_ROWS = 24
@@ -212,7 +213,7 @@ def late_rows(run: Run, rows: Iterable[Row]) -> tuple[Late, ...]:
 
 
 def _lateness(run: Run, row: Row) -> dict[int, float]:
-    launches = defaultdict[int, list[float]](list)
+    repetitions = defaultdict[int, list[float]](list)
     for record in row.measured:
         try:
             samples = load_rank_samples(run, record)
@@ -221,11 +222,11 @@ def _lateness(run: Run, row: Row) -> dict[int, float]:
         if "arrival_ns" in samples:
             late = np.median(samples["arrival_ns"] - samples["arrival_ns"].min(axis=0), axis=1) / 1e9
             for rank, seconds in zip(samples["ranks"].tolist(), late.tolist(), strict=True):
-                launches[rank].append(seconds)
-    return {rank: median(launches[rank]) for rank in sorted(launches)}
+                repetitions[rank].append(seconds)
+    return {rank: median(repetitions[rank]) for rank in sorted(repetitions)}
 
 
-_MOST_OF, _OF_TIME, _BY_CHANCE = 0.5, 0.1, 0.07  # five launches of two ranks that agree are 0.0625
+_MOST_OF, _OF_TIME, _BY_CHANCE = 0.5, 0.1, 0.07  # five repetitions of two ranks that agree are 0.0625
 _APART_SECONDS = 5e-4
 _ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # all ranks do the same
 Vote = tuple[int, float, float]
@@ -234,17 +235,18 @@ Vote = tuple[int, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Blame:
-    """A rank that so many of the launches name, more often than chance makes; ``seconds`` and ``share`` are medians."""
+    """A rank that so many of the repetitions name, more often than chance makes; ``seconds`` and ``share`` are
+    medians."""
 
     rank: int
-    launches: int
-    of_launches: int
+    repetitions: int
+    of_repetitions: int
     seconds: float
     share: float
 
     @property
     def words(self) -> str:
-        return f"{self.launches} of {self.of_launches} launches"
+        return f"{self.repetitions} of {self.of_repetitions} repetitions"
 
 
 def late_rank(rows: Sequence[Row]) -> Blame | None:
@@ -258,9 +260,9 @@ def late_rank(rows: Sequence[Row]) -> Blame | None:
     for record, arrival, time in _arrivals(rows):
         skew = _value_of(record, "skew")
         if arrival.late_rank is not None and (arrival.share or 0.0) > _MOST_OF and skew > max(_OF_TIME * time, apart):
-            named.setdefault(record.launch, []).append((arrival.late_rank, skew, skew / time))
-    launches = {record.launch for record, *_ in _arrivals(rows)}
-    return agreed(named, len(launches), max((row.world.size for row in rows), default=1))
+            named.setdefault(record.repetition, []).append((arrival.late_rank, skew, skew / time))
+    repetitions = {record.repetition for record, *_ in _arrivals(rows)}
+    return agreed(named, len(repetitions), max((row.world.size for row in rows), default=1))
 
 
 def last_out_rank(run: Run, rows: Iterable[Row]) -> Blame | None:
@@ -270,27 +272,27 @@ def last_out_rank(run: Run, rows: Iterable[Row]) -> Blame | None:
     for record, arrival, time in _arrivals(alike):
         rank = arrival.last_out_rank if (arrival.last_out_share or 0.0) > _MOST_OF else None
         if rank is not None and (lag := _exit_lag(run, record, rank)) > _OF_TIME * time:
-            named.setdefault(record.launch, []).append((rank, lag, lag / time))
-    launches = {record.launch for record, *_ in _arrivals(alike)}
-    return agreed(named, len(launches), max((row.world.size for row in alike), default=1))
+            named.setdefault(record.repetition, []).append((rank, lag, lag / time))
+    repetitions = {record.repetition for record, *_ in _arrivals(alike)}
+    return agreed(named, len(repetitions), max((row.world.size for row in alike), default=1))
 
 
-def agreed(named: Mapping[int, Sequence[Vote]], launches: int, size: int) -> Blame | None:
-    """Return the rank that launches name more often than chance makes (binomial), None if they name none so.
+def agreed(named: Mapping[int, Sequence[Vote]], repetitions: int, size: int) -> Blame | None:
+    """Return the rank that repetitions name more often than chance makes (binomial), None if they name none so.
 
-    A launch names the rank that two thirds of the cases name, of those where any rank stands out.
+    A repetition names the rank that two thirds of the cases name, of those where any rank stands out.
     """
     votes = Counter[int]()
     for of in named.values():
         for rank, n in Counter(rank for rank, *_ in of).most_common(1):
             votes[rank] += 3 * n >= 2 * len(of)
     for rank, count in votes.most_common(1):
-        others = range(count, launches + 1)
-        chance = sum(math.comb(launches, k) * (size - 1) ** (launches - k) for k in others)
-        if count and size * chance / size**launches <= _BY_CHANCE:
+        others = range(count, repetitions + 1)
+        chance = sum(math.comb(repetitions, k) * (size - 1) ** (repetitions - k) for k in others)
+        if count and size * chance / size**repetitions <= _BY_CHANCE:
             own = [one for of in named.values() for one in of if one[0] == rank]
             seconds, share = (median([one[i] for one in own]) for i in (1, 2))
-            return Blame(rank=rank, launches=count, of_launches=launches, seconds=seconds, share=share)
+            return Blame(rank=rank, repetitions=count, of_repetitions=repetitions, seconds=seconds, share=share)
     return None
 
 

@@ -101,13 +101,13 @@ class MatchedCase(Alike[int]):
         if one is None or base is None:
             return None
         found = estimate_ratio(one, base)
-        is_within_launch = found.low is not None and any(time and time.is_within_launch for time in times)
+        is_within_repetition = found.low is not None and any(time and time.is_within_repetition for time in times)
         return MetricValue(
             value=found.value,
             better="lower",
             low=found.low,
             high=found.high,
-            is_within_launch=is_within_launch,
+            is_within_repetition=is_within_repetition,
         )
 
 
@@ -166,7 +166,7 @@ def several(
     ones = tuple(NumberedRun(number=i, run=run, summary=summary, point=at) for i, ((run, summary), at) in numbered)
     facts = []
     for info in (run.info for run, _ in runs):
-        plan = {name: getattr(info.plan, name) for name in ("preset", "nproc", "backend", "device", "launches")}
+        plan = {name: getattr(info.plan, name) for name in ("preset", "nproc", "backend", "device", "repetitions")}
         told = dict(flatten({"plan": plan, "host": info.host, "parbench": info.parbench}))
         told |= {f"environment.{name}": text for name, text in environment_facts(info.environment or {})}
         facts.append({name: text for name, text in told.items() if name.rpartition(".")[2] not in _OF_EVERY_RUN})

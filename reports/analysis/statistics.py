@@ -1,21 +1,21 @@
-"""Statistics of rows: the ratio of two estimates, and the deviation between launches."""
+"""Statistics of rows: the ratio of two estimates, and the deviation between repetitions."""
 
 import math
 from collections.abc import Sequence
 from statistics import stdev
 
-from parbench.bench.results.stats import WITHIN_LAUNCH, Estimate
+from parbench.bench.results.stats import WITHIN_REPETITION, Estimate
 
 
 def estimate_ratio(numerator: Estimate, denominator: Estimate) -> Estimate:
-    """Return the ratio of two medians of one launch, which are above zero and independent."""
+    """Return the ratio of two medians of one repetition, which are above zero and independent."""
     value = numerator.value / denominator.value
     factors = [_interval_factor(numerator), _interval_factor(denominator)]
     known_factors = [factor for factor in factors if factor is not None]
     if len(known_factors) < len(factors):
-        return Estimate(value=value, method="medians of one launch; one has no interval above zero")
+        return Estimate(value=value, method="medians of one repetition; one has no interval above zero")
     factor = math.exp(math.hypot(*map(math.log, known_factors)))
-    method = f"medians of one launch, their intervals in quadrature, {WITHIN_LAUNCH}"
+    method = f"medians of one repetition, their intervals in quadrature, {WITHIN_REPETITION}"
     return Estimate(value=value, low=value / factor, high=value * factor, method=method)
 
 

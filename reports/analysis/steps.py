@@ -1,6 +1,7 @@
 """Where a training step's time and memory went: its metrics by axis and by component, and its traced steps. Pure.
 
-A traced step is that of one launch; communication of one axis may overlap itself, so it is spread over lanes in which
+A traced step is that of one repetition; communication of one axis may overlap itself, so it is spread over lanes in
+which
 nothing overlaps.
 """
 
@@ -150,20 +151,20 @@ def sent_lines(rows: Sequence[Row]) -> tuple[Sent, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a step of one launch held over its time, on the rank that rose highest."""
+    """What a step of one repetition held over its time, on the rank that rose highest."""
 
     row: Row
-    launch: int
+    repetition: int
     memory: MemoryOverTime
 
 
 def held_over_time(rows: Sequence[Row]) -> tuple[Held, ...]:
-    """Return the first launch of each row that tells; what cannot be read is left out."""
+    """Return the first repetition of each row that tells; what cannot be read is left out."""
     found: dict[str, Held] = {}
     for row in rows:
         for record in row.measured:
             if isinstance(told := read_details(record, MemoryOverTime), MemoryOverTime):
-                found.setdefault(row.case.id, Held(row=row, launch=record.launch, memory=told))
+                found.setdefault(row.case.id, Held(row=row, repetition=record.repetition, memory=told))
     return tuple(found.values())
 
 
@@ -186,7 +187,8 @@ class Prediction:
 
 
 def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
-    """Return the time of the step's calls by the run's curves; None if its calls are unknown or launches disagree."""
+    """Return the time of the step's calls by the run's curves; None if its calls are unknown or repetitions
+    disagree."""
     calls = calls_of(row)
     if calls is None:
         return None
@@ -238,10 +240,10 @@ NO_CLOCK = "the trace names no clock that its ranks share, and ranks on differen
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """A step's row with one launch's timeline of all ranks; ``why_not`` says why there is none to draw."""
+    """A step's row with one repetition's timeline of all ranks; ``why_not`` says why there is none to draw."""
 
     row: Row
-    launch: int
+    repetition: int
     timeline: Timeline | None
     why_not: str = ""
 
@@ -258,10 +260,11 @@ class Busy:
 
 
 def traced_steps(run: Run, rows: Iterable[Row]) -> tuple[Traced, ...]:
-    """Return the rows of which some launch left a trace, the first such launch's; one that is damaged says so."""
+    """Return the rows of which some repetition left a trace, the first such repetition's; one that is damaged says
+    so."""
     found: dict[str, Traced] = {}
-    launches = ((row, record) for row in rows for record in row.measured)
-    for row, record in launches:
+    repetitions = ((row, record) for row in rows for record in row.measured)
+    for row, record in repetitions:
         if row.case.id not in found:
             why_not = ""
             try:
@@ -271,16 +274,16 @@ def traced_steps(run: Run, rows: Iterable[Row]) -> tuple[Traced, ...]:
             if timeline and not timeline.clock:
                 timeline, why_not = None, NO_CLOCK
             if timeline or why_not:
-                found[row.case.id] = Traced(row=row, launch=record.launch, timeline=timeline, why_not=why_not)
+                found[row.case.id] = Traced(row=row, repetition=record.repetition, timeline=timeline, why_not=why_not)
     return tuple(found.values())
 
 
 def timelines_of(run: Run, row: Row) -> tuple[tuple[int, Timeline], ...]:
-    """Return each launch with its timeline, of those that left one which can be read."""
+    """Return each repetition with its timeline, of those that left one which can be read."""
     found = []
     for record in row.measured:
         with suppress(UserError):
-            found += [(record.launch, one)] if (one := load_timeline(run, record)) else []
+            found += [(record.repetition, one)] if (one := load_timeline(run, record)) else []
     return tuple(found)
 
 
@@ -332,10 +335,10 @@ def spans_of(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
 def longest_computing(run: Run, row: Row) -> Blame | None:
     """Return the rank that computes longer than the others in traces, more often than chance makes; by what factor."""
     named, traced = dict[int, list[Vote]](), timelines_of(run, row)
-    for launch, timeline in traced:
+    for repetition, timeline in traced:
         busy = {one.rank: length(spans_of(by_stream(one).get(COMPUTE, ()))) / 1e9 for one in timeline.ranks}
         rank = max(busy, key=lambda rank: busy[rank], default=0)
         others = median([seconds for other, seconds in busy.items() if other != rank]) if len(busy) > 1 else 0.0
         if others and busy[rank] > _LONGER * others:
-            named[launch] = [(rank, busy[rank] - others, busy[rank] / others)]
+            named[repetition] = [(rank, busy[rank] - others, busy[rank] / others)]
     return agreed(named, len(traced), row.world.size)

@@ -1,4 +1,4 @@
-"""What a run found: its records merged across launches into one row a case, and whether all is well. Pure."""
+"""What a run found: its records merged across repetitions into one row a case, and whether all is well. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from parbench.bench.results.records import Check, Record, Status, WorldInfo
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import (
     MIN_INTERVAL_ITERATIONS,
-    MIN_INTERVAL_LAUNCHES,
+    MIN_INTERVAL_REPETITIONS,
     Estimate,
     Grade,
     grade_noise,
@@ -34,15 +34,15 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A case over all launches; ``metrics`` is empty where a result was wrong, for that has no time.
+    """A case over all repetitions; ``metrics`` is empty where a result was wrong, for that has no time.
 
-    ``launches`` of those ``planned`` measured it; ``stops`` and ``steady`` are counted by launch.
+    ``repetitions`` of those ``planned`` measured it; ``stops`` and ``steady`` are counted by repetition.
     """
 
     case: Case
     world: WorldInfo
     status: Status
-    launches: int
+    repetitions: int
     planned: int
     iterations: int
     reasons: tuple[str, ...]
@@ -75,11 +75,13 @@ class Row:
         metric = self.metrics.get(name)
         return metric.value if metric else None
 
-    def by_launch(self, name: str) -> dict[int, float]:
-        """Return what the launches that measured it know of a metric, in their order, where it is above zero."""
-        found = {record.launch: record.metrics.get(name) for record in self.measured}
-        known = {launch: metric.value for launch, metric in found.items() if metric and metric.value is not None}
-        return {launch: known[launch] for launch in sorted(known) if known[launch] > 0}
+    def by_repetition(self, name: str) -> dict[int, float]:
+        """Return what the repetitions that measured it know of a metric, in their order, where it is above zero."""
+        found = {record.repetition: record.metrics.get(name) for record in self.measured}
+        known = {
+            repetition: metric.value for repetition, metric in found.items() if metric and metric.value is not None
+        }
+        return {repetition: known[repetition] for repetition in sorted(known) if known[repetition] > 0}
 
     @property
     def seconds(self) -> float | None:
@@ -92,22 +94,23 @@ class Row:
 
     @property
     def effective(self) -> float | None:
-        """How many independent iterations would tell the medians as well; None where a launch does not know."""
+        """How many independent iterations would tell the medians as well; None where a repetition does not know."""
         known = [record.noise.effective if record.noise else None for record in self.measured]
         return sum(one for one in known if one is not None) if known and None not in known else None
 
     @property
     def scatter(self) -> float | None:
-        """How far launches scatter; None for fewer than three whose times are above zero."""
-        times = [*self.by_launch(self.headline).values()]
-        return compute_log_deviation(times) if len(times) >= MIN_INTERVAL_LAUNCHES else None
+        """How far repetitions scatter; None for fewer than three whose times are above zero."""
+        times = [*self.by_repetition(self.headline).values()]
+        return compute_log_deviation(times) if len(times) >= MIN_INTERVAL_REPETITIONS else None
 
     @property
     def grade(self) -> Grade | None:
-        """The word for the scatter between launches, for that within of one alone, if long enough; two tell neither."""
+        """The word for the scatter between repetitions, for that within of one alone, if long enough; two tell
+        neither."""
         if self.scatter is not None:
             return grade_noise(self.scatter)
-        alone = self.measured if self.launches == 1 and self.iterations >= MIN_INTERVAL_ITERATIONS else ()
+        alone = self.measured if self.repetitions == 1 and self.iterations >= MIN_INTERVAL_ITERATIONS else ()
         return next((one.noise.grade for one in alone if one.noise), None)
 
 
@@ -124,16 +127,17 @@ class Alike(Generic[K]):
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """A planned case without a record in ``launches`` of the ``planned`` launches."""
+    """A planned case without a record in ``repetitions`` of the ``planned`` repetitions."""
 
     case: Case
-    launches: int
+    repetitions: int
     planned: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """Rows by status, skipped cases, ``planned`` cases times launches and those ``missing``; ``code`` is the exit's."""
+    """Rows by status, skipped cases, ``planned`` cases times repetitions and those ``missing``; ``code`` is the
+    exit's."""
 
     counts: Mapping[Status, int]
     skipped: int
@@ -160,17 +164,21 @@ def summarize(run: Run) -> Summary:
     for record in run.records:
         if record.case.id not in left_out:  # the plan says already why
             by_case.setdefault(record.case.id, []).append(record)
-    rows = tuple(_row(records, plan.launches) for records in by_case.values() if records)
-    lacking = [(case, plan.launches - len({record.launch for record in by_case[case.id]})) for case in plan.cases]
-    missing = tuple(Missing(case=case, launches=n, planned=plan.launches) for case, n in lacking if n > 0)
-    counts, without_record = Counter(row.status for row in rows), sum(one.launches for one in missing)
-    cut, least = {record.case.id for record in run.records if record.is_out_of_budget}, min(2, plan.launches)
-    answered = any(row.launches for row in rows) and all(row.launches >= least for row in rows if row.case.id in cut)
+    rows = tuple(_row(records, plan.repetitions) for records in by_case.values() if records)
+    lacking = [
+        (case, plan.repetitions - len({record.repetition for record in by_case[case.id]})) for case in plan.cases
+    ]
+    missing = tuple(Missing(case=case, repetitions=n, planned=plan.repetitions) for case, n in lacking if n > 0)
+    counts, without_record = Counter(row.status for row in rows), sum(one.repetitions for one in missing)
+    cut, least = {record.case.id for record in run.records if record.is_out_of_budget}, min(2, plan.repetitions)
+    answered = any(row.repetitions for row in rows) and all(
+        row.repetitions >= least for row in rows if row.case.id in cut
+    )
     tally = Tally(
         counts={status: counts[status] for status in reversed(WORST_FIRST) if counts[status]},
         skipped=len(plan.skipped),
         missing=without_record,
-        planned=len(plan.cases) * plan.launches,
+        planned=len(plan.cases) * plan.repetitions,
         code=exit_code(counts, missing=without_record, answered=answered),
     )
     return Summary(rows=rows, skipped=plan.skipped, missing=missing, tally=tally)
@@ -179,7 +187,8 @@ def summarize(run: Run) -> Summary:
 def exit_code(statuses: Iterable[Status], *, missing: int = 0, answered: bool = True) -> int:
     """Return the exit code of a run with cases of these statuses.
 
-    A run is not ``answered`` if nothing was measured, or if the budget left a case without a second launch of several.
+    A run is not ``answered`` if nothing was measured, or if the budget left a case without a second repetition of
+    several.
     What cannot run here is not bad.
     """
     codes = [_CODES[status] for status in statuses]
@@ -189,26 +198,26 @@ def exit_code(statuses: Iterable[Status], *, missing: int = 0, answered: bool = 
 
 
 def _row(found: Sequence[Record], planned: int) -> Row:
-    if any(record.status == "ok" for record in found):  # what a later launch had no time for was measured before
+    if any(record.status == "ok" for record in found):  # what a later repetition had no time for was measured before
         found = [record for record in found if not record.is_out_of_budget]
-    records = tuple({record.launch: record for record in found}.values())
+    records = tuple({record.repetition: record for record in found}.values())
     worst_first = sorted(records, key=lambda record: WORST_FIRST.index(record.status))
     status, measured = worst_first[0].status, [record for record in records if record.status == "ok"]
     first, noises = (measured or records)[0], [record.noise for record in measured if record.noise]
     passed = [record.check.passed for record in records if record.check.passed is not None]
     wrong = [record.check.wrong for record in records if record.check.wrong is not None]
-    # why the later launches skipped a bad case is no news
+    # why the later repetitions skipped a bad case is no news
     telling = [one for one in worst_first if one.reason and (one.status != "skipped" or status == "skipped")]
     notes = [note for record in records for note in record.notes]
     if len(found) > len(records):
-        notes.append("some launches were measured more than once: the last record of each counts")
+        notes.append("some repetitions were measured more than once: the last record of each counts")
     if any(record.world != records[0].world for record in records):
-        notes.append("launches ran on different worlds")
+        notes.append("repetitions ran on different worlds")
     return Row(
         case=first.case,
         world=first.world,
         status=status,
-        launches=len(measured),
+        repetitions=len(measured),
         planned=max(planned, len(records)),
         iterations=sum(len(record.samples.values) for record in measured),
         reasons=tuple(dict.fromkeys(record.reason for record in telling)),
@@ -245,6 +254,7 @@ def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str,
 
 
 def common_details(row: Row) -> dict[str, Any]:
-    """Return the details of the row's records: a value where launches agree, the list of theirs where they do not."""
+    """Return the details of the row's records: a value where repetitions agree, the list of theirs where they do
+    not."""
     told = collect_by_name([record.details for record in row.records])
     return {name: of[0] if all(value == of[0] for value in of) else of for name, of in told.items()}

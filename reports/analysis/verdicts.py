@@ -41,9 +41,9 @@ def verdict_words(run: Run, summary: Summary) -> str:
 
 def verdicts(run: Run, summary: Summary) -> tuple[Verdict, ...]:
     """Return the verdicts on correctness, completeness and noise; the last two only where anything was measured."""
-    measured = [row for row in summary.rows if row.launches]
+    measured = [row for row in summary.rows if row.repetitions]
     complete = _completeness(run, summary, measured)
-    checked = [row for row in summary.rows if row.status == "wrong" or row.launches]
+    checked = [row for row in summary.rows if row.status == "wrong" or row.repetitions]
     return (*([_correctness(checked)] if checked else []), complete, *([_noise(run, measured)] if measured else []))
 
 
@@ -76,23 +76,26 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
         if none:
             told = f"the budget of {budget} ended before any case"
         return Verdict(word="NOTHING MEASURED", level="bad", told=told, remedy="a larger --budget" if none else "")
-    fewer = Counter(row.launches for row in measured if row.status == "ok" and row.launches < row.planned)
+    fewer = Counter(row.repetitions for row in measured if row.status == "ok" and row.repetitions < row.planned)
     unable = len(summary.skipped) + len(skipped) - none
     aside = f"; {pluralize(unable, 'case')} cannot run here" if unable else ""
     if not none and not fewer:
-        told = f"{pluralize(len(measured), 'case')}, {pluralize(plan.launches, 'launch')} each{aside}"
+        told = f"{pluralize(len(measured), 'case')}, {pluralize(plan.repetitions, 'repetition')} each{aside}"
         return Verdict(word="COMPLETE", level="good", told=told)
     shares = {0: none, **fewer} if none else fewer
-    parts = [f"{count} have {launches or 'none'} of {plan.launches}" for launches, count in sorted(shares.items())]
-    told = f"launches are missing: of {pluralize(cases, 'case')} {', '.join(parts)}{aside}"
+    parts = [
+        f"{count} have {repetitions or 'none'} of {plan.repetitions}" for repetitions, count in sorted(shares.items())
+    ]
+    told = f"repetitions are missing: of {pluralize(cases, 'case')} {', '.join(parts)}{aside}"
     level: Level = "bad" if summary.tally.code == 4 else "doubtful"
-    made = len({info.launch for info in run.info.launches})
+    made = len({info.repetition for info in run.info.repetitions})
     remedy = f"parbench run --resume {run.path}; --budget {suggest_budget(plan, compute_costs(run), made)} holds all"
     return Verdict(word="PARTIAL", level=level, told=f"{told} (the budget was {budget})", remedy=remedy)
 
 
 def noisy_of(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Return the rows whose launches scatter by more than 15 %, none if they are a tenth of those that know or less."""
+    """Return the rows whose repetitions scatter by more than 15 %, none if they are a tenth of those that know or
+    less."""
     known = [row for row in rows if row.scatter is not None]
     noisy = tuple(row for row in known if row.grade in ("noisy", "very noisy"))
     return noisy if len(noisy) > _NOISY_SHARE * len(known) else ()
@@ -101,18 +104,18 @@ def noisy_of(rows: Sequence[Row]) -> tuple[Row, ...]:
 def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     known = [row for row in rows if row.scatter is not None]
     if not known:
-        most = max(row.launches for row in rows)
-        told = f"{pluralize(most, 'launch')} cannot tell how launches differ"
-        return Verdict(word="NOISE UNKNOWN", level="doubtful", told=told, remedy="--launches 5")
+        most = max(row.repetitions for row in rows)
+        told = f"{pluralize(most, 'repetition')} cannot tell how repetitions differ"
+        return Verdict(word="NOISE UNKNOWN", level="doubtful", told=told, remedy="--repetitions 5")
     noisy = noisy_of(rows)
     middle = cells.percent(median([row.scatter or 0.0 for row in known]))
     if not noisy:
-        return Verdict(word="QUIET", level="good", told=f"launches scatter by {middle} (median of cases)")
+        return Verdict(word="QUIET", level="good", told=f"repetitions scatter by {middle} (median of cases)")
     load = (run.info.environment or {}).get(VOLATILE) or {}
     causes = load.get(DISTURBANCES) or {}
     why = [topic if what == "yes" else f"{topic} {what}" for topic, what in causes.items()]
     why += filter(None, [disturbed_words(run)])
-    told = f"launches scatter by {middle}, by over 15 % in {len(noisy)} of {pluralize(len(known), 'case')}"
+    told = f"repetitions scatter by {middle}, by over 15 % in {len(noisy)} of {pluralize(len(known), 'case')}"
     told += f": {', '.join(why)}" * bool(why)
     return Verdict(word="NOISY", level="doubtful", told=told, remedy="parbench doctor")
 
@@ -123,7 +126,7 @@ class Problem:
 
     case: str
     status: str
-    launches: str
+    repetitions: str
     reason: str
     row: Row | None = None
 
@@ -133,22 +136,23 @@ def bad_rows(summary: Summary) -> tuple[Problem, ...]:
 
 
 def not_measured(summary: Summary) -> tuple[Problem, ...]:
-    """Return what was skipped by the plan or by a launch, or is without a record: nearly all, so one line a name."""
+    """Return what was skipped by the plan or by a repetition, or is without a record: nearly all, so one line a
+    name."""
     plan, reason = summary.skipped, "no record: the run ended before"
-    found = [Problem(case=one.case.label, status="skipped", launches="all", reason=one.reason) for one in plan]
+    found = [Problem(case=one.case.label, status="skipped", repetitions="all", reason=one.reason) for one in plan]
     found += [_bad(row) for row in summary.rows if row.status == "skipped"]
     for name in dict.fromkeys(one.case.name for one in summary.missing):
         group = [one for one in summary.missing if one.case.name == name]
         case = group[0].case.label if len(group) == 1 else f"{name} ({len(group)} cases)"
-        launches = f"{sum(one.launches for one in group)}/{sum(one.planned for one in group)}"
-        found.append(Problem(case=case, status="not measured", launches=launches, reason=reason))
+        repetitions = f"{sum(one.repetitions for one in group)}/{sum(one.planned for one in group)}"
+        found.append(Problem(case=case, status="not measured", repetitions=repetitions, reason=reason))
     return tuple(found)
 
 
 def _bad(row: Row) -> Problem:
-    launches = f"{sum(record.status == row.status for record in row.records)}/{row.planned}"
+    repetitions = f"{sum(record.status == row.status for record in row.records)}/{row.planned}"
     reason = "; ".join(row.reasons) or "no reason was recorded"
-    return Problem(case=row.case.label, status=row.status, launches=launches, reason=reason, row=row)
+    return Problem(case=row.case.label, status=row.status, repetitions=repetitions, reason=reason, row=row)
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Step times launch by launch, where the time of a step went, what its memory holds, and an area of that over time."""
+"""Step times repetition by repetition, where the time of a step went, what its memory holds, and an area of that over
+time."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,7 +12,7 @@ from parbench.reports.figures.lines import extent
 from parbench.reports.figures.palette import MEMORY, STEP, css_of
 from parbench.reports.figures.svg import HATCHED, NARROW, Drawing, Scale, elided, even_ticks, log_ticks, width_of
 
-_LOG_FROM_RATIO, _MAX_LAUNCHES = 10, 20
+_LOG_FROM_RATIO, _MAX_REPETITIONS = 10, 20
 _LEFT, _RIGHT, _MOST_LETTERS = 10.0, 500.0, 68
 _NAME, _BAR, _ROW = 18.0, 20.0, 46.0
 _AREA_TOP, _AREA_HEIGHT, _LETTER, _MICRO = 22.0, 130.0, 16.0, 1e6
@@ -21,13 +22,13 @@ Stack = tuple[str, Mapping[str, float]]
 
 
 def draw_steps(rows: Sequence[Row]) -> Drawing | None:
-    """Return each step's first launches above it all, which alone is all there is to draw of one."""
+    """Return each step's first repetitions above it all, which alone is all there is to draw of one."""
     labels, found = short_labels(rows), []
     for row in rows:
-        launches = [record.metrics.get(row.headline) for record in row.measured]
-        known = [told for metric in launches if (told := extent(metric))]
+        repetitions = [record.metrics.get(row.headline) for record in row.measured]
+        known = [told for metric in repetitions if (told := extent(metric))]
         if whole := extent(row.metrics.get(row.headline)):
-            found.append((labels[row.case.id], whole, known[:_MAX_LAUNCHES] if len(launches) != 1 else [], known))
+            found.append((labels[row.case.id], whole, known[:_MAX_REPETITIONS] if len(repetitions) != 1 else [], known))
     if not found:
         return None
     ends = [end for _, whole, _, known in found for one in (whole, *known) for end in one[1:]]

@@ -91,7 +91,7 @@ def idle_boxes(pipeline: Drawn, detail: Detail) -> list[Box]:
 def gantt_words(pipeline: Pipeline, detail: Detail) -> str:
     predicted = "Above, the schedule simulated with this step's mean time of each kind and no latency; below, "
     causes = ", each gap in the colour of its cause" if pipeline.facts.idle else ""
-    told = f"{predicted if pipeline.facts.predicted else ''}what launch {pipeline.launch + 1} measured{causes}."
+    told = f"{predicted if pipeline.facts.predicted else ''}what repetition {pipeline.repetition + 1} measured{causes}."
     return f"{told[0].upper()}{told[1:]} {detail.note}".rstrip()
 
 

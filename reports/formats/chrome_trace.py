@@ -33,7 +33,7 @@ class _Told(NamedTuple):
     events: Callable[[int, str], Iterator[Event]]
     clock: str | None
     uncertainty_seconds: float | None
-    launch: int
+    repetition: int
 
 
 def render_trace(run: Run) -> bytes:
@@ -78,14 +78,14 @@ def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
             left_out[names[case_id]] = reason
             continue
         events, clock = partial(pipeline_events, one), (facts.clock, facts.clock_uncertainty_seconds)
-        told.append(_Told(case_id, names[case_id], 2 * facts.ranks, events, *clock, one.launch))
+        told.append(_Told(case_id, names[case_id], 2 * facts.ranks, events, *clock, one.repetition))
     for step in traced:
         case_id, timeline = step.row.case.id, step.timeline
         if timeline is None:
             left_out[labels[case_id]] = step.why_not
             continue
         events, clock = partial(step_events, timeline), (timeline.clock, timeline.uncertainty_seconds)
-        told.append(_Told(case_id, labels[case_id], len(timeline.ranks), events, *clock, step.launch))
+        told.append(_Told(case_id, labels[case_id], len(timeline.ranks), events, *clock, step.repetition))
     if not told:
         reasons = [f"{label}: {reason}" for label, reason in left_out.items()] or unreadable(shown, read_pipeline)
         why = reasons[0] if reasons else "no case with a valid measurement left one, as training steps do"
@@ -108,7 +108,11 @@ def _document(run: Run, told: Sequence[_Told], left_out: dict[str, str]) -> byte
         events += one.events(first, f"{one.label}: " if len(told) > 1 else "")
         first += one.num_processes
     clocks = {
-        one.label: {"method": one.clock, "uncertainty_seconds": one.uncertainty_seconds, "launch": one.launch + 1}
+        one.label: {
+            "method": one.clock,
+            "uncertainty_seconds": one.uncertainty_seconds,
+            "repetition": one.repetition + 1,
+        }
         for one in told
     }
     about = {"run": run.info.id, "parbench": run.info.parbench, "clocks": clocks, "left_out": left_out}

@@ -30,7 +30,7 @@ def render_action(run: Run) -> dict[str, bytes]:
     """Return both files of github-action-benchmark: the time of each case, and its rates."""
     found = {better: list[dict[str, Any]]() for better in FILES}
     for row in summarize(run).rows:
-        world = f"{row.world.size} ranks, {row.world.backend}, {row.world.device}\n{row.launches} launches"
+        world = f"{row.world.size} ranks, {row.world.backend}, {row.world.device}\n{row.repetitions} repetitions"
         for name, metric in _compared(row):
             known = metric.low is not None and metric.high is not None
             entry = {"name": f"{row.case.label} {name}", "unit": metric.unit or "ratio", "value": metric.value}
@@ -54,7 +54,7 @@ def render_bencher(run: Run) -> bytes:
 
 
 def render_pytest(run: Run) -> bytes:
-    """Return every measured case as a benchmark of one iteration a round, its data the samples of all launches."""
+    """Return every measured case as a benchmark of one iteration a round, its data the samples of all repetitions."""
     commit = {"id": "unversioned", "dirty": False, "project": "parbench", "branch": None, "time": None}
     about = {"machine_info": {"node": run.info.host, "parbench": run.info.environment or {}}, "commit_info": commit}
     benchmarks = [_benchmark(row, data) for row in summarize(run).rows if (data := samples(row))]
@@ -63,7 +63,7 @@ def render_pytest(run: Run) -> bytes:
 
 
 def samples(row: Row) -> tuple[float, ...]:
-    """Return the seconds of every iteration of every launch; none of a result that was wrong."""
+    """Return the seconds of every iteration of every repetition; none of a result that was wrong."""
     records = row.measured if row.status in ("ok", "skipped") else ()
     return tuple(value for record in records for value in record.samples.values)
 
@@ -73,7 +73,7 @@ def _benchmark(row: Row, data: Sequence[float]) -> dict[str, Any]:
     known = {name: one.value for name, one in row.metrics.items() if one.value is not None and math.isfinite(one.value)}
     named = {"group": row.case.name, "name": label, "fullname": f"parbench::{label}"}
     param = " ".join(f"{name}={value}" for name, value in row.case.params.items()) or None
-    extra = {"world": msgspec.to_builtins(row.world), "launches": row.launches, "metrics": known}
+    extra = {"world": msgspec.to_builtins(row.world), "repetitions": row.repetitions, "metrics": known}
     extra |= {"details": common_details(row), "notes": list(row.notes)}
     told = {"params": row.case.params or None, "param": param, "extra_info": extra}
     return {**named, **told, "options": {"timer": "parbench", "rounds": len(data)}, "stats": stats_of(data)}
@@ -100,7 +100,7 @@ def stats_of(data: Sequence[float]) -> dict[str, Any]:
 
 
 def render_csv(run: Run) -> bytes:
-    """Return a row for each metric of each launch, as ``parbench.load`` does."""
+    """Return a row for each metric of each repetition, as ``parbench.load`` does."""
     point = point_of(run.path)
     frame = metrics_frame([(run, point.name if point else None)])
     return frame.to_csv(index=False).encode(errors="replace")

@@ -46,7 +46,7 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
     """Return a new run's folder with the results of a file; ``UserError`` if it cannot be read or holds none.
 
     ``nproc`` is for files that do not tell it; ``tool`` spares finding out which tool wrote the file. The run's plan is
-    one launch of what the file holds, its host the one that was measured.
+    one repetition of what the file holds, its host the one that was measured.
     """
     with convert_read_errors(path, "cannot be imported"):
         content = read_file(path)
@@ -72,7 +72,7 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
         nproc=foreign.ranks,
         backend=foreign.backend,
         device=foreign.device,
-        launches=1,
+        repetitions=1,
         budget_seconds=0.0,
         timeout_seconds=0.0,
         measure=Measure(),
@@ -97,7 +97,7 @@ def _record(case: Case, found: ImportedResult, foreign: ImportedRun, file: str) 
     return Record(
         case=case,
         world=WorldInfo(size=foreign.ranks, nodes=foreign.nodes or 0, backend=foreign.backend, device=foreign.device),
-        launch=0,
+        repetition=0,
         status="wrong" if wrong else "ok",
         reason=f"{tool} found{count} wrong results" if wrong else "",
         check=found.check,

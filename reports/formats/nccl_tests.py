@@ -1,7 +1,7 @@
 """A run's collectives as nccl-tests prints them: a table an operation, a line a size, two placements a line. Pure.
 
 The layout, the names and what ``count`` means are those of nccl-tests 2.19.6 (its src/util.cu and src/common.cu).
-Times are the launches' merged headlines in us, bandwidths GB/s of 1e9 B/s.
+Times are the repetitions' merged headlines in us, bandwidths GB/s of 1e9 B/s.
 """
 
 import re
@@ -71,7 +71,7 @@ def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
             tables.setdefault(table, []).append(row)
     left_out += [f"{visible(case.case.label)}: skipped: {visible(case.reason)}" for case in summary.skipped]
     left_out += [
-        f"{visible(case.case.label)}: no record of {case.launches} of {case.planned} launches"
+        f"{visible(case.case.label)}: no record of {case.repetitions} of {case.planned} repetitions"
         for case in summary.missing
     ]
     return list(tables.values()), left_out

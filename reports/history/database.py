@@ -34,7 +34,7 @@ CREATE TABLE beside (number INTEGER PRIMARY KEY, content TEXT NOT NULL UNIQUE);
 CREATE TABLE facts (number INTEGER PRIMARY KEY, content TEXT NOT NULL UNIQUE);
 CREATE TABLE point (
     series INTEGER NOT NULL REFERENCES series, run INTEGER NOT NULL REFERENCES run ON DELETE CASCADE,
-    status TEXT NOT NULL, seconds REAL, launches INTEGER NOT NULL, reason TEXT NOT NULL,
+    status TEXT NOT NULL, seconds REAL, repetitions INTEGER NOT NULL, reason TEXT NOT NULL,
     beside INTEGER NOT NULL REFERENCES beside, facts INTEGER REFERENCES facts, PRIMARY KEY (series, run)
 ) WITHOUT ROWID;
 CREATE INDEX point_by_run ON point (run);
@@ -206,7 +206,7 @@ class History:
             besides.append((beside,))
             if counts is not None:
                 facts.append((counts,))
-            times = (point.status, point.seconds, point.launches, point.reason)
+            times = (point.status, point.seconds, point.repetitions, point.reason)
             points.append((fingerprint, number, *times, beside, counts))
         insert_all("INSERT OR IGNORE INTO series VALUES (NULL, ?, ?)", series)
         insert_all("INSERT OR IGNORE INTO beside VALUES (NULL, ?)", besides)

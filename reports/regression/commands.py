@@ -1,4 +1,4 @@
-"""``parbench ab`` and ``aa``: launches in turns; and the options that ``compare`` and ``history`` share."""
+"""``parbench ab`` and ``aa``: repetitions in turns; and the options that ``compare`` and ``history`` share."""
 
 from functools import partial
 from pathlib import Path
@@ -44,11 +44,11 @@ on it; 4 failed or missing, or the budget is too short to tell.
 _AA_EXAMPLES = """\b
 Examples:
   parbench aa -- --only all_reduce --sizes 1M:64M:x4
-  parbench aa --launches 10 --budget 30m -- --preset smoke
+  parbench aa --repetitions 10 --budget 30m -- --preset smoke
   parbench compare BASE NEW                                     uses what it wrote
 
 \b
-Exit codes: 0 fine; 2 bad input; 4 too few launches within the budget.
+Exit codes: 0 fine; 2 bad input; 4 too few repetitions within the budget.
 """
 
 _budget = partial(click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session.")
@@ -73,13 +73,13 @@ def _end_short(why: str, out: Path) -> NoReturn:
 @click.option("--floor", default="3%", show_default=True, help="Ignore changes below this.")
 @click.option("--across", multiple=True, metavar="GLOB", help="Another difference that you compare on purpose.")
 @unknown_option
-@click.option("--launches", type=click.IntRange(5, 24), help="Launches a side, at most; default: 24.")
+@click.option("--repetitions", type=click.IntRange(5, 24), help="Repetitions a side, at most; default: 24.")
 @runs_option(default=Path("runs/ab"), help="Where runs go.")
 @_words
 def ab(
     across: tuple[str, ...],
     fail_on_unknown: bool,
-    launches: int | None,
+    repetitions: int | None,
     out: Path,
     words: tuple[str, ...],
     **given: str,
@@ -89,7 +89,7 @@ def ab(
     Ends when B is told from A, or with the budget. Options of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration
-    from parbench.reports.regression.ab import check_words, launch_run, measure_in_turns, parse_side
+    from parbench.reports.regression.ab import check_words, measure_in_turns, parse_side, run_repetition
     from parbench.reports.regression.compare_show import advised, as_table
     from parbench.reports.regression.noise_floor import parse_floor
 
@@ -99,11 +99,11 @@ def ab(
     check_words(words)
     found = measure_in_turns(
         (a, b),
-        partial(launch_run, out=out, words=words, tell=partial(click.echo, err=True)),
+        partial(run_repetition, out=out, words=words, tell=partial(click.echo, err=True)),
         budget_seconds=parse_duration(given["budget"]),
         given=_budget_is_given(),
         floor=parse_floor(given["floor"]),
-        launches=launches,
+        repetitions=repetitions,
         across=across,
     )
     if found.short:
@@ -113,12 +113,12 @@ def ab(
     command = ["parbench", "ab", *command, *(word for glob in across for word in ("--across", glob))]
     comparison = advised(found.comparison, command, ("--", *words))
     click.echo(as_table(comparison), nl=False)
-    click.echo(f"{found.launches} launches a side in turns (ABBA); ended because {found.reason}.")
+    click.echo(f"{found.repetitions} repetitions a side in turns (ABBA); ended because {found.reason}.")
     click.get_current_context().exit(comparison.code(fail_on_unknown=fail_on_unknown))
 
 
 @click.command(epilog=_AA_EXAMPLES)
-@click.option("--launches", type=click.IntRange(min=5), default=10, show_default=True, help="Launches a side.")
+@click.option("--repetitions", type=click.IntRange(min=5), default=10, show_default=True, help="Repetitions a side.")
 @_budget(default="20m")
 @click.option(
     "--floor",
@@ -132,16 +132,23 @@ def ab(
 )
 @runs_option(default=Path("runs/aa"), help="Where runs go.")
 @_words
-def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]) -> None:
+def aa(repetitions: int, budget: str, file: Path, out: Path, words: tuple[str, ...]) -> None:
     """Measure this machine's noise: changes below it are ignored.
 
     The same code is launched against itself, in turns; options of parbench run follow after --. A series' floor is the
-    smallest with which at most 1 % of comparisons among these launches find a change. compare and history check use it
+    smallest with which at most 1 % of comparisons among these repetitions find a change. compare and history check use
+    it
     from then on.
     """
     from parbench.bench.text import UserError, parse_duration, pluralize
-    from parbench.reports.regression.ab import Side, Turns, check_words, launch_run
-    from parbench.reports.regression.noise_floor import MIN_LAUNCHES, as_text, keep_floors, measure_floors, read_floors
+    from parbench.reports.regression.ab import Side, Turns, check_words, run_repetition
+    from parbench.reports.regression.noise_floor import (
+        MIN_REPETITIONS,
+        as_text,
+        keep_floors,
+        measure_floors,
+        read_floors,
+    )
     from parbench.reports.regression.rule import Rule
 
     check_words(words, "aa")
@@ -152,11 +159,11 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
         read_floors(file)  # before an hour is spent
     turns = Turns(
         (Side(name="a", variables={}), Side(name="b", variables={})),
-        partial(launch_run, out=out, words=words, tell=partial(click.echo, err=True)),
-        launches,
+        partial(run_repetition, out=out, words=words, tell=partial(click.echo, err=True)),
+        repetitions,
         budget_seconds=parse_duration(budget),
-        first=launches,
-        least=MIN_LAUNCHES // 2,
+        first=repetitions,
+        least=MIN_REPETITIONS // 2,
         given=_budget_is_given(),
     )
     *_, pairs = turns
@@ -166,9 +173,13 @@ def aa(launches: int, budget: str, file: Path, out: Path, words: tuple[str, ...]
     floors, autocorrelation = measure_floors(runs, Rule())
     click.echo(as_text(floors), nl=False)
     if not floors:
-        click.echo(f"No floor: {len(runs)} launches were made, and a series needs {MIN_LAUNCHES} that measured it.")
+        click.echo(
+            f"No floor: {len(runs)} repetitions were made, and a series needs {MIN_REPETITIONS} that measured it."
+        )
         click.get_current_context().exit(4)
     keep_floors(file, floors)
-    click.echo("Noise is the deviation between launches, as a fraction; a series' floor is what that needs at most.")
-    click.echo(f"A launch correlates with the next by {autocorrelation:.2f} (0: launches know nothing of each other).")
-    click.echo(f"{len(runs)} launches in turns; {file} has {pluralize(len(floors), 'floor')} of them.")
+    click.echo("Noise is the deviation between repetitions, as a fraction; a series' floor is what that needs at most.")
+    click.echo(
+        f"A repetition correlates with the next by {autocorrelation:.2f} (0: repetitions know nothing of each other)."
+    )
+    click.echo(f"{len(runs)} repetitions in turns; {file} has {pluralize(len(floors), 'floor')} of them.")

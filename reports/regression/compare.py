@@ -29,7 +29,7 @@ from parbench.reports.regression.counted import Held, facts_of, held
 from parbench.reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
 from parbench.reports.regression.noise_floor import Floor, fingerprints
 from parbench.reports.regression.rule import Called, Effect, Pair, Rule, Whole, effects, judge
-from parbench.reports.regression.statistics import Launches, simes
+from parbench.reports.regression.statistics import Repetitions, simes
 
 Word = Literal[
     "WRONG",
@@ -65,7 +65,7 @@ VERDICTS: Mapping[Word, Verdict] = {
     "SUSPECT": Verdict(3, "skipped", "one run is slower than runs scatter: the next ones tell whether it lasts"),
     "DRIFT": Verdict(3, "skipped", "it grows from run to run, so that no single one is to blame"),
     "ENV-CHANGED": Verdict(3, "skipped", "the surroundings differ, so a change of the time says nothing of the code"),
-    "INSUFFICIENT": Verdict(3, "skipped", "too few launches to compare"),
+    "INSUFFICIENT": Verdict(3, "skipped", "too few repetitions to compare"),
     "AMBIGUOUS": Verdict(3, "skipped", "neither a change nor its absence is sure"),
     "NEW": Verdict(0, "skipped", "NEW has it and BASE does not"),
     "FASTER": Verdict(0, "", "as SLOWER, the other way"),
@@ -93,7 +93,7 @@ def exit_code(found: Iterable[Word], *, fail_on_unknown: bool = False) -> int:
 class Series:
     """One case on one world in both runs; ``base`` or ``new`` is None where that run does not have it.
 
-    The times are the launches' medians by their number; ``measured`` is the floor measured on its machine.
+    The times are the repetitions' medians by their number; ``measured`` is the floor measured on its machine.
     """
 
     base: Row | None
@@ -101,8 +101,8 @@ class Series:
     word: Word = "AMBIGUOUS"
     reason: str = ""
     effect: Effect | None = None
-    base_times: Launches = field(default_factory=dict)
-    new_times: Launches = field(default_factory=dict)
+    base_times: Repetitions = field(default_factory=dict)
+    new_times: Repetitions = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
     measured: Floor | None = None
 
@@ -235,7 +235,7 @@ def pool(runs: Sequence[Run], name: str) -> Run:
     worlds = {record.case.id: record.world for record in by_worth}
     sure = [record for record in every if record.status == "ok"]
     worlds |= {one.case.id: one.world for one in sure if _ranks(one.world) == _ranks(worlds[one.case.id])}
-    records, left_out, launches = list[Record](), list[Record](), 0
+    records, left_out, repetitions = list[Record](), list[Record](), 0
     for run in runs:
         own: list[Record] = []
         for record in run.records:
@@ -248,8 +248,8 @@ def pool(runs: Sequence[Run], name: str) -> Run:
         for record in own:
             changed = {**common, **(record.environment.get("changed") or {})}
             environment = {**record.environment, **({"changed": changed} if changed else {})}
-            records.append(structs.replace(record, launch=launches + record.launch, environment=environment))
-        launches += max([run.info.plan.launches, *(record.launch + 1 for record in own)])
+            records.append(structs.replace(record, repetition=repetitions + record.repetition, environment=environment))
+        repetitions += max([run.info.plan.repetitions, *(record.repetition + 1 for record in own)])
     cases = {case.id: case for run in runs for case in run.info.plan.cases}
     exclusions: tuple[str, ...] = ()
     if left_out:
@@ -257,7 +257,7 @@ def pool(runs: Sequence[Run], name: str) -> Run:
         count = pluralize(len(left_out), "record")
         exclusions = (f"Left out of {name}: {count} on another world than the newest of their case, {told}.",)
     skipped = tuple(one for one in newest.plan.skipped if one.case.id not in cases)
-    plan = structs.replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, launches=launches)
+    plan = structs.replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, repetitions=repetitions)
     info = structs.replace(newest, id=name, plan=plan)
     return Run(path=Path(name), info=info, records=tuple(records), exclusions=exclusions)
 
@@ -273,7 +273,7 @@ def _ranks(world: WorldInfo) -> tuple[int, str, str]:
 def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]:
     """Yield the series of both runs, base's first, each with the higher of its floors that were measured."""
     ours, theirs = (
-        {row.case.id: row for row in summarize(run).rows if row.launches or row.status != "skipped"}
+        {row.case.id: row for row in summarize(run).rows if row.repetitions or row.status != "skipped"}
         for run in (base, new)
     )
     names = [fingerprints(run, rows.values()) for run, rows in ((base, ours), (new, theirs)) if floors]
@@ -283,7 +283,12 @@ def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]
         measured = max(found, key=lambda floor: floor.floor, default=None)
         alike = one and other and _ranks(one.world) == _ranks(other.world)
         # over how many nodes is not known of what was not measured
-        if one and other and alike and (one.world.nodes == other.world.nodes or not (one.launches and other.launches)):
+        if (
+            one
+            and other
+            and alike
+            and (one.world.nodes == other.world.nodes or not (one.repetitions and other.repetitions))
+        ):
             yield Series(base=one, new=other, measured=measured)
             continue
         if one:
@@ -311,7 +316,7 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
     if one.base is None or one.new is None:
         return one
     # a wrong result has no time
-    ours, theirs = (row.by_launch(row.headline) if row.status != "wrong" else {} for row in (one.base, one.new))
+    ours, theirs = (row.by_repetition(row.headline) if row.status != "wrong" else {} for row in (one.base, one.new))
     both = one.base.measured and one.new.measured  # what was not measured saw nothing: that is no difference
     found = changes(surroundings(base, one.base.measured), surroundings(new, one.new.measured), meant) if both else ()
     one = replace(one, base_times=ours, new_times=theirs, changes=found)
@@ -319,10 +324,10 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
     if ours and theirs and decisive:
         more = [f"and {len(decisive) - 3} more"] if len(decisive) > 3 else []
         return replace(one, word="ENV-CHANGED", reason="; ".join([*decisive[:3], *more]))
-    if min(len(ours), len(theirs)) < rule.min_launches:
+    if min(len(ours), len(theirs)) < rule.min_repetitions:
         bad = f" (in BASE it is {one.base.status})" if one.base and one.base.status != "ok" else ""
         had = f"BASE has {len(ours)}, NEW has {len(theirs)}{bad}"
-        needed = f"at least {rule.min_launches} launches a side are needed"
+        needed = f"at least {rule.min_repetitions} repetitions a side are needed"
         return replace(one, word="INSUFFICIENT", reason=f"{needed}: {had}")
     return one
 

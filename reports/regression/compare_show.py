@@ -47,7 +47,7 @@ from parbench.reports.regression.counted import CountChange
 from parbench.reports.regression.environment import Change
 from parbench.reports.regression.junit import as_junit
 from parbench.reports.regression.noise_floor import find_floor, told
-from parbench.reports.regression.rule import Rule, floor_to_decide, launches_to_decide
+from parbench.reports.regression.rule import Rule, floor_to_decide, repetitions_to_decide
 from parbench.reports.render.markdown import escaped, markdown_table
 from parbench.reports.render.terminal import Sheet, width_of, write_table
 from parbench.reports.report import Column, T, number, words
@@ -86,26 +86,26 @@ def compare_runs(
 
 
 def advised(comparison: Comparison, command: Sequence[str] = (), words: Sequence[str] = ()) -> Comparison:
-    """Return the comparison with a note on how many launches would decide what is AMBIGUOUS.
+    """Return the comparison with a note on how many repetitions would decide what is AMBIGUOUS.
 
     ``command`` is the ``parbench ab`` that measured it and ``words`` are the options of ``run`` after it. The note
-    repeats them with more launches; without them it names ``parbench ab`` alone.
+    repeats them with more repetitions; without them it names ``parbench ab`` alone.
     """
     doubtful = [one.effect for one in comparison.series if one.word == "AMBIGUOUS" and one.effect]
     noises = [effect.noise for effect in doubtful if effect.noise is not None]
-    if not noises or not comparison.rule.floor:  # within no floor at all no number of launches shows anything
+    if not noises or not comparison.rule.floor:  # within no floor at all no number of repetitions shows anything
         return comparison
     floor = comparison.rule.floor
-    needed = max(LOOKS[0], launches_to_decide(median(noises), floor))
-    note = f"{needed} launches a side, interleaved by parbench ab, decide about half of what is AMBIGUOUS"
+    needed = max(LOOKS[0], repetitions_to_decide(median(noises), floor))
+    note = f"{needed} repetitions a side, interleaved by parbench ab, decide about half of what is AMBIGUOUS"
     if needed > LOOKS[-1]:
         floor = floor_to_decide(median(noises), LOOKS[-1])
         note += f"; it makes at most {LOOKS[-1]}, which decide as much at a floor of {100 * floor:.0f} %"
         command = [*command, "--floor", f"{100 * floor:.0f}%"] if command else ()
     if command:
         plan, count = comparison.new.info.plan, min(needed, LOOKS[-1])
-        minutes = math.ceil(2 * count * max(SHORTEST_SECONDS, plan.budget_seconds / plan.launches) / 60)
-        note += f": {shlex.join([*command, '--launches', str(count), '--budget', f'{minutes}m', *words])}"
+        minutes = math.ceil(2 * count * max(SHORTEST_SECONDS, plan.budget_seconds / plan.repetitions) / 60)
+        note += f": {shlex.join([*command, '--repetitions', str(count), '--budget', f'{minutes}m', *words])}"
     return replace(comparison, notes=(*comparison.notes, note))
 
 
@@ -188,11 +188,16 @@ def as_json(comparison: Comparison, *, code: int) -> str:
 def heading(comparison: Comparison) -> tuple[str, ...]:
     lines, emulated = [], []
     for name, run in (("BASE", comparison.base), ("NEW", comparison.new)):
-        planned, measured = run.info.plan.launches, len({one.launch for one in run.records if one.status == "ok"})
-        launches = (
-            f"{measured} of {pluralize(planned, 'launch')}" if measured < planned else pluralize(planned, "launch")
+        planned, measured = (
+            run.info.plan.repetitions,
+            len({one.repetition for one in run.records if one.status == "ok"}),
         )
-        lines.append(f"{name}: {run.path}, host {run.info.host}, started {run.info.started}, {launches}")
+        repetitions = (
+            f"{measured} of {pluralize(planned, 'repetition')}"
+            if measured < planned
+            else pluralize(planned, "repetition")
+        )
+        lines.append(f"{name}: {run.path}, host {run.info.host}, started {run.info.started}, {repetitions}")
         emulated += [f"{name} is {note}" for note in emulations(run)]
     verdict = f"Verdict: {', '.join(f'{count} {word}' for word, count in comparison.counts.items())}"
     return (*lines, verdict, *emulated)
@@ -202,25 +207,28 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
     """Return what a reader must know of the verdicts that occur, each a sentence."""
     rule, counts, families = comparison.rule, comparison.counts, len(comparison.families)
     whole = comparison.whole
-    correlated = f", a launch taken to correlate with the next by {whole.autocorrelation:.2f}" if whole else ""
+    correlated = f", a repetition taken to correlate with the next by {whole.autocorrelation:.2f}" if whole else ""
     began = [datetime.fromisoformat(run.info.started) for run in (comparison.base, comparison.new)]
     apart = (began[1] - began[0]).total_seconds()
     after = f"{format_duration(abs(apart))} {'after' if apart > 0 else 'before'}"
     decisive = [one.path for one in comparison.changes if one.decisive]
     advice = [f"NEW began {after} BASE: what drifted in between is part of the effect."] if apart else []
     if "INSUFFICIENT" in counts:
-        advice.append(f"Measure with parbench run --launches {rule.min_launches} or more, and the budget for them.")
+        advice.append(
+            f"Measure with parbench run --repetitions {rule.min_repetitions} or more, and the budget for them."
+        )
     if changed := [found.path for _, found in changed_counts(comparison) if found.fails]:
         how = f"--across {changed[0]}, or --across 'counts.*' for all; or let NEW be the next BASE"
         advice.append(f"Counts have no floor. If a change is meant, say so: {how}.")
     if loose := dict.fromkeys(name for _, held in comparison.counted for name in held.loose):
-        advice.append(f"Not held, as launches of BASE do not agree on it: {', '.join(loose)}.")
+        advice.append(f"Not held, as repetitions of BASE do not agree on it: {', '.join(loose)}.")
     if "ENV-CHANGED" in counts and decisive:
         advice.append(f"If a difference is what you test, say so: --across {decisive[0]}.")
     return (
         *(f"{word}: {VERDICTS[word].meaning}." for word in WORST_FIRST if word in counts),
-        f"Effect: the ratio of the launches' geometric means with its 95 % interval (Student's t on log medians, their "
-        f"variances drawn together over all series{correlated}); + is slower; floor: {cells.percent(rule.floor)}, "
+        f"Effect: the ratio of the repetitions' geometric means with its 95 % interval (Student's t on log medians, "
+        f"their variances drawn together over all series{correlated}); + is slower; floor: "
+        f"{cells.percent(rule.floor)}, "
         "or what parbench aa measured.",
         *told([one.measured for one in comparison.series if one.measured]),
         f"False discoveries are held to {cells.percent(rule.false_discovery_rate)} over {families} "
@@ -239,9 +247,9 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
     def of_effect(name: str) -> Any:
         return lambda one: getattr(one.effect, name, None)
 
-    counts = "launches that measured it in BASE and in NEW"
+    counts = "repetitions that measured it in BASE and in NEW"
     called = "what is called in four of five such comparisons, among all that is compared"
-    by_ranks = "of no change, by the ranks of the launches alone (Mann-Whitney)"
+    by_ranks = "of no change, by the ranks of the repetitions alone (Mann-Whitney)"
     verdict: Column[Series] = Column(
         "verdict",
         attrgetter("word"),
@@ -260,11 +268,11 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         effect,
         number("floor", of_effect("floor"), cells.percent, "what the interval has to clear"),
         number("detectable", of_effect("detectable"), reach, called),
-        number("noise", of_effect("noise"), cells.percent, "how far launches deviate from each other (1 sigma)"),
-        number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its launches"),
-        number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its launches"),
+        number("noise", of_effect("noise"), cells.percent, "how far repetitions deviate from each other (1 sigma)"),
+        number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its repetitions"),
+        number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its repetitions"),
         number("rank p", of_effect("rank_p_value"), probability, by_ranks),
-        words("launches", lambda one: f"{len(one.base_times)} v {len(one.new_times)}", counts),
+        words("repetitions", lambda one: f"{len(one.base_times)} v {len(one.new_times)}", counts),
         words("why", lambda one: one.reason or cells.UNKNOWN, "why nothing can be said, or what went wrong"),
     )
 

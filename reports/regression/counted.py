@@ -1,7 +1,8 @@
 """What is counted of a step, held exactly: calls and bytes by axis and operation, memory, kernels, the schedule. Pure.
 
-Counts need no quiet machine and no launches: what is alike in all launches of one run and other than in another's is a
-change, with its cause. What launches of BASE do not agree on depends on data, and is not held.
+Counts need no quiet machine and no repetitions: what is alike in all repetitions of one run and other than in another's
+is a
+change, with its cause. What repetitions of BASE do not agree on depends on data, and is not held.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from parbench.reports import cells
 from parbench.reports.analysis.summary import Row
 
 Facts = Mapping[str, Sequence[float | str]]
-"""By name the values that launches counted: one, where they agree."""
+"""By name the values that repetitions counted: one, where they agree."""
 SCHEDULE = "schedule"
 _CALLS, _SENT, _MEMORY = "calls.", "sent.", "memory_counted."
 _ROUTED = f"{_MEMORY}activations"  # of a mixture they are of the tokens that its routes bring to a rank
@@ -44,7 +45,7 @@ class CountChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """How many counts two sides share, those that changed, and those on which BASE's launches do not agree."""
+    """How many counts two sides share, those that changed, and those on which BASE's repetitions do not agree."""
 
     count: int
     changes: tuple[CountChange, ...]
@@ -52,7 +53,7 @@ class Held:
 
 
 def facts_of(row: Row) -> dict[str, list[float | str]]:
-    """Return what the launches of a row counted, nothing of one that has a wrong result."""
+    """Return what the repetitions of a row counted, nothing of one that has a wrong result."""
     found: dict[str, dict[float | str, None]] = {}
     for record in row.measured if row.metrics else ():
         routed = isinstance(read_details(record, ExpertLoadDetails), ExpertLoadDetails)
@@ -139,7 +140,7 @@ def _plain(values: Sequence[float | str]) -> str:
 
 
 def _unlike(new: Sequence[float | str]) -> str:
-    return ": launches do not agree" if len(new) > 1 else ""
+    return ": repetitions do not agree" if len(new) > 1 else ""
 
 
 def _number(value: float | str | None) -> float:
@@ -148,7 +149,7 @@ def _number(value: float | str | None) -> float:
 
 
 def _same(base: Sequence[float | str], new: Sequence[float | str]) -> bool:
-    """Say whether a count is as it was; one that BASE's launches do not agree on tells nothing."""
+    """Say whether a count is as it was; one that BASE's repetitions do not agree on tells nothing."""
     return len(base) > 1 or (len(new) == 1 and len(base) == 1 and _alike(base[0], new[0]))
 
 

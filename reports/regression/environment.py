@@ -140,17 +140,17 @@ class Point:
     series: Identity
     status: Status
     seconds: float | None
-    launches: int
+    repetitions: int
     reason: str = ""
     beside: Mapping[str, str]
     facts: Facts
 
 
 def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
-    """Return a point for each row of a run, those given or all, except what was skipped in every launch."""
+    """Return a point for each row of a run, those given or all, except what was skipped in every repetition."""
     points = []
     for row in summarize(run).rows if rows is None else rows:
-        if row.status == "skipped" and not row.launches:
+        if row.status == "skipped" and not row.repetitions:
             continue
         seen = surroundings(run, row.measured or row.records)
         around = {path: " then ".join(map(", ".join, seen[path])) for path in seen if path not in HARMLESS}
@@ -162,7 +162,7 @@ def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
             series=Identity(case=row.case, world=row.world, around=around),
             status=row.status,
             seconds=value if value and value > 0 and row.status in ("ok", "skipped") else None,
-            launches=row.launches,
+            repetitions=row.repetitions,
             reason="; ".join(row.reasons),
             beside=beside,
             facts=facts_of(row),

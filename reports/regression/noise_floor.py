@@ -33,23 +33,23 @@ from parbench.reports.regression.rule import Pair, Rule, effects
 FILE = Path("runs/floor.json")
 SCHEMA_VERSION = 1
 FALSE_ALARMS = 0.01
-MIN_LAUNCHES = 10  # what two sides of the fewest that are ever compared need
+MIN_REPETITIONS = 10  # what two sides of the fewest that are ever compared need
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
-    """What launches of a series told; noise (of the medians' logarithms) and floor are fractions, times UTC."""
+    """What repetitions of a series told; noise (of the medians' logarithms) and floor are fractions, times UTC."""
 
     series: str
     host: str
     measured: str
-    launches: int
+    repetitions: int
     noise: float
     floor: float
 
     @property
     def text(self) -> str:
         day = datetime.fromisoformat(self.measured).date()
-        return f"floor {100 * self.floor:.1f} %, measured here on {day} with {self.launches} launches"
+        return f"floor {100 * self.floor:.1f} %, measured here on {day} with {self.repetitions} repetitions"
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,40 +58,41 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_floors(runs: Sequence[Run], rule: Rule) -> tuple[dict[str, Floor], float]:
-    """Return by fingerprint the floor of each series that ten of these runs, one launch each, measured.
+    """Return by fingerprint the floor of each series that ten of these runs, one repetition each, measured.
 
-    With them, how launches correlate with the next.
+    With them, how repetitions correlate with the next.
     """
     times: dict[str, dict[int, float]] = {}
     labels: dict[str, str] = {}
-    for launch, run in enumerate(runs):
+    for repetition, run in enumerate(runs):
         for point in points_of(run):
             if point.seconds is not None:
-                times.setdefault(name := point.series.fingerprint, {})[launch] = point.seconds
+                times.setdefault(name := point.series.fingerprint, {})[repetition] = point.seconds
                 labels[name] = point.series.case.label
-    times = {name: launches for name, launches in times.items() if len(launches) >= MIN_LAUNCHES}
+    times = {name: repetitions for name, repetitions in times.items() if len(repetitions) >= MIN_REPETITIONS}
     if not times:
         return {}, 0.0
     floors, autocorrelation = floors_of([*times.values()], rule)
     where = {"host": runs[-1].info.host, "measured": runs[-1].info.started}
     found = {}
-    for (name, launches), floor in zip(times.items(), floors, strict=True):
-        noise = stdev(map(math.log, launches.values()))
-        found[name] = Floor(series=labels[name], launches=len(launches), noise=noise, floor=floor, **where)
+    for (name, repetitions), floor in zip(times.items(), floors, strict=True):
+        noise = stdev(map(math.log, repetitions.values()))
+        found[name] = Floor(series=labels[name], repetitions=len(repetitions), noise=noise, floor=floor, **where)
     return found, autocorrelation
 
 
 def floors_of(series: Sequence[Mapping[int, float]], rule: Rule) -> tuple[list[float], float]:
     """Return each series' least floor, the rule's or more, under which at most 1 % of A/A comparisons find a change.
 
-    Compared are neighbouring launches with later ones, and such as are dealt in turns, in sides of the fewest launches
+    Compared are neighbouring repetitions with later ones, and such as are dealt in turns, in sides of the fewest
+    repetitions
     that decide and of half of all. Rounded up to a tenth of a percent. With them, the comparisons' median
-    autocorrelation. Each series holds its seconds by launch, ten or more, all above zero.
+    autocorrelation. Each series holds its seconds by repetition, ten or more, all above zero.
     """
     needed: list[list[float]] = [[] for _ in series]
     correlations = []
-    launches = sorted({launch for one in series for launch in one})
-    for sides in _pairs(launches, rule.min_launches):
+    repetitions = sorted({repetition for one in series for repetition in one})
+    for sides in _pairs(repetitions, rule.min_repetitions):
         base, new = ([{i: one[i] for i in side if i in one} for one in series] for side in sides)
         each = [Pair(base=ours, new=theirs) for ours, theirs in zip(base, new, strict=True)]
         told = [i for i, pair in enumerate(each) if min(len(pair.base), len(pair.new)) > 1]
@@ -106,14 +107,14 @@ def floors_of(series: Sequence[Mapping[int, float]], rule: Rule) -> tuple[list[f
     return floors, median(correlations) if correlations else 0.0
 
 
-def _pairs(launches: Sequence[int], fewest: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    for size in sorted({fewest, len(launches) // 2}):
-        for start in range(len(launches) - 2 * size + 1):
-            for other in range(start + size, len(launches) - size + 1):
-                yield launches[start : start + size], launches[other : other + size]
-            dealt = launches[start : start + 2 * size]
-            base = [launch for i, launch in enumerate(dealt) if i % 4 in (0, 3)]
-            yield base, [launch for i, launch in enumerate(dealt) if i % 4 in (1, 2)]
+def _pairs(repetitions: Sequence[int], fewest: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    for size in sorted({fewest, len(repetitions) // 2}):
+        for start in range(len(repetitions) - 2 * size + 1):
+            for other in range(start + size, len(repetitions) - size + 1):
+                yield repetitions[start : start + size], repetitions[other : other + size]
+            dealt = repetitions[start : start + 2 * size]
+            base = [repetition for i, repetition in enumerate(dealt) if i % 4 in (0, 3)]
+            yield base, [repetition for i, repetition in enumerate(dealt) if i % 4 in (1, 2)]
 
 
 def fingerprints(run: Run, rows: Iterable[Row] | None = None) -> dict[str, str]:

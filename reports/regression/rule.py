@@ -1,4 +1,4 @@
-"""The rule of the gate: from one value a launch to slower, faster, same or ambiguous. Pure.
+"""The rule of the gate: from one value a repetition to slower, faster, same or ambiguous. Pure.
 
 An effect counts only where its interval clears a floor, and clears it still when all families are judged together. The
 floor is 3 %, or what this machine was measured to need. The whole run is judged as well, by what its series share: a
@@ -10,38 +10,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parbench.bench.results.stats import MIN_INTERVAL_LAUNCHES, median
-from parbench.reports.regression.statistics import Difference, Launches, differences, discoveries_in_families, rank_test
+from parbench.bench.results.stats import MIN_INTERVAL_REPETITIONS, median
+from parbench.reports.regression.statistics import (
+    Difference,
+    Repetitions,
+    differences,
+    discoveries_in_families,
+    rank_test,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What it takes to decide: the floor as a fraction, the level of the whole run's test, the rate of false
-    discoveries among series, the rank test's level, launches.
+    discoveries among series, the rank test's level, repetitions.
     """
 
     floor: float = 0.03
     level: float = 0.05
     false_discovery_rate: float = 0.04
     rank_level: float = 0.05
-    min_launches: int = 5
+    min_repetitions: int = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The seconds of one series by the number of the launch, all above zero, and the floor measured for it, if any."""
+    """The seconds of one series by the number of the repetition, all above zero, and the floor measured for it, if
+    any."""
 
-    base: Launches
-    new: Launches
+    base: Repetitions
+    new: Repetitions
     measured: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """How a time changed, as fractions of the base's: 0.05 is 5 % slower; None where launches are too few.
+    """How a time changed, as fractions of the base's: 0.05 is 5 % slower; None where repetitions are too few.
 
     ``detectable`` is the slow-down that four of five such comparisons would call among all that is compared,
-    ``p_value`` that of a change within ``floor``, ``rank_p_value`` that of no change, ``noise`` launches' deviation.
+    ``p_value`` that of a change within ``floor``, ``rank_p_value`` that of no change, ``noise`` repetitions' deviation.
     """
 
     change: float
@@ -70,7 +77,7 @@ class Judgement:
 class Whole:
     """What all series together show, the noisy ones weighing less: a change of many of them, and of how many.
 
-    ``autocorrelation`` is that of a launch with the next, as taken for the errors.
+    ``autocorrelation`` is that of a repetition with the next, as taken for the errors.
     """
 
     effect: Effect
@@ -82,7 +89,7 @@ class Whole:
 def effects(families: Sequence[Sequence[Pair]], rule: Rule) -> tuple[Whole | None, tuple[tuple[Effect, ...], ...]]:
     """Return what changed in all series together, None of fewer than two, and in each."""
     known = [
-        pair for family in families for pair in family if min(len(pair.base), len(pair.new)) >= MIN_INTERVAL_LAUNCHES
+        pair for family in families for pair in family if min(len(pair.base), len(pair.new)) >= MIN_INTERVAL_REPETITIONS
     ]
     logs = [[_logs(side) for side in sides] for sides in ([one.base for one in known], [one.new for one in known])]
     found = differences(*logs) if known else None
@@ -91,7 +98,7 @@ def effects(families: Sequence[Sequence[Pair]], rule: Rule) -> tuple[Whole | Non
     def effect(pair: Pair, tests: int) -> Effect:
         least = max(rule.floor, pair.measured)
         base, new = _logs(pair.base), _logs(pair.new)
-        if min(len(base), len(new)) < MIN_INTERVAL_LAUNCHES:
+        if min(len(base), len(new)) < MIN_INTERVAL_REPETITIONS:
             change = sum(new.values()) / len(new) - sum(base.values()) / len(base)
             return Effect(change=_fraction(change), floor=least)
         difference, noise = next(own)
@@ -118,14 +125,14 @@ def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judge
     return tuple(tuple(_judge(member, fell, rule) for member, fell in pair) for pair in pairs)
 
 
-def launches_to_decide(noise: float, floor: float) -> int:
+def repetitions_to_decide(noise: float, floor: float) -> int:
     """Return how many a side, independent, show nine of ten times that nothing moved beyond the floor."""
     return math.ceil(2 * (_SURELY * math.log1p(noise) / math.log1p(floor)) ** 2)
 
 
-def floor_to_decide(noise: float, launches: int) -> float:
+def floor_to_decide(noise: float, repetitions: int) -> float:
     """Return the least floor, in whole percents, within which so many a side show that as surely."""
-    return math.ceil(100 * _fraction(_SURELY * math.log1p(noise) / math.sqrt(launches / 2)) - 1e-9) / 100
+    return math.ceil(100 * _fraction(_SURELY * math.log1p(noise) / math.sqrt(repetitions / 2)) - 1e-9) / 100
 
 
 def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
@@ -135,7 +142,7 @@ def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
         return Judgement(word="SAME")
     why = "the interval reaches across the floor"
     if moved:
-        why = "the interval clears the floor, but the ranks of the launches do not tell the runs apart"
+        why = "the interval clears the floor, but the ranks of the repetitions do not tell the runs apart"
     elif _known(found.low) > found.floor or 1 + _known(found.high) < 1 / (1 + found.floor):
         why = "it clears the floor alone, but not among all that is compared"
     return Judgement(word="AMBIGUOUS", reason=why)
@@ -167,12 +174,12 @@ def _within(found: Effect) -> bool:
     return 1 + _known(found.low) > 1 / (1 + found.floor) and _known(found.high) < found.floor
 
 
-def _logs(launches: Launches) -> Launches:
-    return {launch: math.log(seconds) for launch, seconds in launches.items()}
+def _logs(repetitions: Repetitions) -> Repetitions:
+    return {repetition: math.log(seconds) for repetition, seconds in repetitions.items()}
 
 
 def _fraction(log_ratio: float) -> float:
-    return math.expm1(min(log_ratio, 700.0))  # two launches that disagree may reach further than a float
+    return math.expm1(min(log_ratio, 700.0))  # two repetitions that disagree may reach further than a float
 
 
 def _known(value: float | None) -> float:

@@ -1,6 +1,6 @@
 """The statistics by which two runs are compared. Pure.
 
-All take one value a launch, the unit of replication (Hunold & Carpen-Amarie, arXiv 1505.07734).
+All take one value a repetition, the unit of replication (Hunold & Carpen-Amarie, arXiv 1505.07734).
 """
 
 import math
@@ -53,7 +53,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """What changed between two runs in each series and in all together; of a launch, ``noise`` is the deviation."""
+    """What changed between two runs in each series and in all together; of a repetition, ``noise`` is the deviation."""
 
     common: Difference
     own: tuple[Difference, ...]
@@ -61,15 +61,18 @@ class Differences:
     autocorrelation: float
 
 
-Launches = Mapping[int, float]  # what each launch told, by its number
-_LEAST_VARIANCE = 1e-12  # launches that agree to a millionth differ by a millionth
+Repetitions = Mapping[int, float]  # what each repetition told, by its number
+_LEAST_VARIANCE = 1e-12  # repetitions that agree to a millionth differ by a millionth
 _RHOS = tuple(i / 50 for i in range(49))
-_USUAL_RHO, _USUAL_WEIGHT = 0.2, 4  # what launches are taken to correlate by before they tell, and as how many series
+_USUAL_RHO, _USUAL_WEIGHT = (
+    0.2,
+    4,
+)  # what repetitions are taken to correlate by before they tell, and as how many series
 
 
 @cache
 def _design(n: int, m: int, rho: float) -> tuple[float, float, float, float]:
-    """Return what launches, base's before new's, correlated by ``rho`` with the next, make of a variance of one.
+    """Return what repetitions, base's before new's, correlated by ``rho`` with the next, make of a variance of one.
 
     These are the squares' sum within both sides, its degrees of freedom (Box 1954), the share in it of the products
     of neighbours, and the variance of the difference of both means.
@@ -87,20 +90,22 @@ def _design(n: int, m: int, rho: float) -> tuple[float, float, float, float]:
     return float(squares), float(df), float(neighbours / squares), float(contrast @ covariance @ contrast)
 
 
-def differences(base: Sequence[Launches], new: Sequence[Launches]) -> Differences:
-    """Return how series differ, of at least two launches above and below; both sides are taken as equally noisy.
+def differences(base: Sequence[Repetitions], new: Sequence[Repetitions]) -> Differences:
+    """Return how series differ, of at least two repetitions above and below; both sides are taken as equally noisy.
 
-    A launch has a part that all series share and one of each series' own. The shared one is judged by its own scatter;
+    A repetition has a part that all series share and one of each series' own. The shared one is judged by its own
+    scatter;
     the variances of the others are drawn to each other as far as they resemble each other (Smyth 2004). Errors are
-    those of launches that correlate with the next: by half a standard error more than all series together tell, as few
-    launches hide it; what is shared by half an error less than it tells itself, if that is more.
+    those of repetitions that correlate with the next: by half a standard error more than all series together tell, as
+    few
+    repetitions hide it; what is shared by half an error less than it tells itself, if that is more.
     """
     import numpy as np
 
-    columns = [sorted({launch for one in side for launch in one}) for side in (base, new)]
+    columns = [sorted({repetition for one in side for repetition in one}) for side in (base, new)]
     logs = np.array(
         [
-            [one.get(launch, math.nan) for one, names in zip(pair, columns, strict=True) for launch in names]
+            [one.get(repetition, math.nan) for one, names in zip(pair, columns, strict=True) for repetition in names]
             for pair in zip(base, new, strict=True)
         ]
     )
@@ -138,7 +143,7 @@ def differences(base: Sequence[Launches], new: Sequence[Launches]) -> Difference
 
 
 def _autocorrelations(rests: "Floats", known: "Bools", shared: "Floats", n: int) -> tuple[float, float]:
-    """Return how a launch correlates with the next: as taken for each series, and for what they share."""
+    """Return how a repetition correlates with the next: as taken for each series, and for what they share."""
     import numpy as np
 
     def products(values: "Floats") -> float:
@@ -152,7 +157,7 @@ def _autocorrelations(rests: "Floats", known: "Bools", shared: "Floats", n: int)
     others *= float(each.sum() / ((rests**2).sum() + _LEAST_VARIANCE))  # if nothing were shared
     told = others * products(own) / float(each.sum()) + told_shared + _USUAL_WEIGHT * _design(n, m, _USUAL_RHO)[2]
     weight, error = others + 1 + _USUAL_WEIGHT, 1 / math.sqrt(n + m - 2)
-    expected = [_design(n, m, rho)[2] for rho in _RHOS]  # few launches of one level seem to correlate negatively
+    expected = [_design(n, m, rho)[2] for rho in _RHOS]  # few repetitions of one level seem to correlate negatively
 
     def level(share: float) -> float:
         return round(float(np.interp(share, expected, _RHOS)), 2)

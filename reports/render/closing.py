@@ -116,7 +116,7 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
 
 def _first(report: Report) -> list[str]:
     """Return what to look at first: what went wrong, then what stands out."""
-    bad = [f"{one.case}: {one.status} ({one.launches} launches): {one.reason}" for one in report.problems]
+    bad = [f"{one.case}: {one.status} ({one.repetitions} repetitions): {one.reason}" for one in report.problems]
     sentences = [*bad, *(one.words for one in report.findings)]
     lines = _sentences("Look at first", sentences, _MOST_SENTENCES) if sentences else ["", "Nothing stands out."]
     return lines + _sentences("Settings compared", report.comparisons, _MOST_COMPARISONS)

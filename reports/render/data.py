@@ -15,8 +15,8 @@ from parbench.reports.report import Report
 MOST_EMBEDDED_BYTES = 400_000
 """What of a page of at most a megabyte is left to its data."""
 _OF_METRIC = ("value", "low", "high", "unit", "better", "method")
-_OF_ROW = ("status", "launches", "planned", "iterations", "check_passed", "noise")
-_BRIEF = ("case", "world", "status", "launches", "planned", "iterations", "check", "metrics", "grade", "scatter")
+_OF_ROW = ("status", "repetitions", "planned", "iterations", "check_passed", "noise")
+_BRIEF = ("case", "world", "status", "repetitions", "planned", "iterations", "check", "metrics", "grade", "scatter")
 
 
 def render_json(report: Report) -> str:
@@ -49,9 +49,9 @@ def embedded_json(report: Report, most_bytes: int = MOST_EMBEDDED_BYTES) -> str:
 
 
 def render_csv(report: Report) -> str:
-    """Return a line for each metric of each case over all launches, one for a case without any.
+    """Return a line for each metric of each case over all repetitions, one for a case without any.
 
-    A parameter has a column, as in the CSV of launches; what is unknown is empty.
+    A parameter has a column, as in the CSV of repetitions; what is unknown is empty.
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -61,7 +61,7 @@ def render_csv(report: Report) -> str:
     writer.writerow((*start, *_OF_ROW, "metric", *_OF_METRIC))
     for run, row in rows:
         of_case = (run, row.case.id, row.case.name, *map(row.case.all_params.get, params))
-        of_row = (row.status, row.launches, row.planned, row.iterations, row.check.passed, row.grade)
+        of_row = (row.status, row.repetitions, row.planned, row.iterations, row.check.passed, row.grade)
         lines = [(name, *(getattr(one, column) for column in _OF_METRIC)) for name, one in row.metrics.items()]
         writer.writerows((*of_case, *of_row, *line) for line in lines or [(None,) * (1 + len(_OF_METRIC))])
     return buffer.getvalue()

@@ -14,7 +14,7 @@ from parbench.reports.render.data import embedded_json
 from parbench.reports.report import Report, terms
 
 _HERE = Path(__file__).parent
-_OF_METHOD = ("sample", "launch", "interval", "noise")
+_OF_METHOD = ("sample", "repetition", "interval", "noise")
 
 
 def render_page(report: Report) -> str:

@@ -37,7 +37,7 @@ def attention_section(found: Analysis) -> Section | None:
 
 
 def _draw(found: Analysis) -> Iterator[Markup]:
-    told = "A line for each method; bars are 95 % intervals; of one launch alone, within this launch."
+    told = "A line for each method; bars are 95 % intervals; of one repetition alone, within this repetition."
     for i, one in enumerate(found.context_comparisons, start=1):
         for j, (what, chart) in enumerate(draw_methods(one.lines).items(), start=1):
             yield from figure(chart, f"context-{i}-{j}", f"{one.title}: {what}", told)

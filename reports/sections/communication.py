@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from parbench.bench.results.fit import CurveFit, describe_intervals
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
@@ -38,7 +38,7 @@ from parbench.reports.sections.row_columns import IDENTITY, case_columns, commun
 
 PLOTTED = "plotted data"
 _MOST_OPERATIONS = 6
-_INTERVALS = "Bands are 95 % intervals; of one launch alone, within this launch."
+_INTERVALS = "Bands are 95 % intervals; of one repetition alone, within this repetition."
 
 
 def communication_section(found: Analysis) -> Section | None:
@@ -87,7 +87,7 @@ def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
     if not found:
         return
     sizes = sorted({size for one in found for size in one.rows})
-    are_alone = all(row.launches < 2 for one in found for row in one.rows.values())
+    are_alone = all(row.repetitions < 2 for one in found for row in one.rows.values())
 
     def time(size: int) -> Column[Alike[int]]:
         def metric(one: Alike[int]) -> MetricValue | None:
@@ -109,7 +109,7 @@ def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
     told: list[Column[Alike[int]]] = [column.of(lambda one: one.first) for column in names]
     table: Table[Alike[int]] = Table(
         id="time-over-size",
-        title=f"Collectives and point-to-point: time over size{f', {WITHIN_LAUNCH}' if are_alone else ''}",
+        title=f"Collectives and point-to-point: time over size{f', {WITHIN_REPETITION}' if are_alone else ''}",
         caption=PLOTTED,
         columns=(*told, *map(time, sizes)),
         rows=tuple(found),
@@ -194,20 +194,20 @@ def _series_columns(firsts: Sequence[Row]) -> list[Column[Row]]:
 
 def _latency(curve: Curve) -> MetricValue:
     line = curve.fit.segments[0]
-    told = describe_intervals(curve.fit.launches)
-    low, high = (None, None) if curve.fit.launches == 2 else (line.latency_low, line.latency_high)
+    told = describe_intervals(curve.fit.repetitions)
+    low, high = (None, None) if curve.fit.repetitions == 2 else (line.latency_low, line.latency_high)
     return MetricValue(
         value=line.latency_seconds,
         unit="s",
         low=low,
         high=high,
         method=told,
-        is_within_launch=curve.fit.launches < 2,
+        is_within_repetition=curve.fit.repetitions < 2,
     )
 
 
 def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], curves: Sequence[Curve]) -> Column[Curve]:
-    is_mixed = len({curve.fit.launches > 1 for curve in curves}) > 1
+    is_mixed = len({curve.fit.repetitions > 1 for curve in curves}) > 1
 
     def scaled(curve: Curve, bytes_per_second: float | None) -> float | None:
         factor = factor_of(curve)
@@ -217,9 +217,9 @@ def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], cur
         last = curve.fit.segments[-1]
         bounds = (last.bytes_per_second, last.bytes_per_second_low, last.bytes_per_second_high)
         value, low, high = (cells.gigabytes(scaled(curve, bound)) for bound in bounds)
-        if value == cells.UNKNOWN or curve.fit.launches == 2:
+        if value == cells.UNKNOWN or curve.fit.repetitions == 2:
             return value
-        return f"{value} (one launch)" if is_mixed and curve.fit.launches < 2 else f"{value} [{low}, {high}]"
+        return f"{value} (one repetition)" if is_mixed and curve.fit.repetitions < 2 else f"{value} [{low}, {high}]"
 
     return Column(
         f"{name} GB/s",

@@ -1,4 +1,5 @@
-"""The report on ranks: where they ran, rates from one to another, what distance costs, who comes late, each launch."""
+"""The report on ranks: where they ran, rates from one to another, what distance costs, who comes late, each
+repetition."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.contrasts import Pairs
 from parbench.reports.analysis.labels import operation, short_labels
-from parbench.reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Launch, Nodes, launches_of
+from parbench.reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Nodes, RepetitionLoad, repetitions_of
 from parbench.reports.figures.heat_maps import draw_pairs
 from parbench.reports.figures.svg import figure
 from parbench.reports.report import Column, Section, Table, known, number, words
@@ -160,13 +161,15 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
     )
 
 
-def _of_load(value: Callable[[HostLoad], float | None]) -> Callable[[Launch], float | None]:
+def _of_load(value: Callable[[HostLoad], float | None]) -> Callable[[RepetitionLoad], float | None]:
     return lambda one: None if one.load is None else value(one.load)
 
 
-_LAUNCH_COLUMNS: tuple[Column[Launch], ...] = (
-    number("launch", lambda one: one.number, cells.whole, "ranks started anew"),
-    number("took", lambda one: one.seconds, cells.duration, "from the end of the launch before, or the run's start"),
+_REPETITION_COLUMNS: tuple[Column[RepetitionLoad], ...] = (
+    number("repetition", lambda one: one.number, cells.whole, "ranks started anew"),
+    number(
+        "took", lambda one: one.seconds, cells.duration, "from the end of the repetition before, or the run's start"
+    ),
     number(
         "measuring",
         lambda one: one.measuring_seconds / one.seconds if one.seconds else None,
@@ -184,13 +187,13 @@ _LAUNCH_COLUMNS: tuple[Column[Launch], ...] = (
 )
 
 
-def launch_section(found: Analysis) -> Section | None:
-    rows = launches_of(found.run)
+def repetition_section(found: Analysis) -> Section | None:
+    rows = repetitions_of(found.run)
     if not rows:
         return None
     on = {one.load.cores for one in rows if one.load}
     where = f" on {'/'.join(map(str, sorted(on)))} cores" if on else ""
     caption = "how long each took, and what else its host did while it measured"
-    columns = known(_LAUNCH_COLUMNS, rows)
-    table = Table(id="launches", title=f"Launches{where}", caption=caption, columns=columns, rows=rows)
-    return Section(id="launches-section", title="Launches", tables=(table,))
+    columns = known(_REPETITION_COLUMNS, rows)
+    table = Table(id="repetitions", title=f"Repetitions{where}", caption=caption, columns=columns, rows=rows)
+    return Section(id="repetitions-section", title="Repetitions", tables=(table,))

@@ -8,7 +8,7 @@ from functools import partial
 from markupsafe import Markup
 
 from parbench.bench.results.runs import Run
-from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.analysis import Analysis, analyse, front_of
 from parbench.reports.analysis.contrasts import settings_words
@@ -28,7 +28,7 @@ from parbench.reports.report import Report, Section
 from parbench.reports.sections.attention import attention_section
 from parbench.reports.sections.communication import communication_section, contrast_section, group_section
 from parbench.reports.sections.experts import experts_section
-from parbench.reports.sections.nodes import arrival_section, launch_section, node_section, pair_section
+from parbench.reports.sections.nodes import arrival_section, node_section, pair_section, repetition_section
 from parbench.reports.sections.predictions import predicted_section
 from parbench.reports.sections.steps import step_section
 
@@ -44,7 +44,7 @@ SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
     experts_section,
     arrival_section,
     predicted_section,
-    launch_section,
+    repetition_section,
 )
 
 
@@ -80,7 +80,7 @@ def heading(run: Run, summary: Summary) -> str:
     where = f" on {'/'.join(map(str, nodes))} node{'s' * (nodes != [1])}" if nodes else ""
     parts = [
         f"preset {plan.preset}: {pluralize(plan.nproc, 'rank')}{where}, {plan.backend}, {plan.device}",
-        pluralize(plan.launches, "launch"),
+        pluralize(plan.repetitions, "repetition"),
         f"host {run.info.host}",
     ]
     # each where it is the same for all ranks and known
@@ -104,11 +104,11 @@ def draw_first_screen(found: Analysis) -> list[Markup]:
     if is_pipelined and pipeline and pipeline.facts.measured:
         detail, span = detail_of(pipeline, _MOST_BOXES), last_of(pipeline.facts.measured)
         step = draw_pipeline(pipeline, detail, span, width=width, is_alone=True)
-        told = f"Launch {pipeline.launch + 1}, each gap in the colour of its cause."
+        told = f"Repetition {pipeline.repetition + 1}, each gap in the colour of its cause."
         shown += figure(step, "first-step", f"Pipeline: {labels[pipeline.row.case.id]}", told)
     elif timeline and timeline.timeline:
         step = draw_first(timeline.timeline, view_of(timeline.timeline, _MOST_BOXES), width)
-        told = f"Launch {timeline.launch + 1}; what a step waits for is hatched or grey."
+        told = f"Repetition {timeline.repetition + 1}; what a step waits for is hatched or grey."
         shown += figure(step, "first-step", f"Traced step: {labels[timeline.row.case.id]}", told)
     return shown
 
@@ -153,17 +153,18 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
             "A difference, such as ect, is the mean of paired turns; without an interval, or with one that holds "
             "zero, it may be noise."
         )
-    if run.info.launches:
+    if run.info.repetitions:
         told = "cases prepared, warmed up, timed and checked; the rest started and ended ranks"
         sentences.append(f"{measuring_words(run).capitalize()}: {told}.")
-    if plan.launches == 1 and shown:
+    if plan.repetitions == 1 and shown:
         sentences.append(
-            f"One launch: intervals and noise are {WITHIN_LAUNCH}, not between launches; a comparison needs five."
+            f"One repetition: intervals and noise are {WITHIN_REPETITION}, not between repetitions; a comparison "
+            f"needs five."
         )
     by_case = Counter(record.case.id for record in run.records if record.is_out_of_budget)
     left_out = [
-        f"{launches} of {plan.launches} launches of {pluralize(cases, 'case')}"
-        for launches, cases in Counter(by_case.values()).items()
+        f"{repetitions} of {plan.repetitions} repetitions of {pluralize(cases, 'case')}"
+        for repetitions, cases in Counter(by_case.values()).items()
     ]
     if left_out:
         budget = format_duration(plan.budget_seconds)

@@ -4,7 +4,7 @@ from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, ComponentCheck, Validation
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import check_schema
-from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import UserError
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
@@ -54,7 +54,7 @@ def _text(value: float | None, unit: str) -> str:
 def _measured(one: ComponentCheck) -> str:
     measured = MetricValue(value=one.measured, unit=one.unit, low=one.low, high=one.high)
     text = cells.compared(measured, lambda value: _text(value, one.unit))
-    return f"{text} {WITHIN_LAUNCH}" if one.is_within_launch else text
+    return f"{text} {WITHIN_REPETITION}" if one.is_within_repetition else text
 
 
 _COLUMNS: "tuple[Column[tuple[str, ComponentCheck]], ...]" = (
@@ -70,7 +70,7 @@ _COLUMNS: "tuple[Column[tuple[str, ComponentCheck]], ...]" = (
         "measured",
         lambda row: _measured(row[1]),
         lambda row: row[1].measured,
-        "the mean over launches, with its 95 % interval where it has one",
+        "the mean over repetitions, with its 95 % interval where it has one",
     ),
     Column(
         "error",

@@ -6,7 +6,7 @@ from typing import Any
 
 from parbench.bench.results import metrics
 from parbench.bench.results.metrics import find_metric
-from parbench.bench.results.stats import WITHIN_LAUNCH
+from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.reports import cells
 from parbench.reports.analysis.labels import operation, short_labels
 from parbench.reports.analysis.summary import Row
@@ -35,8 +35,8 @@ def size_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     )
     repetitions: Column[Row] = Column(
         "repetitions",
-        lambda row: f"{row.launches}/{row.planned}",
-        lambda row: row.launches,
+        lambda row: f"{row.repetitions}/{row.planned}",
+        lambda row: row.repetitions,
         "repetitions that measured the case, of those planned",
     )
     return (
@@ -107,25 +107,25 @@ def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     is_told = bool(graded) and all(row.scatter is None for row in graded)
 
     def noise(row: Row) -> str:
-        within = "" if is_told or row.scatter is not None else f" {WITHIN_LAUNCH}"
+        within = "" if is_told or row.scatter is not None else f" {WITHIN_REPETITION}"
         return f"{row.grade}{within}" if row.grade else cells.UNKNOWN
 
-    noise_title = f"noise{' (one launch)' * is_told}"
+    noise_title = f"noise{' (one repetition)' * is_told}"
     told = "independent iterations that would tell as much"
-    noise_help = f"how far launches scatter, of one launch {WITHIN_LAUNCH}: stable, fair, noisy, very noisy"
+    noise_help = f"how far repetitions scatter, of one repetition {WITHIN_REPETITION}: stable, fair, noisy, very noisy"
     return (
         metric_column("time_p99", lambda row: row.value(f"{row.headline}_p99")),
         *known([metric_column("time_q10", lambda row: row.value(f"{row.headline}_q10"))], rows),
         replace(words(noise_title, noise, noise_help), mark=lambda row: row.grade or ""),
-        number("n", lambda row: row.iterations or None, cells.whole, "iterations of all launches"),
+        number("n", lambda row: row.iterations or None, cells.whole, "iterations of all repetitions"),
         *known([number("n_eff", lambda row: row.effective, cells.whole, told)], rows),
         Column(
-            "launches",
-            lambda row: f"{row.launches}/{row.planned}",
-            lambda row: row.launches,
-            "launches that measured the case, of those planned",
+            "repetitions",
+            lambda row: f"{row.repetitions}/{row.planned}",
+            lambda row: row.repetitions,
+            "repetitions that measured the case, of those planned",
         ),
-        words("stop", lambda row: cells.counted(row.stops), "why measuring ended, by launch"),
+        words("stop", lambda row: cells.counted(row.stops), "why measuring ended, by repetition"),
         words("check", _check_word, "whether results equal the reference"),
     )
 

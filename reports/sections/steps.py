@@ -83,8 +83,8 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
     told = {row.case.id: predict_comm(row, found.curves) if found.curves else None for row in steps}
     notes = {case: list(prediction.notes) if prediction else [] for case, prediction in told.items()}
     notes = {row.case.id: [*row.notes, *notes[row.case.id]] for row in steps}
-    title = "Step time, launch by launch (squares) and over all launches (diamonds)"
-    intervals = "Lines are 95 % intervals; of one launch alone, within this launch."
+    title = "Step time, repetition by repetition (squares) and over all repetitions (diamonds)"
+    intervals = "Lines are 95 % intervals; of one repetition alone, within this repetition."
     yield Table(
         id="steps-table",
         title="Steps",
@@ -226,7 +226,7 @@ def _draw_timelines(found: Analysis) -> Iterator[Markup]:
     axes = shared([extent_of(timeline)[1] for _, timeline in shown])
     for i, ((one, timeline), (span, own)) in enumerate(zip(shown, axes, strict=True), start=1):
         label, view = labels[one.row.case.id], view_of(timeline, _MOST_SPANS // len(shown))
-        told = f"Launch {one.launch + 1}. {timeline_words(timeline, view)}{own}"
+        told = f"Repetition {one.repetition + 1}. {timeline_words(timeline, view)}{own}"
         yield from figure(draw_timeline(timeline, view, span), f"timeline-{i}", f"Traced step: {label}", told)
 
 
@@ -291,6 +291,6 @@ def _memory_over_time(found: Analysis) -> Iterator[Table[Held]]:
 def _draw_memory_over_time(lines: Sequence[Held]) -> Iterator[Markup]:
     labels = short_labels([line.row for line in lines])
     for i, line in enumerate(lines, start=1):
-        told = f"Launch {line.launch + 1}, rank {line.memory.rank}, above what it held when the step began."
+        told = f"Repetition {line.repetition + 1}, rank {line.memory.rank}, above what it held when the step began."
         title = f"Memory over time: {labels[line.row.case.id]}"
         yield from figure(draw_memory_over_time(line.memory), f"memory-time-{i}", title, told)

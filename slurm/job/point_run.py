@@ -37,7 +37,7 @@ Command = Callable[[Attempt], list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of an attempt and its hosts; ``measured`` counts cases times launches that have a record."""
+    """The result of an attempt and its hosts; ``measured`` counts cases times repetitions that have a record."""
 
     state: State
     reason: str = ""
@@ -119,7 +119,7 @@ def relative(folder: Path, run: Path | None) -> str:
 
 def progress(run: Run) -> tuple[int, int]:
     """Return how many of a run's planned measurements have a record, and how many are planned."""
-    planned = len(run.info.plan.cases) * run.info.plan.launches
+    planned = len(run.info.plan.cases) * run.info.plan.repetitions
     return planned - len(remaining(run)), planned
 
 

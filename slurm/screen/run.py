@@ -91,7 +91,14 @@ def run_command(nodes: Sequence[str], turns: Turns, options: Options) -> list[st
     # at once, one's acknowledgements wait behind the other's data, or do not
     for setting in ("direction=in_turn", *turns.settings()):
         words += ["--set", setting]
-    words += ["--launches", "1", "--budget", options.budget or f"{60 + 2 * len(turns)}s", "--timeout", options.timeout]
+    words += [
+        "--repetitions",
+        "1",
+        "--budget",
+        options.budget or f"{60 + 2 * len(turns)}s",
+        "--timeout",
+        options.timeout,
+    ]
     return [*words, "--out", str(options.out), "--json"]  # records go nowhere, and no report is made
 
 
@@ -103,7 +110,7 @@ def read(run: Run, nodes: Sequence[str]) -> Seen:
         raise UserError(f"{run.path} does not tell the hosts of its ranks: ranks({run.info.plan.nproc})")
     bad = (silent_hosts(record, nodes) for record in run.records if record.status in ("failed", "hang", "wrong"))
     problems = [record.reason for record in run.records if record.status != "ok"]
-    if unread := run.info.plan.launches * len(run.info.plan.cases) - len(run.records):
+    if unread := run.info.plan.repetitions * len(run.info.plan.cases) - len(run.records):
         problems.append(f"rounds not reached: {unread}")
     return Seen(
         run=run.path,

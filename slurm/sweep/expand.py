@@ -21,7 +21,7 @@ from parbench.slurm.sweep.folder import Distribution, Point
 from parbench.slurm.sweep.sweepfile import SweepFile, at
 
 _START_SECONDS = 10.0
-"""What a run takes beside its budget: parbench and srun start, the last case ends. Launches are in the budget."""
+"""What a run takes beside its budget: parbench and srun start, the last case ends. Repetitions are in the budget."""
 
 _MAX_POINTS = 10_000
 
@@ -232,7 +232,7 @@ def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point:
     options = Options(
         preset=plan.preset,
         entries=point.cases,
-        launches=plan.launches,
+        repetitions=plan.repetitions,
         budget=None if plan.budget is None else str(plan.budget),
         timeout=None if plan.timeout is None else str(plan.timeout),
     )

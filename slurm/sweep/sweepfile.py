@@ -62,7 +62,7 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     distribution: Distribution | Annotated[list[Distribution], msgspec.Meta(min_length=1)] | None = None
     repeat: Count | None = None
     preset: str | None = None
-    launches: Count | None = None
+    repetitions: Count | None = None
     budget: str | float | None = None
     timeout: str | float | None = None
     backend: str | None = None

@@ -23,7 +23,7 @@ from tests.support.refusals import usage_error
 CallParbench = Callable[..., Result]
 
 TWO_CASES = ("run", "--preset", "smoke", "--only", "all_reduce", "--sizes", "1K,4K")
-ONE_TABLE = ("run", "--only", "all_reduce", "--set", "mode=blocking", "--launches", "1")
+ONE_TABLE = ("run", "--only", "all_reduce", "--set", "mode=blocking", "--repetitions", "1")
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ PLAN_OPTIONS: dict[str, Any] = {
     "nproc": 3,
     "backend": "gloo",
     "device": "cpu",
-    "launches": 2,
+    "repetitions": 2,
     "budget": "9s",
     "timeout": "5s",
     "mesh": "dp=2",

@@ -25,7 +25,7 @@ import pytest
 
 @pytest.mark.benchmark(group="mine")
 def test_all_reduce(parbench):
-    options = dict(mode="blocking", size_bytes="4K", nproc=2, launches=1, budget="60s")
+    options = dict(mode="blocking", size_bytes="4K", nproc=2, repetitions=1, budget="60s")
     [record] = parbench("all_reduce", **options)
     assert record.check.passed
     assert record.world.size == 2
@@ -100,15 +100,15 @@ def test_arguments_become_options_and_settings() -> None:
     assert set(OPTIONS) <= {param.name for param in run.params}
 
 
-def test_one_case_may_have_several_launches() -> None:
-    records = [ok_record(collective_case(), launch) for launch in range(2)]
+def test_one_case_may_have_several_repetitions() -> None:
+    records = [ok_record(collective_case(), repetition) for repetition in range(2)]
     assert select_measured(records) == tuple(records)
 
 
-def test_launches_out_of_budget_are_left_out() -> None:
+def test_repetitions_out_of_budget_are_left_out() -> None:
     case = collective_case()
     measured = ok_record(case)
-    skipped = [out_of_budget_record(case, launch) for launch in (1, 2)]
+    skipped = [out_of_budget_record(case, repetition) for repetition in (1, 2)]
     assert select_measured([measured, *skipped]) == (measured,)
     with pytest.raises(pytest.fail.Exception, match="the budget ended"):
         select_measured(skipped)

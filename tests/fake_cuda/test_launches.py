@@ -7,7 +7,7 @@ import pytest
 from tests.fake_cuda.stub import Session, Stub
 
 pytestmark = pytest.mark.cuda_stub
-RUN = "run --device cuda --nproc 2 --preset smoke --launches 1 --budget 30s --timeout 15s"
+RUN = "run --device cuda --nproc 2 --preset smoke --repetitions 1 --budget 30s --timeout 15s"
 
 
 def run_all_reduce(stub: Stub, *options: str, **variables: str) -> Session:

@@ -78,12 +78,12 @@ class Session:
 
     @property
     def one_rank_options(self) -> list[str]:
-        options = f"--device {self.device} --nproc 1 --allow-single --launches 1"
+        options = f"--device {self.device} --nproc 1 --allow-single --repetitions 1"
         return options.split()
 
     @property
     def two_ranks_options(self) -> list[str]:
-        return f"--device {self.device} --backend gloo --nproc 2 --launches 1".split()
+        return f"--device {self.device} --backend gloo --nproc 2 --repetitions 1".split()
 
     def run_python(
         self,
@@ -129,7 +129,7 @@ class Session:
             self.runs.append(path.parent)
             for text in path.read_text().splitlines():
                 record = json.loads(text)
-                records[record["case"]["id"], record["launch"]] = record
+                records[record["case"]["id"], record["repetition"]] = record
         line = summarize_records(name, list(records.values()), exit_code, output)
         return list(records.values()), [line]
 

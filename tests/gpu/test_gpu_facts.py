@@ -128,7 +128,7 @@ def test_rank_reports_gpu_only_on_cuda() -> None:
 def test_run_records_gpu_only_on_cuda(
     parbench: Command, tmp_path: Path, device: str, ranks: str
 ) -> None:
-    options = "--only all_reduce --sizes 1K --launches 1 --budget 10s"
+    options = "--only all_reduce --sizes 1K --repetitions 1 --budget 10s"
     completed = parbench("run", *options.split(), "--device", device, *ranks.split())
     assert completed.returncode == 0, completed.stdout + completed.stderr
     [file] = tmp_path.glob("runs/*Z-*/run.json")

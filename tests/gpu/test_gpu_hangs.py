@@ -22,7 +22,7 @@ from tests.gpu.conftest import NCCL_TIMEOUT_SECONDS
 from tests.support.paths import Command, environment
 
 pytestmark = pytest.mark.gpu
-RUN = "--preset smoke --budget 60s --launches 1 --timeout 10s --device cuda --set at=8,-1"
+RUN = "--preset smoke --budget 60s --repetitions 1 --timeout 10s --device cuda --set at=8,-1"
 ONE_RANK = "--nproc 1 --allow-single --set rank=0"
 TWO_RANKS = "--backend gloo --nproc 2"
 MAX_LEFT_BYTES = 256 << 20

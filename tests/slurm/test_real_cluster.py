@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.full, pytest.mark.measures]
 
 FAULT = f"{' '.join(LOCAL_CLUSTER)} fault"
 LINK_BITS_PER_SECOND = 200e6
-RUN = f"{PARBENCH} run --launcher srun --set mode=blocking --launches 1"
+RUN = f"{PARBENCH} run --launcher srun --set mode=blocking --repetitions 1"
 RUN_COUNTED = f"{RUN} --target tests.support.wire:counted"
 
 

@@ -55,7 +55,9 @@ FREE_BYTES_OF_RANK = 64 << 20
 NO_RANK_YET = "no rank has started"
 NO_RANK_LEFT = "all ranks have ended"
 NO_RESULT = "nothing is computed"
-RUN_OPTIONS = "--preset smoke --nproc 2 --launches 1 --budget 5m --timeout 6s --set number=0,1"
+RUN_OPTIONS = (
+    "--preset smoke --nproc 2 --repetitions 1 --budget 5m --timeout 6s --set number=0,1"
+)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def main() -> int:
         "smoke",
         "--nproc",
         "2",
-        "--launches",
+        "--repetitions",
         "1",
         "--budget",
         options.budget,

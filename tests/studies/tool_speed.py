@@ -2,7 +2,7 @@
 
 parbench run --target tests.studies.tool_speed:prepare --nproc 1 --allow-single \
     --set task=help,list,plan,append,load,compare,page \
-    --launches 5 --budget 20m --timeout 10m --preset smoke   # before a change and after it
+    --repetitions 5 --budget 20m --timeout 10m --preset smoke   # before a change and after it
 parbench compare BASE NEW    # exit code 1 if a task became slower
 python -m pytest tests/studies/tool_speed.py --benchmark-json=speed.json
 
@@ -70,7 +70,7 @@ def make_cases(number: int) -> list[Case]:
     return [*collectives, *steps]
 
 
-def make_records(cases: list[Case], ranks: int, launches: int) -> Iterator[Record]:
+def make_records(cases: list[Case], ranks: int, repetitions: int) -> Iterator[Record]:
     world = WorldInfo(size=ranks, nodes=max(1, ranks // 8), backend="nccl", device="cuda")
     arrival = Arrival(
         method="ping-pong",
@@ -80,32 +80,34 @@ def make_records(cases: list[Case], ranks: int, launches: int) -> Iterator[Recor
         last_out_rank=1,
         last_out_share=0.6,
     )
-    for launch in range(launches):
+    for repetition in range(repetitions):
         for case in cases:
             size_bytes = float(case.params.get("size_bytes", 1e6))
-            variation = 1 + 0.01 * (launch % 7)
+            variation = 1 + 0.01 * (repetition % 7)
             seconds = (20e-6 + size_bytes / 3e9) * variation
             fields: dict[str, Any] = {"world": world, "arrival": arrival, "n": 5}
             if case.name.startswith("step."):
                 fields["metrics"] = training_metrics(seconds)
                 fields["details"] = {"comm_calls": [], "bytes_by_rank": list(range(ranks))}
-            yield ok_record(case, launch, seconds, **fields)
+            yield ok_record(case, repetition, seconds, **fields)
 
 
-def write_synthetic_run(folder: Path, number: int, ranks: int, launches: int) -> Path:
+def write_synthetic_run(folder: Path, number: int, ranks: int, repetitions: int) -> Path:
     cases = make_cases(number)
-    run = make_run(make_plan(cases, launches=launches), make_records(cases, ranks, launches))
+    run = make_run(
+        make_plan(cases, repetitions=repetitions), make_records(cases, ranks, repetitions)
+    )
     pairs = {f"{i}-{j}": "other node" for i in range(ranks) for j in range(i + 1, ranks)}
     info = msgspec.structs.replace(run.info, environment={"locality": pairs})
     return write_run(folder, msgspec.structs.replace(run, info=info))
 
 
-def find_or_write_run(cases: int, launches: int, copy: str = "") -> Path:
+def find_or_write_run(cases: int, repetitions: int, copy: str = "") -> Path:
     """Return a run of a number of cases and repetitions; an earlier one is reused."""
     base = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    folder = base / f"parbench-tool-speed-{SCHEMA}" / f"{cases}-{launches}{copy}"
+    folder = base / f"parbench-tool-speed-{SCHEMA}" / f"{cases}-{repetitions}{copy}"
     runs = list_runs(folder)
-    return runs[0] if runs else write_synthetic_run(folder, cases, 8, launches)
+    return runs[0] if runs else write_synthetic_run(folder, cases, 8, repetitions)
 
 
 def make_command(*arguments: object, codes: tuple[int, ...] = (0,)) -> Callable[[], None]:

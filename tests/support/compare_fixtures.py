@@ -45,7 +45,9 @@ def run_from_records(
     """Return a run of these records; without ``cases`` its plan has the cases of the records."""
     records = list(records)
     cases = plan.pop("cases", {record.case.id: record.case for record in records}.values())
-    return make_run(make_plan(cases, launches=5, **plan), records, environment or ENVIRONMENT)
+    return make_run(
+        make_plan(cases, repetitions=5, **plan), records, environment or ENVIRONMENT
+    )
 
 
 def make_floor(floor: float) -> Floor:
@@ -54,7 +56,7 @@ def make_floor(floor: float) -> Floor:
         series="a case",
         host="node-a",
         measured="2026-01-02T03:04:05.678Z",
-        launches=20,
+        repetitions=20,
         noise=0.1,
         floor=floor,
     )

@@ -112,7 +112,7 @@ def make_plan(
         "nproc": nproc,
         "backend": "gloo",
         "device": "cpu",
-        "launches": 1,
+        "repetitions": 1,
         "budget_seconds": 60.0,
         "timeout_seconds": 30.0,
     }

@@ -25,12 +25,12 @@ def find_stragglers(late_rank: int | None = 1) -> Arrival:
     )
 
 
-def late_record(size: int = 1024, launch: int = 0, skew: float | None = 50e-6) -> Record:
+def late_record(size: int = 1024, repetition: int = 0, skew: float | None = 50e-6) -> Record:
     case = collective_case(size_bytes=size)
     metrics = collective_metrics(case, 1e-3)
     metrics["skew"] = seconds_metric(skew)
     metrics["transfer"] = seconds_metric(9e-4)
-    return ok_record(case, launch, metrics=metrics, arrival=find_stragglers())
+    return ok_record(case, repetition, metrics=metrics, arrival=find_stragglers())
 
 
 def samples(arrivals_ns: Sequence[Sequence[int]], ranks: Sequence[int] = (0, 1)) -> bytes:

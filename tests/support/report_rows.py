@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 def run_from_records(
-    *records: Record, launches: int = 1, environment: dict[str, Any] | None = None
+    *records: Record, repetitions: int = 1, environment: dict[str, Any] | None = None
 ) -> Run:
     cases = {record.case.id: record.case for record in records}.values()
-    return make_run(make_plan(cases, launches=launches), records, environment)
+    return make_run(make_plan(cases, repetitions=repetitions), records, environment)
 
 
-def summarize_rows(*records: Record, launches: int = 1) -> tuple[Row, ...]:
-    return summarize(run_from_records(*records, launches=launches)).rows
+def summarize_rows(*records: Record, repetitions: int = 1) -> tuple[Row, ...]:
+    return summarize(run_from_records(*records, repetitions=repetitions)).rows
 
 
-def summarize_row(*records: Record, launches: int = 1) -> Row:
-    (row,) = summarize_rows(*records, launches=launches)
+def summarize_row(*records: Record, repetitions: int = 1) -> Row:
+    (row,) = summarize_rows(*records, repetitions=repetitions)
     return row
 
 

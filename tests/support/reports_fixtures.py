@@ -29,7 +29,7 @@ Action = tuple[str, int, int]
 
 WORLD = WorldInfo(size=4, nodes=1, backend="gloo", device="cpu")
 STARTED = "2026-01-02T03:04:05.678Z"
-METHOD = "median of 120 iterations of one launch, order-statistics interval"
+METHOD = "median of 120 iterations of one repetition, order-statistics interval"
 HOSTILE_TEXT = "<script>alert('x')</script> [bold]$x$ & \x1b[31mred"
 ENVIRONMENT = {
     "host": {
@@ -152,7 +152,7 @@ def curve_records(
 
 def ok_record(
     case: Case,
-    launch: int = 0,
+    repetition: int = 0,
     seconds: float = 1e-3,
     *,
     metrics: Mapping[str, MetricValue] | None = None,
@@ -174,27 +174,29 @@ def ok_record(
         "started": STARTED,
         "seconds": 0.5,
     }
-    return Record(case=case, launch=launch, **{**usual, **fields})
+    return Record(case=case, repetition=repetition, **{**usual, **fields})
 
 
 def failed_record(
     case: Case,
-    launch: int = 0,
+    repetition: int = 0,
     status: Status = "failed",
     reason: str = "it broke",
     **fields: Any,
 ) -> Record:
     usual: dict[str, Any] = {"world": WORLD, "started": STARTED, "seconds": 0.1}
-    return Record(case=case, launch=launch, status=status, reason=reason, **{**usual, **fields})
-
-
-def out_of_budget_record(case: Case, launch: int = 0) -> Record:
-    return failed_record(
-        case, launch, "skipped", "out of time", skip_reason=SkipReason.OUT_OF_BUDGET
+    return Record(
+        case=case, repetition=repetition, status=status, reason=reason, **{**usual, **fields}
     )
 
 
-def hang_record(case: Case, launch: int = 0) -> Record:
+def out_of_budget_record(case: Case, repetition: int = 0) -> Record:
+    return failed_record(
+        case, repetition, "skipped", "out of time", skip_reason=SkipReason.OUT_OF_BUDGET
+    )
+
+
+def hang_record(case: Case, repetition: int = 0) -> Record:
     waiting = RankState(
         rank=0,
         host="node-a",
@@ -210,7 +212,7 @@ def hang_record(case: Case, launch: int = 0) -> Record:
         stack="File b.py, line 9, in <listcomp>",
     )
     reason = "rank 1 did not arrive within 60 s"
-    return failed_record(case, launch, "hang", reason, ranks=[waiting, absent])
+    return failed_record(case, repetition, "hang", reason, ranks=[waiting, absent])
 
 
 def pipeline_case(schedule: str = "1f1b", microbatches: int = 4, **params: Any) -> Case:
@@ -307,13 +309,15 @@ def pipeline_metrics(seconds: float = 0.020) -> Metrics:
 
 
 def pipeline_record(
-    schedule: str = "1f1b", launch: int = 0, seconds: float = 0.020, **fields: Any
+    schedule: str = "1f1b", repetition: int = 0, seconds: float = 0.020, **fields: Any
 ) -> Record:
     """Return a pipeline step with these details; `split` and `hidden` are parameters."""
     params = {name: fields.pop(name) for name in ("split", "hidden") if name in fields}
     case = pipeline_case(schedule, fields.get("microbatches", 4), **params)
     details = {"pipeline": pipeline_details(schedule, **fields)}
-    return ok_record(case, launch, seconds, metrics=pipeline_metrics(seconds), details=details)
+    return ok_record(
+        case, repetition, seconds, metrics=pipeline_metrics(seconds), details=details
+    )
 
 
 def context_case(method: str = "ring", sequence: int = 64, **params: Any) -> Case:
@@ -434,7 +438,7 @@ def expert_record(
 
 
 def make_plan(
-    cases: Iterable[Case], *, launches: int = 1, skipped: Sequence[Skipped] = ()
+    cases: Iterable[Case], *, repetitions: int = 1, skipped: Sequence[Skipped] = ()
 ) -> Plan:
     return Plan(
         cases=tuple(cases),
@@ -443,7 +447,7 @@ def make_plan(
         nproc=4,
         backend="gloo",
         device="cpu",
-        launches=launches,
+        repetitions=repetitions,
         budget_seconds=90.0,
         timeout_seconds=60.0,
     )
@@ -504,7 +508,7 @@ def sample_times() -> list[tuple[Case, float]]:
     return times
 
 
-def sample_run(*, launches: int = 3) -> Run:
+def sample_run(*, repetitions: int = 3) -> Run:
     """Return a run of six operations and four steps with one bad case of each status."""
     collectives = sample_times()
     hung = collective_case("all_reduce", 3 << 20)
@@ -514,11 +518,11 @@ def sample_run(*, launches: int = 3) -> Run:
     details = {"send_bytes": 10, "convention": "nccl-tests"}
     notes = ["functional only: 4 processes on 2 cores"]
     records = []
-    for i in range(launches):
+    for i in range(repetitions):
         factor = 1 + 0.04 * i
         for case, seconds in collectives:
             records.append(
-                ok_record(case, i, seconds * factor, details={**details, "launch": i})
+                ok_record(case, i, seconds * factor, details={**details, "repetition": i})
             )
         for case, seconds in STEP_SECONDS:
             records.append(ok_record(case, i, seconds * factor, notes=notes, grade="noisy"))
@@ -527,12 +531,12 @@ def sample_run(*, launches: int = 3) -> Run:
     check = Check(passed=False, wrong=3)
     records.append(failed_record(wrong, 0, "wrong", "3 of 96 gradients differ", check=check))
     skip: dict[str, Any] = {"status": "skipped", "skip_reason": SkipReason.EARLIER_FAILURE}
-    for i in range(1, launches):
+    for i in range(1, repetitions):
         records.append(
-            failed_record(hung, i, reason="not tried again: hang in launch 1", **skip)
+            failed_record(hung, i, reason="not tried again: hang in repetition 1", **skip)
         )
         records.append(
-            failed_record(wrong, i, reason="not tried again: wrong in launch 1", **skip)
+            failed_record(wrong, i, reason="not tried again: wrong in repetition 1", **skip)
         )
     changed = {"host.cpu_model": ["Example CPU", "Another CPU"]}
     records.append(ok_record(cut, 0, 2e-3, environment={"changed": changed}))
@@ -540,5 +544,7 @@ def sample_run(*, launches: int = 3) -> Run:
     skipped = Skipped(case=collective_case("all_gather", 1001), reason=reason)
     records.append(failed_record(skipped.case, 0, "skipped", reason))
     cases = [case for case, _ in (*collectives, *STEP_SECONDS)]
-    plan = make_plan([*cases, hung, wrong, failed, cut], launches=launches, skipped=[skipped])
+    plan = make_plan(
+        [*cases, hung, wrong, failed, cut], repetitions=repetitions, skipped=[skipped]
+    )
     return make_run(plan, records, ENVIRONMENT)

@@ -17,7 +17,7 @@ SUBSET = ("all_reduce", "sendrecv", "ddp")
 def run_smoke_subset(folder: Path) -> Run:
     """Measure a few cases of the smoke preset once and return the run."""
     selection = [arg for name in SUBSET for arg in ("--only", name)]
-    return run_preset(folder, "--launches", "1", "--budget", "12s", *selection)
+    return run_preset(folder, "--repetitions", "1", "--budget", "12s", *selection)
 
 
 def run_preset(folder: Path, *options: str) -> Run:

@@ -42,7 +42,7 @@ class RecordKey:
 
     point: str
     case: str
-    launch: int
+    repetition: int
     status: str
 
 
@@ -77,7 +77,9 @@ def _create_run(attempt: Attempt, num_cases: int) -> Path:
 
 
 def _missing_records(run: Path, ending: Ending) -> list[Record]:
-    records = [ok_record(case, launch, n=3) for launch, case in remaining(load_run(run))]
+    records = [
+        ok_record(case, repetition, n=3) for repetition, case in remaining(load_run(run))
+    ]
     if ending == "killed":
         return records[:-1]
     if ending == "wrong":
@@ -112,7 +114,10 @@ def count_records(folder: Path) -> Counter[RecordKey]:
         point = path.parent.parent.name
         for record in load_run(path.parent).records:
             key = RecordKey(
-                point=point, case=record.case.id, launch=record.launch, status=record.status
+                point=point,
+                case=record.case.id,
+                repetition=record.repetition,
+                status=record.status,
             )
             counts[key] += 1
     return counts

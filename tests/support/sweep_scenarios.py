@@ -189,7 +189,7 @@ def ranks(workspace: Path) -> None:
         backend = "gloo"
         device = "cpu"
         budget = "2s"
-        launches = 1
+        repetitions = 1
         timeout = "60s"
         case = [{ name = "collective.all_reduce", set = { size_bytes = ["1K", "2K", "4K"] } }]
         slurm = { partition = "lab", time = "4m" }

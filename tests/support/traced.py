@@ -56,7 +56,7 @@ def make_timeline(ranks: int = 2, clock: str = "one host, one monotonic clock") 
     return Timeline(clock=clock, uncertainty_seconds=2e-6, ranks=timelines)
 
 
-def traced_record(case: Case | None = None, launch: int = 0) -> Record:
+def traced_record(case: Case | None = None, repetition: int = 0) -> Record:
     """Return the record of such a step, whose metrics are the sums of its timeline."""
     seconds = {
         "compute": 6e-3,
@@ -66,7 +66,7 @@ def traced_record(case: Case | None = None, launch: int = 0) -> Record:
         "residual": 0.0,
     }
     metrics = step_metrics(10e-3) | counted_metrics("s", seconds)
-    return ok_record(case or step_case("ddp"), launch, 10e-3, metrics=metrics)
+    return ok_record(case or step_case("ddp"), repetition, 10e-3, metrics=metrics)
 
 
 def write_traced_run(
@@ -75,8 +75,8 @@ def write_traced_run(
     """Write a run's folder with the trace of each record that has one, and read it back."""
     records = [record for record, _ in traces]
     cases = {record.case.id: record.case for record in records}.values()
-    launches = 1 + max(record.launch for record in records)
-    path = write_run(folder, make_run(make_plan(cases, launches=launches), records))
+    repetitions = 1 + max(record.repetition for record in records)
+    path = write_run(folder, make_run(make_plan(cases, repetitions=repetitions), records))
     for record, trace in traces:
         if trace is not None:
             content = trace if isinstance(trace, bytes) else encode_timeline(trace)

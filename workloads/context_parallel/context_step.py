@@ -127,7 +127,7 @@ class ContextStep(TrainingStep):
 
 
 def make_groups(world: World, plan: ContextPlan) -> Groups:
-    """Return a rank's group of each attention axis, all newly made; every rank of the launch takes part."""
+    """Return a rank's group of each attention axis, all newly made; every rank of the repetition takes part."""
     ranks, size = dist.get_process_group_ranks(world.group), plan.ulysses
     if plan.method != "usp":
         return {"cp": group_of_mine(world, [ranks])}

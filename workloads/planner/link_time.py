@@ -124,7 +124,7 @@ class Curve:
 
 
 def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
-    """Return the fits of blocking float32 calls of whole worlds, by operation and ranks; medians over launches.
+    """Return the fits of blocking float32 calls of whole worlds, by operation and ranks; medians over repetitions.
 
     ``grouped`` takes those of the ranks of each node and of one rank of each as well, and tells where each is.
     """

@@ -29,7 +29,7 @@ from tests.support.fakes import make_plan as make_fake_plan
 
 CATALOGUE = load_catalogue(DEFINITIONS)
 NUM_RANKS = 4
-NUM_LAUNCHES = 3
+NUM_REPETITIONS = 3
 ROUNDS = ["0-3 1-2", "0-2 1-3", "0-1 2-3"]
 Failures = dict[str, dict[str, Any]]
 """Fields of the records by the name of a quantity."""
@@ -42,7 +42,7 @@ def plan_cases(device: str, num_ranks: int) -> tuple[Case, ...]:
     return make_plan(options, CATALOGUE, spec).cases
 
 
-def build_record(case: Case, launch: int = 0) -> Record:
+def build_record(case: Case, repetition: int = 0) -> Record:
     details: dict[str, Any] = {"size_bytes": 1 << 20}
     if "m" in case.all_params:
         details = {"m": 1000}
@@ -51,7 +51,7 @@ def build_record(case: Case, launch: int = 0) -> Record:
     return Record(
         case=case,
         world=WorldInfo(size=NUM_RANKS, nodes=1, backend="nccl", device="cuda"),
-        launch=launch,
+        repetition=repetition,
         status="ok",
         details=details,
         started="2026-01-01T00:00:00Z",
@@ -77,9 +77,9 @@ def write_samples(folder: Path, record: Record, duration_by_rank: Mapping[int, f
 def compute_durations(
     record: Record, slowdowns: Mapping[int, float], slow_pair: str
 ) -> dict[int, float]:
-    """Return the duration of each measured rank; launches differ by 10 %."""
-    launch = 1 + record.launch / 10
-    durations = {rank: launch * slowdowns.get(rank, 1.0) for rank in range(NUM_RANKS)}
+    """Return the duration of each measured rank; repetitions differ by 10 %."""
+    repetition = 1 + record.repetition / 10
+    durations = {rank: repetition * slowdowns.get(rank, 1.0) for rank in range(NUM_RANKS)}
     params = record.case.all_params
     if params.get("group", "world") != "world":
         rank = int(str(params.get("group_index", 0)))
@@ -102,20 +102,20 @@ def build_run(
     *,
     slow_pair: str = "",
     failures: Failures | None = None,
-    num_launches: int = NUM_LAUNCHES,
+    num_repetitions: int = NUM_REPETITIONS,
 ) -> Run:
     """Write a run, in which ranks are slower by factors."""
     cases = plan_cases("cuda", NUM_RANKS)
     records = []
     for case in cases:
-        for launch in range(num_launches):
-            record = build_record(case, launch)
+        for repetition in range(num_repetitions):
+            record = build_record(case, repetition)
             failure = (failures or {}).get(get_rate_name(record), {})
             if not failure:
                 durations = compute_durations(record, slowdowns or {}, slow_pair)
                 write_samples(folder, record, durations)
             records.append(replace(record, **failure))
-    plan = make_fake_plan(cases, nproc=NUM_RANKS, launches=NUM_LAUNCHES, device="cuda")
+    plan = make_fake_plan(cases, nproc=NUM_RANKS, repetitions=NUM_REPETITIONS, device="cuda")
     info = RunInfo(id="1", started="", host="n1", parbench="1", plan=plan, environment={})
     return Run(path=folder, info=info, records=tuple(records))
 
@@ -174,7 +174,7 @@ def test_equal_devices_are_ok(tmp_path: Path) -> None:
     assert health.code == 0
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert health.links == ()
-    # A MiB in 1.1 ms, the median of the launches.
+    # A MiB in 1.1 ms, the median of the repetitions.
     assert health.bus_bandwidth == pytest.approx((1 << 20) / 1.1e-3, rel=0.01)
     assert "n1: ok" in render(health)
 
@@ -226,7 +226,7 @@ def test_skipped_repetitions_of_wrong_results_are_no_problem(tmp_path: Path) -> 
         "wrong_by_rank": {},
     }
     records = [
-        replace(record, **skipped) if record.status == "wrong" and record.launch else record
+        replace(record, **skipped) if record.status == "wrong" and record.repetition else record
         for record in run.records
     ]
     health = check_run(replace(run, records=tuple(records)))
@@ -253,26 +253,26 @@ def test_failure_of_no_single_device_is_a_problem(
     assert failure["reason"] in health.problems[0]
 
 
-def test_two_launches_name_no_device(tmp_path: Path) -> None:
-    health = check_run(build_run(tmp_path, {2: 1.25}, num_launches=2))
+def test_two_repetitions_name_no_device(tmp_path: Path) -> None:
+    health = check_run(build_run(tmp_path, {2: 1.25}, num_repetitions=2))
     assert health.code == 4
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert "not reached" in health.problems[0]
 
 
 def test_short_host_keeps_none_from_comparison(tmp_path: Path) -> None:
-    """One of the hosts has no time for its last launch."""
+    """One of the hosts has no time for its last repetition."""
     devices: list[Device] = []
     for number in range(4):
         slowdowns = dict.fromkeys(range(NUM_RANKS), 1.3 if number == 1 else 1.0)
-        num_launches = 2 if number == 3 else NUM_LAUNCHES
-        run = build_run(tmp_path / str(number), slowdowns, num_launches=num_launches)
+        num_repetitions = 2 if number == 3 else NUM_REPETITIONS
+        run = build_run(tmp_path / str(number), slowdowns, num_repetitions=num_repetitions)
         devices += add_measurements(list_devices(f"n{number}"), run)[0]
     bad = {device.host for device in compare_with_peers(devices) if device.verdict == "bad"}
     assert bad == {"n1"}
 
 
-def test_pair_without_a_launch_keeps_none_from_comparison(tmp_path: Path) -> None:
+def test_pair_without_a_repetition_keeps_none_from_comparison(tmp_path: Path) -> None:
     run = build_run(tmp_path, slow_pair="1-3")
     first_round = next(
         record for record in run.records if record.details.get("pairs") == ROUNDS[0]
@@ -280,7 +280,7 @@ def test_pair_without_a_launch_keeps_none_from_comparison(tmp_path: Path) -> Non
     records = tuple(record for record in run.records if record != first_round)
     health = check_run(replace(run, records=records))
     assert health.bad_names == ["GPU 1 - GPU 3"]
-    assert len(health.devices[0].rates["pairs"].launches) == NUM_LAUNCHES
+    assert len(health.devices[0].rates["pairs"].repetitions) == NUM_REPETITIONS
 
 
 def measure_host(folder: Path, host: str, slowdown: float = 1.0) -> list[Device]:

@@ -1,4 +1,4 @@
-"""The rule names a device that is slow in every launch, and rarely one that is not."""
+"""The rule names a device that is slow in every repetition, and rarely one that is not."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from parbench.bench.check.rule import Gap, compute_gaps
 THRESHOLD = 0.05
 NORMAL = [100.0, 101.0, 100.0]
 SLOW = [88.0, 89.0, 88.5]
-# Launches that differ as much as the devices.
+# Repetitions that differ as much as the devices.
 NOISY = [
     [100.0, 140.0, 70.0],
     [130.0, 80.0, 100.0],
@@ -20,12 +20,14 @@ NOISY = [
 
 
 def number_rates(*rates: list[float]) -> dict[int, dict[int, float]]:
-    """Return rates by device and launch."""
-    return {device: dict(enumerate(by_launch)) for device, by_launch in enumerate(rates)}
+    """Return rates by device and repetition."""
+    return {
+        device: dict(enumerate(by_repetition)) for device, by_repetition in enumerate(rates)
+    }
 
 
 def list_gaps(*rates: list[float]) -> list[Gap]:
-    """Return each device's gap in one quantity, from its rates in the launches."""
+    """Return each device's gap in one quantity, from its rates in the repetitions."""
     gaps = compute_gaps({"copy": number_rates(*rates)}, THRESHOLD)
     return [gaps["copy", device] for device in range(len(rates))]
 
@@ -47,7 +49,7 @@ def test_rule_names_slow_device_of_two() -> None:
     "rates",
     [
         pytest.param([96.0, 97.0, 96.0], id="within the threshold"),
-        pytest.param([80.0, 60.0, 100.0], id="slow in two launches of three"),
+        pytest.param([80.0, 60.0, 100.0], id="slow in two repetitions of three"),
     ],
 )
 def test_rule_names_no_device(rates: list[float]) -> None:
@@ -55,13 +57,13 @@ def test_rule_names_no_device(rates: list[float]) -> None:
         assert not gap.is_under
 
 
-def test_gap_needs_peers_and_three_launches() -> None:
+def test_gap_needs_peers_and_three_repetitions() -> None:
     assert compute_gaps({"copy": number_rates(SLOW)}, THRESHOLD) == {}
     too_few = number_rates([100.0, 100.0], [50.0, 50.0])
     assert compute_gaps({"copy": too_few}, THRESHOLD) == {}
 
 
-def test_device_without_a_launch_keeps_none_from_comparison() -> None:
+def test_device_without_a_repetition_keeps_none_from_comparison() -> None:
     gaps = compute_gaps({"copy": number_rates(NORMAL, NORMAL, SLOW, NORMAL[:2])}, THRESHOLD)
     assert gaps["copy", 2].is_under
     assert not gaps["copy", 0].is_under
@@ -94,7 +96,7 @@ def simulate(
 ) -> tuple[float, float]:
     """Return the share of checks that name a good device, and that name device 0.
 
-    Devices differ by 1 % (standard deviation) and launches by 10 %, in nine quantities.
+    Devices differ by 1 % (standard deviation) and repetitions by 10 %, in nine quantities.
     Device 0 is slower by ``slow``.
     """
     draw = random.Random(num_devices)
@@ -103,13 +105,15 @@ def simulate(
     for _ in range(num_checks):
         quantities = {}
         for name in "abcdefghi":
-            launches = [draw.gauss(0, 0.1) for _ in range(3)]
+            repetitions = [draw.gauss(0, 0.1) for _ in range(3)]
             rates = []
             for device in range(num_devices):
                 level = draw.gauss(0, 0.01)
                 if device == 0:
                     level -= slow
-                rates.append([draw_rate(draw, level + launch, noise) for launch in launches])
+                rates.append(
+                    [draw_rate(draw, level + repetition, noise) for repetition in repetitions]
+                )
             quantities[name] = number_rates(*rates)
         gaps = compute_gaps(quantities, THRESHOLD)
         named = {device for (_, device), gap in gaps.items() if gap.is_under}

@@ -13,8 +13,8 @@ def make_sized_case(megabytes: int) -> Case:
     return make_case("p2p.sendrecv", "a:b", {"size_bytes": megabytes << 20})
 
 
-def compute_order(cases: list[Case], *, seed: int = 0, launch: int = 0) -> list[int]:
-    order, _ = order_blocks(cases, seed, launch)
+def compute_order(cases: list[Case], *, seed: int = 0, repetition: int = 0) -> list[int]:
+    order, _ = order_blocks(cases, seed, repetition)
     return order
 
 
@@ -37,11 +37,11 @@ def test_blocks_are_passes_in_random_order() -> None:
     assert passes != [passes[0]] * BLOCKS
 
 
-def test_order_depends_on_seed_and_launch() -> None:
+def test_order_depends_on_seed_and_repetition() -> None:
     order = compute_order(ALL_REDUCES)
     assert compute_order(ALL_REDUCES) == order
     assert compute_order(ALL_REDUCES, seed=1) != order
-    assert compute_order(ALL_REDUCES, launch=1) != order
+    assert compute_order(ALL_REDUCES, repetition=1) != order
 
 
 def test_large_cases_have_one_block() -> None:
@@ -50,10 +50,10 @@ def test_large_cases_have_one_block() -> None:
     assert counts == {0: BLOCKS, 1: BLOCKS, 2: 1, 3: BLOCKS}
 
 
-def test_steps_are_shuffled_only_in_later_launches() -> None:
+def test_steps_are_shuffled_only_in_later_repetitions() -> None:
     steps = [make_fake_case(number, "custom.mine") for number in range(8)]
     in_order = [*range(8)]
-    later_order = compute_order(steps, launch=1)
+    later_order = compute_order(steps, repetition=1)
     assert compute_order(steps) == in_order
     assert later_order != in_order
     assert sorted(later_order) == in_order

@@ -1,4 +1,4 @@
-"""The cost of launches, and how many of them a budget allows."""
+"""The cost of repetitions, and how many of them a budget allows."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from parbench.bench.launch.budget import CostModel, compute_costs, suggest_budget
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, Samples, WorldInfo
-from parbench.bench.results.runs import LaunchInfo, Run, RunInfo
+from parbench.bench.results.runs import RepetitionInfo, Run, RunInfo
 from tests.support.fakes import make_fake_case, make_plan
 
 FIRST = make_fake_case(0)
@@ -17,19 +17,19 @@ STEP = make_fake_case(2, "workload.cp")
 WORLD = WorldInfo(size=2, nodes=1, backend="gloo", device="cpu")
 
 
-def make_record(case: Case, launch: int, seconds: float) -> Record:
+def make_record(case: Case, repetition: int, seconds: float) -> Record:
     return Record(
-        case=case, world=WORLD, launch=launch, status="ok", started="", seconds=seconds
+        case=case, world=WORLD, repetition=repetition, status="ok", started="", seconds=seconds
     )
 
 
-def make_run(launch_seconds: list[float], *records: Record) -> Run:
-    launches = []
-    for launch, seconds in enumerate(launch_seconds):
-        launches.append(LaunchInfo(launch=launch, seconds=seconds))
-    plan = make_plan([FIRST, SECOND], launches=5)
+def make_run(repetition_seconds: list[float], *records: Record) -> Run:
+    repetitions = []
+    for repetition, seconds in enumerate(repetition_seconds):
+        repetitions.append(RepetitionInfo(repetition=repetition, seconds=seconds))
+    plan = make_plan([FIRST, SECOND], repetitions=5)
     info = RunInfo(
-        id="run", started="", host="n1", parbench="0", plan=plan, launches=tuple(launches)
+        id="run", started="", host="n1", parbench="0", plan=plan, repetitions=tuple(repetitions)
     )
     return Run(path=Path("run"), info=info, records=records)
 
@@ -79,13 +79,13 @@ def test_repetitions_that_fit_in_a_budget(seconds: float, count: int) -> None:
 
 def test_budget_of_all_repetitions_has_a_reserve() -> None:
     run = make_run([34.0], make_record(FIRST, 0, 10.0), make_record(SECOND, 0, 20.0))
-    # Five launches of 34 s and ten percent are 187 s.
+    # Five repetitions of 34 s and ten percent are 187 s.
     assert suggest_budget(run.info.plan, compute_costs(run), 5) == "4m"
 
 
 def test_suggested_budget_exceeds_one_that_did_not_suffice() -> None:
     """Repetitions fill their share of a budget, so fewer fit than their least cost suggests."""
     run = make_run([10.0], make_record(FIRST, 0, 1.0), make_record(SECOND, 0, 1.0))
-    plan = replace(run.info.plan, launches=3, budget_seconds=20.0)
+    plan = replace(run.info.plan, repetitions=3, budget_seconds=20.0)
     costs = CostModel(startup_seconds=3.0, case_seconds={FIRST.id: 1.0, SECOND.id: 1.0})
     assert suggest_budget(plan, costs, num_fitting=2) == "40s"

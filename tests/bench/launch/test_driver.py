@@ -93,7 +93,7 @@ class FakeRun:
         lines = []
         for record in self.records():
             number = record.case.params["number"]
-            lines.append(f"launch {record.launch} case {number}: {record.status}")
+            lines.append(f"repetition {record.repetition} case {number}: {record.status}")
         return lines
 
     def records(self) -> list[Record]:
@@ -142,17 +142,17 @@ def die_at(number: int) -> Script:
 # --- records ---
 
 
-def test_driver_records_each_case_of_each_launch(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], launches=2)
+def test_driver_records_each_case_of_each_repetition(make_run: MakeRun) -> None:
+    run = make_run(CASES[:2], repetitions=2)
     assert run.drive() == [
-        "launch 0 case 0: ok",
-        "launch 0 case 1: ok",
-        "launch 1 case 0: ok",
-        "launch 1 case 1: ok",
+        "repetition 0 case 0: ok",
+        "repetition 0 case 1: ok",
+        "repetition 1 case 0: ok",
+        "repetition 1 case 1: ok",
     ]
     assert len(run.starts) == 2
-    launches = load_run(run.path).info.launches
-    assert [info.launch for info in launches] == [0, 1]
+    repetitions = load_run(run.path).info.repetitions
+    assert [info.repetition for info in repetitions] == [0, 1]
 
 
 def test_record_contains_the_outcome(make_run: MakeRun) -> None:
@@ -185,9 +185,9 @@ def test_record_contains_the_outcome(make_run: MakeRun) -> None:
     assert skipped_record.metrics == {}
 
 
-def test_environment_is_split_by_rank_and_launch(make_run: MakeRun) -> None:
+def test_environment_is_split_by_rank_and_repetition(make_run: MakeRun) -> None:
     kernels = ["6.1", "6.2"]
-    run = make_run(CASES[:1], launches=2)
+    run = make_run(CASES[:1], repetitions=2)
     run.hello = lambda start, rank: {
         "environment": {"host": {"kernel": kernels[start]}, "process": {"affinity": rank}}
     }
@@ -246,19 +246,19 @@ def test_case_is_recorded_after_its_last_block(
     first_blocks = [make_result(1.0, more=True), make_result(2.0, more=True)]
     last_blocks = [make_result(2, 2), make_result(1, 1)]
     run = make_run(CASES[:2], finish_with(*first_blocks, *last_blocks))
-    assert run.drive() == ["launch 0 case 1: ok", "launch 0 case 0: ok"]
+    assert run.drive() == ["repetition 0 case 1: ok", "repetition 0 case 0: ok"]
     assert run.samples() == [[2, 2], [1, 1]]
 
 
 def test_case_of_broken_ranks_is_repeated(make_run: MakeRun) -> None:
     run = make_run(CASES[:2], die_in_second_block, complete_job)
-    assert run.drive() == ["launch 0 case 1: failed", "launch 0 case 0: ok"]
+    assert run.drive() == ["repetition 0 case 1: failed", "repetition 0 case 0: ok"]
     assert run.records()[1].stop == "precision"
 
 
 def test_case_of_broken_ranks_is_kept_if_no_others_start(make_run: MakeRun) -> None:
     run = make_run(CASES[:2], die_in_second_block, None)
-    assert run.drive() == ["launch 0 case 1: failed", "launch 0 case 0: ok"]
+    assert run.drive() == ["repetition 0 case 1: failed", "repetition 0 case 0: ok"]
     assert run.records()[1].stop == "budget"
     assert run.samples()[1] == [7.0]
 
@@ -276,9 +276,9 @@ def die_in_second_block(ranks: ScriptedRanks, job: Job) -> Iterator[None]:
 def test_dead_rank_ends_its_case_only(make_run: MakeRun) -> None:
     run = make_run(CASES[:3], die_at(1))
     assert run.drive() == [
-        "launch 0 case 0: ok",
-        "launch 0 case 1: failed",
-        "launch 0 case 2: ok",
+        "repetition 0 case 0: ok",
+        "repetition 0 case 1: failed",
+        "repetition 0 case 2: ok",
     ]
     failed = run.records()[1]
     assert failed.reason == "rank 1 died: ended by SIGKILL"
@@ -286,13 +286,13 @@ def test_dead_rank_ends_its_case_only(make_run: MakeRun) -> None:
     assert failed.metrics == {}
 
 
-def test_failed_case_is_skipped_in_later_launches(make_run: MakeRun) -> None:
-    run = make_run(CASES[:2], die_at(0), launches=2)
+def test_failed_case_is_skipped_in_later_repetitions(make_run: MakeRun) -> None:
+    run = make_run(CASES[:2], die_at(0), repetitions=2)
     assert run.drive() == [
-        "launch 0 case 0: failed",
-        "launch 0 case 1: ok",
-        "launch 1 case 0: skipped",
-        "launch 1 case 1: ok",
+        "repetition 0 case 0: failed",
+        "repetition 0 case 1: ok",
+        "repetition 1 case 0: skipped",
+        "repetition 1 case 1: ok",
     ]
     assert "rank 1 died: ended by SIGKILL" in run.records()[2].reason
 
@@ -300,10 +300,10 @@ def test_failed_case_is_skipped_in_later_launches(make_run: MakeRun) -> None:
 def test_failed_start_is_retried_once(make_run: MakeRun) -> None:
     run = make_run(CASES[:1])
     run.scripts = (None, complete_job)
-    assert run.drive() == ["launch 0 case 0: ok"]
+    assert run.drive() == ["repetition 0 case 0: ok"]
 
     run = make_run(CASES[:1], None)
-    assert run.drive() == ["launch 0 case 0: failed"]
+    assert run.drive() == ["repetition 0 case 0: failed"]
     assert "ended before every rank had started" in run.records()[0].reason
     assert len(run.starts) == 2
 
@@ -311,18 +311,20 @@ def test_failed_start_is_retried_once(make_run: MakeRun) -> None:
 # --- the budget ---
 
 
-def test_budget_is_shared_by_the_remaining_launches(make_run: MakeRun) -> None:
-    run = make_run(CASES[:1], launches=3, budget_seconds=90.0)
+def test_budget_is_shared_by_the_remaining_repetitions(make_run: MakeRun) -> None:
+    run = make_run(CASES[:1], repetitions=3, budget_seconds=90.0)
     run.drive()
     assert [job.budget_seconds for job in run.jobs()] == pytest.approx([30, 45, 90], abs=5)
     assert run.messages == []
 
 
-def test_launches_beyond_the_budget_are_left_out(
+def test_repetitions_beyond_the_budget_are_left_out(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = make_outcome(wall_seconds=20.0)
-    run = make_run(CASES[:2], finish_with(outcome, outcome), launches=5, budget_seconds=120.0)
+    run = make_run(
+        CASES[:2], finish_with(outcome, outcome), repetitions=5, budget_seconds=120.0
+    )
     # The clock advances with the records only, by 20 s per case.
     now = time.monotonic() + 1
     clock = SimpleNamespace(monotonic=lambda: now + 20.0 * len(run.records()))
@@ -332,5 +334,5 @@ def test_launches_beyond_the_budget_are_left_out(
     reasons = [record.skip_reason for record in run.records()]
     assert reasons == [None] * 6 + [SkipReason.OUT_OF_BUDGET] * 4
     [message] = run.messages
-    assert "3 of 5 launches" in message
+    assert "3 of 5 repetitions" in message
     assert "--budget" in message

@@ -113,7 +113,7 @@ def test_interrupted_run_can_be_resumed(
 def test_resume_measures_what_the_budget_left_out(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = run(replace(TWO_CASES, launches=3, budget="0.001ms"))
+    path = run(replace(TWO_CASES, repetitions=3, budget="0.001ms"))
     reasons = [record.skip_reason for record in load_run(path).records]
     assert reasons == [None] * 2 + [SkipReason.OUT_OF_BUDGET] * 4
     monkeypatch.setattr(CostModel, "estimate_repetition", lambda costs, cases: 0.5)

@@ -41,10 +41,10 @@ def run_torchrun(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]"
 
 
 def test_torchrun_ranks_make_one_run(tmp_path: Path) -> None:
-    result = run_torchrun(tmp_path, *ONE_CASE, "--launches", "2", "--json")
+    result = run_torchrun(tmp_path, *ONE_CASE, "--repetitions", "2", "--json")
     assert result.returncode == 0, result.stderr
     run = load_only_run(tmp_path / "runs")
-    assert [record.launch for record in run.records] == [0, 1]
+    assert [record.repetition for record in run.records] == [0, 1]
     for record in run.records:
         assert record.status == "ok"
         assert record.world.size == 2
@@ -81,7 +81,7 @@ def test_mpirun_ranks_meet_on_one_host(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     run = load_only_run(tmp_path)
-    assert run.info.plan.launches == 1
+    assert run.info.plan.repetitions == 1
     assert [record.world.size for record in run.records] == [2]
     assert result.stdout.count('"collective.all_reduce"') == 1
     if (os.cpu_count() or 1) >= 2:

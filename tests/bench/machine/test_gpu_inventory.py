@@ -42,6 +42,6 @@ def test_first_rank_of_a_host_reports_its_gpus(
     [complete] = inventory.add_facts([sent])
     assert complete["gpu"]["uuid"] == format_uuid(1)
     assert ("memory_bytes" in complete["gpu"]) is is_sent
-    # A later launch sends no report.
+    # A later repetition sends no report.
     [later] = inventory.add_facts([{"gpu": {"uuid": format_uuid(1)}}])
     assert ("memory_bytes" in later["gpu"]) is is_sent

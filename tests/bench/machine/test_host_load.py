@@ -1,4 +1,5 @@
-"""The load of a host during a launch is computed from its clocks, and much of it is reported."""
+"""The load of a host during a repetition is computed from its clocks, and much of it is
+reported."""
 
 import os
 from collections import namedtuple

@@ -40,7 +40,7 @@ preset = "full"
 nproc = 3
 backend = "gloo"
 device = "cpu"
-launches = 7
+repetitions = 7
 budget = "5m"
 timeout = 45
 [[case]]
@@ -81,7 +81,7 @@ def test_plan_file_overrides_preset(plan_file: Path) -> None:
     run_plan = plan(Options(plan_file=plan_file, only=("all_reduce",)))
     assert run_plan.preset == "full"
     assert run_plan.nproc == 3
-    assert run_plan.launches == 7
+    assert run_plan.repetitions == 7
     assert run_plan.budget_seconds == 300.0
     assert run_plan.timeout_seconds == 45.0
     assert list_values(run_plan, "size_bytes") == [1024, 3072]
@@ -107,18 +107,18 @@ def test_options_override_plan_file(plan_file: Path) -> None:
     assert "float16" in list_values(run_plan, "dtype")
 
 
-def test_budget_of_several_launches_is_filled() -> None:
-    measure = plan(Options(preset="smoke", budget="30s", launches=5)).measure
+def test_budget_of_several_repetitions_is_filled() -> None:
+    measure = plan(Options(preset="smoke", budget="30s", repetitions=5)).measure
     assert measure == Measure(precision=0.05, max_iterations=2000, more_blocks=10)
 
 
-@pytest.mark.parametrize(("sizes", "launches"), [("1M", 5), ("1K,4K,16K", 3)])
-def test_named_cases_take_time_by_number(sizes: str, launches: int) -> None:
+@pytest.mark.parametrize(("sizes", "repetitions"), [("1M", 5), ("1K,4K,16K", 3)])
+def test_named_cases_take_time_by_number(sizes: str, repetitions: int) -> None:
     options = Options(only=("all_reduce",), settings={"size_bytes": sizes})
     run_plan = plan(options)
-    assert run_plan.launches == launches
-    seconds = launches * sampling_seconds(run_plan.cases, run_plan.measure)
-    assert seconds == pytest.approx(0.3 * launches * len(run_plan.cases))
+    assert run_plan.repetitions == repetitions
+    seconds = repetitions * sampling_seconds(run_plan.cases, run_plan.measure)
+    assert seconds == pytest.approx(0.3 * repetitions * len(run_plan.cases))
     assert run_plan.budget_seconds > 2 * seconds
 
 
@@ -132,13 +132,13 @@ def test_named_cases_take_time_by_number(sizes: str, launches: int) -> None:
 )
 def test_preset_and_budget_set_the_time(options: Options) -> None:
     run_plan = plan(options)
-    assert run_plan.launches == PRESETS["node"].launches
+    assert run_plan.repetitions == PRESETS["node"].repetitions
     assert run_plan.measure.seconds_per_case is None
 
 
-def test_launches_of_named_cases_are_kept() -> None:
-    run_plan = plan(Options(only=("ddp",), launches=7))
-    assert run_plan.launches == 7
+def test_repetitions_of_named_cases_are_kept() -> None:
+    run_plan = plan(Options(only=("ddp",), repetitions=7))
+    assert run_plan.repetitions == 7
     assert sampling_seconds(run_plan.cases, run_plan.measure) == pytest.approx(6.0)
 
 
@@ -196,7 +196,7 @@ def test_mesh_with_group_selects_groups() -> None:
         (replace(HYBRID, mesh="dp=2;pp=2,tp=2"), "dp(2) != world size(4)"),
         (replace(HYBRID, mesh="dp=2", settings={"mesh": "pp=2"}), "--set mesh=pp=2"),
         (replace(ALL_REDUCE, mesh="dp=2,tp=2"), "--group"),
-        (Options(launches=0), "--launches 0"),
+        (Options(repetitions=0), "--repetitions 0"),
         (replace(ALL_REDUCE, nodes=2), "--nodes 2"),
         (replace(ALL_REDUCE, nodelist="n1"), "--nodelist n1"),
     ],
@@ -205,10 +205,10 @@ def test_invalid_options_are_refused(options: Options, fact: str) -> None:
     assert fact in usage_error(plan, options)
 
 
-def test_joined_ranks_can_make_several_launches() -> None:
-    run_plan = plan(Options(launches=2), JOINED)
+def test_joined_ranks_can_make_several_repetitions() -> None:
+    run_plan = plan(Options(repetitions=2), JOINED)
     assert run_plan.nproc == 3
-    assert run_plan.launches == 2
+    assert run_plan.repetitions == 2
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_plan_takes_defaults_from_preset() -> None:
     run_plan = plan()
     preset = PRESETS["smoke"]
     assert run_plan.preset == "smoke"
-    assert run_plan.launches == preset.launches
+    assert run_plan.repetitions == preset.repetitions
     assert run_plan.budget_seconds == preset.budget_seconds
     assert run_plan.timeout_seconds == preset.timeout_seconds
     assert run_plan.measure == preset.measure

@@ -49,7 +49,7 @@ def make_times(
 def make_medians(
     model: Model, sizes: Sequence[int], seed: int, *, samples: int = 60, noise: float = 0.05
 ) -> list[CurvePoint]:
-    """Return medians of noisy samples of one launch."""
+    """Return medians of noisy samples of one repetition."""
     source = random.Random(seed)
     points = []
     for size in sizes:
@@ -198,23 +198,23 @@ def test_latency_and_slope_are_not_negative() -> None:
         assert (segment.bytes_per_second_low or 0) > 0
 
 
-def make_launch_points(seed: int) -> list[CurvePoint]:
-    """Return times of three launches in which all sizes share half of the variance."""
+def make_repetition_points(seed: int) -> list[CurvePoint]:
+    """Return times of three repetitions in which all sizes share half of the variance."""
     source = random.Random(seed)
-    launch_errors = [source.gauss(0, 0.1) for _ in range(3)]
+    repetition_errors = [source.gauss(0, 0.1) for _ in range(3)]
     points = []
     for size in NODE_PRESET:
-        by_launch: dict[int, float] = {}
-        for launch, launch_error in enumerate(launch_errors):
-            error = (launch_error + source.gauss(0, 0.1)) / math.sqrt(2)
-            by_launch[launch] = line_model(size) * math.exp(error)
-        seconds = geometric_mean(by_launch.values())
-        points.append(CurvePoint(size_bytes=size, seconds=seconds, launches=by_launch))
+        by_repetition: dict[int, float] = {}
+        for repetition, repetition_error in enumerate(repetition_errors):
+            error = (repetition_error + source.gauss(0, 0.1)) / math.sqrt(2)
+            by_repetition[repetition] = line_model(size) * math.exp(error)
+        seconds = geometric_mean(by_repetition.values())
+        points.append(CurvePoint(size_bytes=size, seconds=seconds, repetitions=by_repetition))
     return points
 
 
-def test_intervals_over_launches_cover_the_truth() -> None:
-    results = [fit_points(make_launch_points(seed)) for seed in range(60)]
+def test_intervals_over_repetitions_cover_the_truth() -> None:
+    results = [fit_points(make_repetition_points(seed)) for seed in range(60)]
     lines = [result.segments[0] for result in results if len(result.segments) == 1]
     hits = sum(count_hits(line, LATENCY, BANDWIDTH) for line in lines)
     assert 0.9 <= hits / (2 * len(results)) <= 0.99

@@ -26,7 +26,7 @@ from tests.support.refusals import usage_error
 SMALL = Record(
     case=make_case("collective.all_reduce", "module:all_reduce", {"size_bytes": 1024}),
     world=WorldInfo(size=2, nodes=1, backend="gloo", device="cpu"),
-    launch=0,
+    repetition=0,
     status="skipped",
     started="2026-01-02T03:04:05.678Z",
     seconds=0.0,

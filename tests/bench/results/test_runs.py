@@ -37,8 +37,8 @@ from tests.support.reports_fixtures import collective_case, make_plan, ok_record
 PLAN: Plan = make_plan([collective_case()])
 
 
-def make_record(launch: int = 0) -> Record:
-    return ok_record(collective_case(), launch, n=2)
+def make_record(repetition: int = 0) -> Record:
+    return ok_record(collective_case(), repetition, n=2)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_records_are_on_disk_in_the_order_written(
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: synced_sizes.append(os.fstat(descriptor).st_size)
     )
-    records = tuple(make_record(launch) for launch in range(3))
+    records = tuple(make_record(repetition) for repetition in range(3))
     with open_writer(run) as writer:
         writer.write(records[0])
         assert load_run(run).records == records[:1]
@@ -194,10 +194,10 @@ def test_damaged_run_file_is_refused(run: Path, content: bytes, fact: str) -> No
 
 
 def test_bad_record_costs_one_line(run: Path) -> None:
-    lines = encode_record(make_record()) + b"{}\n" + encode_record(make_record(launch=1))
+    lines = encode_record(make_record()) + b"{}\n" + encode_record(make_record(repetition=1))
     (run / "records.jsonl").write_bytes(lines)
     damaged_run = load_run(run)
-    assert [record.launch for record in damaged_run.records] == [0, 1]
+    assert [record.repetition for record in damaged_run.records] == [0, 1]
     assert "line 2" in damaged_run.damaged[0]
     assert "line 2" in usage_error(require_complete, damaged_run)
 
@@ -223,7 +223,7 @@ def test_timeline_reads_back_or_is_refused(run: Path) -> None:
         writer.write_file(make_trace_path(record), encode_timeline(TIMELINE))
     loaded_run = load_run(run)
     assert load_timeline(loaded_run, record) == TIMELINE
-    assert load_timeline(loaded_run, make_record(launch=1)) is None
+    assert load_timeline(loaded_run, make_record(repetition=1)) is None
     file = run / make_trace_path(record)
     file.write_bytes(b"no timeline")
     assert str(file) in usage_error(load_timeline, loaded_run, record)

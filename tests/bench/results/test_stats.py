@@ -93,8 +93,8 @@ def test_few_visits_or_samples_have_no_interval(visits: list[int], fact: str) ->
 
 
 @pytest.mark.parametrize("values", [[0.25], [2.0, 3.0]])
-def test_two_launches_have_no_interval(values: list[float]) -> None:
-    estimate = estimate_mean(values, "launch medians", "amount")
+def test_two_repetitions_have_no_interval(values: list[float]) -> None:
+    estimate = estimate_mean(values, "repetition medians", "amount")
     assert estimate.value == pytest.approx(math.prod(values) ** (1 / len(values)))
     assert estimate.low is None
     assert estimate.high is None
@@ -123,12 +123,12 @@ def test_interval_of_factors_is_geometric() -> None:
     assert excess.low == pytest.approx(low - 1, abs=1e-6)
 
 
-def test_interval_over_launches_covers_the_mean() -> None:
+def test_interval_over_repetitions_covers_the_mean() -> None:
     source = random.Random(2)
     hits = 0
     for _ in range(400):
         medians = [math.exp(source.gauss(0, 0.1)) for _ in range(4)]
-        estimate = estimate_mean(medians, "launch medians", "amount")
+        estimate = estimate_mean(medians, "repetition medians", "amount")
         assert estimate.low is not None
         assert estimate.high is not None
         hits += estimate.low <= 1.0 <= estimate.high

@@ -23,7 +23,7 @@ from tests.support.reports_fixtures import collective_case, ok_record, seconds_m
 
 
 def repeat(case: Case, *seconds: float) -> list[Record]:
-    return [ok_record(case, launch, value) for launch, value in enumerate(seconds)]
+    return [ok_record(case, repetition, value) for repetition, value in enumerate(seconds)]
 
 
 def test_slowdown_is_paired_by_repetition() -> None:
@@ -107,7 +107,7 @@ def compare_settings(*records: Record) -> list[str]:
     [
         ([0.09, 0.18, 0.35, 0.091], ("-10 % [-13, -8]", "faster")),
         ([0.107, 0.205, 0.42, 0.1], ("+4 % [-1, +9]", "cannot tell", "4 more")),
-        ([0.09, 0.18], ("-10 %", "not significant", "2 launches")),
+        ([0.09, 0.18], ("-10 %", "not significant", "2 repetitions")),
     ],
 )
 def test_setting_is_compared_with_its_default(

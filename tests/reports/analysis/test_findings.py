@@ -13,7 +13,7 @@ from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Interval, Record
-from parbench.bench.results.runs import LaunchInfo, load_run
+from parbench.bench.results.runs import RepetitionInfo, load_run
 from parbench.bench.results.samples import make_samples_path
 from parbench.reports.analysis.findings import MOST, Finding, look_at_first
 from tests.support.late import find_stragglers, late_record
@@ -67,7 +67,7 @@ def assert_facts(finding: Finding, *facts: str) -> None:
 
 
 def repeat(case: Case, *seconds: float) -> list[Record]:
-    return [ok_record(case, launch, value) for launch, value in enumerate(seconds)]
+    return [ok_record(case, repetition, value) for repetition, value in enumerate(seconds)]
 
 
 def with_metrics(record: Record, **metrics: MetricValue) -> Record:
@@ -96,7 +96,7 @@ def train(
 
 
 def make_late_records(skew: float = 6e-4) -> list[Record]:
-    return [late_record(launch=launch, skew=skew) for launch in range(3)]
+    return [late_record(repetition=repetition, skew=skew) for repetition in range(3)]
 
 
 def test_quiet_run_has_no_finding() -> None:
@@ -125,8 +125,8 @@ def find_by_exit(
     """Return the findings of a run of four ranks whose rank 1 leaves `lag_ns` after the others."""
     case = collective_case(operation)
     arrival = replace(find_stragglers(late_rank=None), last_out_rank=1)
-    records = [ok_record(case, launch, arrival=arrival) for launch in range(3)]
-    path = write_run(folder, make_run(make_plan([case], launches=3), records))
+    records = [ok_record(case, repetition, arrival=arrival) for repetition in range(3)]
+    path = write_run(folder, make_run(make_plan([case], repetitions=3), records))
     exits = np.full((4, 9), 1_000_000)
     exits[1] += lag_ns
     for record in records:
@@ -160,8 +160,10 @@ def find_by_compute(
     timeline = replace(timeline, ranks=(first, second))
     waits = {"exposed_comm.dp": 1e-3, "straggler_wait": straggler_wait}
     traces = []
-    for launch in range(5):
-        record = with_metrics(traced_record(launch=launch), **counted_metrics("s", waits))
+    for repetition in range(5):
+        record = with_metrics(
+            traced_record(repetition=repetition), **counted_metrics("s", waits)
+        )
         traces.append((replace(record, world=replace(WORLD, size=2)), timeline))
     return look_at_first(analyze_run(write_traced_run(folder, traces)))
 
@@ -248,12 +250,12 @@ def test_hot_experts_cost_what_balance_would_save() -> None:
     assert get_kinds([with_metrics(record, imbalance_slowdown=uncertain)]) == []
 
 
-def link_records(*slow: tuple[int, int], launch: int = 0) -> list[Record]:
+def link_records(*slow: tuple[int, int], repetition: int = 0) -> list[Record]:
     """Return the links between four ranks, of which some take five times as long."""
     records = []
     for pair in itertools.permutations(range(4), 2):
         seconds = 5e-3 if pair in slow else 1e-3
-        records.append(ok_record(matrix_case(*pair), launch, seconds))
+        records.append(ok_record(matrix_case(*pair), repetition, seconds))
     return records
 
 
@@ -265,9 +267,9 @@ def test_slow_link_is_named_with_both_rates() -> None:
 
 
 def test_slow_link_must_be_slow_in_most_repetitions() -> None:
-    records = link_records((2, 1), launch=0)
-    records += link_records(launch=1)
-    records += link_records(launch=2)
+    records = link_records((2, 1), repetition=0)
+    records += link_records(repetition=1)
+    records += link_records(repetition=2)
     assert get_kinds(records) == []
 
 
@@ -341,19 +343,19 @@ def test_unexpected_bytes_are_named_by_axis() -> None:
 def find_with_load(slowdown: float, *other_cores: float) -> tuple[Finding, ...]:
     """Return the findings of repetitions, each slower by a factor, next to other processes."""
     records = repeat(collective_case(), 1e-3, 1e-3 * slowdown, 1e-3 * slowdown**2)
-    run = run_from_records(*records, launches=3)
-    launches = []
-    for launch, cores in enumerate(other_cores):
+    run = run_from_records(*records, repetitions=3)
+    repetitions = []
+    for repetition, cores in enumerate(other_cores):
         load = HostLoad(cores=2, other_cores=cores)
-        launches.append(LaunchInfo(launch=launch, seconds=1.0, load=load))
-    run = replace(run, info=replace(run.info, launches=tuple(launches)))
+        repetitions.append(RepetitionInfo(repetition=repetition, seconds=1.0, load=load))
+    run = replace(run, info=replace(run.info, repetitions=tuple(repetitions)))
     return look_at_first(analyze_run(run))
 
 
 def test_busy_machine_needs_load_and_variation() -> None:
     (finding,) = find_with_load(1.2, 0.0, 1.5, 0.0)
     assert finding.kind == "busy machine"
-    assert_facts(finding, "launch 2", "1.5 of 2 cores")
+    assert_facts(finding, "repetition 2", "1.5 of 2 cores")
     assert find_with_load(1.001, 0.0, 1.5, 0.0) == ()
     assert find_with_load(1.2, 0.1, 0.1, 0.1) == ()
 

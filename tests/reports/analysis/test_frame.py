@@ -49,7 +49,7 @@ def test_load_has_a_row_per_metric(tmp_path: Path) -> None:
         {
             "run": "run-1",
             "case": record.case.id,
-            "launch": 0,
+            "repetition": 0,
             "value": time.value,
             "low": time.low,
             "high": time.high,
@@ -91,14 +91,14 @@ def test_load_has_rows_for_unmeasured_cases(tmp_path: Path) -> None:
 
 
 def test_load_prefixes_and_types_parameters(tmp_path: Path) -> None:
-    params: dict[str, Any] = {"launch": 7, "ratio": 0.5, "flag": True}
+    params: dict[str, Any] = {"repetition": 7, "ratio": 0.5, "flag": True}
     first = ok_record(step_case("first", **params, mixed=1))
     second = ok_record(step_case("second", ratio=2, mixed="two"))
     frame = parbench.load(write_records(tmp_path, first, second))
-    assert frame["launch"].iloc[0] == 0
-    assert frame["param_launch"].iloc[0] == 7
-    assert pd.isna(frame["param_launch"].iloc[-1])
-    assert frame["param_launch"].dtype == "Int64"
+    assert frame["repetition"].iloc[0] == 0
+    assert frame["param_repetition"].iloc[0] == 7
+    assert pd.isna(frame["param_repetition"].iloc[-1])
+    assert frame["param_repetition"].dtype == "Int64"
     assert frame["param_ratio"].dtype == "float64"
     assert frame["param_flag"].dtype == "boolean"
     assert frame["param_mixed"].dtype == "object"

@@ -93,4 +93,4 @@ def test_environments_are_compared_on_equal_nodes() -> None:
     run_set = join(*runs, points=tuple(points))
     lines = lines_of(run_set, "environments-table")
     assert [line["nodes"] for line in lines[:2]] == ["2", "4"]
-    assert lines[-1]["tuned / first, within this launch"].startswith("0.500 [")
+    assert lines[-1]["tuned / first, within this repetition"].startswith("0.500 [")

@@ -71,7 +71,7 @@ def test_switches_come_from_the_topology_of_slurm() -> None:
 
 
 def test_lateness_is_the_median_of_repetitions(tmp_path: Path) -> None:
-    records = [late_record(launch=launch) for launch in range(3)]
+    records = [late_record(repetition=repetition) for repetition in range(3)]
     path = write_run(tmp_path, run_from_records(*records))
     for record, arrival_ns in zip(records, (1000, 2000, 9000), strict=True):
         arrivals_ns = [[0, 100, 0], [arrival_ns, 0, 10 * arrival_ns]]

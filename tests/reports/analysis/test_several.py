@@ -89,8 +89,8 @@ def test_circumstances_are_not_another_setup() -> None:
 def test_cases_match_with_a_ratio() -> None:
     slow = plan_run(ok_record(step_case(), seconds=2e-3))
     (line,) = lines_of(join(FINE, slow), "beside-table")
-    assert line["run 1, within this launch"] == "1.00 ms [0.900, 1.10]"
-    assert line["run 2 / first, within this launch"].startswith("2.00 [1.7")
+    assert line["run 1, within this repetition"] == "1.00 ms [0.900, 1.10]"
+    assert line["run 2 / first, within this repetition"].startswith("2.00 [1.7")
 
 
 def test_cases_match_across_a_varied_parameter() -> None:

@@ -93,9 +93,9 @@ def test_predict_comm_prefers_worlds_then_slowest_group() -> None:
 
 def test_predict_comm_needs_calls_that_agree() -> None:
     records = []
-    for launch in range(2):
-        calls = [comm_call(count=1 + launch)]
-        records.append(ok_record(step_case(), launch, details={"comm_calls": calls}))
+    for repetition in range(2):
+        calls = [comm_call(count=1 + repetition)]
+        records.append(ok_record(step_case(), repetition, details={"comm_calls": calls}))
     curves = fit_curves(summarize_rows(*curve_records()), None)
     assert predict_comm(summarize_row(*records), curves) is None
 
@@ -110,12 +110,12 @@ def read_traces(
 def test_traced_step_is_that_of_the_first_repetition(tmp_path: Path) -> None:
     (traced,) = read_traces(
         tmp_path,
-        (traced_record(launch=0), None),
-        (traced_record(launch=1), make_timeline(2)),
-        (traced_record(launch=2), make_timeline(4)),
+        (traced_record(repetition=0), None),
+        (traced_record(repetition=1), make_timeline(2)),
+        (traced_record(repetition=2), make_timeline(4)),
         (ok_record(collective_case()), None),
     )
-    assert traced.launch == 1
+    assert traced.repetition == 1
     assert traced.timeline == make_timeline(2)
 
 

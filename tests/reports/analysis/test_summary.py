@@ -26,15 +26,15 @@ CASE = collective_case(size_bytes=1024)
 def merge(name: str, *values: float | None, unit: str = "s") -> MetricValue:
     """Return a step's metric merged over repetitions with these values."""
     records = []
-    for launch, value in enumerate(values):
+    for repetition, value in enumerate(values):
         metric = MetricValue(value=value, unit=unit)
-        records.append(ok_record(step_case(), launch, metrics={name: metric}))
+        records.append(ok_record(step_case(), repetition, metrics={name: metric}))
     return summarize_row(*records).metrics[name]
 
 
 def test_times_merge_to_a_geometric_mean() -> None:
     merged = merge("time", 1.0, 2.0, 4.0)
-    expected = estimate_mean([1.0, 2.0, 4.0], "launch medians", "amount")
+    expected = estimate_mean([1.0, 2.0, 4.0], "repetition medians", "amount")
     assert merged.value == pytest.approx(2.0)
     assert merged.low == expected.low
     assert merged.high == expected.high
@@ -93,9 +93,9 @@ def test_row_status_is_the_worst(statuses: tuple[Status, Status], worst: Status)
 
 def test_row_ignores_repetitions_left_out() -> None:
     cut = out_of_budget_record(CASE, 1)
-    row = summarize_row(ok_record(CASE, 0), cut, launches=2)
+    row = summarize_row(ok_record(CASE, 0), cut, repetitions=2)
     assert row.status == "ok"
-    assert row.launches == 1
+    assert row.repetitions == 1
     assert row.planned == 2
     assert summarize_row(cut).status == "skipped"
 
@@ -111,7 +111,7 @@ def test_row_of_a_failed_repetition_uses_the_others() -> None:
     failed = failed_record(CASE, 1, metrics={"time": seconds_metric(9.0)})
     row = summarize_row(ok_record(CASE, 0, 1e-3), failed)
     assert row.seconds == 1e-3
-    assert row.launches == 1
+    assert row.repetitions == 1
     assert row.iterations == 120
 
 
@@ -140,9 +140,9 @@ def test_row_uses_the_last_record_of_a_repetition() -> None:
 
 def test_missing_records_are_counted_by_case() -> None:
     absent = collective_case("broadcast")
-    plan = make_plan([CASE, absent], launches=3)
+    plan = make_plan([CASE, absent], repetitions=3)
     summary = summarize(make_run(plan, [ok_record(CASE, 0), ok_record(CASE, 1)]))
-    assert [gap.launches for gap in summary.missing] == [1, 3]
+    assert [gap.repetitions for gap in summary.missing] == [1, 3]
     assert summary.tally.missing == 4
     assert summary.tally.planned == 6
     assert summary.tally.code == 4
@@ -181,7 +181,7 @@ def test_cut_run_needs_two_repetitions_per_case() -> None:
     second = ok_record(CASE, 1)
     second_cut = out_of_budget_record(CASE, 1)
     third_cut = out_of_budget_record(CASE, 2)
-    complete = run_from_records(first, second, third_cut, launches=3)
+    complete = run_from_records(first, second, third_cut, repetitions=3)
     assert summarize(complete).tally.code == 0
-    cut = run_from_records(first, second_cut, third_cut, launches=3)
+    cut = run_from_records(first, second_cut, third_cut, repetitions=3)
     assert summarize(cut).tally.code == 4

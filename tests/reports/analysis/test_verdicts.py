@@ -40,8 +40,8 @@ def judge(plan: Plan, *records: Record, environment: Any = None) -> dict[str, Ve
     return {verdict.word: verdict for verdict in verdicts(run, summarize(run))}
 
 
-def cut_record(case: Case, launch: int) -> Record:
-    return out_of_budget_record(case, launch)
+def cut_record(case: Case, repetition: int) -> Record:
+    return out_of_budget_record(case, repetition)
 
 
 FIRST_TWICE = [ok_record(FIRST, 0), ok_record(FIRST, 1)]
@@ -62,14 +62,14 @@ def test_correctness_counts_checked_results(record: Record, word: str, level: st
 
 
 def test_complete_run_has_every_repetition() -> None:
-    plan = make_plan([FIRST], launches=2, skipped=[NO_SPACE])
+    plan = make_plan([FIRST], repetitions=2, skipped=[NO_SPACE])
     verdict = judge(plan, *FIRST_TWICE)["COMPLETE"]
     assert verdict.level == "good"
     assert "1 case cannot run" in verdict.told
 
 
 def test_broken_run_counts_failures() -> None:
-    plan = make_plan([FIRST, SECOND, STEP], launches=2)
+    plan = make_plan([FIRST, SECOND, STEP], repetitions=2)
     records = [*FIRST_TWICE, failed_record(SECOND), failed_record(STEP, 0, "hang")]
     verdict = judge(plan, *records)["BROKEN"]
     assert verdict.level == "bad"
@@ -77,7 +77,7 @@ def test_broken_run_counts_failures() -> None:
 
 
 def test_partial_run_proposes_a_budget() -> None:
-    plan = make_plan([FIRST, SECOND, STEP], launches=2)
+    plan = make_plan([FIRST, SECOND, STEP], repetitions=2)
     records = [*FIRST_TWICE, ok_record(SECOND, 0), cut_record(SECOND, 1)]
     records += [cut_record(STEP, 0), cut_record(STEP, 1)]
     verdict = judge(plan, *records)["PARTIAL"]
@@ -100,11 +100,11 @@ def test_nothing_measured_has_a_reason(record: Record, reason: str) -> None:
 
 
 def test_noise_is_the_variation_of_repetitions() -> None:
-    quiet = [ok_record(FIRST, launch, 1e-3) for launch in range(3)]
-    noisy = [ok_record(SECOND, launch, 1e-3 * 2**launch) for launch in range(3)]
-    assert judge(make_plan([FIRST], launches=3), *quiet)["QUIET"].level == "good"
+    quiet = [ok_record(FIRST, repetition, 1e-3) for repetition in range(3)]
+    noisy = [ok_record(SECOND, repetition, 1e-3 * 2**repetition) for repetition in range(3)]
+    assert judge(make_plan([FIRST], repetitions=3), *quiet)["QUIET"].level == "good"
     load = {VOLATILE: {DISTURBANCES: {"load average": "3.10 on 2 cores"}}}
-    plan = make_plan([FIRST, SECOND], launches=3)
+    plan = make_plan([FIRST, SECOND], repetitions=3)
     verdict = judge(plan, *quiet, *noisy, environment=load)["NOISY"]
     assert verdict.level == "doubtful"
     assert "1 of 2 cases" in verdict.told

@@ -21,7 +21,7 @@ def test_steps_show_repetitions_and_their_mean() -> None:
     times = [0.010, 0.011, 0.013]
     records = [ok_record(step_case("ddp"), i, seconds) for i, seconds in enumerate(times)]
     records.append(ok_record(step_case("fsdp"), 0, 0.02))
-    parts = parse_drawing(draw_steps(summarize_rows(*records, launches=3)))
+    parts = parse_drawing(draw_steps(summarize_rows(*records, repetitions=3)))
     scale = 0.02 * 1.1 * 1.02 / LENGTH  # the axis ends 2 % after the longest interval
     repetitions = [scale * (box.center_x - AXIS_START) for box in parts.boxes]
     assert repetitions == pytest.approx(times, abs=1e-5)

@@ -19,9 +19,9 @@ from parbench.reports.regression.ab import (
     LOOKS,
     Outcome,
     Side,
-    launch_run,
     measure_in_turns,
     parse_side,
+    run_repetition,
 )
 from parbench.reports.regression.noise_floor import read_floors
 from tests.support.compare_fixtures import NOISE, find_series, run_from_records
@@ -60,7 +60,7 @@ class Machine:
         noise = NOISE[(3 * len(self.order)) % 5] ** self.noise
         return [ok_record(CASE, 0, 1e-3 * noise * factor)]
 
-    def launch(self, side: Side, seconds: float) -> Run:
+    def measure(self, side: Side, seconds: float) -> Run:
         records = self.make_records(side)
         self.order += side.name
         self.allowed_seconds.append(seconds)
@@ -70,7 +70,7 @@ class Machine:
             "variables": {"OMP_NUM_THREADS": "1", **side.variables},
             "torch": self.torch_by_side.get(side.name, ENVIRONMENT["torch"]),
         }
-        return with_plan(run_from_records(records, environment), launches=1)
+        return with_plan(run_from_records(records, environment), repetitions=1)
 
 
 def with_plan(run: Run, **changes: Any) -> Run:
@@ -90,7 +90,7 @@ def measure(
 ) -> Outcome:
     return measure_in_turns(
         sides,
-        machine.launch,
+        machine.measure,
         budget_seconds=budget_seconds,
         floor=0.03,
         clock=lambda: machine.clock_seconds,
@@ -107,7 +107,7 @@ def test_sides_interleave_until_decided(factor: float, expected: str) -> None:
     machine = Machine(factor)
     outcome = measure(machine)
     assert verdict(outcome) == expected
-    assert outcome.launches == LOOKS[0]
+    assert outcome.repetitions == LOOKS[0]
     assert machine.order == "abbaabbaabba"
     rule = outcome.comparison.rule
     assert rule.level == pytest.approx(0.05 / len(LOOKS))
@@ -115,21 +115,21 @@ def test_sides_interleave_until_decided(factor: float, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "launches"),
-    [({}, LOOKS[-1]), ({"launches": 7}, 7), ({"budget_seconds": 135.0}, 6)],
+    ("options", "repetitions"),
+    [({}, LOOKS[-1]), ({"repetitions": 7}, 7), ({"budget_seconds": 135.0}, 6)],
 )
-def test_ambiguous_sides_continue_to_a_limit(options: dict[str, Any], launches: int) -> None:
+def test_ambiguous_sides_continue_to_a_limit(options: dict[str, Any], repetitions: int) -> None:
     outcome = measure(Machine(factor=1.03, noise=4.0), **options)
     assert verdict(outcome) == "AMBIGUOUS"
-    assert outcome.launches == launches
+    assert outcome.repetitions == repetitions
 
 
 def test_short_budget_ends_after_one_pair() -> None:
     outcome = measure(Machine(), budget_seconds=99.0)
-    assert outcome.launches == 1
+    assert outcome.repetitions == 1
     assert outcome.short
     assert "--budget 110s" in outcome.reason
-    assert measure(Machine(), budget_seconds=100.0).launches == 5
+    assert measure(Machine(), budget_seconds=100.0).repetitions == 5
 
 
 def test_sides_may_differ_only_in_what_is_tested() -> None:
@@ -170,20 +170,20 @@ def invoke(*args: str) -> Result:
     return CliRunner().invoke(cli.main, args)
 
 
-def test_launch_run_passes_variables_and_budget(tmp_path: Path, fake_python: str) -> None:
+def test_repetition_run_passes_variables_and_budget(tmp_path: Path, fake_python: str) -> None:
     side = parse_side("b", "X=7", fake_python)
     folder = tmp_path / "out"
-    run = launch_run(side, 30.4, out=folder, words=("--only", "ddp"), tell=print)
+    run = run_repetition(side, 30.4, out=folder, words=("--only", "ddp"), tell=print)
     assert run.path == folder / "b" / "run-0"
     command = ["7", "-m", "parbench", "run", "--only", "ddp"]
-    command += ["--launches", "1", "--budget", "30s", "--out", str(folder / "b"), "--json"]
+    command += ["--repetitions", "1", "--budget", "30s", "--out", str(folder / "b"), "--json"]
     assert (tmp_path / "arguments").read_text().splitlines() == command
 
 
-def test_launch_run_reports_bad_options_of_run(tmp_path: Path) -> None:
+def test_repetition_run_reports_bad_options_of_run(tmp_path: Path) -> None:
     options = ("--only", "all_reduse", "--nproc", "2")
-    launch = partial(launch_run, out=tmp_path / "out", words=options, tell=print)
-    message = usage_error(launch, parse_side("a", "X=1"), 60.0)
+    measure_side = partial(run_repetition, out=tmp_path / "out", words=options, tell=print)
+    message = usage_error(measure_side, parse_side("a", "X=1"), 60.0)
     assert "side A" in message
     assert "'all_reduse'" in message
 
@@ -232,7 +232,7 @@ def test_ab_command_prints_its_comparison(tmp_path: Path, fake_python: str) -> N
     ("command", "value"),
     [
         ("ab --a X=1 --b X=1", "'X=1'"),
-        ("ab --a X=1 -- --launches 3", "--launches"),
+        ("ab --a X=1 -- --repetitions 3", "--repetitions"),
         ("ab --a X=1 -- --budget=5s", "--budget"),
         ("ab --a X=1 --a-python absent-python", "absent-python"),
         ("ab --a X=1 --floor 3", "--floor '3'"),
@@ -254,18 +254,20 @@ def test_bad_options_are_refused_before_any_run(
 def test_aa_writes_noise_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
 
-    def launch(side: Side, seconds: float, **options: object) -> Run:
-        run = machine.launch(side, seconds)
+    def measure_side(side: Side, seconds: float, **options: object) -> Run:
+        run = machine.measure(side, seconds)
         return with_info(run, started=f"2026-01-02T03:04:{len(machine.order):02}.000Z")
 
-    monkeypatch.setattr("parbench.reports.regression.ab.launch_run", launch)
+    monkeypatch.setattr("parbench.reports.regression.ab.run_repetition", measure_side)
     file = tmp_path / "floor.json"
-    result = invoke("aa", "--floor", str(file), "--launches", "6", "--", "--only", "all_reduce")
+    result = invoke(
+        "aa", "--floor", str(file), "--repetitions", "6", "--", "--only", "all_reduce"
+    )
     assert result.exit_code == 0, result.output
     assert str(file) in result.stdout
     assert machine.order == "abbaabbaabba"
     [floor] = read_floors(file).values()
     assert floor.series == CASE.label
-    assert floor.launches == 12
+    assert floor.repetitions == 12
     assert floor.floor == 0.03
     assert floor.measured == "2026-01-02T03:04:12.000Z"  # that of the newest run, on side A

@@ -161,6 +161,6 @@ def test_pool_has_the_repetitions_of_all_runs() -> None:
     run = run_from_records(BOTH_CASES)
     pooled = pool([run, run, run], "last:3")
     assert pooled.info.id == "last:3"
-    assert [row.launches for row in summarize(pooled).rows] == [15, 15]
-    launches = [record.launch for record in pooled.records if record.case == CASE]
-    assert sorted(launches) == list(range(15))
+    assert [row.repetitions for row in summarize(pooled).rows] == [15, 15]
+    repetitions = [record.repetition for record in pooled.records if record.case == CASE]
+    assert sorted(repetitions) == list(range(15))

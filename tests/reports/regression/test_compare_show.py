@@ -103,7 +103,7 @@ def test_compare_uses_a_measured_floor(base: str, slower: str, tmp_path: Path) -
     data = json.loads(invoke(base, slower, "--floor", file, "--format", "json").output)
     [series] = data["families"][0]["series"]
     assert series["effect"]["floor"] == pytest.approx(0.3)
-    assert series["measured_floor"]["launches"] == 20
+    assert series["measured_floor"]["repetitions"] == 20
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_compare_pools_a_folder_without_the_other_run(slower: str, tmp_path: Pat
         info.write_text(re.sub(r'"id": "[^"]*"', f'"id": "{i}"', info.read_text()))
     result = invoke(str(pooled), slower)
     assert result.exit_code == 1
-    assert "15 launches" in result.output
+    assert "15 repetitions" in result.output
     result = invoke(str(pooled), str(pooled / "2"))
     assert result.exit_code == 0
-    assert "10 launches" in result.output
+    assert "10 repetitions" in result.output
 
 
 def test_compare_reads_runs_of_the_history(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_compare_reads_runs_of_the_history(tmp_path: Path) -> None:
     assert "2 SLOWER" in text
     text, code = compare_runs("last:10", str(tmp_path / "run-002"), history=file)
     assert code == 1
-    assert "10 launches" in text  # run-002 itself is left out
+    assert "10 repetitions" in text  # run-002 itself is left out
     assert "the same run" in usage_error(compare_runs, "main", "run-002", history=file)
 
 

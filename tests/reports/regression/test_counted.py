@@ -32,9 +32,11 @@ EXTRA_CALL = {**FSDP, "calls.fsdp.all_gather": 10.0}
 EXTRA_CALL_TEXT = "all_gather on fsdp: 9 -> 10 calls a step, as many bytes"
 
 
-def make_record(counts: Mapping[str, float] = FSDP, launch: int = 0, **fields: Any) -> Record:
+def make_record(
+    counts: Mapping[str, float] = FSDP, repetition: int = 0, **fields: Any
+) -> Record:
     metrics = {**step_metrics(0.02), **make_values(counts)}
-    return ok_record(step_case("fsdp"), launch, metrics=metrics, **fields)
+    return ok_record(step_case("fsdp"), repetition, metrics=metrics, **fields)
 
 
 def list_failures(comparison: Comparison) -> list[str]:
@@ -90,7 +92,7 @@ def test_changed_schedule_is_reported() -> None:
 
 
 def test_disagreeing_repetitions_fail_only_in_new() -> None:
-    stable = [make_record(), make_record(launch=1)]
+    stable = [make_record(), make_record(repetition=1)]
     varying = [make_record(), make_record(EXTRA_CALL, 1)]
     [text] = list_failures(compare_records(stable, varying))
     assert "9 -> 9 or 10 calls a step" in text
@@ -151,7 +153,7 @@ def test_every_format_shows_changed_counts() -> None:
 
 @pytest.mark.full
 def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
-    options = ["--nproc", "2", "--launches", "1", "--budget", "6s", "--json"]
+    options = ["--nproc", "2", "--repetitions", "1", "--budget", "6s", "--json"]
     options += ["--target", "tests.support.planted_steps:fsdp"]
     folders = []
     for plant in ("", "", "unsharded"):

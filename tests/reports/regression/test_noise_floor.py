@@ -70,7 +70,7 @@ def test_measure_floors_uses_series_fingerprints() -> None:
     assert set(floors) == set(by_case.values())
     floor = floors[by_case[CASE.id]]
     assert floor.series == CASE.label
-    assert floor.launches == 20
+    assert floor.repetitions == 20
     assert floor.noise == pytest.approx(0.01, rel=0.35)
     assert floor.floor == compute_floor(times)
 
@@ -80,7 +80,7 @@ def test_measure_floors_needs_ten_valid_runs() -> None:
     wrong = run_from_records([failed_record(CASE, 0, "wrong")], ENVIRONMENT)
     floors, _ = measure_floors([*runs, wrong], RULE)
     [floor] = floors.values()
-    assert floor.launches == 10
+    assert floor.repetitions == 10
     assert measure_floors([*runs[:9], wrong], RULE) == ({}, 0.0)
 
 

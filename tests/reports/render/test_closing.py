@@ -36,10 +36,12 @@ def test_summary_fits_a_terminal() -> None:
 
 def test_few_operations_have_a_table_over_sizes() -> None:
     records = []
-    for launch in range(3):
+    for repetition in range(3):
         for num_bytes, seconds in ((1 << 20, 1e-3), (1024, 1e-4)):
             case = collective_case("all_reduce", num_bytes)
-            records.append(ok_record(case, seconds=seconds * (1 + launch / 10), launch=launch))
+            records.append(
+                ok_record(case, seconds=seconds * (1 + repetition / 10), repetition=repetition)
+            )
     lines = render(*records)
     start = lines.index("all_reduce, blocking, float32")
     table = [re.split(r" {2,}", line.strip()) for line in lines[start + 1 : start + 5]]

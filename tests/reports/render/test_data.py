@@ -39,7 +39,7 @@ def test_json_holds_run_rows_and_gaps() -> None:
     assert [gap["reason"] for gap in data["skipped"]] == [
         "size 1001 B is not a multiple of 4 ranks x 4 B"
     ]
-    assert [gap["launches"] for gap in data["missing"]] == [2]
+    assert [gap["repetitions"] for gap in data["missing"]] == [2]
 
 
 def test_csv_has_a_line_per_metric() -> None:

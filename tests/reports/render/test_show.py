@@ -44,8 +44,8 @@ def unlimited_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-def write(folder: Path, *records: Record, launches: int = 1) -> Path:
-    return write_run(folder, make_run(make_plan([CASE], launches=launches), records))
+def write(folder: Path, *records: Record, repetitions: int = 1) -> Path:
+    return write_run(folder, make_run(make_plan([CASE], repetitions=repetitions), records))
 
 
 def render_tables(path: Path) -> str:
@@ -87,7 +87,7 @@ def test_show_run_survives_an_unwritable_page(
 
 
 def test_truncated_record_is_reported_everywhere(tmp_path: Path) -> None:
-    path = write(tmp_path, ok_record(CASE), ok_record(CASE, 1), launches=2)
+    path = write(tmp_path, ok_record(CASE), ok_record(CASE, 1), repetitions=2)
     assert warnings_of(load_run(path)) == ()
     file = path / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-5])
@@ -150,7 +150,7 @@ def make_pause(path: Path, *records: Record) -> Callable[[float], None]:
 
 
 def test_follow_of_a_finished_run_prints_tables(tmp_path: Path) -> None:
-    path = write(tmp_path, ok_record(CASE), launches=3)
+    path = write(tmp_path, ok_record(CASE), repetitions=3)
     output = io.StringIO()
     code = follow(path, output, pause=lambda seconds: pytest.fail("it waited"), whole=True)
     assert code == 4
@@ -160,7 +160,7 @@ def test_follow_of_a_finished_run_prints_tables(tmp_path: Path) -> None:
 def test_follow_prints_progress_then_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(tmp_path, ok_record(CASE), launches=3)
+    path = write(tmp_path, ok_record(CASE), repetitions=3)
     output = io.StringIO()
     pause = make_pause(path, ok_record(CASE, 1), failed_record(CASE, 2))
     assert follow(path, output, pause, whole=True) == 4
@@ -177,7 +177,7 @@ class Terminal(io.StringIO):
 
 
 def test_follow_redraws_a_terminal(tmp_path: Path) -> None:
-    path = write(tmp_path, ok_record(CASE), launches=3)
+    path = write(tmp_path, ok_record(CASE), repetitions=3)
     output = Terminal()
     follow(path, output, make_pause(path, ok_record(CASE, 1)), whole=True)
     blank, first, *later = output.getvalue().split("\x1b[2J\x1b[3J\x1b[H")

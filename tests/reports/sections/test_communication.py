@@ -21,7 +21,7 @@ def breakpoint_records() -> list[Record]:
 def test_fit_shows_latency_bandwidth_and_breakpoint() -> None:
     (line,) = report_lines("fits", *breakpoint_records())
     assert line["operation"] == "all_reduce"
-    assert line["latency, within this launch"].startswith("10.0 us [")
+    assert line["latency, within this repetition"].startswith("10.0 us [")
     assert line["algbw GB/s"].startswith("5.00 [")
     assert line["busbw GB/s"].startswith("7.50 [")
     assert line["n_1/2"] == "488 KiB"
@@ -31,8 +31,10 @@ def test_fit_shows_latency_bandwidth_and_breakpoint() -> None:
 
 def test_fit_of_one_repetition_is_marked_next_to_others() -> None:
     repeated = curve_records("broadcast")
-    for launch in (1, 2):
-        repeated += [replace(record, launch=launch) for record in curve_records("broadcast")]
+    for repetition in (1, 2):
+        repeated += [
+            replace(record, repetition=repetition) for record in curve_records("broadcast")
+        ]
     single, several = report_lines("fits", *curve_records(), *repeated)
-    assert single["latency"] == "20.0 us (one launch)"
+    assert single["latency"] == "20.0 us (one repetition)"
     assert several["latency"].startswith("20.0 us [")

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from parbench.bench.machine.host_load import HostLoad
-from parbench.bench.results.runs import LaunchInfo
+from parbench.bench.results.runs import RepetitionInfo
 from tests.support.late import find_stragglers, late_record
 from tests.support.nodes_fixtures import (
     sample_node_run,
@@ -46,12 +46,12 @@ def test_arrivals_show_the_late_rank_and_the_clock() -> None:
     )
 
 
-def test_launch_table_has_load_and_share() -> None:
+def test_repetition_table_has_load_and_share() -> None:
     run = run_from_records(replace(ok_record(collective_case()), seconds=1.5))
     load = HostLoad(cores=2, one_minute=0.5, other_cores=1.6, steal_percent=25.0)
-    launch = LaunchInfo(launch=0, seconds=3.0, load=load)
-    run = replace(run, info=replace(run.info, launches=(launch,)))
-    (line,) = table_lines(find_analysis_table(analyze_run(run), "launches"))
+    repetition = RepetitionInfo(repetition=0, seconds=3.0, load=load)
+    run = replace(run, info=replace(run.info, repetitions=(repetition,)))
+    (line,) = table_lines(find_analysis_table(analyze_run(run), "repetitions"))
     assert_cells(
         line,
         {

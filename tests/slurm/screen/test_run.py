@@ -133,7 +133,7 @@ def make_record(index: int, status: Status = "ok", **fields: Any) -> Record:
     """Build the record of a round; a good record lists its pairs."""
     defaults = {
         "world": WORLD,
-        "launch": 0,
+        "repetition": 0,
         "details": {"pairs": PAIRS_OF_ROUND[index]} if status == "ok" else {},
         "started": "2026-01-02T03:04:05.678Z",
         "seconds": 1.0,

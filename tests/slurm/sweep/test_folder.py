@@ -70,7 +70,7 @@ def test_damaged_file_is_refused_by_name(
 
 
 def test_plan_file_contains_the_settings_of_the_sweep(tmp_path: Path) -> None:
-    plan = PlanFile(preset="smoke", budget="6s", launches=2, backend="gloo", device="cpu")
+    plan = PlanFile(preset="smoke", budget="6s", repetitions=2, backend="gloo", device="cpu")
     case = Entry(name="all_reduce", set={"dtype": "float32,int8"})
     content = plan_of(make_sweep([], plan=plan), make_point(cases=(case,)))
     file = tmp_path / "plan.json"

@@ -121,7 +121,7 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
                 high=seen.high,
                 unit=unit,
                 method=seen.method,
-                is_within_launch=seen.is_within_launch,
+                is_within_repetition=seen.is_within_repetition,
             )
             for name, metric, unit, predicted in rows
             for seen in (metrics.get(metric, unknown),)

@@ -54,7 +54,7 @@ MEBI = 2**20
 def make_record(
     name: str = "ddp",
     metrics: dict[str, MetricValue] | None = None,
-    launch: int = 0,
+    repetition: int = 0,
     **params: Any,
 ) -> Record:
     params = {"shape": "small", "microbatch": 4, **params}
@@ -62,7 +62,7 @@ def make_record(
         params |= {"bucket_mb": 25.0}  # holds all gradients
     case = make_case(f"workload.{name}", f"workloads.{name}:prepare", params)
     defaults = {"step_time": seconds_metric(0.3), "compute": counted_metric(0.25, "s")}
-    return ok_record(case, launch, metrics={**defaults, **(metrics or {})})
+    return ok_record(case, repetition, metrics={**defaults, **(metrics or {})})
 
 
 def run_of(*records: Record) -> Run:
@@ -101,10 +101,10 @@ def test_validation_predicts_times(name: str, predicted: float, measured: float)
 def test_validation_averages_repetitions() -> None:
     """The median compute of three repetitions is used, and a failed one is left out."""
     records = []
-    for launch, seconds in enumerate((0.1, 0.2, 0.4)):
+    for repetition, seconds in enumerate((0.1, 0.2, 0.4)):
         metrics = {"compute": counted_metric(seconds, "s")}
-        records.append(make_record(metrics=metrics, launch=launch))
-    failed = failed_record(records[0].case, launch=3)
+        records.append(make_record(metrics=metrics, repetition=repetition))
+    failed = failed_record(records[0].case, repetition=3)
     [row] = validate_records(failed, *records).rows
     assert row.compute == "measured"
     assert component_of(row, "step_time").predicted == pytest.approx(

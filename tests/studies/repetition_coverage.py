@@ -1,6 +1,6 @@
 """Simulate how often the 95 % interval of one repetition contains the true median.
 
-    python -m tests.studies.launch_coverage [--trials 400]
+    python -m tests.studies.repetition_coverage [--trials 400]
 
 A repetition measures one case among others, in blocks, by parbench's own rule for the number of
 samples and its own interval. Between two blocks the other cases take as long as 300 samples
