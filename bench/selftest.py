@@ -29,7 +29,11 @@ class Proof:
 def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, ...]:
     """Measure an all_reduce undisturbed, then with each injection, and judge the records."""
     undisturbed = Options(
-        only=("all_reduce",), settings={"size_bytes": "1M"}, repetitions=1, budget="20s", preset="smoke"
+        only=("all_reduce",),
+        settings={"size_bytes": "1M"},
+        repetitions=1,
+        budget="20s",
+        preset="smoke",
     )
     proofs = []
     for injection in (None, f"late:{_RANK}:3ms", f"slow:{_RANK}:100%", f"corrupt:{_RANK}"):
@@ -46,7 +50,9 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, .
 def judge(injection: str, record: Record) -> Proof:
     """Return whether a record names an injection of this kind and its rank."""
     if injection == "none":
-        return Proof(injection=injection, found=record.status == "ok", told=record.reason or "all right")
+        return Proof(
+            injection=injection, found=record.status == "ok", told=record.reason or "all right"
+        )
     if injection == "corrupt":
         is_blamed = list(record.wrong_by_rank) == [_RANK]
         found = record.status == "wrong" and is_blamed and not record.metrics
@@ -59,8 +65,12 @@ def judge(injection: str, record: Record) -> Proof:
         rank = arrival.late_rank if is_late else arrival.last_out_rank
         share = arrival.share if is_late else arrival.last_out_share
     if rank is None or share is None:
-        return Proof(injection=injection, found=False, told=record.reason or f"no rank was {injection}")
-    verb, min_share = ("arrived", _MIN_LATE_SHARE) if injection == "late" else ("left", _MIN_SLOW_SHARE)
+        return Proof(
+            injection=injection, found=False, told=record.reason or f"no rank was {injection}"
+        )
+    verb, min_share = (
+        ("arrived", _MIN_LATE_SHARE) if injection == "late" else ("left", _MIN_SLOW_SHARE)
+    )
     message = f"rank {rank} {verb} last in {share:.0%} of iterations"
     return Proof(injection=injection, found=rank == _RANK and share >= min_share, told=message)
 

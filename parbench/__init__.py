@@ -73,7 +73,9 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
     return rank_samples_frame(loaded_runs) if by_rank else samples_frame(loaded_runs)
 
 
-def step_of(model: Any, batch: Any, loss: Any, optimizer: Any, reference: Any = None) -> "Benchmark":
+def step_of(
+    model: Any, batch: Any, loss: Any, optimizer: Any, reference: Any = None
+) -> "Benchmark":
     """Return the step of a training loop as a benchmark for ``parbench run --target``.
 
     Args:

@@ -78,13 +78,19 @@ class LazyGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
+            if isinstance(error, OSError) and error.errno in (
+                errno.ENAMETOOLONG,
+                errno.ELOOP,
+                errno.ENOTDIR,
+            ):
                 click.echo(f"parbench: {error.filename} cannot be used: {error.strerror}", err=True)
                 raise click.exceptions.Exit(2) from error  # whichever option named it
             if is_out_of_memory(error):
                 click.echo("parbench: the memory is full", err=True)
             elif is_missing_package(error):
-                click.echo(f"parbench: the Python package {error.name!r} is not installed", err=True)
+                click.echo(
+                    f"parbench: the Python package {error.name!r} is not installed", err=True
+                )
             else:
                 traceback.print_exc()
         sys.exit(4)
@@ -92,7 +98,9 @@ class LazyGroup(click.Group):
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return True if there is too little memory, also for the dynamic linker to load a library."""
-    return isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map" in str(error))
+    return isinstance(error, MemoryError) or (
+        isinstance(error, ImportError) and "failed to map" in str(error)
+    )
 
 
 def is_missing_package(error: Exception) -> TypeGuard[ModuleNotFoundError]:

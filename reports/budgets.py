@@ -54,7 +54,9 @@ def judge(run: Run, budgets: Sequence[Budget]) -> tuple[Judged, ...]:
     found = []
     for one in budgets:
         fitting = [case for case in cases.values() if one.applies_to(case)]
-        each = [_of_case(one, case.label, rows.get(case.id), known.get(case.id, {})) for case in fitting]
+        each = [
+            _of_case(one, case.label, rows.get(case.id), known.get(case.id, {})) for case in fitting
+        ]
         found.append(_together(one, [standing for standings in each for standing in standings]))
     return tuple(found)
 
@@ -67,7 +69,11 @@ def exit_code(found: Sequence[Judged], code: int = 0) -> int:
 def sentences(found: Sequence[Judged]) -> tuple[str, ...]:
     """Return a sentence for each budget that is not kept, or one that says that all are."""
     bad = tuple(one.told for one in found if one.word != "KEPT")
-    return bad or ((f"Budgets: {'it is' if len(found) == 1 else f'all {len(found)} are'} kept.",) if found else ())
+    return bad or (
+        (f"Budgets: {'it is' if len(found) == 1 else f'all {len(found)} are'} kept.",)
+        if found
+        else ()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +84,17 @@ class _Standing:
     distance: float = 0.0
 
 
-def _of_case(budget: Budget, label: str, row: Row | None, known: Mapping[str, MetricValue]) -> list[_Standing]:
+def _of_case(
+    budget: Budget, label: str, row: Row | None, known: Mapping[str, MetricValue]
+) -> list[_Standing]:
     if row is None or not row.repetitions or not row.metrics:
         why = "; ".join(row.reasons) or row.status if row else "it has no record"
         return [_Standing(word="NOT RUN", case=label, told=f"did not run: {why}")]
-    names = [budget.metric] if budget.metric in known else [n for n in known if n.startswith(f"{budget.metric}.")]
+    names = (
+        [budget.metric]
+        if budget.metric in known
+        else [n for n in known if n.startswith(f"{budget.metric}.")]
+    )
     if not names:
         return [_Standing(word="UNKNOWN", case=label, told="is not known of it")]
     found = []
@@ -95,7 +107,11 @@ def _of_case(budget: Budget, label: str, row: Row | None, known: Mapping[str, Me
             continue
         word: Standing = "KEPT" if budget.is_met(metric.value) else "OVER"
         distance = abs(metric.value - budget.number)
-        found.append(_Standing(word=word, case=label, told=f"is {_shown(name, metric)}{of}", distance=distance))
+        found.append(
+            _Standing(
+                word=word, case=label, told=f"is {_shown(name, metric)}{of}", distance=distance
+            )
+        )
     return found
 
 
@@ -116,7 +132,8 @@ def _shown(name: str, metric: MetricValue) -> str:
     if metric.unit or declared_as is None:
         return cells.measured(metric)
     return cells.compared(
-        metric, cells.formatted(declared_as.number_format) if declared_as.number_format else cells.percent
+        metric,
+        cells.formatted(declared_as.number_format) if declared_as.number_format else cells.percent,
     )
 
 
@@ -126,6 +143,11 @@ def _known(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
     bus, of_copy = row.value("busbw"), ceiling is not None and ceiling.name == COPY
     found = {
         "exposed_fraction": exposed,
-        "busbw_of_copy": bus / ceiling.bytes_per_second if bus is not None and ceiling and of_copy else None,
+        "busbw_of_copy": bus / ceiling.bytes_per_second
+        if bus is not None and ceiling and of_copy
+        else None,
     }
-    return {**row.metrics, **{name: make_value(name, number) for name, number in found.items() if number is not None}}
+    return {
+        **row.metrics,
+        **{name: make_value(name, number) for name, number in found.items() if number is not None},
+    }

@@ -44,7 +44,11 @@ def gigabytes(bytes_per_second: float | None) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{significant(100 * fraction)} %"
+    return (
+        UNKNOWN
+        if fraction is None or not math.isfinite(fraction)
+        else f"{significant(100 * fraction)} %"
+    )
 
 
 def num_bytes(value: float | None) -> str:
@@ -105,5 +109,7 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
     if unit == "B/s":
         return GIGA, "GB/s"
     scales = _SCALES.get(unit, ((1.0, unit),))
-    shown = max(abs(value), abs(float(f"{value:.2e}")))  # 1,024 bytes are a KiB, as are 999.7 ms a second
+    shown = max(
+        abs(value), abs(float(f"{value:.2e}"))
+    )  # 1,024 bytes are a KiB, as are 999.7 ms a second
     return next((scale for scale in scales if shown >= scale[0]), scales[-1])

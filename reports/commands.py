@@ -7,7 +7,13 @@ from typing import Any
 import click
 
 from parbench.bench.commands import RunPath, budgets_option
-from parbench.reports.regression.commands import floor_option, form_option, history_option, runs_option, unknown_option
+from parbench.reports.regression.commands import (
+    floor_option,
+    form_option,
+    history_option,
+    runs_option,
+    unknown_option,
+)
 
 # spelt out here too, so that --help imports nothing; a test compares them
 TOOLS = ("nccl-tests", "osu")
@@ -20,11 +26,16 @@ EXPORTS = (
     "github-action-benchmark",
     "bencher",
 )
-_FOLDER_FORMATS = {"hta": "a file for each rank", "github-action-benchmark": "a file for each direction"}
+_FOLDER_FORMATS = {
+    "hta": "a file for each rank",
+    "github-action-benchmark": "a file for each direction",
+}
 REPORTS = ("html", "markdown", "csv", "json")
 EXPLANATIONS = ("tables", "html", "markdown", "json")
 COMPARISONS = ("table", "markdown", "json", "junit")
-_output_option = partial(click.option, "-o", "--output", type=click.Path(dir_okay=False, path_type=Path))
+_output_option = partial(
+    click.option, "-o", "--output", type=click.Path(dir_okay=False, path_type=Path)
+)
 _COMPARE_EXAMPLES = """\b
 Examples:
   parbench compare runs/20260102T030405Z-node1-1a2b3c runs/20260109T030405Z-node1-4d5e6f
@@ -90,11 +101,25 @@ def show(run: Path, whole: bool, watch: bool) -> None:
 
 
 @click.command(epilog="Example: parbench explain traces/ --against latest -o explained.html")
-@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--against", metavar="RUN", type=RunPath(), help="A run on the same machine, whose fits are the ceiling.")
-@click.option("--format", "form", type=click.Choice(EXPLANATIONS), help="The form. Default: tables, html with -o.")
+@click.argument(
+    "traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--against",
+    metavar="RUN",
+    type=RunPath(),
+    help="A run on the same machine, whose fits are the ceiling.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(EXPLANATIONS),
+    help="The form. Default: tables, html with -o.",
+)
 @_output_option(help="File to write.")
-def explain(traces: tuple[Path, ...], against: Path | None, form: str | None, output: Path | None) -> None:
+def explain(
+    traces: tuple[Path, ...], against: Path | None, form: str | None, output: Path | None
+) -> None:
     """Explain a job's traces: why is my step slow?
 
     TRACE is a file that PyTorch's profiler wrote (export_chrome_trace, .json or .json.gz), one for each rank, or a
@@ -152,10 +177,21 @@ def compare(base: Path, new: Path, output: Path | None, **given: Any) -> None:
     click.get_current_context().exit(code)
 
 
-@click.command("import", epilog="Example: parbench import all_reduce.log osu_allreduce.txt --nproc 8")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--from", "tool", type=click.Choice(TOOLS), help="The tool that wrote the files, if they do not show it.")
-@click.option("--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it.")
+@click.command(
+    "import", epilog="Example: parbench import all_reduce.log osu_allreduce.txt --nproc 8"
+)
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--from",
+    "tool",
+    type=click.Choice(TOOLS),
+    help="The tool that wrote the files, if they do not show it.",
+)
+@click.option(
+    "--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it."
+)
 @runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
     """Convert output of nccl-tests or OSU micro-benchmarks into runs.
@@ -171,7 +207,9 @@ def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, o
 
 @click.command(epilog=_EXPORT_EXAMPLES)
 @click.argument("run", type=RunPath())
-@click.option("--format", "form", type=click.Choice(EXPORTS), required=True, help="The format to write.")
+@click.option(
+    "--format", "form", type=click.Choice(EXPORTS), required=True, help="The format to write."
+)
 @click.option(
     "-o",
     "--output",
@@ -199,7 +237,9 @@ def export(run: Path, form: str, output: Path | None) -> None:
 
     is_folder = output is not None and (output.is_dir() or not output.suffix)
     if form in _FOLDER_FORMATS and not is_folder:
-        raise UserError(f"--format {form} writes {_FOLDER_FORMATS[form]}: name their folder with -o FOLDER")
+        raise UserError(
+            f"--format {form} writes {_FOLDER_FORMATS[form]}: name their folder with -o FOLDER"
+        )
     loaded = load_run(run)
     if output is None or not is_folder or form not in FOLDERS:
         _write(FORMATS[form](loaded), output)

@@ -34,14 +34,22 @@ _TEXTS: dict[Unit, Callable[[float | None], str]] = {
 }
 _STACKS: dict[str, tuple[dict[str, str], Unit, str]] = {
     "memory": (MEMORY, "GB", "memory of a rank"),
-    "step": ({**STEP, "bubble": STEP["idle"], "update": STEP["non-pipeline"]}, "s", "time of a step"),
+    "step": (
+        {**STEP, "bubble": STEP["idle"], "update": STEP["non-pipeline"]},
+        "s",
+        "time of a step",
+    ),
 }
 
 
 def render_document(document: Document, form: str) -> bytes:
     """Return a plan's document as ``tables``, ``html``, ``markdown`` or ``json``."""
     told = report_of_document(document)
-    return render_text(told, width_of(sys.stdout)).encode() if form == "tables" else rendered(told, form)
+    return (
+        render_text(told, width_of(sys.stdout)).encode()
+        if form == "tables"
+        else rendered(told, form)
+    )
 
 
 def report_of_document(document: Document) -> Report:
@@ -50,7 +58,12 @@ def report_of_document(document: Document) -> Report:
     if document.problem:
         verdict = Verdict(word="TOO LARGE", level="bad", told=document.problem)
     sections = (
-        Section(id=part.id, title=part.title, tables=tuple(map(_table, part.tables)), notes=tuple(part.notes))
+        Section(
+            id=part.id,
+            title=part.title,
+            tables=tuple(map(_table, part.tables)),
+            notes=tuple(part.notes),
+        )
         for part in document.parts
     )
     return Report(

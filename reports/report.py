@@ -62,7 +62,10 @@ def words(title: str, text: Callable[[T], str], help_text: str) -> Column[T]:
 
 
 def number(
-    title: str, value: Callable[[T], float | None], text: Callable[[float | None], str], help_text: str
+    title: str,
+    value: Callable[[T], float | None],
+    text: Callable[[float | None], str],
+    help_text: str,
 ) -> Column[T]:
     return Column(title, lambda item: text(value(item)), value, help_text)
 
@@ -92,9 +95,19 @@ def measurement(
         if found and found.is_within_repetition and intervals and not is_told:
             return f"{shown(found.value) if shown else cells.quantity(found.value, found.unit)} (one repetition)"
         whole = cells.compared(found, shown) if shown else cells.measured(found)
-        return f"{whole} {WITHIN_REPETITION}" if found and found.is_within_repetition and not is_told else whole
+        return (
+            f"{whole} {WITHIN_REPETITION}"
+            if found and found.is_within_repetition and not is_told
+            else whole
+        )
 
-    return Column(f"{title}, {WITHIN_REPETITION}" if is_told else title, text, value, help_text, is_result=True)
+    return Column(
+        f"{title}, {WITHIN_REPETITION}" if is_told else title,
+        text,
+        value,
+        help_text,
+        is_result=True,
+    )
 
 
 def known(columns: Iterable[Column[T]], rows: Iterable[T]) -> tuple[Column[T], ...]:
@@ -166,7 +179,9 @@ class Section:
         """The section's terms, then the formulas of the metrics that its columns show, each once."""
         metrics = (column.metric for table in self.on_page for column in table.columns)
         shown = {
-            metric.name: metric for metric in metrics if metric and metric.formula and metric.name not in self.terms
+            metric.name: metric
+            for metric in metrics
+            if metric and metric.formula and metric.name not in self.terms
         }
         return (*terms(self.terms), *map(_term_of, shown.values()))
 
@@ -213,7 +228,11 @@ def terms(names: Iterable[str]) -> tuple[Term, ...]:
 
 
 def _term_of(metric: Metric) -> Term:
-    name = metric.title if metric.name.replace("_", " ") == metric.title else f"{metric.title} ({metric.name})"
+    name = (
+        metric.title
+        if metric.name.replace("_", " ") == metric.title
+        else f"{metric.title} ({metric.name})"
+    )
     return Term(name=name, text=f"{metric.help[0].upper()}{metric.help[1:]} ({metric.formula}).")
 
 

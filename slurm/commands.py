@@ -20,7 +20,9 @@ def slurm() -> None:
 
 @slurm.command(epilog="Example: parbench slurm submit sweep.toml --wait")
 @click.argument("file", type=_PATH)
-@click.option("--dry-run", is_flag=True, help="Print points, cost and batch scripts; submit nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print points, cost and batch scripts; submit nothing."
+)
 @click.option("--wait", is_flag=True, help="Wait for the jobs to end; exit with the sweep's code.")
 @click.option("--out", type=_PATH, help="Where sweeps go; default: the file's, else sweeps.")
 @click.pass_context
@@ -37,7 +39,9 @@ def submit(context: click.Context, file: Path, dry_run: bool, wait: bool, out: P
 _FOLDER = click.argument("folder", type=_PATH)
 
 
-@slurm.command(hidden=True, epilog="Example: parbench slurm work sweeps/20260102T030405Z-nodes-1a2b3c")
+@slurm.command(
+    hidden=True, epilog="Example: parbench slurm work sweeps/20260102T030405Z-nodes-1a2b3c"
+)
 @_FOLDER
 @click.option("--array", is_flag=True, help="Measure only the point of this task of an array.")
 def work(folder: Path, array: bool) -> None:
@@ -89,16 +93,37 @@ def resume(folder: Path) -> None:
 
 
 @slurm.command(epilog="Example: parbench slurm screen --nodes 4 --size 16M")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; default: all of this allocation.")
+@click.option(
+    "--nodes", type=click.IntRange(min=1), help="Number of nodes; default: all of this allocation."
+)
 @click.option("--partition", help="Partition to ask for nodes, outside an allocation.")
 @click.option("--rounds", type=int, default=5, show_default=True, help="Rounds of pairs.")
-@click.option("--size", default="4M", show_default=True, help="Bytes that two nodes send each other.")
-@click.option("--time", default="5m", show_default=True, help="Time limit of an allocation that it asks for.")
-@click.option("--budget", metavar="TIME", help="Time for start and all rounds; default: 60 s and 2 s a round.")
-@click.option("--timeout", default="20s", show_default=True, help="Time after which a round counts as hung.")
-@click.option("--devices/--no-devices", default=True, show_default=True, help="parbench check on every node, first.")
-@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to ask for, of an allocation that it asks for.")
-@click.option("--out", type=_PATH, default=Path("runs/screen"), show_default=True, help="Where runs go.")
+@click.option(
+    "--size", default="4M", show_default=True, help="Bytes that two nodes send each other."
+)
+@click.option(
+    "--time", default="5m", show_default=True, help="Time limit of an allocation that it asks for."
+)
+@click.option(
+    "--budget", metavar="TIME", help="Time for start and all rounds; default: 60 s and 2 s a round."
+)
+@click.option(
+    "--timeout", default="20s", show_default=True, help="Time after which a round counts as hung."
+)
+@click.option(
+    "--devices/--no-devices",
+    default=True,
+    show_default=True,
+    help="parbench check on every node, first.",
+)
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(min=1),
+    help="GPUs to ask for, of an allocation that it asks for.",
+)
+@click.option(
+    "--out", type=_PATH, default=Path("runs/screen"), show_default=True, help="Where runs go."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def screen(**given: Any) -> None:
     """Find nodes with bad devices, slow nodes and slow links.

@@ -52,7 +52,9 @@ class Slurm:
 
     def check_program(self, name: str) -> None:
         if shutil.which(name) is None:
-            raise SlurmError(f"{name} is not in the PATH: submit where Slurm's programs are installed")
+            raise SlurmError(
+                f"{name} is not in the PATH: submit where Slurm's programs are installed"
+            )
 
     def sbatch(self, script: Path) -> str:
         """Submit a batch script and return the job's id, that of the whole array for an array."""
@@ -74,18 +76,25 @@ class Slurm:
     def queue(self) -> tuple[QueuedJob, ...]:
         """Return this user's jobs that wait or run, one for each task of an array."""
         rows = self._table("squeue", "%F|%A|%T|%r", "-r", "--me")
-        return tuple(QueuedJob(id=base, own_id=own, state=state, reason=why) for base, own, state, why in rows)
+        return tuple(
+            QueuedJob(id=base, own_id=own, state=state, reason=why)
+            for base, own, state, why in rows
+        )
 
     def show_job(self, job_id: str) -> tuple[Mapping[str, str], ...]:
         """Return what the controller remembers of a job, one mapping for each task; nothing if it knows none."""
         try:
             text = self.call("scontrol", "show", "job", "-o", job_id)
         except SlurmError as error:
-            if "Invalid job id" in str(error) or "Job/step already completing or completed" in str(error):
+            if "Invalid job id" in str(error) or "Job/step already completing or completed" in str(
+                error
+            ):
                 return ()
             raise
         found = [_PAIR.split(line)[1:] for line in text.splitlines() if line.startswith("JobId=")]
-        return tuple(dict(zip(words[::2], map(str.strip, words[1::2]), strict=True)) for words in found)
+        return tuple(
+            dict(zip(words[::2], map(str.strip, words[1::2]), strict=True)) for words in found
+        )
 
     def partitions(self) -> tuple[Partition, ...]:
         """Return the partitions in Slurm's order, each with the nodes of all its lines."""
@@ -108,14 +117,24 @@ class Slurm:
 
     def host_names(self, node_list: str) -> tuple[str, ...]:
         """Return the names that a list such as ``n[1-3,7]`` stands for."""
-        return tuple(self.call("scontrol", "show", "hostnames", node_list).split()) if node_list else ()
+        return (
+            tuple(self.call("scontrol", "show", "hostnames", node_list).split())
+            if node_list
+            else ()
+        )
 
     def _table(self, program: str, form: str, *words: str) -> list[list[str]]:
-        rows = [line.split("|") for line in self.call(program, "-h", *words, "-o", form).splitlines()]
+        rows = [
+            line.split("|") for line in self.call(program, "-h", *words, "-o", form).splitlines()
+        ]
         for row in rows:
-            numbers = [cell for cell, field in zip(row, form.split("|"), strict=False) if field == "%D"]
+            numbers = [
+                cell for cell, field in zip(row, form.split("|"), strict=False) if field == "%D"
+            ]
             if len(row) != len(form.split("|")) or not all(number.isdigit() for number in numbers):
-                raise SlurmError(f"{program} told {'|'.join(row)!r}, which is not of the form {form}")
+                raise SlurmError(
+                    f"{program} told {'|'.join(row)!r}, which is not of the form {form}"
+                )
         return rows
 
     def call(self, program: str, *words: str) -> str:
@@ -132,14 +151,22 @@ class Slurm:
                 env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
             )
         except FileNotFoundError as error:
-            raise SlurmError(f"{program} is not in the PATH: go where Slurm's programs are installed") from error
+            raise SlurmError(
+                f"{program} is not in the PATH: go where Slurm's programs are installed"
+            ) from error
         except OSError as error:
             raise SlurmError(f"{program} cannot be started: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
-            raise SlurmError(f"{program} did not answer within {self.timeout_seconds:g} s") from error
+            raise SlurmError(
+                f"{program} did not answer within {self.timeout_seconds:g} s"
+            ) from error
         if done.returncode != 0:
-            complaints = dict.fromkeys(_PREFIX.sub("", line.strip()) for line in done.stderr.splitlines())
-            told = "; ".join(line for line in complaints if line) or f"it ended with {done.returncode}"
+            complaints = dict.fromkeys(
+                _PREFIX.sub("", line.strip()) for line in done.stderr.splitlines()
+            )
+            told = (
+                "; ".join(line for line in complaints if line) or f"it ended with {done.returncode}"
+            )
             raise SlurmError(f"{program} refused: {told}")
         return done.stdout
 
@@ -179,7 +206,9 @@ def end_time(job: Mapping[str, str], environ: Mapping[str, str]) -> float:
         return math.inf
     end = job.get("EndTime", "Unknown")
     if end not in ("Unknown", "N/A", "None"):
-        return datetime.fromisoformat(end).timestamp()  # scontrol prints the local time of where it runs
+        return datetime.fromisoformat(
+            end
+        ).timestamp()  # scontrol prints the local time of where it runs
     told = environ.get("SLURM_JOB_END_TIME", "")
     return float(told) if told.isdecimal() and int(told) > 0 else math.inf
 
@@ -188,4 +217,6 @@ def too_long(needed_seconds: float, left_seconds: float) -> str:
     """Return why a point does not fit into what is left, ``needs about 95 s, 60 s are left``; nothing if it does."""
     if needed_seconds <= left_seconds:
         return ""
-    return f"needs about {math.ceil(needed_seconds)} s, {max(math.floor(left_seconds), 0)} s are left"
+    return (
+        f"needs about {math.ceil(needed_seconds)} s, {max(math.floor(left_seconds), 0)} s are left"
+    )

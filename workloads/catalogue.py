@@ -17,12 +17,21 @@ from parbench.workloads.model.shapes import BATCH, BUCKET, COMMON, COMPUTE, MODE
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
 from parbench.workloads.pipeline_parallel.pipeline_case import expand_all_schedules
 
-STATIC_GRAPH = Param(name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph")
+STATIC_GRAPH = Param(
+    name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph"
+)
 NO_SYNC = Param(
-    name="no_sync", kind="bool", default=False, optional=True, help="sum gradients after the last microbatch only"
+    name="no_sync",
+    kind="bool",
+    default=False,
+    optional=True,
+    help="sum gradients after the last microbatch only",
 )
 GRAD_COMPRESSION = choice(
-    "grad_compression", "bf16: sum gradients in bfloat16, once per step, by torch's communication hook", "none", "bf16"
+    "grad_compression",
+    "bf16: sum gradients in bfloat16, once per step, by torch's communication hook",
+    "none",
+    "bf16",
 )
 OPTIMIZER = choice(
     "optimizer",
@@ -31,8 +40,17 @@ OPTIMIZER = choice(
 )
 FREED = "free gathered parameters after forward and gather them again for backward"
 RESHARD = Param(name="reshard", kind="bool", default=True, optional=True, help=FREED)
-PREFETCH = choice("prefetch", "explicit: gather each layer's parameters one layer ahead", "default", "explicit")
-SHARD = Param(name="shard", kind="int", default=0, minimum=0, optional=True, help="ranks that share a copy; 0 = half")
+PREFETCH = choice(
+    "prefetch", "explicit: gather each layer's parameters one layer ahead", "default", "explicit"
+)
+SHARD = Param(
+    name="shard",
+    kind="int",
+    default=0,
+    minimum=0,
+    optional=True,
+    help="ranks that share a copy; 0 = half",
+)
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 
 
@@ -64,7 +82,11 @@ def _step(
             strategy(params, spec.nproc, spec.device)
         except UserError as error:
             return str(error)
-        if spec.gloo_on_gpus and name not in GLOO_ON_GPUS and params.get("method") not in GLOO_ON_GPUS:
+        if (
+            spec.gloo_on_gpus
+            and name not in GLOO_ON_GPUS
+            and params.get("method") not in GLOO_ON_GPUS
+        ):
             method = f" with method={params['method']}" if "method" in params else ""
             return f"gloo carries no CUDA tensors in what {name}{method} sends, or is checked by: {GLOO_HINT}"
         return None

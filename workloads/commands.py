@@ -27,9 +27,19 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--model", metavar="NAME|FILE", help="Such as llama3-70b or deepseek-v3; a .toml, or a config.json.")
-@click.option("--gpus", type=int, default=0, metavar="N", help="Number of GPUs; default: the mesh's.")
-@click.option("--mesh", metavar="AXIS=SIZE,...", help="One mesh: dp, fsdp, pp, cp, tp, outermost first; and ep.")
+@click.option(
+    "--model",
+    metavar="NAME|FILE",
+    help="Such as llama3-70b or deepseek-v3; a .toml, or a config.json.",
+)
+@click.option(
+    "--gpus", type=int, default=0, metavar="N", help="Number of GPUs; default: the mesh's."
+)
+@click.option(
+    "--mesh",
+    metavar="AXIS=SIZE,...",
+    help="One mesh: dp, fsdp, pp, cp, tp, outermost first; and ep.",
+)
 @click.option(
     "--microbatch",
     type=_BOUNDED,
@@ -41,22 +51,53 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
     default=0,
     help="Per data rank; default: 1, or with pp 4 for each stage.",
 )
-@click.option("--global-batch", type=_BOUNDED, default=0, help="Sequences of a step, instead of --microbatches.")
-@click.option("--sequence", type=_TOKENS, default=0, help="Tokens of a sequence; default: the model's.")
-@click.option("--precision", default="bfloat16", show_default=True, help="bfloat16 (float32 masters) or float32.")
-@click.option("--schedule", default="", help="1f1b (the default; a search tries several), interleaved, zb_h1, ...")
-@click.option("--chunks", type=_BOUNDED, default=0, help="Pipeline stages per rank; default: the schedule's.")
-@click.option("--split", default="", metavar="N+N+...", help="Layers of each stage; default: equal.")
-@click.option("--checkpointing", default="", metavar="HOW", help="none (the default), selective, full, or full:K.")
-@click.option("--cp-method", default="", help="zigzag (the default), ring, striped, allgather_kv, ulysses.")
-@click.option("--zero", type=click.IntRange(0, 3), help="ZeRO's stage: 0 or 1 over dp, 2 or 3 over fsdp.")
+@click.option(
+    "--global-batch",
+    type=_BOUNDED,
+    default=0,
+    help="Sequences of a step, instead of --microbatches.",
+)
+@click.option(
+    "--sequence", type=_TOKENS, default=0, help="Tokens of a sequence; default: the model's."
+)
+@click.option(
+    "--precision",
+    default="bfloat16",
+    show_default=True,
+    help="bfloat16 (float32 masters) or float32.",
+)
+@click.option(
+    "--schedule",
+    default="",
+    help="1f1b (the default; a search tries several), interleaved, zb_h1, ...",
+)
+@click.option(
+    "--chunks", type=_BOUNDED, default=0, help="Pipeline stages per rank; default: the schedule's."
+)
+@click.option(
+    "--split", default="", metavar="N+N+...", help="Layers of each stage; default: equal."
+)
+@click.option(
+    "--checkpointing",
+    default="",
+    metavar="HOW",
+    help="none (the default), selective, full, or full:K.",
+)
+@click.option(
+    "--cp-method", default="", help="zigzag (the default), ring, striped, allgather_kv, ulysses."
+)
+@click.option(
+    "--zero", type=click.IntRange(0, 3), help="ZeRO's stage: 0 or 1 over dp, 2 or 3 over fsdp."
+)
 @click.option(
     "--state",
     default="",
     metavar="KIND=DTYPE,...",
     help="Dtypes of parameters, gradients, moments, master; default: 16 bytes a parameter.",
 )
-@click.option("--hardware", metavar="NAME|FILE", help="a100, h100 (the default), h200, b200, or a .toml file.")
+@click.option(
+    "--hardware", metavar="NAME|FILE", help="a100, h100 (the default), h200, b200, or a .toml file."
+)
 @click.option(
     "--fits",
     metavar="RUN",
@@ -70,7 +111,9 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
     multiple=True,
     help="Take what matrix products and overlap reach from a run's steps, and without --hardware its links.",
 )
-@click.option("--top", type=_BOUNDED, default=10, show_default=True, help="Meshes that a search shows.")
+@click.option(
+    "--top", type=_BOUNDED, default=10, show_default=True, help="Meshes that a search shows."
+)
 @click.option("--explain", is_flag=True, help="Print every formula with its numbers and source.")
 @click.option(
     "--validate",
@@ -79,7 +122,9 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
     help="Compare predictions with a run's measured steps; writes RUN/plan.json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-@click.option("--guide", is_flag=True, help="Print what each strategy alone sends and holds on the model.")
+@click.option(
+    "--guide", is_flag=True, help="Print what each strategy alone sends and holds on the model."
+)
 @click.option(
     "-o",
     "--output",

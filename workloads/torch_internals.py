@@ -24,7 +24,12 @@ from parbench.bench.results.step_trace import TraceEvent
 
 ATTENTIONS = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default
-    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    for kind in (
+        "flash_attention_for_cpu",
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+    )
 )
 """The operators that scaled_dot_product_attention becomes."""
 
@@ -38,7 +43,9 @@ def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     profiler = profile(activities=activities, profile_memory=memory)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning: Profiler clears events at the end of each cycle", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "Warning: Profiler clears events at the end of each cycle", UserWarning
+        )
         profiler.start()
     try:
         yield profiler
@@ -61,7 +68,11 @@ def allocations(profiler: profile) -> list[int]:
 def allocations_at(profiler: profile, device: torch.device) -> list[tuple[int, int]]:
     """Return when torch's allocator for a device took bytes (positive) or gave them back (negative), in order of ns."""
     kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
-    events = [each for each in kineto_events(profiler) if each.name() == "[memory]" and each.device_type() == kind]
+    events = [
+        each
+        for each in kineto_events(profiler)
+        if each.name() == "[memory]" and each.device_type() == kind
+    ]
     return sorted(((each.start_ns(), each.nbytes()) for each in events), key=lambda one: one[0])
 
 
@@ -86,7 +97,9 @@ def fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a group of the same ranks on torch's fake backend, on which nothing moves; its ranks take part."""
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     ranks = dist.get_process_group_ranks(group)
-    return cast(dist.ProcessGroup, dist.new_group(ranks, backend="fake", use_local_synchronization=True))
+    return cast(
+        dist.ProcessGroup, dist.new_group(ranks, backend="fake", use_local_synchronization=True)
+    )
 
 
 def group_named(name: str) -> dist.ProcessGroup:
@@ -121,17 +134,27 @@ def forget_meshes() -> None:
     Its caches keep the meshes, their groups and these groups' threads alive as long as the process. torch 2.11 keeps
     some meshes after a sum or a detach; closed groups are removed from those.
     """
-    importlib.import_module("torch.distributed.tensor._redistribute").clear_redistribute_planner_cache()
-    clear_dispatch_cache = importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache
+    importlib.import_module(
+        "torch.distributed.tensor._redistribute"
+    ).clear_redistribute_planner_cache()
+    clear_dispatch_cache = importlib.import_module(
+        "torch.distributed.tensor.debug"
+    )._clear_sharding_prop_cache
     clear_dispatch_cache()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         # each thread has a cache for dispatch in C++, and backward of CUDA tensors has its own thread
         run_in_backward(clear_dispatch_cache, torch.device("cuda", torch.cuda.current_device()))
     for held in gc.get_objects():
-        if type(held) is functools._lru_cache_wrapper and held.__module__.startswith("torch.distributed"):
+        if type(held) is functools._lru_cache_wrapper and held.__module__.startswith(
+            "torch.distributed"
+        ):
             held.cache_clear()
         elif type(held) is DeviceMesh and (groups := vars(held).get("_pg_registry")):
-            for name in [name for name, group in groups.items() if group not in distributed_c10d._world.pg_map]:
+            for name in [
+                name
+                for name, group in groups.items()
+                if group not in distributed_c10d._world.pg_map
+            ]:
                 del groups[name]
 
 
@@ -150,4 +173,6 @@ def checkpointed(function: Callable[..., Any], **options: Any) -> Callable[..., 
     """
     if torch.__version__ >= "2.14":
         options["respect_saved_tensors_hooks"] = False
-    return functools.partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False, **options)
+    return functools.partial(
+        checkpoint, function, use_reentrant=False, preserve_rng_state=False, **options
+    )

@@ -73,7 +73,9 @@ def find_fix(name: str, *, is_gpu: bool) -> str:
     return fix if is_gpu or fix == LINK_FIX else _CPU_FIX
 
 
-def make_options(device: str, nproc: int, *, budget: str, timeout: str, inject: str | None) -> Options:
+def make_options(
+    device: str, nproc: int, *, budget: str, timeout: str, inject: str | None
+) -> Options:
     """Return the options of the run that measures all quantities."""
     entries = []
     for quantity in QUANTITIES:

@@ -57,7 +57,9 @@ def check(
     UserError if the check cannot start.
     """
     if Joined.find(environ) is not None:
-        raise UserError("parbench check starts its own ranks, and RANK is set: start it by itself, once on each host")
+        raise UserError(
+            "parbench check starts its own ranks, and RANK is set: start it by itself, once on each host"
+        )
     start = time.monotonic()
     started = utc_now()
     machine = inspect_machine(environ)
@@ -87,7 +89,9 @@ def check(
     options = make_options(device, num_ranks, budget=budget, timeout=timeout, inject=inject)
 
     def measure() -> Run:
-        path = run_options(options, modules, out=out, resume_path=None, as_json=False, cpus=core_sets)
+        path = run_options(
+            options, modules, out=out, resume_path=None, as_json=False, cpus=core_sets
+        )
         assert path is not None, "only a rank that joins has no run"
         return load_run(path)
 
@@ -124,7 +128,9 @@ def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
     return core_sets
 
 
-def _list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus: bool) -> list[str]:
+def _list_disturbances(
+    environ: Mapping[str, str], machine: Machine, *, has_gpus: bool
+) -> list[str]:
     """Return the doctor's findings about this host, from before the check's own work."""
     findings = examine_here(environ, machine, gpus=has_gpus)
     return [
@@ -170,6 +176,8 @@ def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
 
 def to_document(health: Health) -> dict[str, object]:
     """Return the document that ``--json`` prints: the check with its verdicts and exit code."""
-    devices = [{"verdict": device.verdict, **msgspec.to_builtins(device)} for device in health.devices]
+    devices = [
+        {"verdict": device.verdict, **msgspec.to_builtins(device)} for device in health.devices
+    ]
     facts: dict[str, object] = msgspec.to_builtins(health)
     return {"verdict": health.verdict, "code": health.code, **facts, "devices": devices}

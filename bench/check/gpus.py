@@ -33,7 +33,9 @@ _BAD_COUNTERS = (
 T = TypeVar("T")
 
 
-def run_watched(environ: Mapping[str, str], gpus: Sequence[Gpu], work: Callable[[], T]) -> tuple[T, GpuReport]:
+def run_watched(
+    environ: Mapping[str, str], gpus: Sequence[Gpu], work: Callable[[], T]
+) -> tuple[T, GpuReport]:
     """Run ``work`` while a child process samples the GPUs.
 
     Returns the result, and NVML's report after the work with the maxima during it.
@@ -48,7 +50,9 @@ def run_watched(environ: Mapping[str, str], gpus: Sequence[Gpu], work: Callable[
     return result, report
 
 
-def add_gpu_facts(devices: Sequence[Device], gpus: Sequence[Gpu], report: GpuReport) -> tuple[Device, ...]:
+def add_gpu_facts(
+    devices: Sequence[Device], gpus: Sequence[Gpu], report: GpuReport
+) -> tuple[Device, ...]:
     """Return the devices with the driver's facts about their GPUs, and with faults.
 
     ``gpus`` are those of the devices before their work, and the report is from after it.
@@ -72,7 +76,9 @@ def add_gpu_facts(devices: Sequence[Device], gpus: Sequence[Gpu], report: GpuRep
     return tuple(complete)
 
 
-def find_faults(gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int]) -> tuple[Reason, ...]:
+def find_faults(
+    gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int]
+) -> tuple[Reason, ...]:
     """Return the faults of a GPU with their fixes."""
     slowdowns = list_slowdowns(gpu)
     is_halted = any(reason.startswith("hardware") for reason in slowdowns)

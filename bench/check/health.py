@@ -228,7 +228,9 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
     for name, gap in gaps.items():
         rates[name] = replace(rates[name], gap=gap.share, mads=gap.mads)
         gap_of_all = gaps.get(name.removesuffix(ALONE_SUFFIX))
-        is_slow_anyway = name.endswith(ALONE_SUFFIX) and gap_of_all is not None and gap_of_all.is_under
+        is_slow_anyway = (
+            name.endswith(ALONE_SUFFIX) and gap_of_all is not None and gap_of_all.is_under
+        )
         if gap.is_under and not is_slow_anyway:
             texts = texts_by_fix.setdefault(find_fix(name, is_gpu=device.is_gpu), [])
             peers = "" if texts else " under its peers"

@@ -76,7 +76,9 @@ def check_hosts(
         return tuple(pool.map(check_one, hosts))
 
 
-def _check_host(host: str, *, agent: Sequence[str], command: str, timeout_seconds: float) -> HostResult:
+def _check_host(
+    host: str, *, agent: Sequence[str], command: str, timeout_seconds: float
+) -> HostResult:
     try:
         completed = subprocess.run(
             [*agent, host, command],
@@ -95,7 +97,9 @@ def _check_host(host: str, *, agent: Sequence[str], command: str, timeout_second
 def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> HostResult:
     """Return the check that a host printed, or the last line of its errors."""
     try:
-        return HostResult(host=host, health=decode_json(output.strip().rpartition(b"\n")[2], Health))
+        return HostResult(
+            host=host, health=decode_json(output.strip().rpartition(b"\n")[2], Health)
+        )
     except ValueError:
         problem = get_last_line(errors.decode(errors="replace")) or f"it ended with {exit_code}"
         return HostResult(host=host, problem=problem)

@@ -86,7 +86,9 @@ def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ..
 def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:
     """Return the faults of a port that its peers do not have."""
     active_peers = [
-        peer for peer in ports if (peer.board, peer.layer, peer.state) == (port.board, port.layer, "ACTIVE")
+        peer
+        for peer in ports
+        if (peer.board, peer.layer, peer.state) == (port.board, port.layer, "ACTIVE")
     ]
     max_rate = max((_parse_gigabits(peer.rate) for peer in active_peers), default=0.0)
     if port.state == "ACTIVE" and _parse_gigabits(port.rate) < max_rate:

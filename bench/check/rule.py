@@ -49,7 +49,11 @@ def compute_gaps(
     levels: dict[tuple[str, D], Table] = {}
     peer_variations: dict[tuple[str, D], float] = {}
     for name, rates in quantities.items():
-        devices = [device for device, by_repetition in rates.items() if len(by_repetition) >= MIN_REPETITIONS]
+        devices = [
+            device
+            for device, by_repetition in rates.items()
+            if len(by_repetition) >= MIN_REPETITIONS
+        ]
         repetitions = sorted({repetition for device in devices for repetition in rates[device]})
         table = np.array([[rates[device][r] for r in repetitions] for device in devices])
         for row, device in enumerate(devices):

@@ -19,7 +19,9 @@ def render(health: Health) -> str:
     parts.append(format_duration(health.seconds))
     lines = [" · ".join(parts), *render_devices(health.devices)]
     if health.bus_bandwidth is not None:
-        lines.append(f"all devices at once: all_reduce {health.bus_bandwidth / _GIGA:.3g} GB/s (bus)")
+        lines.append(
+            f"all devices at once: all_reduce {health.bus_bandwidth / _GIGA:.3g} GB/s (bus)"
+        )
     if health.ports:
         num_good = sum(not port.faults for port in health.ports)
         ports = pluralize(len(health.ports), "InfiniBand port")
@@ -74,7 +76,10 @@ def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> lis
     rows = [[*columns, *titles]]
     for device in devices:
         names = [device.host, device.name] if with_host else [device.name]
-        rates = [_format_rate(device.rates.get(quantity.name), scales[quantity.unit][0]) for quantity in quantities]
+        rates = [
+            _format_rate(device.rates.get(quantity.name), scales[quantity.unit][0])
+            for quantity in quantities
+        ]
         rows.append([device.verdict, *names, *rates])
     return format_table(rows, right_aligned=range(len(columns), len(rows[0]))).splitlines()
 

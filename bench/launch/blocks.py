@@ -20,7 +20,9 @@ _READY_KINDS = ("collective", "p2p", "memory", "compute")
 """A step's model is large and slow to prepare, and the size of a custom step is not known."""
 
 
-def order_blocks(cases: Sequence[Case], seed: int, repetition: int, num_extra: int = 0) -> tuple[list[int], list[int]]:
+def order_blocks(
+    cases: Sequence[Case], seed: int, repetition: int, num_extra: int = 0
+) -> tuple[list[int], list[int]]:
     """Return the case of each block, and of those of extra passes, as indices into ``cases``.
 
     A case has 1 or ``BLOCKS`` blocks. Cases with one come in the order of ``cases`` in the first

@@ -98,7 +98,9 @@ class TimeBudget:
     ``repetitions`` are the cases of each one.
     """
 
-    def __init__(self, seconds: float, costs: CostModel, repetitions: Sequence[Sequence[Case]]) -> None:
+    def __init__(
+        self, seconds: float, costs: CostModel, repetitions: Sequence[Sequence[Case]]
+    ) -> None:
         self.costs = costs
         self.num_made = 0
         self.num_fitting = len(repetitions)

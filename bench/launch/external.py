@@ -124,7 +124,9 @@ class ExternalRanks:
 
     exit_code_seconds = 3.0
 
-    def __init__(self, store: Store, number: int, size: int, process: Process, folder: Path) -> None:
+    def __init__(
+        self, store: Store, number: int, size: int, process: Process, folder: Path
+    ) -> None:
         self.mailbox = StoreMailbox(PrefixStore(f"{number}/mail", store), folder)
         self._store = PrefixStore(str(number), store)
         self._size = size

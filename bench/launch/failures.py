@@ -90,7 +90,9 @@ def find_first_dead(dead_ranks: Sequence[int], codes: Mapping[int, int]) -> list
     return killed or failed or list(dead_ranks)
 
 
-def explain_hang(evidence: Evidence, index: int, timeout_seconds: float, stacks: Mapping[int, str]) -> Outcome:
+def explain_hang(
+    evidence: Evidence, index: int, timeout_seconds: float, stacks: Mapping[int, str]
+) -> Outcome:
     """Explain why the block at ``index`` did not end, from the reports of the ranks.
 
     ``stacks`` are those that the interpreter wrote for ranks that may be unable to report.
@@ -150,7 +152,9 @@ def find_cause_of_hang(
     return f"{clause}; see their stacks", culprits
 
 
-def find_absent_ranks(evidence: Evidence, index: int, waiting: Waits, *, is_recorded: bool) -> list[int]:
+def find_absent_ranks(
+    evidence: Evidence, index: int, waiting: Waits, *, is_recorded: bool
+) -> list[int]:
     """Return the ranks that did not arrive where the others wait.
 
     The first criterion counts that distinguishes ranks: they give no report; by torch's record
@@ -191,7 +195,9 @@ def find_disconnected_ranks(evidence: Evidence) -> list[int]:
     """
     hosts = {rank: hello.host for rank, hello in evidence.hellos.items()}
     other_hosts = {host for host in hosts.values() if host != hosts.get(0)}
-    cut_hosts = {hosts[rank] for rank, report in evidence.reports.items() if not report.is_connected}
+    cut_hosts = {
+        hosts[rank] for rank, report in evidence.reports.items() if not report.is_connected
+    }
     if len(other_hosts) > 1 and cut_hosts == other_hosts:
         cut_hosts = {hosts[0]}
     return [rank for rank, host in hosts.items() if host in cut_hosts and rank in evidence.reports]

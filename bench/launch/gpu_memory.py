@@ -19,7 +19,9 @@ def measure_gpu_memory(device: str) -> dict[str, int]:
     return used_bytes
 
 
-def wait_for_gpu_memory(before: Mapping[str, int], uuids: Collection[str], deadline: float) -> list[str]:
+def wait_for_gpu_memory(
+    before: Mapping[str, int], uuids: Collection[str], deadline: float
+) -> list[str]:
     """Wait until GPUs have no more memory in use than before, and describe those that have."""
     while True:
         used_bytes = measure_gpu_memory("cuda") if uuids else {}

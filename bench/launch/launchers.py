@@ -23,7 +23,11 @@ from parbench.bench.launch.mailbox import FolderMailbox, Mailbox
 from parbench.bench.launch.messages import Hello
 from parbench.bench.launch.processes import describe_exit, die_with_parent, process_space
 from parbench.bench.machine.environment import find_interface
-from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, NodeLayout, build_srun_command
+from parbench.bench.machine.slurm_allocation import (
+    INTERFACE_VARIABLE,
+    NodeLayout,
+    build_srun_command,
+)
 from parbench.bench.text import get_last_line
 
 FOLDER_VARIABLE = "PARBENCH_FOLDER"
@@ -32,7 +36,9 @@ WORKER = "parbench.bench.rank.worker"
 _PRELOAD = "parbench.bench.rank.preload"
 _PATIENCE_SECONDS = 5.0
 # srun reports it of the first task that ends badly. It reports of the others that it killed them.
-_TASK_ENDED = re.compile(r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE)
+_TASK_ENDED = re.compile(
+    r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE
+)
 
 
 class Ranks(Protocol):
@@ -173,7 +179,9 @@ class ForkedRanks:
         self._server.end_ranks()
 
 
-def run_forked_rank(rank: int, size: int, folder: str, variables: Mapping[str, str], cpus: Sequence[int]) -> None:
+def run_forked_rank(
+    rank: int, size: int, folder: str, variables: Mapping[str, str], cpus: Sequence[int]
+) -> None:
     """Be a rank, in a process that the fork server has forked."""
     os.setsid()  # the driver alone receives the Ctrl-C of a terminal
     die_with_parent(signal.SIGKILL)
@@ -306,7 +314,9 @@ class SrunRanks:
                 subprocess.run(command, capture_output=True, timeout=10, check=False)
 
 
-def srun_command(layout: NodeLayout, logs: Path, environ: Mapping[str, str], nodelist: str | None = None) -> list[str]:
+def srun_command(
+    layout: NodeLayout, logs: Path, environ: Mapping[str, str], nodelist: str | None = None
+) -> list[str]:
     """Return the command of a job step whose tasks are the ranks.
 
     The number of tasks on each node is an option, because ``-N2 -n4`` may place three and one. So

@@ -23,7 +23,12 @@ from parbench.bench.machine.doctor import examine_here
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.machine.machine import find_package_version
 from parbench.bench.machine.mpi import variables_of_mpi
-from parbench.bench.machine.slurm_allocation import Allocation, check_srun, choose_layout, inspect_rank_machine
+from parbench.bench.machine.slurm_allocation import (
+    Allocation,
+    check_srun,
+    choose_layout,
+    inspect_rank_machine,
+)
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
@@ -131,7 +136,9 @@ def run_options(
     os.environ.update(variables_of_mpi(os.environ))
     joined = Joined.find(os.environ)
     if joined is not None and joined.rank != 0:
-        from parbench.bench.launch.external import serve_rank  # imports torch, which other runs start without
+        from parbench.bench.launch.external import (
+            serve_rank,
+        )  # imports torch, which other runs start without
 
         serve_rank()
         return None
@@ -163,7 +170,9 @@ def _refuse_options_of_plan(options: Options) -> None:
             raise UserError(f"--resume goes on with the run's own plan; leave out {name}")
 
 
-def resume(path: Path, *, as_json: bool, nodelist: str | None = None, budget: str | None = None) -> Path:
+def resume(
+    path: Path, *, as_json: bool, nodelist: str | None = None, budget: str | None = None
+) -> Path:
     """Measure the cases of a run that have no record yet, or that its budget left out.
 
     The default of ``budget`` is that of the plan, or more if it is known not to suffice.

@@ -82,7 +82,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The time (UTC) at which the first block began."""
 
 
-OUT_OF_BUDGET = Outcome(status="skipped", reason="out of time", skip_reason=SkipReason.OUT_OF_BUDGET)
+OUT_OF_BUDGET = Outcome(
+    status="skipped", reason="out of time", skip_reason=SkipReason.OUT_OF_BUDGET
+)
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):

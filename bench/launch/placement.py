@@ -14,7 +14,9 @@ def describe_hosts(hellos: Sequence[Hello]) -> dict[str, Any]:
     hosts = [hello.host for hello in hellos]
     if len(set(hosts)) == 1:
         return {}
-    switches = {hello.host: hello.place.switches for hello in hellos if hello.place and hello.place.switches}
+    switches = {
+        hello.host: hello.place.switches for hello in hellos if hello.place and hello.place.switches
+    }
     return {"hosts": hosts, **({"switches": switches} if switches else {})}
 
 
@@ -29,12 +31,16 @@ def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
     per_node = layout.ntasks_per_node
     if len(counts) != layout.nodes or set(counts.values()) != {per_node}:
         actual = ", ".join(f"{count} on {host}" for host, count in counts.items())
-        return [f"{layout.nodes} nodes with {per_node} ranks each were asked for; there are {actual}"]
+        return [
+            f"{layout.nodes} nodes with {per_node} ranks each were asked for; there are {actual}"
+        ]
     expected = list(counts) * per_node
     if layout.distribution == "block":
         expected = [host for host in counts for _ in range(per_node)]
     if hosts != expected:
-        return [f"distribution {layout.distribution} was asked for; ranks are on {', '.join(hosts)}"]
+        return [
+            f"distribution {layout.distribution} was asked for; ranks are on {', '.join(hosts)}"
+        ]
     return []
 
 
@@ -51,5 +57,7 @@ def _check_cpus(hellos: Sequence[Hello]) -> list[str]:
             warnings.append(f"{allowed}; SLURM_CPUS_PER_TASK is {promised}")
         if len(cpus) == 1:
             single_cpus[hello.host, cpus[0]] += 1
-    shared = [f"{n} ranks share CPU {cpu} of {host}" for (host, cpu), n in single_cpus.items() if n > 1]
+    shared = [
+        f"{n} ranks share CPU {cpu} of {host}" for (host, cpu), n in single_cpus.items() if n > 1
+    ]
     return warnings + shared

@@ -49,10 +49,14 @@ class Recorder:
         self._on_record = on_record
         plan = run.info.plan
         self._world = WorldInfo(size=plan.nproc, nodes=1, backend=plan.backend, device=plan.device)
-        self._gpus = GpuInventory(inspect_gpus(os.environ) if plan.device == "cuda" else GpuReport())
+        self._gpus = GpuInventory(
+            inspect_gpus(os.environ) if plan.device == "cuda" else GpuReport()
+        )
         self._environment: dict[str, Any] = {}
         self._placement_notes: list[str] = []
-        self.failures = {record.case.id: record for record in run.records if record.status in FAILED_STATUSES}
+        self.failures = {
+            record.case.id: record for record in run.records if record.status in FAILED_STATUSES
+        }
         """The records of cases that are not tried again, by their id."""
         self.half_widths: dict[str, float | None] = {}
         """The last confidence interval's relative half-width of each measured case, by its id."""
@@ -61,7 +65,9 @@ class Recorder:
 
     def store_environment(self, hellos: Sequence[Hello]) -> None:
         """Store what all ranks share in run.json, and what differs from it for the records to come."""
-        common, differences = split_environments(self._gpus.add_facts([hello.environment for hello in hellos]))
+        common, differences = split_environments(
+            self._gpus.add_facts([hello.environment for hello in hellos])
+        )
         for group, facts in self._facts.items():
             common[group] = {**common.get(group, {}), **facts}
         places = [hello.place for hello in hellos if hello.place is not None]
@@ -134,7 +140,10 @@ def compute_metrics(outcome: Outcome) -> dict[str, MetricValue]:
     count = len(outcome.seconds)
     # A custom benchmark may choose the name of its duration.
     metrics = {outcome.headline: make_value("time", time)}
-    for name, share, min_count in (("q10", 0.1, MIN_ITERATIONS_FOR_Q10), ("p99", 0.99, MIN_ITERATIONS_FOR_P99)):
+    for name, share, min_count in (
+        ("q10", 0.1, MIN_ITERATIONS_FOR_Q10),
+        ("p99", 0.99, MIN_ITERATIONS_FOR_P99),
+    ):
         if count >= min_count:
             method = f"{100 * share:.0f}th percentile of {count} iterations"
             percentile = make_value(f"time_{name}", quantile(outcome.seconds, share), method)

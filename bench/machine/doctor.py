@@ -141,7 +141,9 @@ def _examine_torch(machine: Machine) -> Finding:
     return _make_finding("torch", version, is_old, fix)
 
 
-def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str | None) -> list[Finding]:
+def _examine_ranks(
+    machine: Machine, world: WorldSpec | None, affinity: str | None
+) -> list[Finding]:
     cores = _examine_cores(machine, affinity)
     if world is None:
         unknown = [Finding(topic=topic, facts=UNKNOWN) for topic in ("device", "ranks")]
@@ -152,7 +154,9 @@ def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str | No
     num_physical = min(machine.cores, machine.physical_cores or machine.cores)
     physical = f" ({num_physical} physical)" if num_physical < machine.cores else ""
     facts = f"{world.nproc} on {pluralize(machine.cores, 'core')}{physical}"
-    better = f"--nproc {num_physical}" if num_physical > 1 else "a machine with a core for each rank"
+    better = (
+        f"--nproc {num_physical}" if num_physical > 1 else "a machine with a core for each rank"
+    )
     fix = f"use {better}: ranks that share a core wait for each other"
     return [device, _make_finding("ranks", facts, world.nproc > num_physical, fix), cores]
 
@@ -189,7 +193,9 @@ def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Find
         _make_finding("steal time", _format(steal, "{:.1f} %"), (steal or 0) > STEAL_PERCENT),
         _make_finding("virtual machine", _VIRTUAL_FACTS[is_virtual], bool(is_virtual)),
         _examine_interface(environment),
-        _make_finding("memory", format_gibibytes(memory, "available"), (memory or 0) < _MIN_MEMORY_BYTES),
+        _make_finding(
+            "memory", format_gibibytes(memory, "available"), (memory or 0) < _MIN_MEMORY_BYTES
+        ),
         _make_finding("/dev/shm", format_gibibytes(shm, "in all"), is_shm_low),
         _make_finding("swap", format_gibibytes(swap, "in use"), bool(swap)),
     ]

@@ -88,7 +88,9 @@ def _capture_host(root: Path, address: str | None) -> dict[str, Any]:
 def _read_governors(root: Path) -> str | None:
     """Return the frequency governors of this process's CPUs."""
     cpu_folder = root / _SYSTEM / "cpu"
-    governors = {read_text(cpu_folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in get_affinity()}
+    governors = {
+        read_text(cpu_folder / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in get_affinity()
+    }
     return ",".join(sorted(governor for governor in governors if governor)) or None
 
 
@@ -182,7 +184,9 @@ def split_environments(
     }
     rank_leaves = []
     for leaves in flat:
-        rank_leaves.append(_nest({path: value for path, value in leaves.items() if path not in common}))
+        rank_leaves.append(
+            _nest({path: value for path, value in leaves.items() if path not in common})
+        )
     return _nest(common), rank_leaves
 
 
@@ -218,7 +222,9 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
     switches: str | None = None  # Slurm's path of switches: spine.leaf1.n1
 
 
-def locate_rank(host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")) -> RankPlace:
+def locate_rank(
+    host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")
+) -> RankPlace:
     cpus = get_affinity()
     nodes = [node for node, node_cpus in _read_numa_nodes(root).items() if cpus & node_cpus]
     return RankPlace(
@@ -263,7 +269,10 @@ def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, s
     """Return the relation of each pair of ranks, as ``0-1``; nothing for more than 64 ranks."""
     if len(places) > _MAX_RELATED_RANKS:
         return {}
-    return {f"{a}-{b}": describe_relation(places[a], places[b], links) for a, b in combinations(range(len(places)), 2)}
+    return {
+        f"{a}-{b}": describe_relation(places[a], places[b], links)
+        for a, b in combinations(range(len(places)), 2)
+    }
 
 
 def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:

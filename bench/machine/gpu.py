@@ -176,7 +176,9 @@ def start_nvml(environ: Mapping[str, str], action: NvmlAction) -> "subprocess.Po
     )
 
 
-def finish_nvml(child: "subprocess.Popen[bytes]", timeout_seconds: float = _TIMEOUT_SECONDS) -> GpuReport:
+def finish_nvml(
+    child: "subprocess.Popen[bytes]", timeout_seconds: float = _TIMEOUT_SECONDS
+) -> GpuReport:
     """Close the child's standard input and return its report."""
     try:
         output, errors = child.communicate(timeout=timeout_seconds)

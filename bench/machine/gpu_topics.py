@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from parbench.bench.machine.gpu import IDLE, Gpu
 
 UNKNOWN = "-"
-DRIVER_FIX = "see nvidia-smi and CUDA_VISIBLE_DEVICES: a driver older than its libraries, a GPU off the bus"
-NVLINK_FIX = "see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it"
+DRIVER_FIX = (
+    "see nvidia-smi and CUDA_VISIBLE_DEVICES: a driver older than its libraries, a GPU off the bus"
+)
+NVLINK_FIX = (
+    "see nvidia-smi nvlink -e, dmesg (Xid) and the fabric manager's log; then reset or replace it"
+)
 _BUSY_BYTES = 2 << 30  # more than a driver uses itself
 _BUSY_PERCENT = 50
 _MIN_CLOCK_SHARE = 0.9  # of the highest clock, on a busy GPU
@@ -158,7 +162,9 @@ def _is_less(value: float | None, limit: float | None, share: float = 1.0) -> bo
     return value is not None and limit is not None and value < share * limit
 
 
-def _format_share(value: float | None, total: float | None, unit: str, prefix: str = "") -> str | None:
+def _format_share(
+    value: float | None, total: float | None, unit: str, prefix: str = ""
+) -> str | None:
     """Return ``8 of 16 lanes``; None if the value is unknown."""
     if value is None:
         return None

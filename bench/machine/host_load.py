@@ -47,7 +47,9 @@ class LoadMeter:
         """Return the load until now, without ``own_seconds`` of CPU time that the ranks used."""
         seconds = time.monotonic() - self._start
         now = psutil.cpu_times()
-        spent = {name: getattr(now, name) - getattr(self._start_times, name) for name in now._fields}
+        spent = {
+            name: getattr(now, name) - getattr(self._start_times, name) for name in now._fields
+        }
         cores = psutil.cpu_count() or 1
         other_cores = None
         if own_seconds is not None:

@@ -179,7 +179,9 @@ def _list_cgroups(root: Path, controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        mounts = (base / controllers, base / controller) if controllers else (base, base / "unified")
+        mounts = (
+            (base / controllers, base / controller) if controllers else (base, base / "unified")
+        )
         # In a container the path may be the host's, which is unknown here. Its limits then lie at
         # the mount itself.
         parts = [part for part in path.split("/") if part]

@@ -8,7 +8,13 @@ from parbench.bench.text import UserError
 
 _DEFAULT_PORT = 29500
 """The port of torch's own launcher."""
-_JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PALS_APID", "SLURM_JOB_ID")
+_JOB_VARIABLES = (
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "PMI_JOBID",
+    "PALS_APID",
+    "SLURM_JOB_ID",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +40,12 @@ _LAUNCHERS = (
         name="a PMI launcher",
         rank="PMI_RANK",
         size="PMI_SIZE",
-        local_rank=("MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
+        local_rank=(
+            "MPI_LOCALRANKID",
+            "MV2_COMM_WORLD_LOCAL_RANK",
+            "PMI_LOCAL_RANK",
+            "SLURM_LOCALID",
+        ),
         local_size=("MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
     ),
     _Launcher(  # srun --mpi=pmix; the size is that of the step, because the job may have more tasks
@@ -60,7 +71,10 @@ def variables_of_mpi(environ: Mapping[str, str]) -> dict[str, str]:
         return {}
     size = environ[launcher.size]
     variables = {"RANK": environ[launcher.rank], "WORLD_SIZE": size}
-    for name, sources in (("LOCAL_RANK", launcher.local_rank), ("LOCAL_WORLD_SIZE", launcher.local_size)):
+    for name, sources in (
+        ("LOCAL_RANK", launcher.local_rank),
+        ("LOCAL_WORLD_SIZE", launcher.local_size),
+    ):
         values = [environ[source] for source in sources if environ.get(source)]
         if values:
             variables[name] = values[0]
@@ -68,7 +82,11 @@ def variables_of_mpi(environ: Mapping[str, str]) -> dict[str, str]:
         variables.setdefault("LOCAL_WORLD_SIZE", size)
     if "MASTER_ADDR" not in environ:
         if variables.get("LOCAL_WORLD_SIZE") != size:
-            hosts = "several hosts" if "LOCAL_WORLD_SIZE" in variables else "hosts that it does not name"
+            hosts = (
+                "several hosts"
+                if "LOCAL_WORLD_SIZE" in variables
+                else "hosts that it does not name"
+            )
             hint = "name rank 0's, as mpirun -x MASTER_ADDR=HOST (Open MPI) or mpirun -genv MASTER_ADDR HOST (MPICH)"
             raise UserError(f"{launcher.name} started {size} ranks on {hosts}: {hint}")
         variables["MASTER_ADDR"] = "127.0.0.1"

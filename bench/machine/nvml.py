@@ -163,7 +163,9 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
     capability = ask(pynvml.nvmlDeviceGetCudaComputeCapability)
     utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
     rows = ask(pynvml.nvmlDeviceGetRemappedRows) if has_details else None
-    [num_links] = _read_fields(handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT]) if has_details else [None]
+    [num_links] = (
+        _read_fields(handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT]) if has_details else [None]
+    )
     links = range(num_links or 0)
     active_links = [link for link in links if ask(pynvml.nvmlDeviceGetNvLinkState, link)]
     return Gpu(
@@ -249,7 +251,10 @@ def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[A
     values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, fields)
     if values is None:
         return [None] * len(fields)
-    return [None if value.nvmlReturn else getattr(value.value, _VALUE_FIELDS[value.valueType]) for value in values]
+    return [
+        None if value.nvmlReturn else getattr(value.value, _VALUE_FIELDS[value.valueType])
+        for value in values
+    ]
 
 
 def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:

@@ -28,7 +28,9 @@ class KernelGpu:
     is_excluded: bool = False
 
 
-def find_silent_gpus(environ: Mapping[str, str], report: GpuReport, root: Path = Path("/")) -> tuple[str, ...]:
+def find_silent_gpus(
+    environ: Mapping[str, str], report: GpuReport, root: Path = Path("/")
+) -> tuple[str, ...]:
     """Return the PCI addresses of GPUs that this process may use and that NVML does not report.
 
     A container or a job sees the addresses of all GPUs of its host, but may open only the device
@@ -115,7 +117,9 @@ def _list_pci_devices(root: Path, classes: Iterable[str]) -> dict[str, Path]:
     """Return NVIDIA's devices of these classes by address, without those of virtual machines."""
     devices = {}
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
-        is_gpu = _read(folder / "vendor") == _NVIDIA_VENDOR and _read(folder / "class")[:6] in classes
+        is_gpu = (
+            _read(folder / "vendor") == _NVIDIA_VENDOR and _read(folder / "class")[:6] in classes
+        )
         is_passed_through = (folder / "driver").resolve().name == "vfio-pci"
         if is_gpu and not is_passed_through:
             devices[folder.name.lower()] = folder

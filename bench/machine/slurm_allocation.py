@@ -25,7 +25,9 @@ _NODE_TIMEOUT_SECONDS = 90  # longer than NVML may take
 _MAX_NODES_ASKED = 2  # because one node may not answer
 # The machine is that of the whole node. With these variables Slurm would give one task its share,
 # or would require of one node the GPUs of the whole job.
-_TASK_VARIABLES = re.compile(r"SLURM_(GPUS|GPUS_PER_TASK|NTASKS_PER_GPU|GPU_BIND|TRES_PER_TASK|TRES_BIND|CPU_BIND)")
+_TASK_VARIABLES = re.compile(
+    r"SLURM_(GPUS|GPUS_PER_TASK|NTASKS_PER_GPU|GPU_BIND|TRES_PER_TASK|TRES_BIND|CPU_BIND)"
+)
 
 
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,9 @@ class Allocation:
         """Return the allocation of this process; raises UserError if it has none."""
         if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NUM_NODES" not in environ:
             fix = "start it in an sbatch script or under salloc, or let parbench slurm submit do so"
-            raise UserError(f"--launcher srun needs an allocation, and SLURM_JOB_ID is not set: {fix}")
+            raise UserError(
+                f"--launcher srun needs an allocation, and SLURM_JOB_ID is not set: {fix}"
+            )
         return Allocation(
             job=environ["SLURM_JOB_ID"],
             nodes=_parse_tasks(environ["SLURM_JOB_NUM_NODES"]) or 1,
@@ -70,7 +74,9 @@ def _parse_tasks(text: str) -> int | None:
 
 def check_srun() -> None:
     if shutil.which("srun") is None:
-        raise UserError("--launcher srun: srun is not in the PATH; load Slurm's module, or leave out --launcher")
+        raise UserError(
+            "--launcher srun: srun is not in the PATH; load Slurm's module, or leave out --launcher"
+        )
 
 
 def build_srun_command(environ: Mapping[str, str], *options: str) -> list[str]:
@@ -98,7 +104,9 @@ def choose_layout(
         available = f"{allocation.nodes} ({allocation.nodelist})"
         raise UserError(f"--nodes {num_nodes}: job {allocation.job} has {available}")
     if num_nodes * ntasks_per_node < 2:
-        raise UserError("needs at least 2 ranks, and this is one node with one: use --nodes 2 or --ntasks-per-node 2")
+        raise UserError(
+            "needs at least 2 ranks, and this is one node with one: use --nodes 2 or --ntasks-per-node 2"
+        )
     check_known("--distribution", distribution, ("block", "cyclic"))
     return NodeLayout(
         nodes=num_nodes,
@@ -137,16 +145,23 @@ def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
     ]
     module = "parbench.bench.machine.slurm_allocation"
     command = [*build_srun_command(environ, *options), sys.executable, "-m", module]
-    node_environ = {name: value for name, value in environ.items() if not _TASK_VARIABLES.fullmatch(name)}
+    node_environ = {
+        name: value for name, value in environ.items() if not _TASK_VARIABLES.fullmatch(name)
+    }
     try:
-        completed = subprocess.run(command, env=node_environ, capture_output=True, timeout=_NODE_TIMEOUT_SECONDS)
+        completed = subprocess.run(
+            command, env=node_environ, capture_output=True, timeout=_NODE_TIMEOUT_SECONDS
+        )
         if completed.returncode == 0:
             return msgspec.json.decode(completed.stdout.strip().rpartition(b"\n")[2], type=Machine)
     except subprocess.TimeoutExpired:
         return f"no answer within {_NODE_TIMEOUT_SECONDS} s"
     except (OSError, msgspec.DecodeError) as error:
         return str(error)
-    return get_last_line(completed.stderr.decode(errors="replace")) or f"it ended with {completed.returncode}"
+    return (
+        get_last_line(completed.stderr.decode(errors="replace"))
+        or f"it ended with {completed.returncode}"
+    )
 
 
 def list_host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:

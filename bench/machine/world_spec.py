@@ -64,7 +64,9 @@ class Joined:
             size = int(environ["WORLD_SIZE"])
             local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
         except ValueError:
-            raise UserError("RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are whole numbers where they are set") from None
+            raise UserError(
+                "RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are whole numbers where they are set"
+            ) from None
         one_node = "LOCAL_WORLD_SIZE" in environ and local_size == size
         return Joined(rank=rank, size=size, local_size=local_size, one_node=one_node)
 
@@ -84,7 +86,9 @@ def choose_world(
     world cannot run here.
     """
     if machine.torch_version is None and machine.torch_has_cuda is None:
-        raise UserError("torch is not installed in this Python environment: install it with pip install 'torch>=2.11'")
+        raise UserError(
+            "torch is not installed in this Python environment: install it with pip install 'torch>=2.11'"
+        )
     check_known("--device", device, DEVICES)
     check_known("--backend", backend, BACKENDS)
     _check_nproc(nproc)
@@ -210,10 +214,14 @@ def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> Non
         # The nearest spelling of gpu would be cpu, its opposite.
         is_gpu = value.lower().startswith("gpu") and "cuda" in allowed
         suggestion = suggest_similar("cuda" if is_gpu else value.lower(), allowed)
-        raise UserError(f"{option} {value!r} is not known{suggestion}; allowed: {format_list(allowed)}")
+        raise UserError(
+            f"{option} {value!r} is not known{suggestion}; allowed: {format_list(allowed)}"
+        )
 
 
-def _check_world(machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool) -> None:
+def _check_world(
+    machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool
+) -> None:
     if device == "cuda":
         _check_cuda(machine)
     elif backend == "nccl":

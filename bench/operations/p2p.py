@@ -19,18 +19,24 @@ def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
     return _exchange(world, size_bytes, dtype, target, source)
 
 
-def unidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
+def unidirectional(
+    world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
+) -> Operation:
     send_to = target if world.rank == source else None
     recv_from = source if world.rank == target else None
     return _exchange(world, size_bytes, dtype, send_to, recv_from)
 
 
-def bidirectional(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
+def bidirectional(
+    world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
+) -> Operation:
     peer = {source: target, target: source}.get(world.rank)
     return _exchange(world, size_bytes, dtype, peer, peer)
 
 
-def pingpong(world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1) -> Operation:
+def pingpong(
+    world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
+) -> Operation:
     peer = {source: target, target: source}.get(world.rank)
     return _exchange(world, size_bytes, dtype, peer, peer, in_turn=True)
 

@@ -100,7 +100,9 @@ class BenchmarkDefinition:
     def complete(self, values: Mapping[str, object]) -> dict[str, Value]:
         """Return all parameters in declared order, by default with their defaults."""
         refuse_unknown(values, [param.name for param in self.params], self.name)
-        return {param.name: param.parse(values.get(param.name, param.default)) for param in self.params}
+        return {
+            param.name: param.parse(values.get(param.name, param.default)) for param in self.params
+        }
 
     def case(self, values: Mapping[str, object]) -> Case:
         """Return the case with these values and the defaults of other parameters."""
@@ -125,7 +127,9 @@ def load_catalogue(modules: Iterable[str]) -> tuple[BenchmarkDefinition, ...]:
     return tuple(definitions)
 
 
-def select(catalogue: Sequence[BenchmarkDefinition], patterns: Sequence[str]) -> tuple[BenchmarkDefinition, ...]:
+def select(
+    catalogue: Sequence[BenchmarkDefinition], patterns: Sequence[str]
+) -> tuple[BenchmarkDefinition, ...]:
     """Return the definitions that match any pattern, all without patterns.
 
     Raises ``UserError`` if a pattern matches none.
@@ -138,6 +142,8 @@ def select(catalogue: Sequence[BenchmarkDefinition], patterns: Sequence[str]) ->
         matching = [name for name in names if matches(name, pattern)]
         if not matching:
             hint = suggest_similar(pattern, [*names, *(name.rpartition(".")[2] for name in names)])
-            raise UserError(f"no case is named {pattern!r}{hint} (parbench list shows what can be measured)")
+            raise UserError(
+                f"no case is named {pattern!r}{hint} (parbench list shows what can be measured)"
+            )
         selected.update(matching)
     return tuple(definition for definition in catalogue if definition.name in selected)

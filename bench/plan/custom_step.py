@@ -68,7 +68,9 @@ def _make_param(name: str, default: Any) -> Param:
         raise UserError(f"parameter {name!r} has no default: give it one, --set changes it")
     kind = _KINDS.get(type(default))
     if kind is None:
-        raise UserError(f"parameter {name!r} has the default {default!r}: use a bool, int, float or str")
+        raise UserError(
+            f"parameter {name!r} has the default {default!r}: use a bool, int, float or str"
+        )
     if kind == "int" and name.endswith("_bytes"):
         kind = "size"
     param = Param(name, kind, default, help="")

@@ -97,7 +97,9 @@ def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
         raise UserError(f"{product} != world size({size})")
     names = list(axes)
     if axis not in names:
-        raise UserError(f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {format_list(names)}")
+        raise UserError(
+            f"group {mesh}:{axis}: {axis!r} is not an axis of the mesh; it has {format_list(names)}"
+        )
     stride = math.prod(axes[name] for name in names[names.index(axis) + 1 :])
     first_ranks = [rank - (rank // stride % axes[axis]) * stride for rank in range(size)]
     return _group_by_key(first_ranks)
@@ -117,7 +119,9 @@ def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
     """
     rounds = num_rounds(n)
     if not 0 <= index < rounds:
-        raise UserError(f"round {index} is not one of the {rounds} rounds of {n} ranks, 0 to {rounds - 1}")
+        raise UserError(
+            f"round {index} is not one of the {rounds} rounds of {n} ranks, 0 to {rounds - 1}"
+        )
     pairs = []
     if n % 2 == 0 and n >= 2:
         pairs.append((index, n - 1))
@@ -144,7 +148,9 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
             if rank >= n:
                 raise UserError(f"pairs {text!r}: rank {rank} is not one of the {n} ranks")
             if rank in paired_ranks:
-                raise UserError(f"pairs {text!r}: rank {rank} is named twice; a rank meets one other in a round")
+                raise UserError(
+                    f"pairs {text!r}: rank {rank} is named twice; a rank meets one other in a round"
+                )
             paired_ranks.add(rank)
         pairs.append((min(pair), max(pair)))
     return tuple(pairs)

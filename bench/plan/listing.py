@@ -41,7 +41,9 @@ def render_details(definitions: Sequence[BenchmarkDefinition], width: int) -> st
         text = f"{param.help} [{allowed}]" if allowed else param.help
         if owners:
             text += f"; of {owners}"
-        lines += textwrap.wrap(text, width, initial_indent=f"{head:25} ", subsequent_indent=" " * 26)
+        lines += textwrap.wrap(
+            text, width, initial_indent=f"{head:25} ", subsequent_indent=" " * 26
+        )
     return "\n".join(lines)
 
 

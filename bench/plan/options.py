@@ -143,7 +143,9 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
     if name not in PRESETS:
         raise UserError(f"no preset is named {name!r}: there are {format_choices(PRESETS, name)}")
     if options.repetitions is not None and not 1 <= options.repetitions <= MAX_REPETITIONS:
-        raise UserError(f"--repetitions {options.repetitions}: it is a number from 1 to {MAX_REPETITIONS}")
+        raise UserError(
+            f"--repetitions {options.repetitions}: it is a number from 1 to {MAX_REPETITIONS}"
+        )
     preset = PRESETS[name]
     candidates: dict[str, Candidate] = {}
     for definition in _select_definitions(options, catalogue, name):
@@ -172,7 +174,9 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
     )
 
 
-def _choose_duration(options: Options, preset: Preset, cases: Sequence[Case]) -> tuple[int, float, Measure]:
+def _choose_duration(
+    options: Options, preset: Preset, cases: Sequence[Case]
+) -> tuple[int, float, Measure]:
     """Return the number of repetitions, the time budget in seconds, and the stopping rule."""
     if options.budget is not None:
         repetitions = options.repetitions or preset.repetitions
@@ -207,7 +211,9 @@ def _select_definitions(
     return definitions
 
 
-def _check_settings(settings: Mapping[str, object], definitions: Sequence[BenchmarkDefinition]) -> None:
+def _check_settings(
+    settings: Mapping[str, object], definitions: Sequence[BenchmarkDefinition]
+) -> None:
     declared = {param.name for definition in definitions for param in definition.params}
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
@@ -249,7 +255,9 @@ def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
     return tuple(math.ceil(size / step) * step for size in num_bytes)
 
 
-def _expand(definition: BenchmarkDefinition, params: Params, spec: WorldSpec) -> Iterator[Candidate]:
+def _expand(
+    definition: BenchmarkDefinition, params: Params, spec: WorldSpec
+) -> Iterator[Candidate]:
     try:
         cases = [definition.case(expanded) for expanded in definition.expand(params, spec)]
     except UserError as error:
@@ -350,12 +358,16 @@ def _find_allocation(options: Options, joined: Joined | None) -> Allocation | No
             value = getattr(options, name)
             if value is not None:
                 option = name.replace("_", "-")
-                raise UserError(f"--{option} {value} is for --launcher srun, which starts ranks on nodes")
+                raise UserError(
+                    f"--{option} {value} is for --launcher srun, which starts ranks on nodes"
+                )
         return None
     if joined is not None:
         raise UserError("--launcher srun starts ranks, and RANK is set: this one is there already")
     if options.nproc is not None:
-        raise UserError(f"--nproc {options.nproc}: with --launcher srun say --ntasks-per-node, and --nodes")
+        raise UserError(
+            f"--nproc {options.nproc}: with --launcher srun say --ntasks-per-node, and --nodes"
+        )
     if options.ntasks_per_node is not None and options.ntasks_per_node < 1:
         raise UserError(f"--ntasks-per-node {options.ntasks_per_node}: at least 1 is needed")
     check_srun()

@@ -10,7 +10,14 @@ import msgspec
 from parbench.bench.files import read_option_rows
 from parbench.bench.limits import Int64
 from parbench.bench.plan.groups import parse_mesh
-from parbench.bench.text import UserError, format_choices, format_list, parse_size, parse_sizes, suggest_similar
+from parbench.bench.text import (
+    UserError,
+    format_choices,
+    format_list,
+    parse_size,
+    parse_sizes,
+    suggest_similar,
+)
 
 Value = bool | int | float | str
 Setting = Value | list[Value]  # The text of ``--set``, or what a plan file contains.
@@ -64,7 +71,9 @@ class Param:
         value = _convert(self.kind, raw)
         if value is None or not self._is_allowed(value):
             hint = suggest_similar(str(raw), map(str, self.choices))
-            raise UserError(f"{self.name} = {raw!r} is not allowed: {self.name} is {self.allowed()}{hint}")
+            raise UserError(
+                f"{self.name} = {raw!r} is not allowed: {self.name} is {self.allowed()}{hint}"
+            )
         return value
 
     def _is_allowed(self, value: Value) -> bool:

@@ -73,7 +73,9 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_fill(self) -> "Measure":
         """Return the rule for a budget that the user gave, which uses all of it."""
-        return msgspec.structs.replace(self, max_iterations=max(self.max_iterations, 2000), more_blocks=10)
+        return msgspec.structs.replace(
+            self, max_iterations=max(self.max_iterations, 2000), more_blocks=10
+        )
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,14 +164,19 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _make_entries_for_tag(tag: str, **settings: str) -> tuple[Entry, ...]:
-    return tuple(Entry(name=spec.short_name, set=settings) for spec in OPERATIONS if tag in spec.tags)
+    return tuple(
+        Entry(name=spec.short_name, set=settings) for spec in OPERATIONS if tag in spec.tags
+    )
 
 
 PRESETS = {
     "smoke": Preset(
         help="does everything work? once each, small",
         lasts="about 90 s",
-        entries=(*_make_entries_for_tag("main", size_bytes="1K,1M"), *_make_entries_for_tag("sized", size_bytes="64K")),
+        entries=(
+            *_make_entries_for_tag("main", size_bytes="1K,1M"),
+            *_make_entries_for_tag("sized", size_bytes="64K"),
+        ),
         repetitions=1,
         budget_seconds=85,
         measure=Measure(precision=0.05, max_iterations=200),
@@ -217,7 +224,9 @@ PRESETS = {
 }
 
 
-class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class PlanFile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """A plan file. The command line takes precedence over it, and it over the preset."""
 
     OPTIONS: ClassVar = ("preset", "nproc", "backend", "device", "repetitions", "budget", "timeout")

@@ -18,7 +18,13 @@ from parbench.bench.plan.catalogue import MODES, RUNNER_PARAMS, bytes_needed
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import Progress, TimedSamples, Timing
-from parbench.bench.results.records import Check, SkipReason, Status, encode_timeline, find_stragglers
+from parbench.bench.results.records import (
+    Check,
+    SkipReason,
+    Status,
+    encode_timeline,
+    find_stragglers,
+)
 from parbench.bench.text import UserError, format_list, format_size
 from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
 from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_subgroup
@@ -435,7 +441,9 @@ def _add_samples(
         visits=list(timed.visits),
         headline=description.headline,
         **lists,
-        arrival=find_stragglers(last_in, last_out, lists["skew_seconds"], method, uncertainty_ns / 1e9),
+        arrival=find_stragglers(
+            last_in, last_out, lists["skew_seconds"], method, uncertainty_ns / 1e9
+        ),
         work=list(description.work),
         details=details,
         notes=list(description.notes),

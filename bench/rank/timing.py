@@ -334,7 +334,9 @@ class Timing:
         sampler = self._warm_up(seconds)
         is_rank_0 = self._world.global_rank == 0
         affordable = max(1, int(seconds / self._sample_seconds))
-        count = self._broadcast_from_rank_0(min(self._choose_count(num_later), affordable) if is_rank_0 else 0)
+        count = self._broadcast_from_rank_0(
+            min(self._choose_count(num_later), affordable) if is_rank_0 else 0
+        )
         self._take_block(sampler, count)
         self._block_counts.append(count)
         if is_rank_0:

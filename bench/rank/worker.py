@@ -57,7 +57,11 @@ _TIMEOUT_SHARE = 0.5  # the rest is for preparing, checking and what cannot be c
 _PAUSE_SECONDS = 0.05
 """Between blocks of a case: what slows a machine for milliseconds has passed by then."""
 _CONNECT_SECONDS = 10.0
-_SRUN_VARIABLES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+_SRUN_VARIABLES = {
+    "RANK": "SLURM_PROCID",
+    "WORLD_SIZE": "SLURM_NTASKS",
+    "LOCAL_RANK": "SLURM_LOCALID",
+}
 
 
 def main() -> None:
@@ -107,7 +111,9 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
         if plan.path is not None:
             sys.path.append(plan.path)
         timeout_seconds = 2 * plan.timeout_seconds + 60
-        with open_world(plan.backend, plan.device, plan.measure.seed, timeout_seconds, store) as world:
+        with open_world(
+            plan.backend, plan.device, plan.measure.seed, timeout_seconds, store
+        ) as world:
             measure_cases(job, world, progress, watchdog, mailbox)
         mailbox.post(rank, Done(cpu_seconds=time.process_time() - began))
     except Exception as error:  # noqa: BLE001 - the driver reports it, whatever it is
@@ -177,7 +183,9 @@ def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
     raise failure
 
 
-def measure_cases(job: Job, world: World, progress: Progress, watchdog: Watchdog, mailbox: Mailbox) -> None:
+def measure_cases(
+    job: Job, world: World, progress: Progress, watchdog: Watchdog, mailbox: Mailbox
+) -> None:
     """Measure the cases of a job in its blocks; rank 0 reports the outcome of each."""
     clock = RepetitionClock(job)
     remaining = Counter(block.case for block in job.blocks)
@@ -195,7 +203,9 @@ def measure_cases(job: Job, world: World, progress: Progress, watchdog: Watchdog
         world.recalibrate_stale_clock()
         seconds = clock.share(number, remaining.total())
         clock.pause(index)
-        may_begin, may_continue = world.broadcast_from_rank_0([clock.may_begin(), clock.may_continue()])
+        may_begin, may_continue = world.broadcast_from_rank_0(
+            [clock.may_begin(), clock.may_continue()]
+        )
         is_new = index not in runs
         if is_new and may_begin:
             case = job.plan.cases[index]

@@ -151,7 +151,9 @@ class AttentionDetails(Details, frozen=True, kw_only=True):
     attention: str = ""
     attention_bytes: dict[str, Any]
     crossover_ranks: float | None = None
-    crossover: str = "Ulysses sends less forward than a ring above 1 + 1/g ranks, g = kv_heads / heads"
+    crossover: str = (
+        "Ulysses sends less forward than a ring above 1 + 1/g ranks, g = kv_heads / heads"
+    )
     balance_limit: float | None = None
     kernel: str | None = None
 

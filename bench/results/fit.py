@@ -159,8 +159,12 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
         weights = line.compute_weights(scale)
         if len(repetitions) > 1:
             on_line = [point for point in curve if point.size_bytes in line.sizes]
-            repetition_times = [[point.repetitions[repetition] for point in on_line] for repetition in repetitions]
-            intervals = _intervals_over_repetitions(line, weights, time_error, np.array(repetition_times))
+            repetition_times = [
+                [point.repetitions[repetition] for point in on_line] for repetition in repetitions
+            ]
+            intervals = _intervals_over_repetitions(
+                line, weights, time_error, np.array(repetition_times)
+            )
         else:
             intervals = _intervals_of_covariance(line, weights, time_error, freedom)
         segments.append(_make_segment(line, weights, time_error, intervals))

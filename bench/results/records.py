@@ -11,7 +11,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from parbench.bench.files import convert_read_errors, decode_json, read_lines
-from parbench.bench.limits import Count, NonNegative, NumRanks, Rank, RepetitionIndex, check_timestamp
+from parbench.bench.limits import (
+    Count,
+    NonNegative,
+    NumRanks,
+    Rank,
+    RepetitionIndex,
+    check_timestamp,
+)
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import (

@@ -92,7 +92,9 @@ def estimate_median(values: Sequence[float], visits: Sequence[int] = ()) -> Esti
             reason = f"{len(visits)} visits are too few for an interval"
         else:
             reason = "in one go, so no interval"
-        return Estimate(value=center, method=f"median of {n} iterations of one repetition; {reason}")
+        return Estimate(
+            value=center, method=f"median of {n} iterations of one repetition; {reason}"
+        )
     medians = sorted(median(samples) for samples in _split_by_counts(values, visits))
     method = f"median of {n} iterations in {len(visits)} visits of one repetition"
     method += ", order-statistics interval of visits"

@@ -71,7 +71,9 @@ def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str
     return cast(Tensor, result)
 
 
-def coalesce_calls(group: dist.ProcessGroup, device: torch.device | None) -> AbstractContextManager[object]:
+def coalesce_calls(
+    group: dist.ProcessGroup, device: torch.device | None
+) -> AbstractContextManager[object]:
     """Return a context that gathers collectives and launches them as one.
 
     Without a device, as on gloo, it only gathers calls of one kind, and only of some kinds.

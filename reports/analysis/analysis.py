@@ -15,7 +15,12 @@ from parbench.reports.analysis.experts import Mixture, mixtures
 from parbench.reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves, size_of
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import AXES, differences, short_labels
-from parbench.reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, without_timelines
+from parbench.reports.analysis.pipelines import (
+    Pipeline,
+    pipelines,
+    read_pipeline,
+    without_timelines,
+)
 from parbench.reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
 from parbench.reports.analysis.steps import Traced, exposed_seconds, share_of_traced, traced_steps
 from parbench.reports.analysis.summary import Row, Summary, unreadable
@@ -60,9 +65,15 @@ def analyse(run: Run, summary: Summary) -> Analysis:
     with_timelines = [row for row in summary.rows if row.metrics]
     summary = without_timelines(summary)
     shown = tuple(row for row in summary.rows if row.metrics)
-    steps, matrices, nodes = tuple(row for row in shown if not row.is_communication), pairs(shown), nodes_of(run)
+    steps, matrices, nodes = (
+        tuple(row for row in shown if not row.is_communication),
+        pairs(shown),
+        nodes_of(run),
+    )
     in_matrices = {row.case.id for matrix in matrices for row in matrix.rows.values()}
-    communication = tuple(row for row in shown if row.is_communication and row.case.id not in in_matrices)
+    communication = tuple(
+        row for row in shown if row.is_communication and row.case.id not in in_matrices
+    )
     ceiling, found = ceiling_of(run, communication), contexts(steps)
     return Analysis(
         run=run,
@@ -116,7 +127,11 @@ class Step:
     def parts(self) -> Mapping[str, float]:
         """The shares of the traced step that are known."""
         row = self.row
-        seconds = {"compute": row.value("compute"), "exposed": exposed_seconds(row), "idle": row.value("idle")}
+        seconds = {
+            "compute": row.value("compute"),
+            "exposed": exposed_seconds(row),
+            "idle": row.value("idle"),
+        }
         shares = {name: share_of_traced(row, value) for name, value in seconds.items()}
         return {name: share for name, share in shares.items() if share is not None}
 
@@ -137,14 +152,25 @@ class Front:
         """The numbers to see first, each with what it is."""
         found = []
         for step in self.steps[:1]:
-            parts = [f"{name} {100 * share:.0f} %" for name, share in step.parts.items() if name != "compute"]
+            parts = [
+                f"{name} {100 * share:.0f} %"
+                for name, share in step.parts.items()
+                if name != "compute"
+            ]
             parts += [f"overlap {100 * step.overlap:.0f} %"] if step.overlap is not None else []
             found.append((cells.duration(step.row.seconds), f"step of {step.name}"))
             found += [(", ".join(parts), f"of a step of {step.name}")] if parts else []
-        rates = [(one.rate.value, one.name) for one in self.operations if one.rate and one.rate.value]
+        rates = [
+            (one.rate.value, one.name) for one in self.operations if one.rate and one.rate.value
+        ]
         latencies = [(one.latency, one.name) for one in self.operations if one.latency]
-        found += [(cells.quantity(rate, "B/s"), f"bus bandwidth of {name}") for rate, name in rates[:1]]
-        found += [(cells.duration(seconds), f"latency of {name}") for seconds, name in sorted(latencies)[:1]]
+        found += [
+            (cells.quantity(rate, "B/s"), f"bus bandwidth of {name}") for rate, name in rates[:1]
+        ]
+        found += [
+            (cells.duration(seconds), f"latency of {name}")
+            for seconds, name in sorted(latencies)[:1]
+        ]
         return tuple(found)
 
 
@@ -153,7 +179,12 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     environment = run.info.environment or {}
     torch = (environment.get("versions") or {}).get("torch")
     ranks, labels = pluralize(plan.nproc, "rank"), short_labels(found.steps)
-    parts = [run.info.host, ranks, f"{plan.backend}, {plan.device}", f"torch {torch}" if torch else ""]
+    parts = [
+        run.info.host,
+        ranks,
+        f"{plan.backend}, {plan.device}",
+        f"torch {torch}" if torch else "",
+    ]
     return Front(
         path=run.path,
         where=" · ".join(filter(None, [*parts, measuring_words(run)])),
@@ -167,12 +198,22 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
 def _operations(found: Analysis) -> tuple[Operation, ...]:
     made, differing = list[Operation](), differences(found.communication, AXES)
     rows = [row for row in found.communication if row.kind != "memory"]
-    for name, of in group_by(rows, lambda row: f"{row.case.short_name} {differing[row.case.id]}".strip()).items():
+    for name, of in group_by(
+        rows, lambda row: f"{row.case.short_name} {differing[row.case.id]}".strip()
+    ).items():
         fastest = max(of, key=lambda row: row.value("busbw") or 0.0)
-        alone = [row for row in of if row.case.params.get("mode") == "blocking" and size_of(row) <= _SMALL_BYTES]
+        alone = [
+            row
+            for row in of
+            if row.case.params.get("mode") == "blocking" and size_of(row) <= _SMALL_BYTES
+        ]
         smallest = min(alone, key=size_of, default=None)
         rate = fastest.metrics.get("busbw")
-        share = rate.value / found.ceiling.bytes_per_second if rate and rate.value and found.ceiling else None
+        share = (
+            rate.value / found.ceiling.bytes_per_second
+            if rate and rate.value and found.ceiling
+            else None
+        )
         latency = smallest.value("time") if smallest else None
         made.append(Operation(name=name, latency=latency, rate=rate, share=share))
     return tuple(sorted(made, key=lambda one: -((one.rate and one.rate.value) or 0.0)))

@@ -41,7 +41,10 @@ class Context:
         return tuple(axis for axis in self.mesh if axis != "dp")
 
     def _by_axis(self, metric: str, direction: str = "") -> dict[str, float | None]:
-        return {axis: self.row.value(f"{metric}.{axis}{f'.{direction}' * bool(direction)}") for axis in self.axes}
+        return {
+            axis: self.row.value(f"{metric}.{axis}{f'.{direction}' * bool(direction)}")
+            for axis in self.axes
+        }
 
     def sent_bytes(self, direction: str = "") -> float | None:
         """Return what a rank's attention sends in a step, or ``forward`` or ``backward`` in a microbatch."""
@@ -60,7 +63,9 @@ class Context:
 
 def read_context(row: Row) -> Context | str | None:
     """Return the step, None if it is none; why its facts cannot be read, if they cannot."""
-    record = next((record for record in row.measured if AttentionDetails.key in record.details), None)
+    record = next(
+        (record for record in row.measured if AttentionDetails.key in record.details), None
+    )
     if record is None:
         return None
     facts, mesh = read_details(record, AttentionDetails), read_details(record, MeshDetails)
@@ -110,7 +115,9 @@ def compared(found: Sequence[Context]) -> tuple[Comparison, ...]:
         if len({one.method for one in group}) > 1:
             model = models[first.row.case.id]
             title = f"Methods compared: cp = {first.ranks}, {first.facts.mask} mask{model and f', {model}'}"
-            comparisons.append(Comparison(title=title, contexts=tuple(group), crossover=crossover(group)))
+            comparisons.append(
+                Comparison(title=title, contexts=tuple(group), crossover=crossover(group))
+            )
     return tuple(comparisons)
 
 
@@ -124,9 +131,15 @@ def crossover(found: Sequence[Context]) -> str:
     counted = ""
     for one, other in product(found, found):
         sent, round_ = one.sent_bytes("forward"), other.sent_bytes("forward")
-        alike = one.facts.method == "ulysses" and other.is_ring and one.facts.sequence == other.facts.sequence
+        alike = (
+            one.facts.method == "ulysses"
+            and other.is_ring
+            and one.facts.sequence == other.facts.sequence
+        )
         if alike and not counted and sent is not None and round_ is not None:
-            both = f"{cells.quantity(sent, 'B')} beside {other.method}'s {cells.quantity(round_, 'B')}"
+            both = (
+                f"{cells.quantity(sent, 'B')} beside {other.method}'s {cells.quantity(round_, 'B')}"
+            )
             counted = f" (counted at sequence {one.facts.sequence}: {both} a microbatch)"
     rule = f"Forward, Ulysses sends less than a ring above 1 + 1/g = {at:.4g} ranks, g = kv_heads / heads"
     return f"{rule}: {here} on cp = {ranks}{counted}."

@@ -31,12 +31,17 @@ from parbench.reports.analysis.summary import Alike, Row, common_details, estima
 
 T = TypeVar("T")
 TOGETHER = "together"
-ACROSS, OVER = "across nodes", "over nodes"  # one rank of each of several nodes; several ranks of some of them
+ACROSS, OVER = (
+    "across nodes",
+    "over nodes",
+)  # one rank of each of several nodes; several ranks of some of them
 OF_GROUP = ("group", "group_index", "concurrent")
 
 
 def _alike(rows: Iterable[Row], at: Callable[[Row], T], *without: str) -> list[dict[T, list[Row]]]:
-    return pivot_rows(group_rows(rows, lambda row: row.case, without=without, by=lambda row: (row.world,)), at)
+    return pivot_rows(
+        group_rows(rows, lambda row: row.case, without=without, by=lambda row: (row.world,)), at
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,11 @@ class Slowdown:
 def contrasts(rows: Sequence[Row]) -> tuple[tuple[str, str, tuple[Slowdown, ...]], ...]:
     """Return a title, what stands before a load's name, and the rows of each contrast."""
     found = (
-        ("Group contention: all groups at once against one alone", "factor ", interference(rows, "concurrent")),
+        (
+            "Group contention: all groups at once against one alone",
+            "factor ",
+            interference(rows, "concurrent"),
+        ),
         ("Interference: slow-down beside a load", "beside ", interference(rows)),
     )
     return tuple(one for one in found if one[2])
@@ -61,8 +70,12 @@ def interference(rows: Sequence[Row], param: str = "background") -> tuple[Slowdo
     found = []
     for group in _alike(rows, lambda row: row.case.params.get(param), param):
         alone = group.pop(None, [])
-        beside = {TOGETHER if param == "concurrent" else str(load): of[-1] for load, of in group.items()}
-        factors = {load: one for load, row in beside.items() if alone and (one := slow_down(alone[0], row))}
+        beside = {
+            TOGETHER if param == "concurrent" else str(load): of[-1] for load, of in group.items()
+        }
+        factors = {
+            load: one for load, row in beside.items() if alone and (one := slow_down(alone[0], row))
+        }
         found += [Slowdown(base=alone[0], factors=factors)] if factors else []
     return tuple(found)
 
@@ -73,7 +86,11 @@ def slow_down(base: Row, other: Row) -> MetricValue | None:
     if not both:
         return None
     ratios = [one.value / time.value for one, time in both]
-    found = estimate_mean(ratios, "repetition ratios", "amount") if len(both) > 1 else estimate_ratio(*both[0])
+    found = (
+        estimate_mean(ratios, "repetition ratios", "amount")
+        if len(both) > 1
+        else estimate_ratio(*both[0])
+    )
     method = f"ratio of times, {found.method}"
     return MetricValue(
         value=found.value,
@@ -88,10 +105,13 @@ def slow_down(base: Row, other: Row) -> MetricValue | None:
 def _paired(base: Row, other: Row) -> list[tuple[Estimate, Estimate]]:
     """Return the other row's time and the base's of each repetition that measured both."""
     times = (
-        {one.repetition: estimate_of(one.metrics.get(row.headline)) for one in row.measured} for row in (base, other)
+        {one.repetition: estimate_of(one.metrics.get(row.headline)) for one in row.measured}
+        for row in (base, other)
     )
     bases, others = ({repetition: time for repetition, time in of.items() if time} for of in times)
-    return [(others[repetition], time) for repetition, time in bases.items() if repetition in others]
+    return [
+        (others[repetition], time) for repetition, time in bases.items() if repetition in others
+    ]
 
 
 _OWN_TABLES = (*AXES, *OF_GROUP, "background", "source", "target", "mesh")
@@ -119,7 +139,11 @@ class Setting:
 
     @property
     def words(self) -> str:
-        reach = "" if self.low is None or self.high is None else f" [{100 * self.low:+.0f}, {100 * self.high:+.0f}]"
+        reach = (
+            ""
+            if self.low is None or self.high is None
+            else f" [{100 * self.low:+.0f}, {100 * self.high:+.0f}]"
+        )
         told = f"{self.name}: {100 * self.change:+.0f} %{reach} time"
         if self.is_told:
             return f"{told}, {'slower' if self.change > 0 else 'faster'}"
@@ -140,7 +164,9 @@ def settings(rows: Sequence[Row]) -> tuple[Setting, ...]:
     All comparisons of a run share an error of 5 % (Bonferroni), so that one of many is not told by chance.
     """
     pairs = list[tuple[str, list[float]]]()
-    for name in dict.fromkeys(name for row in rows for name in row.case.params if name not in _OWN_TABLES):
+    for name in dict.fromkeys(
+        name for row in rows for name in row.case.params if name not in _OWN_TABLES
+    ):
         others = differences(rows, [name, *_OWN_TABLES[3:]])
         for group in _alike(rows, partial(_value_of, name), name):
             alike = [of[0] for of in group.values()]
@@ -161,7 +187,9 @@ def _value_of(name: str, row: Row) -> Value | None:
 def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:
     n, mean = len(logs), fmean(logs)
     if n < MIN_INTERVAL_REPETITIONS:
-        return Setting(name=name, repetitions=n, change=math.expm1(mean), low=None, high=None, more=None)
+        return Setting(
+            name=name, repetitions=n, change=math.expm1(mean), low=None, high=None, more=None
+        )
     level, error = 1 - (1 - CONFIDENCE) / 2 / comparisons, stdev(logs)
     reach = t_quantile(level, n - 1) * error / math.sqrt(n)
     wanted = (
@@ -172,7 +200,9 @@ def _setting(name: str, logs: Sequence[float], comparisons: int) -> Setting:
     )
     # repetitions that disagree may reach further than a float
     change, low, high = (math.expm1(min(end, 700.0)) for end in (mean, mean - reach, mean + reach))
-    return Setting(name=name, repetitions=n, change=change, low=low, high=high, more=next(wanted, None))
+    return Setting(
+        name=name, repetitions=n, change=change, low=low, high=high, more=next(wanted, None)
+    )
 
 
 def settings_words(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -259,7 +289,9 @@ class Kind:
         mesh, _, axis = self.group.rpartition(":")
         name = f"{axis} of {mesh}" if "=" in mesh else self.group
         is_implied = {"node": WITHIN, "across": ACROSS, "world": OVER}.get(self.group) == self.reach
-        return ", ".join(filter(None, (name, "" if is_implied else self.reach, TOGETHER * self.together)))
+        return ", ".join(
+            filter(None, (name, "" if is_implied else self.reach, TOGETHER * self.together))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,13 +312,25 @@ class Kinds:
 
     def rate(self, kind: Kind | None) -> float | None:
         """Return the median bus bandwidth of the kind's groups in B/s."""
-        known = [rate for row in (self.rows.get(kind, ()) if kind else ()) if (rate := row.value("busbw"))]
+        known = [
+            rate
+            for row in (self.rows.get(kind, ()) if kind else ())
+            if (rate := row.value("busbw"))
+        ]
         return median(known) if known else None
 
     def standing_for(self, *reaches: str, together: bool = False) -> Kind | None:
         """Return the kind that stands for the first of the reaches which any known one has."""
-        known = [one for one in self.rows if one.together == together and one.reach in reaches and self.rate(one)]
-        return min(known, key=lambda one: (reaches.index(one.reach), one.group not in ("node", "across")), default=None)
+        known = [
+            one
+            for one in self.rows
+            if one.together == together and one.reach in reaches and self.rate(one)
+        ]
+        return min(
+            known,
+            key=lambda one: (reaches.index(one.reach), one.group not in ("node", "across")),
+            default=None,
+        )
 
     def ratio(self, *, together: bool = False) -> float | None:
         """Return the bus bandwidth across nodes, or else over them, over that within a node."""
@@ -306,13 +350,19 @@ def kinds(rows: Sequence[Row], nodes: Nodes | None) -> tuple[Kinds, ...]:
 def _kind(row: Row, nodes: Nodes) -> Kind | None:
     """Return the kind of group that ran the row; one that names no ranks has all of them if it is the first."""
     params, all_ranks = row.case.params, range(len(nodes.hosts))
-    is_whole = not common_details(row).keys() & {"group_ranks", "group_size"} and not params.get("group_index")
+    is_whole = not common_details(row).keys() & {"group_ranks", "group_size"} and not params.get(
+        "group_index"
+    )
     ranks = list(all_ranks) if is_whole else _group_ranks(row)
     if not ranks or not set(ranks) <= set(all_ranks):
         return None
     hosts = {nodes.hosts[rank] for rank in ranks}
     reach = WITHIN if len(hosts) == 1 else ACROSS if len(hosts) == len(ranks) else OVER
-    return Kind(group=str(params.get("group", "world")), together=bool(params.get("concurrent")), reach=reach)
+    return Kind(
+        group=str(params.get("group", "world")),
+        together=bool(params.get("concurrent")),
+        reach=reach,
+    )
 
 
 def series_of_kinds(found: Sequence[Kinds]) -> dict[tuple[str, str, str], list[Kinds]]:
@@ -324,7 +374,9 @@ def series_of_kinds(found: Sequence[Kinds]) -> dict[tuple[str, str, str], list[K
 
 def largest(found: Sequence[Kinds]) -> tuple[Kinds, ...]:
     """Return of each operation the largest size whose rates within and across nodes are both known."""
-    known = ([one for one in of if one.ratio() is not None] for of in series_of_kinds(found).values())
+    known = (
+        [one for one in of if one.ratio() is not None] for of in series_of_kinds(found).values()
+    )
     return tuple(of[-1] for of in known if of)
 
 
@@ -332,9 +384,10 @@ def ratio_words(one: Kinds) -> str:
     far, near = one.standing_for(ACROSS, OVER), one.standing_for(WITHIN)
     assert far is not None
     assert near is not None
-    told = ", ".join(f"{kind.group} {cells.quantity(one.rate(kind), 'B/s')}" for kind in (far, near))
+    told = ", ".join(
+        f"{kind.group} {cells.quantity(one.rate(kind), 'B/s')}" for kind in (far, near)
+    )
     what = " ".join(word for word in one._type if word != cells.UNKNOWN)
     times = cells.significant(one.ratio())
-    return (
-        f"{one.name}, {what}: {far.reach} {cells.size(one.first.size_bytes)} runs at {times} of {near.reach} ({told})."
-    )
+    size = cells.size(one.first.size_bytes)
+    return f"{one.name}, {what}: {far.reach} {size} runs at {times} of {near.reach} ({told})."

@@ -56,7 +56,9 @@ class Share:
 
 def read_mixture(row: Row) -> Mixture | str | None:
     """Return a row's mixture, None if it tells no loads; why its facts cannot be read, if they cannot."""
-    if not (record := next((one for one in row.measured if ExpertLoadDetails.key in one.details), None)):
+    if not (
+        record := next((one for one in row.measured if ExpertLoadDetails.key in one.details), None)
+    ):
         return None
     facts, mesh = read_details(record, ExpertLoadDetails), read_details(record, MeshDetails)
     if not isinstance(facts, ExpertLoadDetails):
@@ -89,9 +91,17 @@ def distinct(found: Iterable[Mixture]) -> tuple[Mixture, ...]:
 
 
 def shares(found: Iterable[Mixture]) -> tuple[Share, ...]:
-    made, places = [], [(one, layer, rank) for one in found for layer in one.layers for rank in range(one.ep)]
+    made, places = (
+        [],
+        [(one, layer, rank) for one in found for layer in one.layers for rank in range(one.ep)],
+    )
     for one, layer, rank in places:
         first, last = (place * one.experts // one.ep for place in (rank, rank + 1))
-        chosen, kept = one.facts.expert_load[layer][first:last], sum(one.facts.rank_load[layer][rank :: one.ep])
-        made.append(Share(mixture=one, layer=layer, rank=rank, first_expert=first, chosen=chosen, kept=kept))
+        chosen, kept = (
+            one.facts.expert_load[layer][first:last],
+            sum(one.facts.rank_load[layer][rank :: one.ep]),
+        )
+        made.append(
+            Share(mixture=one, layer=layer, rank=rank, first_expert=first, chosen=chosen, kept=kept)
+        )
     return tuple(made)

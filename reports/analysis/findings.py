@@ -20,7 +20,13 @@ from parbench.reports.analysis.fits import Curve, size_of
 from parbench.reports.analysis.labels import operation, row_label, short_labels
 from parbench.reports.analysis.pipelines import Pipeline
 from parbench.reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank
-from parbench.reports.analysis.steps import calls_of, exposed_seconds, longest_computing, traced_seconds, worst_ratio
+from parbench.reports.analysis.steps import (
+    calls_of,
+    exposed_seconds,
+    longest_computing,
+    traced_seconds,
+    worst_ratio,
+)
 from parbench.reports.analysis.summary import Row, num_ranks
 from parbench.reports.analysis.verdicts import noisy_of
 
@@ -62,8 +68,13 @@ class Finding:
 
 def look_at_first(found: Analysis) -> tuple[Finding, ...]:
     """Return at most six findings, one of a kind and operation, those first that surely cost most."""
-    links, groups = (_slow_links(found, matrix) for matrix in found.matrices), map(_slow_group, found.groups)
-    every = chain(_ranks(found), _steps(found), *links, *groups, _operations(found), _machine(found))
+    links, groups = (
+        (_slow_links(found, matrix) for matrix in found.matrices),
+        map(_slow_group, found.groups),
+    )
+    every = chain(
+        _ranks(found), _steps(found), *links, *groups, _operations(found), _machine(found)
+    )
     return tuple(sorted(every, key=lambda one: -one.cost * one.sure)[:MOST])
 
 
@@ -79,14 +90,24 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
     if row.case.is_custom and not changed.keys() <= row.case.all_params.keys():
         return ""
     unset = dict.fromkeys(changed)
-    like = [one for one in found.steps if one.case.name == row.case.name and one.case.id != row.case.id]
+    like = [
+        one for one in found.steps if one.case.name == row.case.name and one.case.id != row.case.id
+    ]
     if any({**one.case.all_params, **unset} == {**row.case.all_params, **unset} for one in like):
         return ""
     kept = {name: value for name, value in row.case.params.items() if USUAL.get(name) != value}
-    told = {name: f"{value:g}" if isinstance(value, float) else value for name, value in (kept | changed).items()}
-    known, nproc = ((found.run.info.environment or {}).get("process") or {}).get("cores"), found.run.info.plan.nproc
+    told = {
+        name: f"{value:g}" if isinstance(value, float) else value
+        for name, value in (kept | changed).items()
+    }
+    known, nproc = (
+        ((found.run.info.environment or {}).get("process") or {}).get("cores"),
+        found.run.info.plan.nproc,
+    )
     cores = known or nproc
-    ranks = f" --nproc {nproc}" * (found.run.info.plan.device == "cpu" and nproc != max(2, min(8, cores)))
+    ranks = f" --nproc {nproc}" * (
+        found.run.info.plan.device == "cpu" and nproc != max(2, min(8, cores))
+    )
     settings = " ".join(f"--set {name}={value}" for name, value in told.items())
     what = f"--target {row.case.target}" if row.case.is_custom else f"--only {row.case.short_name}"
     return f"parbench run {what} {settings}{ranks}"
@@ -99,7 +120,9 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
     alike = [row for row in found.shown if row.case.id not in unlike]
 
     def doctor(rank: int) -> str:
-        return f"{f'srun --nodelist {found.nodes.hosts[rank]} ' if found.nodes else ''}parbench doctor"
+        return (
+            f"{f'srun --nodelist {found.nodes.hosts[rank]} ' if found.nodes else ''}parbench doctor"
+        )
 
     told: tuple[tuple[Kind, str, Blame | None], ...] = (
         ("late rank", "arrives last", late_rank(alike)),
@@ -119,7 +142,11 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
     for row in found.steps:
         waited = (row.value("straggler_wait") or 0.0) / (row.seconds or math.inf)
         # traces are read only where ranks wait for each other at all
-        if row.case.id not in unlike and waited >= _LEAST and (blame := longest_computing(found.run, row)):
+        if (
+            row.case.id not in unlike
+            and waited >= _LEAST
+            and (blame := longest_computing(found.run, row))
+        ):
             name = short_labels(found.steps)[row.case.id]
             yield Finding(
                 kind="slow rank",
@@ -132,7 +159,10 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
 
 
 def _steps(found: Analysis) -> Iterator[Finding]:
-    names, in_pipelines = short_labels(found.steps), {one.row.case.id: one for one in found.pipelines}
+    names, in_pipelines = (
+        short_labels(found.steps),
+        {one.row.case.id: one for one in found.pipelines},
+    )
     every = list[Finding]()
     for row in found.steps:
         pipeline, wall = in_pipelines.get(row.case.id), traced_seconds(row)
@@ -146,9 +176,14 @@ def _steps(found: Analysis) -> Iterator[Finding]:
     for one in sorted(every, key=lambda one: -one.cost * one.sure):
         groups.setdefault(one.kind, {}).setdefault(one.evidence["step"], one)
     for first, *more in (of.values() for of in groups.values()):
-        also = ", ".join(f"{names[str(one.evidence['step'])]} {cells.percent(one.cost)}" for one in more[:_MOST_NAMED])
+        also = ", ".join(
+            f"{names[str(one.evidence['step'])]} {cells.percent(one.cost)}"
+            for one in more[:_MOST_NAMED]
+        )
         left = f" and {len(more) - _MOST_NAMED} more" if len(more) > _MOST_NAMED else ""
-        yield replace(first, sentence=f"{first.sentence}; also {also}{left}" if more else first.sentence)
+        yield replace(
+            first, sentence=f"{first.sentence}; also {also}{left}" if more else first.sentence
+        )
 
 
 def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iterator[Finding]:
@@ -160,7 +195,9 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
     own = row.case.is_custom
     each, idle = int(_set(row, "accumulation")), (row.value("idle") or 0.0) / wall
     summed = [call for call in calls_of(row) or () if call.op in ("all_reduce", "reduce_scatter")]
-    compresses = whole.get("grad_compression", "none") != "none"  # only the sum after the last microbatch is compressed
+    compresses = (
+        whole.get("grad_compression", "none") != "none"
+    )  # only the sum after the last microbatch is compressed
     sums = each if whole.get("no_sync") is False and not compresses else 1
     if sums > 1 and share >= _LEAST:
         sentence = f"{name} sums gradients after each of its {each} microbatches: {told}"
@@ -185,7 +222,9 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
         yield finding(kind="no prefetch", cost=share, sentence=sentence, command=command)
     elif share >= _LEAST_EXPOSED:
         overlap = row.value("overlap")
-        hidden = f", {cells.percent(overlap)} of its communication hidden" if overlap is not None else ""
+        hidden = (
+            f", {cells.percent(overlap)} of its communication hidden" if overlap is not None else ""
+        )
         yield finding(kind="exposed communication", cost=share, sentence=f"{name}: {told}{hidden}")
     if idle >= _LEAST_IDLE and whole.get("compute", "real") == "real":
         size = int(_set(row, "microbatch"))
@@ -196,29 +235,43 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
 
 def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iterator[Finding]:
     row, facts = one.row, one.facts
-    lost = {cause: (row.value(f"idle_{cause}") or 0.0) / wall for cause in ("schedule", "imbalance", "p2p")}
+    lost = {
+        cause: (row.value(f"idle_{cause}") or 0.0) / wall
+        for cause in ("schedule", "imbalance", "p2p")
+    }
     finding = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, **lost})
     uneven, layers = row.metrics.get("idle_imbalance"), facts.layers_by_stage or ()
     is_told = uneven is not None and (uneven.low is None or uneven.low > 0)
     if lost["imbalance"] >= _LEAST and is_told:
         split, even = "+".join(map(str, layers)), sum(layers) // max(len(layers), 1)
         is_even = len(set(layers)) < 2 or sum(layers) % len(layers)
-        better = "" if is_even else _run(found, row, split=f"{split},{'+'.join([str(even)] * len(layers))}")
+        better = (
+            ""
+            if is_even
+            else _run(found, row, split=f"{split},{'+'.join([str(even)] * len(layers))}")
+        )
         share = cells.percent(lost["imbalance"])
         sentence = f"{name}: uneven stages ({split or 'unknown'} layers) cost {share} of the step"
-        yield finding(kind="uneven stages", cost=lost["imbalance"], sentence=sentence, command=better)
+        yield finding(
+            kind="uneven stages", cost=lost["imbalance"], sentence=sentence, command=better
+        )
     if lost["schedule"] >= _LEAST_BUBBLE:
         count, more = facts.microbatches, 4 * facts.microbatches
         waited = f"{name}: ranks wait for {cells.percent(lost['schedule'])} of the step"
         sentence = f"{waited} as it has only {count} microbatches on {facts.ranks} ranks"
         command = _run(found, row, microbatches=f"{count},{more}")
-        yield finding(kind="pipeline bubble", cost=lost["schedule"], sentence=sentence, command=command)
+        yield finding(
+            kind="pipeline bubble", cost=lost["schedule"], sentence=sentence, command=command
+        )
     if lost["p2p"] >= _LEAST:
         size = int(_set(row, "microbatch"))
         sentence = f"{name}: messages between stages cost {cells.percent(lost['p2p'])} of the step, its microbatches"
         command = _run(found, row, microbatch=f"{size},{4 * size}")
         yield finding(
-            kind="small microbatches", cost=lost["p2p"], sentence=f"{sentence} are too small", command=command
+            kind="small microbatches",
+            cost=lost["p2p"],
+            sentence=f"{sentence} are too small",
+            command=command,
         )
 
 
@@ -271,13 +324,22 @@ def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:
         for rank, own in of_rank.items():
             others = [rate for pair, rate in rates.items() if rank not in pair]
             usual = median(others) if others else 0.0
-            if own and len(matrix.ranks) > 2 and all(_is_slow(matrix, pair, rates, usual) for pair in own):
-                names, slow = f"All links of rank {rank} reach", median([rates[pair] for pair in own])
+            if (
+                own
+                and len(matrix.ranks) > 2
+                and all(_is_slow(matrix, pair, rates, usual) for pair in own)
+            ):
+                names, slow = (
+                    f"All links of rank {rank} reach",
+                    median([rates[pair] for pair in own]),
+                )
                 blamed.add(rank)
                 break
         else:
             usual = median(list(rates.values())) if rates else 0.0
-            slow_ones = sorted((rate, pair) for pair, rate in rates.items() if _is_slow(matrix, pair, rates, usual))
+            slow_ones = sorted(
+                (rate, pair) for pair, rate in rates.items() if _is_slow(matrix, pair, rates, usual)
+            )
             if not slow_ones:
                 continue
             slow, (a, b) = slow_ones[0]
@@ -288,13 +350,17 @@ def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:
             kind="slow link",
             cost=1 - slow / usual,
             sentence=f"{names} {cells.quantity(slow, 'B/s')}, others {cells.quantity(usual, 'B/s')} (median{where})",
-            command="parbench slurm screen" if nodes else "parbench run --only matrix --repetitions 5",
+            command="parbench slurm screen"
+            if nodes
+            else "parbench run --only matrix --repetitions 5",
             sure=_sure(matrix.first),
             evidence={"rate": slow, "median": usual},
         )
 
 
-def _is_slow(matrix: Pairs, pair: tuple[int, int], rates: Mapping[tuple[int, int], float], usual: float) -> bool:
+def _is_slow(
+    matrix: Pairs, pair: tuple[int, int], rates: Mapping[tuple[int, int], float], usual: float
+) -> bool:
     """Say whether a link is below 70 % of the usual rate, over all repetitions and in three of four of them."""
     if rates[pair] >= _SLOW_LINK * usual:
         return False
@@ -308,7 +374,9 @@ def _slow_group(one: Grouped) -> Iterator[Finding]:
     for kind in dict.fromkeys(row.case.params["group"] for row in one.rows.values()):
         rows = {name: row for name, row in one.rows.items() if row.case.params["group"] == kind}
         slowest = Grouped(rows=rows).slowest
-        rates = [rate for name, row in rows.items() if name != slowest and (rate := row.value("busbw"))]
+        rates = [
+            rate for name, row in rows.items() if name != slowest and (rate := row.value("busbw"))
+        ]
         slow = rows[slowest].value("busbw") if slowest else None
         if slow is not None and slowest and rates and slow < _SLOW_GROUP * (usual := median(rates)):
             yield Finding(
@@ -325,7 +393,10 @@ def _operations(found: Analysis) -> Iterator[Finding]:
     yield from chain.from_iterable(map(_off_fit, found.curves))
     yield from _dearer(found.communication)
     beside = [
-        (factor.value, f"{row_label(one.base)} takes {factor.value:.2f} times as long {prefix}{load}")
+        (
+            factor.value,
+            f"{row_label(one.base)} takes {factor.value:.2f} times as long {prefix}{load}",
+        )
         for _, prefix, rows in contrasts(found.shown)
         for one in rows
         for load, factor in one.factors.items()
@@ -333,7 +404,12 @@ def _operations(found: Analysis) -> Iterator[Finding]:
     ]
     for factor, sentence in sorted(beside, reverse=True)[:1]:
         sentence += f"; {len(beside) - 1} more do" if len(beside) > 1 else ""
-        yield Finding(kind="slower beside others", cost=1 - 1 / factor, sentence=sentence, evidence={"factor": factor})
+        yield Finding(
+            kind="slower beside others",
+            cost=1 - 1 / factor,
+            sentence=sentence,
+            evidence={"factor": factor},
+        )
 
 
 def _off_fit(curve: Curve) -> Iterator[Finding]:
@@ -342,7 +418,9 @@ def _off_fit(curve: Curve) -> Iterator[Finding]:
     found = list[tuple[float, Row, float]]()
     for size, error in curve.fit.outliers:
         row = next(row for row in curve.rows if size_of(row) == size)
-        above = sum(time > 1.2 * curve.fit.predict(size) for time in row.by_repetition("time").values())
+        above = sum(
+            time > 1.2 * curve.fit.predict(size) for time in row.by_repetition("time").values()
+        )
         if error > 0 and 4 * above >= 3 * row.repetitions:
             found.append(((row.value("time") or 0.0) - curve.fit.predict(size), row, error))
     for seconds, row, error in sorted(found, key=lambda one: -one[0])[:1]:
@@ -372,8 +450,14 @@ def _dearer(rows: Sequence[Row]) -> Iterator[Finding]:
         if name in _WHOLES and (whole := wholes.get(key(row, _WHOLES[name]))):
             series.setdefault(name, []).append((row, whole))
     for of in series.values():
-        told = [(row, whole) for row, whole in of if (ratio := slow_down(whole, row)) and (ratio.low or 0.0) > _DEARER]
-        beyond = [((row.seconds or 0.0) - (whole.seconds or 0.0), row, whole) for row, whole in told]
+        told = [
+            (row, whole)
+            for row, whole in of
+            if (ratio := slow_down(whole, row)) and (ratio.low or 0.0) > _DEARER
+        ]
+        beyond = [
+            ((row.seconds or 0.0) - (whole.seconds or 0.0), row, whole) for row, whole in told
+        ]
         for _, row, whole in sorted(beyond, key=lambda one: -one[0])[:1]:
             name, other = (one.case.short_name for one in (row, whole))
             times = f"{cells.duration(row.seconds)}, {other} {cells.duration(whole.seconds)}"
@@ -390,11 +474,23 @@ def _dearer(rows: Sequence[Row]) -> Iterator[Finding]:
 def _machine(found: Analysis) -> Iterator[Finding]:
     """Name other work beside half of the repetitions, or beside any if repetitions scatter; the doctor's is the
     verdict's."""
-    repetitions, others, noisy = found.run.info.repetitions, disturbed_words(found.run), noisy_of(found.shown)
+    repetitions, others, noisy = (
+        found.run.info.repetitions,
+        disturbed_words(found.run),
+        noisy_of(found.shown),
+    )
     beside = sum(bool(one.load and one.load.disturbance) for one in repetitions)
     if others and (noisy or 2 * beside >= len(repetitions)):
-        scatter = median([row.scatter for row in found.shown if row.scatter is not None]) if noisy else 0.0
-        told = f"Repetitions scatter by {cells.percent(scatter)} beside" if noisy else "Repetitions ran beside"
+        scatter = (
+            median([row.scatter for row in found.shown if row.scatter is not None])
+            if noisy
+            else 0.0
+        )
+        told = (
+            f"Repetitions scatter by {cells.percent(scatter)} beside"
+            if noisy
+            else "Repetitions ran beside"
+        )
         yield Finding(
             kind="busy machine",
             cost=min(max(scatter, _LEAST), 1.0),

@@ -43,7 +43,11 @@ def ceiling_of(run: Run, rows: Sequence[Row]) -> Ceiling | None:
     """Return the declared link, else the copy in memory of the largest size where all ranks share a host, else None."""
     if run.info.plan.link_bytes_per_second is not None:
         return Ceiling(name=LINK, bytes_per_second=run.info.plan.link_bytes_per_second)
-    copies = [row for row in rows if row.kind == "memory" and row.world.nodes == 1 and "algbw" in row.metrics]
+    copies = [
+        row
+        for row in rows
+        if row.kind == "memory" and row.world.nodes == 1 and "algbw" in row.metrics
+    ]
     rate = max(copies, key=size_of).value("algbw") if copies else None
     return Ceiling(name=COPY, bytes_per_second=rate) if rate else None
 
@@ -51,7 +55,9 @@ def ceiling_of(run: Run, rows: Sequence[Row]) -> Ceiling | None:
 def fit_curves(rows: Sequence[Row], ceiling: Ceiling | None) -> tuple[Curve, ...]:
     known = [row for row in rows if row.is_communication and size_of(row) > 0 and row.value("time")]
     curves = []
-    for group in group_rows(known, lambda row: row.case, without=["size_bytes"], by=attrgetter("case.target", "world")):
+    for group in group_rows(
+        known, lambda row: row.case, without=["size_bytes"], by=attrgetter("case.target", "world")
+    ):
         group.sort(key=size_of)
         rates = [(row.value("algbw"), row.value("busbw")) for row in group]
         factors = [bus / alg for alg, bus in rates if alg and bus is not None]

@@ -50,7 +50,11 @@ def group_rows(
 
     def key(item: T) -> object:
         case = case_of(item)
-        return case.name, frozenset(one for one in case.params.items() if one[0] not in left_out), by(item)
+        return (
+            case.name,
+            frozenset(one for one in case.params.items() if one[0] not in left_out),
+            by(item),
+        )
 
     return [*group_by(items, key).values()]
 
@@ -61,7 +65,9 @@ def pivot_rows(groups: Iterable[Sequence[T]], at: Callable[[T], K]) -> list[dict
 
 
 _TEXT, _WHOLE, _NUMBER, _TIME = "string", "Int64", "float64", "datetime64[ns, UTC]"
-_OF_RUN = dict.fromkeys(("run", "started", "host", "parbench", "preset", "point", "case", "name"), _TEXT)
+_OF_RUN = dict.fromkeys(
+    ("run", "started", "host", "parbench", "preset", "point", "case", "name"), _TEXT
+)
 _OF_RUN["started"] = _TIME
 _OF_REPETITION = {"repetition": "int64", "status": _TEXT, "reason": _TEXT}
 _OF_RECORD: dict[str, tuple[str, Callable[[Record], object]]] = {
@@ -85,7 +91,14 @@ _OF_RECORD: dict[str, tuple[str, Callable[[Record], object]]] = {
     "record_started": (_TIME, lambda one: one.started),
     "record_seconds": (_NUMBER, lambda one: one.seconds),
 }
-_OF_METRIC = {"value": _NUMBER, "low": _NUMBER, "high": _NUMBER, "unit": _TEXT, "better": _TEXT, "method": _TEXT}
+_OF_METRIC = {
+    "value": _NUMBER,
+    "low": _NUMBER,
+    "high": _NUMBER,
+    "unit": _TEXT,
+    "better": _TEXT,
+    "method": _TEXT,
+}
 _OF_SAMPLES = "^(run|point|case|name|repetition|world_size|param_.*)$"
 
 
@@ -95,7 +108,9 @@ def metrics_frame(runs: Runs) -> "pd.DataFrame":
     rows: list[tuple[object, ...]] = []
     for at, (_, record) in enumerate(measured):
         told = record.metrics.items() if record else ()
-        rows += [(at, name, *(getattr(metric, field) for field in _OF_METRIC)) for name, metric in told]
+        rows += [
+            (at, name, *(getattr(metric, field) for field in _OF_METRIC)) for name, metric in told
+        ]
         rows += [] if told else [(at, *[None] * (1 + len(_OF_METRIC)))]
     return _joined(repetitions, _frame(rows, {"at": "int64", "metric": _TEXT, **_OF_METRIC}))
 
@@ -121,24 +136,39 @@ def rank_samples_frame(runs: Runs) -> "pd.DataFrame":
     ]
     if not pieces:
         looked = ", ".join(dict.fromkeys(str(run.path / "samples") for run, _ in measured))
-        raise UserError(f"no samples of ranks (*.npz) are in {looked}: a run's samples/ must have come with it")
+        raise UserError(
+            f"no samples of ranks (*.npz) are in {looked}: a run's samples/ must have come with it"
+        )
     return _joined(repetitions.filter(regex=_OF_SAMPLES), pd.concat(pieces))
 
 
 def _of_ranks(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
     import pandas as pd
 
-    absent = {"arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample"} - samples.keys()
+    absent = {
+        "arrival_ns",
+        "exit_ns",
+        "duration_ns",
+        "issue_ns",
+        "steps_per_sample",
+    } - samples.keys()
     if absent:
-        raise UserError(f"{file} holds no samples that can be read: it has no {format_list(sorted(absent))}")
+        raise UserError(
+            f"{file} holds no samples that can be read: it has no {format_list(sorted(absent))}"
+        )
     num_ranks, num_iterations = samples["duration_ns"].shape
     issued = samples["issue_ns"].ravel() / 1e9
     return pd.DataFrame(
         {
             "iteration": np.tile(np.arange(num_iterations), num_ranks),
             "rank": np.repeat(samples["ranks"], num_iterations),
-            **{f"{name}_seconds": samples[f"{name}_ns"].ravel() / 1e9 for name in ("arrival", "exit", "duration")},
-            "issue_seconds": np.where(issued > 0, issued, np.nan),  # 0 where issuing and waiting were not apart
+            **{
+                f"{name}_seconds": samples[f"{name}_ns"].ravel() / 1e9
+                for name in ("arrival", "exit", "duration")
+            },
+            "issue_seconds": np.where(
+                issued > 0, issued, np.nan
+            ),  # 0 where issuing and waiting were not apart
             "steps_per_sample": int(samples["steps_per_sample"]),
         }
     )
@@ -155,19 +185,27 @@ def _repetitions(runs: Runs) -> "tuple[pd.DataFrame, list[tuple[Run, Record | No
         skipped = {one.case.id: one.reason for one in plan.skipped}
         records = {(one.case.id, one.repetition): one for one in run.records}
         cases = {at: one.case for at, one in records.items()}
-        planned = [(case, repetition) for repetition in range(plan.repetitions) for case in plan.cases]
+        planned = [
+            (case, repetition) for repetition in range(plan.repetitions) for case in plan.cases
+        ]
         for case, repetition in [*((one.case, 0) for one in plan.skipped), *planned]:
             cases.setdefault((case.id, repetition), case)
         for (case_id, repetition), case in cases.items():
             record = records.get((case_id, repetition))
-            left_out = ("skipped", skipped[case_id]) if case_id in skipped else ("missing", "no record")
+            left_out = (
+                ("skipped", skipped[case_id]) if case_id in skipped else ("missing", "no record")
+            )
             status, reason = (record.status, record.reason) if record else left_out
             of_run = (info.id, info.started, info.host, info.parbench, plan.preset, point)
             of_record = (tell(record) if record else None for _, tell in _OF_RECORD.values())
-            rows.append((*of_run, case_id, case.name, repetition, status, reason or None, *of_record))
+            rows.append(
+                (*of_run, case_id, case.name, repetition, status, reason or None, *of_record)
+            )
             params.append(case.all_params)
             measured.append((run, record if status == "ok" else None))
-    frame = _frame(rows, _OF_RUN | _OF_REPETITION | {name: kind for name, (kind, _) in _OF_RECORD.items()})
+    frame = _frame(
+        rows, _OF_RUN | _OF_REPETITION | {name: kind for name, (kind, _) in _OF_RECORD.items()}
+    )
     for name in reversed(dict.fromkeys(name for of in params for name in of)):
         column = pd.Series(pd.array([of.get(name) for of in params]))
         column = column.astype("float64") if column.dtype == "Float64" else column

@@ -30,7 +30,9 @@ def short_labels(rows: Sequence[Row]) -> dict[str, str]:
     """Return by case id the name with those parameters in which cases of that name differ."""
     differing, is_one_kind = _differing(rows), len({row.kind for row in rows}) == 1
     names = {name: (is_one_kind and name.partition(".")[2]) or name for name in differing}
-    return {row.case.id: _with(names[row.case.name], row.case, differing[row.case.name]) for row in rows}
+    return {
+        row.case.id: _with(names[row.case.name], row.case, differing[row.case.name]) for row in rows
+    }
 
 
 def differences(rows: Sequence[Row], without: Iterable[str] = ()) -> dict[str, str]:
@@ -43,15 +45,26 @@ def differences(rows: Sequence[Row], without: Iterable[str] = ()) -> dict[str, s
 
 
 def _differing(rows: Sequence[Row]) -> dict[str, set[str]]:
-    alike = {name: [row.case.params for row in of] for name, of in group_by(rows, lambda row: row.case.name).items()}
+    alike = {
+        name: [row.case.params for row in of]
+        for name, of in group_by(rows, lambda row: row.case.name).items()
+    }
     return {
-        name: {param for param in set[str]().union(*of) if any(one.get(param) != of[0].get(param) for one in of)}
+        name: {
+            param
+            for param in set[str]().union(*of)
+            if any(one.get(param) != of[0].get(param) for one in of)
+        }
         for name, of in alike.items()
     }
 
 
 def _with(name: str, case: Case, shown: Collection[str]) -> str:
-    return visible(" ".join([name, *(f"{param}={value}" for param, value in case.params.items() if param in shown)]))
+    return visible(
+        " ".join(
+            [name, *(f"{param}={value}" for param, value in case.params.items() if param in shown)]
+        )
+    )
 
 
 Fact = tuple[str, str]

@@ -49,18 +49,29 @@ def over_nodes(several: RunSet) -> tuple[OverNodes, ...]:
     for placed in group_rows(_placed(several), lambda one: one[0].case):
         for layout in dict.fromkeys(layout for _, layout in placed):
             # what needs no distribution, such as a single node, is in the series of each
-            kept = [row for row, found in placed if found in (layout, replace(layout, distribution=""))]
-            series += [(layout, dict(sorted(of.items()))) for of in pivot_rows([kept], lambda row: row.world.nodes)]
+            kept = [
+                row for row, found in placed if found in (layout, replace(layout, distribution=""))
+            ]
+            series += [
+                (layout, dict(sorted(of.items())))
+                for of in pivot_rows([kept], lambda row: row.world.nodes)
+            ]
     labels = _labels([(next(iter(of.values()))[0], layout) for layout, of in series])
     found = []
     for label, (layout, of) in zip(labels, series, strict=True):
         scaled = Scaled(rows={nodes: _median_row(rows) for nodes, rows in of.items()})
-        found.append(OverNodes(label=label, layout=layout, scaled=scaled, repeats=max(map(len, of.values()))))
+        found.append(
+            OverNodes(label=label, layout=layout, scaled=scaled, repeats=max(map(len, of.values())))
+        )
     return tuple(found)
 
 
 def environments(several: RunSet) -> tuple[Environments, ...]:
-    names = tuple(dict.fromkeys(one.point.environment for one in several.runs if one.point and one.point.environment))
+    names = tuple(
+        dict.fromkeys(
+            one.point.environment for one in several.runs if one.point and one.point.environment
+        )
+    )
     placed = [(row, layout) for row, layout in _placed(several) if layout.environment in names]
     cases = [row.case.id for row, _ in placed]
     groups = group_rows(
@@ -70,10 +81,13 @@ def environments(several: RunSet) -> tuple[Environments, ...]:
     )
     alike = pivot_rows(groups, lambda one: names.index(one[1].environment))
     found = [
-        MatchedCase(rows={i: _median_row([row for row, _ in of]) for i, of in sorted(one.items())}) for one in alike
+        MatchedCase(rows={i: _median_row([row for row, _ in of]) for i, of in sorted(one.items())})
+        for one in alike
     ]
     layouts = [replace(next(iter(group.values()))[0][1], environment="") for group in alike]
-    labels = _labels([(beside.first, layout) for beside, layout in zip(found, layouts, strict=True)])
+    labels = _labels(
+        [(beside.first, layout) for beside, layout in zip(found, layouts, strict=True)]
+    )
     return tuple(
         Environments(label=label, nodes=beside.first.world.nodes, names=names, beside=beside)
         for label, beside in zip(labels, found, strict=True)
@@ -116,9 +130,17 @@ def _median_row(rows: Sequence[Row]) -> Row:
 def _labels(found: Sequence[tuple[Row, Layout]]) -> list[str]:
     """Return what tells series apart: their cases, then those parts of layouts in which any differ."""
     name = row_names([row for row, _ in found])
-    parts = [(f"{layout.ranks_per_node:g} a node", layout.distribution, layout.environment) for _, layout in found]
+    parts = [
+        (f"{layout.ranks_per_node:g} a node", layout.distribution, layout.environment)
+        for _, layout in found
+    ]
     differing = [len(set(texts)) > 1 for texts in zip(*parts, strict=True)]
     return [
-        ", ".join([name(row), *(text for text, differs in zip(texts, differing, strict=True) if differs and text)])
+        ", ".join(
+            [
+                name(row),
+                *(text for text, differs in zip(texts, differing, strict=True) if differs and text),
+            ]
+        )
         for (row, _), texts in zip(found, parts, strict=True)
     ]

@@ -53,8 +53,12 @@ def read_pipeline(row: Row) -> Pipeline | str | None:
     ]
     if not told:
         return None
-    repetition, facts = next((one for one in told if isinstance(one[1], str) or one[1].measured), told[0])
-    return facts if isinstance(facts, str) else Pipeline(row=row, repetition=repetition, facts=facts)
+    repetition, facts = next(
+        (one for one in told if isinstance(one[1], str) or one[1].measured), told[0]
+    )
+    return (
+        facts if isinstance(facts, str) else Pipeline(row=row, repetition=repetition, facts=facts)
+    )
 
 
 pipelines: Callable[[Iterable[Row]], tuple[Pipeline, ...]] = partial(readable, read=read_pipeline)
@@ -103,7 +107,9 @@ def schedule_labels(found: Sequence[Pipeline]) -> dict[str, str]:
         label, facts = visible(f"{one.facts.schedule} {others[one.row.case.id]}"), one.facts
         shown[one.row.case.id] = (label, facts.ranks, facts.microbatches, facts.chunks)
     count = Counter(shown.values())
-    return {case: f"{told[0]} ({case})" if count[told] > 1 else told[0] for case, told in shown.items()}
+    return {
+        case: f"{told[0]} ({case})" if count[told] > 1 else told[0] for case, told in shown.items()
+    }
 
 
 def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
@@ -112,7 +118,9 @@ def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
     ranks = attrgetter("facts.ranks", "facts.microbatches")
     for group in group_rows(found, lambda one: one.row.case, without=_OF_STAGES, by=ranks):
         labels, facts, model = schedule_labels(group), group[0].facts, models[group[0].row.case.id]
-        entries = [Entry(label=labels[one.row.case.id], simulated=one.as_simulated) for one in group]
+        entries = [
+            Entry(label=labels[one.row.case.id], simulated=one.as_simulated) for one in group
+        ]
         taken = {(one.facts.schedule, one.facts.chunks) for one in group}
         simulated = next((one.facts.comparison for one in group if one.facts.comparison), ())
         others = [one for one in simulated if (one.schedule, one.chunks) not in taken]

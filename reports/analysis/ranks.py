@@ -22,7 +22,12 @@ from parbench.bench.text import UserError, format_duration
 from parbench.reports import cells
 from parbench.reports.analysis.summary import Row
 
-WITHIN, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE = "within a node", "same switch", "other switch", "other node"
+WITHIN, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE = (
+    "within a node",
+    "same switch",
+    "other switch",
+    "other node",
+)
 NEAREST_FIRST = (WITHIN, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE)
 BLOCK, CYCLIC, ONE_EACH, UNEVEN = "block", "cyclic", "one rank a node", "uneven"
 
@@ -87,7 +92,9 @@ def nodes_of(run: Run) -> Nodes | None:
     if listed:
         hosts = tuple(host or "" for host in listed)
     else:
-        hosts = tuple(_word(_at(own.get(rank), "host", "name")) for rank in range(run.info.plan.nproc))
+        hosts = tuple(
+            _word(_at(own.get(rank), "host", "name")) for rank in range(run.info.plan.nproc)
+        )
     if len(set(hosts)) < 2 or "" in hosts:
         return None
     shared = _at(environment, "process", "affinity")
@@ -100,14 +107,20 @@ def nodes_of(run: Run) -> Nodes | None:
         hosts=hosts,
         asked=_word(_at(environment, "slurm", "distribution")),
         job=_word(_at(environment, "slurm", "job")),
-        switches=_switches(environment.get("switches") or _at(environment, "slurm", "switches"), hosts, own),
+        switches=_switches(
+            environment.get("switches") or _at(environment, "slurm", "switches"), hosts, own
+        ),
         affinities={rank: text for rank, text in cores.items() if text},
         near=_near(environment.get("locality") or {}),
     )
 
 
 def _of_ranks(environment: Mapping[str, Any]) -> dict[int, Any]:
-    own = {name.removeprefix("rank "): part for name, part in environment.items() if name.startswith("rank ")}
+    own = {
+        name.removeprefix("rank "): part
+        for name, part in environment.items()
+        if name.startswith("rank ")
+    }
     return {int(number): part for number, part in own.items() if number.isdecimal()}
 
 
@@ -122,7 +135,9 @@ def _switches(told: object, hosts: Sequence[str], own: Mapping[int, Any]) -> dic
     elif isinstance(told, Mapping):
         by_rank = [told.get(host) for host in hosts]
     else:
-        by_rank = [_at(own.get(rank), "variables", "SLURM_TOPOLOGY_ADDR") for rank in range(len(hosts))]
+        by_rank = [
+            _at(own.get(rank), "variables", "SLURM_TOPOLOGY_ADDR") for rank in range(len(hosts))
+        ]
     above = {}
     for host, path in zip(hosts, by_rank, strict=False):
         if isinstance(path, str) and path not in ("", host):
@@ -167,7 +182,9 @@ def repetitions_of(run: Run) -> tuple[RepetitionLoad, ...]:
             RepetitionLoad(
                 number=number + 1,
                 seconds=sum(one.seconds for one in parts),
-                measuring_seconds=sum(record.seconds for record in run.records if record.repetition == number),
+                measuring_seconds=sum(
+                    record.seconds for record in run.records if record.repetition == number
+                ),
                 load=max(parts, key=lambda one: one.seconds).load,
             )
         )
@@ -175,8 +192,15 @@ def repetitions_of(run: Run) -> tuple[RepetitionLoad, ...]:
 
 
 def measuring_words(run: Run) -> str:
-    took, whole = sum(record.seconds for record in run.records), sum(one.seconds for one in run.info.repetitions)
-    share = f"{100 * took / whole:.0f} % of {format_duration(whole)}" if whole else f"took {format_duration(took)}"
+    took, whole = (
+        sum(record.seconds for record in run.records),
+        sum(one.seconds for one in run.info.repetitions),
+    )
+    share = (
+        f"{100 * took / whole:.0f} % of {format_duration(whole)}"
+        if whole
+        else f"took {format_duration(took)}"
+    )
     return f"measuring {share}"
 
 
@@ -186,7 +210,9 @@ def disturbed_words(run: Run) -> str:
     disturbed = [(one, one.load) for one in repetitions if one.load and one.load.disturbance]
     if not disturbed:
         return ""
-    worst, load = max(disturbed, key=lambda pair: (pair[1].other_cores or 0.0, pair[1].steal_percent or 0.0))
+    worst, load = max(
+        disturbed, key=lambda pair: (pair[1].other_cores or 0.0, pair[1].steal_percent or 0.0)
+    )
     more = f" (much in {len(disturbed)} of {len(repetitions)})" if len(disturbed) > 1 else ""
     return f"in repetition {worst.number} {load.disturbance}{more}"
 
@@ -205,11 +231,20 @@ class Late:
 
 def late_rows(run: Run, rows: Iterable[Row]) -> tuple[Late, ...]:
     """Return the rows with the largest skew that know who was late, in their own order."""
-    arrivals = [(row, next((one.arrival for one in row.measured if one.arrival), None)) for row in rows]
-    known = [(skew, row, arrival) for row, arrival in arrivals if arrival and (skew := row.value("skew")) is not None]
+    arrivals = [
+        (row, next((one.arrival for one in row.measured if one.arrival), None)) for row in rows
+    ]
+    known = [
+        (skew, row, arrival)
+        for row, arrival in arrivals
+        if arrival and (skew := row.value("skew")) is not None
+    ]
     kept = {row.case.id for _, row, _ in sorted(known, key=lambda one: -one[0])[:MOST_ROWS]}
     shown = [(row, arrival) for _, row, arrival in known if row.case.id in kept]
-    return tuple(Late(row=row, arrival=arrival, seconds_by_rank=_lateness(run, row)) for row, arrival in shown)
+    return tuple(
+        Late(row=row, arrival=arrival, seconds_by_rank=_lateness(run, row))
+        for row, arrival in shown
+    )
 
 
 def _lateness(run: Run, row: Row) -> dict[int, float]:
@@ -220,15 +255,27 @@ def _lateness(run: Run, row: Row) -> dict[int, float]:
         except UserError:
             continue
         if "arrival_ns" in samples:
-            late = np.median(samples["arrival_ns"] - samples["arrival_ns"].min(axis=0), axis=1) / 1e9
+            late = (
+                np.median(samples["arrival_ns"] - samples["arrival_ns"].min(axis=0), axis=1) / 1e9
+            )
             for rank, seconds in zip(samples["ranks"].tolist(), late.tolist(), strict=True):
                 repetitions[rank].append(seconds)
     return {rank: median(repetitions[rank]) for rank in sorted(repetitions)}
 
 
-_MOST_OF, _OF_TIME, _BY_CHANCE = 0.5, 0.1, 0.07  # five repetitions of two ranks that agree are 0.0625
+_MOST_OF, _OF_TIME, _BY_CHANCE = (
+    0.5,
+    0.1,
+    0.07,
+)  # five repetitions of two ranks that agree are 0.0625
 _APART_SECONDS = 5e-4
-_ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # all ranks do the same
+_ALIKE = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+)  # all ranks do the same
 Vote = tuple[int, float, float]
 """A rank, by how many seconds it differs, and in which proportion."""
 
@@ -259,7 +306,11 @@ def late_rank(rows: Sequence[Row]) -> Blame | None:
     named = dict[int, list[Vote]]()
     for record, arrival, time in _arrivals(rows):
         skew = _value_of(record, "skew")
-        if arrival.late_rank is not None and (arrival.share or 0.0) > _MOST_OF and skew > max(_OF_TIME * time, apart):
+        if (
+            arrival.late_rank is not None
+            and (arrival.share or 0.0) > _MOST_OF
+            and skew > max(_OF_TIME * time, apart)
+        ):
             named.setdefault(record.repetition, []).append((arrival.late_rank, skew, skew / time))
     repetitions = {record.repetition for record, *_ in _arrivals(rows)}
     return agreed(named, len(repetitions), max((row.world.size for row in rows), default=1))
@@ -292,7 +343,13 @@ def agreed(named: Mapping[int, Sequence[Vote]], repetitions: int, size: int) -> 
         if count and size * chance / size**repetitions <= _BY_CHANCE:
             own = [one for of in named.values() for one in of if one[0] == rank]
             seconds, share = (median([one[i] for one in own]) for i in (1, 2))
-            return Blame(rank=rank, repetitions=count, of_repetitions=repetitions, seconds=seconds, share=share)
+            return Blame(
+                rank=rank,
+                repetitions=count,
+                of_repetitions=repetitions,
+                seconds=seconds,
+                share=share,
+            )
     return None
 
 

@@ -45,14 +45,19 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[Point, ...] = ()
 
     def __post_init__(self) -> None:
-        twice = [one for one, times in Counter(point.id for point in self.points).items() if times > 1]
+        twice = [
+            one for one, times in Counter(point.id for point in self.points).items() if times > 1
+        ]
         if twice:  # each would read the same runs once more
             raise ValueError(f"points: {cells.visible(twice[0])} comes more than once")
 
 
 SWEEP, RUNS = "sweep.json", "runs"
 # what differs between any two runs and says nothing of either, and what does but may explain their times
-_OF_EVERY_RUN, _CIRCUMSTANCES = ("boot_id", "job", "SLURM_JOB_ID"), ("one_minute", "nodelist", "SLURM_JOB_NODELIST")
+_OF_EVERY_RUN, _CIRCUMSTANCES = (
+    ("boot_id", "job", "SLURM_JOB_ID"),
+    ("one_minute", "nodelist", "SLURM_JOB_NODELIST"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +101,17 @@ class MatchedCase(Alike[int]):
 
     def ratio(self, number: int) -> MetricValue | None:
         """Return a run's time over the first's with its interval, None if either is unknown."""
-        times = [row.metrics.get(row.headline) if row else None for row in (self.rows.get(number), self.first)]
+        times = [
+            row.metrics.get(row.headline) if row else None
+            for row in (self.rows.get(number), self.first)
+        ]
         one, base = map(estimate_of, times)
         if one is None or base is None:
             return None
         found = estimate_ratio(one, base)
-        is_within_repetition = found.low is not None and any(time and time.is_within_repetition for time in times)
+        is_within_repetition = found.low is not None and any(
+            time and time.is_within_repetition for time in times
+        )
         return MetricValue(
             value=found.value,
             better="lower",
@@ -137,20 +147,28 @@ class RunSet:
     def verdict(self) -> Verdict:
         bad = [one.name for one in self.counting if one.summary.tally.code]
         are = "is" if len(self.lacking) == 1 else "are"
-        lacking = f"; {len(self.lacking)} more that should be here {are} not" if self.lacking else ""
+        lacking = (
+            f"; {len(self.lacking)} more that should be here {are} not" if self.lacking else ""
+        )
         if bad:
-            return Verdict(word="NOT FINE", level="bad", told=f"{', '.join(bad)} of {len(self.runs)}{lacking}")
+            return Verdict(
+                word="NOT FINE", level="bad", told=f"{', '.join(bad)} of {len(self.runs)}{lacking}"
+            )
         told = f"all {len(self.runs)} runs" if len(self.runs) != 1 else "the one run"
         word = "INCOMPLETE" if self.lacking else "FINE"
         return Verdict(
-            word=word, level="bad" if self.lacking else "good", told=f"{told}{' are fine' * bool(lacking)}{lacking}"
+            word=word,
+            level="bad" if self.lacking else "good",
+            told=f"{told}{' are fine' * bool(lacking)}{lacking}",
         )
 
     @property
     def words(self) -> str:
         """In what the runs differ, as a sentence; circumstances and what follows from the ranks were not asked for."""
         last = [(one, one.name.rpartition(".")[2]) for one in self.differences]
-        asked = [one for one, name in last if name not in _CIRCUMSTANCES and not name.startswith(PAIRS)]
+        asked = [
+            one for one, name in last if name not in _CIRCUMSTANCES and not name.startswith(PAIRS)
+        ]
         if not asked:
             return "Same setup: their times differ by circumstances or chance."
         if len(asked) == 1:
@@ -159,21 +177,41 @@ class RunSet:
 
 
 def several(
-    runs: Sequence[tuple[Run, Summary]], points: Sequence[Point | None] = (), lacking: Sequence[str] = ()
+    runs: Sequence[tuple[Run, Summary]],
+    points: Sequence[Point | None] = (),
+    lacking: Sequence[str] = (),
 ) -> RunSet:
     """Return the runs, numbered from 1, with their differences; ``points`` are those that they measured, if any."""
     numbered = enumerate(zip_longest(runs, points), start=1)
-    ones = tuple(NumberedRun(number=i, run=run, summary=summary, point=at) for i, ((run, summary), at) in numbered)
+    ones = tuple(
+        NumberedRun(number=i, run=run, summary=summary, point=at)
+        for i, ((run, summary), at) in numbered
+    )
     facts = []
     for info in (run.info for run, _ in runs):
-        plan = {name: getattr(info.plan, name) for name in ("preset", "nproc", "backend", "device", "repetitions")}
+        plan = {
+            name: getattr(info.plan, name)
+            for name in ("preset", "nproc", "backend", "device", "repetitions")
+        }
         told = dict(flatten({"plan": plan, "host": info.host, "parbench": info.parbench}))
-        told |= {f"environment.{name}": text for name, text in environment_facts(info.environment or {})}
-        facts.append({name: text for name, text in told.items() if name.rpartition(".")[2] not in _OF_EVERY_RUN})
+        told |= {
+            f"environment.{name}": text for name, text in environment_facts(info.environment or {})
+        }
+        facts.append(
+            {
+                name: text
+                for name, text in told.items()
+                if name.rpartition(".")[2] not in _OF_EVERY_RUN
+            }
+        )
     names = dict.fromkeys(name for one in facts for name in one)
     texts = {name: tuple(one.get(name, "-") for one in facts) for name in names}
     texts |= {f"{case} {name}": values for (case, name), values in _varying(ones).items()}
-    different = (Difference(name=name, texts=values) for name, values in texts.items() if len(set(values)) > 1)
+    different = (
+        Difference(name=name, texts=values)
+        for name, values in texts.items()
+        if len(set(values)) > 1
+    )
     return RunSet(runs=ones, differences=tuple(different), lacking=tuple(lacking))
 
 
@@ -182,12 +220,16 @@ def beside(several: RunSet) -> tuple[MatchedCase, ...]:
     varying = _varying(several.runs)
 
     def matched(case: Case) -> Case:
-        params = {name: value for name, value in case.params.items() if (case.name, name) not in varying}
+        params = {
+            name: value for name, value in case.params.items() if (case.name, name) not in varying
+        }
         return msgspec.structs.replace(case, params=params)
 
     shown = [(one.number, row) for one in several.runs for row in one.shown]
     found = pivot_rows(group_rows(shown, lambda one: matched(one[1].case)), lambda one: one[0])
-    return tuple(MatchedCase(rows={number: rows[-1][1] for number, rows in one.items()}) for one in found)
+    return tuple(
+        MatchedCase(rows={number: rows[-1][1] for number, rows in one.items()}) for one in found
+    )
 
 
 def _varying(runs: Sequence[NumberedRun]) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -198,7 +240,11 @@ def _varying(runs: Sequence[NumberedRun]) -> dict[tuple[str, str], tuple[str, ..
             for name, value in row.case.params.items():
                 values.setdefault((row.case.name, name), {})[one.number, str(value)] = None
     numbers = [one.number for one in runs]
-    alike = {key: [text for _, text in of] for key, of in values.items() if [number for number, _ in of] == numbers}
+    alike = {
+        key: [text for _, text in of]
+        for key, of in values.items()
+        if [number for number, _ in of] == numbers
+    }
     return {key: tuple(texts) for key, texts in alike.items() if len(set(texts)) > 1}
 
 
@@ -210,9 +256,13 @@ def gather(paths: Sequence[Path], *, whole: bool = False) -> RunSet:
     folders: list[tuple[Path, Point | None, bool]] = []
     sweeps = {path: load_sweep(path).points for path in paths if is_sweep(path)}
     for path in paths:
-        folders += [(run, point, False) for point in sweeps.get(path, ()) for run in runs_of(path, point)]
+        folders += [
+            (run, point, False) for point in sweeps.get(path, ()) for run in runs_of(path, point)
+        ]
         folders += [] if path in sweeps else [(path, point_of(path), whole)]
-    without = [point for path, points in sweeps.items() for point in points if not runs_of(path, point)]
+    without = [
+        point for path, points in sweeps.items() for point in points if not runs_of(path, point)
+    ]
     lacking, runs, points = [f"Not run: {point.name}." for point in without], [], []
     for folder, point, must in folders:
         try:
@@ -228,7 +278,9 @@ def gather(paths: Sequence[Path], *, whole: bool = False) -> RunSet:
         told = f"none of its {len(without)} points has a run yet; a report needs at least one"
         raise UserError(f"{next(iter(sweeps)) / SWEEP}: {told}")
     if not runs:
-        raise UserError(lacking[0].rstrip(".") if lacking else "no run was named; at least one is needed")
+        raise UserError(
+            lacking[0].rstrip(".") if lacking else "no run was named; at least one is needed"
+        )
     return several(runs, points, lacking)
 
 
@@ -243,7 +295,11 @@ def read_runs(paths: Sequence[str | Path]) -> list[tuple[Run, str | None]]:
 def unfolded(paths: Iterable[Path]) -> list[Path]:
     """Return each folder once, in place of one that holds runs those."""
     own = ((path, (path / "run.json").exists() or is_sweep(path)) for path in paths)
-    return list(dict.fromkeys(run for path, whole in own for run in (not whole and list_runs(path)) or [path]))
+    return list(
+        dict.fromkeys(
+            run for path, whole in own for run in (not whole and list_runs(path)) or [path]
+        )
+    )
 
 
 def is_sweep(path: Path) -> bool:
@@ -266,7 +322,9 @@ def point_of(run: Path) -> Point | None:
     folder = place.parents[2] if len(place.parents) > 2 else place
     if place.parent.parent.name != RUNS or not is_sweep(folder):
         return None
-    return next((point for point in load_sweep(folder).points if point.id == place.parent.name), None)
+    return next(
+        (point for point in load_sweep(folder).points if point.id == place.parent.name), None
+    )
 
 
 class Scaled(MatchedCase):

@@ -13,7 +13,9 @@ def estimate_ratio(numerator: Estimate, denominator: Estimate) -> Estimate:
     factors = [_interval_factor(numerator), _interval_factor(denominator)]
     known_factors = [factor for factor in factors if factor is not None]
     if len(known_factors) < len(factors):
-        return Estimate(value=value, method="medians of one repetition; one has no interval above zero")
+        return Estimate(
+            value=value, method="medians of one repetition; one has no interval above zero"
+        )
     factor = math.exp(math.hypot(*map(math.log, known_factors)))
     method = f"medians of one repetition, their intervals in quadrature, {WITHIN_REPETITION}"
     return Estimate(value=value, low=value / factor, high=value * factor, method=method)

@@ -19,7 +19,15 @@ from parbench.bench.results.details import (
     MeshDetails,
     read_details,
 )
-from parbench.bench.results.records import COMM, COMPUTE, COPY, PHASE, Interval, RankTimeline, Timeline
+from parbench.bench.results.records import (
+    COMM,
+    COMPUTE,
+    COPY,
+    PHASE,
+    Interval,
+    RankTimeline,
+    Timeline,
+)
 from parbench.bench.results.runs import Run, load_timeline
 from parbench.bench.results.spans import Span, length
 from parbench.bench.results.stats import median
@@ -47,7 +55,11 @@ class MemoryLine:
 
 def by_axis(row: Row, name: str) -> dict[str, float | None]:
     prefix = f"{name}."
-    return {key.removeprefix(prefix): metric.value for key, metric in row.metrics.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): metric.value
+        for key, metric in row.metrics.items()
+        if key.startswith(prefix)
+    }
 
 
 def total(values: Iterable[float | None]) -> float | None:
@@ -70,14 +82,21 @@ def parts(row: Row) -> dict[str, float]:
     """Return the parts of the traced step that are known, in seconds: what the identity adds up to the wall time."""
     exposed = {f"exposed {axis}": f"exposed_comm.{axis}" for axis in by_axis(row, "exposed_comm")}
     rest = {"copy": "exposed_copy", "idle": "idle", "non-pipeline": "non_pipeline_time"}
-    found = {name: row.value(metric) for name, metric in {"compute": "compute", **exposed, **rest}.items()}
+    found = {
+        name: row.value(metric)
+        for name, metric in {"compute": "compute", **exposed, **rest}.items()
+    }
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
 def traced_seconds(row: Row) -> float | None:
     """Return the wall time of the traced step, to which its parts and the residual add up; None if it has none."""
     known = parts(row)
-    return (sum(known.values()) + (row.value("residual") or 0.0) or None) if "compute" in known else None
+    return (
+        (sum(known.values()) + (row.value("residual") or 0.0) or None)
+        if "compute" in known
+        else None
+    )
 
 
 def differing_trace(row: Row) -> float | None:
@@ -114,9 +133,18 @@ def broken_down(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 def memory_lines(rows: Sequence[Row]) -> tuple[MemoryLine, ...]:
     """Return a line for each component of each row of which any source knows something, the usual ones first."""
-    told = ((row, [*COMPONENTS, *(name for source in SOURCES for name in by_axis(row, source))]) for row in rows)
-    lines = [MemoryLine(row=row, component=component) for row, names in told for component in dict.fromkeys(names)]
-    return tuple(line for line in lines if any(line.num_bytes(source) is not None for source in SOURCES))
+    told = (
+        (row, [*COMPONENTS, *(name for source in SOURCES for name in by_axis(row, source))])
+        for row in rows
+    )
+    lines = [
+        MemoryLine(row=row, component=component)
+        for row, names in told
+        for component in dict.fromkeys(names)
+    ]
+    return tuple(
+        line for line in lines if any(line.num_bytes(source) is not None for source in SOURCES)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +192,9 @@ def held_over_time(rows: Sequence[Row]) -> tuple[Held, ...]:
     for row in rows:
         for record in row.measured:
             if isinstance(told := read_details(record, MemoryOverTime), MemoryOverTime):
-                found.setdefault(row.case.id, Held(row=row, repetition=record.repetition, memory=told))
+                found.setdefault(
+                    row.case.id, Held(row=row, repetition=record.repetition, memory=told)
+                )
     return tuple(found.values())
 
 
@@ -182,8 +212,15 @@ class Prediction:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        lacking = (f"predicted comm: no blocking float32 curve for {', '.join(self.missing)}",) if self.missing else ()
-        return (*lacking, *(f"predicted comm is extrapolated: {words}" for words in self.extrapolated))
+        lacking = (
+            (f"predicted comm: no blocking float32 curve for {', '.join(self.missing)}",)
+            if self.missing
+            else ()
+        )
+        return (
+            *lacking,
+            *(f"predicted comm is extrapolated: {words}" for words in self.extrapolated),
+        )
 
 
 def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
@@ -194,7 +231,14 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
         return None
     # which ranks an axis joins is not known, and a step waits for the slowest group
     slowest = [
-        (call, max(_curves_for(call, row, curves), key=lambda curve: curve.fit.predict(call.num_bytes), default=None))
+        (
+            call,
+            max(
+                _curves_for(call, row, curves),
+                key=lambda curve: curve.fit.predict(call.num_bytes),
+                default=None,
+            ),
+        )
         for call in calls
     ]
     missing = {call.description: call.axis for call, curve in slowest if curve is None}
@@ -206,18 +250,30 @@ def predict_comm(row: Row, curves: Sequence[Curve]) -> Prediction | None:
         low, high = size_of(curve.rows[0]), size_of(curve.rows[-1])
         if not low <= call.num_bytes <= high:
             measured = f"{format_size(low)} to {format_size(high)} were measured"
-            extrapolated.append(f"{call.description}, {format_size(call.num_bytes)} a call, {measured}")
+            extrapolated.append(
+                f"{call.description}, {format_size(call.num_bytes)} a call, {measured}"
+            )
         if call.axis not in missing.values():
-            seconds[call.axis] = seconds.get(call.axis, 0.0) + call.count * curve.fit.predict(call.num_bytes)
+            seconds[call.axis] = seconds.get(call.axis, 0.0) + call.count * curve.fit.predict(
+                call.num_bytes
+            )
     told = tuple(dict.fromkeys(extrapolated))
     return Prediction(seconds_by_axis=seconds, missing=tuple(missing), extrapolated=told)
 
 
 def calls_of(row: Row) -> tuple[CountedCall, ...] | None:
     """Return the calls of one step, None if the records hold none, or not the same."""
-    found = [told for record in row.records if (told := read_details(record, CommunicationDetails)) is not None]
+    found = [
+        told
+        for record in row.records
+        if (told := read_details(record, CommunicationDetails)) is not None
+    ]
     calls = [one.comm_calls for one in found if isinstance(one, CommunicationDetails)]
-    return calls[0] if calls and len(calls) == len(found) and all(one == calls[0] for one in calls) else None
+    return (
+        calls[0]
+        if calls and len(calls) == len(found) and all(one == calls[0] for one in calls)
+        else None
+    )
 
 
 def _curves_for(call: CountedCall, row: Row, curves: Sequence[Curve]) -> list[Curve]:
@@ -226,9 +282,16 @@ def _curves_for(call: CountedCall, row: Row, curves: Sequence[Curve]) -> list[Cu
     for curve in curves:
         first = curve.rows[0]
         params, world = first.case.params, first.world
-        is_plain = (params.get("mode"), params.get("dtype")) == ("blocking", "float32") and params.keys() <= _PLAIN
+        is_plain = (params.get("mode"), params.get("dtype")) == (
+            "blocking",
+            "float32",
+        ) and params.keys() <= _PLAIN
         is_call = first.case.short_name == call.op and num_ranks(first) == call.ranks
-        if is_plain and is_call and (world.backend, world.device) == (row.world.backend, row.world.device):
+        if (
+            is_plain
+            and is_call
+            and (world.backend, world.device) == (row.world.backend, row.world.device)
+        ):
             alike.append(curve)
     worlds = [curve for curve in alike if "group" not in curve.rows[0].case.params]
     together = [curve for curve in alike if curve.rows[0].case.params.get("concurrent")]
@@ -274,7 +337,9 @@ def traced_steps(run: Run, rows: Iterable[Row]) -> tuple[Traced, ...]:
             if timeline and not timeline.clock:
                 timeline, why_not = None, NO_CLOCK
             if timeline or why_not:
-                found[row.case.id] = Traced(row=row, repetition=record.repetition, timeline=timeline, why_not=why_not)
+                found[row.case.id] = Traced(
+                    row=row, repetition=record.repetition, timeline=timeline, why_not=why_not
+                )
     return tuple(found.values())
 
 
@@ -288,14 +353,19 @@ def timelines_of(run: Run, row: Row) -> tuple[tuple[int, Timeline], ...]:
 
 
 def busy_ranks(traced: Sequence[Traced]) -> tuple[Busy, ...]:
-    found, drawn = [], [(one, rank) for one in traced if one.timeline for rank in one.timeline.ranks]
+    found, drawn = (
+        [],
+        [(one, rank) for one in traced if one.timeline for rank in one.timeline.ranks],
+    )
     for one, rank in drawn:
         streams, phases = by_stream(rank), defaultdict[str, float](float)
         for phase in streams.pop(PHASE, []):
             phases[phase.name] += (phase.stop_us - phase.start_us) / 1e6
         busy = {stream: length(spans_of(intervals)) / 1e9 for stream, intervals in streams.items()}
         wall = (rank.stop_us - rank.start_us) / 1e6
-        found.append(Busy(traced=one, rank=rank.rank, wall_seconds=wall, by_stream=busy, by_phase=phases))
+        found.append(
+            Busy(traced=one, rank=rank.rank, wall_seconds=wall, by_stream=busy, by_phase=phases)
+        )
     return tuple(found)
 
 
@@ -329,16 +399,26 @@ def axis_of(stream: str) -> str | None:
 
 def spans_of(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
     """Return intervals as spans, in whole nanoseconds; none ends before it begins."""
-    return [(round(1e3 * one.start_us), round(1e3 * max(one.start_us, one.stop_us))) for one in intervals]
+    return [
+        (round(1e3 * one.start_us), round(1e3 * max(one.start_us, one.stop_us)))
+        for one in intervals
+    ]
 
 
 def longest_computing(run: Run, row: Row) -> Blame | None:
     """Return the rank that computes longer than the others in traces, more often than chance makes; by what factor."""
     named, traced = dict[int, list[Vote]](), timelines_of(run, row)
     for repetition, timeline in traced:
-        busy = {one.rank: length(spans_of(by_stream(one).get(COMPUTE, ()))) / 1e9 for one in timeline.ranks}
+        busy = {
+            one.rank: length(spans_of(by_stream(one).get(COMPUTE, ()))) / 1e9
+            for one in timeline.ranks
+        }
         rank = max(busy, key=lambda rank: busy[rank], default=0)
-        others = median([seconds for other, seconds in busy.items() if other != rank]) if len(busy) > 1 else 0.0
+        others = (
+            median([seconds for other, seconds in busy.items() if other != rank])
+            if len(busy) > 1
+            else 0.0
+        )
         if others and busy[rank] > _LONGER * others:
             named[repetition] = [(rank, busy[rank] - others, busy[rank] / others)]
     return agreed(named, len(traced), row.world.size)

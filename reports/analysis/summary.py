@@ -79,9 +79,13 @@ class Row:
         """Return what the repetitions that measured it know of a metric, in their order, where it is above zero."""
         found = {record.repetition: record.metrics.get(name) for record in self.measured}
         known = {
-            repetition: metric.value for repetition, metric in found.items() if metric and metric.value is not None
+            repetition: metric.value
+            for repetition, metric in found.items()
+            if metric and metric.value is not None
         }
-        return {repetition: known[repetition] for repetition in sorted(known) if known[repetition] > 0}
+        return {
+            repetition: known[repetition] for repetition in sorted(known) if known[repetition] > 0
+        }
 
     @property
     def seconds(self) -> float | None:
@@ -110,7 +114,11 @@ class Row:
         neither."""
         if self.scatter is not None:
             return grade_noise(self.scatter)
-        alone = self.measured if self.repetitions == 1 and self.iterations >= MIN_INTERVAL_ITERATIONS else ()
+        alone = (
+            self.measured
+            if self.repetitions == 1 and self.iterations >= MIN_INTERVAL_ITERATIONS
+            else ()
+        )
         return next((one.noise.grade for one in alone if one.noise), None)
 
 
@@ -166,11 +174,20 @@ def summarize(run: Run) -> Summary:
             by_case.setdefault(record.case.id, []).append(record)
     rows = tuple(_row(records, plan.repetitions) for records in by_case.values() if records)
     lacking = [
-        (case, plan.repetitions - len({record.repetition for record in by_case[case.id]})) for case in plan.cases
+        (case, plan.repetitions - len({record.repetition for record in by_case[case.id]}))
+        for case in plan.cases
     ]
-    missing = tuple(Missing(case=case, repetitions=n, planned=plan.repetitions) for case, n in lacking if n > 0)
-    counts, without_record = Counter(row.status for row in rows), sum(one.repetitions for one in missing)
-    cut, least = {record.case.id for record in run.records if record.is_out_of_budget}, min(2, plan.repetitions)
+    missing = tuple(
+        Missing(case=case, repetitions=n, planned=plan.repetitions) for case, n in lacking if n > 0
+    )
+    counts, without_record = (
+        Counter(row.status for row in rows),
+        sum(one.repetitions for one in missing),
+    )
+    cut, least = (
+        {record.case.id for record in run.records if record.is_out_of_budget},
+        min(2, plan.repetitions),
+    )
     answered = any(row.repetitions for row in rows) and all(
         row.repetitions >= least for row in rows if row.case.id in cut
     )
@@ -198,19 +215,30 @@ def exit_code(statuses: Iterable[Status], *, missing: int = 0, answered: bool = 
 
 
 def _row(found: Sequence[Record], planned: int) -> Row:
-    if any(record.status == "ok" for record in found):  # what a later repetition had no time for was measured before
+    if any(
+        record.status == "ok" for record in found
+    ):  # what a later repetition had no time for was measured before
         found = [record for record in found if not record.is_out_of_budget]
     records = tuple({record.repetition: record for record in found}.values())
     worst_first = sorted(records, key=lambda record: WORST_FIRST.index(record.status))
-    status, measured = worst_first[0].status, [record for record in records if record.status == "ok"]
+    status, measured = (
+        worst_first[0].status,
+        [record for record in records if record.status == "ok"],
+    )
     first, noises = (measured or records)[0], [record.noise for record in measured if record.noise]
     passed = [record.check.passed for record in records if record.check.passed is not None]
     wrong = [record.check.wrong for record in records if record.check.wrong is not None]
     # why the later repetitions skipped a bad case is no news
-    telling = [one for one in worst_first if one.reason and (one.status != "skipped" or status == "skipped")]
+    telling = [
+        one
+        for one in worst_first
+        if one.reason and (one.status != "skipped" or status == "skipped")
+    ]
     notes = [note for record in records for note in record.notes]
     if len(found) > len(records):
-        notes.append("some repetitions were measured more than once: the last record of each counts")
+        notes.append(
+            "some repetitions were measured more than once: the last record of each counts"
+        )
     if any(record.world != records[0].world for record in records):
         notes.append("repetitions ran on different worlds")
     return Row(
@@ -246,7 +274,9 @@ def estimate_of(metric: MetricValue | None) -> Estimate | None:
 
 
 def readable(rows: Iterable[Row], read: Callable[[Row], T | str | None]) -> tuple[T, ...]:
-    return tuple(found for row in rows if (found := read(row)) is not None and not isinstance(found, str))
+    return tuple(
+        found for row in rows if (found := read(row)) is not None and not isinstance(found, str)
+    )
 
 
 def unreadable(rows: Iterable[Row], read: Callable[[Row], object]) -> tuple[str, ...]:

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parbench.bench.launch.budget import compute_costs, suggest_budget
-from parbench.bench.machine.environment import DISTURBANCES, VOLATILE, describe_emulation, format_cpus
+from parbench.bench.machine.environment import (
+    DISTURBANCES,
+    VOLATILE,
+    describe_emulation,
+    format_cpus,
+)
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import format_duration, pluralize
@@ -44,7 +49,11 @@ def verdicts(run: Run, summary: Summary) -> tuple[Verdict, ...]:
     measured = [row for row in summary.rows if row.repetitions]
     complete = _completeness(run, summary, measured)
     checked = [row for row in summary.rows if row.status == "wrong" or row.repetitions]
-    return (*([_correctness(checked)] if checked else []), complete, *([_noise(run, measured)] if measured else []))
+    return (
+        *([_correctness(checked)] if checked else []),
+        complete,
+        *([_noise(run, measured)] if measured else []),
+    )
 
 
 def _correctness(rows: Sequence[Row]) -> Verdict:
@@ -62,21 +71,34 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
     cases, budget = len(plan.cases), format_duration(plan.budget_seconds)
     broken = Counter(row.status for row in summary.rows if row.status in ("failed", "hang"))
     if broken:
-        told = " and ".join(f"{count} {'hung' if status == 'hang' else status}" for status, count in broken.items())
+        told = " and ".join(
+            f"{count} {'hung' if status == 'hang' else status}" for status, count in broken.items()
+        )
         told = f"{told} of {pluralize(cases, 'case')}"
         return Verdict(word="BROKEN", level="bad", told=told, remedy=f"logs in {run.path / 'logs'}")
     if summary.tally.missing:
         told = f"{summary.tally.missing} of {summary.tally.planned} measurements have no record"
-        return Verdict(word="UNFINISHED", level="bad", told=told, remedy=f"parbench run --resume {run.path}")
+        return Verdict(
+            word="UNFINISHED", level="bad", told=told, remedy=f"parbench run --resume {run.path}"
+        )
     skipped = [row for row in summary.rows if row.status == "skipped"]
     none = sum(all(record.is_out_of_budget for record in row.records) for row in skipped)
     if not measured:
-        reasons = [one.reason for one in summary.skipped] + [reason for row in skipped for reason in row.reasons]
+        reasons = [one.reason for one in summary.skipped] + [
+            reason for row in skipped for reason in row.reasons
+        ]
         told = Counter(reasons).most_common(1)[0][0] if reasons else "the plan has no case"
         if none:
             told = f"the budget of {budget} ended before any case"
-        return Verdict(word="NOTHING MEASURED", level="bad", told=told, remedy="a larger --budget" if none else "")
-    fewer = Counter(row.repetitions for row in measured if row.status == "ok" and row.repetitions < row.planned)
+        return Verdict(
+            word="NOTHING MEASURED",
+            level="bad",
+            told=told,
+            remedy="a larger --budget" if none else "",
+        )
+    fewer = Counter(
+        row.repetitions for row in measured if row.status == "ok" and row.repetitions < row.planned
+    )
     unable = len(summary.skipped) + len(skipped) - none
     aside = f"; {pluralize(unable, 'case')} cannot run here" if unable else ""
     if not none and not fewer:
@@ -84,13 +106,16 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
         return Verdict(word="COMPLETE", level="good", told=told)
     shares = {0: none, **fewer} if none else fewer
     parts = [
-        f"{count} have {repetitions or 'none'} of {plan.repetitions}" for repetitions, count in sorted(shares.items())
+        f"{count} have {repetitions or 'none'} of {plan.repetitions}"
+        for repetitions, count in sorted(shares.items())
     ]
     told = f"repetitions are missing: of {pluralize(cases, 'case')} {', '.join(parts)}{aside}"
     level: Level = "bad" if summary.tally.code == 4 else "doubtful"
     made = len({info.repetition for info in run.info.repetitions})
     remedy = f"parbench run --resume {run.path}; --budget {suggest_budget(plan, compute_costs(run), made)} holds all"
-    return Verdict(word="PARTIAL", level=level, told=f"{told} (the budget was {budget})", remedy=remedy)
+    return Verdict(
+        word="PARTIAL", level=level, told=f"{told} (the budget was {budget})", remedy=remedy
+    )
 
 
 def noisy_of(rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -110,7 +135,9 @@ def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     noisy = noisy_of(rows)
     middle = cells.percent(median([row.scatter or 0.0 for row in known]))
     if not noisy:
-        return Verdict(word="QUIET", level="good", told=f"repetitions scatter by {middle} (median of cases)")
+        return Verdict(
+            word="QUIET", level="good", told=f"repetitions scatter by {middle} (median of cases)"
+        )
     load = (run.info.environment or {}).get(VOLATILE) or {}
     causes = load.get(DISTURBANCES) or {}
     why = [topic if what == "yes" else f"{topic} {what}" for topic, what in causes.items()]
@@ -139,20 +166,27 @@ def not_measured(summary: Summary) -> tuple[Problem, ...]:
     """Return what was skipped by the plan or by a repetition, or is without a record: nearly all, so one line a
     name."""
     plan, reason = summary.skipped, "no record: the run ended before"
-    found = [Problem(case=one.case.label, status="skipped", repetitions="all", reason=one.reason) for one in plan]
+    found = [
+        Problem(case=one.case.label, status="skipped", repetitions="all", reason=one.reason)
+        for one in plan
+    ]
     found += [_bad(row) for row in summary.rows if row.status == "skipped"]
     for name in dict.fromkeys(one.case.name for one in summary.missing):
         group = [one for one in summary.missing if one.case.name == name]
         case = group[0].case.label if len(group) == 1 else f"{name} ({len(group)} cases)"
         repetitions = f"{sum(one.repetitions for one in group)}/{sum(one.planned for one in group)}"
-        found.append(Problem(case=case, status="not measured", repetitions=repetitions, reason=reason))
+        found.append(
+            Problem(case=case, status="not measured", repetitions=repetitions, reason=reason)
+        )
     return tuple(found)
 
 
 def _bad(row: Row) -> Problem:
     repetitions = f"{sum(record.status == row.status for record in row.records)}/{row.planned}"
     reason = "; ".join(row.reasons) or "no reason was recorded"
-    return Problem(case=row.case.label, status=row.status, repetitions=repetitions, reason=reason, row=row)
+    return Problem(
+        case=row.case.label, status=row.status, repetitions=repetitions, reason=reason, row=row
+    )
 
 
 def warnings_of(run: Run) -> tuple[str, ...]:

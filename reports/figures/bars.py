@@ -10,7 +10,16 @@ from parbench.reports.analysis.steps import broken_down, memory_lines, parts
 from parbench.reports.analysis.summary import Row
 from parbench.reports.figures.lines import extent
 from parbench.reports.figures.palette import MEMORY, STEP, css_of
-from parbench.reports.figures.svg import HATCHED, NARROW, Drawing, Scale, elided, even_ticks, log_ticks, width_of
+from parbench.reports.figures.svg import (
+    HATCHED,
+    NARROW,
+    Drawing,
+    Scale,
+    elided,
+    even_ticks,
+    log_ticks,
+    width_of,
+)
 
 _LOG_FROM_RATIO, _MAX_REPETITIONS = 10, 20
 _LEFT, _RIGHT, _MOST_LETTERS = 10.0, 500.0, 68
@@ -28,7 +37,14 @@ def draw_steps(rows: Sequence[Row]) -> Drawing | None:
         repetitions = [record.metrics.get(row.headline) for record in row.measured]
         known = [told for metric in repetitions if (told := extent(metric))]
         if whole := extent(row.metrics.get(row.headline)):
-            found.append((labels[row.case.id], whole, known[:_MAX_REPETITIONS] if len(repetitions) != 1 else [], known))
+            found.append(
+                (
+                    labels[row.case.id],
+                    whole,
+                    known[:_MAX_REPETITIONS] if len(repetitions) != 1 else [],
+                    known,
+                )
+            )
     if not found:
         return None
     ends = [end for _, whole, _, known in found for one in (whole, *known) for end in one[1:]]
@@ -41,12 +57,17 @@ def draw_steps(rows: Sequence[Row]) -> Drawing | None:
         chart.text(_LEFT, chart.top + 6, elided(label, _MOST_LETTERS))
         for i, (value, least, most) in enumerate(shown):
             y = chart.top + _NAME + 14 * i / max(1, len(shown) - 1)
-            chart.rule(f"M{x(least):.1f} {y:.1f}H{x(most):.1f}", "stroke:currentColor;stroke-width:.8")
+            chart.rule(
+                f"M{x(least):.1f} {y:.1f}H{x(most):.1f}", "stroke:currentColor;stroke-width:.8"
+            )
             chart.box(x(value) - 1.5, y - 1.5, 3, 3, "fill:currentColor")
         value, least, most = whole
         y = chart.top + _NAME + (20 if shown else 4)
         chart.rule(f"M{_LEFT:.1f} {y:.1f}H{_RIGHT:.1f}")
-        chart.rule(f"M{x(least):.1f} {y:.1f}H{x(most):.1f}", f"stroke:{css_of(STEP['compute'])};stroke-width:3")
+        chart.rule(
+            f"M{x(least):.1f} {y:.1f}H{x(most):.1f}",
+            f"stroke:{css_of(STEP['compute'])};stroke-width:3",
+        )
         chart.path(f"M{x(value) - 5:.1f} {y:.1f}l5 -5l5 5l-5 5z", f"fill:{css_of(STEP['compute'])}")
         chart.top += _ROW if shown else _ROW - 16
     ticks = log_ticks(low, high, cells.duration) if is_log else even_ticks(high, cells.duration)
@@ -63,7 +84,9 @@ def draw_memory(rows: Sequence[Row]) -> Drawing | None:
     stacks: dict[str, dict[str, float]] = {}
     for line in memory_lines(rows):
         stacks.setdefault(line.row.case.id, {})[line.component] = line.num_bytes("memory") or 0.0
-    return draw_stacks(_labelled(rows, stacks), MEMORY, "memory of the fullest rank", cells.num_bytes)
+    return draw_stacks(
+        _labelled(rows, stacks), MEMORY, "memory of the fullest rank", cells.num_bytes
+    )
 
 
 def _labelled(rows: Sequence[Row], stacks: Mapping[str, Mapping[str, float]]) -> list[Stack]:
@@ -79,7 +102,9 @@ def draw_stacks(
     limit: tuple[float, str] | None = None,
 ) -> Drawing | None:
     """Draw a bar for each stack that has a part above zero; parts have shares where there is room."""
-    known = [(label, {part: max(0.0, value) for part, value in stack.items()}) for label, stack in stacks]
+    known = [
+        (label, {part: max(0.0, value) for part, value in stack.items()}) for label, stack in stacks
+    ]
     bars = [(label, stack) for label, stack in known if any(stack.values())]
     if not bars:
         return None
@@ -88,11 +113,16 @@ def draw_stacks(
     shown = [part for part in every if any(stack.get(part) for _, stack in bars)]
     shown.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
     styles = {part: part_style(part, hues.get(part, "grey")) for part in shown}
-    longest, chart = max(limit[0] if limit else 0.0, *(sum(stack.values()) for _, stack in bars)), Drawing()
+    longest, chart = (
+        max(limit[0] if limit else 0.0, *(sum(stack.values()) for _, stack in bars)),
+        Drawing(),
+    )
     x = Scale(low=0.0, high=longest, first=_LEFT, last=_RIGHT)
     # several axes look alike, and are named where they stand
     exposed = [part for part in shown if part.startswith(EXPOSED)]
-    named = {styles[part]: "exposed communication" if part in exposed[1:] else part for part in shown}
+    named = {
+        styles[part]: "exposed communication" if part in exposed[1:] else part for part in shown
+    }
     chart.legend(((words, 1.0, style) for style, words in named.items()), _LEFT)
     top = chart.top
     for label, stack in bars:
@@ -100,18 +130,33 @@ def draw_stacks(
         chart.text(_LEFT, chart.top + 6, elided(label, _MOST_LETTERS))
         for part in shown:
             if value := stack.get(part, 0.0):
-                left, width, share = x(before), x(before + value) - x(before), f"{100 * value / total:.0f} %"
-                edge = {"idle": ";stroke:currentColor"}.get(part, ";stroke:var(--back)" if part in exposed[1:] else "")
+                left, width, share = (
+                    x(before),
+                    x(before + value) - x(before),
+                    f"{100 * value / total:.0f} %",
+                )
+                edge = {"idle": ";stroke:currentColor"}.get(
+                    part, ";stroke:var(--back)" if part in exposed[1:] else ""
+                )
                 told = f"{part}: {words(value)}, {share}"
                 chart.box(left, chart.top + _NAME, width, _BAR, f"{styles[part]}{edge}", told)
-                axis = f"{part.removeprefix(EXPOSED)} {share}" if part in exposed and len(exposed) > 1 else share
+                axis = (
+                    f"{part.removeprefix(EXPOSED)} {share}"
+                    if part in exposed and len(exposed) > 1
+                    else share
+                )
                 css = "" if part == "idle" else "on hatched" if part in exposed else "on"
                 if shares := [one for one in (axis, share) if width > width_of(one) + 8]:
-                    chart.text(left + width / 2, chart.top + _NAME + _BAR / 2, shares[0], "middle", css=css)
+                    chart.text(
+                        left + width / 2, chart.top + _NAME + _BAR / 2, shares[0], "middle", css=css
+                    )
                 before += value
         chart.top += _ROW
     if limit:
-        chart.rule(f"M{x(limit[0]):.1f} {top:.1f}V{chart.top:.1f}", "stroke:currentColor;stroke-dasharray:8 3")
+        chart.rule(
+            f"M{x(limit[0]):.1f} {top:.1f}V{chart.top:.1f}",
+            "stroke:currentColor;stroke-dasharray:8 3",
+        )
         chart.text(x(limit[0]), chart.top + 8, limit[1], "end")
         chart.top += 20
     chart.axis_below(x, even_ticks(longest, words), quantity)
@@ -134,20 +179,30 @@ def draw_memory_over_time(held: MemoryOverTime) -> Drawing | None:
     bottom = _AREA_TOP + _AREA_HEIGHT
     y = Scale(low=low, high=peak, first=bottom, last=_AREA_TOP + _LETTER)
     chart = Drawing()
-    left = chart.axis_left(y, even_ticks(peak, cells.num_bytes), "above the step's start", NARROW - 16)
+    left = chart.axis_left(
+        y, even_ticks(peak, cells.num_bytes), "above the step's start", NARROW - 16
+    )
     x = Scale(low=0.0, high=end, first=left, last=NARROW - 16)
     named = ""
     for name, start, stop in held.phases:
         first, last = (x(min(max(0.0, edge / _MICRO), end)) for edge in (start, stop))
-        chart.rule(f"M{first:.1f} {_AREA_TOP:.1f}V{bottom:.1f}", "stroke:currentColor;stroke-dasharray:1 3")
+        chart.rule(
+            f"M{first:.1f} {_AREA_TOP:.1f}V{bottom:.1f}", "stroke:currentColor;stroke-dasharray:1 3"
+        )
         if name != named and last - first > width_of(name) + 6:
             chart.text((first + last) / 2, _AREA_TOP + 4, name, "middle")
             named = name
     # held until the next change
-    steps = "".join(f"H{x(time / _MICRO):.1f}V{y(num_bytes):.1f}" for time, num_bytes in held.points)
+    steps = "".join(
+        f"H{x(time / _MICRO):.1f}V{y(num_bytes):.1f}" for time, num_bytes in held.points
+    )
     hue = css_of(MEMORY["activations"])
     told = f"{cells.num_bytes(peak)} at {cells.duration(at / _MICRO)}"
-    chart.path(f"M{left:.1f} {y(0):.1f}{steps}V{y(0):.1f}z", f"fill:{hue};fill-opacity:.35;stroke:{hue}", told)
+    chart.path(
+        f"M{left:.1f} {y(0):.1f}{steps}V{y(0):.1f}z",
+        f"fill:{hue};fill-opacity:.35;stroke:{hue}",
+        told,
+    )
     chart.top = bottom
     chart.axis_below(x, even_ticks(end, cells.duration), "time since the step began")
     return chart

@@ -29,7 +29,12 @@ _LOOKS = {
     "rest": ("idle: rest", 0.2),
 }
 _NUMBER_SIZE = 10
-_LETTERS = {"F": 0.58, "B": 0.69, "I": 0.31, "W": 1.0}  # of the size of the font, as digits are 0.65
+_LETTERS = {
+    "F": 0.58,
+    "B": 0.69,
+    "I": 0.31,
+    "W": 1.0,
+}  # of the size of the font, as digits are 0.65
 _MOST_TEXTS, _BOXES_OF_TEXT, _MOST_NAMED_RANKS = 400, 3, 16
 
 
@@ -65,7 +70,10 @@ def detail_of(pipeline: Drawn, most_boxes: int = 6000) -> Detail:
         alike = f"neighbours of {'any' if mixed else 'one'} kind less than {cells.duration(gap / 1e6)} apart"
         note = f"Of {num_actions} actions, {alike} are drawn as one, and shorter idle times not at all."
         detail = Detail(gap=gap, mixed=mixed, numbered=False, note=note)
-        drawn = [*idle_boxes(pipeline, detail), *(box for one in shown for box in boxes_of(pipeline, one, detail))]
+        drawn = [
+            *idle_boxes(pipeline, detail),
+            *(box for one in shown for box in boxes_of(pipeline, one, detail)),
+        ]
         if len(drawn) <= most_boxes:
             break
     return detail
@@ -76,16 +84,29 @@ def boxes_of(pipeline: Drawn, timeline: Actions, detail: Detail) -> list[Box]:
     for rank, (ran, stages) in enumerate(zip(timeline, pipeline.facts.stages_by_rank, strict=True)):
         boxes = []
         for one in ran:
-            kind, chunk = (_MIXED, 0) if detail.mixed else (one.action.kind, stages.index(one.action.stage))
+            kind, chunk = (
+                (_MIXED, 0) if detail.mixed else (one.action.kind, stages.index(one.action.stage))
+            )
             text = f"{one.action.kind}{one.action.microbatch}"
-            boxes.append(Box(rank=rank, kind=kind, chunk=chunk, start=one.start_us, stop=one.stop_us, text=text))
+            boxes.append(
+                Box(
+                    rank=rank,
+                    kind=kind,
+                    chunk=chunk,
+                    start=one.start_us,
+                    stop=one.stop_us,
+                    text=text,
+                )
+            )
         found += joined(boxes, detail.gap)
     return found
 
 
 def idle_boxes(pipeline: Drawn, detail: Detail) -> list[Box]:
     shown = [one for one in pipeline.facts.idle or () if one.stop_us - one.start_us > detail.gap]
-    return [Box(rank=one.rank, kind=one.cause, start=one.start_us, stop=one.stop_us) for one in shown]
+    return [
+        Box(rank=one.rank, kind=one.cause, start=one.start_us, stop=one.stop_us) for one in shown
+    ]
 
 
 def gantt_words(pipeline: Pipeline, detail: Detail) -> str:
@@ -97,7 +118,9 @@ def gantt_words(pipeline: Pipeline, detail: Detail) -> str:
 
 def span_of(pipeline: Drawn) -> float:
     """Return how long the longer of a pipeline's timelines is, in microseconds."""
-    return max(map(last_of, filter(None, (pipeline.facts.predicted, pipeline.facts.measured))), default=1.0)
+    return max(
+        map(last_of, filter(None, (pipeline.facts.predicted, pipeline.facts.measured))), default=1.0
+    )
 
 
 def draw_pipeline(
@@ -115,19 +138,35 @@ def draw_pipeline(
     _legend(chart, {box.kind for boxes in drawn for box in boxes}, facts.chunks)
     height = max(6.0, min(30.0, (190 if is_alone else 450) / facts.ranks))
     for (words, timeline), boxes in zip(known, drawn, strict=True):
-        chart.text(chart.left, chart.top + 14, f"{words}: {cells.duration(last_of(timeline) / 1e6)}")
+        chart.text(
+            chart.left, chart.top + 14, f"{words}: {cells.duration(last_of(timeline) / 1e6)}"
+        )
         chart.top += 26
         middles = [chart.top + (rank + 0.5) * height for rank in range(facts.ranks)]
         for kind, (_, share) in _LOOKS.items():
-            edge = ";stroke:currentColor;stroke-width:.5" if not detail.gap and kind in ACTION_KINDS else ""
+            edge = (
+                ";stroke:currentColor;stroke-width:.5"
+                if not detail.gap and kind in ACTION_KINDS
+                else ""
+            )
             for chunk in sorted({box.chunk for box in boxes if box.kind == kind}):
-                shown = [(middles[box.rank], box) for box in boxes if (box.kind, box.chunk) == (kind, chunk)]
+                shown = [
+                    (middles[box.rank], box)
+                    for box in boxes
+                    if (box.kind, box.chunk) == (kind, chunk)
+                ]
                 chart.boxes(shown, share * height, f"{_style(kind, chunk)}{edge}")
         for box in boxes if detail.numbered else ():
             # the kind and the microbatch, or the microbatch alone, where there is room
             room = ((box.stop - box.start) * chart.scale - 1.4) / _NUMBER_SIZE
             ems = [_LETTERS.get(letter, 0.65) for letter in box.text]
-            if text := box.text if sum(ems) <= room else box.text[1:] if sum(ems[1:]) <= room else "":
+            if (
+                text := box.text
+                if sum(ems) <= room
+                else box.text[1:]
+                if sum(ems[1:]) <= room
+                else ""
+            ):
                 x = chart.x((box.start + box.stop) / 2)
                 chart.text(x, middles[box.rank], text, "middle", f"font-size:{_NUMBER_SIZE}px")
         for rank in range(0, facts.ranks, -(-facts.ranks // _MOST_NAMED_RANKS)):
@@ -138,7 +177,9 @@ def draw_pipeline(
 
 
 def _legend(chart: TimeChart, kinds: set[str], chunks: int) -> None:
-    shown = [(words, share, _style(kind)) for kind, (words, share) in _LOOKS.items() if kind in kinds]
+    shown = [
+        (words, share, _style(kind)) for kind, (words, share) in _LOOKS.items() if kind in kinds
+    ]
     if shown and chunks > 1 and _MIXED not in kinds:
         first = next(kind for kind in _LOOKS if kind in kinds)
         shown.append((f"paler: later of {chunks} chunks", 0.9, _style(first, 1)))

@@ -20,7 +20,11 @@ class _Map(Drawing):
 
     def __init__(self, names: Sequence[str], columns: int, height: float) -> None:
         super().__init__(NARROW)
-        self._names, self._columns, self._height = [elided(one, _MOST_LETTERS) for one in names], columns, height
+        self._names, self._columns, self._height = (
+            [elided(one, _MOST_LETTERS) for one in names],
+            columns,
+            height,
+        )
         self.left = 12 + max(map(width_of, self._names), default=0.0)
 
     @property
@@ -30,7 +34,9 @@ class _Map(Drawing):
     def x(self, place: float) -> float:
         return self.left + place * self.square
 
-    def draw(self, rows: Sequence[Sequence[Square]], columns: Sequence[str], below: str = "") -> None:
+    def draw(
+        self, rows: Sequence[Sequence[Square]], columns: Sequence[str], below: str = ""
+    ) -> None:
         """Draw squares from the top, None as none, with their words; then the columns' names and what they are."""
         for name, row in zip(self._names, rows, strict=True):
             middle = self.top + self._height / 2
@@ -61,7 +67,9 @@ def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Drawing | None:
     if not fastest:
         return None
     words = cells.gigabytes if len(ranks) <= _MAX_NUMBERED_RANKS else lambda _: ""
-    squares = [[(rate / fastest, words(rate)) if rate else (None, "") for rate in row] for row in rates]
+    squares = [
+        [(rate / fastest, words(rate)) if rate else (None, "") for rate in row] for row in rates
+    ]
     every = -(-len(ranks) // _MAX_TICKS)
     hosts = [nodes.hosts[rank] if nodes and rank < len(nodes.hosts) else "" for rank in ranks]
     names = [f"{_short(host)} {rank}".strip() for host, rank in zip(hosts, ranks, strict=True)]
@@ -77,7 +85,9 @@ def draw_pairs(matrix: Pairs, nodes: Nodes | None = None) -> Drawing | None:
                 wide = 1.0 if nodes.switches.get(one) == nodes.switches.get(other) else 2.5
                 style = f"stroke:currentColor;stroke-width:{wide:g}"
                 chart.rule(f"M{chart.x(place):.1f} {top:.1f}v{height * len(ranks):.1f}", style)
-                chart.rule(f"M{chart.left:.1f} {top + height * place:.1f}H{chart.x(len(ranks)):.1f}", style)
+                chart.rule(
+                    f"M{chart.left:.1f} {top + height * place:.1f}H{chart.x(len(ranks)):.1f}", style
+                )
     return chart
 
 

@@ -18,12 +18,28 @@ from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import operation
 from parbench.reports.analysis.summary import Row, estimate_of
 from parbench.reports.figures.palette import HUES, OPERATIONS, css_of
-from parbench.reports.figures.svg import NARROW, WIDE, Drawing, Scale, elided, even_ticks, log_ticks, spread, width_of
+from parbench.reports.figures.svg import (
+    NARROW,
+    WIDE,
+    Drawing,
+    Scale,
+    elided,
+    even_ticks,
+    log_ticks,
+    spread,
+    width_of,
+)
 
 Point = tuple[float, float, float, float]
 """A place, a value there, and its interval: thrice the value without one."""
 Axis = tuple[str, Callable[[float], str]]
-_DASHES = ("", "stroke-dasharray:6 3", "stroke-dasharray:2 2", "stroke-dasharray:8 2 2 2", "stroke-dasharray:1 3")
+_DASHES = (
+    "",
+    "stroke-dasharray:6 3",
+    "stroke-dasharray:2 2",
+    "stroke-dasharray:8 2 2 2",
+    "stroke-dasharray:1 3",
+)
 _TOP, _HEIGHT, _LINE, _MOST_LETTERS, _MOST_PLACES = 22.0, 230.0, 14.0, 26, 8
 _FIT_STEPS, _LOG_FROM_RATIO = 24, 10.0
 _POINTS_HEIGHT, _POINTS_LINE = 270.0, 15.0
@@ -50,7 +66,9 @@ class Level:
 
 RATE = Level(words="bus bandwidth (GB/s)", text=cells.significant)
 TIME = Level(words="time", text=cells.duration)
-EFFICIENCY = Level(words="efficiency", text=lambda one: f"{100 * one:.0f} %", is_log=False, at=(1.0, "perfect"))
+EFFICIENCY = Level(
+    words="efficiency", text=lambda one: f"{100 * one:.0f} %", is_log=False, at=(1.0, "perfect")
+)
 
 
 def extent(metric: MetricValue | None) -> tuple[float, float, float] | None:
@@ -72,8 +90,15 @@ def draw_lines(
     Long names make it wide. A level across is named like a line.
     """
     # nothing but what is above zero is on a log axis
-    on_axes = [[one for one in line.points if one[0] > 0 and (one[1] > 0 or not level.is_log)] for line in lines]
-    shown = [replace(line, points=tuple(sorted(of))) for line, of in zip(lines, on_axes, strict=True) if of]
+    on_axes = [
+        [one for one in line.points if one[0] > 0 and (one[1] > 0 or not level.is_log)]
+        for line in lines
+    ]
+    shown = [
+        replace(line, points=tuple(sorted(of)))
+        for line, of in zip(lines, on_axes, strict=True)
+        if of
+    ]
     places = sorted({point[0] for one in shown for point in one.points})
     if len(places) < 2:
         return None
@@ -95,18 +120,25 @@ def draw_lines(
     left = chart.axis_left(y, ticks, f"{level.words}{', log axis' * level.is_log}", right)
     x = Scale(low=places[0], high=places[-1], first=left + 6, last=right, is_log=True)
     if level.at:
-        chart.rule(f"M{left:.1f} {y(level.at[0]):.1f}H{right:.1f}", "stroke:currentColor;stroke-dasharray:8 3")
+        chart.rule(
+            f"M{left:.1f} {y(level.at[0]):.1f}H{right:.1f}",
+            "stroke:currentColor;stroke-dasharray:8 3",
+        )
     ends = [y(one.points[-1][1]) for one in shown] + ([y(level.at[0])] if level.at else [])
     tops = spread(ends, _LINE, _TOP, bottom)
     hues = _hues(shown)
     for i, (name, end, at) in enumerate(zip(names, ends, tops, strict=True)):
         look, start = "stroke:currentColor", right
         if i < len(shown):
-            values = ", ".join(f"{place_text(place)}: {level.text(value)}" for place, value, *_ in shown[i].points)
+            values = ", ".join(
+                f"{place_text(place)}: {level.text(value)}" for place, value, *_ in shown[i].points
+            )
             told, start = f"{shown[i].label}: {values}", x(shown[i].points[-1][0])
             look = _draw_line(chart, shown[i], x, y, hues[i], told, hues[:i].count(hues[i]))
         # from the last point, wherever it is, to the name
-        chart.rule(f"M{start:.1f} {end:.1f}L{right + 4:.1f} {end:.1f}L{right + 14:.1f} {at:.1f}", look)
+        chart.rule(
+            f"M{start:.1f} {end:.1f}L{right + 4:.1f} {end:.1f}L{right + 14:.1f} {at:.1f}", look
+        )
         chart.text(right + 17, at, name, css="end")
     chart.top = bottom
     every = -(-len(places) // _MOST_PLACES)
@@ -114,7 +146,9 @@ def draw_lines(
     return chart
 
 
-def _draw_line(chart: Drawing, one: Line, x: Scale, y: Scale, hue: str, told: str, alike: int) -> str:
+def _draw_line(
+    chart: Drawing, one: Line, x: Scale, y: Scale, hue: str, told: str, alike: int
+) -> str:
     """Draw a line after so many others of its hue, with its interval and its fit, and return its look."""
     look = f"stroke:{css_of(hue)};{_DASHES[alike % len(_DASHES)]}"
     around = [(x(place), y(low)) for place, _, low, _ in one.points]
@@ -147,13 +181,17 @@ def curve_lines(
     rows: Sequence[Row], quantity: Literal["busbw", "time"], curves: Sequence[Curve] = ()
 ) -> tuple[Line, ...]:
     """Return a line for each operation of more than one size, its interval above zero; what has one size is no line."""
-    fits = {operation(curve.rows[0].case): _pieces(curve.fit) for curve in curves if quantity == "time"}
+    fits = {
+        operation(curve.rows[0].case): _pieces(curve.fit) for curve in curves if quantity == "time"
+    }
     scale = cells.GIGA if quantity == "busbw" else 1.0
     found = []
     for label, of in group_by(rows, lambda row: operation(row.case)).items():
         known = [(size_of(row), extent(row.metrics.get(quantity))) for row in of]
         points = tuple(
-            (size, told[0] / scale, told[1] / scale, told[2] / scale) for size, told in known if told and size > 0
+            (size, told[0] / scale, told[1] / scale, told[2] / scale)
+            for size, told in known
+            if told and size > 0
         )
         if len({size for size, *_ in points}) > 1:
             found.append(Line(label=label, points=points, fit=fits.get(label, ())))
@@ -165,7 +203,10 @@ def _pieces(fit: CurveFit) -> tuple[tuple[tuple[float, float], ...], ...]:
     ends = (fit.segments[0].first_bytes, *fit.breakpoints, fit.segments[-1].last_bytes)
     steps = [i / _FIT_STEPS for i in range(_FIT_STEPS + 1)]
     return tuple(
-        tuple((low * (high / low) ** step, segment.predict(low * (high / low) ** step)) for step in steps)
+        tuple(
+            (low * (high / low) ** step, segment.predict(low * (high / low) ** step))
+            for step in steps
+        )
         for segment, (low, high) in zip(fit.segments, pairwise(ends), strict=True)
     )
 
@@ -175,9 +216,13 @@ def draw_sizes(
 ) -> Drawing | None:
     if ceiling:
         rate = ceiling.bytes_per_second
-        level = replace(level, at=(rate / cells.GIGA, f"{ceiling.name}, {cells.quantity(rate, 'B/s')}"))
+        level = replace(
+            level, at=(rate / cells.GIGA, f"{ceiling.name}, {cells.quantity(rate, 'B/s')}")
+        )
     words = "size (bytes, 1024-based)"
-    return draw_lines(lines, level, words, place_text=lambda size: format_size(round(size)), width=width)
+    return draw_lines(
+        lines, level, words, place_text=lambda size: format_size(round(size)), width=width
+    )
 
 
 def draw_kinds(series: Sequence[Kinds]) -> Drawing | None:
@@ -185,11 +230,17 @@ def draw_kinds(series: Sequence[Kinds]) -> Drawing | None:
     for one in series:
         for kind in one.rows:
             if one.first.size_bytes and (rate := one.rate(kind)):
-                lines.setdefault(kind.label, []).append((one.first.size_bytes, *3 * (rate / cells.GIGA,)))
-    return draw_sizes([Line(label=label, points=tuple(points)) for label, points in lines.items()], RATE)
+                lines.setdefault(kind.label, []).append(
+                    (one.first.size_bytes, *3 * (rate / cells.GIGA,))
+                )
+    return draw_sizes(
+        [Line(label=label, points=tuple(points)) for label, points in lines.items()], RATE
+    )
 
 
-def draw_against(lines: Mapping[str, Mapping[int, float]], level: Level, against: str = "nodes") -> Drawing | None:
+def draw_against(
+    lines: Mapping[str, Mapping[int, float]], level: Level, against: str = "nodes"
+) -> Drawing | None:
     """Return a quantity against the number of nodes, or of ranks, a line for each series; None if none has two."""
     known = [
         Line(label=label, points=tuple((n, one, one, one) for n, one in points.items()))
@@ -199,10 +250,20 @@ def draw_against(lines: Mapping[str, Mapping[int, float]], level: Level, against
     return draw_lines(known, level, against)
 
 
-_METHODS: tuple[tuple[str, Callable[[Context], tuple[float, float, float] | None], Callable[[float], str]], ...] = (
+_METHODS: tuple[
+    tuple[str, Callable[[Context], tuple[float, float, float] | None], Callable[[float], str]], ...
+] = (
     ("step time", lambda one: extent(one.row.metrics.get(one.row.headline)), cells.duration),
-    ("attention's bytes a rank sends in a step", lambda one: _alone(one.sent_bytes()), cells.num_bytes),
-    ("exposed cp communication, of the traced step", lambda one: _alone(one.exposed_share), cells.percent),
+    (
+        "attention's bytes a rank sends in a step",
+        lambda one: _alone(one.sent_bytes()),
+        cells.num_bytes,
+    ),
+    (
+        "exposed cp communication, of the traced step",
+        lambda one: _alone(one.exposed_share),
+        cells.percent,
+    ),
 )
 
 
@@ -217,13 +278,17 @@ def draw_methods(lines: Mapping[str, Sequence[Context]]) -> dict[str, Drawing]:
         series = [
             Line(
                 label=label,
-                points=tuple((one.facts.sequence, *told) for one in of if (told := value(one)) is not None),
+                points=tuple(
+                    (one.facts.sequence, *told) for one in of if (told := value(one)) is not None
+                ),
             )
             for label, of in lines.items()
         ]
         heights = [point[1] for one in series for point in one.points]
         # heights compare from zero on, unless the lowest could not be seen
-        is_log = bool(heights) and min(heights) > 0 and max(heights) / min(heights) > _LOG_FROM_RATIO
+        is_log = (
+            bool(heights) and min(heights) > 0 and max(heights) / min(heights) > _LOG_FROM_RATIO
+        )
         if max(heights, default=0.0) > 0:
             level = Level(words=title, text=words, is_log=is_log)
             if chart := draw_lines(series, level, "sequence (tokens)"):
@@ -237,7 +302,9 @@ def draw_points(
     """Return points on log axes, the front joined and named at the right; None without two places."""
     if len({*points.values()}) < 2:
         return None
-    ends = [(min(values) / 1.05, max(values) * 1.05) for values in zip(*points.values(), strict=True)]
+    ends = [
+        (min(values) / 1.05, max(values) * 1.05) for values in zip(*points.values(), strict=True)
+    ]
     chart = Drawing(WIDE)
     ticks = [log_ticks(*each, words) for each, (_, words) in zip(ends, (across, up), strict=True)]
     names = [elided(name) for name in front]
@@ -257,7 +324,10 @@ def draw_points(
         chart.rule(f"M{_joined(places)}", f"stroke:{hue};stroke-width:1.5")
     tops = spread([b for _, b in places], _POINTS_LINE, _TOP, bottom)
     for name, (one, other), at in zip(names, places, tops, strict=True):
-        chart.rule(f"M{one + 6:.1f} {other:.1f}L{right + 6:.1f} {at:.1f}", "stroke:var(--muted);stroke-dasharray:1 3")
+        chart.rule(
+            f"M{one + 6:.1f} {other:.1f}L{right + 6:.1f} {at:.1f}",
+            "stroke:var(--muted);stroke-dasharray:1 3",
+        )
         chart.text(right + 10, at, name, css="end")
     chart.top = bottom
     chart.axis_below(x, ticks[0], f"{across[0]}, log axis")

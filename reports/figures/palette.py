@@ -31,7 +31,13 @@ PIPELINE = {
     "p2p": "orange",
     "rest": "gold",
 }
-MEMORY = {"parameters": "blue", "gradients": "gold", "optimizer": "green", "activations": "purple", "buffers": "teal"}
+MEMORY = {
+    "parameters": "blue",
+    "gradients": "gold",
+    "optimizer": "green",
+    "activations": "purple",
+    "buffers": "teal",
+}
 # those that do the same have the same, and are drawn with other dashes
 OPERATIONS = {
     "all_reduce": "blue",

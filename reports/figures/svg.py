@@ -30,12 +30,22 @@ class Drawing:
         self.width, self.top = width, 8.0
         self._parts: list[str] = []
 
-    def text(self, x: float, y: float, words: str, anchor: Anchor = "start", style: str = "", css: str = "") -> None:
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        anchor: Anchor = "start",
+        style: str = "",
+        css: str = "",
+    ) -> None:
         place = "" if anchor == "start" else f' text-anchor="{anchor}"'
         given = f' class="{css}"' if css else ""
         look = f' style="{style}"' if style else ""
         shown = escape(cells.visible(words))
-        self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" dy=".35em"{place}{given}{look}>{shown}</text>')
+        self._parts.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" dy=".35em"{place}{given}{look}>{shown}</text>'
+        )
 
     def path(self, path: str, style: str, told: str = "") -> None:
         title = f"<title>{escape(cells.visible(told))}</title>" if told else ""
@@ -44,7 +54,9 @@ class Drawing:
     def rule(self, path: str, style: str = "stroke:var(--faint)") -> None:
         self.path(path, f"fill:none;{style}")
 
-    def box(self, x: float, y: float, width: float, height: float, style: str, told: str = "") -> None:
+    def box(
+        self, x: float, y: float, width: float, height: float, style: str, told: str = ""
+    ) -> None:
         self.path(f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z", style, told)
 
     def legend(self, items: Iterable[tuple[str, float, str]], left: float = 8.0) -> None:
@@ -59,7 +71,9 @@ class Drawing:
             x += width
         self.top += line
 
-    def axis_left(self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str, right: float) -> float:
+    def axis_left(
+        self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str, right: float
+    ) -> float:
         """Draw what an axis is, and a rule for each tick with its words on the left; return where rules begin."""
         left = 16 + max((width_of(told) for _, told in ticks), default=0.0)
         self.text(4, 10, words)
@@ -95,11 +109,17 @@ def figure(drawing: Drawing | None, name: str, title: str, told: str = "") -> li
     """Return a drawing under its caption, as figures are that follow each other; nothing for None."""
     if drawing is None:
         return []
-    caption = Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(cells.visible(title), told)
-    chart = Markup(drawing.svg(name, title, f"{told} The table beside it holds the same numbers.".lstrip()))
+    caption = Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(
+        cells.visible(title), told
+    )
+    chart = Markup(
+        drawing.svg(name, title, f"{told} The table beside it holds the same numbers.".lstrip())
+    )
     if drawing.width == WIDE:
         # a small window scrolls it, by keys too
-        around = Markup('<div class="chart" role="group" tabindex="0" aria-label="{}">').format(cells.visible(title))
+        around = Markup('<div class="chart" role="group" tabindex="0" aria-label="{}">').format(
+            cells.visible(title)
+        )
         chart = around + chart + Markup("</div>")
     return [caption + chart]
 
@@ -115,22 +135,31 @@ class Scale:
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, value = (math.log(one) if self.is_log else one for one in (self.low, self.high, value))
+        low, high, value = (
+            math.log(one) if self.is_log else one for one in (self.low, self.high, value)
+        )
         return self.first + (self.last - self.first) * (value - low) / (high - low)
 
 
-def even_ticks(longest: float, words: Callable[[float], str], most: int = _MOST_TICKS) -> list[tuple[float, str]]:
+def even_ticks(
+    longest: float, words: Callable[[float], str], most: int = _MOST_TICKS
+) -> list[tuple[float, str]]:
     """Return a few ticks from zero on: of bytes at powers of two, else at 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(longest / most))
     step = next(factor * power for factor in (1, 2, 5, 10) if longest / (factor * power) <= most)
     if words is cells.num_bytes:
         step = 2.0 ** math.ceil(math.log2(longest / most))
-    return [(i * step, _brief(words(i * step))) for i in range(math.floor(longest / step + 1e-9) + 1)]
+    return [
+        (i * step, _brief(words(i * step))) for i in range(math.floor(longest / step + 1e-9) + 1)
+    ]
 
 
 def log_ticks(low: float, high: float, words: Callable[[float], str]) -> list[tuple[float, str]]:
     """Return ticks at powers of ten, and between them where there are few."""
-    exponents, shown = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1), list[float]()
+    exponents, shown = (
+        range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1),
+        list[float](),
+    )
     for factors in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)):
         if len(shown) < 3:
             every = [factor * 10.0**exponent for exponent in exponents for factor in factors]
@@ -167,7 +196,9 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
             blocks[-2:] = [blocks[-2] + blocks[-1]]
     found = [0.0] * len(places)
     least, most = low, max(low, high - (len(places) - 1) * gap)
-    for rank, (i, at) in enumerate(zip(order, (mean(of) for of in blocks for _ in of), strict=True)):
+    for rank, (i, at) in enumerate(
+        zip(order, (mean(of) for of in blocks for _ in of), strict=True)
+    ):
         found[i] = min(max(at, least), most) + rank * gap
     return found
 

@@ -15,7 +15,11 @@ from parbench.reports.figures.svg import NARROW, WIDE, Drawing, Scale, time_tick
 MOST_RANKS = 8
 _LANE, _BAR, _GAP = 17.0, 13.0, 6.0
 _FIRST_HEIGHT, _MOST_ROW, _MOST_RATIO = 190.0, 80.0, 5.0
-_PARTS = {"compute": "compute", "exposed": "exposed communication", "hidden": "hidden communication"}
+_PARTS = {
+    "compute": "compute",
+    "exposed": "exposed communication",
+    "hidden": "hidden communication",
+}
 _PARTS |= {"copy": "copy", "idle": "idle"}
 
 
@@ -36,7 +40,11 @@ def joined(boxes: Iterable[Box], gap_us: float) -> list[Box]:
     found: list[Box] = []
     for box in boxes:
         before = found[-1] if found else None
-        if before and (before.kind, before.chunk) == (box.kind, box.chunk) and box.start - before.stop < gap_us:
+        if (
+            before
+            and (before.kind, before.chunk) == (box.kind, box.chunk)
+            and box.start - before.stop < gap_us
+        ):
             found[-1] = replace(before, stop=max(before.stop, box.stop), text="")
         else:
             found.append(box)
@@ -53,19 +61,25 @@ def shared(spans: Sequence[float]) -> list[tuple[float, str]]:
 class TimeChart(Drawing):
     """Boxes from ``left`` on over ``span_us``, an axis of time in one unit below."""
 
-    def __init__(self, left: float, span_us: float, start_us: float = 0.0, *, width: float = WIDE) -> None:
+    def __init__(
+        self, left: float, span_us: float, start_us: float = 0.0, *, width: float = WIDE
+    ) -> None:
         super().__init__(width)
         self.left, self.span_us = left, span_us
         self.x = Scale(low=start_us, high=start_us + span_us, first=left, last=width - 16)
         self.scale = (width - 16 - left) / span_us
 
-    def boxes(self, boxes: Iterable[tuple[float, Box]], height: float, style: str, told: str = "") -> None:
+    def boxes(
+        self, boxes: Iterable[tuple[float, Box]], height: float, style: str, told: str = ""
+    ) -> None:
         """Draw boxes around their middles in one path: a shape for each would take ten times the bytes."""
         path = []
         for middle, box in boxes:
             left = round(self.x(box.start), 1)
             width = max(0.4, self.x(box.stop) - left)
-            path.append(f"M{left:g} {round(middle - height / 2, 1):g}h{width:.1f}v{height:.3g}h-{width:.1f}z")
+            path.append(
+                f"M{left:g} {round(middle - height / 2, 1):g}h{width:.1f}v{height:.3g}h-{width:.1f}z"
+            )
         if path:
             self.path("".join(path), style, told)
 
@@ -79,7 +93,9 @@ def parts_of(rank: RankTimeline) -> dict[str, list[Span]]:
     """Return when a rank computes, copies, communicates hidden by either or exposed, and when it idles."""
     streams = {name: spans_of(intervals) for name, intervals in by_stream(rank).items()}
     compute, copy = streams.get(COMPUTE, []), streams.get(COPY, [])
-    comm = [span for name, of in streams.items() if name not in (PHASE, COMPUTE, COPY) for span in of]
+    comm = [
+        span for name, of in streams.items() if name not in (PHASE, COMPUTE, COPY) for span in of
+    ]
     exposed = difference(comm, [*compute, *copy])
     return {
         "compute": union(compute),
@@ -102,12 +118,21 @@ def boxes_of(parts: Mapping[str, Iterable[Span]], gap_us: float) -> list[Box]:
         box = Box(kind=part, start=start / 1e3, stop=stop / 1e3)
         is_long = box.stop - box.start >= gap_us
         if short and (
-            is_long or not part or box.start - short[-1].stop >= gap_us or box.stop - short[0].start >= 2 * gap_us
+            is_long
+            or not part
+            or box.start - short[-1].stop >= gap_us
+            or box.stop - short[0].start >= 2 * gap_us
         ):
             shares = defaultdict[str, float](float)
             for one in short:
                 shares[one.kind] += one.stop - one.start
-            found.append(Box(kind=max(shares, key=shares.__getitem__), start=short[0].start, stop=short[-1].stop))
+            found.append(
+                Box(
+                    kind=max(shares, key=shares.__getitem__),
+                    start=short[0].start,
+                    stop=short[-1].stop,
+                )
+            )
             short = []
         if part:
             (found if is_long else short).append(box)
@@ -143,12 +168,16 @@ def view_of(timeline: Timeline, most_boxes: int = 4000) -> View:
         slowest = max(range(len(ranks)), key=lambda i: ranks[i].stop_us - ranks[i].start_us)
         spread = [i * (len(ranks) - 1) // (MOST_RANKS - 2) for i in range(MOST_RANKS - 1)]
         ranks = tuple(ranks[i] for i in sorted({*spread, slowest}))
-        notes.append(f"{len(ranks)} of {len(timeline.ranks)} ranks are drawn, the slowest among them.")
+        notes.append(
+            f"{len(ranks)} of {len(timeline.ranks)} ranks are drawn, the slowest among them."
+        )
     rows = [parts for rank in ranks for parts in _rows(rank).values()]
     gap = span / 1740
     while sum(len(boxes_of(parts, gap)) for parts in rows) > most_boxes and gap < span:
         gap *= 2
-    notes.append(f"What is shorter than {cells.duration(gap / 1e6)} is drawn as its neighbours are.")
+    notes.append(
+        f"What is shorter than {cells.duration(gap / 1e6)} is drawn as its neighbours are."
+    )
     return View(ranks=ranks, gap_us=gap, note=" ".join(notes))
 
 
@@ -164,7 +193,12 @@ def draw_timeline(timeline: Timeline, view: View, span_us: float) -> TimeChart:
     _legend(chart, view.ranks)
     for rank in view.ranks:
         streams = by_stream(rank)
-        chart.text(4, chart.top + _LANE * max(1, len(streams)) / 2, f"rank {rank.rank}", style="font-weight:600")
+        chart.text(
+            4,
+            chart.top + _LANE * max(1, len(streams)) / 2,
+            f"rank {rank.rank}",
+            style="font-weight:600",
+        )
         for stream, parts in _rows(rank).items():
             middle = chart.top + _LANE / 2
             chart.text(chart.left - 6, middle, stream_words(stream), "end")
@@ -202,7 +236,11 @@ def draw_first(timeline: Timeline, view: View, width: float = NARROW) -> TimeCha
 
 def _legend(chart: TimeChart, ranks: Sequence[RankTimeline]) -> None:
     known = {part for rank in ranks for part, spans in parts_of(rank).items() if spans}
-    shown = ((words, 1.0, part_style(part, STEP[part])) for part, words in _PARTS.items() if part in known)
+    shown = (
+        (words, 1.0, part_style(part, STEP[part]))
+        for part, words in _PARTS.items()
+        if part in known
+    )
     chart.legend(shown, chart.left if chart.width == WIDE else 8.0)
     chart.top += 4
 
@@ -212,16 +250,34 @@ def _phases(chart: TimeChart, middle: float, phases: Iterable[Interval]) -> None
     for one in phases:
         told = f"{one.name}: {cells.duration((one.stop_us - one.start_us) / 1e6)}"
         phase = Box(kind=PHASE, start=one.start_us, stop=one.stop_us)
-        chart.boxes([(middle, phase)], _BAR, "fill:var(--raised);stroke:var(--muted);stroke-width:.5", told)
+        chart.boxes(
+            [(middle, phase)], _BAR, "fill:var(--raised);stroke:var(--muted);stroke-width:.5", told
+        )
         if width_of(one.name, 11) < (one.stop_us - one.start_us) * chart.scale:
-            chart.text(chart.x((one.start_us + one.stop_us) / 2), middle, one.name, "middle", "font-size:11px")
+            chart.text(
+                chart.x((one.start_us + one.stop_us) / 2),
+                middle,
+                one.name,
+                "middle",
+                "font-size:11px",
+            )
 
 
-def _draw_row(chart: TimeChart, middle: float, height: float, parts: Mapping[str, list[Span]], gap_us: float) -> None:
+def _draw_row(
+    chart: TimeChart, middle: float, height: float, parts: Mapping[str, list[Span]], gap_us: float
+) -> None:
     boxes = boxes_of(parts, gap_us)
     for part, spans in parts.items():
-        shown, told = [box for box in boxes if box.kind == part], cells.duration(length(spans) / 1e9)
-        chart.boxes([(middle, box) for box in shown], height, part_style(part, STEP[part]), f"{_PARTS[part]}: {told}")
+        shown, told = (
+            [box for box in boxes if box.kind == part],
+            cells.duration(length(spans) / 1e9),
+        )
+        chart.boxes(
+            [(middle, box) for box in shown],
+            height,
+            part_style(part, STEP[part]),
+            f"{_PARTS[part]}: {told}",
+        )
 
 
 def extent_of(timeline: Timeline) -> tuple[float, float]:

@@ -21,7 +21,11 @@ from parbench.reports.analysis.summary import summarize, unreadable
 
 Event = dict[str, Any]
 # by stream: thread, category, and the beginning of names by which HolisticTraceAnalysis tells it from arithmetic
-_STREAMS = {PHASE: (1, "user_annotation", ""), COMPUTE: (2, "kernel", ""), COPY: (3, "gpu_memcpy", "Memcpy ")}
+_STREAMS = {
+    PHASE: (1, "user_annotation", ""),
+    COMPUTE: (2, "kernel", ""),
+    COPY: (3, "gpu_memcpy", "Memcpy "),
+}
 
 
 class _Told(NamedTuple):
@@ -51,13 +55,18 @@ def render_for_analysis(run: Run) -> dict[str, bytes]:
     """Return a document of each rank and traced step (pipelines know no streams); ``UserError`` if none left one."""
     shown = [row for row in summarize(run).rows if row.metrics]
     files = {
-        f"{make_file_name(one.row.case.id)}/rank-{rank.rank}.json": msgspec.json.encode(for_analysis(rank)) + b"\n"
+        f"{make_file_name(one.row.case.id)}/rank-{rank.rank}.json": msgspec.json.encode(
+            for_analysis(rank)
+        )
+        + b"\n"
         for one in traced_steps(run, shown)
         if one.timeline
         for rank in one.timeline.ranks
     }
     if not files:
-        raise UserError(f"{run.path} holds no traced step to export: parbench run --only 'workload.*' measures some")
+        raise UserError(
+            f"{run.path} holds no traced step to export: parbench run --only 'workload.*' measures some"
+        )
     return files
 
 
@@ -70,25 +79,42 @@ def for_analysis(rank: RankTimeline) -> Event:
 def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
     shown = [row for row in summarize(run).rows if row.metrics]
     found, traced = pipelines(shown), traced_steps(run, shown)
-    names, labels = schedule_labels(found), short_labels([row for row in shown if not row.is_communication])
+    names, labels = (
+        schedule_labels(found),
+        short_labels([row for row in shown if not row.is_communication]),
+    )
     told, left_out = list[_Told](), dict[str, str]()
     for one in found:
         case_id, facts = one.row.case.id, one.facts
         if reason := _why_not(one):
             left_out[names[case_id]] = reason
             continue
-        events, clock = partial(pipeline_events, one), (facts.clock, facts.clock_uncertainty_seconds)
+        events, clock = (
+            partial(pipeline_events, one),
+            (facts.clock, facts.clock_uncertainty_seconds),
+        )
         told.append(_Told(case_id, names[case_id], 2 * facts.ranks, events, *clock, one.repetition))
     for step in traced:
         case_id, timeline = step.row.case.id, step.timeline
         if timeline is None:
             left_out[labels[case_id]] = step.why_not
             continue
-        events, clock = partial(step_events, timeline), (timeline.clock, timeline.uncertainty_seconds)
-        told.append(_Told(case_id, labels[case_id], len(timeline.ranks), events, *clock, step.repetition))
+        events, clock = (
+            partial(step_events, timeline),
+            (timeline.clock, timeline.uncertainty_seconds),
+        )
+        told.append(
+            _Told(case_id, labels[case_id], len(timeline.ranks), events, *clock, step.repetition)
+        )
     if not told:
-        reasons = [f"{label}: {reason}" for label, reason in left_out.items()] or unreadable(shown, read_pipeline)
-        why = reasons[0] if reasons else "no case with a valid measurement left one, as training steps do"
+        reasons = [f"{label}: {reason}" for label, reason in left_out.items()] or unreadable(
+            shown, read_pipeline
+        )
+        why = (
+            reasons[0]
+            if reasons
+            else "no case with a valid measurement left one, as training steps do"
+        )
         raise UserError(f"{run.path} holds no timeline to export: {why}")
     return told, left_out
 
@@ -115,13 +141,26 @@ def _document(run: Run, told: Sequence[_Told], left_out: dict[str, str]) -> byte
         }
         for one in told
     }
-    about = {"run": run.info.id, "parbench": run.info.parbench, "clocks": clocks, "left_out": left_out}
-    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}) + b"\n"
+    about = {
+        "run": run.info.id,
+        "parbench": run.info.parbench,
+        "clocks": clocks,
+        "left_out": left_out,
+    }
+    return (
+        msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})
+        + b"\n"
+    )
 
 
 def _named(what: str, name: str, **place: int) -> Iterator[Event]:
     yield {"ph": "M", "name": f"{what}_name", **place, "args": {"name": name}}
-    yield {"ph": "M", "name": f"{what}_sort_index", **place, "args": {"sort_index": place.get("tid", place["pid"])}}
+    yield {
+        "ph": "M",
+        "name": f"{what}_sort_index",
+        **place,
+        "args": {"sort_index": place.get("tid", place["pid"])},
+    }
 
 
 def step_events(timeline: Timeline, first_pid: int, prefix: str = "") -> Iterator[Event]:
@@ -130,7 +169,9 @@ def step_events(timeline: Timeline, first_pid: int, prefix: str = "") -> Iterato
         yield from _rank_events(rank, pid, prefix)
 
 
-def _rank_events(rank: RankTimeline, pid: int, prefix: str = "", *, for_analysis: bool = False) -> Iterator[Event]:
+def _rank_events(
+    rank: RankTimeline, pid: int, prefix: str = "", *, for_analysis: bool = False
+) -> Iterator[Event]:
     yield from _named("process", f"{prefix}rank {rank.rank}", pid=pid)
     comm = 8  # the next thread of communication
     for stream, intervals in by_stream(rank).items():
@@ -144,11 +185,19 @@ def _rank_events(rank: RankTimeline, pid: int, prefix: str = "", *, for_analysis
             more = f" ({number} of {len(split)})" if len(split) > 1 else ""
             yield from _named("thread", f"{stream_words(stream)}{more}", pid=pid, tid=tid)
             # a phase is the host's: with a stream, HolisticTraceAnalysis would take it for a kernel
-            args = ({} if stream == PHASE else {"stream": tid}) | ({} if axis is None else {"axis": axis})
+            args = ({} if stream == PHASE else {"stream": tid}) | (
+                {} if axis is None else {"axis": axis}
+            )
             for one in lane:
                 # rounded by its ends, not its length, so that neighbours cannot come to overlap
                 start, stop = round(one.start_us, 3), round(one.stop_us, 3)
-                place = {"pid": pid, "tid": tid, "ts": start, "dur": round(stop - start, 3), "args": args}
+                place = {
+                    "pid": pid,
+                    "tid": tid,
+                    "ts": start,
+                    "dur": round(stop - start, 3),
+                    "args": args,
+                }
                 yield {"ph": "X", "name": start_of_name + one.name, "cat": category, **place}
 
 
@@ -157,14 +206,18 @@ def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Even
     for pid, ran in enumerate(facts.measured or (), start=first):
         yield from _named("process", f"{start}rank {pid - first}", pid=pid)
         yield from _work(pid, 1, "pipeline", ran)
-        yield from _work(pid, 2, "idle causes", [gap for gap in facts.idle or () if gap.rank == pid - first])
+        yield from _work(
+            pid, 2, "idle causes", [gap for gap in facts.idle or () if gap.rank == pid - first]
+        )
     for rank, ran in enumerate(facts.predicted or ()):
         pid = first + facts.ranks + rank
         yield from _named("process", f"{start}rank {rank} (predicted)", pid=pid)
         yield from _work(pid, 1, "pipeline", ran)
 
 
-def _work(pid: int, tid: int, name: str, told: Sequence[TimedAction] | Sequence[IdleSpan]) -> Iterator[Event]:
+def _work(
+    pid: int, tid: int, name: str, told: Sequence[TimedAction] | Sequence[IdleSpan]
+) -> Iterator[Event]:
     if told:
         yield from _named("thread", name, pid=pid, tid=tid)
     for one in told:
@@ -174,4 +227,11 @@ def _work(pid: int, tid: int, name: str, told: Sequence[TimedAction] | Sequence[
             about = {"name": one.name, "cat": action.kind, "args": parts}
         else:
             about = {"name": one.cause, "cat": "idle", "args": {"cause": one.cause}}
-        yield {"ph": "X", "pid": pid, "tid": tid, "ts": one.start_us, "dur": one.stop_us - one.start_us, **about}
+        yield {
+            "ph": "X",
+            "pid": pid,
+            "tid": tid,
+            "ts": one.start_us,
+            "dur": one.stop_us - one.start_us,
+            **about,
+        }

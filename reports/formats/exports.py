@@ -33,7 +33,11 @@ def render_action(run: Run) -> dict[str, bytes]:
         world = f"{row.world.size} ranks, {row.world.backend}, {row.world.device}\n{row.repetitions} repetitions"
         for name, metric in _compared(row):
             known = metric.low is not None and metric.high is not None
-            entry = {"name": f"{row.case.label} {name}", "unit": metric.unit or "ratio", "value": metric.value}
+            entry = {
+                "name": f"{row.case.label} {name}",
+                "unit": metric.unit or "ratio",
+                "value": metric.value,
+            }
             entry |= {"range": f"{metric.low:.6g} to {metric.high:.6g}"} if known else {}
             if metric.better:
                 found[metric.better].append({**entry, "extra": f"{world}\n{metric.method}"})
@@ -48,18 +52,31 @@ def render_bencher(run: Run) -> bytes:
         for name, metric in _compared(row):
             measure, scale = ("latency", 1e9) if name == row.headline else (name, 1.0)
             limits = {"value": metric.value, "lower_value": metric.low, "upper_value": metric.high}
-            measures[measure] = {limit: value * scale for limit, value in limits.items() if value is not None}
+            measures[measure] = {
+                limit: value * scale for limit, value in limits.items() if value is not None
+            }
         whole |= {row.case.label: measures} if measures else {}
     return encode_json(whole)
 
 
 def render_pytest(run: Run) -> bytes:
     """Return every measured case as a benchmark of one iteration a round, its data the samples of all repetitions."""
-    commit = {"id": "unversioned", "dirty": False, "project": "parbench", "branch": None, "time": None}
-    about = {"machine_info": {"node": run.info.host, "parbench": run.info.environment or {}}, "commit_info": commit}
+    commit = {
+        "id": "unversioned",
+        "dirty": False,
+        "project": "parbench",
+        "branch": None,
+        "time": None,
+    }
+    about = {
+        "machine_info": {"node": run.info.host, "parbench": run.info.environment or {}},
+        "commit_info": commit,
+    }
     benchmarks = [_benchmark(row, data) for row in summarize(run).rows if (data := samples(row))]
     # the version is pytest-benchmark's, whose format this is
-    return encode_json({**about, "benchmarks": benchmarks, "datetime": run.info.started, "version": "5.3.1"})
+    return encode_json(
+        {**about, "benchmarks": benchmarks, "datetime": run.info.started, "version": "5.3.1"}
+    )
 
 
 def samples(row: Row) -> tuple[float, ...]:
@@ -70,13 +87,26 @@ def samples(row: Row) -> tuple[float, ...]:
 
 def _benchmark(row: Row, data: Sequence[float]) -> dict[str, Any]:
     label = row.case.label
-    known = {name: one.value for name, one in row.metrics.items() if one.value is not None and math.isfinite(one.value)}
+    known = {
+        name: one.value
+        for name, one in row.metrics.items()
+        if one.value is not None and math.isfinite(one.value)
+    }
     named = {"group": row.case.name, "name": label, "fullname": f"parbench::{label}"}
     param = " ".join(f"{name}={value}" for name, value in row.case.params.items()) or None
-    extra = {"world": msgspec.to_builtins(row.world), "repetitions": row.repetitions, "metrics": known}
+    extra = {
+        "world": msgspec.to_builtins(row.world),
+        "repetitions": row.repetitions,
+        "metrics": known,
+    }
     extra |= {"details": common_details(row), "notes": list(row.notes)}
     told = {"params": row.case.params or None, "param": param, "extra_info": extra}
-    return {**named, **told, "options": {"timer": "parbench", "rounds": len(data)}, "stats": stats_of(data)}
+    return {
+        **named,
+        **told,
+        "options": {"timer": "parbench", "rounds": len(data)},
+        "stats": stats_of(data),
+    }
 
 
 def stats_of(data: Sequence[float]) -> dict[str, Any]:
@@ -91,11 +121,26 @@ def stats_of(data: Sequence[float]) -> dict[str, Any]:
     beyond = sum(not mean - stddev <= value <= mean + stddev for value in data)
     inside = [value for value in ordered if q1 - reach <= value <= q3 + reach]
     outliers = len(data) - len(inside)
-    moments = {"min": ordered[0], "max": ordered[-1], "mean": mean, "stddev": stddev, "rounds": len(data)}
+    moments = {
+        "min": ordered[0],
+        "max": ordered[-1],
+        "mean": mean,
+        "stddev": stddev,
+        "rounds": len(data),
+    }
     quartiles = {"median": statistics.median(ordered), "iqr": q3 - q1, "q1": q1, "q3": q3}
-    counts = {"iqr_outliers": outliers, "stddev_outliers": beyond, "outliers": f"{beyond};{outliers}"}
+    counts = {
+        "iqr_outliers": outliers,
+        "stddev_outliers": beyond,
+        "outliers": f"{beyond};{outliers}",
+    }
     whiskers = {"ld15iqr": inside[0], "hd15iqr": inside[-1]}
-    sums = {"ops": len(data) / total if total else 0, "total": total, "data": list(data), "iterations": 1}
+    sums = {
+        "ops": len(data) / total if total else 0,
+        "total": total,
+        "data": list(data),
+        "iterations": 1,
+    }
     return {**moments, **quartiles, **counts, **whiskers, **sums}
 
 

@@ -90,11 +90,17 @@ class ImportedRun:
 class PrintedRow(dict[str, str]):
     """The words of a line by their columns; ``UserError`` if one of ``needed`` was not named, or the line is cut."""
 
-    def __init__(self, words: Sequence[str], names: Sequence[str], needed: Sequence[str], where: str) -> None:
+    def __init__(
+        self, words: Sequence[str], names: Sequence[str], needed: Sequence[str], where: str
+    ) -> None:
         if missing := [name for name in needed if name not in names]:
-            raise UserError(f"{where}: the heading before this row names no column {format_list(missing)}")
+            raise UserError(
+                f"{where}: the heading before this row names no column {format_list(missing)}"
+            )
         if len(words) < len(names):
-            raise UserError(f"{where}: {len(words)} of {len(names)} values, so the file seems to be cut short")
+            raise UserError(
+                f"{where}: {len(words)} of {len(names)} values, so the file seems to be cut short"
+            )
         super().__init__(zip(names, words, strict=False))
         self.where = where
 
@@ -122,9 +128,13 @@ def world_size(told: int | None, given: int | None, where: str) -> int:
     """Return the number of ranks, by the file or by ``--nproc``; ``UserError`` if neither tells, or they disagree."""
     ranks = given if told is None else told
     if ranks is None:
-        raise UserError(f"{where} does not say on how many ranks it ran, which its bandwidths depend on: add --nproc N")
+        raise UserError(
+            f"{where} does not say on how many ranks it ran, which its bandwidths depend on: add --nproc N"
+        )
     if given not in (None, ranks):
-        raise UserError(f"{where} was measured on {told} ranks, and --nproc says {given}; leave --nproc out")
+        raise UserError(
+            f"{where} was measured on {told} ranks, and --nproc says {given}; leave --nproc out"
+        )
     return ranks
 
 
@@ -132,7 +142,9 @@ def refuse_several(worlds: Collection[int | None], where: str) -> None:
     """Raise ``UserError`` if a file's tables differ in their number of ranks: a run of ours has one world."""
     if len(worlds) > 1:
         told = sorted(map(str, worlds), key=lambda word: (len(word), word))
-        raise UserError(f"{where} holds tables of {format_list(told)} ranks: import them one by one")
+        raise UserError(
+            f"{where} holds tables of {format_list(told)} ranks: import them one by one"
+        )
 
 
 def time_and_rates(
@@ -150,7 +162,9 @@ def time_and_rates(
     """
     metrics = {"time": make_value("time", seconds, method)}
     algbw = size_bytes / seconds if seconds else None
-    busbw = algbw * operation.busbw.compute(ranks) if algbw is not None and operation.busbw else None
+    busbw = (
+        algbw * operation.busbw.compute(ranks) if algbw is not None and operation.busbw else None
+    )
     for name, rate, computed in zip(("algbw", "busbw"), printed, (algbw, busbw), strict=True):
         # a hundred steps of the last decimal are three significant digits
         if rate is not None and (rate >= 100 * last_decimal or computed is None):

@@ -34,12 +34,18 @@ _OPERATIONS = operations_by_name(NCCL_TESTS)
 _DTYPES = {theirs: ours for ours, theirs in TYPES.items()}
 _REDOPS = {theirs: ours for ours, theirs in REDUCTIONS.items()}
 _CUT_SHORT = "whatever followed its last line: a table has no summary at its end, so the file may be cut short"
-_ADD_THE_LINE = "add the line that newer nccl-tests print: '# Collective test starting: all_reduce_perf'"
-_LABEL = re.compile(r"^\s*(?:\d+:\s|\[\d+,\d+\]<std(?:out|err)>:)")  # what srun -l and mpirun put before a line
+_ADD_THE_LINE = (
+    "add the line that newer nccl-tests print: '# Collective test starting: all_reduce_perf'"
+)
+_LABEL = re.compile(
+    r"^\s*(?:\d+:\s|\[\d+,\d+\]<std(?:out|err)>:)"
+)  # what srun -l and mpirun put before a line
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+Group\s+\d+\s+Pid\s+-?\d+\s+on\s+(\S+)")
 _PROGRAM = re.compile(r"\b(\w+_perf)\b")
 _OURS = re.compile(r"^# Written by parbench (\S+): (.*)$")
-_REPEATED = re.compile(r"^# (in-place|out-of-place) repeats ")  # numbers that were not measured: parbench's export
+_REPEATED = re.compile(
+    r"^# (in-place|out-of-place) repeats "
+)  # numbers that were not measured: parbench's export
 _Numbers = Mapping[str, float | None]
 _TOLD = ("parbench", "mode", "backend", "device", "nodes", "world")  # of ours, what is no parameter
 
@@ -89,7 +95,9 @@ def parse_nccl(text: str, where: str, nproc: int | None) -> ImportedRun:
     for document, place in _documents(text, where):
         heads.append(head := _head(document))
         ranks = world_size(head.ranks, nproc, place)
-        found += (one for result in document.results for one in _results(head, ranks, result, place))
+        found += (
+            one for result in document.results for one in _results(head, ranks, result, place)
+        )
     return _run(heads, found, where, nproc)
 
 
@@ -97,10 +105,15 @@ def _pairs(words: Iterable[str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def _run(heads: list[_Head], found: list[ImportedResult], where: str, nproc: int | None, *left_out: str) -> ImportedRun:
+def _run(
+    heads: list[_Head], found: list[ImportedResult], where: str, nproc: int | None, *left_out: str
+) -> ImportedRun:
     foreign.refuse_several({head.world for head in heads}, where)
     first = heads[0]
-    hosts, nodes = tuple(dict.fromkeys(host for head in heads for host in head.hosts)), first.ours.get("nodes", "")
+    hosts, nodes = (
+        tuple(dict.fromkeys(host for head in heads for host in head.hosts)),
+        first.ours.get("nodes", ""),
+    )
     written = {"written_by": f"parbench {first.ours['parbench']}"} if first.ours else {}
     return ImportedRun(
         tool=TOOL,
@@ -111,14 +124,22 @@ def _run(heads: list[_Head], found: list[ImportedResult], where: str, nproc: int
         device=first.ours.get("device", "cuda"),
         found=tuple(found),
         hosts=hosts,
-        variables=select_recorded_variables({k: v for head in heads for k, v in head.variables.items()}),
+        variables=select_recorded_variables(
+            {k: v for head in heads for k, v in head.variables.items()}
+        ),
         details={**first.details, **written},
         left_out=left_out,
     )
 
 
 def _found(
-    head: _Head, ranks: int, size: int, placed: str, words: Mapping[str, str], numbers: _Numbers, where: str
+    head: _Head,
+    ranks: int,
+    size: int,
+    placed: str,
+    words: Mapping[str, str],
+    numbers: _Numbers,
+    where: str,
 ) -> ImportedResult:
     """Return a placement's result; ``words`` have type, redop and root, ``numbers`` us, GB/s and the wrong elements."""
     root, redop, dtype = int(foreign.number(words["root"], where)), words["redop"], words["type"]
@@ -126,11 +147,23 @@ def _found(
         known = f": {head.program} is not known; known are {format_list(_OPERATIONS)}"
         unnamed = f" does not say which operation it measured; {_ADD_THE_LINE}"
         raise UserError(f"{where}{known if head.program else unnamed}")
-    if negative := [f"{name} {value:g}" for name, value in numbers.items() if value is not None and value < 0]:
-        raise UserError(f"{where}: {negative[0]} at {size} B is negative, and {TOOL} prints numbers from 0 up")
-    params: dict[str, Value] = {"size_bytes": size, "dtype": _DTYPES.get(dtype, dtype), "mode": head.mode}
-    params |= {"placement": placed} | ({"redop": _REDOPS.get(redop, redop)} if redop != "none" else {})
-    params |= ({"root": root} if root >= 0 else {}) | {k: v for k, v in head.ours.items() if k not in _TOLD}
+    if negative := [
+        f"{name} {value:g}" for name, value in numbers.items() if value is not None and value < 0
+    ]:
+        raise UserError(
+            f"{where}: {negative[0]} at {size} B is negative, and {TOOL} prints numbers from 0 up"
+        )
+    params: dict[str, Value] = {
+        "size_bytes": size,
+        "dtype": _DTYPES.get(dtype, dtype),
+        "mode": head.mode,
+    }
+    params |= {"placement": placed} | (
+        {"redop": _REDOPS.get(redop, redop)} if redop != "none" else {}
+    )
+    params |= ({"root": root} if root >= 0 else {}) | {
+        k: v for k, v in head.ours.items() if k not in _TOLD
+    }
     seconds, algbw, busbw = (
         None if (printed := numbers[name]) is None else printed * scale
         for name, scale in (("time", MICRO), ("algbw", GIGA), ("busbw", GIGA))
@@ -143,21 +176,34 @@ def _found(
         name=operation.name,
         params=params,
         group_ranks=None if head.world == head.ranks else head.ranks,
-        metrics=foreign.time_and_rates(operation, ranks, size, seconds, method, (algbw, busbw), head.step),
+        metrics=foreign.time_and_rates(
+            operation, ranks, size, seconds, method, (algbw, busbw), head.step
+        ),
         check=Check() if wrong is None else Check(passed=wrong == 0, wrong=int(wrong)),
         printed=dict(numbers),
-        notes=("size 0: nccl-tests rounds each rank's share down to 16 bytes, and moved nothing here",) * (size == 0),
+        notes=(
+            "size 0: nccl-tests rounds each rank's share down to 16 bytes, and moved nothing here",
+        )
+        * (size == 0),
     )
 
 
 def _parse_text(text: str, where: str, nproc: int | None) -> ImportedRun:
-    head, heads, found, names, summaries = _Head(), list[_Head](), list[ImportedResult](), list[str](), 0
+    head, heads, found, names, summaries = (
+        _Head(),
+        list[_Head](),
+        list[ImportedResult](),
+        list[str](),
+        0,
+    )
     for line, place in foreign.lines(text, where):
         bare = _LABEL.sub("", line)
         words = bare.split()
         # older versions begin with their parameters, or a shell's command line
         command = len(heads) == summaries and _PROGRAM.search(bare) and "concluded" not in bare
-        if bare.startswith("# nccl-tests version") or (names and (bare.startswith("# nThread") or command)):
+        if bare.startswith("# nccl-tests version") or (
+            names and (bare.startswith("# nThread") or command)
+        ):
             head, names = _Head(), []
         if "redop" in words and words[0] == "#":
             names = words[1:]
@@ -173,7 +219,9 @@ def _parse_text(text: str, where: str, nproc: int | None) -> ImportedRun:
     return _run(heads, found, where, nproc, *(() if summaries == len(heads) else (_CUT_SHORT,)))
 
 
-def _row(head: _Head, names: list[str], words: list[str], where: str, nproc: int | None) -> Iterator[ImportedResult]:
+def _row(
+    head: _Head, names: list[str], words: list[str], where: str, nproc: int | None
+) -> Iterator[ImportedResult]:
     """Yield a row's placements; a column that occurs twice is out of place first."""
     row = PrintedRow(words, names, ("size", "type", "redop", "root", "algbw", "busbw"), where)
     ranks = world_size(head.ranks, nproc, where)
@@ -181,10 +229,19 @@ def _row(head: _Head, names: list[str], words: list[str], where: str, nproc: int
     if not starts:
         raise UserError(f"{where}: the heading before this row names no algbw with busbw beside it")
     for placed, start in zip((OUT_OF_PLACE, IN_PLACE), starts, strict=False):
-        cells = dict(zip(("time", *names[start + 1 : start + 4]), words[start : start + 4], strict=False))
+        cells = dict(
+            zip(("time", *names[start + 1 : start + 4]), words[start : start + 4], strict=False)
+        )
         if placed != head.repeated and any(cell != "N/A" for cell in cells.values()):
-            known = {name: cell for name, cell in cells.items() if cell not in ("N/A", "nan", "-nan", "inf")}
-            numbers = {name: foreign.number(known[name], where) if name in known else None for name in cells}
+            known = {
+                name: cell
+                for name, cell in cells.items()
+                if cell not in ("N/A", "nan", "-nan", "inf")
+            }
+            numbers = {
+                name: foreign.number(known[name], where) if name in known else None
+                for name in cells
+            }
             yield _found(head, ranks, row.whole("size"), placed, row, numbers, where)
 
 
@@ -276,16 +333,29 @@ def _head(document: _Document) -> _Head:
 def _results(head: _Head, ranks: int, result: _Result, where: str) -> Iterator[ImportedResult]:
     words = {"type": result.type, "redop": result.redop, "root": result.root}
     out_of_place = OUT_OF_PLACE, result.out_of_place, result.out_of_place_per_iter
-    for name, placed, timed in (out_of_place, (IN_PLACE, result.in_place, result.in_place_per_iter)):
+    for name, placed, timed in (
+        out_of_place,
+        (IN_PLACE, result.in_place, result.in_place_per_iter),
+    ):
         if placed is None:
             continue
         time = placed.cpu_time if placed.time is None else placed.time
-        told = {"time": time, "algbw": placed.alg_bw, "busbw": placed.bus_bw, "#wrong": placed.nwrong}
+        told = {
+            "time": time,
+            "algbw": placed.alg_bw,
+            "busbw": placed.bus_bw,
+            "#wrong": placed.nwrong,
+        }
         # nccl-tests writes the text nan where it has no number
-        numbers = {k: v if isinstance(v, int | float) and math.isfinite(v) else None for k, v in told.items()}
+        numbers = {
+            k: v if isinstance(v, int | float) and math.isfinite(v) else None
+            for k, v in told.items()
+        }
         found = _found(head, ranks, result.size, name, words, numbers, where)
         skipped = timed.skipped_iterations if timed else 0
-        warm_up = (f"the first {skipped} iterations are warm-up, by --per_iter_skip",) if skipped else ()
+        warm_up = (
+            (f"the first {skipped} iterations are warm-up, by --per_iter_skip",) if skipped else ()
+        )
         yield replace(
             found,
             iterations=result.actual_iterations,

@@ -34,19 +34,31 @@ def parse_osu(text: str, where: str, nproc: int | None) -> ImportedRun:
     """Return what OSU benchmarks printed; ``UserError`` if it is cut short, or without ``nproc``: they do not tell."""
     ranks = world_size(None, nproc, where)
     operation, version, dtype, names = None, None, "", list[str]()
-    found, devices, versions, left_out = list[ImportedResult](), set[str](), dict[str, None](), dict[str, None]()
+    found, devices, versions, left_out = (
+        list[ImportedResult](),
+        set[str](),
+        dict[str, None](),
+        dict[str, None](),
+    )
     for line, place in lines(text, where):
         bare = line.strip()
         if match := _TITLE.match(line):
             device, title, version = match.groups()
-            operation, dtype, names = _OPERATIONS.get(title.lower().removesuffix(" latency")), "", []
+            operation, dtype, names = (
+                _OPERATIONS.get(title.lower().removesuffix(" latency")),
+                "",
+                [],
+            )
             devices.add(device.lower() or "cpu")  # the title tells of accelerators alone
             versions |= {version: None} if version else {}
             left_out |= {} if operation else {f"OSU {title}: {NO_CASE}": None}
         elif bare.startswith("# Datatype:"):
             dtype = bare.partition(":")[2].strip(" .")
         elif bare.startswith("# Size"):
-            names = [name.lower().replace(" ", "") for name in re.split(r"\s{2,}", bare.removeprefix("# "))]
+            names = [
+                name.lower().replace(" ", "")
+                for name in re.split(r"\s{2,}", bare.removeprefix("# "))
+            ]
         elif operation and names and bare and bare.split()[0].isdecimal():
             row = PrintedRow(bare.split(), names, ("size",), place)
             found.append(_parse_row(operation, row, ranks, dtype, version or "of unknown version"))
@@ -61,7 +73,9 @@ def parse_osu(text: str, where: str, nproc: int | None) -> ImportedRun:
     )
 
 
-def _parse_row(operation: OperationSpec, row: PrintedRow, ranks: int, dtype: str, version: str) -> ImportedResult:
+def _parse_row(
+    operation: OperationSpec, row: PrintedRow, ranks: int, dtype: str, version: str
+) -> ImportedResult:
     latency = next((name for name in ("avglatency(us)", "latency(us)") if name in row), None)
     if latency is None:
         raise UserError(f"{row.where}: the columns {', '.join(row)} hold no latency")

@@ -42,7 +42,9 @@ def detect(content: bytes, where: str = "the file") -> str:
     )
 
 
-def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | None = None) -> Path:
+def import_file(
+    path: Path, out: Path, *, nproc: int | None = None, tool: str | None = None
+) -> Path:
     """Return a new run's folder with the results of a file; ``UserError`` if it cannot be read or holds none.
 
     ``nproc`` is for files that do not tell it; ``tool`` spares finding out which tool wrote the file. The run's plan is
@@ -50,7 +52,9 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
     """
     with convert_read_errors(path, "cannot be imported"):
         content = read_file(path)
-        foreign = PARSERS[tool or detect(content, str(path))](content.decode(errors="replace"), str(path), nproc)
+        foreign = PARSERS[tool or detect(content, str(path))](
+            content.decode(errors="replace"), str(path), nproc
+        )
     if not foreign.found:
         reasons = f": left out: {'; '.join(foreign.left_out)}" if foreign.left_out else ""
         raise UserError(f"{path} holds no result of {foreign.tool}{reasons}")
@@ -64,7 +68,9 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
         records.append(_record(case, found, foreign, path.name))
     with convert_read_errors(path, "cannot be imported"):
         for record in records:
-            msgspec.convert(msgspec.to_builtins(record), Record)  # checks limits before a run is begun
+            msgspec.convert(
+                msgspec.to_builtins(record), Record
+            )  # checks limits before a run is begun
     plan = Plan(
         preset=f"import:{foreign.tool}",
         cases=tuple(record.case for record in records),
@@ -91,12 +97,19 @@ def import_file(path: Path, out: Path, *, nproc: int | None = None, tool: str | 
 def _record(case: Case, found: ImportedResult, foreign: ImportedRun, file: str) -> Record:
     tool, wrong = foreign.tool, found.check.passed is False
     count = "" if found.check.wrong is None else f" {found.check.wrong}"
-    notes = [f"imported from {tool} ({foreign.version or 'version unknown'}); times have no interval"]
+    notes = [
+        f"imported from {tool} ({foreign.version or 'version unknown'}); times have no interval"
+    ]
     if not foreign.nodes:
         notes.append("the file does not tell the number of nodes: it is written as 0")
     return Record(
         case=case,
-        world=WorldInfo(size=foreign.ranks, nodes=foreign.nodes or 0, backend=foreign.backend, device=foreign.device),
+        world=WorldInfo(
+            size=foreign.ranks,
+            nodes=foreign.nodes or 0,
+            backend=foreign.backend,
+            device=foreign.device,
+        ),
         repetition=0,
         status="wrong" if wrong else "ok",
         reason=f"{tool} found{count} wrong results" if wrong else "",

@@ -19,14 +19,33 @@ from parbench.reports.cells import visible
 from parbench.reports.formats.foreign import NCCL_TESTS, operations_by_name
 
 TOOL, VERSION = "nccl-tests", "2.19.6"
-TYPES = {name: name for name in ("bfloat16", "int8", "uint8", "int32", "int64")} | {"float32": "float"}
-TYPES |= {"float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
-REDUCTIONS = {"sum": "sum", "avg": "avg", "min": "min", "max": "max", "product": "prod", "none": "none"}
+TYPES = {name: name for name in ("bfloat16", "int8", "uint8", "int32", "int64")} | {
+    "float32": "float"
+}
+TYPES |= {
+    "float16": "half",
+    "float64": "double",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+}
+REDUCTIONS = {
+    "sum": "sum",
+    "avg": "avg",
+    "min": "min",
+    "max": "max",
+    "product": "prod",
+    "none": "none",
+}
 _OPERATIONS = {spec.name: spec for spec in operations_by_name(NCCL_TESTS).values()}
 _PROGRAMS = {operation: program for program, operation in NCCL_TESTS.items()}
 _PLACED = (OUT_OF_PLACE, IN_PLACE)
 _COMPARABLE = {"pipelined": 0, "graph": 1}  # modes that time what nccl-tests does, with its -G
-_LINE = ("dtype", "redop", "root", "size_bytes")  # what parts a table's lines, the last fastest, as in nccl-tests
+_LINE = (
+    "dtype",
+    "redop",
+    "root",
+    "size_bytes",
+)  # what parts a table's lines, the last fastest, as in nccl-tests
 _COLUMNS = (*_LINE, "mode", "placement")  # what the layout has a place for
 
 
@@ -57,7 +76,10 @@ def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
             continue
         params, where = _params(row.case), (row.case.name, row.world.size, row.world.nodes)
         mode = str(params["mode"])
-        alike = where, *((k, v) for k, v in params.items() if k not in ("mode", "size_bytes", "placement"))
+        alike = (
+            where,
+            *((k, v) for k, v in params.items() if k not in ("mode", "size_bytes", "placement")),
+        )
         series = where, mode, *((k, v) for k, v in params.items() if k not in _COLUMNS)
         placed.append((mode, alike, series, row))
         if mode in _COMPARABLE and row.world.device == "cuda" and not _why_left_out(row):
@@ -69,7 +91,9 @@ def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
             left_out.append(f"{visible(row.case.label)}: {why}")
         else:
             tables.setdefault(table, []).append(row)
-    left_out += [f"{visible(case.case.label)}: skipped: {visible(case.reason)}" for case in summary.skipped]
+    left_out += [
+        f"{visible(case.case.label)}: skipped: {visible(case.reason)}" for case in summary.skipped
+    ]
     left_out += [
         f"{visible(case.case.label)}: no record of {case.repetitions} of {case.planned} repetitions"
         for case in summary.missing
@@ -81,7 +105,13 @@ def _params(case: Case) -> dict[str, Any]:
     """Return a case's parameters, with what goes without saying."""
     operation = _OPERATIONS[case.name]
     redop = "sum" if operation.reduces else "none"
-    return {"mode": "unknown", "redop": redop, "root": -1, "placement": operation.placements[0], **case.params}
+    return {
+        "mode": "unknown",
+        "redop": redop,
+        "root": -1,
+        "placement": operation.placements[0],
+        **case.params,
+    }
 
 
 def _no_counterpart(case: Case) -> str | None:
@@ -122,7 +152,9 @@ def _render_table(run: Run, rows: Sequence[Row]) -> list[str]:
     measured = [name for name in _PLACED if any(name in line for line in lines)]
     # torch has one placement of it, so there is nothing to measure for the other
     only = measured[0] if len(spec.placements) == len(measured) == 1 else ""
-    unmeasured = [] if only else [name for name in _PLACED if any(name not in line for line in lines)]
+    unmeasured = (
+        [] if only else [name for name in _PLACED if any(name not in line for line in lines)]
+    )
     repeated = [name for name in _PLACED if only and name != only]
     wrong = sum(max(1, row.check.wrong or 0) for row in rows if row.status == "wrong")
     rates = [busbw / 1e9 for row in timed if (busbw := row.value("busbw")) is not None]
@@ -137,7 +169,10 @@ def _render_table(run: Run, rows: Sequence[Row]) -> list[str]:
         f"graph: {_COMPARABLE.get(mode, 0)} unalign: 0",
         f"# Written by parbench {run.info.parbench}: {_written_words(case, world, _ranks(rows))}",
         *(f"# N/A under {_hyphenated(name)}: not measured" for name in unmeasured),
-        *(f"# {_hyphenated(name)} repeats {_hyphenated(only)}: {spec.short_name} has no other" for name in repeated),
+        *(
+            f"# {_hyphenated(name)} repeats {_hyphenated(only)}: {spec.short_name} has no other"
+            for name in repeated
+        ),
         "#",
         "# Using devices",
         *_device_lines(run, world, _ranks(rows)),
@@ -146,7 +181,11 @@ def _render_table(run: Run, rows: Sequence[Row]) -> list[str]:
         f"#       size         count      type   redop    root{'     time   algbw   busbw  #wrong' * 2} ",
         f"#        (B)    (elements)                          {'     (us)  (GB/s)  (GB/s)        ' * 2} ",
         *(_render_line(line, only) for line in lines),
-        *(f"# Left out: {visible(row.case.label)}: {why}" for row in rows if (why := _why_left_out(row))),
+        *(
+            f"# Left out: {visible(row.case.label)}: {why}"
+            for row in rows
+            if (why := _why_left_out(row))
+        ),
         f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
         f"# Avg bus bandwidth    : {f'{sum(rates) / len(rates):g}' if rates else 'N/A'} ",
         "#",
@@ -176,7 +215,9 @@ def _written_words(case: Case, world: WorldInfo, ranks: int) -> str:
     words.append(f"nodes={world.nodes}")
     if world.size != ranks:
         words.append(f"world={world.size}")
-    words += visible(" ".join(f"{k}={v}" for k, v in case.params.items() if k not in _COLUMNS)).split()
+    words += visible(
+        " ".join(f"{k}={v}" for k, v in case.params.items() if k not in _COLUMNS)
+    ).split()
     return " ".join(words)
 
 
@@ -184,7 +225,11 @@ def _device_lines(run: Run, world: WorldInfo, ranks: int) -> Iterator[str]:
     """Yield a line for each rank of a table; the host is known only on one node, processes and devices never are."""
     host = _environment_group(run, "host")
     name = str(host.get("name") or run.info.host) if world.nodes == 1 else "unknown"
-    model = _environment_group(run, "torch").get("gpu") if world.device == "cuda" else host.get("cpu_model")
+    model = (
+        _environment_group(run, "torch").get("gpu")
+        if world.device == "cuda"
+        else host.get("cpu_model")
+    )
     for rank in range(ranks):
         yield f"#  Rank {rank:2d} Group  0 Pid {-1:6d} on {name:>10} device {-1:2d} [unknown] {model or 'unknown'}"
 

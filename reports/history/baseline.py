@@ -29,7 +29,11 @@ def baseline(path: Path) -> Verdict:
         floor, floors = find_floor(os.environ.get("PARBENCH_FLOOR"))
         rule = StepRule(floor=floor)
         with open_history(file) as history:
-            before = [line for line in history.runs() if line.preset == run.plan.preset and line.id != run.id]
+            before = [
+                line
+                for line in history.runs()
+                if line.preset == run.plan.preset and line.id != run.id
+            ]
         if not before:
             return _none(f"the history has no run of preset {run.plan.preset}", more)
         branch = before[-1].branch
@@ -39,12 +43,18 @@ def baseline(path: Path) -> Verdict:
     if changed := [change.told for _, change, _ in found.changes if change.fails]:
         others = f", and {len(changed) - 1} more" if changed[1:] else ""
         remedy = f"parbench history check {path} --branch {branch}"
-        return Verdict(word="CHANGED", level="doubtful", told=f"{changed[0]}{others}", remedy=remedy)
+        return Verdict(
+            word="CHANGED", level="doubtful", told=f"{changed[0]}{others}", remedy=remedy
+        )
     known = [one for one in found.findings if one.word in ("SLOWER", "SAME")]
     if not known:
-        reasons = [f"{one.word}: {one.reason}" for one in found.findings if one.word != "INSUFFICIENT"]
+        reasons = [
+            f"{one.word}: {one.reason}" for one in found.findings if one.word != "INSUFFICIENT"
+        ]
         insufficient = [one.reason for one in found.findings if one.word == "INSUFFICIENT"]
-        return _none((insufficient or reasons or [f"no series has {rule.min_values} earlier runs"])[0], more)
+        return _none(
+            (insufficient or reasons or [f"no series has {rule.min_values} earlier runs"])[0], more
+        )
     num_runs = max(len(one.times) for one in known) - 1
     runs = f"in the {pluralize(num_runs, 'run')} before"
     if slower := [one for one in found.findings if one.word == "SLOWER"]:

@@ -6,7 +6,12 @@ import click
 from click.core import ParameterSource
 
 from parbench.bench.commands import RunPath
-from parbench.reports.regression.commands import floor_option, form_option, history_option, unknown_option
+from parbench.reports.regression.commands import (
+    floor_option,
+    form_option,
+    history_option,
+    unknown_option,
+)
 
 _EXAMPLES = """\b
 Examples:
@@ -41,7 +46,9 @@ def history() -> None:
     show_default=True,
     help="The branch measured; in GitHub's and GitLab's jobs theirs. If given, runs already added are moved to it.",
 )
-@click.option("--commit", envvar=["GITHUB_SHA", "CI_COMMIT_SHA"], default="", help="The commit, likewise.")
+@click.option(
+    "--commit", envvar=["GITHUB_SHA", "CI_COMMIT_SHA"], default="", help="The commit, likewise."
+)
 @_file_option
 def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
     """Add runs, or all runs of a folder, to the history.
@@ -53,10 +60,14 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
     source = click.get_current_context().get_parameter_source
     # a later job's variables say nothing of the runs that it finds
     given = {"branch": branch, "commit": commit}
-    meant = {name: text for name, text in given.items() if source(name) is ParameterSource.COMMANDLINE}
+    meant = {
+        name: text for name, text in given.items() if source(name) is ParameterSource.COMMANDLINE
+    }
     where = ", ".join(f"{name} {text}" for name, text in meant.items())
     is_new = not file.exists()
-    for run_id, what in add_folders(file, runs, branch=branch, commit=commit, meant=frozenset(meant)):
+    for run_id, what in add_folders(
+        file, runs, branch=branch, commit=commit, meant=frozenset(meant)
+    ):
         if is_new:
             click.echo(f"a new history: {file.absolute()}", err=True)
         is_new = False
@@ -77,7 +88,9 @@ def list_runs(branch: str | None, file: Path) -> None:
     rows = [("run", "started", "branch", "commit", "preset", "series", "bad")]
     for o in reversed(lines):
         commit = o.commit[:12] or cells.UNKNOWN
-        rows.append((o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad)))
+        rows.append(
+            (o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad))
+        )
     table = [format_table(rows)] if lines else []
     notes = [f"meant at {one.run_id}, {one.series}: {one.note}" for one in annotations]
     click.echo("\n".join([pluralize(len(lines), "run"), *table, *notes]))
@@ -105,14 +118,27 @@ def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
     epilog="Examples: parbench history check --branch main --floor 5%; parbench history check latest --branch main"
 )
 @click.argument("run", required=False)
-@click.option("--branch", default="main", show_default=True, help="The branch to check, or to check RUN against.")
+@click.option(
+    "--branch",
+    default="main",
+    show_default=True,
+    help="The branch to check, or to check RUN against.",
+)
 @floor_option
-@click.option("--window", type=click.IntRange(min=8), default=30, show_default=True, help="Runs that count.")
+@click.option(
+    "--window", type=click.IntRange(min=8), default=30, show_default=True, help="Runs that count."
+)
 @form_option(type=click.Choice(("table", "markdown", "json")), default="table")
 @unknown_option
 @_file_option
 def check(
-    run: str | None, branch: str, floor: str | None, window: int, form: str, fail_on_unknown: bool, file: Path
+    run: str | None,
+    branch: str,
+    floor: str | None,
+    window: int,
+    form: str,
+    fail_on_unknown: bool,
+    file: Path,
 ) -> None:
     """Check the newest run: which series became slower, since when?
 
@@ -148,10 +174,18 @@ def check(
     click.get_current_context().exit(code)
 
 
-@history.command(epilog="Example: parbench history annotate 20260102T030405Z-node1-1a2b3c --note 'new driver'")
+@history.command(
+    epilog="Example: parbench history annotate 20260102T030405Z-node1-1a2b3c --note 'new driver'"
+)
 @click.argument("run")
 @click.option("--note", required=True, help="The reason.")
-@click.option("--series", default="*", show_default=True, metavar="GLOB", help="These series, by case and parameters.")
+@click.option(
+    "--series",
+    default="*",
+    show_default=True,
+    metavar="GLOB",
+    help="These series, by case and parameters.",
+)
 @_file_option
 def annotate(run: str, note: str, series: str, file: Path) -> None:
     """Mark a change as intended: later runs are compared from RUN on."""
@@ -162,7 +196,12 @@ def annotate(run: str, note: str, series: str, file: Path) -> None:
 
 
 @history.command(epilog="Example: parbench history prune --keep 400")
-@click.option("--keep", type=click.IntRange(1, 10**9), required=True, help="Runs to keep of each branch and preset.")
+@click.option(
+    "--keep",
+    type=click.IntRange(1, 10**9),
+    required=True,
+    help="Runs to keep of each branch and preset.",
+)
 @_file_option
 def prune(keep: int, file: Path) -> None:
     """Delete old runs from the history, and print their ids."""

@@ -113,13 +113,17 @@ class History:
     def runs(self, branch: str | None = None) -> tuple[Line, ...]:
         names = "number, id, started, host, parbench, preset, branch, commit_id, path, num_series, num_bad"
         where = "branch = coalesce(?, branch)"
-        rows = self._execute(f"SELECT {names} FROM run WHERE {where} ORDER BY started, number", branch)
+        rows = self._execute(
+            f"SELECT {names} FROM run WHERE {where} ORDER BY started, number", branch
+        )
         return tuple(Line(*row) for row in rows)
 
     def line(self, run_id: str) -> Line:
         if found := [line for line in self.runs() if line.id == run_id]:
             return found[0]
-        raise UserError(f"{self._path} has no run {run_id!r}: parbench history list shows what it has")
+        raise UserError(
+            f"{self._path} has no run {run_id!r}: parbench history list shows what it has"
+        )
 
     def run(self, line: Line) -> Run:
         """Return a run with its records, from its folder; ``UserError`` if the folder is gone."""
@@ -131,7 +135,9 @@ class History:
 
     def series(self, run: int | None = None) -> dict[int, Identity]:
         where = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
-        rows = self._execute(f"SELECT number, content FROM series WHERE {where} ORDER BY number", run, run)
+        rows = self._execute(
+            f"SELECT number, content FROM series WHERE {where} ORDER BY number", run, run
+        )
         with convert_read_errors(f"{self._path}, a series"):
             return {number: msgspec.json.decode(content, type=Identity) for number, content in rows}
 
@@ -141,13 +147,17 @@ class History:
 
     def times(self, series: int, lines: Iterable[Line]) -> tuple[tuple[Line, float], ...]:
         """Return the times of a series in seconds, in the order of lines; runs without a time are left out."""
-        rows = self._execute("SELECT run, seconds FROM point WHERE series = ? AND seconds > 0", series)
+        rows = self._execute(
+            "SELECT run, seconds FROM point WHERE series = ? AND seconds > 0", series
+        )
         seconds = dict(rows)
         return tuple((line, seconds[line.number]) for line in lines if line.number in seconds)
 
     def beside(self, series: int, run: int) -> dict[str, str]:
         """Return the environment of a series in a run that is not part of its fingerprint."""
-        query = "SELECT content FROM beside JOIN point ON beside = number WHERE run = ? AND series = ?"
+        query = (
+            "SELECT content FROM beside JOIN point ON beside = number WHERE run = ? AND series = ?"
+        )
         with convert_read_errors(f"{self._path}, the environment of run {run}"):
             [(content,)] = self._execute(query, run, series)
             return msgspec.json.decode(content, type=dict[str, str])
@@ -180,8 +190,12 @@ class History:
         query = f"SELECT number, id FROM (SELECT number, id, {place} FROM run) WHERE place > ?"
         with _transaction(self._connection):
             old = self._execute(query, keep)
-            self._connection.executemany("DELETE FROM run WHERE number = ?", [(number,) for number, _ in old])
-            self._execute("DELETE FROM facts WHERE number NOT IN (SELECT facts FROM point WHERE facts IS NOT NULL)")
+            self._connection.executemany(
+                "DELETE FROM run WHERE number = ?", [(number,) for number, _ in old]
+            )
+            self._execute(
+                "DELETE FROM facts WHERE number NOT IN (SELECT facts FROM point WHERE facts IS NOT NULL)"
+            )
             self._execute("DELETE FROM series WHERE number NOT IN (SELECT series FROM point)")
             self._execute("DELETE FROM beside WHERE number NOT IN (SELECT beside FROM point)")
         self._execute("VACUUM")
@@ -193,7 +207,15 @@ class History:
     def _insert(self, entry: Entry) -> None:
         run, about, insert_all = entry.run, entry.about, self._connection.executemany
         bad = sum(point.status in ("wrong", "failed", "hang") for point in entry.points)
-        texts = (run.id, run.started, run.host, run.parbench, run.plan.preset, about.branch, about.commit)
+        texts = (
+            run.id,
+            run.started,
+            run.host,
+            run.parbench,
+            run.plan.preset,
+            about.branch,
+            about.commit,
+        )
         row = (*texts, str(entry.path), entry.digest, len(entry.points), bad)
         insert = "INSERT INTO run VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
         number = self._connection.execute(insert, row).lastrowid
@@ -201,7 +223,9 @@ class History:
         for point in entry.points:
             fingerprint = point.series.fingerprint
             beside = msgspec.json.encode(point.beside, order="sorted").decode()
-            counts = msgspec.json.encode(point.facts, order="sorted").decode() if point.facts else None
+            counts = (
+                msgspec.json.encode(point.facts, order="sorted").decode() if point.facts else None
+            )
             series.append((fingerprint, msgspec.json.encode(point.series).decode()))
             besides.append((beside,))
             if counts is not None:
@@ -212,9 +236,13 @@ class History:
         insert_all("INSERT OR IGNORE INTO beside VALUES (NULL, ?)", besides)
         insert_all("INSERT OR IGNORE INTO facts VALUES (NULL, ?)", facts)
         columns = {"series": "fingerprint", "beside": "content", "facts": "content"}
-        keys = {table: f"(SELECT number FROM {table} WHERE {column} = ?)" for table, column in columns.items()}
+        keys = {
+            table: f"(SELECT number FROM {table} WHERE {column} = ?)"
+            for table, column in columns.items()
+        }
         insert_all(
-            f"INSERT INTO point VALUES ({keys['series']}, ?, ?, ?, ?, ?, {keys['beside']}, {keys['facts']})", points
+            f"INSERT INTO point VALUES ({keys['series']}, ?, ?, ?, ?, ?, {keys['beside']}, {keys['facts']})",
+            points,
         )
 
 
@@ -239,7 +267,9 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
         told = {sqlite3.SQLITE_BUSY: busy, sqlite3.SQLITE_LOCKED: busy}
         told[sqlite3.SQLITE_NOTADB] = "is not an SQLite file: name a history with --history FILE"
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        raise UserError(f"{path} {told.get(code, f'cannot be used as a history: {error}')}") from error
+        raise UserError(
+            f"{path} {told.get(code, f'cannot be used as a history: {error}')}"
+        ) from error
     finally:
         connection.close()
 
@@ -253,17 +283,25 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> Non
     with _transaction(connection) if create else nullcontext():
         if number("SELECT count(*) FROM sqlite_master") == number("PRAGMA application_id") == 0:
             if not create:
-                raise UserError(f"{path} is empty, not a history: begin one with parbench history add RUN")
-            made = f"{_TABLES}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}"
+                raise UserError(
+                    f"{path} is empty, not a history: begin one with parbench history add RUN"
+                )
+            made = (
+                f"{_TABLES}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}"
+            )
             for statement in made.split(";"):
                 connection.execute(statement)
         if (application := number("PRAGMA application_id")) != APPLICATION:
-            other = f"an SQLite file of another program, not a history (application_id {application})"
+            other = (
+                f"an SQLite file of another program, not a history (application_id {application})"
+            )
             raise UserError(f"{path} is {other}")
         version = number("PRAGMA user_version")
         if version != SCHEMA:
             age = "newer" if version > SCHEMA else "older"
-            raise UserError(f"{path}: schema {version} is {age} than {SCHEMA}, the one that this parbench reads")
+            raise UserError(
+                f"{path}: schema {version} is {age} than {SCHEMA}, the one that this parbench reads"
+            )
 
 
 @contextmanager

@@ -24,7 +24,9 @@ from parbench.reports.regression.environment import Identity
 from parbench.reports.regression.noise_floor import Floor
 
 NOT_JUDGED = Judgement()
-MISSED_RUNS = 3  # A case is missing if one of so many runs before, which share a case with this run, has it.
+MISSED_RUNS = (
+    3  # A case is missing if one of so many runs before, which share a case with this run, has it.
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +75,16 @@ class Check:
 
     @property
     def counts(self) -> Mapping[Word, int]:
-        return counts_of([*(one.word for one in self.findings), *(one.word for _, one, _ in self.changes)])
+        return counts_of(
+            [*(one.word for one in self.findings), *(one.word for _, one, _ in self.changes)]
+        )
 
     @property
     def changes(self) -> list[tuple[Identity, CountChange, str]]:
         """Every count that differs from before, with its series and the run since which it does."""
-        return [(one.series, change, since) for one in self.counted for change, since in one.changes]
+        return [
+            (one.series, change, since) for one in self.counted for change, since in one.changes
+        ]
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
         return exit_code(self.counts, fail_on_unknown=fail_on_unknown)
@@ -89,7 +95,9 @@ def newest(history: History, branch: str) -> Line:
     if lines := history.runs(branch):
         return lines[-1]
     branches = sorted({line.branch for line in history.runs()})
-    raise UserError(f"the history has no run of branch {branch!r}: it has {', '.join(branches) or 'no run at all'}")
+    raise UserError(
+        f"the history has no run of branch {branch!r}: it has {', '.join(branches) or 'no run at all'}"
+    )
 
 
 def check_folder(
@@ -100,23 +108,37 @@ def check_folder(
     One run cannot show that a level lasts, so every significant rise above the newest level is SLOWER.
     """
     exists = file.exists()
-    with open_history(file if exists else Path(":memory:"), create=not exists) as kept, kept.copied() as history:
+    with (
+        open_history(file if exists else Path(":memory:"), create=not exists) as kept,
+        kept.copied() as history,
+    ):
         entry = read_entry(path, About(branch=branch), frozenset({"branch"}))
         history.add(entry)
         return check(history, history.line(entry.run.id), rule, floors, kept=False)
 
 
 def check(
-    history: History, line: Line, rule: StepRule, floors: Mapping[str, Floor] | None = None, *, kept: bool = True
+    history: History,
+    line: Line,
+    rule: StepRule,
+    floors: Mapping[str, Floor] | None = None,
+    *,
+    kept: bool = True,
 ) -> Check:
     """Check a run against the runs of its branch before it.
 
     A series counts from its newest annotation on. Counts are compared with the first run of these, or with the last if
     ``line`` is not kept. ``floors`` are measured thresholds by series' fingerprints, which raise the rule's.
     """
-    before = [run for run in history.runs(line.branch) if (run.started, run.number) <= (line.started, line.number)]
+    before = [
+        run
+        for run in history.runs(line.branch)
+        if (run.started, run.number) <= (line.started, line.number)
+    ]
     annotations = [
-        note for note in history.annotations() if note.branch == line.branch and note.started <= line.started
+        note
+        for note in history.annotations()
+        if note.branch == line.branch and note.started <= line.started
     ]
     series = history.series(line.number)
     outcomes = history.outcomes(line.number)
@@ -124,11 +146,18 @@ def check(
     previous, missing = _find_missing(history, line, before, series, rule.window)
     findings, counted = dict[int, Finding](), list[Counts]()
     for number, identity in series.items():
-        start = max((note.started for note in annotations if fnmatchcase(identity.case.label, note.series)), default="")
+        start = max(
+            (note.started for note in annotations if fnmatchcase(identity.case.label, note.series)),
+            default="",
+        )
         since = [run for run in before if run.started >= start]
-        counted += _compare_counts(identity, history.counted(number, since[window]), line, kept=kept)
+        counted += _compare_counts(
+            identity, history.counted(number, since[window]), line, kept=kept
+        )
         measured = (floors or {}).get(identity.fingerprint)
-        findings[number] = Finding(series=identity, times=history.times(number, since)[window], measured=measured)
+        findings[number] = Finding(
+            series=identity, times=history.times(number, since)[window], measured=measured
+        )
     findings |= _judge(findings, line, rule, kept=kept)
     checked = []
     for number, finding in findings.items():
@@ -139,12 +168,16 @@ def check(
     return Check(line=line, rule=rule, findings=tuple(ordered), counted=tuple(counted), kept=kept)
 
 
-def _judge(findings: Mapping[int, Finding], line: Line, rule: StepRule, *, kept: bool) -> dict[int, Finding]:
+def _judge(
+    findings: Mapping[int, Finding], line: Line, rule: StepRule, *, kept: bool
+) -> dict[int, Finding]:
     """Return the findings that have a time in this run and enough runs, with the judgement of all of them at once."""
     judged = {
         number: finding
         for number, finding in findings.items()
-        if finding.times and finding.times[-1][0] == line and len(finding.times) - (not kept) >= rule.min_values
+        if finding.times
+        and finding.times[-1][0] == line
+        and len(finding.times) - (not kept) >= rule.min_values
     }
     logs = [np.log([seconds for _, seconds in finding.times]) for finding in judged.values()]
     floors = [finding.measured.floor if finding.measured else 0.0 for finding in judged.values()]
@@ -162,19 +195,30 @@ def _environment_changes(history: History, number: int, finding: Finding) -> tup
     if shift is None or not shift.at:
         return ()
     lines = [line for line, _ in finding.times[shift.at - 1 : shift.at + 1]]
-    before, after = ({**history.beside(number, line.number), "commit": line.commit or cells.UNKNOWN} for line in lines)
+    before, after = (
+        {**history.beside(number, line.number), "commit": line.commit or cells.UNKNOWN}
+        for line in lines
+    )
     return _changes(before, after)
 
 
 def _find_missing(
-    history: History, line: Line, before: Sequence[Line], series: Mapping[int, Identity], window: int
+    history: History,
+    line: Line,
+    before: Sequence[Line],
+    series: Mapping[int, Identity],
+    window: int,
 ) -> tuple[tuple[Identity, ...], list[Finding]]:
     """Return the series of the last run of this kind, and those of the last few that this one did not measure."""
     measured = {*map(_asked, series.values())}
     same_preset = [run for run in before if run.preset == line.preset and run.number != line.number]
     # The series of the last few runs of this kind, the newest first. A run without any case is of every kind.
     each = (tuple(history.series(run.number).values()) for run in reversed(same_preset[-window:]))
-    last = list(islice((run for run in each if not measured or measured & set(map(_asked, run))), MISSED_RUNS))
+    last = list(
+        islice(
+            (run for run in each if not measured or measured & set(map(_asked, run))), MISSED_RUNS
+        )
+    )
     previous: tuple[Identity, ...] = ()
     if last:
         previous = last[0]
@@ -182,11 +226,17 @@ def _find_missing(
         previous = tuple(history.series(same_preset[-1].number).values())
     runs = f"one of the {len(last)} runs before" if len(last) > 1 else "the run before"
     reason = f"{runs} that share a case with this one has it, and this one has not"
-    vanished = {_asked(one): one for run in reversed(last) for one in run if _asked(one) not in measured}
-    return previous, [Finding(series=one, word="MISSING", reason=reason) for one in vanished.values()]
+    vanished = {
+        _asked(one): one for run in reversed(last) for one in run if _asked(one) not in measured
+    }
+    return previous, [
+        Finding(series=one, word="MISSING", reason=reason) for one in vanished.values()
+    ]
 
 
-def _compare_counts(series: Identity, runs: Sequence[tuple[Line, Facts]], line: Line, *, kept: bool) -> list[Counts]:
+def _compare_counts(
+    series: Identity, runs: Sequence[tuple[Line, Facts]], line: Line, *, kept: bool
+) -> list[Counts]:
     """Return the changes of a series' counts, nothing where this run or those before have none."""
     if len(runs) < 2 or runs[-1][0] != line:
         return []
@@ -202,7 +252,11 @@ def _compare_counts(series: Identity, runs: Sequence[tuple[Line, Facts]], line: 
         return first.id
 
     changes = tuple((change, find_start(change.path)) for change in found.changes)
-    return [Counts(series=series, count=found.count, changes=changes)] if found.count or changes else []
+    return (
+        [Counts(series=series, count=found.count, changes=changes)]
+        if found.count or changes
+        else []
+    )
 
 
 def _asked(series: Identity) -> tuple[object, ...]:
@@ -240,15 +294,23 @@ def _describe(finding: Finding, *, kept: bool) -> tuple[Word, str]:
         if finding.judgement.is_significant:
             return word, reason
         if shift.slope is None and rise is None:
-            return "AMBIGUOUS", f"{reason}: significant for this series, but not among all series of this run"
+            return (
+                "AMBIGUOUS",
+                f"{reason}: significant for this series, but not among all series of this run",
+            )
     if rise is not None:
         before = [seconds for _, seconds in finding.times[:-1]]
         span = f"{cells.duration(min(before))} to {cells.duration(max(before))}"
-        reason = f"this run is {100 * rise:+.1f} % from its level, beyond the variation of runs ({span})"
+        reason = (
+            f"this run is {100 * rise:+.1f} % from its level, beyond the variation of runs ({span})"
+        )
         return "SUSPECT" if kept else "SLOWER", reason
     return "SAME", ""
 
 
 def _changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
-    pairs = {path: (base.get(path, cells.UNKNOWN), new.get(path, cells.UNKNOWN)) for path in sorted({*base, *new})}
+    pairs = {
+        path: (base.get(path, cells.UNKNOWN), new.get(path, cells.UNKNOWN))
+        for path in sorted({*base, *new})
+    }
     return tuple(f"{path}: {old} -> {now}" for path, (old, now) in pairs.items() if old != now)

@@ -20,10 +20,16 @@ from parbench.reports.regression.statistics import Difference, rank_test, t_tail
 Logs = NDArray[np.float64]
 MIN_POOLED_SERIES = 5  # Fewer series do not estimate how runs vary in general.
 FALSE_DISCOVERY_RATE = 0.01
-ROBUST_DEVIATIONS = 3 * 1.4826  # times the median absolute deviation: three standard deviations of a normal
-PENALTY = 2.0  # of one more level, in variances times the logarithm of the number of runs (Schwarz 1978)
+ROBUST_DEVIATIONS = (
+    3 * 1.4826
+)  # times the median absolute deviation: three standard deviations of a normal
+PENALTY = (
+    2.0  # of one more level, in variances times the logarithm of the number of runs (Schwarz 1978)
+)
 STRONG_EVIDENCE = 6.0  # of twice the logarithm of the Bayes factor, here for levels against a line
-MAX_EXCEEDING_SHARE = 1 / 20  # of the number of runs: past values, over all series, as far above their level as a rise
+MAX_EXCEEDING_SHARE = (
+    1 / 20
+)  # of the number of runs: past values, over all series, as far above their level as a rise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +55,11 @@ class Noise:
 
     def inflation(self, n: int) -> float:
         """Return the variance of the mean of ``n`` runs relative to that of independent runs."""
-        return 1 + 2 * math.fsum((1 - lag / n) * self.rho**lag for lag in range(1, n)) if self.rho else 1.0
+        return (
+            1 + 2 * math.fsum((1 - lag / n) * self.rho**lag for lag in range(1, n))
+            if self.rho
+            else 1.0
+        )
 
     def moderate(self, squares: float, df: float) -> float:
         """Return the variance from a series' sum of squares and its degrees of freedom, moderated by the prior."""
@@ -117,14 +127,23 @@ def judge_series(
     if not newest_is_candidate:
         shifts = [newest_shift(np.exp(logs).tolist(), rule, noise) for logs, rule in pairs]
     is_significant = _discover([shift.p_value if shift else 1.0 for shift in shifts])
-    rises = [_find_rise(logs, rule, noise, above_last_run=newest_is_candidate) for logs, rule in pairs]
+    rises = [
+        _find_rise(logs, rule, noise, above_last_run=newest_is_candidate) for logs, rule in pairs
+    ]
     is_rise = _discover([rise.p_value if rise else 1.0 for rise in rises])
     past = np.concatenate([rise.past_deviations for rise in rises if rise] or [np.zeros(0)])
     max_exceeding = MAX_EXCEEDING_SHARE * (max(map(len, series), default=1) - 1)
     judgements = []
-    for shift, significant, rise, rises_significantly in zip(shifts, is_significant, rises, is_rise, strict=True):
+    for shift, significant, rise, rises_significantly in zip(
+        shifts, is_significant, rises, is_rise, strict=True
+    ):
         fraction = None
-        if rise and rises_significantly and not significant and (past >= rise.deviations).sum() <= max_exceeding:
+        if (
+            rise
+            and rises_significantly
+            and not significant
+            and (past >= rise.deviations).sum() <= max_exceeding
+        ):
             fraction = math.expm1(rise.above)
         judgements.append(Judgement(shift=shift, is_significant=significant, rise=fraction))
     return judgements
@@ -136,7 +155,9 @@ def _discover(p_values: Sequence[float]) -> list[bool]:
         return [False] * len(p_values)
     from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
 
-    return [bool(adjusted <= FALSE_DISCOVERY_RATE) for adjusted in false_discovery_control(p_values)]
+    return [
+        bool(adjusted <= FALSE_DISCOVERY_RATE) for adjusted in false_discovery_control(p_values)
+    ]
 
 
 def _find_rise(logs: Logs, rule: StepRule, noise: Noise, *, above_last_run: bool) -> _Rise | None:
@@ -145,7 +166,9 @@ def _find_rise(logs: Logs, rule: StepRule, noise: Noise, *, above_last_run: bool
     if len(past) < rule.min_values - 1:
         return None
     levels = segments(np.exp(past).tolist(), rule, noise)
-    medians = np.concatenate([np.full(level.stop - level.start, math.log(level.seconds)) for level in levels])
+    medians = np.concatenate(
+        [np.full(level.stop - level.start, math.log(level.seconds)) for level in levels]
+    )
     residuals = past - medians
     limit = _clip_limit(residuals)
     count = levels[-1].stop - levels[-1].start
@@ -161,10 +184,17 @@ def _find_rise(logs: Logs, rule: StepRule, noise: Noise, *, above_last_run: bool
         error = math.sqrt(variance * (1 + math.pi / 2 * noise.inflation(count) / count))
         p_value = t_tail(above / error, df + noise.df)
     deviation = math.sqrt(variance) or 1.0
-    return _Rise(above=above, p_value=p_value, deviations=above / deviation, past_deviations=residuals / deviation)
+    return _Rise(
+        above=above,
+        p_value=p_value,
+        deviations=above / deviation,
+        past_deviations=residuals / deviation,
+    )
 
 
-def segments(values: Sequence[float], rule: StepRule, noise: Noise = UNKNOWN_NOISE) -> tuple[Segment, ...]:
+def segments(
+    values: Sequence[float], rule: StepRule, noise: Noise = UNKNOWN_NOISE
+) -> tuple[Segment, ...]:
     """Return the levels of values above zero, in order: one if nothing changed, none of no values."""
     if not values:
         return ()
@@ -227,7 +257,9 @@ def _p_value_of_step(before: Logs, after: Logs, rule: StepRule, noise: Noise) ->
     return min(1.0, splits * difference(before, after, noise).p_beyond(0.0))
 
 
-def newest_shift(values: Sequence[float], rule: StepRule, noise: Noise = UNKNOWN_NOISE) -> Shift | None:
+def newest_shift(
+    values: Sequence[float], rule: StepRule, noise: Noise = UNKNOWN_NOISE
+) -> Shift | None:
     """Return how the newest level differs from the fastest before it, or, where it is that, from the last one.
 
     Where a line describes the values better than levels do they drift, unless there are steps relative to that line.
@@ -240,8 +272,12 @@ def newest_shift(values: Sequence[float], rule: StepRule, noise: Noise = UNKNOWN
     return _newest_step(detrended, segments(detrended, rule, noise), rule, noise) or line
 
 
-def _newest_step(values: Sequence[float], levels: Sequence[Segment], rule: StepRule, noise: Noise) -> Shift | None:
-    if len(levels) < 2 or levels[-1].start < rule.min_values - rule.min_side:  # a few first runs are no level
+def _newest_step(
+    values: Sequence[float], levels: Sequence[Segment], rule: StepRule, noise: Noise
+) -> Shift | None:
+    if (
+        len(levels) < 2 or levels[-1].start < rule.min_values - rule.min_side
+    ):  # a few first runs are no level
         return None
     *earlier, newest = levels
     fastest = min(earlier, key=lambda level: level.seconds)
@@ -255,9 +291,13 @@ def _newest_step(values: Sequence[float], levels: Sequence[Segment], rule: StepR
     return _make_shift(newest.start, change, found, splits * found.p_beyond(0.0))
 
 
-def _make_shift(at: int, change: float, found: Difference, p_value: float, slope: float | None = None) -> Shift:
+def _make_shift(
+    at: int, change: float, found: Difference, p_value: float, slope: float | None = None
+) -> Shift:
     low, high = (math.expm1(change + sign * found.reach) for sign in (-1, 1))
-    return Shift(at=at, change=math.expm1(change), p_value=min(1.0, p_value), low=low, high=high, slope=slope)
+    return Shift(
+        at=at, change=math.expm1(change), p_value=min(1.0, p_value), low=low, high=high, slope=slope
+    )
 
 
 def find_trend(
@@ -286,12 +326,17 @@ def find_trend(
     line_squares = float(((logs - logs.mean()) ** 2).sum()) - slope**2 * weight
     parts = [logs[level.start : level.stop] for level in levels]
     level_squares = math.fsum(float(((part - part.mean()) ** 2).sum()) for part in parts)
-    other_scores = score(level_squares, 2 * len(levels) - 1), score(_squares_around_best_step(logs), 3)
+    other_scores = (
+        score(level_squares, 2 * len(levels) - 1),
+        score(_squares_around_best_step(logs), 3),
+    )
     if score(line_squares, 2) >= min(other_scores) + STRONG_EVIDENCE:
         return None
     df = n - 1 - noise.inflation(n)
     variance = noise.moderate(line_squares, df) * noise.inflation(n)
-    found = Difference(value=slope * (n - 1), error=(n - 1) * math.sqrt(variance / weight), df=df + noise.df)
+    found = Difference(
+        value=slope * (n - 1), error=(n - 1) * math.sqrt(variance / weight), df=df + noise.df
+    )
     p_value = found.p_beyond(0.0)
     return _make_shift(0, slope * (n - 1), found, p_value, slope) if p_value <= rule.level else None
 
@@ -319,7 +364,11 @@ def difference(before: Logs, after: Logs, noise: Noise = UNKNOWN_NOISE) -> Diffe
     own_variance = float(n * ours.var() + m * theirs.var()) / own_df
     variance = noise.moderate(df * own_variance, df)
     value = float(np.median(after) - np.median(before) + theirs.mean() - ours.mean())
-    return Difference(value=value, error=math.sqrt(variance * (inflation_n / n + inflation_m / m)), df=df + noise.df)
+    return Difference(
+        value=value,
+        error=math.sqrt(variance * (inflation_n / n + inflation_m / m)),
+        df=df + noise.df,
+    )
 
 
 def _clip_limit(residuals: Logs) -> float:
@@ -357,7 +406,9 @@ def estimate_noise(series: Sequence[Logs]) -> Noise:
 def _estimate_prior(variances: Logs, df: float) -> tuple[float, float]:
     """Return the degrees of freedom and the variance of the prior of variances of ``df`` each (Smyth 2004)."""
 
-    def log_bias(degrees: float) -> float:  # of the logarithm of a mean square; the first terms of Stirling's series
+    def log_bias(
+        degrees: float,
+    ) -> float:  # of the logarithm of a mean square; the first terms of Stirling's series
         return -1 / degrees - 1 / (3 * degrees * degrees)
 
     logs = np.log(variances)

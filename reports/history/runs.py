@@ -16,7 +16,12 @@ _SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1
 
 
 def add_folders(
-    file: Path, paths: Sequence[Path], *, branch: str, commit: str, meant: frozenset[str] = frozenset()
+    file: Path,
+    paths: Sequence[Path],
+    *,
+    branch: str,
+    commit: str,
+    meant: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, Added]]:
     """Yield each run's id and what became of it, kept before the next is read; ``meant`` names what moves it."""
     folders: dict[Path, None] = {}
@@ -24,7 +29,9 @@ def add_folders(
         with convert_read_errors(path):
             found = [path] if (path / "run.json").exists() else list_runs(path)
         if not found:
-            told = f"{path} is no run and holds none: name runs' folders, or a folder of such folders"
+            told = (
+                f"{path} is no run and holds none: name runs' folders, or a folder of such folders"
+            )
             raise UserError(told if path.exists() else f"no such folder: {path}")
         folders |= dict.fromkeys(found)
     with open_history(file, create=True) as history:
@@ -42,7 +49,11 @@ def find_run(word: str, history: Path | None = None, *, without: str = "") -> Ru
 
 
 def means_run(word: str) -> bool:
-    return (found := _SELECTOR.fullmatch(word)) is not None and found.lastgroup != "name" and "/" not in word
+    return (
+        (found := _SELECTOR.fullmatch(word)) is not None
+        and found.lastgroup != "name"
+        and "/" not in word
+    )
 
 
 def select_run(path: Path, word: str, *, without: str = "") -> Run:
@@ -56,7 +67,9 @@ def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tupl
     """Return what a word means among runs in the order of time; ``UserError`` if it means none."""
     if named := tuple(line for line in lines if line.id == word):
         return named
-    newest = "BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one"
+    newest = (
+        "BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one"
+    )
     allowed = f"a branch, {newest}, or an id"
     if (found := _SELECTOR.fullmatch(word)) is None:
         raise UserError(f"{word!r} names no run of the history: write {allowed}")
@@ -67,9 +80,13 @@ def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tupl
     if found["count"] is not None:
         count, others = int(found["count"]), [line for line in own if line.id != without]
         if not (count and others):
-            raise UserError(f"{word!r} means no run beside the one it is compared with: at least 1 is needed")
+            raise UserError(
+                f"{word!r} means no run beside the one it is compared with: at least 1 is needed"
+            )
         return tuple(others[-count:])
     back = int(found["back"] or 0)
     if back >= len(own):
-        raise UserError(f"{word!r} goes back {back} runs, and the history has {len(own)} of {found['name']!r}")
+        raise UserError(
+            f"{word!r} goes back {back} runs, and the history has {len(own)} of {found['name']!r}"
+        )
     return (own[-1 - back],)

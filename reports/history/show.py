@@ -25,7 +25,9 @@ def answer(found: Check) -> str:
     """Return the first line: whether the check passes or fails, against which runs, or that there are too few."""
     series = found.findings
     bad = [one for one in found.findings if VERDICTS[one.word].code in (1, 4)]
-    changed = [f"{operation(one.case)} {change.told}" for one, change, _ in found.changes if change.fails]
+    changed = [
+        f"{operation(one.case)} {change.told}" for one, change, _ in found.changes if change.fails
+    ]
     runs = max((len(one.times) - (not found.kept) for one in series), default=0)
     if not bad and not changed and {one.word for one in series} <= {"INSUFFICIENT"}:
         counts = f"; {count_words(found)}" if found.counted else ""
@@ -33,13 +35,17 @@ def answer(found: Check) -> str:
     against = f"{'over' if found.kept else 'against'} the last {pluralize(runs, 'run')} of {found.line.branch}"
     if not bad and not changed:
         undecided: tuple[Word, ...] = ("SUSPECT", "DRIFT", "AMBIGUOUS", "INSUFFICIENT")
-        unsure = ", ".join(f"{found.counts[word]} {word}" for word in undecided if word in found.counts)
+        unsure = ", ".join(
+            f"{found.counts[word]} {word}" for word in undecided if word in found.counts
+        )
         return f"PASS: none of {len(series)} series is slower, {against}{f' ({unsure})' if unsure else ''}"
     failed = [*(one.word for one in bad), *(one.word for _, one, _ in found.changes if one.fails)]
     words = ", ".join(f"{count} {word}" for word, count in counts_of(failed).items())
     every = [*changed, *map(_short, bad)]
     others = f" and {len(every) - 3} more" if every[3:] else ""
-    return f"FAIL: {words or 'all'} of {len(series)} series, {against}: {', '.join(every[:3])}{others}"
+    return (
+        f"FAIL: {words or 'all'} of {len(series)} series, {against}: {', '.join(every[:3])}{others}"
+    )
 
 
 def count_words(found: Check) -> str:
@@ -58,9 +64,16 @@ def render(found: Check, form: str = "table") -> str:
     groups: dict[object, list[Finding]] = {}
     for one in found.findings:
         if one.word != "SAME":
-            groups.setdefault((one.word, one.reason) if one.word == "INSUFFICIENT" else id(one), []).append(one)
+            groups.setdefault(
+                (one.word, one.reason) if one.word == "INSUFFICIENT" else id(one), []
+            ).append(one)
     rows = [
-        [*map(cells.visible, (change.word, cells.UNKNOWN, cells.UNKNOWN, since, series.case.label, change.told))]
+        [
+            *map(
+                cells.visible,
+                (change.word, cells.UNKNOWN, cells.UNKNOWN, since, series.case.label, change.told),
+            )
+        ]
         for series, change, since in found.changes
     ]
     for one, *others in groups.values():
@@ -68,10 +81,14 @@ def render(found: Check, form: str = "table") -> str:
         time = cells.duration(one.times[-1][1] if one.times and not others else None)
         why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
         label = f"{len(others) + 1} series" if others else one.series.case.label
-        rows.append([*map(cells.visible, (one.word, change, time, one.since or cells.UNKNOWN, label, why))])
+        rows.append(
+            [*map(cells.visible, (one.word, change, time, one.since or cells.UNKNOWN, label, why))]
+        )
     told_by = ["verdict", "change", "time", "since", "series", "why"]
     columns = zip(told_by, *rows, strict=True)
-    titles, *rows = map(list, zip(*(one for one in columns if {*one[1:]} != {cells.UNKNOWN}), strict=True))
+    titles, *rows = map(
+        list, zip(*(one for one in columns if {*one[1:]} != {cells.UNKNOWN}), strict=True)
+    )
     words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
     rule, branch, floor = found.rule, found.line.branch, f"{100 * found.rule.floor:g} %"
     compared = {one.word for one in found.findings} - {"INSUFFICIENT", "MISSING"}
@@ -90,9 +107,17 @@ def render(found: Check, form: str = "table") -> str:
     intended = f"{intended} parbench history annotate RUN --series GLOB --note TEXT"
     sentences = [
         f"{found.line.id} {'of' if found.kept else 'against'} {branch}: {words}.",
-        *([] if compared else [f"Add runs of {branch}: parbench history add RUN --branch {branch}"]),
+        *(
+            []
+            if compared
+            else [f"Add runs of {branch}: parbench history add RUN --branch {branch}"]
+        ),
         *([f"{slower}."] if compared else []),
-        *(f"{word}: {VERDICTS[word].meaning}." for word in ("CHANGED", "SUSPECT", "DRIFT") if word in found.counts),
+        *(
+            f"{word}: {VERDICTS[word].meaning}."
+            for word in ("CHANGED", "SUSPECT", "DRIFT")
+            if word in found.counts
+        ),
         *([f"What is counted has no floor: {count_words(found)}."] if found.counted else []),
         *told([one.measured for one in found.findings if one.measured]),
         f"A series needs {rule.min_values} runs of {branch} on the same hosts in the same environment since its newest "
@@ -104,29 +129,55 @@ def render(found: Check, form: str = "table") -> str:
         return "\n".join([answer(found), *table, "", *sentences, ""])
     lines = [titles, ["---"] * len(titles), *rows] if rows else []
     table = [f"| {' | '.join(map(escaped, line))} |" for line in lines]
-    return "\n".join([f"## {escaped(answer(found))}", "", *table, "", *(f"- {escaped(one)}" for one in sentences), ""])
+    return "\n".join(
+        [
+            f"## {escaped(answer(found))}",
+            "",
+            *table,
+            "",
+            *(f"- {escaped(one)}" for one in sentences),
+            "",
+        ]
+    )
 
 
 def render_json(found: Check, code: int) -> str:
     """Return all series as JSON, with the exit code; times in seconds, changes as fractions, unknown is null."""
     series = list[dict[str, object]]()
     for one in found.findings:
-        said = {"verdict": one.word, "reason": one.reason, "since": one.since, "differs": one.differs}
+        said = {
+            "verdict": one.word,
+            "reason": one.reason,
+            "since": one.since,
+            "differs": one.differs,
+        }
         names = ("low", "high", "slope", "p_value")
-        step = {"change": one.change, **{name: one.shift and getattr(one.shift, name) for name in names}}
+        step = {
+            "change": one.change,
+            **{name: one.shift and getattr(one.shift, name) for name in names},
+        }
         named = {"case": one.series.case, "world": one.series.world}
         times = {"seconds": [seconds for _, seconds in one.times], "measured_floor": one.measured}
         series.append({**named, **said, **step, **times})
     changes = [
-        {"case": one.case, "world": one.world, "since": since, **vars(change)} for one, change, since in found.changes
+        {"case": one.case, "world": one.world, "since": since, **vars(change)}
+        for one, change, since in found.changes
     ]
-    held_count = {"held": sum(one.count for one in found.counted), "series": len(found.counted), "changes": changes}
+    held_count = {
+        "held": sum(one.count for one in found.counted),
+        "series": len(found.counted),
+        "changes": changes,
+    }
     told = {"exit_code": code, "verdicts": found.counts, "counts": held_count}
     told["series"] = series
-    return json_text({"run": found.line, "kept": found.kept, "answer": answer(found), "rule": found.rule, **told})
+    return json_text(
+        {"run": found.line, "kept": found.kept, "answer": answer(found), "rule": found.rule, **told}
+    )
 
 
-def render_courses(history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text") -> str:
+def render_courses(
+    history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text"
+) -> str:
     """Return the courses of series that fit a glob: bars and levels as text, or as JSON all times in seconds."""
     lines = history.runs(branch)
     courses = [
@@ -141,7 +192,10 @@ def render_courses(history: History, pattern: str, branch: str | None, rule: Ste
     if form == "json":
         plain = []
         for one, times in courses:
-            told = {"runs": [line.id for line, _ in times], "seconds": [seconds for _, seconds in times]}
+            told = {
+                "runs": [line.id for line, _ in times],
+                "seconds": [seconds for _, seconds in times],
+            }
             plain.append({"fingerprint": one.fingerprint, **asdict(one), **told})
         return json_text({"series": plain})
     shown = []
@@ -151,7 +205,9 @@ def render_courses(history: History, pattern: str, branch: str | None, rule: Ste
         step = (high - low) / (len(_BARS) - 1) or 1.0
         bars = "".join(_BARS[round((value - low) / step)] for value in last)
         shown += [one.case.label, f"    on {world_words(one.world)}"]
-        shown.append(f"    {bars}  {cells.duration(low)} to {cells.duration(high)}, {len(times)} runs")
+        shown.append(
+            f"    {bars}  {cells.duration(low)} to {cells.duration(high)}, {len(times)} runs"
+        )
         for level in segments([seconds for _, seconds in window], rule):
             since, count = window[level.start][0].id, level.stop - level.start
             shown.append(f"    {cells.duration(level.seconds)} from {since} on ({count} runs)")
@@ -161,7 +217,10 @@ def render_courses(history: History, pattern: str, branch: str | None, rule: Ste
 def render_csv(history: History, branch: str | None) -> str:
     """Return a row per run and a column per series, in seconds."""
     lines = history.runs(branch)
-    known = [(one, {line.id: value for line, value in history.times(n, lines)}) for n, one in history.series().items()]
+    known = [
+        (one, {line.id: value for line, value in history.times(n, lines)})
+        for n, one in history.series().items()
+    ]
     columns = [(series, times) for series, times in known if times]
     count = Counter(one.case.label for one, _ in columns)
     marks = ["" if count[one.case.label] == 1 else f" #{one.fingerprint}" for one, _ in columns]

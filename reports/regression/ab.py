@@ -19,11 +19,24 @@ from parbench.bench.text import UserError, format_duration, get_last_line
 from parbench.reports.regression.compare import Comparison, compare, notes_of_pools, pool
 from parbench.reports.regression.rule import Rule
 
-LOOKS = (6, 8, 12, 16, 24)  # repetitions a side after which the comparison is looked at; the last is the end
+LOOKS = (
+    6,
+    8,
+    12,
+    16,
+    24,
+)  # repetitions a side after which the comparison is looked at; the last is the end
 # what a variable sets elsewhere in the environment
 FOLLOWS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "torch.threads")
 FOLLOWS |= {"GLOO_SOCKET_IFNAME": "process.interface"}
-OURS = ("--repetitions", "--budget", "--out", "--json", "--format", "--resume")  # of parbench run, which ab sets itself
+OURS = (
+    "--repetitions",
+    "--budget",
+    "--out",
+    "--json",
+    "--format",
+    "--resume",
+)  # of parbench run, which ab sets itself
 _SHARE = 0.8  # of a session's time is for the repetitions; the rest is for what surrounds each
 SHORTEST_SECONDS = 30.0  # for a repetition, as starting ranks is part of it; it ends before where it is precise enough
 
@@ -75,7 +88,12 @@ class Turns:
         given: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sides, self._measure, self._repetitions, self._clock = sides, measure, repetitions, clock
+        self._sides, self._measure, self._repetitions, self._clock = (
+            sides,
+            measure,
+            repetitions,
+            clock,
+        )
         self._seconds, self._least, self._given = budget_seconds, least, given
         self._each = max(_SHARE * budget_seconds / (2 * first), SHORTEST_SECONDS)
         self.short = ""
@@ -102,7 +120,9 @@ class Turns:
         """Decide, now that a repetition of both sides took so long, how long each is to be and whether enough fit."""
         cut = [run for run in runs if any(record.is_out_of_budget for record in run.records)]
         if cut:
-            each = RESERVE * max(compute_costs(run).estimate_repetition(run.info.plan.cases) for run in cut)
+            each = RESERVE * max(
+                compute_costs(run).estimate_repetition(run.info.plan.cases) for run in cut
+            )
             pair_seconds += 2 * max(each - self._each, 0.0)
             self._each = max(each, self._each)
         needed = RESERVE * self._least * pair_seconds
@@ -131,25 +151,42 @@ def measure_in_turns(
     """Start both sides in turns until every series is decided, ``repetitions`` were made, or no time is left."""
     names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
     # what two settings count may differ as well
-    meant = ("counts.*", *(f"variables.{n}" for n in names), *(FOLLOWS[n] for n in names if n in FOLLOWS), *across)
+    meant = (
+        "counts.*",
+        *(f"variables.{n}" for n in names),
+        *(FOLLOWS[n] for n in names if n in FOLLOWS),
+        *across,
+    )
     usual, looks, most = Rule(), len(LOOKS), repetitions or LOOKS[-1]
-    rule = Rule(floor=floor, level=usual.level / looks, false_discovery_rate=usual.false_discovery_rate / looks)
+    rule = Rule(
+        floor=floor,
+        level=usual.level / looks,
+        false_discovery_rate=usual.false_discovery_rate / looks,
+    )
     session = partial(Turns, budget_seconds=budget_seconds, given=given, clock=clock)
     turns = session(sides, measure, most, first=repetitions or LOOKS[0], least=rule.min_repetitions)
 
     def compared(runs: Mapping[str, Sequence[Run]]) -> Comparison:
-        ours, theirs = (pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides)
+        ours, theirs = (
+            pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides
+        )
         return replace(compare(ours, theirs, rule, meant), notes=notes_of_pools((ours, theirs)))
 
     found, count = None, 0
     for runs in turns:
         count = len(runs[sides[0].name])
         found = compared(runs) if count in (*LOOKS, most) else None
-        if found and not {one.word for one in found.series} & {"AMBIGUOUS", "INSUFFICIENT"}:  # more would change these
+        if found and not {one.word for one in found.series} & {
+            "AMBIGUOUS",
+            "INSUFFICIENT",
+        }:  # more would change these
             return Outcome(comparison=found, repetitions=count, reason="every series is decided")
     reason = f"{count} repetitions a side were made" if count == most else "the budget ended"
     return Outcome(
-        comparison=found or compared(runs), repetitions=count, reason=turns.short or reason, short=bool(turns.short)
+        comparison=found or compared(runs),
+        repetitions=count,
+        reason=turns.short or reason,
+        short=bool(turns.short),
     )
 
 
@@ -159,12 +196,16 @@ def parse_side(name: str, text: str, python: str = "") -> Side:
     for word in text.split():
         variable, equals, value = word.partition("=")
         if not equals or not variable.isidentifier():
-            raise UserError(f"--{name} {word!r} is not understood: write variables as NAME=VALUE, with spaces between")
+            raise UserError(
+                f"--{name} {word!r} is not understood: write variables as NAME=VALUE, with spaces between"
+            )
         variables[variable] = value
     return Side(name=name, variables=variables, python=python)
 
 
-def run_repetition(side: Side, seconds: float, *, out: Path, words: Sequence[str], tell: Callable[[str], None]) -> Run:
+def run_repetition(
+    side: Side, seconds: float, *, out: Path, words: Sequence[str], tell: Callable[[str], None]
+) -> Run:
     """Measure one repetition under a folder: ``UserError`` in its own words if there is none, 4 after a signal."""
     before = set((folder := out / side.name).glob("*/run.json"))
     tell(f"{side.name.upper()}: {side.text}")

@@ -17,7 +17,9 @@ history_option = partial(
     envvar="PARBENCH_HISTORY",
     show_envvar=True,
 )
-runs_option = partial(click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True)
+runs_option = partial(
+    click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True
+)
 form_option = partial(click.option, "--format", "form", show_default=True, help="The form.")
 floor_option = click.option(
     "--floor",
@@ -27,7 +29,9 @@ floor_option = click.option(
     "and runs/floor.json if it exists.",
 )
 unknown_option = click.option(
-    "--fail-on-unknown", is_flag=True, help="Exit with 3 if a series is undecided and all else is fine."
+    "--fail-on-unknown",
+    is_flag=True,
+    help="Exit with 3 if a series is undecided and all else is fine.",
 )
 
 _AB_EXAMPLES = """\b
@@ -51,7 +55,9 @@ Examples:
 Exit codes: 0 fine; 2 bad input; 4 too few repetitions within the budget.
 """
 
-_budget = partial(click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session.")
+_budget = partial(
+    click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session."
+)
 _words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
 
 
@@ -65,15 +71,29 @@ def _end_short(why: str, out: Path) -> NoReturn:
 
 
 @click.command(epilog=_AB_EXAMPLES)
-@click.option("--a", default="", metavar="VARIABLES", help="Environment of side A: 'NAME=VALUE NAME=VALUE'.")
+@click.option(
+    "--a", default="", metavar="VARIABLES", help="Environment of side A: 'NAME=VALUE NAME=VALUE'."
+)
 @click.option("--b", default="", metavar="VARIABLES", help="Environment of side B.")
-@click.option("--a-python", default="", metavar="PYTHON", help="Python of side A, in which parbench is installed.")
+@click.option(
+    "--a-python",
+    default="",
+    metavar="PYTHON",
+    help="Python of side A, in which parbench is installed.",
+)
 @click.option("--b-python", default="", metavar="PYTHON", help="Python of side B.")
 @_budget(default="10m")
 @click.option("--floor", default="3%", show_default=True, help="Ignore changes below this.")
-@click.option("--across", multiple=True, metavar="GLOB", help="Another difference that you compare on purpose.")
+@click.option(
+    "--across",
+    multiple=True,
+    metavar="GLOB",
+    help="Another difference that you compare on purpose.",
+)
 @unknown_option
-@click.option("--repetitions", type=click.IntRange(5, 24), help="Repetitions a side, at most; default: 24.")
+@click.option(
+    "--repetitions", type=click.IntRange(5, 24), help="Repetitions a side, at most; default: 24."
+)
 @runs_option(default=Path("runs/ab"), help="Where runs go.")
 @_words
 def ab(
@@ -89,7 +109,12 @@ def ab(
     Ends when B is told from A, or with the budget. Options of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration
-    from parbench.reports.regression.ab import check_words, measure_in_turns, parse_side, run_repetition
+    from parbench.reports.regression.ab import (
+        check_words,
+        measure_in_turns,
+        parse_side,
+        run_repetition,
+    )
     from parbench.reports.regression.compare_show import advised, as_table
     from parbench.reports.regression.noise_floor import parse_floor
 
@@ -108,17 +133,37 @@ def ab(
     )
     if found.short:
         _end_short(found.reason, out)
-    sides = [word for name in ("a", "b", "a_python", "b_python") if given[name] for word in (name, given[name])]
-    command = [f"--{word.replace('_', '-')}" if i % 2 == 0 else word for i, word in enumerate(sides)]
-    command = ["parbench", "ab", *command, *(word for glob in across for word in ("--across", glob))]
+    sides = [
+        word
+        for name in ("a", "b", "a_python", "b_python")
+        if given[name]
+        for word in (name, given[name])
+    ]
+    command = [
+        f"--{word.replace('_', '-')}" if i % 2 == 0 else word for i, word in enumerate(sides)
+    ]
+    command = [
+        "parbench",
+        "ab",
+        *command,
+        *(word for glob in across for word in ("--across", glob)),
+    ]
     comparison = advised(found.comparison, command, ("--", *words))
     click.echo(as_table(comparison), nl=False)
-    click.echo(f"{found.repetitions} repetitions a side in turns (ABBA); ended because {found.reason}.")
+    click.echo(
+        f"{found.repetitions} repetitions a side in turns (ABBA); ended because {found.reason}."
+    )
     click.get_current_context().exit(comparison.code(fail_on_unknown=fail_on_unknown))
 
 
 @click.command(epilog=_AA_EXAMPLES)
-@click.option("--repetitions", type=click.IntRange(min=5), default=10, show_default=True, help="Repetitions a side.")
+@click.option(
+    "--repetitions",
+    type=click.IntRange(min=5),
+    default=10,
+    show_default=True,
+    help="Repetitions a side.",
+)
 @_budget(default="20m")
 @click.option(
     "--floor",
@@ -169,7 +214,9 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, words: tuple[str, .
     *_, pairs = turns
     if turns.short:
         _end_short(turns.short, out)
-    runs = sorted((run for side in pairs.values() for run in side), key=lambda run: run.info.started)
+    runs = sorted(
+        (run for side in pairs.values() for run in side), key=lambda run: run.info.started
+    )
     floors, autocorrelation = measure_floors(runs, Rule())
     click.echo(as_text(floors), nl=False)
     if not floors:
@@ -178,8 +225,12 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, words: tuple[str, .
         )
         click.get_current_context().exit(4)
     keep_floors(file, floors)
-    click.echo("Noise is the deviation between repetitions, as a fraction; a series' floor is what that needs at most.")
+    click.echo(
+        "Noise is the deviation between repetitions, as a fraction; a series' floor is what that needs at most."
+    )
     click.echo(
         f"A repetition correlates with the next by {autocorrelation:.2f} (0: repetitions know nothing of each other)."
     )
-    click.echo(f"{len(runs)} repetitions in turns; {file} has {pluralize(len(floors), 'floor')} of them.")
+    click.echo(
+        f"{len(runs)} repetitions in turns; {file} has {pluralize(len(floors), 'floor')} of them."
+    )

@@ -26,7 +26,13 @@ from parbench.reports.analysis.summary import Row, summarize
 from parbench.reports.budgets import Judged
 from parbench.reports.budgets import exit_code as code_of_budgets
 from parbench.reports.regression.counted import Held, facts_of, held
-from parbench.reports.regression.environment import Change, changes, plan_changes, shared_params, surroundings
+from parbench.reports.regression.environment import (
+    Change,
+    changes,
+    plan_changes,
+    shared_params,
+    surroundings,
+)
 from parbench.reports.regression.noise_floor import Floor, fingerprints
 from parbench.reports.regression.rule import Called, Effect, Pair, Rule, Whole, effects, judge
 from parbench.reports.regression.statistics import Repetitions, simes
@@ -58,13 +64,21 @@ class Verdict(NamedTuple):
 
 VERDICTS: Mapping[Word, Verdict] = {
     "WRONG": Verdict(1, "error", "a result differs from the reference, so it has no time"),
-    "CHANGED": Verdict(1, "failure", "what is counted is other than it was, and that was not said to be meant"),
-    "SLOWER": Verdict(1, "failure", "the interval clears the floor, also among all that is compared"),
+    "CHANGED": Verdict(
+        1, "failure", "what is counted is other than it was, and that was not said to be meant"
+    ),
+    "SLOWER": Verdict(
+        1, "failure", "the interval clears the floor, also among all that is compared"
+    ),
     "FAILED": Verdict(4, "error", "it failed or hung in NEW"),
     "MISSING": Verdict(4, "error", "BASE has it and NEW does not"),
-    "SUSPECT": Verdict(3, "skipped", "one run is slower than runs scatter: the next ones tell whether it lasts"),
+    "SUSPECT": Verdict(
+        3, "skipped", "one run is slower than runs scatter: the next ones tell whether it lasts"
+    ),
     "DRIFT": Verdict(3, "skipped", "it grows from run to run, so that no single one is to blame"),
-    "ENV-CHANGED": Verdict(3, "skipped", "the surroundings differ, so a change of the time says nothing of the code"),
+    "ENV-CHANGED": Verdict(
+        3, "skipped", "the surroundings differ, so a change of the time says nothing of the code"
+    ),
     "INSUFFICIENT": Verdict(3, "skipped", "too few repetitions to compare"),
     "AMBIGUOUS": Verdict(3, "skipped", "neither a change nor its absence is sure"),
     "NEW": Verdict(0, "skipped", "NEW has it and BASE does not"),
@@ -134,7 +148,9 @@ class Family:
     @property
     def name(self) -> str:
         case = self.series[0].case
-        return " ".join([case.name, *(f"{name}={value}" for name, value in shared_params(case).items())])
+        return " ".join(
+            [case.name, *(f"{name}={value}" for name, value in shared_params(case).items())]
+        )
 
     @property
     def word(self) -> Word:
@@ -187,7 +203,11 @@ class Comparison:
 
 
 def compare(
-    base: Run, new: Run, rule: Rule, meant: Sequence[str] = (), floors: Mapping[str, Floor] | None = None
+    base: Run,
+    new: Run,
+    rule: Rule,
+    meant: Sequence[str] = (),
+    floors: Mapping[str, Floor] | None = None,
 ) -> Comparison:
     """Return ``new`` against ``base``; what fits a ``meant`` glob forbids nothing; ``UserError`` if they share none."""
     pairs = [*_pairs(base, new, floors or {})]
@@ -196,7 +216,9 @@ def compare(
         for name, run in (("BASE", base), ("NEW", new)):
             cases = {record.case.id for record in run.records if record.status != "skipped"}
             world = f"{pluralize(run.info.plan.nproc, 'rank')}, {run.info.plan.backend}, {run.info.plan.device}"
-            told.append(f"{name} ({run.path}) has {pluralize(len(cases), 'measured case')} on {world}")
+            told.append(
+                f"{name} ({run.path}) has {pluralize(len(cases), 'measured case')} on {world}"
+            )
         how = "compare runs of the same cases on the same world"
         raise UserError(f"the runs share no series: {', '.join(told)}; {how}")
     whole, families = _judged((_measured(one, base, new, rule, meant) for one in pairs), rule)
@@ -234,13 +256,17 @@ def pool(runs: Sequence[Run], name: str) -> Run:
     by_worth = (*every, *(record for record in every if record.status != "skipped"))
     worlds = {record.case.id: record.world for record in by_worth}
     sure = [record for record in every if record.status == "ok"]
-    worlds |= {one.case.id: one.world for one in sure if _ranks(one.world) == _ranks(worlds[one.case.id])}
+    worlds |= {
+        one.case.id: one.world for one in sure if _ranks(one.world) == _ranks(worlds[one.case.id])
+    }
     records, left_out, repetitions = list[Record](), list[Record](), 0
     for run in runs:
         own: list[Record] = []
         for record in run.records:
             world = worlds[record.case.id]
-            fits = record.world == world or (record.status != "ok" and _ranks(record.world) == _ranks(world))
+            fits = record.world == world or (
+                record.status != "ok" and _ranks(record.world) == _ranks(world)
+            )
             (own if fits else left_out).append(record)
         if run.records and not own:
             continue
@@ -248,16 +274,24 @@ def pool(runs: Sequence[Run], name: str) -> Run:
         for record in own:
             changed = {**common, **(record.environment.get("changed") or {})}
             environment = {**record.environment, **({"changed": changed} if changed else {})}
-            records.append(structs.replace(record, repetition=repetitions + record.repetition, environment=environment))
+            records.append(
+                structs.replace(
+                    record, repetition=repetitions + record.repetition, environment=environment
+                )
+            )
         repetitions += max([run.info.plan.repetitions, *(record.repetition + 1 for record in own)])
     cases = {case.id: case for run in runs for case in run.info.plan.cases}
     exclusions: tuple[str, ...] = ()
     if left_out:
         told = "; ".join(dict.fromkeys(world_words(record.world) for record in left_out))
         count = pluralize(len(left_out), "record")
-        exclusions = (f"Left out of {name}: {count} on another world than the newest of their case, {told}.",)
+        exclusions = (
+            f"Left out of {name}: {count} on another world than the newest of their case, {told}.",
+        )
     skipped = tuple(one for one in newest.plan.skipped if one.case.id not in cases)
-    plan = structs.replace(newest.plan, cases=tuple(cases.values()), skipped=skipped, repetitions=repetitions)
+    plan = structs.replace(
+        newest.plan, cases=tuple(cases.values()), skipped=skipped, repetitions=repetitions
+    )
     info = structs.replace(newest, id=name, plan=plan)
     return Run(path=Path(name), info=info, records=tuple(records), exclusions=exclusions)
 
@@ -273,10 +307,16 @@ def _ranks(world: WorldInfo) -> tuple[int, str, str]:
 def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]:
     """Yield the series of both runs, base's first, each with the higher of its floors that were measured."""
     ours, theirs = (
-        {row.case.id: row for row in summarize(run).rows if row.repetitions or row.status != "skipped"}
+        {
+            row.case.id: row
+            for row in summarize(run).rows
+            if row.repetitions or row.status != "skipped"
+        }
         for run in (base, new)
     )
-    names = [fingerprints(run, rows.values()) for run, rows in ((base, ours), (new, theirs)) if floors]
+    names = [
+        fingerprints(run, rows.values()) for run, rows in ((base, ours), (new, theirs)) if floors
+    ]
     for case_id in dict.fromkeys((*ours, *theirs)):
         one, other = ours.get(case_id), theirs.get(case_id)
         found = [floors[side[case_id]] for side in names if side.get(case_id) in floors]
@@ -287,12 +327,20 @@ def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]
             one
             and other
             and alike
-            and (one.world.nodes == other.world.nodes or not (one.repetitions and other.repetitions))
+            and (
+                one.world.nodes == other.world.nodes or not (one.repetitions and other.repetitions)
+            )
         ):
             yield Series(base=one, new=other, measured=measured)
             continue
         if one:
-            yield Series(base=one, new=None, word="MISSING", reason=_why_missing(one, other, new), measured=measured)
+            yield Series(
+                base=one,
+                new=None,
+                word="MISSING",
+                reason=_why_missing(one, other, new),
+                measured=measured,
+            )
         if other:
             why = "not in BASE, or not on this world"
             yield Series(base=None, new=other, word="NEW", reason=why, measured=measured)
@@ -316,9 +364,18 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
     if one.base is None or one.new is None:
         return one
     # a wrong result has no time
-    ours, theirs = (row.by_repetition(row.headline) if row.status != "wrong" else {} for row in (one.base, one.new))
-    both = one.base.measured and one.new.measured  # what was not measured saw nothing: that is no difference
-    found = changes(surroundings(base, one.base.measured), surroundings(new, one.new.measured), meant) if both else ()
+    ours, theirs = (
+        row.by_repetition(row.headline) if row.status != "wrong" else {}
+        for row in (one.base, one.new)
+    )
+    both = (
+        one.base.measured and one.new.measured
+    )  # what was not measured saw nothing: that is no difference
+    found = (
+        changes(surroundings(base, one.base.measured), surroundings(new, one.new.measured), meant)
+        if both
+        else ()
+    )
     one = replace(one, base_times=ours, new_times=theirs, changes=found)
     decisive = [change.text for change in found if change.decisive]
     if ours and theirs and decisive:
@@ -334,19 +391,27 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
 
 def _held(one: Series, meant: Sequence[str]) -> Held:
     base, new = (facts_of(row) if row else {} for row in (one.base, one.new))
-    return held(base, new, meant, other_torch=any(change.path == "versions.torch" for change in one.changes))
+    return held(
+        base, new, meant, other_torch=any(change.path == "versions.torch" for change in one.changes)
+    )
 
 
 def _judged(found: Iterable[Series], rule: Rule) -> tuple[Whole | None, tuple[Family, ...]]:
     """Return the families with all verdicts; what the statistics are to tell is judged over all families at once."""
     groups = group_rows(
-        found, lambda one: one.case, without=["size_bytes"], by=lambda one: (one.case.target, *_ranks(one.world))
+        found,
+        lambda one: one.case,
+        without=["size_bytes"],
+        by=lambda one: (one.case.target, *_ranks(one.world)),
     )
     families = [sorted(group, key=lambda one: one.size or 0) for group in groups]
 
     def told(judged: bool) -> tuple[Whole | None, Iterator[Effect], list[tuple[Effect, ...]]]:
         timed = [[one for one in family if one.base_times and one.new_times] for family in families]
-        chosen = [[_pair(one) for one in family if (one.word == "AMBIGUOUS") == judged] for family in timed]
+        chosen = [
+            [_pair(one) for one in family if (one.word == "AMBIGUOUS") == judged]
+            for family in timed
+        ]
         whole, each = effects([pairs for pairs in chosen if pairs], rule)
         return whole, chain.from_iterable(each), [*each]
 
@@ -366,4 +431,6 @@ def _judged(found: Iterable[Series], rule: Rule) -> tuple[Whole | None, tuple[Fa
 
 
 def _pair(one: Series) -> Pair:
-    return Pair(base=one.base_times, new=one.new_times, measured=one.measured.floor if one.measured else 0.0)
+    return Pair(
+        base=one.base_times, new=one.new_times, measured=one.measured.floor if one.measured else 0.0
+    )

@@ -53,7 +53,9 @@ from parbench.reports.render.terminal import Sheet, width_of, write_table
 from parbench.reports.report import Column, T, number, words
 from parbench.reports.sections.row_columns import case_columns
 
-MARKDOWN_BYTES = 1_000_000  # a GitHub step summary holds 1024 KiB; the rest is left to what else a job says
+MARKDOWN_BYTES = (
+    1_000_000  # a GitHub step summary holds 1024 KiB; the rest is left to what else a job says
+)
 
 
 def compare_runs(
@@ -74,8 +76,14 @@ def compare_runs(
         raise UserError(f"BASE and NEW are the same run, {older.path}: name two runs")
     least, floors = find_floor(floor)
     comparison = compare(older, newer, Rule(floor=least), across, floors)
-    asked = () if budgets is None else read_budgets(budgets, newer.info.plan.cases, newer.info.plan.skipped)
-    comparison = replace(comparison, notes=notes_of_pools((older, newer)), budgets=judge(newer, asked))
+    asked = (
+        ()
+        if budgets is None
+        else read_budgets(budgets, newer.info.plan.cases, newer.info.plan.skipped)
+    )
+    comparison = replace(
+        comparison, notes=notes_of_pools((older, newer)), budgets=judge(newer, asked)
+    )
     comparison = advised(comparison)
     code = comparison.code(fail_on_unknown=fail_on_unknown)
     if form == "table":
@@ -85,7 +93,9 @@ def compare_runs(
     return (as_junit if form == "junit" else as_markdown)(comparison), code
 
 
-def advised(comparison: Comparison, command: Sequence[str] = (), words: Sequence[str] = ()) -> Comparison:
+def advised(
+    comparison: Comparison, command: Sequence[str] = (), words: Sequence[str] = ()
+) -> Comparison:
     """Return the comparison with a note on how many repetitions would decide what is AMBIGUOUS.
 
     ``command`` is the ``parbench ab`` that measured it and ``words`` are the options of ``run`` after it. The note
@@ -93,7 +103,9 @@ def advised(comparison: Comparison, command: Sequence[str] = (), words: Sequence
     """
     doubtful = [one.effect for one in comparison.series if one.word == "AMBIGUOUS" and one.effect]
     noises = [effect.noise for effect in doubtful if effect.noise is not None]
-    if not noises or not comparison.rule.floor:  # within no floor at all no number of repetitions shows anything
+    if (
+        not noises or not comparison.rule.floor
+    ):  # within no floor at all no number of repetitions shows anything
         return comparison
     floor = comparison.rule.floor
     needed = max(LOOKS[0], repetitions_to_decide(median(noises), floor))
@@ -104,7 +116,9 @@ def advised(comparison: Comparison, command: Sequence[str] = (), words: Sequence
         command = [*command, "--floor", f"{100 * floor:.0f}%"] if command else ()
     if command:
         plan, count = comparison.new.info.plan, min(needed, LOOKS[-1])
-        minutes = math.ceil(2 * count * max(SHORTEST_SECONDS, plan.budget_seconds / plan.repetitions) / 60)
+        minutes = math.ceil(
+            2 * count * max(SHORTEST_SECONDS, plan.budget_seconds / plan.repetitions) / 60
+        )
         note += f": {shlex.join([*command, '--repetitions', str(count), '--budget', f'{minutes}m', *words])}"
     return replace(comparison, notes=(*comparison.notes, note))
 
@@ -125,7 +139,9 @@ def as_table(comparison: Comparison, *, width: int | None = None) -> str:
 def as_markdown(comparison: Comparison, *, limit_bytes: int = MARKDOWN_BYTES) -> str:
     """Return GitHub's Markdown: the worst first, so that what goes beyond ``limit_bytes`` is cut, and counted."""
     families = sorted(comparison.families, key=lambda family: WORST_FIRST.index(family.word))
-    by_change = sorted(comparison.series, key=lambda one: -abs(one.effect.change) if one.effect else 0.0)
+    by_change = sorted(
+        comparison.series, key=lambda one: -abs(one.effect.change) if one.effect else 0.0
+    )
     series = sorted(by_change, key=lambda one: WORST_FIRST.index(one.word))
     runs, verdict, emulated = (head := heading(comparison))[:2], head[2], head[3:]
     changed = changed_counts(comparison)
@@ -144,7 +160,9 @@ def as_markdown(comparison: Comparison, *, limit_bytes: int = MARKDOWN_BYTES) ->
     return "\n".join(lines)
 
 
-def _cut(title: str, columns: Sequence[Column[T]], rows: Sequence[T], limit_bytes: int) -> list[str]:
+def _cut(
+    title: str, columns: Sequence[Column[T]], rows: Sequence[T], limit_bytes: int
+) -> list[str]:
     if not rows:
         return []
     lines = ["", f"### {title}", "", *markdown_table(columns, rows).splitlines()]
@@ -162,23 +180,46 @@ def as_json(comparison: Comparison, *, code: int) -> str:
 
     def series(one: Series) -> dict[str, Any]:
         named = {"case": one.case, "world": one.world, "verdict": one.word, "reason": one.reason}
-        seconds = {"base_seconds": [*one.base_times.values()], "new_seconds": [*one.new_times.values()]}
-        around = {"environment": [change.path for change in one.changes], "measured_floor": one.measured}
+        seconds = {
+            "base_seconds": [*one.base_times.values()],
+            "new_seconds": [*one.new_times.values()],
+        }
+        around = {
+            "environment": [change.path for change in one.changes],
+            "measured_floor": one.measured,
+        }
         return {**named, "metric": one.row.headline, "effect": one.effect, **seconds, **around}
 
     def change(one: Series, found: CountChange) -> dict[str, Any]:
         sides = {"base": found.base, "new": found.new, "told": found.told, "path": found.path}
-        return {"case": one.case, "world": one.world, "verdict": found.word, "meant": found.meant, **sides}
+        return {
+            "case": one.case,
+            "world": one.world,
+            "verdict": found.word,
+            "meant": found.meant,
+            **sides,
+        }
 
     def family(found: Family) -> dict[str, Any]:
-        at = {word: [one.size for one in found.series if one.word == word] for word in ("SLOWER", "FASTER")}
+        at = {
+            word: [one.size for one in found.series if one.word == word]
+            for word in ("SLOWER", "FASTER")
+        }
         named = {"name": found.name, "verdict": found.word, "p_value": found.p_value}
         moved = {"slower_size_bytes": at["SLOWER"], "faster_size_bytes": at["FASTER"]}
         return {**named, **moved, "series": [*map(series, found.series)]}
 
     told_of = {"exit_code": code, "verdicts": comparison.counts, "environment": comparison.changes}
-    whole = {"base": about(comparison.base), "new": about(comparison.new), "rule": comparison.rule, **told_of}
-    counts = {"held": sum(found.count for _, found in comparison.counted), "series": len(comparison.counted)}
+    whole = {
+        "base": about(comparison.base),
+        "new": about(comparison.new),
+        "rule": comparison.rule,
+        **told_of,
+    }
+    counts = {
+        "held": sum(found.count for _, found in comparison.counted),
+        "series": len(comparison.counted),
+    }
     whole["budgets"] = comparison.budgets
     whole["counts"] = {**counts, "changes": [change(*one) for one in changed_counts(comparison)]}
     found = {"whole_run": comparison.whole, "families": [*map(family, comparison.families)]}
@@ -197,9 +238,13 @@ def heading(comparison: Comparison) -> tuple[str, ...]:
             if measured < planned
             else pluralize(planned, "repetition")
         )
-        lines.append(f"{name}: {run.path}, host {run.info.host}, started {run.info.started}, {repetitions}")
+        lines.append(
+            f"{name}: {run.path}, host {run.info.host}, started {run.info.started}, {repetitions}"
+        )
         emulated += [f"{name} is {note}" for note in emulations(run)]
-    verdict = f"Verdict: {', '.join(f'{count} {word}' for word, count in comparison.counts.items())}"
+    verdict = (
+        f"Verdict: {', '.join(f'{count} {word}' for word, count in comparison.counts.items())}"
+    )
     return (*lines, verdict, *emulated)
 
 
@@ -207,12 +252,18 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
     """Return what a reader must know of the verdicts that occur, each a sentence."""
     rule, counts, families = comparison.rule, comparison.counts, len(comparison.families)
     whole = comparison.whole
-    correlated = f", a repetition taken to correlate with the next by {whole.autocorrelation:.2f}" if whole else ""
+    correlated = (
+        f", a repetition taken to correlate with the next by {whole.autocorrelation:.2f}"
+        if whole
+        else ""
+    )
     began = [datetime.fromisoformat(run.info.started) for run in (comparison.base, comparison.new)]
     apart = (began[1] - began[0]).total_seconds()
     after = f"{format_duration(abs(apart))} {'after' if apart > 0 else 'before'}"
     decisive = [one.path for one in comparison.changes if one.decisive]
-    advice = [f"NEW began {after} BASE: what drifted in between is part of the effect."] if apart else []
+    advice = (
+        [f"NEW began {after} BASE: what drifted in between is part of the effect."] if apart else []
+    )
     if "INSUFFICIENT" in counts:
         advice.append(
             f"Measure with parbench run --repetitions {rule.min_repetitions} or more, and the budget for them."
@@ -259,7 +310,12 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         is_result=True,
     )
     effect = replace(
-        number("effect", of_effect("change"), cells.percent, "how much longer it takes, with the 95 % interval"),
+        number(
+            "effect",
+            of_effect("change"),
+            cells.percent,
+            "how much longer it takes, with the 95 % interval",
+        ),
         text=lambda one: effect_words(one.effect),
     )
     return (
@@ -268,12 +324,31 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         effect,
         number("floor", of_effect("floor"), cells.percent, "what the interval has to clear"),
         number("detectable", of_effect("detectable"), reach, called),
-        number("noise", of_effect("noise"), cells.percent, "how far repetitions deviate from each other (1 sigma)"),
-        number("BASE", lambda one: time(one.base), cells.duration, "the time in BASE, over its repetitions"),
-        number("NEW", lambda one: time(one.new), cells.duration, "the time in NEW, over its repetitions"),
+        number(
+            "noise",
+            of_effect("noise"),
+            cells.percent,
+            "how far repetitions deviate from each other (1 sigma)",
+        ),
+        number(
+            "BASE",
+            lambda one: time(one.base),
+            cells.duration,
+            "the time in BASE, over its repetitions",
+        ),
+        number(
+            "NEW",
+            lambda one: time(one.new),
+            cells.duration,
+            "the time in NEW, over its repetitions",
+        ),
         number("rank p", of_effect("rank_p_value"), probability, by_ranks),
         words("repetitions", lambda one: f"{len(one.base_times)} v {len(one.new_times)}", counts),
-        words("why", lambda one: one.reason or cells.UNKNOWN, "why nothing can be said, or what went wrong"),
+        words(
+            "why",
+            lambda one: one.reason or cells.UNKNOWN,
+            "why nothing can be said, or what went wrong",
+        ),
     )
 
 
@@ -287,7 +362,9 @@ def count_columns(found: Sequence[Counted]) -> tuple[Column[Counted], ...]:
         *(column.of(lambda pair: pair[0]) for column in names),
         words("verdict", verdict, "whether it is a change"),
         words(
-            "what changed", lambda pair: pair[1].told, "of a rank's step, as a mean over ranks; memory of the fullest"
+            "what changed",
+            lambda pair: pair[1].told,
+            "of a rank's step, as a mean over ranks; memory of the fullest",
         ),
     )
 
@@ -305,7 +382,12 @@ def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
         words("verdict", lambda family: family.word, "the worst of its members'"),
         words("slower at", lambda family: _moved(family, "SLOWER"), moved),
         words("faster at", lambda family: _moved(family, "FASTER"), moved),
-        number("p", lambda one: one.p_value, probability, "of no member having moved beyond its floor (Simes)"),
+        number(
+            "p",
+            lambda one: one.p_value,
+            probability,
+            "of no member having moved beyond its floor (Simes)",
+        ),
     )
 
 
@@ -328,14 +410,24 @@ def _identity(series: Sequence[Series]) -> list[Column[Series]]:
     mode, dtype, size = (column.of(row_of) for column in case_columns())
     worlds = {one.world for one in series}
     return [
-        words("operation", lambda one: names.get(one.case.id) or operation(one.case), "what is done"),
+        words(
+            "operation", lambda one: names.get(one.case.id) or operation(one.case), "what is done"
+        ),
         mode,
         dtype,
-        *([words("ranks", lambda one: world_words(one.world), "where it runs")] if len(worlds) > 1 else []),
+        *(
+            [words("ranks", lambda one: world_words(one.world), "where it runs")]
+            if len(worlds) > 1
+            else []
+        ),
         size,
     ]
 
 
 def _moved(family: Family, word: Word) -> str:
-    moved = [f"{cells.size(one.size)} {effect_words(one.effect)}" for one in family.series if one.word == word]
+    moved = [
+        f"{cells.size(one.size)} {effect_words(one.effect)}"
+        for one in family.series
+        if one.word == word
+    ]
     return ", ".join(text.removeprefix(f"{cells.UNKNOWN} ") for text in moved) or cells.UNKNOWN

@@ -26,8 +26,12 @@ def count_words(comparison: Comparison) -> str:
     """Return in a sentence what of the counts changed, nothing where none is held."""
     if not comparison.counted:
         return ""
-    every = f"{sum(found.count for _, found in comparison.counted)} in {len(comparison.counted)} series"
-    changed = [(one, change) for one, change in changed_counts(comparison) if change.word == "CHANGED"]
+    every = (
+        f"{sum(found.count for _, found in comparison.counted)} in {len(comparison.counted)} series"
+    )
+    changed = [
+        (one, change) for one, change in changed_counts(comparison) if change.word == "CHANGED"
+    ]
     if not changed:
         return f"Counts: none of {every} changed."
     meant = sum(change.meant for _, change in changed)
@@ -39,8 +43,13 @@ def count_words(comparison: Comparison) -> str:
 def whole_words(comparison: Comparison) -> str:
     """Return the verdict on the whole run in a sentence, nothing where one series is all that is judged."""
     if not comparison.is_timed:
-        counts, what = counts_of(one.word for one in comparison.series), "no time" if comparison.counted else "nothing"
-        why = ", ".join(f"{count} {word} ({VERDICTS[word].meaning})" for word, count in counts.items())
+        counts, what = (
+            counts_of(one.word for one in comparison.series),
+            "no time" if comparison.counted else "nothing",
+        )
+        why = ", ".join(
+            f"{count} {word} ({VERDICTS[word].meaning})" for word, count in counts.items()
+        )
         return f"The whole run: {what} could be compared: {why}."
     if (whole := comparison.whole) is None:
         return ""

@@ -21,7 +21,9 @@ Facts = Mapping[str, Sequence[float | str]]
 """By name the values that repetitions counted: one, where they agree."""
 SCHEDULE = "schedule"
 _CALLS, _SENT, _MEMORY = "calls.", "sent.", "memory_counted."
-_ROUTED = f"{_MEMORY}activations"  # of a mixture they are of the tokens that its routes bring to a rank
+_ROUTED = (
+    f"{_MEMORY}activations"  # of a mixture they are of the tokens that its routes bring to a rank
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +75,21 @@ def held(base: Facts, new: Facts, meant: Sequence[str] = (), *, other_torch: boo
     operations = [name.removeprefix(_CALLS) for name in {**base, **new} if _is_call(name)]
     names = [name for name in {**base, **new} if not name.startswith((_CALLS, _SENT))]
     both = [side for side in (base, new) if any(name.startswith(_CALLS) for name in side)]
-    changes = [_of_calls(name, base, new, other_torch) for name in operations] if len(both) == 2 else []
+    changes = (
+        [_of_calls(name, base, new, other_torch) for name in operations] if len(both) == 2 else []
+    )
     changes += [_of(name, base.get(name), new.get(name)) for name in names] if base and new else []
-    found = [replace(one, meant=any(fnmatchcase(one.path, glob) for glob in meant)) for one in changes if one]
+    found = [
+        replace(one, meant=any(fnmatchcase(one.path, glob) for glob in meant))
+        for one in changes
+        if one
+    ]
     shared = sum(name in new for name in base if _is_call(name) or not name.startswith(_CALLS))
-    return Held(count=shared, changes=tuple(found), loose=tuple(name for name in base if len(base[name]) > 1))
+    return Held(
+        count=shared,
+        changes=tuple(found),
+        loose=tuple(name for name in base if len(base[name]) > 1),
+    )
 
 
 def _is_call(name: str) -> bool:
@@ -88,9 +100,14 @@ def _of_calls(name: str, base: Facts, new: Facts, other_torch: bool) -> CountCha
     """Return how an operation's calls and bytes changed; where a side counts calls and has none of it, there are 0."""
     calls = [side.get(f"{_CALLS}{name}", [0.0]) for side in (base, new)]
     absent = [f"{_CALLS}{name}" not in side for side in (base, new)]
-    sent = [side.get(f"{_SENT}{name}", [0.0] if gone else []) for side, gone in zip((base, new), absent, strict=True)]
+    sent = [
+        side.get(f"{_SENT}{name}", [0.0] if gone else [])
+        for side, gone in zip((base, new), absent, strict=True)
+    ]
     axis, _, op = name.rpartition(".")
-    change = CountChange(path=f"counts.{name}", base=calls[0], new=calls[1], told=f"{op} on {axis}: ")
+    change = CountChange(
+        path=f"counts.{name}", base=calls[0], new=calls[1], told=f"{op} on {axis}: "
+    )
     if _same(*calls) and (_same(*sent) or not all(sent)):
         lacks = [side for side, known in zip(("BASE", "NEW"), sent, strict=True) if not known]
         if len(lacks) != 1:
@@ -99,25 +116,43 @@ def _of_calls(name: str, base: Facts, new: Facts, other_torch: bool) -> CountCha
         return replace(change, base=sent[0], new=sent[1], told=told, word="AMBIGUOUS")
     known = sent[0][0] if len(sent[0]) == 1 else None, sent[1][0] if len(sent[1]) == 1 else None
     if _same(*calls):
-        before, after = (" or ".join(cells.num_bytes(_number(value)) for value in side) for side in sent)
+        before, after = (
+            " or ".join(cells.num_bytes(_number(value)) for value in side) for side in sent
+        )
         told = f"{change.told}{before} -> {after} a step in {_plain(calls[1])} calls"
         if None not in known and _number(known[0]):
-            told += f", each {cells.significant(_number(known[1]) / _number(known[0]))} times as large"
+            told += (
+                f", each {cells.significant(_number(known[1]) / _number(known[0]))} times as large"
+            )
         return replace(change, base=sent[0], new=sent[1], told=told)
     told = f"{change.told}{_plain(calls[0])} -> {_plain(calls[1])} calls a step"
     if None not in known:
         more = _number(known[1]) - _number(known[0])
-        told += ", as many bytes" if _same(*sent) else f", {'+' if more > 0 else ''}{cells.num_bytes(more)}"
+        told += (
+            ", as many bytes"
+            if _same(*sent)
+            else f", {'+' if more > 0 else ''}{cells.num_bytes(more)}"
+        )
     if other_torch and any(absent):
-        told += f", only in {'NEW' if absent[0] else 'BASE'}: another torch may name another operation"
+        told += (
+            f", only in {'NEW' if absent[0] else 'BASE'}: another torch may name another operation"
+        )
         return replace(change, told=told, word="AMBIGUOUS")
     return replace(change, told=told + _unlike(calls[1]))
 
 
-def _of(name: str, base: Sequence[float | str] | None, new: Sequence[float | str] | None) -> CountChange | None:
+def _of(
+    name: str, base: Sequence[float | str] | None, new: Sequence[float | str] | None
+) -> CountChange | None:
     """Return how a count that is of no operation changed."""
     component = name.removeprefix(_MEMORY)
-    title = f"{component} in memory" if component != name else known.title if (known := find_metric(name)) else name
+    title = (
+        f"{component} in memory"
+        if component != name
+        else known.title
+        if (known := find_metric(name))
+        else name
+    )
     change = CountChange(path=f"counts.{component}", base=base or (), new=new or (), told="")
     if base is None or new is None:
         told = f"{title}: counted in {'NEW' if base is None else 'BASE'} alone"
@@ -125,7 +160,9 @@ def _of(name: str, base: Sequence[float | str] | None, new: Sequence[float | str
     if _same(base, new):
         return None
     unit = known.unit if (known := find_metric(name)) else ""
-    before, after = (" or ".join(_text(name, value, unit) for value in side) for side in (base, new))
+    before, after = (
+        " or ".join(_text(name, value, unit) for value in side) for side in (base, new)
+    )
     return replace(change, told=f"{title}: {before} -> {after}{_unlike(new)}")
 
 

@@ -35,7 +35,10 @@ HARMLESS = (
 )
 """What may change from run to run on one machine without a word on its speed."""
 _BESIDE = {f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")}
-_BESIDE |= {"versions.numpy", "versions.python"}  # what may explain a step and so must not begin another series
+_BESIDE |= {
+    "versions.numpy",
+    "versions.python",
+}  # what may explain a step and so must not begin another series
 NOT_SET = "not set"
 _Values = tuple[str, ...]
 Surroundings = Mapping[str, tuple[_Values, ...]]
@@ -62,7 +65,10 @@ def surroundings(run: Run, records: Sequence[Record]) -> Surroundings:
     """Return what the ranks of these records saw: the run's environment, with each record's own in its place."""
     seen = [_of_record(run.info.environment or {}, record.environment) for record in records]
     paths = sorted({path for one in seen for path in one})
-    return {path: tuple(dict.fromkeys(one.get(path, (_absent(path),)) for one in seen)) for path in paths}
+    return {
+        path: tuple(dict.fromkeys(one.get(path, (_absent(path),)) for one in seen))
+        for path in paths
+    }
 
 
 def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) -> tuple[Change, ...]:
@@ -76,15 +82,29 @@ def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) ->
         unknown = (cells.UNKNOWN,) in (*ours, *theirs)
         texts = [" then ".join(map(", ".join, side)) for side in (ours, theirs)]
         decisive = not (is_meant or unknown or path in HARMLESS)
-        within = " and ".join(name for name, side in (("BASE", ours), ("NEW", theirs)) if len(side) > 1)
-        found.append(Change(path=path, base=texts[0], new=texts[1], decisive=decisive, meant=is_meant, within=within))
+        within = " and ".join(
+            name for name, side in (("BASE", ours), ("NEW", theirs)) if len(side) > 1
+        )
+        found.append(
+            Change(
+                path=path,
+                base=texts[0],
+                new=texts[1],
+                decisive=decisive,
+                meant=is_meant,
+                within=within,
+            )
+        )
     return tuple(sorted(found, key=lambda one: not one.decisive))
 
 
 def plan_changes(base: Plan, new: Plan) -> tuple[Change, ...]:
     ours, theirs = map(_plan_leaves, (base, new))
     differ = [name for name in ours if ours[name] != theirs[name]]
-    return tuple(Change(path=f"plan.{name}", base=ours[name], new=theirs[name], decisive=False) for name in differ)
+    return tuple(
+        Change(path=f"plan.{name}", base=ours[name], new=theirs[name], decisive=False)
+        for name in differ
+    )
 
 
 def _of_record(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, _Values]:
@@ -92,9 +112,16 @@ def _of_record(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, _
     values: dict[str, list[Any]] = {path: [value] for path, value in flatten(common).items()}
     values |= {path: [pair[1]] for path, pair in (own.get("changed") or {}).items()}
     by_rank = [flatten(part or {}) for name, part in own.items() if name.startswith("rank ")]
-    values |= {path: [part.get(path) for part in by_rank] for path in {path for part in by_rank for path in part}}
+    values |= {
+        path: [part.get(path) for part in by_rank]
+        for path in {path for part in by_rank for path in part}
+    }
     return {
-        path: tuple(sorted({_absent(path) if value is None else cells.visible(str(value)) for value in found}))
+        path: tuple(
+            sorted(
+                {_absent(path) if value is None else cells.visible(str(value)) for value in found}
+            )
+        )
         for path, found in values.items()
         if path.partition(".")[0] != VOLATILE
     }
@@ -105,9 +132,23 @@ def _absent(path: str) -> str:
 
 
 def _plan_leaves(plan: Plan) -> dict[str, str]:
-    apart = ("cases", "skipped", "nproc", "backend", "device", "notes", "path", "measure", "injection")
-    asked = {name: value for name, value in msgspec.structs.asdict(plan).items() if name not in apart}
-    asked |= {f"measure.{name}": value for name, value in msgspec.structs.asdict(plan.measure).items()}
+    apart = (
+        "cases",
+        "skipped",
+        "nproc",
+        "backend",
+        "device",
+        "notes",
+        "path",
+        "measure",
+        "injection",
+    )
+    asked = {
+        name: value for name, value in msgspec.structs.asdict(plan).items() if name not in apart
+    }
+    asked |= {
+        f"measure.{name}": value for name, value in msgspec.structs.asdict(plan.measure).items()
+    }
     asked["injection"] = plan.injection.text if plan.injection else "none"
     return {name: cells.UNKNOWN if value is None else str(value) for name, value in asked.items()}
 
@@ -153,8 +194,14 @@ def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
         if row.status == "skipped" and not row.repetitions:
             continue
         seen = surroundings(run, row.measured or row.records)
-        around = {path: " then ".join(map(", ".join, seen[path])) for path in seen if path not in HARMLESS}
-        beside = {path: around.pop(path) for path in [*around] if path in _BESIDE or path.startswith("gpu.")}
+        around = {
+            path: " then ".join(map(", ".join, seen[path])) for path in seen if path not in HARMLESS
+        }
+        beside = {
+            path: around.pop(path)
+            for path in [*around]
+            if path in _BESIDE or path.startswith("gpu.")
+        }
         if injected := sorted({record.injected for record in row.records if record.injected}):
             around["injected"] = ", ".join(injected)
         value = row.value(row.headline)

@@ -9,7 +9,12 @@ from parbench.reports.budgets import Standing
 from parbench.reports.regression.compare import VERDICTS, Comparison, Family, world_words
 from parbench.reports.regression.compare_words import effect_words, whole_words
 
-_OF_BUDGET: Mapping[Standing, str] = {"KEPT": "", "OVER": "failure", "NOT RUN": "error", "UNKNOWN": "skipped"}
+_OF_BUDGET: Mapping[Standing, str] = {
+    "KEPT": "",
+    "OVER": "failure",
+    "NOT RUN": "error",
+    "UNKNOWN": "skipped",
+}
 
 _Told = tuple[str, str, str, str, str]
 """A test case's class and name, its verdict, the element that stands for it, none where it passes, and words."""
@@ -33,7 +38,9 @@ def as_junit(comparison: Comparison) -> str:
         for one in family.series:
             parts = (effect_words(one.effect) if one.effect else "", one.reason)
             told = ": ".join(filter(None, parts)) or one.word
-            case = _add(suite, one.case.name, one.case.label, one.word, VERDICTS[one.word].junit, told)
+            case = _add(
+                suite, one.case.name, one.case.label, one.word, VERDICTS[one.word].junit, told
+            )
             seconds = one.new.value(one.new.headline) if one.new else None
             if seconds is not None:
                 case.set("time", f"{seconds:.9f}")
@@ -59,14 +66,23 @@ def _of_the_run(comparison: Comparison) -> Mapping[str, Sequence[_Told]]:
     counts = list[_Told]()
     for one, held in comparison.counted:
         told = "; ".join(found.told for found in held.changes if found.fails)
-        counts.append(("counts", one.case.label, "CHANGED", VERDICTS["CHANGED"].junit if told else "", told))
+        counts.append(
+            ("counts", one.case.label, "CHANGED", VERDICTS["CHANGED"].junit if told else "", told)
+        )
     whole, told = comparison.whole, whole_words(comparison)
-    words = [("compare", "the whole run", whole.word, VERDICTS[whole.word].junit, told)] if whole else []
+    words = (
+        [("compare", "the whole run", whole.word, VERDICTS[whole.word].junit, told)]
+        if whole
+        else []
+    )
     return {"budgets": budgets, "counts": counts, "the whole run": words}
 
 
 def _add(suite: Element, classname: str, name: str, word: str, tag: str, told: str) -> Element:
-    case, text = SubElement(suite, "testcase", classname=classname, name=cells.visible(name)), cells.visible(told)
+    case, text = (
+        SubElement(suite, "testcase", classname=classname, name=cells.visible(name)),
+        cells.visible(told),
+    )
     if tag:
         SubElement(case, tag, type=word, message=text).text = f"{word}: {text}"
     return case
@@ -82,7 +98,13 @@ def _properties(family: Family) -> dict[str, str]:
     for one in family.series:
         prefix = "" if one.size is None else f"{cells.size(one.size)} "
         known = asdict(one.effect) if one.effect else {}
-        found |= {f"{prefix}{name}": f"{value:.6g}" for name, value in known.items() if value is not None}
+        found |= {
+            f"{prefix}{name}": f"{value:.6g}" for name, value in known.items() if value is not None
+        }
         found[f"{prefix}verdict"] = one.word
-    around = {change.path: f"{change.base} -> {change.new}" for one in family.series for change in one.changes}
+    around = {
+        change.path: f"{change.base} -> {change.new}"
+        for one in family.series
+        for change in one.changes
+    }
     return found | {f"environment {path}": text for path, text in around.items()}

@@ -69,7 +69,11 @@ def measure_floors(runs: Sequence[Run], rule: Rule) -> tuple[dict[str, Floor], f
             if point.seconds is not None:
                 times.setdefault(name := point.series.fingerprint, {})[repetition] = point.seconds
                 labels[name] = point.series.case.label
-    times = {name: repetitions for name, repetitions in times.items() if len(repetitions) >= MIN_REPETITIONS}
+    times = {
+        name: repetitions
+        for name, repetitions in times.items()
+        if len(repetitions) >= MIN_REPETITIONS
+    }
     if not times:
         return {}, 0.0
     floors, autocorrelation = floors_of([*times.values()], rule)
@@ -77,7 +81,9 @@ def measure_floors(runs: Sequence[Run], rule: Rule) -> tuple[dict[str, Floor], f
     found = {}
     for (name, repetitions), floor in zip(times.items(), floors, strict=True):
         noise = stdev(map(math.log, repetitions.values()))
-        found[name] = Floor(series=labels[name], repetitions=len(repetitions), noise=noise, floor=floor, **where)
+        found[name] = Floor(
+            series=labels[name], repetitions=len(repetitions), noise=noise, floor=floor, **where
+        )
     return found, autocorrelation
 
 
@@ -100,14 +106,24 @@ def floors_of(series: Sequence[Mapping[int, float]], rule: Rule) -> tuple[list[f
         correlations += [whole.autocorrelation] if whole else []
         for i, (one,) in zip(told, found, strict=True):
             low, high, rank_p_value = one.low, one.high, one.rank_p_value
-            assert low is not None and high is not None and rank_p_value is not None, "two a side have an interval"  # noqa: PT018
+            # Two repetitions of a side have an interval.
+            assert low is not None
+            assert high is not None
+            assert rank_p_value is not None
             # what the interval does not clear, where the rest finds anything
-            needed[i].append(max(low, 1 / (1 + high) - 1, 0.0) if rank_p_value <= rule.rank_level else 0.0)
-    floors = [max(rule.floor, math.ceil(1000 * quantile(one, 1 - FALSE_ALARMS) - 1e-9) / 1000) for one in needed]
+            needed[i].append(
+                max(low, 1 / (1 + high) - 1, 0.0) if rank_p_value <= rule.rank_level else 0.0
+            )
+    floors = [
+        max(rule.floor, math.ceil(1000 * quantile(one, 1 - FALSE_ALARMS) - 1e-9) / 1000)
+        for one in needed
+    ]
     return floors, median(correlations) if correlations else 0.0
 
 
-def _pairs(repetitions: Sequence[int], fewest: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+def _pairs(
+    repetitions: Sequence[int], fewest: int
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     for size in sorted({fewest, len(repetitions) // 2}):
         for start in range(len(repetitions) - 2 * size + 1):
             for other in range(start + size, len(repetitions) - size + 1):
@@ -125,7 +141,9 @@ def parse_floor(text: str) -> float:
     """Return a floor as a fraction: ``3%`` is 0.03."""
     percent = re.fullmatch(r"\s*(\d*\.?\d+)\s*%\s*", text, re.ASCII)
     if percent is None or float(percent[1]) > 100:
-        raise UserError(f"--floor {text!r} is not understood: write a percentage from 0% to 100%, such as 3%")
+        raise UserError(
+            f"--floor {text!r} is not understood: write a percentage from 0% to 100%, such as 3%"
+        )
     return float(percent[1]) / 100
 
 
@@ -145,7 +163,9 @@ def read_floors(path: Path) -> dict[str, Floor]:
     with convert_read_errors(path, "holds no floors as parbench aa writes them"):
         found = decode_json(read_file(path), _File)
     if found.schema_version > SCHEMA_VERSION:
-        raise UserError(f"{path} has schema {found.schema_version}, which is newer than {SCHEMA_VERSION}")
+        raise UserError(
+            f"{path} has schema {found.schema_version}, which is newer than {SCHEMA_VERSION}"
+        )
     return found.floors
 
 

@@ -86,12 +86,20 @@ class Whole:
     autocorrelation: float
 
 
-def effects(families: Sequence[Sequence[Pair]], rule: Rule) -> tuple[Whole | None, tuple[tuple[Effect, ...], ...]]:
+def effects(
+    families: Sequence[Sequence[Pair]], rule: Rule
+) -> tuple[Whole | None, tuple[tuple[Effect, ...], ...]]:
     """Return what changed in all series together, None of fewer than two, and in each."""
     known = [
-        pair for family in families for pair in family if min(len(pair.base), len(pair.new)) >= MIN_INTERVAL_REPETITIONS
+        pair
+        for family in families
+        for pair in family
+        if min(len(pair.base), len(pair.new)) >= MIN_INTERVAL_REPETITIONS
     ]
-    logs = [[_logs(side) for side in sides] for sides in ([one.base for one in known], [one.new for one in known])]
+    logs = [
+        [_logs(side) for side in sides]
+        for sides in ([one.base for one in known], [one.new for one in known])
+    ]
     found = differences(*logs) if known else None
     own = iter(zip(found.own, found.noise, strict=True) if found else ())
 
@@ -105,7 +113,9 @@ def effects(families: Sequence[Sequence[Pair]], rule: Rule) -> tuple[Whole | Non
         ranks = rank_test([*base.values()], [*new.values()])
         return _effect(difference, least, noise, rule.false_discovery_rate / tests, ranks)
 
-    each = tuple(tuple(effect(pair, len(families) * len(family)) for pair in family) for family in families)
+    each = tuple(
+        tuple(effect(pair, len(families) * len(family)) for pair in family) for family in families
+    )
     if found is None or len(known) < 2:
         return None, each
     least = max(rule.floor, median([pair.measured for pair in known]))
@@ -121,7 +131,9 @@ def effects(families: Sequence[Sequence[Pair]], rule: Rule) -> tuple[Whole | Non
 def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judgement, ...], ...]:
     p_values = [[_known(member.p_value) for member in family] for family in families]
     moved = discoveries_in_families(p_values, rule.false_discovery_rate)
-    pairs = [zip(family, fallen, strict=True) for family, fallen in zip(families, moved, strict=True)]
+    pairs = [
+        zip(family, fallen, strict=True) for family, fallen in zip(families, moved, strict=True)
+    ]
     return tuple(tuple(_judge(member, fell, rule) for member, fell in pair) for pair in pairs)
 
 
@@ -132,7 +144,10 @@ def repetitions_to_decide(noise: float, floor: float) -> int:
 
 def floor_to_decide(noise: float, repetitions: int) -> float:
     """Return the least floor, in whole percents, within which so many a side show that as surely."""
-    return math.ceil(100 * _fraction(_SURELY * math.log1p(noise) / math.sqrt(repetitions / 2)) - 1e-9) / 100
+    return (
+        math.ceil(100 * _fraction(_SURELY * math.log1p(noise) / math.sqrt(repetitions / 2)) - 1e-9)
+        / 100
+    )
 
 
 def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
@@ -151,11 +166,19 @@ def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
 def _whole(found: Effect, middle: float, rule: Rule) -> Called:
     # half of the series have to have moved as well: a few that moved far are no shift of the whole
     if _known(found.p_value) <= rule.level and abs(middle) > math.log1p(found.floor):
-        return "SLOWER" if min(found.change, middle) > 0 else "FASTER" if max(found.change, middle) < 0 else "AMBIGUOUS"
+        return (
+            "SLOWER"
+            if min(found.change, middle) > 0
+            else "FASTER"
+            if max(found.change, middle) < 0
+            else "AMBIGUOUS"
+        )
     return "SAME" if _within(found) else "AMBIGUOUS"
 
 
-def _effect(found: Difference, least: float, noise: float, level: float, ranks: float | None = None) -> Effect:
+def _effect(
+    found: Difference, least: float, noise: float, level: float, ranks: float | None = None
+) -> Effect:
     floor = math.log1p(least)
     return Effect(
         change=_fraction(found.value),
@@ -179,7 +202,9 @@ def _logs(repetitions: Repetitions) -> Repetitions:
 
 
 def _fraction(log_ratio: float) -> float:
-    return math.expm1(min(log_ratio, 700.0))  # two repetitions that disagree may reach further than a float
+    return math.expm1(
+        min(log_ratio, 700.0)
+    )  # two repetitions that disagree may reach further than a float
 
 
 def _known(value: float | None) -> float:

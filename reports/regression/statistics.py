@@ -43,12 +43,16 @@ class Difference:
     def p_beyond(self, floor: float) -> float:
         """Return the two-sided p-value of a difference no larger than ``floor``: small if it is surely larger."""
         beyond = abs(self.value) - floor
-        return min(1.0, 2 * t_tail(beyond / self.error, self.df)) if self.error else float(beyond <= 0)
+        return (
+            min(1.0, 2 * t_tail(beyond / self.error, self.df)) if self.error else float(beyond <= 0)
+        )
 
     def detectable(self, floor: float, level: float) -> float:
         """The smallest difference that is beyond ``floor`` at this level in four of five such comparisons."""
         power = 0.88  # for 0.8, as the error is itself estimated
-        return floor + (t_quantile(1 - level / 2, self.df) + t_quantile(power, self.df)) * self.error
+        return (
+            floor + (t_quantile(1 - level / 2, self.df) + t_quantile(power, self.df)) * self.error
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +85,20 @@ def _design(n: int, m: int, rho: float) -> tuple[float, float, float, float]:
 
     places = np.arange(n + m)
     covariance = rho ** np.abs(places[:, None] - places)
-    within = np.eye(n + m) - np.where((places[:, None] < n) == (places < n), np.where(places < n, 1 / n, 1 / m), 0.0)
+    within = np.eye(n + m) - np.where(
+        (places[:, None] < n) == (places < n), np.where(places < n, 1 / n, 1 / m), 0.0
+    )
     contrast = np.where(places < n, -1 / n, 1 / m)
     centred = within @ covariance
     neighbours = np.diagonal(centred @ within, 1).sum() - (centred @ within)[n - 1, n]
     squares = np.trace(centred)
     df = squares**2 / (centred * centred.T).sum()
-    return float(squares), float(df), float(neighbours / squares), float(contrast @ covariance @ contrast)
+    return (
+        float(squares),
+        float(df),
+        float(neighbours / squares),
+        float(contrast @ covariance @ contrast),
+    )
 
 
 def differences(base: Sequence[Repetitions], new: Sequence[Repetitions]) -> Differences:
@@ -105,7 +116,11 @@ def differences(base: Sequence[Repetitions], new: Sequence[Repetitions]) -> Diff
     columns = [sorted({repetition for one in side for repetition in one}) for side in (base, new)]
     logs = np.array(
         [
-            [one.get(repetition, math.nan) for one, names in zip(pair, columns, strict=True) for repetition in names]
+            [
+                one.get(repetition, math.nan)
+                for one, names in zip(pair, columns, strict=True)
+                for repetition in names
+            ]
             for pair in zip(base, new, strict=True)
         ]
     )
@@ -116,7 +131,9 @@ def differences(base: Sequence[Repetitions], new: Sequence[Repetitions]) -> Diff
     rests = np.where(known, logs - np.repeat(np.hstack(sides), (n, m), axis=1), 0.0)
     counts = [(int(one[:n].sum()), int(one[n:].sum())) for one in known]
     squares = (rests**2).sum(axis=1) + _LEAST_VARIANCE
-    scales = np.maximum(squares, np.median(squares))  # what is noisy counts less, and the quiet half alike
+    scales = np.maximum(
+        squares, np.median(squares)
+    )  # what is noisy counts less, and the quiet half alike
 
     shared = (rests / scales[:, None]).sum(axis=0) / (known / scales[:, None]).sum(axis=0)
     shared_squares = float((shared**2).sum()) + _LEAST_VARIANCE
@@ -126,13 +143,17 @@ def differences(base: Sequence[Repetitions], new: Sequence[Repetitions]) -> Diff
     value = float((changes / scales).sum() / (1 / scales).sum())
     common = Difference(value=value, error=math.sqrt(shared_variance), df=df_shared)
     designs = np.array([_design(*count, level) for count in counts])
-    noise = tuple(math.sqrt(square / (sum(count) - 2)) for square, count in zip(squares, counts, strict=True))
+    noise = tuple(
+        math.sqrt(square / (sum(count) - 2)) for square, count in zip(squares, counts, strict=True)
+    )
     if len(base) == 1:
         return Differences(common=common, own=(common,), noise=noise, autocorrelation=level)
 
     loads = (rests @ shared) / ((shared**2 * known).sum(axis=1) + _LEAST_VARIANCE)
     own_squares = ((rests - loads[:, None] * shared * known) ** 2).sum(axis=1) + _LEAST_VARIANCE
-    dfs = np.maximum(designs[:, 1] - 1, 0.5)  # one is spent on how much of what is shared a series takes
+    dfs = np.maximum(
+        designs[:, 1] - 1, 0.5
+    )  # one is spent on how much of what is shared a series takes
     variances, own_dfs = _moderated(own_squares * designs[:, 1] / designs[:, 0] / dfs, dfs)
     of_own, of_shared = variances * designs[:, 3], loads**2 * shared_variance
     errors = of_own + of_shared
@@ -142,22 +163,32 @@ def differences(base: Sequence[Repetitions], new: Sequence[Repetitions]) -> Diff
     return Differences(common=common, own=own, noise=noise, autocorrelation=level)
 
 
-def _autocorrelations(rests: "Floats", known: "Bools", shared: "Floats", n: int) -> tuple[float, float]:
+def _autocorrelations(
+    rests: "Floats", known: "Bools", shared: "Floats", n: int
+) -> tuple[float, float]:
     """Return how a repetition correlates with the next: as taken for each series, and for what they share."""
     import numpy as np
 
     def products(values: "Floats") -> float:
         pairs = values[..., :-1] * values[..., 1:]
-        return float(pairs.sum() - pairs[..., n - 1].sum())  # the last of base and the first of new are apart
+        return float(
+            pairs.sum() - pairs[..., n - 1].sum()
+        )  # the last of base and the first of new are apart
 
     own = (rests - rests.sum(axis=0) / known.sum(axis=0)) * known if len(rests) > 1 else rests
     each, m = (own**2).sum(axis=1) + _LEAST_VARIANCE, rests.shape[1] - n
     told_shared = products(shared) / float((shared**2).sum() + _LEAST_VARIANCE)
     others = float(each.sum() ** 2 / (each**2).sum()) - 1  # as many series as would tell as much,
     others *= float(each.sum() / ((rests**2).sum() + _LEAST_VARIANCE))  # if nothing were shared
-    told = others * products(own) / float(each.sum()) + told_shared + _USUAL_WEIGHT * _design(n, m, _USUAL_RHO)[2]
+    told = (
+        others * products(own) / float(each.sum())
+        + told_shared
+        + _USUAL_WEIGHT * _design(n, m, _USUAL_RHO)[2]
+    )
     weight, error = others + 1 + _USUAL_WEIGHT, 1 / math.sqrt(n + m - 2)
-    expected = [_design(n, m, rho)[2] for rho in _RHOS]  # few repetitions of one level seem to correlate negatively
+    expected = [
+        _design(n, m, rho)[2] for rho in _RHOS
+    ]  # few repetitions of one level seem to correlate negatively
 
     def level(share: float) -> float:
         return round(float(np.interp(share, expected, _RHOS)), 2)
@@ -211,7 +242,9 @@ def simes(p_values: Sequence[float]) -> float:
     return float(min(false_discovery_control(p_values)))
 
 
-def discoveries_in_families(families: Sequence[Sequence[float]], q: float) -> tuple[tuple[bool, ...], ...]:
+def discoveries_in_families(
+    families: Sequence[Sequence[float]], q: float
+) -> tuple[tuple[bool, ...], ...]:
     """Return which p-values fall if a share ``q`` of those that fall may be false: families, then their members.
 
     Members are tested at the share of families that fell, so a family falls exactly if one of its members does

@@ -65,7 +65,10 @@ def _write_series(sheet: Sheet, rows: Sequence[Row]) -> None:
 
 def _series_title(row: Row) -> str:
     params = row.case.params
-    words = [operation(row.case), *(str(params[name]) for name in ("mode", "dtype") if name in params)]
+    words = [
+        operation(row.case),
+        *(str(params[name]) for name in ("mode", "dtype") if name in params),
+    ]
     return ", ".join(words)
 
 
@@ -105,7 +108,9 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
         for i, text in enumerate(filter(None, told)):  # what has no room is left out whole
             line += f"{' ·' * (i > 0)} {text}" if len(line) + len(text) + 3 <= _WIDTH else ""
         lines.append(line)
-        parts = [f"{name} {_bar(share, _BAR)} {_percent(share)}" for name, share in one.parts.items()]
+        parts = [
+            f"{name} {_bar(share, _BAR)} {_percent(share)}" for name, share in one.parts.items()
+        ]
         parts += [f"overlap {_percent(one.overlap)}"] if one.overlap is not None else []
         lines += [f"    {'  '.join(parts)}"[:_WIDTH]] if parts else []
         if traced := differing_trace(one.row):
@@ -116,9 +121,16 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
 
 def _first(report: Report) -> list[str]:
     """Return what to look at first: what went wrong, then what stands out."""
-    bad = [f"{one.case}: {one.status} ({one.repetitions} repetitions): {one.reason}" for one in report.problems]
+    bad = [
+        f"{one.case}: {one.status} ({one.repetitions} repetitions): {one.reason}"
+        for one in report.problems
+    ]
     sentences = [*bad, *(one.words for one in report.findings)]
-    lines = _sentences("Look at first", sentences, _MOST_SENTENCES) if sentences else ["", "Nothing stands out."]
+    lines = (
+        _sentences("Look at first", sentences, _MOST_SENTENCES)
+        if sentences
+        else ["", "Nothing stands out."]
+    )
     return lines + _sentences("Settings compared", report.comparisons, _MOST_COMPARISONS)
 
 
@@ -127,7 +139,10 @@ def _sentences(title: str, sentences: Sequence[str], most: int) -> list[str]:
     for i, sentence in enumerate(sentences[:most], start=1):
         found = wrap(cells.visible(sentence), _WIDTH - 5, break_on_hyphens=False)
         if len(found) > _SENTENCE_LINES:
-            found = [*found[: _SENTENCE_LINES - 1], f"{found[_SENTENCE_LINES - 1][: _WIDTH - 9]} ..."]
+            found = [
+                *found[: _SENTENCE_LINES - 1],
+                f"{found[_SENTENCE_LINES - 1][: _WIDTH - 9]} ...",
+            ]
         lines += [f"  {i}. {found[0]}", *(f"     {line}" for line in found[1:])]
     left = len(sentences) - most
     return lines + ([f"  and {left} more"] if left > 0 else [])

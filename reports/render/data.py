@@ -16,7 +16,18 @@ MOST_EMBEDDED_BYTES = 400_000
 """What of a page of at most a megabyte is left to its data."""
 _OF_METRIC = ("value", "low", "high", "unit", "better", "method")
 _OF_ROW = ("status", "repetitions", "planned", "iterations", "check_passed", "noise")
-_BRIEF = ("case", "world", "status", "repetitions", "planned", "iterations", "check", "metrics", "grade", "scatter")
+_BRIEF = (
+    "case",
+    "world",
+    "status",
+    "repetitions",
+    "planned",
+    "iterations",
+    "check",
+    "metrics",
+    "grade",
+    "scatter",
+)
 
 
 def render_json(report: Report) -> str:
@@ -61,19 +72,37 @@ def render_csv(report: Report) -> str:
     writer.writerow((*start, *_OF_ROW, "metric", *_OF_METRIC))
     for run, row in rows:
         of_case = (run, row.case.id, row.case.name, *map(row.case.all_params.get, params))
-        of_row = (row.status, row.repetitions, row.planned, row.iterations, row.check.passed, row.grade)
-        lines = [(name, *(getattr(one, column) for column in _OF_METRIC)) for name, one in row.metrics.items()]
-        writer.writerows((*of_case, *of_row, *line) for line in lines or [(None,) * (1 + len(_OF_METRIC))])
+        of_row = (
+            row.status,
+            row.repetitions,
+            row.planned,
+            row.iterations,
+            row.check.passed,
+            row.grade,
+        )
+        lines = [
+            (name, *(getattr(one, column) for column in _OF_METRIC))
+            for name, one in row.metrics.items()
+        ]
+        writer.writerows(
+            (*of_case, *of_row, *line) for line in lines or [(None,) * (1 + len(_OF_METRIC))]
+        )
     return buffer.getvalue()
 
 
 def _run(run: Run, summary: Summary) -> dict[str, Any]:
-    names = [*(name for name in Row.__dataclass_fields__ if name != "records"), "grade", "scatter", "effective"]
+    names = [
+        *(name for name in Row.__dataclass_fields__ if name != "records"),
+        "grade",
+        "scatter",
+        "effective",
+    ]
     return {
         "run": run.info,
         "verdict": summary.tally,
         "rows": [
-            {**{name: getattr(row, name) for name in names}, "details": common_details(row)} for row in summary.rows
+            {**{name: getattr(row, name) for name in names}, "details": common_details(row)}
+            for row in summary.rows
         ],
         "skipped": summary.skipped,
         "missing": summary.missing,
@@ -87,7 +116,9 @@ def _tables(report: Report) -> dict[str, Any]:
         "look_at_first": report.findings,
         "notes": [note for section in report.sections for note in section.notes],
         **{
-            table.id: [{column.title: column.sort(row) for column in table.columns} for row in table.rows]
+            table.id: [
+                {column.title: column.sort(row) for column in table.columns} for row in table.rows
+            ]
             for section in report.sections
             for table in section.tables
         },

@@ -28,11 +28,18 @@ def render_markdown(report: Report) -> str:
     for section in report.sections:
         lines += [f"## {escaped(section.title)}", *map(escaped, section.notes)]
         for table in section.on_page:
-            lines += [f"### {escaped(table.title)}", *([escaped(table.alike)] if table.alike else [])]
+            lines += [
+                f"### {escaped(table.title)}",
+                *([escaped(table.alike)] if table.alike else []),
+            ]
             lines.append(markdown_table(table.varying, table.rows))
             lines += map(escaped, table.notes)
         if section.glossary:
-            lines.append("\n".join(f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in section.glossary))
+            lines.append(
+                "\n".join(
+                    f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in section.glossary
+                )
+            )
     lines += _listed("How it was measured", report.footnotes)
     return "\n\n".join(lines) + "\n"
 
@@ -57,4 +64,8 @@ def _titled(title: str, rows: Sequence[Problem]) -> list[str]:
 
 
 def _listed(title: str, sentences: Sequence[str]) -> list[str]:
-    return [f"## {title}", "\n".join(f"* {escaped(sentence)}" for sentence in sentences)] if sentences else []
+    return (
+        [f"## {title}", "\n".join(f"* {escaped(sentence)}" for sentence in sentences)]
+        if sentences
+        else []
+    )

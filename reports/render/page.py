@@ -53,7 +53,11 @@ def _rendered(template: str, **context: Any) -> str:
 
 def _visible(value: object) -> object:
     """Return text with what is not printed written out, such as marks that turn the direction of reading."""
-    return escape_unprintable(value, "\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+    return (
+        escape_unprintable(value, "\n\t")
+        if isinstance(value, str) and not isinstance(value, Markup)
+        else value
+    )
 
 
 def _policy(script: str) -> str:

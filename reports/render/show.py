@@ -69,7 +69,12 @@ def rendered(report: Report, form: str) -> bytes:
         from parbench.reports.render.page import render_page
 
         return render_page(report).encode(errors="replace")
-    texts = {"markdown": render_markdown, "csv": render_csv, "json": render_json, "tables": render_text}
+    texts = {
+        "markdown": render_markdown,
+        "csv": render_csv,
+        "json": render_json,
+        "tables": render_text,
+    }
     return texts[form](report).encode(errors="replace")
 
 
@@ -89,7 +94,9 @@ def build(paths: Sequence[Path], form: str) -> tuple[bytes, int]:
             raise
         from parbench.reports.render.page import render_refusal
 
-        return render_refusal(paths[0].resolve().name, str(error)).encode(errors="replace"), ExitCode.DID_NOT_RUN
+        return render_refusal(paths[0].resolve().name, str(error)).encode(
+            errors="replace"
+        ), ExitCode.DID_NOT_RUN
 
 
 def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = None) -> int:
@@ -129,7 +136,11 @@ _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
 def follow(
-    path: Path, out: TextIO | None = None, pause: Callable[[float], None] = time.sleep, *, whole: bool = False
+    path: Path,
+    out: TextIO | None = None,
+    pause: Callable[[float], None] = time.sleep,
+    *,
+    whole: bool = False,
 ) -> int:
     """Show a run until its writer ends, then its tables once more; return its exit code.
 

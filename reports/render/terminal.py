@@ -16,7 +16,11 @@ from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T, hoisted
 
 _UNBOUNDED, _NARROWEST = 1_000_000, 40
-_GAP, _WORDS, _LONGEST = 2, 24, 40  # between columns; least of a column of words, and of a word in it
+_GAP, _WORDS, _LONGEST = (
+    2,
+    24,
+    40,
+)  # between columns; least of a column of words, and of a word in it
 # between a number and its unit, two ends of an interval, and a number and its interval
 _GLUED = re.compile(
     r"(?<=\d) (?=(?:[num]?s|min|h|[KMGT]?i?B(?:/s)?|%)(?![\w/]))|(?<=,) (?=[^\s,\[\]]+(?: %)?\])| (?=\[[-+\d])"
@@ -34,7 +38,9 @@ _STYLES = {
 
 
 def print_report(
-    report: Report, file: TextIO | None = None, render: Callable[[Report, int | None, bool], str] | None = None
+    report: Report,
+    file: TextIO | None = None,
+    render: Callable[[Report, int | None, bool], str] | None = None,
 ) -> None:
     """Write a report to ``file``, by default standard output, as suits a terminal or a pipe; by default all of it."""
     out = sys.stdout if file is None else file
@@ -90,7 +96,11 @@ def write_verdicts(sheet: "Sheet", verdicts: Sequence[Verdict]) -> None:
 def wrapped(text: str, width: int) -> list[str]:
     """Return text in lines, no number parted from its unit or interval."""
     is_short = cell_len(text) <= width
-    found = [text] if is_short else textwrap.wrap(_GLUED.sub("\xa0", text), width, break_on_hyphens=False)
+    found = (
+        [text]
+        if is_short
+        else textwrap.wrap(_GLUED.sub("\xa0", text), width, break_on_hyphens=False)
+    )
     return [line.replace("\xa0", " ") for line in found]
 
 
@@ -107,19 +117,28 @@ class Sheet:
 
     def tell(self, *sentences: str, style: str = "") -> None:
         for sentence in sentences:
-            self.write(*(self.styled(line, style) for line in wrapped(cells.visible(sentence), self.width)))
+            self.write(
+                *(self.styled(line, style) for line in wrapped(cells.visible(sentence), self.width))
+            )
 
     def write(self, *lines: str) -> None:
         self._lines += [line.rstrip() for line in lines]
 
     def write_row(
-        self, texts: Iterable[Sequence[str]], widths: Sequence[int], right: Sequence[bool], styles: Sequence[str]
+        self,
+        texts: Iterable[Sequence[str]],
+        widths: Sequence[int],
+        right: Sequence[bool],
+        styles: Sequence[str],
     ) -> None:
         """Write cells of several lines side by side, numbers to the right."""
         for parts in zip_longest(*texts, fillvalue=""):
             line = []
             for part, width, is_right, style in zip(parts, widths, right, styles, strict=True):
-                blank, told = " " * (width - cell_len(part)), self.styled(part, style if part else "")
+                blank, told = (
+                    " " * (width - cell_len(part)),
+                    self.styled(part, style if part else ""),
+                )
                 line.append(blank + told if is_right else told + blank)
             self.write((" " * _GAP).join(line))
 
@@ -140,10 +159,21 @@ def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Se
     sheet.tell(title, style=_BOLD)
     sheet.tell(*filter(None, [alike]))
     told = [[cells.visible(column.text(row)) for column in shown] for row in rows]
-    names = next((i for i in range(1, len(shown)) if len({*map(tuple, (line[:i] for line in told))}) == len(told)), 1)
-    sizes = [_least_and_natural(column, [line[i] for line in told]) for i, column in enumerate(shown)]
+    names = next(
+        (
+            i
+            for i in range(1, len(shown))
+            if len({*map(tuple, (line[:i] for line in told))}) == len(told)
+        ),
+        1,
+    )
+    sizes = [
+        _least_and_natural(column, [line[i] for line in told]) for i, column in enumerate(shown)
+    ]
     blocks = _blocks([least for least, _ in sizes], names, sheet.width)
-    if (len(blocks) > 1 and len(rows) == 1) or any(_total(sizes[i][0] for i in of) > sheet.width for of in blocks):
+    if (len(blocks) > 1 and len(rows) == 1) or any(
+        _total(sizes[i][0] for i in of) > sheet.width for of in blocks
+    ):
         _write_records(sheet, shown, told, names)
         return
     for number, block in enumerate(blocks):
@@ -160,16 +190,23 @@ def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Se
         sheet.write_row(lower, widths, right, [_BOLD] * len(of))
         for row, line, parts in zip(rows, told, texts, strict=True):
             if len(blocks) == 1 or {line[i] for i in block[names:]} != {cells.UNKNOWN}:
-                marks = [column.mark(row) if column.mark else line[i] for i, column in zip(block, of, strict=True)]
+                marks = [
+                    column.mark(row) if column.mark else line[i]
+                    for i, column in zip(block, of, strict=True)
+                ]
                 sheet.write_row(parts, widths, right, [_STYLES.get(mark, "") for mark in marks])
 
 
 def _least_and_natural(column: Column[T], texts: Sequence[str]) -> tuple[int, int]:
     """Return the least width of a column and the one that wraps nothing; what is a number is never wrapped."""
     widest = max(map(cell_len, texts))
-    parts = [part for text in (column.title, *texts) for part in _GLUED.sub("\xa0", text).split(" ")]
+    parts = [
+        part for text in (column.title, *texts) for part in _GLUED.sub("\xa0", text).split(" ")
+    ]
     words = min(max(map(cell_len, parts)), _LONGEST)
-    return max(words, widest if column.number else min(widest, _WORDS)), max(widest, cell_len(column.title))
+    return max(words, widest if column.number else min(widest, _WORDS)), max(
+        widest, cell_len(column.title)
+    )
 
 
 def _total(widths: Iterable[int]) -> int:
@@ -191,16 +228,22 @@ def _stretched(sizes: Sequence[tuple[int, int]], width: int) -> list[int]:
     if _total(whole := [max(size) for size in sizes]) <= width:
         return whole
     found = [least for least, _ in sizes]
-    while _total(found) < width and any(natural > has for (_, natural), has in zip(sizes, found, strict=True)):
+    while _total(found) < width and any(
+        natural > has for (_, natural), has in zip(sizes, found, strict=True)
+    ):
         lacks = [natural / has for (_, natural), has in zip(sizes, found, strict=True)]
         found[lacks.index(max(lacks))] += 1
     return found
 
 
-def _write_records(sheet: Sheet, shown: Sequence[Column[T]], told: Sequence[Sequence[str]], names: int) -> None:
+def _write_records(
+    sheet: Sheet, shown: Sequence[Column[T]], told: Sequence[Sequence[str]], names: int
+) -> None:
     for line in told:
         sheet.tell(", ".join(text for text in line[:names] if text != cells.UNKNOWN))
         pairs = zip(shown[names:], line[names:], strict=True)
         facts = [f"{column.title} {text}" for column, text in pairs if text != cells.UNKNOWN]
-        kept = (fact.replace(" ", "\xa0") if len(fact) < sheet.width - 2 else fact for fact in facts)
+        kept = (
+            fact.replace(" ", "\xa0") if len(fact) < sheet.width - 2 else fact for fact in facts
+        )
         sheet.write(*(f"  {part}" for part in wrapped("; ".join(kept), sheet.width - 2)))

@@ -53,10 +53,17 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
         return one.row
 
     rows = [one.row for one in found]
-    exposed_help = "attention's communication that no computation hides, as a share of the traced step"
+    exposed_help = (
+        "attention's communication that no computation hides, as a share of the traced step"
+    )
     columns: tuple[Column[Context], ...] = (
         metric_column("tokens_per_second").of(row_of),
-        number("bytes sent", lambda one: one.sent_bytes(), cells.num_bytes, "by a rank's attention in a step"),
+        number(
+            "bytes sent",
+            lambda one: one.sent_bytes(),
+            cells.num_bytes,
+            "by a rank's attention in a step",
+        ),
         ratio("forward"),
         ratio("backward"),
         number("exposed cp", lambda one: one.exposed_share, cells.percent, exposed_help),
@@ -71,8 +78,14 @@ def _identity(found: Sequence[Context]) -> tuple[Column[Context], ...]:
     others = differences([one.row for one in found], OF_METHOD)
     name_help = "how queries meet keys of other ranks, with the parameters in which steps differ"
     return (
-        words("method", lambda one: cells.visible(f"{one.method} {others[one.row.case.id]}"), name_help),
+        words(
+            "method",
+            lambda one: cells.visible(f"{one.method} {others[one.row.case.id]}"),
+            name_help,
+        ),
         words("mask", lambda one: cells.visible(one.facts.mask), "what a query sees"),
         number("cp", lambda one: one.ranks, cells.whole, "ranks that share a sequence"),
-        number("sequence", lambda one: one.facts.sequence, cells.whole, "tokens of a whole sequence"),
+        number(
+            "sequence", lambda one: one.facts.sequence, cells.whole, "tokens of a whole sequence"
+        ),
     )

@@ -34,7 +34,12 @@ from parbench.reports.analysis.summary import Alike, Row
 from parbench.reports.figures.lines import RATE, TIME, curve_lines, draw_kinds, draw_sizes
 from parbench.reports.figures.svg import figure
 from parbench.reports.report import Column, Section, Table, known, measurement, number, words
-from parbench.reports.sections.row_columns import IDENTITY, case_columns, communication_columns, headline
+from parbench.reports.sections.row_columns import (
+    IDENTITY,
+    case_columns,
+    communication_columns,
+    headline,
+)
 
 PLOTTED = "plotted data"
 _MOST_OPERATIONS = 6
@@ -103,7 +108,12 @@ def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
         def busbw(one: Alike[int]) -> float | None:
             return one.rows[size].value("busbw") if size in one.rows else None
 
-        return number(cells.size(size), busbw, cells.gigabytes, "bus bandwidth in 1e9 B/s, nccl-tests' convention")
+        return number(
+            cells.size(size),
+            busbw,
+            cells.gigabytes,
+            "bus bandwidth in 1e9 B/s, nccl-tests' convention",
+        )
 
     names = _series_columns([one.first for one in found])
     told: list[Column[Alike[int]]] = [column.of(lambda one: one.first) for column in names]
@@ -117,7 +127,10 @@ def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
     )
     yield table
     note = "Each size's p99, noise, iterations and check: report.html, or parbench report --format csv."
-    rates, title = known(map(rate, sizes), found), "Collectives and point-to-point: bus bandwidth over size, GB/s"
+    rates, title = (
+        known(map(rate, sizes), found),
+        "Collectives and point-to-point: bus bandwidth over size, GB/s",
+    )
     yield replace(table, id="busbw-over-size", title=title, columns=(*told, *rates), notes=(note,))
 
 
@@ -126,7 +139,9 @@ def _curves(found: Analysis, title: str, rows: Sequence[Row], name: str) -> Iter
     bandwidth = draw_sizes(curve_lines(rows, "busbw"), RATE, found.ceiling)
     lines = curve_lines(rows, "time", curves)
     alone = len({operation(row.case) for row in rows} - {line.label for line in lines})
-    told = f"{_INTERVALS} {f'{alone} with a single size stand in the table.' * (alone > 0)}".rstrip()
+    told = (
+        f"{_INTERVALS} {f'{alone} with a single size stand in the table.' * (alone > 0)}".rstrip()
+    )
     fits = f"{told} Thin dashes are fits." if curves else told
     yield from figure(bandwidth, f"{name}-busbw", f"Bus bandwidth over size: {title}", told)
     yield from figure(draw_sizes(lines, TIME), f"{name}-time", f"Time over size: {title}", fits)
@@ -147,7 +162,9 @@ def _fits(found: Analysis) -> Iterator[Table[Curve]]:
 def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
     """Return the columns of fits: those of ranks, lines and efficiency only where they say something."""
     firsts = [curve.rows[0] for curve in curves]
-    columns: list[Column[Curve]] = [column.of(lambda curve: curve.rows[0]) for column in _series_columns(firsts)]
+    columns: list[Column[Curve]] = [
+        column.of(lambda curve: curve.rows[0]) for column in _series_columns(firsts)
+    ]
     half_help = "the size at which half the bandwidth is reached: latency times bandwidth, by the line of the largest"
     columns += [
         measurement(
@@ -166,13 +183,21 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
             "the size at which another line begins, as where a protocol switches, and the sizes it lies between",
         ),
         words("off the curve", _off_curve, "outliers from the fit"),
-        number("residual", lambda curve: curve.fit.residual, cells.percent, "median distance of times from the fit"),
+        number(
+            "residual",
+            lambda curve: curve.fit.residual,
+            cells.percent,
+            "median distance of times from the fit",
+        ),
     ]
     if ceiling := next((curve.ceiling for curve in curves if curve.efficiency is not None), None):
         columns.append(
             Column(
                 f"of {ceiling.name}",
-                lambda one: cells.percent(one.efficiency) + " (above: see note)" * ((one.efficiency or 0) > 1),
+                lambda one: (
+                    cells.percent(one.efficiency)
+                    + " (above: see note)" * ((one.efficiency or 0) > 1)
+                ),
                 lambda one: one.efficiency,
                 "fitted busbw over the declared link's speed, or over a copy in memory on the same host",
             )
@@ -195,7 +220,9 @@ def _series_columns(firsts: Sequence[Row]) -> list[Column[Row]]:
 def _latency(curve: Curve) -> MetricValue:
     line = curve.fit.segments[0]
     told = describe_intervals(curve.fit.repetitions)
-    low, high = (None, None) if curve.fit.repetitions == 2 else (line.latency_low, line.latency_high)
+    low, high = (
+        (None, None) if curve.fit.repetitions == 2 else (line.latency_low, line.latency_high)
+    )
     return MetricValue(
         value=line.latency_seconds,
         unit="s",
@@ -206,7 +233,9 @@ def _latency(curve: Curve) -> MetricValue:
     )
 
 
-def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], curves: Sequence[Curve]) -> Column[Curve]:
+def _fitted_bandwidth(
+    name: str, factor_of: Callable[[Curve], float | None], curves: Sequence[Curve]
+) -> Column[Curve]:
     is_mixed = len({curve.fit.repetitions > 1 for curve in curves}) > 1
 
     def scaled(curve: Curve, bytes_per_second: float | None) -> float | None:
@@ -219,7 +248,11 @@ def _fitted_bandwidth(name: str, factor_of: Callable[[Curve], float | None], cur
         value, low, high = (cells.gigabytes(scaled(curve, bound)) for bound in bounds)
         if value == cells.UNKNOWN or curve.fit.repetitions == 2:
             return value
-        return f"{value} (one repetition)" if is_mixed and curve.fit.repetitions < 2 else f"{value} [{low}, {high}]"
+        return (
+            f"{value} (one repetition)"
+            if is_mixed and curve.fit.repetitions < 2
+            else f"{value} [{low}, {high}]"
+        )
 
     return Column(
         f"{name} GB/s",
@@ -238,7 +271,10 @@ def _knees(fit: CurveFit) -> str:
 
 
 def _off_curve(curve: Curve) -> str:
-    return ", ".join(f"{cells.size(size)} {100 * error:+.0f} %" for size, error in curve.fit.outliers) or cells.UNKNOWN
+    return (
+        ", ".join(f"{cells.size(size)} {100 * error:+.0f} %" for size, error in curve.fit.outliers)
+        or cells.UNKNOWN
+    )
 
 
 def _lines(curve: Curve) -> str:
@@ -262,11 +298,15 @@ def contrast_section(found: Analysis) -> Section | None:
     )
     if not tables:
         return None
-    return Section(id="contrasts", title="Beside each other", tables=tables, terms=("factor, beside",))
+    return Section(
+        id="contrasts", title="Beside each other", tables=tables, terms=("factor, beside",)
+    )
 
 
 def _slowed_columns(slowed: Sequence[Slowdown], prefix: str) -> tuple[Column[Slowdown], ...]:
-    identity = [one for one in communication_columns([one.base for one in slowed]) if one.title in IDENTITY]
+    identity = [
+        one for one in communication_columns([one.base for one in slowed]) if one.title in IDENTITY
+    ]
     factor_help = "how many times as long it takes, with its 95 % interval"
 
     def factor(load: str) -> Callable[[Slowdown], MetricValue | None]:
@@ -274,7 +314,10 @@ def _slowed_columns(slowed: Sequence[Slowdown], prefix: str) -> tuple[Column[Slo
 
     loads = dict.fromkeys(load for one in slowed for load in one.factors)
     return (
-        *(column.of(lambda one: one.base) for column in (*identity, headline("time", [one.base for one in slowed]))),
+        *(
+            column.of(lambda one: one.base)
+            for column in (*identity, headline("time", [one.base for one in slowed]))
+        ),
         *(measurement(f"{prefix}{load}", factor(load), factor_help, slowed) for load in loads),
     )
 
@@ -304,7 +347,11 @@ def group_section(found: Analysis) -> Section | None:
                 rows=found.groups,
             )
         )
-    return Section(id="groups", title="Groups", tables=tuple(tables), terms=("busbw",)) if tables else None
+    return (
+        Section(id="groups", title="Groups", tables=tuple(tables), terms=("busbw",))
+        if tables
+        else None
+    )
 
 
 def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
@@ -313,24 +360,38 @@ def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
         return number(kind.label, lambda one: one.rate(kind), cells.gigabytes, told)
 
     names = dict.fromkeys(kind for one in found for kind in one.rows)
-    ordered = sorted(names, key=lambda kind: (kind.together, (WITHIN, ACROSS, OVER).index(kind.reach)))
+    ordered = sorted(
+        names, key=lambda kind: (kind.together, (WITHIN, ACROSS, OVER).index(kind.reach))
+    )
     columns: tuple[Column[Kinds], ...] = (
         words("operation", lambda one: one.name, "what is done"),
         *(column.of(lambda one: one.first) for column in case_columns()),
         *map(rate, ordered),
-        number("across / within", lambda one: one.ratio(), cells.significant, "bus bandwidth across nodes over within"),
+        number(
+            "across / within",
+            lambda one: one.ratio(),
+            cells.significant,
+            "bus bandwidth across nodes over within",
+        ),
     )
     if all(one.ratio(together=True) is None for one in found):
         return columns
     told = "the same while all groups of the kind ran at once and shared what links there are"
     return (
         *columns,
-        number("across / within, together", lambda one: one.ratio(together=True), cells.significant, told),
+        number(
+            "across / within, together",
+            lambda one: one.ratio(together=True),
+            cells.significant,
+            told,
+        ),
     )
 
 
 def _draw_kinds(found: Sequence[Kinds]) -> Iterator[Markup]:
-    for i, (series, rows) in enumerate(list(series_of_kinds(found).items())[:_MOST_OPERATIONS], start=1):
+    for i, (series, rows) in enumerate(
+        list(series_of_kinds(found).items())[:_MOST_OPERATIONS], start=1
+    ):
         title = f"Within and across nodes: {', '.join(word for word in series if word != cells.UNKNOWN)}"
         told = "A line for each kind of group."
         yield from figure(draw_kinds(rows), f"group-kinds-{i}", title, told)
@@ -340,12 +401,19 @@ def _group_columns(found: Sequence[Grouped]) -> tuple[Column[Grouped], ...]:
     def rate(name: str) -> Column[Grouped]:
         told = f"bus bandwidth of {name} in 1e9 B/s"
         return number(
-            name, lambda one: one.rows[name].value("busbw") if name in one.rows else None, cells.gigabytes, told
+            name,
+            lambda one: one.rows[name].value("busbw") if name in one.rows else None,
+            cells.gigabytes,
+            told,
         )
 
     return (
         words("operation", lambda one: operation(one.first.case, OF_GROUP), "what is done"),
         *(column.of(lambda one: one.first) for column in case_columns()),
         *map(rate, dict.fromkeys(name for one in found for name in one.rows)),
-        words("slowest alone", lambda one: one.slowest or cells.UNKNOWN, "the group with the least bus bandwidth"),
+        words(
+            "slowest alone",
+            lambda one: one.slowest or cells.UNKNOWN,
+            "the group with the least bus bandwidth",
+        ),
     )

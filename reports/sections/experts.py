@@ -27,7 +27,12 @@ def experts_section(found: Analysis) -> Section | None:
         notes=claims(found.mixtures),
     )
     tables: tuple[Table[Any], ...] = (own, *_loads(found.mixtures))
-    return Section(id="experts", title="Expert parallelism", tables=tables if found.mixtures else (), notes=unread)
+    return Section(
+        id="experts",
+        title="Expert parallelism",
+        tables=tables if found.mixtures else (),
+        notes=unread,
+    )
 
 
 def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
@@ -35,11 +40,28 @@ def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
     others = differences(rows, ("routing", "capacity", "ep", "variant"))
     of_ep = known((metric_column("bytes_ratio.ep"), metric_column("exposed_comm.ep")), rows)
     return (
-        words("scope", lambda one: cells.visible(f"{one.scope} {others[one.row.case.id]}"), "what is timed"),
-        words("routing", lambda one: cells.visible(one.routing) or cells.UNKNOWN, "how experts are chosen"),
-        number("capacity", lambda one: one.capacity, _capacity, "factor above which tokens drop; dropless has none"),
+        words(
+            "scope",
+            lambda one: cells.visible(f"{one.scope} {others[one.row.case.id]}"),
+            "what is timed",
+        ),
+        words(
+            "routing",
+            lambda one: cells.visible(one.routing) or cells.UNKNOWN,
+            "how experts are chosen",
+        ),
+        number(
+            "capacity",
+            lambda one: one.capacity,
+            _capacity,
+            "factor above which tokens drop; dropless has none",
+        ),
         number("EP", lambda one: one.ep, cells.whole, "ranks that experts are dealt out to"),
-        words("variant", lambda one: cells.visible(one.variant) or cells.UNKNOWN, "how tokens get there and back"),
+        words(
+            "variant",
+            lambda one: cells.visible(one.variant) or cells.UNKNOWN,
+            "how tokens get there and back",
+        ),
         *(
             column.of(lambda one: one.row)
             for column in (headline("step_time", rows), *metric_columns("experts", rows), *of_ep)
@@ -80,16 +102,47 @@ def share_columns(found: Sequence[Share]) -> tuple[Column[Share], ...]:
             return f"{min(one.chosen)} to {max(one.chosen)}"
         return " ".join(map(str, one.chosen))
 
-    labels = short_labels(list({one.mixture.row.case.id: one.mixture.row for one in found}.values()))
+    labels = short_labels(
+        list({one.mixture.row.case.id: one.mixture.row for one in found}.values())
+    )
     layers: Column[Share] = words("layer", layer, "the layer, from 0, or all where all are alike")
     return (
-        words("step", lambda one: labels[one.mixture.row.case.id], "the step, with what tells steps apart"),
+        words(
+            "step",
+            lambda one: labels[one.mixture.row.case.id],
+            "the step, with what tells steps apart",
+        ),
         *([layers] if any(len(one.mixture.facts.expert_load) > 1 for one in found) else []),
-        number("capacity", lambda one: one.mixture.capacity, _capacity, "factor above which tokens drop"),
-        number("rank", lambda one: one.rank, cells.whole, "the rank among those that experts are dealt out to"),
+        number(
+            "capacity",
+            lambda one: one.mixture.capacity,
+            _capacity,
+            "factor above which tokens drop",
+        ),
+        number(
+            "rank",
+            lambda one: one.rank,
+            cells.whole,
+            "the rank among those that experts are dealt out to",
+        ),
         words("experts", experts, "the rank's experts"),
-        number("chosen", lambda one: sum(one.chosen), cells.whole, "tokens that chose one of them, of all sources"),
-        number("of mean", lambda one: one.of_mean, cells.formatted("{:.2f}"), "the same over an even share"),
-        number("kept", lambda one: one.kept, cells.whole, "pairs that the rank gets, dropped ones left out"),
+        number(
+            "chosen",
+            lambda one: sum(one.chosen),
+            cells.whole,
+            "tokens that chose one of them, of all sources",
+        ),
+        number(
+            "of mean",
+            lambda one: one.of_mean,
+            cells.formatted("{:.2f}"),
+            "the same over an even share",
+        ),
+        number(
+            "kept",
+            lambda one: one.kept,
+            cells.whole,
+            "pairs that the rank gets, dropped ones left out",
+        ),
         words("by expert", by_expert, "tokens that chose each, or the least and the most of them"),
     )

@@ -12,32 +12,57 @@ from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.contrasts import Pairs
 from parbench.reports.analysis.labels import operation, short_labels
-from parbench.reports.analysis.ranks import NEAREST_FIRST, ONE_EACH, Late, Nodes, RepetitionLoad, repetitions_of
+from parbench.reports.analysis.ranks import (
+    NEAREST_FIRST,
+    ONE_EACH,
+    Late,
+    Nodes,
+    RepetitionLoad,
+    repetitions_of,
+)
 from parbench.reports.figures.heat_maps import draw_pairs
 from parbench.reports.figures.svg import figure
 from parbench.reports.report import Column, Section, Table, known, number, words
 from parbench.reports.sections.communication import PLOTTED
-from parbench.reports.sections.row_columns import case_columns, communication_columns, headline, metric_column
+from parbench.reports.sections.row_columns import (
+    case_columns,
+    communication_columns,
+    headline,
+    metric_column,
+)
 
 MOST_RANKS = 16
 
 
 def node_section(found: Analysis) -> Section | None:
     """Return the run's nodes; None where all ranks are on one, or the run does not tell."""
-    return Section(id="nodes", title="Nodes", tables=(node_table(found.nodes),)) if found.nodes else None
+    return (
+        Section(id="nodes", title="Nodes", tables=(node_table(found.nodes),))
+        if found.nodes
+        else None
+    )
 
 
 def node_table(nodes: Nodes) -> Table[str]:
     is_other = nodes.asked and nodes.distribution not in (nodes.asked, ONE_EACH)
     asked = f"; {nodes.asked} was asked for" if is_other else ""
     placed = f"Distribution of {len(nodes.hosts)} ranks on {len(nodes.names)} nodes: {nodes.distribution}{asked}."
-    ranks, switches_help = nodes.ranks_on, "the path of switches above it, where Slurm's topology tells"
+    ranks, switches_help = (
+        nodes.ranks_on,
+        "the path of switches above it, where Slurm's topology tells",
+    )
     columns: tuple[Column[str], ...] = (
         words("host", str, "the node, as it calls itself"),
         words("ranks", lambda host: format_cpus(ranks(host)), "the ranks that run on it"),
-        number("ranks a node", lambda host: len(ranks(host)), cells.whole, "how many ranks run on it"),
+        number(
+            "ranks a node", lambda host: len(ranks(host)), cells.whole, "how many ranks run on it"
+        ),
         words("switches", lambda host: nodes.switches.get(host, cells.UNKNOWN), switches_help),
-        words("cores", lambda host: _cores(nodes, ranks(host)), "the cores that each of its ranks may use"),
+        words(
+            "cores",
+            lambda host: _cores(nodes, ranks(host)),
+            "the cores that each of its ranks may use",
+        ),
     )
     return Table(
         id="nodes-table",
@@ -59,7 +84,9 @@ def _cores(nodes: Nodes, ranks: Sequence[int]) -> str:
 def pair_section(found: Analysis) -> Section | None:
     """Return the rank-by-rank matrices, node by node where ranks are on several; on the page their rows too."""
     tables = [
-        table for i, matrix in enumerate(found.matrices, start=1) for table in pair_tables(matrix, i, found.nodes)
+        table
+        for i, matrix in enumerate(found.matrices, start=1)
+        for table in pair_tables(matrix, i, found.nodes)
     ]
     return Section(id="pairs", title="Rank to rank", tables=tuple(tables)) if tables else None
 
@@ -71,7 +98,9 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
     title = f"Rank to rank: bus bandwidth in GB/s, {told}"
     ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
     notes = distance_words(matrix, nodes) if nodes else ()
-    drawing = "Ranks stand node by node; thin lines part nodes, thick ones switches." if nodes else ""
+    drawing = (
+        "Ranks stand node by node; thin lines part nodes, thick ones switches." if nodes else ""
+    )
     yield Table(
         id=f"pairs-{index}",
         title=title,
@@ -88,9 +117,17 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
 
     def receiver(target: int) -> Column[int]:
         told = f"bus bandwidth to rank {target} in 1e9 B/s"
-        return number(name(target), lambda source: matrix.rate(source, target), cells.gigabytes, told)
+        return number(
+            name(target), lambda source: matrix.rate(source, target), cells.gigabytes, told
+        )
 
-    sender = Column("from \\ to", name, float, "the rank that sends, and those that receive", number=nodes is None)
+    sender = Column(
+        "from \\ to",
+        name,
+        float,
+        "the rank that sends, and those that receive",
+        number=nodes is None,
+    )
     yield Table(
         id=f"pairs-{index}-matrix",
         title=title,
@@ -116,7 +153,9 @@ def distance_words(matrix: Pairs, nodes: Nodes) -> tuple[str, ...]:
         for name, rate in medians.items()
     )
     (nearest, best), *others = medians.items()
-    ratios = [f"{name} runs at {cells.significant(rate / best)} of {nearest}" for name, rate in others]
+    ratios = [
+        f"{name} runs at {cells.significant(rate / best)} of {nearest}" for name, rate in others
+    ]
     return (f"Medians: {', '.join(told)}.", *([f"{', '.join(ratios)}."] if ratios else []))
 
 
@@ -132,7 +171,10 @@ def arrival_section(found: Analysis) -> Section | None:
         caption=f"arrivals on one clock, the {len(late)} cases with the largest skew",
         columns=_late_columns(late),
         rows=late,
-        notes=tuple(f"Clocks: {method}, right within {cells.duration(seconds)}." for method, seconds in clocks),
+        notes=tuple(
+            f"Clocks: {method}, right within {cells.duration(seconds)}."
+            for method, seconds in clocks
+        ),
     )
     return Section(id="arrivals", title="Arrivals", tables=(table,), terms=("late",))
 
@@ -140,7 +182,9 @@ def arrival_section(found: Analysis) -> Section | None:
 def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
     def lateness(rank: int) -> Column[Late]:
         told = f"how long after the first rank {rank} arrives, the median"
-        return number(f"rank {rank}", lambda one: one.seconds_by_rank.get(rank), cells.duration, told)
+        return number(
+            f"rank {rank}", lambda one: one.seconds_by_rank.get(rank), cells.duration, told
+        )
 
     rows = [one.row for one in late]
     steps = short_labels([row for row in rows if not row.is_communication])
@@ -152,12 +196,35 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
         words("case", case, "what is done, or the step with the parameters in which steps differ"),
         *(
             column.of(lambda one: one.row)
-            for column in (*case_columns(), headline("time", rows), metric_column("skew"), metric_column("transfer"))
+            for column in (
+                *case_columns(),
+                headline("time", rows),
+                metric_column("skew"),
+                metric_column("transfer"),
+            )
         ),
-        number("late rank", lambda one: one.arrival.late_rank, cells.whole, "the rank that most often arrives last"),
-        number("in", lambda one: one.arrival.share, cells.percent, "the share of iterations in which it does"),
-        number("last out", lambda one: one.arrival.last_out_rank, cells.whole, "the rank that most often leaves last"),
-        *(lateness(rank) for rank in sorted({rank for one in late for rank in one.seconds_by_rank})[:MOST_RANKS]),
+        number(
+            "late rank",
+            lambda one: one.arrival.late_rank,
+            cells.whole,
+            "the rank that most often arrives last",
+        ),
+        number(
+            "in",
+            lambda one: one.arrival.share,
+            cells.percent,
+            "the share of iterations in which it does",
+        ),
+        number(
+            "last out",
+            lambda one: one.arrival.last_out_rank,
+            cells.whole,
+            "the rank that most often leaves last",
+        ),
+        *(
+            lateness(rank)
+            for rank in sorted({rank for one in late for rank in one.seconds_by_rank})[:MOST_RANKS]
+        ),
     )
 
 
@@ -168,7 +235,10 @@ def _of_load(value: Callable[[HostLoad], float | None]) -> Callable[[RepetitionL
 _REPETITION_COLUMNS: tuple[Column[RepetitionLoad], ...] = (
     number("repetition", lambda one: one.number, cells.whole, "ranks started anew"),
     number(
-        "took", lambda one: one.seconds, cells.duration, "from the end of the repetition before, or the run's start"
+        "took",
+        lambda one: one.seconds,
+        cells.duration,
+        "from the end of the repetition before, or the run's start",
     ),
     number(
         "measuring",
@@ -176,8 +246,18 @@ _REPETITION_COLUMNS: tuple[Column[RepetitionLoad], ...] = (
         cells.percent,
         "share of that in which cases were prepared, warmed up, timed and checked",
     ),
-    number("load average", _of_load(lambda load: load.one_minute), cells.significant, "of the minute before"),
-    number("others", _of_load(lambda load: load.other_cores), cells.significant, "cores that others kept busy"),
+    number(
+        "load average",
+        _of_load(lambda load: load.one_minute),
+        cells.significant,
+        "of the minute before",
+    ),
+    number(
+        "others",
+        _of_load(lambda load: load.other_cores),
+        cells.significant,
+        "cores that others kept busy",
+    ),
     number(
         "steal",
         _of_load(lambda load: None if load.steal_percent is None else load.steal_percent / 100),
@@ -195,5 +275,7 @@ def repetition_section(found: Analysis) -> Section | None:
     where = f" on {'/'.join(map(str, sorted(on)))} cores" if on else ""
     caption = "how long each took, and what else its host did while it measured"
     columns = known(_REPETITION_COLUMNS, rows)
-    table = Table(id="repetitions", title=f"Repetitions{where}", caption=caption, columns=columns, rows=rows)
+    table = Table(
+        id="repetitions", title=f"Repetitions{where}", caption=caption, columns=columns, rows=rows
+    )
     return Section(id="repetitions-section", title="Repetitions", tables=(table,))

@@ -18,7 +18,14 @@ from parbench.reports.analysis.labels import environment_facts, short_labels
 from parbench.reports.analysis.ranks import measuring_words
 from parbench.reports.analysis.steps import broken_down, calls_of
 from parbench.reports.analysis.summary import Row, Summary, summarize
-from parbench.reports.analysis.verdicts import Verdict, bad_rows, emulations, not_measured, other_claims, warnings_of
+from parbench.reports.analysis.verdicts import (
+    Verdict,
+    bad_rows,
+    emulations,
+    not_measured,
+    other_claims,
+    warnings_of,
+)
 from parbench.reports.figures.gantt import detail_of, draw_pipeline, last_of
 from parbench.reports.figures.lines import RATE, Line, curve_lines, draw_sizes
 from parbench.reports.figures.palette import OPERATIONS
@@ -26,9 +33,18 @@ from parbench.reports.figures.svg import NARROW, WIDE, figure
 from parbench.reports.figures.timeline import draw_first, view_of
 from parbench.reports.report import Report, Section
 from parbench.reports.sections.attention import attention_section
-from parbench.reports.sections.communication import communication_section, contrast_section, group_section
+from parbench.reports.sections.communication import (
+    communication_section,
+    contrast_section,
+    group_section,
+)
 from parbench.reports.sections.experts import experts_section
-from parbench.reports.sections.nodes import arrival_section, node_section, pair_section, repetition_section
+from parbench.reports.sections.nodes import (
+    arrival_section,
+    node_section,
+    pair_section,
+    repetition_section,
+)
 from parbench.reports.sections.predictions import predicted_section
 from parbench.reports.sections.steps import step_section
 
@@ -84,7 +100,11 @@ def heading(run: Run, summary: Summary) -> str:
         f"host {run.info.host}",
     ]
     # each where it is the same for all ranks and known
-    for group, name, word in (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "version", "torch ")):
+    for group, name, word in (
+        ("host", "cpu_model", ""),
+        ("torch", "gpu", ""),
+        ("torch", "version", "torch "),
+    ):
         values = (run.info.environment or {}).get(group) or {}
         if values.get(name):
             parts.append(f"{word}{values[name]}")
@@ -99,7 +119,9 @@ def draw_first_screen(found: Analysis) -> list[Markup]:
     is_pipelined = pipeline and (not timeline or timeline.row.case.id == pipeline.row.case.id)
     width = NARROW if lines and (timeline or pipeline) else WIDE
     bandwidth = draw_sizes(lines, RATE, found.ceiling, width)
-    shown = figure(bandwidth, "first-bandwidth", "Bus bandwidth over size", "Bands are 95 % intervals.")
+    shown = figure(
+        bandwidth, "first-bandwidth", "Bus bandwidth over size", "Bands are 95 % intervals."
+    )
     labels = short_labels(found.steps)
     if is_pipelined and pipeline and pipeline.facts.measured:
         detail, span = detail_of(pipeline, _MOST_BOXES), last_of(pipeline.facts.measured)
@@ -123,7 +145,9 @@ def first_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
         [name, *params] = line.label.split(" ")
         return bool(params), known.index(name) if name in known else len(known)
 
-    plainest = {line.label.partition(" ")[0]: line for line in sorted(lines, key=place, reverse=True)}
+    plainest = {
+        line.label.partition(" ")[0]: line for line in sorted(lines, key=place, reverse=True)
+    }
     return tuple(sorted(plainest.values(), key=place)[:_MOST_LINES])
 
 
@@ -137,8 +161,13 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
     headlines = (row.metrics.get(row.headline) for row in shown)
     methods = Counter(metric.method for metric in headlines if metric and metric.method)
     # the number of iterations differs from row to row and has a column, that of visits is what there was time for
-    kinds = dict.fromkeys(re.sub(r"\d+ (?=iterations|visits)", "", method) for method, _ in methods.most_common())
-    sentences += [*(f"Times: {kind}." for kind in kinds), *(["[low, high] is a 95 % interval."] if kinds else [])]
+    kinds = dict.fromkeys(
+        re.sub(r"\d+ (?=iterations|visits)", "", method) for method, _ in methods.most_common()
+    )
+    sentences += [
+        *(f"Times: {kind}." for kind in kinds),
+        *(["[low, high] is a 95 % interval."] if kinds else []),
+    ]
     if any(calls_of(row) is not None for row in shown):
         sentences.append(
             "Predicted comm: the step's calls one after another, predicted from this run's blocking fits of the same "
@@ -170,6 +199,11 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
         budget = format_duration(plan.budget_seconds)
         sentences.append(f"Skipped, out of time (budget {budget}): {', '.join(left_out)}.")
     sentences += [f"Note (all cases): {note}" for note in plan.notes]
-    others = [row for row in summary.rows if row.is_communication or not row.metrics]  # steps' stand below their table
+    others = [
+        row for row in summary.rows if row.is_communication or not row.metrics
+    ]  # steps' stand below their table
     counts = Counter(note for row in others for note in row.notes if note not in plan.notes)
-    return (*sentences, *(f"Note ({count} of {len(summary.rows)} cases): {note}" for note, count in counts.items()))
+    return (
+        *sentences,
+        *(f"Note ({count} of {len(summary.rows)} cases): {note}" for note, count in counts.items()),
+    )

@@ -32,9 +32,15 @@ def pipeline_tables(found: Analysis) -> Iterator[Table[Any]]:
     for i, one in enumerate(comparisons(found.pipelines), start=1):
         for measured, kind, caption in (
             (True, "measured", "by cases of this run"),
-            (False, "simulated, not measured", "with the times that the first such step of this run measured"),
+            (
+                False,
+                "simulated, not measured",
+                "with the times that the first such step of this run measured",
+            ),
         ):
-            if entries := tuple(entry for entry in one.entries if entry.simulated.measured == measured):
+            if entries := tuple(
+                entry for entry in one.entries if entry.simulated.measured == measured
+            ):
                 yield Table(
                     id=f"schedules-{i}{'' if measured else '-simulated'}",
                     title=f"Schedules {kind}: {one.title}",
@@ -50,7 +56,9 @@ def _draw(found: Sequence[Pipeline]) -> Iterator[Markup]:
     for i, (one, (span, told)) in enumerate(zip(shown, axes, strict=True), start=1):
         detail = detail_of(one, _MOST_BOXES // len(found))
         chart, label = draw_pipeline(one, detail, span), labels[one.row.case.id]
-        yield from figure(chart, f"pipelines-{i}", f"Pipeline: {label}", f"{gantt_words(one, detail)}{told}")
+        yield from figure(
+            chart, f"pipelines-{i}", f"Pipeline: {label}", f"{gantt_words(one, detail)}{told}"
+        )
 
 
 def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:
@@ -58,7 +66,10 @@ def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:
     labels, rows = schedule_labels(found), [one.row for one in found]
     told = "the order of actions, with the parameters in which steps differ"
     activations: Column[Pipeline] = number(
-        "activations", lambda one: one.activation_bytes, cells.num_bytes, "memory of activations, the fullest rank"
+        "activations",
+        lambda one: one.activation_bytes,
+        cells.num_bytes,
+        "memory of activations, the fullest rank",
     )
     return (
         words("schedule", lambda one: labels[one.row.case.id], told),
@@ -76,9 +87,21 @@ def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:
 def schedule_columns(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
     held_help = "the fullest rank's, measured or what its layers hold"
     measured: tuple[Column[Entry], ...] = (
-        number("bubble fraction", lambda one: one.simulated.bubble_fraction, cells.percent, "by makespan"),
-        number("in flight", lambda one: one.simulated.in_flight, _count, "microbatches that a rank holds, at most"),
-        number("activations", lambda one: one.simulated.activation_bytes, cells.num_bytes, held_help),
+        number(
+            "bubble fraction",
+            lambda one: one.simulated.bubble_fraction,
+            cells.percent,
+            "by makespan",
+        ),
+        number(
+            "in flight",
+            lambda one: one.simulated.in_flight,
+            _count,
+            "microbatches that a rank holds, at most",
+        ),
+        number(
+            "activations", lambda one: one.simulated.activation_bytes, cells.num_bytes, held_help
+        ),
     )
     reason: Column[Entry] = words(
         "cannot run", lambda one: one.simulated.why_not or cells.UNKNOWN, "what the schedule needs"
@@ -86,7 +109,12 @@ def schedule_columns(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
     return (
         words("schedule", lambda one: cells.visible(one.label), "the order of actions"),
         number("v", lambda one: one.simulated.chunks, _count, "stages of a rank, its chunks"),
-        number("step time", lambda one: one.simulated.step_seconds, cells.duration, "measured or simulated"),
+        number(
+            "step time",
+            lambda one: one.simulated.step_seconds,
+            cells.duration,
+            "measured or simulated",
+        ),
         *known(measured, entries),
         *([reason] if any(one.simulated.why_not for one in entries) else []),
     )

@@ -28,7 +28,9 @@ def predicted_section(found: Analysis) -> Section | None:
     if not rows:
         return _section(notes=left)
     said = ((step.label, note) for step in told.rows for note in (step.rule, *step.notes))
-    links = "the run's own collectives" if told.fits == told.run else f"the collectives of {told.fits}"
+    links = (
+        "the run's own collectives" if told.fits == told.run else f"the collectives of {told.fits}"
+    )
     compute = " or ".join(dict.fromkeys(step.compute for step in told.rows))
     sources = f"{links} and each step's {compute} compute"
     table = Table(
@@ -37,7 +39,11 @@ def predicted_section(found: Analysis) -> Section | None:
         caption=f"from {sources}; parbench plan --validate wrote it",
         columns=_COLUMNS,
         rows=rows,
-        notes=(f"Predicted from {sources}.", *dict.fromkeys(f"{label}: {note}" for label, note in said if note), *left),
+        notes=(
+            f"Predicted from {sources}.",
+            *dict.fromkeys(f"{label}: {note}" for label, note in said if note),
+            *left,
+        ),
         where="page",
     )
     return _section(table)

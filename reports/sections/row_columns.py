@@ -18,7 +18,11 @@ IDENTITY = ("operation", "mode", "dtype", "size")
 
 def communication_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     return (
-        words("operation", lambda row: operation(row.case), "what is done; its parameters where it has any"),
+        words(
+            "operation",
+            lambda row: operation(row.case),
+            "what is done; its parameters where it has any",
+        ),
         *case_columns(),
         headline("time", rows),
         metric_column("algbw"),
@@ -54,7 +58,9 @@ def case_columns() -> tuple[Column[Row], ...]:
     return (
         words("mode", lambda row: _param(row, "mode"), "blocking or pipelined"),
         words("dtype", lambda row: _param(row, "dtype"), "element type"),
-        Column("size", lambda row: cells.size(row.size_bytes), lambda row: row.size_bytes, size_help),
+        Column(
+            "size", lambda row: cells.size(row.size_bytes), lambda row: row.size_bytes, size_help
+        ),
     )
 
 
@@ -65,22 +71,33 @@ def _param(row: Row, name: str) -> str:
 def step_column(rows: Sequence[Row]) -> Column[Row]:
     """Return the column of names; how a step is called depends on what it must be told apart from."""
     labels = short_labels(rows)
-    return words("step", lambda row: labels[row.case.id], "the step, with the parameters in which steps differ")
+    return words(
+        "step",
+        lambda row: labels[row.case.id],
+        "the step, with the parameters in which steps differ",
+    )
 
 
 def metric_column(
-    name: str, value: Callable[[Row], float | None] | None = None, title: str | None = None, rows: Sequence[Row] = ()
+    name: str,
+    value: Callable[[Row], float | None] | None = None,
+    title: str | None = None,
+    rows: Sequence[Row] = (),
 ) -> Column[Row]:
     """Return the column of a declared metric, of what ``value`` makes of it where that is given."""
     metric = find_metric(name)
     assert metric is not None, f"metric {name} is not declared"
     own = metric.specialize(name) or metric
     text: Any = (
-        cells.formatted(metric.number_format) if metric.number_format else _TEXTS.get(metric.unit, cells.significant)
+        cells.formatted(metric.number_format)
+        if metric.number_format
+        else _TEXTS.get(metric.unit, cells.significant)
     )
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help)
     if own.kind in ("difference", "factor", "excess") and value is None:
-        told = measurement(told.title, lambda row: row.metrics.get(name), own.help, rows, shown=text)
+        told = measurement(
+            told.title, lambda row: row.metrics.get(name), own.help, rows, shown=text
+        )
     return replace(told, metric=None if title else metric, is_result=True)
 
 
@@ -117,7 +134,9 @@ def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         metric_column("time_p99", lambda row: row.value(f"{row.headline}_p99")),
         *known([metric_column("time_q10", lambda row: row.value(f"{row.headline}_q10"))], rows),
         replace(words(noise_title, noise, noise_help), mark=lambda row: row.grade or ""),
-        number("n", lambda row: row.iterations or None, cells.whole, "iterations of all repetitions"),
+        number(
+            "n", lambda row: row.iterations or None, cells.whole, "iterations of all repetitions"
+        ),
         *known([number("n_eff", lambda row: row.effective, cells.whole, told)], rows),
         Column(
             "repetitions",

@@ -8,12 +8,42 @@ from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
 from parbench.reports import cells
-from parbench.reports.analysis.over_nodes import Environments, OverNodes, environments, over_nodes, row_names
-from parbench.reports.analysis.several import Difference, MatchedCase, NumberedRun, RunSet, Scaled, beside, scaled
-from parbench.reports.analysis.verdicts import Problem, bad_rows, emulations, other_claims, told_of_runs, verdict_words
+from parbench.reports.analysis.over_nodes import (
+    Environments,
+    OverNodes,
+    environments,
+    over_nodes,
+    row_names,
+)
+from parbench.reports.analysis.several import (
+    Difference,
+    MatchedCase,
+    NumberedRun,
+    RunSet,
+    Scaled,
+    beside,
+    scaled,
+)
+from parbench.reports.analysis.verdicts import (
+    Problem,
+    bad_rows,
+    emulations,
+    other_claims,
+    told_of_runs,
+    verdict_words,
+)
 from parbench.reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against
 from parbench.reports.figures.svg import figure
-from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, Section, Table, measurement, number, words
+from parbench.reports.report import (
+    PROBLEM_COLUMNS,
+    Column,
+    Report,
+    Section,
+    Table,
+    measurement,
+    number,
+    words,
+)
 from parbench.reports.sections.one_run import heading
 
 MOST_LINES, MOST_COLUMNS = 12, 8
@@ -29,7 +59,9 @@ def report_of_several(several: RunSet) -> Report:
         _problems(several),
         _differences(several),
         _over_nodes(over),
-        None if over else _scaling(several),  # of one size it takes the first run's, whatever the distribution
+        None
+        if over
+        else _scaling(several),  # of one size it takes the first run's, whatever the distribution
         _environments(environments(several)),
         _beside(several),
     )
@@ -48,7 +80,9 @@ def report_of_several(several: RunSet) -> Report:
 def _runs(several: RunSet) -> Section:
     has_points = any(one.point for one in several.runs)
     point: Column[NumberedRun] = words(
-        "point", lambda one: one.point.name if one.point else "-", "the point of the sweep that it measured"
+        "point",
+        lambda one: one.point.name if one.point else "-",
+        "the point of the sweep that it measured",
     )
     what_help = "what was run, where and on what"
     columns: list[Column[NumberedRun]] = [
@@ -59,10 +93,20 @@ def _runs(several: RunSet) -> Section:
     if any(one.num_nodes > 1 for one in several.runs):
         columns += [
             number("nodes", lambda one: one.num_nodes or None, cells.whole, "on how many nodes"),
-            words("distribution", lambda one: one.nodes.distribution if one.nodes else "-", "how ranks lie on nodes"),
-            words("hosts", lambda one: ", ".join(one.nodes.names) if one.nodes else one.run.info.host, "the nodes"),
+            words(
+                "distribution",
+                lambda one: one.nodes.distribution if one.nodes else "-",
+                "how ranks lie on nodes",
+            ),
+            words(
+                "hosts",
+                lambda one: ", ".join(one.nodes.names) if one.nodes else one.run.info.host,
+                "the nodes",
+            ),
         ]
-    columns.append(words("verdicts", lambda one: verdict_words(one.run, one.summary), "right, complete, quiet"))
+    columns.append(
+        words("verdicts", lambda one: verdict_words(one.run, one.summary), "right, complete, quiet")
+    )
     if not has_points:
         columns.append(words("what", lambda one: heading(one.run, one.summary), what_help))
     notes = [*several.lacking, *told_of_runs([one.run for one in several.runs], other_claims)]
@@ -73,7 +117,11 @@ def _runs(several: RunSet) -> Section:
     if first.point:
         notes.append(f"Run {first.number}: {heading(first.run, first.summary)}.")
     table = Table(
-        id="runs-table", title="Runs", caption="in the order given", columns=tuple(columns), rows=several.runs
+        id="runs-table",
+        title="Runs",
+        caption="in the order given",
+        columns=tuple(columns),
+        rows=several.runs,
     )
     return Section(id="runs", title="Runs", tables=(table,), notes=tuple(notes))
 
@@ -91,7 +139,9 @@ def _problems(several: RunSet) -> Section | None:
         *(column.of(lambda row: row[1]) for column in PROBLEM_COLUMNS),
     )
     title = "Wrong, hung or failed"
-    table = Table(id="problems-table", title=title, caption="run by run", columns=columns, rows=rows)
+    table = Table(
+        id="problems-table", title=title, caption="run by run", columns=columns, rows=rows
+    )
     return Section(id="problems", title=title, tables=(table,))
 
 
@@ -108,13 +158,24 @@ def _differences(several: RunSet) -> Section:
     together: Column[Difference] = words("values", values, "each value with the runs that have it")
     columns: tuple[Column[Difference], ...] = (
         words("what", lambda one: one.name, "what was recorded of the run"),
-        *([own(*each) for each in enumerate(several.runs)] if len(several.runs) <= MOST_COLUMNS else [together]),
+        *(
+            [own(*each) for each in enumerate(several.runs)]
+            if len(several.runs) <= MOST_COLUMNS
+            else [together]
+        ),
     )
     rows, title = several.differences, "Differences"
     table = Table(
-        id="differences-table", title="Differences", caption="run by run", columns=columns, rows=rows, where="page"
+        id="differences-table",
+        title="Differences",
+        caption="run by run",
+        columns=columns,
+        rows=rows,
+        where="page",
     )
-    return Section(id="differences", title=title, tables=(table,) if rows else (), notes=(several.words,))
+    return Section(
+        id="differences", title=title, tables=(table,) if rows else (), notes=(several.words,)
+    )
 
 
 def _over_nodes(found: Sequence[OverNodes]) -> Section | None:
@@ -132,13 +193,20 @@ def _over_nodes(found: Sequence[OverNodes]) -> Section | None:
         notes=tuple(notes),
         figures=lambda: _draw_over_nodes(found),
     )
-    return Section(id="over-nodes", title="Over nodes", tables=(table,), terms=("speed-up, efficiency", "busbw"))
+    return Section(
+        id="over-nodes",
+        title="Over nodes",
+        tables=(table,),
+        terms=("speed-up, efficiency", "busbw"),
+    )
 
 
 def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], ...]:
     def at(nodes: int) -> Column[OverNodes]:
         def text(one: OverNodes) -> str:
-            return cells.quantity(one.shown(nodes), "B/s" if one.scaled.first.is_communication else "s")
+            return cells.quantity(
+                one.shown(nodes), "B/s" if one.scaled.first.is_communication else "s"
+            )
 
         title = pluralize(nodes, "node")
         told = f"the rate or time on {title}"
@@ -155,10 +223,22 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
     counts = sorted({nodes for one in found for nodes in one.scaled.rows})
     each, each_help = cells.formatted("{:g}"), "how many ranks each node had"
     return (
-        words("case", lambda one: one.label, "what ran, and how its ranks were placed where that differs"),
+        words(
+            "case",
+            lambda one: one.label,
+            "what ran, and how its ranks were placed where that differs",
+        ),
         number("ranks a node", lambda one: one.layout.ranks_per_node, each, each_help),
-        words("distribution", lambda one: one.layout.distribution or "-", "how ranks lie on nodes, as found"),
-        words("what", lambda one: "busbw" if one.scaled.first.is_communication else "step time", "what is shown"),
+        words(
+            "distribution",
+            lambda one: one.layout.distribution or "-",
+            "how ranks lie on nodes, as found",
+        ),
+        words(
+            "what",
+            lambda one: "busbw" if one.scaled.first.is_communication else "step time",
+            "what is shown",
+        ),
         *map(at, counts),
         *map(efficiency, counts[1:]),
     )
@@ -178,9 +258,24 @@ def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
     told = lines(operations, OverNodes.shown).items()
     rates = {label: {n: rate / cells.GIGA for n, rate in of.items()} for label, of in told}
     asked = (
-        (rates, RATE, "Bus bandwidth against nodes", "A line for each operation, size and distribution."),
-        (lines(steps, OverNodes.shown), TIME, "Step time against nodes", "A line for each step and distribution."),
-        (lines(found, lambda one, n: one.scaled.efficiency(n)), EFFICIENCY, "Efficiency against nodes", _PERFECT),
+        (
+            rates,
+            RATE,
+            "Bus bandwidth against nodes",
+            "A line for each operation, size and distribution.",
+        ),
+        (
+            lines(steps, OverNodes.shown),
+            TIME,
+            "Step time against nodes",
+            "A line for each step and distribution.",
+        ),
+        (
+            lines(found, lambda one, n: one.scaled.efficiency(n)),
+            EFFICIENCY,
+            "Efficiency against nodes",
+            _PERFECT,
+        ),
     )
     for i, (of, level, title, what) in enumerate(asked, start=1):
         yield from figure(draw_against(of, level), f"over-nodes-{i}", title, what)
@@ -195,7 +290,11 @@ def _scaling(several: RunSet) -> Section | None:
     def rate(ranks: int) -> Column[Scaled]:
         def text(one: Scaled) -> str:
             found = one.rate(ranks)
-            return cells.quantity(found, "B/s") if one.first.is_communication else cells.significant(found)
+            return (
+                cells.quantity(found, "B/s")
+                if one.first.is_communication
+                else cells.significant(found)
+            )
 
         told = f"the rate on {ranks} ranks"
         return Column(f"{ranks} ranks", text, lambda one: one.rate(ranks), told)
@@ -206,7 +305,9 @@ def _scaling(several: RunSet) -> Section | None:
 
     def draw() -> list[Markup]:
         lines = {
-            name(one.first): {n: known for n in one.rows if (known := one.efficiency(n)) is not None}
+            name(one.first): {
+                n: known for n in one.rows if (known := one.efficiency(n)) is not None
+            }
             for one in cases[:MOST_LINES]
         }
         chart = draw_against(lines, EFFICIENCY, "ranks")
@@ -215,7 +316,11 @@ def _scaling(several: RunSet) -> Section | None:
     counts = sorted({ranks for one in cases for ranks in one.rows})
     columns: tuple[Column[Scaled], ...] = (
         words("case", lambda one: name(one.first), "what ran"),
-        words("rate", lambda one: "busbw" if one.first.is_communication else "tokens/s", "what should grow or stay"),
+        words(
+            "rate",
+            lambda one: "busbw" if one.first.is_communication else "tokens/s",
+            "what should grow or stay",
+        ),
         *map(rate, counts),
         *map(efficiency, counts[1:]),
     )
@@ -225,13 +330,19 @@ def _scaling(several: RunSet) -> Section | None:
         caption="rates at each number of ranks, and efficiency against the smallest",
         columns=columns,
         rows=cases,
-        notes=(f"The first {MOST_LINES} of {len(cases)} cases are drawn.",) if len(cases) > MOST_LINES else (),
+        notes=(f"The first {MOST_LINES} of {len(cases)} cases are drawn.",)
+        if len(cases) > MOST_LINES
+        else (),
         figures=draw,
     )
-    return Section(id="scaling", title="Scaling", tables=(table,), terms=("speed-up, efficiency", "busbw"))
+    return Section(
+        id="scaling", title="Scaling", tables=(table,), terms=("speed-up, efficiency", "busbw")
+    )
 
 
-def _side_by_side(names: Sequence[tuple[int, str]], rows: Sequence[MatchedCase]) -> tuple[Column[MatchedCase], ...]:
+def _side_by_side(
+    names: Sequence[tuple[int, str]], rows: Sequence[MatchedCase]
+) -> tuple[Column[MatchedCase], ...]:
     def time(at: int, name: str) -> Column[MatchedCase]:
         def metric(one: MatchedCase) -> MetricValue | None:
             return one.rows[at].metrics.get(one.rows[at].headline) if at in one.rows else None
@@ -240,7 +351,9 @@ def _side_by_side(names: Sequence[tuple[int, str]], rows: Sequence[MatchedCase])
 
     def ratio(at: int, name: str) -> Column[MatchedCase]:
         told = f"time in {name} over that in the first that has it"
-        return measurement(f"{name} / first", lambda one: one.ratio(at) if at in one.rows else None, told, rows)
+        return measurement(
+            f"{name} / first", lambda one: one.ratio(at) if at in one.rows else None, told, rows
+        )
 
     return (*(time(*each) for each in names), *(ratio(*each) for each in names[1:]))
 
@@ -258,7 +371,9 @@ def _environments(found: Sequence[Environments]) -> Section | None:
     )
     title = "Environments side by side"
     caption = "times in each environment, and their ratio to the first that has one"
-    table = Table(id="environments-table", title=title, caption=caption, columns=columns, rows=tuple(found))
+    table = Table(
+        id="environments-table", title=title, caption=caption, columns=columns, rows=tuple(found)
+    )
     return Section(id="environments", title=title, tables=(table,), terms=("ratio", "interval"))
 
 

@@ -34,12 +34,29 @@ from parbench.reports.analysis.steps import (
     worst_ratio,
 )
 from parbench.reports.analysis.summary import Row
-from parbench.reports.figures.bars import draw_breakdown, draw_memory, draw_memory_over_time, draw_steps
+from parbench.reports.figures.bars import (
+    draw_breakdown,
+    draw_memory,
+    draw_memory_over_time,
+    draw_steps,
+)
 from parbench.reports.figures.svg import figure
-from parbench.reports.figures.timeline import draw_timeline, extent_of, shared, timeline_words, view_of
+from parbench.reports.figures.timeline import (
+    draw_timeline,
+    extent_of,
+    shared,
+    timeline_words,
+    view_of,
+)
 from parbench.reports.report import Column, Section, Table, known, number, words
 from parbench.reports.sections.pipelines import pipeline_tables
-from parbench.reports.sections.row_columns import headline, metric_column, metric_columns, quality_columns, step_column
+from parbench.reports.sections.row_columns import (
+    headline,
+    metric_column,
+    metric_columns,
+    quality_columns,
+    step_column,
+)
 
 _OF_AXIS: Mapping[str, Callable[[float | None], str]] = {
     "calls": cells.significant,
@@ -81,7 +98,9 @@ def step_section(found: Analysis) -> Section | None:
 def _steps(found: Analysis) -> Iterator[Table[Row]]:
     steps = found.steps
     told = {row.case.id: predict_comm(row, found.curves) if found.curves else None for row in steps}
-    notes = {case: list(prediction.notes) if prediction else [] for case, prediction in told.items()}
+    notes = {
+        case: list(prediction.notes) if prediction else [] for case, prediction in told.items()
+    }
     notes = {row.case.id: [*row.notes, *notes[row.case.id]] for row in steps}
     title = "Step time, repetition by repetition (squares) and over all repetitions (diamonds)"
     intervals = "Lines are 95 % intervals; of one repetition alone, within this repetition."
@@ -97,7 +116,9 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
     )
 
 
-def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) -> tuple[Column[Row], ...]:
+def _step_columns(
+    rows: Sequence[Row], told: Mapping[str, Prediction | None]
+) -> tuple[Column[Row], ...]:
     def predicted(row: Row) -> float | None:
         prediction = told[row.case.id]
         return prediction.seconds if prediction else None
@@ -115,15 +136,26 @@ def _step_columns(rows: Sequence[Row], told: Mapping[str, Prediction | None]) ->
         """Tell the worst axis's ratio, and which axis that is where there are several and it is not as expected."""
         worst = worst_ratio(row)
         text = f"{worst[1]:.3f}" if worst else cells.UNKNOWN
-        is_plain = worst is None or text == "1.000" or len([*filter(is_axis, by_axis(row, "bytes_ratio"))]) == 1
+        is_plain = (
+            worst is None
+            or text == "1.000"
+            or len([*filter(is_axis, by_axis(row, "bytes_ratio"))]) == 1
+        )
         return text if is_plain or worst is None else f"{text} ({worst[0]})"
 
     held_help = "what the fullest rank holds, activations too, measured"
     exposed_help = "communication that no computation hides, as a share of the traced step"
-    calls_help = "the step's calls, one after another, by this run's own fits of the same operations"
+    calls_help = (
+        "the step's calls, one after another, by this run's own fits of the same operations"
+    )
     measured: tuple[Column[Row], ...] = (
         *metric_columns("steps", rows),
-        number("exposed", lambda row: share_of_traced(row, exposed_seconds(row)), cells.percent, exposed_help),
+        number(
+            "exposed",
+            lambda row: share_of_traced(row, exposed_seconds(row)),
+            cells.percent,
+            exposed_help,
+        ),
         Column("predicted comm", predicted_text, predicted, calls_help),
         replace(metric_column("bytes_ratio.AXIS"), text=ratio_text, sort=ratio),
         number("memory", held_bytes, cells.num_bytes, held_help),
@@ -139,7 +171,8 @@ def _attributed(rows: Sequence[Row], notes: Mapping[str, Sequence[str]]) -> tupl
         for note in notes[row.case.id]:
             found.setdefault(note, []).append(labels[row.case.id])
     return tuple(
-        f"{'all steps' if len(names) == len(rows) > 1 else ', '.join(names)}: {note}" for note, names in found.items()
+        f"{'all steps' if len(names) == len(rows) > 1 else ', '.join(names)}: {note}"
+        for note, names in found.items()
     )
 
 
@@ -160,7 +193,12 @@ def _times(found: Analysis) -> Iterator[Table[Row]]:
             id="step-time",
             title="Where the time went",
             caption="parts of the traced step, on axes of the mesh",
-            columns=(step_column(steps), whole, *metric_columns("times", steps), *known((residual,), steps)),
+            columns=(
+                step_column(steps),
+                whole,
+                *metric_columns("times", steps),
+                *known((residual,), steps),
+            ),
             rows=rows,
             notes=_differing(rows),
             figures=lambda: figure(draw_breakdown(steps), "steps-breakdown", title, told),
@@ -174,7 +212,9 @@ def _strategies(found: Analysis) -> Iterator[Table[Sent]]:
     def of_axis(name: str, text: Callable[[float | None], str]) -> Column[Sent]:
         metric = find_metric(f"{name}.AXIS")
         assert metric is not None, f"metric {name} is not declared"
-        column: Column[Sent] = number(name.replace("_", " "), lambda line: line.value(name), text, metric.help)
+        column: Column[Sent] = number(
+            name.replace("_", " "), lambda line: line.value(name), text, metric.help
+        )
         return replace(column, is_result=True)
 
     yield Table(
@@ -183,9 +223,15 @@ def _strategies(found: Analysis) -> Iterator[Table[Sent]]:
         caption="bytes of a rank in a step, by formula and as counted",
         columns=(
             step_column(found.steps).of(lambda line: line.row),
-            words("axis", lambda line: line.axis, "the mesh's axis, or process group, that is communicated on"),
+            words(
+                "axis",
+                lambda line: line.axis,
+                "the mesh's axis, or process group, that is communicated on",
+            ),
             number("ranks", lambda line: line.ranks, cells.whole, "ranks on the axis"),
-            words("formula", lambda line: line.formula or "-", "the bytes in closed form, of rank 0"),
+            words(
+                "formula", lambda line: line.formula or "-", "the bytes in closed form, of rank 0"
+            ),
             *known((of_axis(name, text) for name, text in _OF_AXIS.items()), lines),
         ),
         rows=lines,
@@ -195,9 +241,18 @@ def _strategies(found: Analysis) -> Iterator[Table[Sent]]:
 
 def _differing(rows: Sequence[Row]) -> tuple[str, ...]:
     labels = short_labels(rows)
-    known = [(labels[row.case.id], wall, row.seconds) for row in rows if (wall := differing_trace(row))]
-    told = (f"{name} {cells.duration(wall)}, timed {cells.duration(timed)}" for name, wall, timed in known)
-    return (f"Traced steps that took more or less than timed ones: {'; '.join(told)}.",) if known else ()
+    known = [
+        (labels[row.case.id], wall, row.seconds) for row in rows if (wall := differing_trace(row))
+    ]
+    told = (
+        f"{name} {cells.duration(wall)}, timed {cells.duration(timed)}"
+        for name, wall, timed in known
+    )
+    return (
+        (f"Traced steps that took more or less than timed ones: {'; '.join(told)}.",)
+        if known
+        else ()
+    )
 
 
 def _hundredths(row: Row) -> float | None:
@@ -215,7 +270,11 @@ def _timelines(found: Analysis) -> Iterator[Table[Busy]]:
         caption="what each rank of a traced step was busy with; parbench export --format chrome-trace gives it whole",
         columns=_busy_columns(found.steps, lines),
         rows=lines,
-        notes=tuple(f"No timeline of {one.row.case.label}: {one.why_not}." for one in found.timelines if one.why_not),
+        notes=tuple(
+            f"No timeline of {one.row.case.label}: {one.why_not}."
+            for one in found.timelines
+            if one.why_not
+        ),
         figures=lambda: _draw_timelines(found),
     )
 
@@ -227,12 +286,19 @@ def _draw_timelines(found: Analysis) -> Iterator[Markup]:
     for i, ((one, timeline), (span, own)) in enumerate(zip(shown, axes, strict=True), start=1):
         label, view = labels[one.row.case.id], view_of(timeline, _MOST_SPANS // len(shown))
         told = f"Repetition {one.repetition + 1}. {timeline_words(timeline, view)}{own}"
-        yield from figure(draw_timeline(timeline, view, span), f"timeline-{i}", f"Traced step: {label}", told)
+        yield from figure(
+            draw_timeline(timeline, view, span), f"timeline-{i}", f"Traced step: {label}", told
+        )
 
 
 def _busy_columns(steps: Sequence[Row], lines: Sequence[Busy]) -> tuple[Column[Busy], ...]:
     def phase(name: str) -> Column[Busy]:
-        return number(name, lambda one: one.by_phase.get(name), cells.duration, f"time in the step's own {name}")
+        return number(
+            name,
+            lambda one: one.by_phase.get(name),
+            cells.duration,
+            f"time in the step's own {name}",
+        )
 
     def stream(name: str) -> Column[Busy]:
         title = stream_words(name)
@@ -242,7 +308,12 @@ def _busy_columns(steps: Sequence[Row], lines: Sequence[Busy]) -> tuple[Column[B
     return (
         step_column(steps).of(lambda one: one.traced.row),
         number("rank", lambda one: one.rank, cells.whole, "the rank"),
-        number("wall", lambda one: one.wall_seconds, cells.duration, "the traced step on this rank, from start to end"),
+        number(
+            "wall",
+            lambda one: one.wall_seconds,
+            cells.duration,
+            "the traced step on this rank, from start to end",
+        ),
         *map(phase, dict.fromkeys(name for one in lines for name in one.by_phase)),
         *map(stream, dict.fromkeys(name for one in lines for name in one.by_stream)),
     )
@@ -252,20 +323,30 @@ def _memory(found: Analysis) -> Iterator[Table[MemoryLine]]:
     def of_source(source: str) -> Column[MemoryLine]:
         column: Column[Any] = metric_column(f"{source}.COMPONENT").of(lambda line: line.row)
         return replace(
-            column, text=lambda line: cells.num_bytes(line.num_bytes(source)), sort=lambda line: line.num_bytes(source)
+            column,
+            text=lambda line: cells.num_bytes(line.num_bytes(source)),
+            sort=lambda line: line.num_bytes(source),
         )
 
     steps = found.steps
     if lines := memory_lines(steps):
-        component: Column[MemoryLine] = words("component", lambda line: line.component, "what the bytes hold")
+        component: Column[MemoryLine] = words(
+            "component", lambda line: line.component, "what the bytes hold"
+        )
         told = "Each bar is what the fullest rank holds, its components in the legend's order."
         yield Table(
             id="step-memory",
             title="Memory by component",
             caption="formula, count and measurement side by side",
-            columns=(step_column(steps).of(lambda line: line.row), component, *map(of_source, SOURCES)),
+            columns=(
+                step_column(steps).of(lambda line: line.row),
+                component,
+                *map(of_source, SOURCES),
+            ),
             rows=lines,
-            figures=lambda: figure(draw_memory(steps), "steps-memory", "Memory by component, measured", told),
+            figures=lambda: figure(
+                draw_memory(steps), "steps-memory", "Memory by component, measured", told
+            ),
         )
 
 
@@ -278,10 +359,21 @@ def _memory_over_time(found: Analysis) -> Iterator[Table[Held]]:
             caption="measured by torch's allocator in a step of its own, on the rank that rose highest",
             columns=(
                 step_column(found.steps).of(lambda line: line.row),
-                number("rank", lambda line: line.memory.rank, cells.whole, "the rank that rose highest"),
+                number(
+                    "rank", lambda line: line.memory.rank, cells.whole, "the rank that rose highest"
+                ),
                 number("rise", lambda line: line.memory.peak[1], cells.num_bytes, highest),
-                number("at", lambda line: line.memory.peak[0] / 1e6, cells.duration, "since the step began"),
-                words("in", lambda line: line.memory.find_phase(line.memory.peak[0]) or "-", "what the step was doing"),
+                number(
+                    "at",
+                    lambda line: line.memory.peak[0] / 1e6,
+                    cells.duration,
+                    "since the step began",
+                ),
+                words(
+                    "in",
+                    lambda line: line.memory.find_phase(line.memory.peak[0]) or "-",
+                    "what the step was doing",
+                ),
             ),
             rows=lines,
             figures=lambda: _draw_memory_over_time(lines),

@@ -28,7 +28,13 @@ def causes_of(job: Job, ceiling: Ceiling = lambda _: None) -> tuple[Finding, ...
     step = step_seconds(job)
     every = [*_late(job), *_unequal(job), *_exposed(job, ceiling), *_idle(job), *_copies(job)]
     return tuple(
-        Finding(kind=kind, cost=won / step, sentence=sentence, command=command, evidence={"won_seconds": won})
+        Finding(
+            kind=kind,
+            cost=won / step,
+            sentence=sentence,
+            command=command,
+            evidence={"won_seconds": won},
+        )
         for kind, won, sentence, command in sorted(every, key=lambda one: -one[1])
         if won >= LEAST_SHARE * step
     )
@@ -36,7 +42,9 @@ def causes_of(job: Job, ceiling: Ceiling = lambda _: None) -> tuple[Finding, ...
 
 def step_seconds(job: Job) -> float:
     """Return the median over steps of the slowest rank's."""
-    return median(max(rank.steps[step].parts.wall_seconds for rank in job.ranks) for step in range(job.steps))
+    return median(
+        max(rank.steps[step].parts.wall_seconds for rank in job.ranks) for step in range(job.steps)
+    )
 
 
 def _compute(rank: RankSteps) -> float:
@@ -57,7 +65,9 @@ def waits_by_rank(job: Job) -> dict[int, list[float]]:
         if call.facts.op not in PEER_TO_PEER:
             came = call.spans[call.last][0]
             for rank, (start, _) in call.spans.items():
-                spans[call.last, rank, call.step].append((start - job.offsets_ns[rank], came - job.offsets_ns[rank]))
+                spans[call.last, rank, call.step].append(
+                    (start - job.offsets_ns[rank], came - job.offsets_ns[rank])
+                )
     by_rank = {rank.rank: rank for rank in job.ranks}
 
     def waited(late: int, rank: int, step: int) -> float:
@@ -67,7 +77,10 @@ def waits_by_rank(job: Job) -> dict[int, list[float]]:
         return length(difference(intersection(found, [own.window]), own.busy)) / 1e9
 
     return {
-        late: [median([waited(late, rank, step) for rank in by_rank if rank != late]) for step in range(job.steps)]
+        late: [
+            median([waited(late, rank, step) for rank in by_rank if rank != late])
+            for step in range(job.steps)
+        ]
         for late in by_rank
     }
 
@@ -87,23 +100,38 @@ def _late(job: Job) -> Iterator[Won]:
     share = mean(call.last == late for call in job.shared)
     told = f"rank {late} comes last to {share:.0%} of collectives; the others wait {_s(won)} a step for it"
     if longer >= won / 2:
-        compared = f"{_s(_compute(by_rank[late]))} against {_s(median(_compute(rank) for rank in others))}"
+        compared = (
+            f"{_s(_compute(by_rank[late]))} against {_s(median(_compute(rank) for rank in others))}"
+        )
         yield "slow rank", won, f"{told}: it computes longer, {compared}", ""
     elif idler >= won / 2:
-        yield "late rank", won, f"{told}: its host starts nothing for {_s(idler)} longer than the others'", ""
+        yield (
+            "late rank",
+            won,
+            f"{told}: its host starts nothing for {_s(idler)} longer than the others'",
+            "",
+        )
     else:
         yield "late rank", won, told, ""
 
 
 def _unequal(job: Job) -> Iterator[Won]:
     """Find the pipeline stage that computes longest."""
-    if not any(call.facts.op in PEER_TO_PEER for rank in job.ranks for call in rank.calls) or len(job.ranks) < 2:
+    if (
+        not any(call.facts.op in PEER_TO_PEER for rank in job.ranks for call in rank.calls)
+        or len(job.ranks) < 2
+    ):
         return
     seconds = {rank.rank: _compute(rank) for rank in job.ranks}
     worst = max(seconds, key=lambda rank: seconds[rank])
     won = seconds[worst] - mean(seconds.values())
     stage = f"rank {worst}'s stage computes {_s(seconds[worst])} a step"
-    yield "uneven stages", won, f"{stage}, the mean of all is {_s(mean(seconds.values()))}: give it fewer layers", ""
+    yield (
+        "uneven stages",
+        won,
+        f"{stage}, the mean of all is {_s(mean(seconds.values()))}: give it fewer layers",
+        "",
+    )
 
 
 def _exposed(job: Job, ceiling: Ceiling) -> Iterator[Won]:
@@ -133,29 +161,49 @@ def _own_exposed(rank: RankSteps) -> dict[str, list[float]]:
     for step in rank.steps:
         gathers = [call.span for call in step.calls if call.facts.op in _GATHERS]
         for label, op in ops.items():
-            mine = intersection([call.span for call in step.calls if call.label == label], [step.window])
+            mine = intersection(
+                [call.span for call in step.calls if call.label == label], [step.window]
+            )
             alone = difference(mine, [*step.busy, *([] if op in _GATHERS else gathers)])
             found[label].append(length(alone) / 1e9)
     return found
 
 
-def _why_exposed(job: Job, rank: RankSteps, label: str, calls: Sequence[Call], won: float, ceiling: Ceiling) -> Won:
+def _why_exposed(
+    job: Job, rank: RankSteps, label: str, calls: Sequence[Call], won: float, ceiling: Ceiling
+) -> Won:
     op, step = calls[0].facts.op, step_seconds(job)
     told = f"{label} is exposed {_s(won)} of {_s(step)}"
     if op in PEER_TO_PEER:
-        return "pipeline bubble", won, f"{told}: stages wait for their neighbours", f"{_RUN} pp --set schedule=all"
-    known = [(seconds, call) for call in job.shared if call.label == label and (seconds := ceiling(call))]
+        return (
+            "pipeline bubble",
+            won,
+            f"{told}: stages wait for their neighbours",
+            f"{_RUN} pp --set schedule=all",
+        )
+    known = [
+        (seconds, call) for call in job.shared if call.label == label and (seconds := ceiling(call))
+    ]
     longer = median(call.transfer_ns / 1e9 / seconds for seconds, call in known) if known else 1.0
     if longer >= _SLOWER_THAN_FIT:
-        sentence = f"{told}: it takes {cells.significant(longer)} times what this machine's fit says"
+        sentence = (
+            f"{told}: it takes {cells.significant(longer)} times what this machine's fit says"
+        )
         return "slow link", won * (1 - 1 / longer), sentence, f"{_RUN} matrix"
     earlier = _could_begin_earlier(rank.steps[rank.middle], calls)
     if op in _GATHERS and earlier >= won / 2:
         sentence = f"{told}: each is issued when its result is needed, while {_s(earlier)} of computing went before"
-        return "no prefetch", min(won, earlier), sentence, f"{_RUN} fsdp --set prefetch=default,explicit"
+        return (
+            "no prefetch",
+            min(won, earlier),
+            sentence,
+            f"{_RUN} fsdp --set prefetch=default,explicit",
+        )
     if op in _REDUCES and len(calls) <= 2 and earlier >= won / 2:
         count = "one call" if len(calls) == 1 else f"{len(calls)} calls"
-        sentence = f"{told}: all gradients go in {count} at the end, when nothing is left to compute"
+        sentence = (
+            f"{told}: all gradients go in {count} at the end, when nothing is left to compute"
+        )
         return "one bucket", min(won, earlier), sentence, f"{_RUN} ddp --set bucket_mb=1,25"
     hidden = _s(rank.steps[rank.middle].parts.hidden_comm_seconds)
     sentence = f"{told}, {hidden} of all communication is hidden: fewer bytes or larger microbatches would cost less"
@@ -179,9 +227,13 @@ def _idle(job: Job) -> Iterator[Won]:
     who = min(job.ranks, key=lambda rank: median(map(sum, by_rank[rank.rank])))
     won, step = median(map(sum, by_rank[who.rank])), step_seconds(job)
     where = "on the device" if who.source.on_device else "in any operator"
-    sentence = f"nothing runs {where} for {_s(won)} of {_s(step)} on every rank: the host does not keep up"
+    sentence = (
+        f"nothing runs {where} for {_s(won)} of {_s(step)} on every rank: the host does not keep up"
+    )
     if longest := max(by_rank[who.rank][who.middle], default=0.0):
-        sentence += f" (longest gap {_s(longest)}): input pipeline, synchronisation or many small kernels"
+        sentence += (
+            f" (longest gap {_s(longest)}): input pipeline, synchronisation or many small kernels"
+        )
     yield "host-bound", won, sentence, ""
 
 
@@ -189,7 +241,9 @@ def _gaps(step: Step, source: Source) -> list[float]:
     """Return the seconds of each stretch of a step in which nothing runs; shorter ones on a host are Python's own."""
     spans = gaps([*step.busy, *(call.span for call in step.calls)], step.window)
     free = [(stop - start) / 1e9 for start, stop in spans]
-    return free if source.on_device else [seconds for seconds in free if seconds >= _HOST_GAP_SECONDS]
+    return (
+        free if source.on_device else [seconds for seconds in free if seconds >= _HOST_GAP_SECONDS]
+    )
 
 
 def _copies(job: Job) -> Iterator[Won]:

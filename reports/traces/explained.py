@@ -20,8 +20,21 @@ from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.svg import WIDE, figure
 from parbench.reports.figures.timeline import draw_first, timeline_words, view_of
 from parbench.reports.report import Report, Section, Table, number, words
-from parbench.reports.traces.causes import LEAST_SHARE, Ceiling, causes_of, step_seconds, waits_by_rank
-from parbench.reports.traces.steps import PEER_TO_PEER, Job, RankSteps, SharedCall, read_job, timeline_of
+from parbench.reports.traces.causes import (
+    LEAST_SHARE,
+    Ceiling,
+    causes_of,
+    step_seconds,
+    waits_by_rank,
+)
+from parbench.reports.traces.steps import (
+    PEER_TO_PEER,
+    Job,
+    RankSteps,
+    SharedCall,
+    read_job,
+    timeline_of,
+)
 
 _MOST_RANKS = 16
 _count = cells.formatted("{:.4g}")
@@ -51,7 +64,11 @@ def ceiling_of_run(run: Run) -> Ceiling:
 
     def seconds(call: SharedCall) -> float | None:
         found = curves.get((call.facts.op, call.facts.size or 0))
-        return None if found is None or call.facts.num_bytes is None else found.predict(call.facts.num_bytes)
+        return (
+            None
+            if found is None or call.facts.num_bytes is None
+            else found.predict(call.facts.num_bytes)
+        )
 
     return seconds
 
@@ -64,16 +81,22 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
     return report_of_traces(job, name, *((ceiling, str(against)) if ceiling else ()))
 
 
-def report_of_traces(job: Job, name: str, ceiling: Ceiling = lambda _: None, against: str = "") -> Report:
+def report_of_traces(
+    job: Job, name: str, ceiling: Ceiling = lambda _: None, against: str = ""
+) -> Report:
     """Return the report of a job's traces; ``against`` names the run whose fits are the ceiling."""
     causes = causes_of(job, ceiling)
     tables: list[Table[Any]] = [_ranks(job), _kinds(job, ceiling)]
     if job.shared and len(job.ranks) > 1:
         tables.append(_waits(job))
     tables.append(_what_if(job, causes))
-    clean = () if causes else (f"Nothing stands out: no cause costs {LEAST_SHARE:.0%} of the step.",)
+    clean = (
+        () if causes else (f"Nothing stands out: no cause costs {LEAST_SHARE:.0%} of the step.",)
+    )
     notes = (*clean, *job.notes, *([f"fits: those of {against}"] if against else []))
-    section = Section(id="traces", title="Traced steps", tables=tuple(tables), terms=(), notes=notes)
+    section = Section(
+        id="traces", title="Traced steps", tables=tuple(tables), terms=(), notes=notes
+    )
     step = f"{cells.duration(step_seconds(job))} a step, the median of {job.steps}"
     return Report(
         name=name,
@@ -99,7 +122,9 @@ def _verdict(job: Job) -> Verdict:
     here, size = len(job.ranks), max(sizes, default=len(job.ranks))
     told = f"{here} of {size} ranks, {pluralize(job.steps, 'step')} each"
     if here < size or any(rank.source.notes for rank in job.ranks):
-        return Verdict(word="PARTIAL", level="doubtful", told=f"{told}; the notes say what is missing")
+        return Verdict(
+            word="PARTIAL", level="doubtful", told=f"{told}; the notes say what is missing"
+        )
     return Verdict(word="COMPLETE", level="good", told=told)
 
 
@@ -108,7 +133,9 @@ def _what_if(job: Job, causes: Sequence[Finding]) -> Table[tuple[str, float]]:
     step = step_seconds(job)
     exposed = min(rank.median(lambda parts: parts.exposed_seconds) for rank in job.ranks)
     idle = min(rank.median(lambda parts: parts.idle_seconds) for rank in job.ranks)
-    late = max((one.cost * step for one in causes if one.kind in ("late rank", "slow rank")), default=0.0)
+    late = max(
+        (one.cost * step for one in causes if one.kind in ("late rank", "slow rank")), default=0.0
+    )
     links = sum(one.cost * step for one in causes if one.kind == "slow link")
     rows = (
         ("as it is", step),
@@ -139,18 +166,33 @@ def _ranks(job: Job) -> Table[RankSteps]:
         comm = hidden + sum(step.parts.exposed_seconds for step in rank.steps)
         return hidden / comm if comm else None
 
-    shown = sorted(job.ranks, key=lambda rank: -rank.median(lambda parts: parts.wall_seconds))[:_MOST_RANKS]
-    left, exposed_help = len(job.ranks) - len(shown), "communication beside which nothing is computed"
+    shown = sorted(job.ranks, key=lambda rank: -rank.median(lambda parts: parts.wall_seconds))[
+        :_MOST_RANKS
+    ]
+    left, exposed_help = (
+        len(job.ranks) - len(shown),
+        "communication beside which nothing is computed",
+    )
     return Table(
         id="ranks",
         title="Where the time of a step goes",
         caption="medians over steps, by rank",
         columns=(
             number("rank", lambda one: one.rank, _count, "global rank"),
-            number("step", lambda one: one.median(lambda parts: parts.wall_seconds), cells.duration, "wall of a step"),
+            number(
+                "step",
+                lambda one: one.median(lambda parts: parts.wall_seconds),
+                cells.duration,
+                "wall of a step",
+            ),
             number("compute", share(lambda p: p.compute_seconds), cells.percent, "arithmetic"),
             number("exposed", share(lambda p: p.exposed_seconds), cells.percent, exposed_help),
-            number("copies", share(lambda p: p.copy_seconds), cells.percent, "copies of memory beside no computing"),
+            number(
+                "copies",
+                share(lambda p: p.copy_seconds),
+                cells.percent,
+                "copies of memory beside no computing",
+            ),
             number("idle", share(lambda p: p.idle_seconds), cells.percent, "nothing runs"),
             number("overlap", overlap, cells.percent, "hidden communication over all of it"),
         ),
@@ -169,10 +211,30 @@ def _kinds(job: Job, ceiling: Ceiling) -> Table[CallKind]:
             words("size", lambda one: one.size, "bytes by nccl-tests' convention"),
             number("calls", lambda one: one.count, _count, "calls of a step"),
             number("time", lambda one: one.seconds, cells.duration, "time in them, of a step"),
-            number("exposed", lambda one: one.exposed_seconds, cells.duration, "time in them that nothing hides"),
-            number("transfer", lambda one: one.transfer_seconds, cells.duration, "of one call, the median"),
-            number("busbw", lambda one: one.busbw, cells.gigabytes, "bus bandwidth of the median transfer, GB/s"),
-            number("of the fit", lambda one: one.beside_fit, cells.percent, "the fit's time over the transfer's"),
+            number(
+                "exposed",
+                lambda one: one.exposed_seconds,
+                cells.duration,
+                "time in them that nothing hides",
+            ),
+            number(
+                "transfer",
+                lambda one: one.transfer_seconds,
+                cells.duration,
+                "of one call, the median",
+            ),
+            number(
+                "busbw",
+                lambda one: one.busbw,
+                cells.gigabytes,
+                "bus bandwidth of the median transfer, GB/s",
+            ),
+            number(
+                "of the fit",
+                lambda one: one.beside_fit,
+                cells.percent,
+                "the fit's time over the transfer's",
+            ),
         ),
         rows=_kinds_of(job, ceiling),
     )
@@ -213,13 +275,20 @@ def _class_of(num_bytes: int | None) -> str:
     """Return a size, of large ones the power of two below."""
     if num_bytes is None:
         return cells.UNKNOWN
-    return format_size(num_bytes) if num_bytes < 1024 else format_size(1 << (num_bytes.bit_length() - 1))
+    return (
+        format_size(num_bytes)
+        if num_bytes < 1024
+        else format_size(1 << (num_bytes.bit_length() - 1))
+    )
 
 
 def _waits(job: Job) -> Table[tuple[int, float, float]]:
     waits = waits_by_rank(job)
     last = [one.last for one in job.shared if one.facts.op not in PEER_TO_PEER]
-    rows = [(rank, last.count(rank) / max(len(last), 1), median(seconds)) for rank, seconds in waits.items()]
+    rows = [
+        (rank, last.count(rank) / max(len(last), 1), median(seconds))
+        for rank, seconds in waits.items()
+    ]
     rows.sort(key=lambda row: -row[2])
     return Table(
         id="waits",
@@ -227,8 +296,18 @@ def _waits(job: Job) -> Table[tuple[int, float, float]]:
         caption="ranks that come last to collectives, and what the others wait for them with nothing else to do",
         columns=(
             number("rank", lambda row: row[0], _count, "global rank"),
-            number("last", lambda row: row[1], cells.percent, "share of collectives that it comes last to"),
-            number("waited for", lambda row: row[2], cells.duration, "of a step, the median rank and step"),
+            number(
+                "last",
+                lambda row: row[1],
+                cells.percent,
+                "share of collectives that it comes last to",
+            ),
+            number(
+                "waited for",
+                lambda row: row[2],
+                cells.duration,
+                "of a step, the median rank and step",
+            ),
         ),
         rows=tuple(rows[:_MOST_RANKS]),
     )

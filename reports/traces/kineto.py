@@ -120,9 +120,15 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         with convert_read_errors(path):
-            inside = sorted(one for one in path.iterdir() if one.name.endswith(ENDINGS)) if path.is_dir() else [path]
+            inside = (
+                sorted(one for one in path.iterdir() if one.name.endswith(ENDINGS))
+                if path.is_dir()
+                else [path]
+            )
         if not inside:
-            raise UserError(f"{path} holds no trace: allowed are files that end in {' or '.join(ENDINGS)}")
+            raise UserError(
+                f"{path} holds no trace: allowed are files that end in {' or '.join(ENDINGS)}"
+            )
         found += inside
     return found
 
@@ -154,10 +160,14 @@ class _Reader:
                 rest = rest[at:].lstrip().removeprefix(b",")
                 yield events
             if len(rest) > _MOST_HEADER:
-                raise UserError(f"{self._path} is no trace of PyTorch's profiler: an event is larger than 64 MB")
+                raise UserError(
+                    f"{self._path} is no trace of PyTorch's profiler: an event is larger than 64 MB"
+                )
         yield from self._last(rest)
         if self._odd:
-            self.notes.append(f"{self._odd} events are not as the profiler writes them, and left out")
+            self.notes.append(
+                f"{self._odd} events are not as the profiler writes them, and left out"
+            )
 
     def _before(self) -> bytes:
         """Read up to the events."""
@@ -192,7 +202,9 @@ class _Reader:
     def _whole(self, text: bytes) -> tuple[int, list[_Event]] | None:
         """Return where the last whole event of a text ends, and all up to there; None where none is whole."""
         for at in _ends(text):
-            with suppress(msgspec.DecodeError):  # a place within an event or a text leaves none of its sides whole
+            with suppress(
+                msgspec.DecodeError
+            ):  # a place within an event or a text leaves none of its sides whole
                 return at, self._decoded(b"[" + text[:at] + b"]")
         return None
 
@@ -213,10 +225,14 @@ class _Reader:
         try:
             found = _HEADER.decode(text)
         except msgspec.DecodeError:
-            found = _Header()  # Kineto writes metadata that is no JSON where a value of the user's is none
+            found = (
+                _Header()
+            )  # Kineto writes metadata that is no JSON where a value of the user's is none
         known = self.header
         self.header = _Header(
-            info=found.info or known.info, host=found.host or known.host, base_ns=found.base_ns or known.base_ns
+            info=found.info or known.info,
+            host=found.host or known.host,
+            base_ns=found.base_ns or known.base_ns,
         )
 
 
@@ -292,7 +308,11 @@ def _event_of(event: _Event, name: str, span: Span) -> TraceEvent:
 def _facts_of(name: str, args: _Args) -> CallFacts:
     """Return what is told of a collective: NCCL's kernels by their metadata, gloo's by the shapes of what went in."""
     # calls that torch joins have a name of their own, or none
-    known = [one for one in map(parse_operation, (args.op or "", name)) if one in step_trace.OPERATIONS.values()]
+    known = [
+        one
+        for one in map(parse_operation, (args.op or "", name))
+        if one in step_trace.OPERATIONS.values()
+    ]
     op = known[0] if known else "communication"
     ranks = _ranks(args.ranks)
     size = args.size or (len(ranks) if ranks else None)
@@ -306,7 +326,9 @@ def _facts_of(name: str, args: _Args) -> CallFacts:
     # as nccl-tests counts: what all ranks end with of a gathering, what one begins with of the others
     whole = received if op == "all_gather" and received is not None else sent
     num_bytes = None if whole is None or element is None else whole * element
-    return CallFacts(op=op, group=args.described or args.group, ranks=ranks, size=size, num_bytes=num_bytes)
+    return CallFacts(
+        op=op, group=args.described or args.group, ranks=ranks, size=size, num_bytes=num_bytes
+    )
 
 
 def _elements(dims: Any) -> int:
@@ -331,22 +353,34 @@ def _steps(events: Sequence[TraceEvent], *, on_device: bool) -> list[tuple[int, 
         if event.is_annotation and (event.name == STEP or _STEP.fullmatch(event.name)):
             # a device has one for each of its streams
             start, stop = spans[event.is_device].get(event.name, (event.start_ns, event.stop_ns))
-            spans[event.is_device][event.name] = min(start, event.start_ns), max(stop, event.stop_ns)
-    of_host, of_device = (sorted((*span, name) for name, span in spans[where].items()) for where in (False, True))
+            spans[event.is_device][event.name] = (
+                min(start, event.start_ns),
+                max(stop, event.stop_ns),
+            )
+    of_host, of_device = (
+        sorted((*span, name) for name, span in spans[where].items()) for where in (False, True)
+    )
     if not on_device or not of_device:
         return of_host
     starts = [start for start, _, _ in of_device[1:]]
     last = max(e.stop_ns for e in events if e.is_device)
-    return [(start, stop, name) for (start, _, name), stop in zip(of_device, [*starts, last], strict=True)]
+    return [
+        (start, stop, name)
+        for (start, _, name), stop in zip(of_device, [*starts, last], strict=True)
+    ]
 
 
 def _on_all(facts: CallFacts, ranks: tuple[int, ...]) -> CallFacts:
     """Return a call of gloo's, which tells no group, on the only group that there is."""
     times = len(ranks) if facts.op == "all_gather" else 1
-    return replace(facts, ranks=ranks, size=len(ranks), num_bytes=facts.num_bytes and times * facts.num_bytes)
+    return replace(
+        facts, ranks=ranks, size=len(ranks), num_bytes=facts.num_bytes and times * facts.num_bytes
+    )
 
 
-def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Header, notes: list[str]) -> RankTrace:
+def _rank_trace(
+    path: Path, place: int, events: list[TraceEvent], header: _Header, notes: list[str]
+) -> RankTrace:
     info = header.info or _Distributed()
     if not events:
         raise UserError(f"{path} holds no operator, kernel or step of a profile")
@@ -364,7 +398,13 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
         threads = [event.thread for event in events if not event.is_device and not event.is_async]
         main = max(set(threads), key=threads.count, default=0)
     whole = TraceEvent(
-        name=STEP, start_ns=first[0], stop_ns=last[1], thread=main, is_device=False, is_async=False, is_annotation=True
+        name=STEP,
+        start_ns=first[0],
+        stop_ns=last[1],
+        thread=main,
+        is_device=False,
+        is_async=False,
+        is_annotation=True,
     )
     wall_seconds = (last[1] - first[0]) / 1e9
     divide = step_trace.build_device_trace if kernels else step_trace.build_host_trace
@@ -373,10 +413,14 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
     named = re.findall(r"\d+", path.name.split(".")[0])
     rank = info.rank if info.rank is not None else int(named[-1]) if named else place
     if info.rank is None:
-        notes.append(f"the file does not tell its rank: {rank} by its {'name' if named else 'place'}")
+        notes.append(
+            f"the file does not tell its rank: {rank} by its {'name' if named else 'place'}"
+        )
     listed = info.pg_config if isinstance(info.pg_config, list) else []
     told = [one.get("ranks") for one in listed if isinstance(one, dict)]
-    lists = [one for one in told if isinstance(one, list) and all(isinstance(rank, int) for rank in one)]
+    lists = [
+        one for one in told if isinstance(one, list) and all(isinstance(rank, int) for rank in one)
+    ]
     groups = {tuple(one) for one in lists if len(one) > 1}
     if not kernels and len(groups) == 1:
         trace.facts[:] = [one and _on_all(one, *groups) for one in trace.facts]
@@ -389,4 +433,8 @@ def _rank_trace(path: Path, place: int, events: list[TraceEvent], header: _Heade
         base_ns=header.base_ns,
         notes=tuple(notes),
     )
-    return RankTrace(source=source, steps=tuple((name, (start, stop)) for start, stop, name in steps), trace=trace)
+    return RankTrace(
+        source=source,
+        steps=tuple((name, (start, stop)) for start, stop, name in steps),
+        trace=trace,
+    )

@@ -57,7 +57,9 @@ class SharedCall:
 
     @property
     def transfer_ns(self) -> int:
-        return min(stop - start - self.waited_ns[rank] for rank, (start, stop) in self.spans.items())
+        return min(
+            stop - start - self.waited_ns[rank] for rank, (start, stop) in self.spans.items()
+        )
 
     @property
     def busbw(self) -> float | None:
@@ -147,13 +149,17 @@ def job_of(ranks: Sequence[RankSteps]) -> Job:
     for one, other in pairwise(ranks):
         if one.rank == other.rank:
             both = f"{one.source.path} and {other.source.path}"
-            raise UserError(f"{both} are both of rank {one.rank}: give one job's traces, one a rank")
+            raise UserError(
+                f"{both} are both of rank {one.rank}: give one job's traces, one a rank"
+            )
     ranks, left_out = _of_common_steps(ranks)
     together = list(_together(ranks))
     offsets, doubt_ns = _offsets([one.source for one in ranks], together)
     shared = tuple(_on_one_clock(one, offsets) for one in together) if offsets else ()
     notes = (*left_out, *_notes(ranks, doubt_ns))
-    return Job(ranks=tuple(ranks), shared=shared, offsets_ns=offsets, doubt_ns=doubt_ns, notes=notes)
+    return Job(
+        ranks=tuple(ranks), shared=shared, offsets_ns=offsets, doubt_ns=doubt_ns, notes=notes
+    )
 
 
 def _of_common_steps(ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], list[str]]:
@@ -161,10 +167,17 @@ def _of_common_steps(ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], list[
     names = [[step.name for step in one.steps] for one in ranks]
     common = set(names[0]).intersection(*names[1:])
     if not common:
-        told = "; ".join(f"rank {one.rank}: {own[0]} to {own[-1]}" for one, own in zip(ranks, names, strict=True))
-        raise UserError(f"the ranks' traces have no step in common ({told}): give traces of the same steps")
+        told = "; ".join(
+            f"rank {one.rank}: {own[0]} to {own[-1]}" for one, own in zip(ranks, names, strict=True)
+        )
+        raise UserError(
+            f"the ranks' traces have no step in common ({told}): give traces of the same steps"
+        )
     left = len(set().union(*names)) - len(common)
-    kept = [replace(one, steps=tuple(step for step in one.steps if step.name in common)) for one in ranks]
+    kept = [
+        replace(one, steps=tuple(step for step in one.steps if step.name in common))
+        for one in ranks
+    ]
     return kept, [f"{left} steps that not all ranks traced are left out"] if left else []
 
 
@@ -178,7 +191,10 @@ def steps_of(read: RankTrace) -> RankSteps:
             by_step[place].append(Call(facts or CallFacts("communication"), span))
     steps = []
     for (name, window), calls in zip(read.steps, by_step, strict=True):
-        compute, copies = (intersection(_within(spans, window), [window]) for spans in (trace.compute, trace.copies))
+        compute, copies = (
+            intersection(_within(spans, window), [window])
+            for spans in (trace.compute, trace.copies)
+        )
         spans: dict[str, list[Span]] = defaultdict(list)
         for call in calls:
             spans[call.label].append(call.span)
@@ -188,7 +204,9 @@ def steps_of(read: RankTrace) -> RankSteps:
             compute=compute,
             copies=copies,
             calls=calls,
-            phases=[(phase, span) for phase, span in trace.phases if window[0] <= span[0] < window[1]],
+            phases=[
+                (phase, span) for phase, span in trace.phases if window[0] <= span[0] < window[1]
+            ],
             parts=compute_breakdown(window, compute, spans, copies),
         )
         steps.append(step)
@@ -211,7 +229,9 @@ def timeline_of(job: Job) -> Timeline:
         )
         comm = [(call.label, call.facts.op, call.span) for call in step.calls]
         ranks.append(build_rank_timeline(rank, trace, comm, start - min(starts)))
-    clock = "one host" if len({rank.source.host for rank in job.ranks}) == 1 else "ends of collectives"
+    clock = (
+        "one host" if len({rank.source.host for rank in job.ranks}) == 1 else "ends of collectives"
+    )
     return Timeline(clock=clock, uncertainty_seconds=(job.doubt_ns or 0) / 1e9, ranks=tuple(ranks))
 
 
@@ -230,14 +250,19 @@ def _together(ranks: Sequence[RankSteps]) -> Iterator[SharedCall]:
     for rank in ranks:
         counts: Counter[tuple[int, str, object]] = Counter()
         reached: dict[object, int] = {}
-        for place, call in ((place, call) for place, step in enumerate(rank.steps) for call in step.calls):
+        for place, call in (
+            (place, call) for place, step in enumerate(rank.steps) for call in step.calls
+        ):
             facts = call.facts
             members = facts.ranks or facts.group
             if members is None or (facts.op in PEER_TO_PEER and facts.size != 2):
                 continue
             key = (place, facts.op if facts.op not in PEER_TO_PEER else "p2p", members)
             start, stop = call.span
-            seen[*key, counts[key]][rank.rank] = call, max(min(reached.get(members, start), stop) - start, 0)
+            seen[*key, counts[key]][rank.rank] = (
+                call,
+                max(min(reached.get(members, start), stop) - start, 0),
+            )
             reached[members] = max(stop, reached.get(members, stop))
             counts[key] += 1
     traced = {one.rank for one in ranks}
@@ -246,10 +271,14 @@ def _together(ranks: Sequence[RankSteps]) -> Iterator[SharedCall]:
         if len(calls) > 1 and set(calls) == set(call.facts.ranks or traced) & traced:
             spans = {rank: one.span for rank, (one, _) in calls.items()}
             waited = {rank: behind for rank, (_, behind) in calls.items()}
-            yield SharedCall(label=call.label, facts=call.facts, step=place, spans=spans, waited_ns=waited)
+            yield SharedCall(
+                label=call.label, facts=call.facts, step=place, spans=spans, waited_ns=waited
+            )
 
 
-def _offsets(sources: Sequence[Source], together: Sequence[SharedCall]) -> tuple[dict[int, int], int | None]:
+def _offsets(
+    sources: Sequence[Source], together: Sequence[SharedCall]
+) -> tuple[dict[int, int], int | None]:
     """Return what to add to each rank's clock, and how far it may be wrong; nothing where hosts share no collective."""
     host_of = {one.rank: one.host or str(one.rank) for one in sources}
     base = {one.rank: one.base_ns for one in sources}
@@ -276,7 +305,10 @@ def _offsets(sources: Sequence[Source], together: Sequence[SharedCall]) -> tuple
 
 
 def _on_one_clock(call: SharedCall, offsets: Mapping[int, int]) -> SharedCall:
-    spans = {rank: (start + offsets[rank], stop + offsets[rank]) for rank, (start, stop) in call.spans.items()}
+    spans = {
+        rank: (start + offsets[rank], stop + offsets[rank])
+        for rank, (start, stop) in call.spans.items()
+    }
     return replace(call, spans=spans)
 
 
@@ -292,5 +324,7 @@ def _notes(ranks: Sequence[RankSteps], doubt_ns: int | None) -> Iterator[str]:
             yield "no collective joins the hosts' clocks: who came late is unknown"
         else:
             yield f"hosts' clocks are brought together by the ends of collectives, within {doubt_ns / 1e3:.0f} us"
-    if any(call.facts.ranks is None and call.facts.group is None for one in ranks for call in one.calls):
+    if any(
+        call.facts.ranks is None and call.facts.group is None for one in ranks for call in one.calls
+    ):
         yield "some collectives do not tell their ranks: who came late to them is unknown"

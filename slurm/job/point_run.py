@@ -55,8 +55,20 @@ def parbench_run(attempt: Attempt) -> list[str]:
     if attempt.run is not None:
         return [*words, "--resume", str(attempt.run)]
     point = attempt.point
-    words += ["--launcher", "srun", "--nodes", str(point.nodes), "--ntasks-per-node", str(point.ntasks_per_node)]
-    words += ["--distribution", point.distribution, "--plan", str(plan_path(attempt.folder, point.id))]
+    words += [
+        "--launcher",
+        "srun",
+        "--nodes",
+        str(point.nodes),
+        "--ntasks-per-node",
+        str(point.ntasks_per_node),
+    ]
+    words += [
+        "--distribution",
+        point.distribution,
+        "--plan",
+        str(plan_path(attempt.folder, point.id)),
+    ]
     words += ["--out", str(runs_path(attempt.folder, point.id))]
     if attempt.sweep.link is not None:
         words += ["--link", attempt.sweep.link]
@@ -68,7 +80,11 @@ class Child:
 
     def __init__(self, attempt: Attempt, command: Command) -> None:
         self._log = attempt.folder / "logs" / f"{attempt.point.id}.log"
-        options = {"PARBENCH_SRUN_OPTIONS": "\n".join(attempt.sweep.srun_options)} if attempt.sweep.srun_options else {}
+        options = (
+            {"PARBENCH_SRUN_OPTIONS": "\n".join(attempt.sweep.srun_options)}
+            if attempt.sweep.srun_options
+            else {}
+        )
         with self._log.open("ab") as log:
             self._first = log.tell()
             self._process = subprocess.Popen(
@@ -78,7 +94,9 @@ class Child:
                 stdout=subprocess.DEVNULL,  # its records are in the run's folder
                 stderr=log,
                 process_group=0,
-                preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # before Slurm kills ranks under its eyes
+                preexec_fn=lambda: die_with_parent(
+                    signal.SIGTERM
+                ),  # before Slurm kills ranks under its eyes
             )
 
     @property
@@ -108,7 +126,9 @@ class Child:
 def begun_run(folder: Path, point: Point, spoilt: Collection[str]) -> Path | None:
     """Return the newest run begun for a point, None without; ``spoilt`` are folders not to go on with."""
     runs = [path.parent for path in runs_path(folder, point.id).glob("*/records.jsonl")]
-    whole = [run for run in runs if (run / "run.json").exists() and relative(folder, run) not in spoilt]
+    whole = [
+        run for run in runs if (run / "run.json").exists() and relative(folder, run) not in spoilt
+    ]
     return max(whole, default=None, key=lambda run: run.name)
 
 
@@ -168,7 +188,11 @@ def broken_records(run: Path | None) -> tuple[Record, ...]:
     """Return the records so far of a running run that tell of a hang or a failure."""
     if run is None or not (run / "records.jsonl").exists():
         return ()
-    return tuple(record for record in read_records(run / "records.jsonl") if record.status in ("hang", "failed"))
+    return tuple(
+        record
+        for record in read_records(run / "records.jsonl")
+        if record.status in ("hang", "failed")
+    )
 
 
 def forget_broken(run: Path, since: str) -> None:
@@ -177,7 +201,11 @@ def forget_broken(run: Path, since: str) -> None:
     ``since`` is UTC as records have it. The run's driver must have ended.
     """
     records = list(read_records(run / "records.jsonl"))
-    kept = [record for record in records if record.status not in ("hang", "failed") or record.started < since]
+    kept = [
+        record
+        for record in records
+        if record.status not in ("hang", "failed") or record.started < since
+    ]
     if len(kept) < len(records):
         replace_file(run / "records.jsonl", b"".join(map(encode_record, kept)))
 
@@ -208,7 +236,11 @@ class DeadNodes:
         for record in records:
             if record.status == "hang":
                 answering = {rank.host for rank in record.ranks if not rank.is_silent}
-                silent |= {strip_domain(rank.host) for rank in record.ranks if answering and rank.host not in answering}
+                silent |= {
+                    strip_domain(rank.host)
+                    for rank in record.ranks
+                    if answering and rank.host not in answering
+                }
         states: Mapping[str, str] = {}
         with suppress(SlurmError):
             states = self._slurm.node_states(self._all) if self._all else {}
@@ -238,7 +270,14 @@ class DeadNodes:
     def words(self) -> str:
         """Return which nodes are dead and how, as in ``n3 is down``; empty if none is."""
         told = []
-        for how, one, several in (("down", "is down", "are down"), ("silent", "gives no answer", "give no answer")):
+        for how, one, several in (
+            ("down", "is down", "are down"),
+            ("silent", "gives no answer", "give no answer"),
+        ):
             names = [node for node in self._dead if self._dead[node] == how]
-            told += [f"{format_list(names, 'and')} {several if len(names) > 1 else one}"] if names else []
+            told += (
+                [f"{format_list(names, 'and')} {several if len(names) > 1 else one}"]
+                if names
+                else []
+            )
         return " and ".join(told)

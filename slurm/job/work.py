@@ -49,7 +49,9 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received_at = self.received_at or utc_now()
-        if self.child is not None:  # at once, because its ranks get the same signal and must not be blamed
+        if (
+            self.child is not None
+        ):  # at once, because its ranks get the same signal and must not be blamed
             self.child.send_signal(signal.SIGTERM)
 
 
@@ -76,7 +78,9 @@ def work(
 def task_point(sweep: Sweep, task: str) -> Point:
     """Return the point of an array's task; UserError if there is none of its number."""
     if not task.isdecimal() or int(task) >= len(sweep.points):
-        raise UserError(f"SLURM_ARRAY_TASK_ID={task!r} is not one of the {len(sweep.points)} points, from 0")
+        raise UserError(
+            f"SLURM_ARRAY_TASK_ID={task!r} is not one of the {len(sweep.points)} points, from 0"
+        )
     return sweep.points[int(task)]
 
 
@@ -103,7 +107,12 @@ class _Worker:
             state = self.states.get(point.id)
             if not self.stop.received_at and (state is None or not state.is_final):
                 self._work_on(point)
-        is_requeued = self.out_of_time and not self.stop.received_at and self.sweep.requeue and self.num_measured
+        is_requeued = (
+            self.out_of_time
+            and not self.stop.received_at
+            and self.sweep.requeue
+            and self.num_measured
+        )
         if is_requeued and self.job:
             try:
                 self.slurm.requeue(self.job)
@@ -126,7 +135,9 @@ class _Worker:
         self.nodes.look()
         dead, alive = self.nodes.words(), self.nodes.alive()
         if dead and self.sweep.on_dead_node == "fail":
-            return Outcome(state="lost-node", reason=f'{dead}, and on_dead_node = "fail" ends the job')
+            return Outcome(
+                state="lost-node", reason=f'{dead}, and on_dead_node = "fail" ends the job'
+            )
         if dead and point.nodes > len(alive):
             left = f"{len(alive)} {'is' if len(alive) == 1 else 'are'} left"
             return Outcome(state="lost-node", reason=f"needs {point.nodes} nodes; {dead}, {left}")
@@ -161,7 +172,9 @@ class _Worker:
         num_measured = point_run.progress(load_run(run))[0] if run else 0
         self._save(point, Outcome(state="started", run=run), nodes=nodes)
         start = time.monotonic()
-        attempt = point_run.Attempt(folder=self.folder, sweep=self.sweep, point=point, nodes=nodes, run=run)
+        attempt = point_run.Attempt(
+            folder=self.folder, sweep=self.sweep, point=point, nodes=nodes, run=run
+        )
         child = point_run.Child(attempt, self.command)
         try:
             stop_reason = self._watch(point, child, nodes, num_broken)
@@ -175,11 +188,19 @@ class _Worker:
         outcome = self._judge(point, child, stop_reason, nodes, num_broken)
         self.num_measured += outcome.measured - num_measured
         self._save(point, outcome, nodes=outcome.hosts or nodes, seconds=time.monotonic() - start)
-        if self.stop.received_at and outcome.state == "interrupted" and self.nodes.look() & set(nodes):
-            outcome = replace(outcome, reason=f"{self.nodes.words()}: {outcome.reason}")  # if there is time for it
+        if (
+            self.stop.received_at
+            and outcome.state == "interrupted"
+            and self.nodes.look() & set(nodes)
+        ):
+            outcome = replace(
+                outcome, reason=f"{self.nodes.words()}: {outcome.reason}"
+            )  # if there is time for it
             self._save(point, outcome, nodes=outcome.hosts or nodes)
 
-    def _watch(self, point: Point, child: point_run.Child, nodes: Sequence[str], num_broken: int) -> StopReason | None:
+    def _watch(
+        self, point: Point, child: point_run.Child, nodes: Sequence[str], num_broken: int
+    ) -> StopReason | None:
         """Wait for the child; stop it at the job's end or for a dead node, and return why, or None.
 
         ``num_broken`` counts the run's records of hangs and failures from earlier attempts.
@@ -231,10 +252,14 @@ class _Worker:
                 return outcome
             return replace(outcome, reason=(stop_reason or StopReason.SIGNAL).value)
         if self.nodes.look(point_run.broken_records(run)[num_broken:]) & set(nodes):
-            return replace(outcome, state="lost-node", reason=f"{self.nodes.words()}: {outcome.reason}")
+            return replace(
+                outcome, state="lost-node", reason=f"{self.nodes.words()}: {outcome.reason}"
+            )
         return outcome
 
-    def _save(self, point: Point, outcome: Outcome, *, nodes: Sequence[str] = (), seconds: float = 0.0) -> None:
+    def _save(
+        self, point: Point, outcome: Outcome, *, nodes: Sequence[str] = (), seconds: float = 0.0
+    ) -> None:
         """Save and print the state of a point; ``seconds`` are added to those of earlier attempts."""
         previous = self.states.get(point.id)
         run = point_run.relative(self.folder, outcome.run)
@@ -255,4 +280,6 @@ class _Worker:
         self.states[point.id] = state
         write_state(self.folder, point.id, state)
         message = f"{outcome.state} on {','.join(nodes)}" if nodes else outcome.state
-        click.echo(f"{state.time} {point.id} ({point.label}) {message}{': ' * bool(state.reason)}{state.reason}")
+        click.echo(
+            f"{state.time} {point.id} ({point.label}) {message}{': ' * bool(state.reason)}{state.reason}"
+        )

@@ -100,9 +100,13 @@ def find_slow(exchanges: Sequence[Exchange], rule: Rule = SUSPECT) -> Slow:
     slow = Slow()
     most = len(_ranks(exchanges)) // 2
     while len(slow.nodes) < most:
-        if nodes := [effect for effect in node_effects(exchanges, slow, rule).values() if effect.is_slow]:
+        if nodes := [
+            effect for effect in node_effects(exchanges, slow, rule).values() if effect.is_slow
+        ]:
             slow = replace(slow, nodes=(*slow.nodes, max(nodes, key=lambda effect: effect.factor)))
-        elif links := [effect for effect in link_effects(exchanges, slow, rule).values() if effect.is_slow]:
+        elif links := [
+            effect for effect in link_effects(exchanges, slow, rule).values() if effect.is_slow
+        ]:
             slow = replace(slow, links=(*slow.links, max(links, key=lambda effect: effect.factor)))
         else:
             break
@@ -119,7 +123,9 @@ def confirm(exchanges: Sequence[Exchange], suspects: Slow) -> Slow:
     for pair in sorted(suspects.pairs):
         seen = [*good, *(e for e in exchanges if e.pair == pair)]
         links.append(_link_effect(pair, seen, BLAME, len(suspects.links)))
-    slow_nodes, slow_links = (tuple(one for one in found if one and one.is_slow) for found in (nodes, links))
+    slow_nodes, slow_links = (
+        tuple(one for one in found if one and one.is_slow) for found in (nodes, links)
+    )
     return Slow(nodes=slow_nodes, links=slow_links)
 
 
@@ -147,7 +153,9 @@ def _ranks(exchanges: Iterable[Exchange]) -> list[int]:
     return sorted({rank for e in exchanges for rank in e.pair})
 
 
-def _node_effect(rank: int, exchanges: Sequence[Exchange], rule: Rule, comparisons: int) -> Effect | None:
+def _node_effect(
+    rank: int, exchanges: Sequence[Exchange], rule: Rule, comparisons: int
+) -> Effect | None:
     """Weigh a node's exchanges against those of others; None where they are too few to tell."""
     pairs = np.array([e.pair for e in exchanges]).reshape(-1, 2)
     own = (pairs == rank).any(axis=1)
@@ -164,12 +172,16 @@ def _node_effect(rank: int, exchanges: Sequence[Exchange], rule: Rule, compariso
     noise = _scale(np.concatenate([excess[base], excess[own] - value]), df)
     # one that it is fast with clears it: a slow node is slow with everyone
     cleared = bool((means < value - np.maximum(value / 2, 3 * noise / np.sqrt(counts))).any())
-    error = noise * math.sqrt(_HODGES_LEHMANN * (1 / counts).mean() / len(partners) + _MEDIAN / base.sum())
+    error = noise * math.sqrt(
+        _HODGES_LEHMANN * (1 / counts).mean() / len(partners) + _MEDIAN / base.sum()
+    )
     effect = _effect((rank,), value, error, df, rule, comparisons, cleared=cleared)
     return replace(effect, partners=tuple(partners.tolist()), turns=int(own.sum()))
 
 
-def _link_effect(pair: Pair, exchanges: Sequence[Exchange], rule: Rule, comparisons: int) -> Effect | None:
+def _link_effect(
+    pair: Pair, exchanges: Sequence[Exchange], rule: Rule, comparisons: int
+) -> Effect | None:
     """Weigh a link's exchanges against what its ends do with others; None where they are too few to tell."""
     pairs = np.array([e.pair for e in exchanges]).reshape(-1, 2)
     own = (pairs == pair).all(axis=1)
@@ -184,22 +196,35 @@ def _link_effect(pair: Pair, exchanges: Sequence[Exchange], rule: Rule, comparis
     value = float(beyond.mean())
     shares = (1 / own.sum(), _HODGES_LEHMANN / min(end.sum() for end in ends), _MEDIAN / base.sum())
     error = _scale(excess[base], df) * math.sqrt(sum(shares))
-    effect = _effect(pair, value, error, df, rule, comparisons, cleared=bool(beyond.min() < value / 2))
+    effect = _effect(
+        pair, value, error, df, rule, comparisons, cleared=bool(beyond.min() < value / 2)
+    )
     return replace(effect, partners=pair, turns=int(own.sum()))
 
 
 def _effect(
-    ranks: tuple[int, ...], value: float, error: float, df: int, rule: Rule, comparisons: int, *, cleared: bool
+    ranks: tuple[int, ...],
+    value: float,
+    error: float,
+    df: int,
+    rule: Rule,
+    comparisons: int,
+    *,
+    cleared: bool,
 ) -> Effect:
     """Call slow what is above the floor, and above what noise gives in so many comparisons (Bonferroni).
 
     ``value`` and its standard error are logarithms; ``cleared`` is whether some exchange contradicts it.
     """
-    needed = max(math.log1p(rule.floor), t_quantile(1 - rule.alpha / max(comparisons, 1), df) * error)
+    needed = max(
+        math.log1p(rule.floor), t_quantile(1 - rule.alpha / max(comparisons, 1), df) * error
+    )
     reach = t_quantile(0.975, df) * error
     factor, low, high = (math.exp(value + way * reach) for way in (0, -1, 1))
     is_slow = value > needed and not cleared
-    return Effect(ranks=ranks, factor=factor, low=low, high=high, least=math.exp(needed), is_slow=is_slow)
+    return Effect(
+        ranks=ranks, factor=factor, low=low, high=high, least=math.exp(needed), is_slow=is_slow
+    )
 
 
 def _excess(exchanges: Sequence[Exchange], own: _Mask) -> tuple[_Numbers, _Mask, int]:

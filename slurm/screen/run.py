@@ -76,7 +76,9 @@ def measure(nodes: Sequence[str], turns: Turns, options: Options) -> Seen:
     code = run_child(run_command(nodes, turns, options)).returncode
     fresh = sorted(set(options.out.glob("*/run.json")) - before)
     if not fresh:
-        raise UserError(f"parbench run ended with {code} and left no run in {options.out}; it said why above")
+        raise UserError(
+            f"parbench run ended with {code} and left no run in {options.out}; it said why above"
+        )
     return read(load_run(fresh[-1].parent), nodes)
 
 
@@ -99,7 +101,12 @@ def run_command(nodes: Sequence[str], turns: Turns, options: Options) -> list[st
         "--timeout",
         options.timeout,
     ]
-    return [*words, "--out", str(options.out), "--json"]  # records go nowhere, and no report is made
+    return [
+        *words,
+        "--out",
+        str(options.out),
+        "--json",
+    ]  # records go nowhere, and no report is made
 
 
 def read(run: Run, nodes: Sequence[str]) -> Seen:
@@ -107,8 +114,14 @@ def read(run: Run, nodes: Sequence[str]) -> Seen:
     hosts = tuple((run.info.environment or {}).get("hosts") or ())
     good = [record for record in run.records if record.status == "ok"]
     if good and len(hosts) != run.info.plan.nproc:
-        raise UserError(f"{run.path} does not tell the hosts of its ranks: ranks({run.info.plan.nproc})")
-    bad = (silent_hosts(record, nodes) for record in run.records if record.status in ("failed", "hang", "wrong"))
+        raise UserError(
+            f"{run.path} does not tell the hosts of its ranks: ranks({run.info.plan.nproc})"
+        )
+    bad = (
+        silent_hosts(record, nodes)
+        for record in run.records
+        if record.status in ("failed", "hang", "wrong")
+    )
     problems = [record.reason for record in run.records if record.status != "ok"]
     if unread := run.info.plan.repetitions * len(run.info.plan.cases) - len(run.records):
         problems.append(f"rounds not reached: {unread}")
@@ -183,7 +196,9 @@ def confirmation(n: int, nodes: Set[int], links: Set[Pair], rounds: int) -> Turn
         rotated = [*good[k:], *good[:k]]
         for some in (suspects[i : i + at_once] for i in range(0, len(suspects), at_once)):
             left = rotated[len(some) :]
-            turns.append((*zip(some, rotated, strict=False), *zip(left[::2], left[1::2], strict=False)))
+            turns.append(
+                (*zip(some, rotated, strict=False), *zip(left[::2], left[1::2], strict=False))
+            )
         for apart in _disjoint(links):
             left = [rank for rank in rotated if all(rank not in pair for pair in apart)]
             turns.append((*apart, *_met(left, k)))
@@ -191,13 +206,20 @@ def confirmation(n: int, nodes: Set[int], links: Set[Pair], rounds: int) -> Turn
             turns.append(_met(good, k))
     ordered = (tuple(sorted((min(pair), max(pair)) for pair in turn)) for turn in turns)
     texts = tuple(dict.fromkeys(format_pairs(turn) for turn in ordered if turn))
-    rarest = min((sum(format_pairs((link,)) in text.split() for text in texts) for link in links), default=_MEETINGS)
-    repeats = max(2 if len(good) < rounds else 1, -(-_MEETINGS // max(rarest, 1)), _LEAST_REPEATS.get(n, 1))
+    rarest = min(
+        (sum(format_pairs((link,)) in text.split() for text in texts) for link in links),
+        default=_MEETINGS,
+    )
+    repeats = max(
+        2 if len(good) < rounds else 1, -(-_MEETINGS // max(rarest, 1)), _LEAST_REPEATS.get(n, 1)
+    )
     return Turns(parameter="pairs", values=texts, repeats=repeats)
 
 
 def _met(ranks: Sequence[int], index: int) -> tuple[Pair, ...]:
-    return tuple((ranks[a], ranks[b]) for a, b in round_pairs(len(ranks), index % num_rounds(len(ranks))))
+    return tuple(
+        (ranks[a], ranks[b]) for a, b in round_pairs(len(ranks), index % num_rounds(len(ranks)))
+    )
 
 
 def _disjoint(links: Set[Pair]) -> list[list[Pair]]:
@@ -213,19 +235,33 @@ def _disjoint(links: Set[Pair]) -> list[list[Pair]]:
     return groups
 
 
-def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> tuple[HostResult, ...]:
+def check_nodes(
+    nodes: Sequence[str], out: Path, environ: Mapping[str, str]
+) -> tuple[HostResult, ...]:
     """Run ``parbench check`` on all nodes at once and compare their devices; one that did not answer says why.
 
     There is one task a node, bound to no core, whose output is a file of the node's name.
     """
-    with tempfile.TemporaryDirectory(prefix="parbench-check-", dir=Path.cwd()) as folder, terminated_as_interrupted():
+    with (
+        tempfile.TemporaryDirectory(prefix="parbench-check-", dir=Path.cwd()) as folder,
+        terminated_as_interrupted(),
+    ):
         words = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
         words += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]
         words += [f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
-        command = [*build_srun_command(environ, *words), *PARBENCH, "check", "--json", "--budget", _CHECK_BUDGET]
+        command = [
+            *build_srun_command(environ, *words),
+            *PARBENCH,
+            "check",
+            "--json",
+            "--budget",
+            _CHECK_BUDGET,
+        ]
         seconds = parse_duration(_CHECK_BUDGET) + OVERHEAD_SECONDS
         try:
-            done = subprocess.run([*command, "--out", str(out)], env=environ, capture_output=True, timeout=seconds)
+            done = subprocess.run(
+                [*command, "--out", str(out)], env=environ, capture_output=True, timeout=seconds
+            )
             problem = get_last_line(done.stderr.decode(errors="replace"))
         except subprocess.TimeoutExpired:
             problem = f"no answer within {seconds:.0f} s"
@@ -235,4 +271,6 @@ def check_nodes(nodes: Sequence[str], out: Path, environ: Mapping[str, str]) -> 
 def _answer(node: str, folder: Path, problem: str) -> HostResult:
     out, err = (folder / f"{node}.{kind}" for kind in ("out", "err"))
     errors = err.read_bytes() if err.exists() else b""
-    return parse_result(node, out.read_bytes() if out.exists() else b"", errors or problem.encode(), 4)
+    return parse_result(
+        node, out.read_bytes() if out.exists() else b"", errors or problem.encode(), 4
+    )

@@ -11,7 +11,16 @@ from parbench.bench.check.hosts import render as render_check
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.text import UserError, format_table, parse_duration, parse_size, pluralize
-from parbench.slurm.screen.fit import SUSPECT, Effect, Exchange, Slow, confirm, find_slow, link_effects, node_effects
+from parbench.slurm.screen.fit import (
+    SUSPECT,
+    Effect,
+    Exchange,
+    Slow,
+    confirm,
+    find_slow,
+    link_effects,
+    node_effects,
+)
 from parbench.slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
 from parbench.slurm.system import SLURM, Slurm, format_limit
 
@@ -59,7 +68,11 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exclude(self) -> str:
         """The option that keeps Slurm from the nodes that are slow, bad or did not answer; empty if there is none."""
-        bad = [verdict.name for verdict in self.nodes if verdict.verdict in ("slow", "bad device", "did not answer")]
+        bad = [
+            verdict.name
+            for verdict in self.nodes
+            if verdict.verdict in ("slow", "bad device", "did not answer")
+        ]
         return f"--exclude={','.join(bad)}" if bad else ""
 
     @property
@@ -85,12 +98,16 @@ def screening(
     effects = node_effects(exchanges, blamed, SUSPECT)
     confirmed_effects = {effect.ranks: effect for effect in (*blamed.nodes, *blamed.links)}
 
-    def verdict(ranks: tuple[int, ...], word: Judgment, effect: Effect | None, evidence: str) -> Verdict:
+    def verdict(
+        ranks: tuple[int, ...], word: Judgment, effect: Effect | None, evidence: str
+    ) -> Verdict:
         names = tuple(hosts[rank] for rank in ranks)
         if effect is None:
             return Verdict(nodes=names, verdict=word, evidence=evidence)
         factor, low, high = (round(value, 4) for value in (effect.factor, effect.low, effect.high))
-        return Verdict(nodes=names, verdict=word, factor=factor, low=low, high=high, evidence=evidence)
+        return Verdict(
+            nodes=names, verdict=word, factor=factor, low=low, high=high, evidence=evidence
+        )
 
     def met(effect: Effect) -> str:
         return f"with {', '.join(hosts[rank] for rank in effect.partners)} in {pluralize(effect.turns, 'exchange')}"
@@ -102,17 +119,24 @@ def screening(
         if confirmed is None:
             return verdict(effect.ranks, "unconfirmed", effect, f"{looked}; not measured again")
         if again is None:
-            return verdict(effect.ranks, "fine", alone, f"{looked} at first; not when measured again")
+            return verdict(
+                effect.ranks, "fine", alone, f"{looked} at first; not when measured again"
+            )
         more = met(again) if is_node else f"in {again.turns} more"
         return verdict(effect.ranks, "slow", again, f"{looked}; again {more}")
 
-    nodes = [Verdict(nodes=(host,), verdict="did not answer", evidence=reason) for host, reason in silent.items()]
+    nodes = [
+        Verdict(nodes=(host,), verdict="did not answer", evidence=reason)
+        for host, reason in silent.items()
+    ]
     nodes += [of_suspect(effect, effects.get(effect.ranks[0])) for effect in suspects.nodes]
     for rank in set(range(len(hosts))) - suspects.ranks:
         if effect := effects.get(rank):
             nodes.append(verdict((rank,), "fine", effect, met(effect)))
         else:
-            nodes.append(verdict((rank,), "cannot tell", None, "it met fewer than two nodes that are fine"))
+            nodes.append(
+                verdict((rank,), "cannot tell", None, "it met fewer than two nodes that are fine")
+            )
     alone = link_effects(exchanges, blamed, SUSPECT)
     return Screening(
         nodes=tuple(sorted(nodes, key=_in_order)),
@@ -134,10 +158,14 @@ def render(found: Screening) -> str:
         rows.append((one.name, one.verdict, times, one.evidence))
     lines = [format_table(rows)]
     if found.least_factor is not None:
-        lines.append(f"a node would have been suspected from {found.least_factor:.2f} times the others' time")
+        lines.append(
+            f"a node would have been suspected from {found.least_factor:.2f} times the others' time"
+        )
     lines += [f"not measured: {problem}" for problem in found.problems]
     slow_links = [link.name for link in found.links if link.verdict == "slow"]
-    lines += [f"link {name} is slow, its nodes are not: leave out one of them" for name in slow_links]
+    lines += [
+        f"link {name} is slow, its nodes are not: leave out one of them" for name in slow_links
+    ]
     lines += [f"note: {note}" for note in found.notes]
     lines += [f"run: {run}" for run in found.runs]
     lines += [render_check(found.checked)] if found.checked else []
@@ -161,13 +189,17 @@ def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:
     found = with_devices(screen_nodes(nodes, options), answers)
     if not options.as_json:
         return found.code, render(found)
-    return found.code, msgspec.json.encode({**msgspec.structs.asdict(found), "exclude": found.exclude}).decode()
+    return found.code, msgspec.json.encode(
+        {**msgspec.structs.asdict(found), "exclude": found.exclude}
+    ).decode()
 
 
 def check(options: Options) -> None:
     """Refuse what cannot be meant before anything starts."""
     if options.rounds < 3:
-        raise UserError(f"--rounds {options.rounds}: at least 3 are needed to tell a node from a link")
+        raise UserError(
+            f"--rounds {options.rounds}: at least 3 are needed to tell a node from a link"
+        )
     if parse_size(options.size) < 1:
         raise UserError("--size 0: nothing moves")
     for text in (options.time, options.budget, options.timeout):
@@ -188,7 +220,14 @@ def salloc_command(options: Options) -> list[str]:
 
     An allocation outlives a node that fails, so that the others can still be screened.
     """
-    words = ["salloc", "--quiet", "--no-kill", f"--nodes={options.nodes}", "--ntasks-per-node=1", "--exclusive"]
+    words = [
+        "salloc",
+        "--quiet",
+        "--no-kill",
+        f"--nodes={options.nodes}",
+        "--ntasks-per-node=1",
+        "--exclusive",
+    ]
     words += ["--job-name=parbench-screen", f"--time={format_limit(parse_duration(options.time))}"]
     words += [f"--partition={options.partition}"] if options.partition else []
     words += [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []

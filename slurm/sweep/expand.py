@@ -59,15 +59,25 @@ def _axes(file: SweepFile) -> Iterator[tuple[str, list[dict[str, Value]]]]:
     given = Counter([*file.matrix, *(name for table in file.zip for name in table)])
     for name, count in given.items():
         if count > 1:
-            raise UserError(f"{name!r} varies in {count} places of matrix and zip; it can vary in one")
-        if name in ("nodes", "ntasks_per_node", "distribution", "repeat") and getattr(file, name) is not None:
-            raise UserError(f"{name!r} varies in matrix or zip, and $.{name} is given too; leave out one of them")
+            raise UserError(
+                f"{name!r} varies in {count} places of matrix and zip; it can vary in one"
+            )
+        if (
+            name in ("nodes", "ntasks_per_node", "distribution", "repeat")
+            and getattr(file, name) is not None
+        ):
+            raise UserError(
+                f"{name!r} varies in matrix or zip, and $.{name} is given too; leave out one of them"
+            )
     if "nodes" not in given and file.nodes is None:
         raise UserError("$.nodes is missing: write nodes = 2, or nodes = [1, 2, 4]")
 
     def own(name: str, values: Any) -> Iterator[tuple[str, list[dict[str, Value]]]]:
         if name not in given:
-            yield f"$.{name}", [{name: value} for value in (values if isinstance(values, list) else [values])]
+            yield (
+                f"$.{name}",
+                [{name: value} for value in (values if isinstance(values, list) else [values])],
+            )
 
     yield from own("repeat", list(range(1, (file.repeat or 1) + 1)))
     yield from own("nodes", file.nodes)
@@ -91,43 +101,65 @@ def _zipped(table: Mapping[str, list[Value]]) -> list[dict[str, Value]]:
     (first, count), *others = lengths.items()
     for name, number in others:
         if number != count:
-            raise UserError(f"{first} has {count} values and {name} has {number}: what varies together has as many")
+            raise UserError(
+                f"{first} has {count} values and {name} has {number}: what varies together has as many"
+            )
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
-def _check_value(name: str, value: Value, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> None:
+def _check_value(
+    name: str, value: Value, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]
+) -> None:
     if name in ("nodes", "ntasks_per_node", "repeat"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name} = {value!r} is not allowed: it is a whole number of at least 1")
+            raise UserError(
+                f"{name} = {value!r} is not allowed: it is a whole number of at least 1"
+            )
     elif name in SHAPE:
-        allowed = get_args(Distribution) if name == "distribution" else tuple(file.environment) or ("",)
+        allowed = (
+            get_args(Distribution) if name == "distribution" else tuple(file.environment) or ("",)
+        )
         if value not in allowed:
             choices = (
-                format_list(allowed) if any(allowed) else "one of the tables [environment.NAME], and there is none"
+                format_list(allowed)
+                if any(allowed)
+                else "one of the tables [environment.NAME], and there is none"
             )
-            raise UserError(f"{name} = {value!r} is not allowed: it is {choices}{suggest_similar(str(value), allowed)}")
+            raise UserError(
+                f"{name} = {value!r} is not allowed: it is {choices}{suggest_similar(str(value), allowed)}"
+            )
     else:
         _check_parameter(name, str(value), file, catalogue)
 
 
-def _check_parameter(name: str, text: str, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> None:
+def _check_parameter(
+    name: str, text: str, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]
+) -> None:
     """Refuse what is not one value of a parameter of the cases."""
     if not file.case:
-        raise UserError(f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {format_list(SHAPE)}")
+        raise UserError(
+            f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {format_list(SHAPE)}"
+        )
     definitions = select(catalogue, [case.name for case in file.case])
     params = {param.name: param for definition in definitions for param in definition.params}
     if name not in params:
         known = (*SHAPE, *sorted(params))
-        raise UserError(f"{name!r} is not a parameter of the cases; there are {format_choices(known, name)}")
+        raise UserError(
+            f"{name!r} is not a parameter of the cases; there are {format_choices(known, name)}"
+        )
     for index, case in enumerate(file.case):
         if name in case.set:
             raise UserError(f"{name!r} is set in $.case[{index}] too; leave out one of them")
     values = params[name].parse_many(text)
     if len(values) != 1:
-        raise UserError(f"{name} = {text!r} is {len(values)} values: a point has one; write each as its own")
+        raise UserError(
+            f"{name} = {text!r} is {len(values)} values: a point has one; write each as its own"
+        )
 
 
-def expand(file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> tuple[tuple[Point, ...], list[str]]:
+def expand(
+    file: SweepFile, catalogue: Sequence[BenchmarkDefinition]
+) -> tuple[tuple[Point, ...], list[str]]:
     """Return the points in the order of execution, and notes on cases that are skipped.
 
     Larger points come first: a dead node is found early, and what no longer fits into a job's time is small.
@@ -136,14 +168,22 @@ def expand(file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> tuple[t
     axes = read_axes(file, catalogue)
     if (number := math.prod(map(len, axes))) > _MAX_POINTS:
         product = " * ".join(str(len(axis)) for axis in axes if len(axis) > 1)
-        raise UserError(f"{product} = {number} points are more than {_MAX_POINTS}: make several sweeps of them")
+        raise UserError(
+            f"{product} = {number} points are more than {_MAX_POINTS}: make several sweeps of them"
+        )
     combinations = [functools.reduce(operator.or_, rows) for rows in itertools.product(*axes)]
     varied = {name for axis in axes if len(axis) > 1 for name in axis[0]}
     bases = []
     for case in file.case:
-        params = {param.name for definition in select(catalogue, [case.name]) for param in definition.params}
+        params = {
+            param.name
+            for definition in select(catalogue, [case.name])
+            for param in definition.params
+        }
         bases.append((case, params))
-    drafts = [_draft(file, bases, varied, combination) for combination in _exclude(file, combinations)]
+    drafts = [
+        _draft(file, bases, varied, combination) for combination in _exclude(file, combinations)
+    ]
     points, plans = [], dict[tuple[int, int, bytes], Plan]()
     for point in sorted(drafts, key=lambda point: -point.nodes):
         key = point.nodes, point.ntasks_per_node, msgspec.json.encode(point.cases)
@@ -165,10 +205,15 @@ def _exclude(file: SweepFile, points: Sequence[Combination]) -> list[Combination
     """Remove the points that match every key of an entry of ``exclude``; a list matches any of its values."""
     kept = list(points)
     for index, entry in enumerate(file.exclude):
-        excluded = {name: set(map(str, value if isinstance(value, list) else [value])) for name, value in entry.items()}
+        excluded = {
+            name: set(map(str, value if isinstance(value, list) else [value]))
+            for name, value in entry.items()
+        }
         with at(f"$.exclude[{index}]"):
             _check_exclusion(excluded, points)
-        kept = [point for point in kept if not all(point[name] in excluded[name] for name in excluded)]
+        kept = [
+            point for point in kept if not all(point[name] in excluded[name] for name in excluded)
+        ]
     if not kept:
         raise UserError(f"$.exclude removes all {len(points)} points")
     return kept
@@ -178,10 +223,14 @@ def _check_exclusion(excluded: Mapping[str, set[str]], points: Sequence[Combinat
     """Raise UserError for a key or a value that no point has."""
     for name, values in excluded.items():
         if name not in points[0]:
-            raise UserError(f"{name!r} is not a key of the points; allowed are {format_choices(points[0], name)}")
+            raise UserError(
+                f"{name!r} is not a key of the points; allowed are {format_choices(points[0], name)}"
+            )
         known = dict.fromkeys(point[name] for point in points)
         for value in sorted(values - known.keys()):
-            raise UserError(f"no point has {name} = {value}; allowed are {format_choices(known, value)}")
+            raise UserError(
+                f"no point has {name} = {value}; allowed are {format_choices(known, value)}"
+            )
 
 
 Bases = list[tuple[Entry, set[str]]]
@@ -222,7 +271,9 @@ def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point:
     """
     ranks = point.nodes * point.ntasks_per_node
     if ranks > MOST_RANKS:
-        raise UserError(f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node}) > {MOST_RANKS}")
+        raise UserError(
+            f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node}) > {MOST_RANKS}"
+        )
     if ranks == 1:
         raise UserError(
             "nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give ntasks_per_node, or "

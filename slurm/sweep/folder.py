@@ -142,7 +142,10 @@ def load_sweep(folder: Path) -> Sweep:
 
 def append_job(folder: Path, job: Job) -> None:
     """Append a job that Slurm has taken, at once and durably: the sweep must know its own jobs."""
-    with convert_out_errors(f"{folder / _JOBS} cannot be written"), (folder / _JOBS).open("a+b") as file:
+    with (
+        convert_out_errors(f"{folder / _JOBS} cannot be written"),
+        (folder / _JOBS).open("a+b") as file,
+    ):
         file.seek(-1 if file.tell() else 0, os.SEEK_END)
         cut_short = file.read(1) not in (b"", b"\n")
         file.write(b"\n" * cut_short + msgspec.json.encode(job) + b"\n")

@@ -32,7 +32,9 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
             return f"job {self.id} unknown, for Slurm does not answer"
         if len(self.states) > 1:
             counts = Counter(self.states).most_common()
-            return f"array {self.id}: " + ", ".join(f"{count} {state.lower()}" for state, count in counts)
+            return f"array {self.id}: " + ", ".join(
+                f"{count} {state.lower()}" for state, count in counts
+            )
         return f"job {self.id} {self.states[0].lower()}{f' ({self.reason})' if self.reason else ''}"
 
 
@@ -88,9 +90,13 @@ def look(folder: Path, slurm: Slurm = SLURM) -> Picture:
         queue = slurm.queue()
     except SlurmError as error:
         trouble = str(error)
-    saved = read_states(folder, sweep.points)  # after the queue, so that it has the end of a job that is not queued
+    saved = read_states(
+        folder, sweep.points
+    )  # after the queue, so that it has the end of a job that is not queued
     states = tuple(_job_state(job, queue, slurm, saved) for job in jobs)
-    points = tuple(_point_state(point, saved.get(point.id), states, queue) for point in sweep.points)
+    points = tuple(
+        _point_state(point, saved.get(point.id), states, queue) for point in sweep.points
+    )
     return Picture(
         name=sweep.name,
         folder=str(folder),
@@ -101,27 +107,47 @@ def look(folder: Path, slurm: Slurm = SLURM) -> Picture:
     )
 
 
-def _job_state(job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm, saved: Mapping[str, SavedState]) -> JobState:
+def _job_state(
+    job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm, saved: Mapping[str, SavedState]
+) -> JobState:
     if queue is None:
         return JobState(id=job.id, states=(), lives=None, points=job.points)
     alive = [queued for queued in queue if queued.id == job.id]
-    why = next((queued.reason for queued in alive if queued.state == "PENDING" and queued.reason != "None"), "")
+    why = next(
+        (
+            queued.reason
+            for queued in alive
+            if queued.state == "PENDING" and queued.reason != "None"
+        ),
+        "",
+    )
     states = [queued.state for queued in alive]
     if not alive and not all(point in saved and saved[point].is_final for point in job.points):
         with contextlib.suppress(SlurmError):
             states = [*{facts.get("JobState", "unknown"): None for facts in slurm.show_job(job.id)}]
-    return JobState(id=job.id, states=tuple(states or ["ended"]), lives=bool(alive), points=job.points, reason=why)
+    return JobState(
+        id=job.id,
+        states=tuple(states or ["ended"]),
+        lives=bool(alive),
+        points=job.points,
+        reason=why,
+    )
 
 
 def _point_state(
-    point: Point, saved: SavedState | None, jobs: Sequence[JobState], queue: Sequence[QueuedJob] | None
+    point: Point,
+    saved: SavedState | None,
+    jobs: Sequence[JobState],
+    queue: Sequence[QueuedJob] | None,
 ) -> PointState:
     own_jobs = [job for job in jobs if point.id in job.points]
     if saved is None:
         if any(job.lives is not False for job in own_jobs):
             return PointState(id=point.id, label=point.label, state="waiting")
         ends = ", ".join(job.words() for job in own_jobs) or "no job was submitted for it"
-        return PointState(id=point.id, label=point.label, state="missing", reason=f"not begun: {ends}")
+        return PointState(
+            id=point.id, label=point.label, state="missing", reason=f"not begun: {ends}"
+        )
     state, reason = str(saved.state), saved.reason
     if queue is not None and state == "started":
         state, reason = _started(saved.job, own_jobs, queue)
@@ -154,7 +180,16 @@ def render(picture: Picture) -> str:
     rows = [("point", "what", "state", "nodes", "seconds", "reason")]
     for point in picture.points:
         seconds = f"{point.seconds:.0f}" if point.seconds else "-"
-        rows.append((point.id, point.label, point.state, ",".join(point.nodes) or "-", seconds, point.reason))
+        rows.append(
+            (
+                point.id,
+                point.label,
+                point.state,
+                ",".join(point.nodes) or "-",
+                seconds,
+                point.reason,
+            )
+        )
     jobs = [job.words() for job in picture.jobs] or ["no job was submitted"]
     trouble = [picture.trouble] if picture.trouble else []
     head = [f"{picture.name}: {picture.folder}", *jobs, *trouble]
@@ -203,7 +238,9 @@ def collect(folder: Path, report: Report | None = None, slurm: Slurm = SLURM) ->
     runs = []
     for point in picture.points:
         why = f"({point.reason})" if point.reason else ""
-        click.echo("  ".join(filter(None, [point.id, f"{point.state:11}", point.label, point.run, why])))
+        click.echo(
+            "  ".join(filter(None, [point.id, f"{point.state:11}", point.label, point.run, why]))
+        )
         if point.state in FINAL and point.run and (folder / point.run / "run.json").exists():
             runs.append(folder / point.run)
     click.echo(picture.words())

@@ -84,7 +84,13 @@ def script_text(sweep: Sweep, folder: Path, batch: Batch) -> str:
     command = [sweep.python, "-m", "parbench", "slurm", "work", str(folder)]
     if batch.tasks:
         command.append("--array")
-    lines = ["#!/bin/bash", *directives, "ulimit -c 0", *sweep.prologue, f"exec {shlex.join(command)}"]
+    lines = [
+        "#!/bin/bash",
+        *directives,
+        "ulimit -c 0",
+        *sweep.prologue,
+        f"exec {shlex.join(command)}",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -96,7 +102,8 @@ def _options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
         "time": format_limit(batch.time_seconds),
         "requeue" if sweep.requeue else "no-requeue": True,
         "open-mode": "append",
-        "output": str(folder / "logs").replace("%", "%%") + ("/%A_%a.out" if batch.tasks else "/%j.out"),
+        "output": str(folder / "logs").replace("%", "%%")
+        + ("/%A_%a.out" if batch.tasks else "/%j.out"),
         "chdir": sweep.working_directory,
         "array": format_cpus(batch.tasks),  # as sbatch takes them, too: 0-3,7
         "no-kill": sweep.on_dead_node == "go-on",
@@ -138,12 +145,21 @@ def about(seconds: float) -> str:
 
 
 def table(points: Sequence[Point]) -> str:
-    rows = [(one.id, one.label, about(one.seconds), f"{one.nodes * one.seconds / 3600:.2g}") for one in points]
+    rows = [
+        (one.id, one.label, about(one.seconds), f"{one.nodes * one.seconds / 3600:.2g}")
+        for one in points
+    ]
     return format_table([("point", "label", "time", "node-hours"), *rows], right_aligned=(2, 3))
 
 
 def submit(
-    path: Path, modules: Sequence[str], *, dry_run: bool, wait: bool, out: Path | None, slurm: Slurm = SLURM
+    path: Path,
+    modules: Sequence[str],
+    *,
+    dry_run: bool,
+    wait: bool,
+    out: Path | None,
+    slurm: Slurm = SLURM,
 ) -> int:
     """Submit a sweep and return the exit code; ``UserError`` if anything is wrong, and then nothing is submitted.
 
@@ -172,8 +188,14 @@ def submit(
     parent = out or Path(file.out)
     wanted = batches(sweep)
     if dry_run:
-        click.echo(f"\n{script_text(sweep, parent.absolute() / f'UTC-{folders.slug(sweep.name)}-HEX', wanted[0])}")
-        more = f"; {pluralize(len(wanted) - 1, 'script')} more, of the same form" if len(wanted) > 1 else ""
+        click.echo(
+            f"\n{script_text(sweep, parent.absolute() / f'UTC-{folders.slug(sweep.name)}-HEX', wanted[0])}"
+        )
+        more = (
+            f"; {pluralize(len(wanted) - 1, 'script')} more, of the same form"
+            if len(wanted) > 1
+            else ""
+        )
         click.echo(f"dry run: nothing was submitted{more}")
         return 0
     folder = folders.create_folder(parent, sweep.name)
@@ -184,7 +206,10 @@ def submit(
         if not folders.load_jobs(folder):
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    sent = (f"job {job.id}: {pluralize(len(job.points), 'point')} on {pluralize(job.nodes, 'node')}" for job in jobs)
+    sent = (
+        f"job {job.id}: {pluralize(len(job.points), 'point')} on {pluralize(job.nodes, 'node')}"
+        for job in jobs
+    )
     click.echo("\n".join(sent))
     if wait:
         return follow(folder)
@@ -226,18 +251,26 @@ def fit_partition(sweep: Sweep, partitions: Sequence[Partition]) -> tuple[Sweep,
     wanted = max(point.nodes for point in sweep.points)
     if wanted > nodes:
         raise UserError(f"nodes({wanted}) > {nodes}, the nodes of partition {names}")
-    notes = [f"partition {partition.name} is not up: jobs wait" for partition in chosen if not partition.is_up]
+    notes = [
+        f"partition {partition.name} is not up: jobs wait"
+        for partition in chosen
+        if not partition.is_up
+    ]
     longest = max(batch.time_seconds for batch in batches(sweep))
     if longest <= limit:
         return sweep, notes
     if sweep.time_seconds is not None:
-        raise UserError(f"$.slurm.time({about(longest)}) > {about(limit)}, the limit of partition {names}")
+        raise UserError(
+            f"$.slurm.time({about(longest)}) > {about(limit)}, the limit of partition {names}"
+        )
     if max(point.seconds for point in sweep.points) > limit or not sweep.requeue:
         raise UserError(
             f"a job needs {about(longest)}, and partition {names} allows {about(limit)}: try "
             "mode = 'array', a smaller budget, or slurm.requeue = true"
         )
-    notes.append(f"the job takes about {about(longest)}, in parts of {about(limit)}, all that partition {names} allows")
+    notes.append(
+        f"the job takes about {about(longest)}, in parts of {about(limit)}, all that partition {names} allows"
+    )
     return msgspec.structs.replace(sweep, time_seconds=int(limit)), notes
 
 
@@ -312,15 +345,21 @@ def resume(folder: Path, slurm: Slurm = SLURM) -> int:
     if picture.trouble:
         raise SlurmError(f"whether jobs of {folder} still live cannot be told: {picture.trouble}")
     if alive := [job.id for job in picture.jobs if job.lives]:
-        raise UserError(f"jobs of {folder} still wait or run ({', '.join(alive)}): let them end, or cancel them")
+        raise UserError(
+            f"jobs of {folder} still wait or run ({', '.join(alive)}): let them end, or cancel them"
+        )
     ended = {point.id for point in picture.points if point.state in FINAL}
     missing = [point for point in sweep.points if point.id not in ended]
     if not missing:
-        raise UserError(f"nothing of {folder} is missing: its {len(sweep.points)} points are done or failed")
+        raise UserError(
+            f"nothing of {folder} is missing: its {len(sweep.points)} points are done or failed"
+        )
     suffix = f"-resumed-{len(picture.jobs)}"  # so that no script is overwritten
     wanted = [replace(batch, stem=f"{batch.stem}{suffix}") for batch in batches(sweep, missing)]
     for job in send(sweep, folder, wanted, slurm):
-        click.echo(f"job {job.id}: {len(job.points)} of {len(sweep.points)} points, on {job.nodes} nodes")
+        click.echo(
+            f"job {job.id}: {len(job.points)} of {len(sweep.points)} points, on {job.nodes} nodes"
+        )
     click.echo(f"next: parbench slurm status {folder}")
     return 0
 

@@ -20,8 +20,29 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]
 
 _OURS = (
-    *("array", "chdir", "error", "job-name", "nodes", "no-kill", "no-requeue", "ntasks", "ntasks-per-node", "output"),
-    *("open-mode", "parsable", "partition", "requeue", "signal", "test-only", "time", "wait", "wrap"),
+    *(
+        "array",
+        "chdir",
+        "error",
+        "job-name",
+        "nodes",
+        "no-kill",
+        "no-requeue",
+        "ntasks",
+        "ntasks-per-node",
+        "output",
+    ),
+    *(
+        "open-mode",
+        "parsable",
+        "partition",
+        "requeue",
+        "signal",
+        "test-only",
+        "time",
+        "wait",
+        "wrap",
+    ),
 )
 """Options of sbatch that parbench sets or does not support."""
 
@@ -33,7 +54,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def texts(self) -> dict[str, str]:
         """Return the variables as the ranks' processes get them."""
-        return {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in self.variables.items()}
+        return {
+            name: str(v).lower() if isinstance(v, bool) else str(v)
+            for name, v in self.variables.items()
+        }
 
 
 class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +71,10 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def all_options(self) -> dict[str, str | bool]:
         """Return ``options`` as text; an option without a value is True, and one that is false is left out."""
-        texts = {name: value if isinstance(value, bool) else str(value) for name, value in self.options.items()}
+        texts = {
+            name: value if isinstance(value, bool) else str(value)
+            for name, value in self.options.items()
+        }
         return {name: value for name, value in texts.items() if value is not False}
 
 
@@ -59,7 +86,9 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mode: Mode = "one"
     nodes: Count | Counts | None = None
     ntasks_per_node: Count | Counts | None = None
-    distribution: Distribution | Annotated[list[Distribution], msgspec.Meta(min_length=1)] | None = None
+    distribution: (
+        Distribution | Annotated[list[Distribution], msgspec.Meta(min_length=1)] | None
+    ) = None
     repeat: Count | None = None
     preset: str | None = None
     repetitions: Count | None = None
@@ -104,7 +133,12 @@ def read_sweep_file(path: Path) -> SweepFile:
 
 def _check(file: SweepFile) -> None:
     """Refuse what has the right type and no meaning; each sentence begins with the place."""
-    texts = {"budget": file.budget, "timeout": file.timeout, "slurm.time": file.slurm.time, "link": file.link}
+    texts = {
+        "budget": file.budget,
+        "timeout": file.timeout,
+        "slurm.time": file.slurm.time,
+        "link": file.link,
+    }
     for name, text in texts.items():
         with at(f"$.{name}"):
             if text is not None:
@@ -112,19 +146,27 @@ def _check(file: SweepFile) -> None:
     check_known("$.backend:", file.backend, BACKENDS)
     check_known("$.device:", file.device, DEVICES)
     if file.backend == "nccl" and file.device == "cpu":
-        raise UserError("$.backend: 'nccl' moves data between GPUs, and $.device is 'cpu'; allowed: gloo")
+        raise UserError(
+            "$.backend: 'nccl' moves data between GPUs, and $.device is 'cpu'; allowed: gloo"
+        )
     for name, environment in file.environment.items():
         for variable in environment.variables:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-                raise UserError(f"$.environment.{name}.variables: {variable!r} is no name of an environment variable")
+                raise UserError(
+                    f"$.environment.{name}.variables: {variable!r} is no name of an environment variable"
+                )
 
 
 def _check_job(file: SweepFile) -> None:
     for name, value in file.slurm.options.items():
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            raise UserError(f"$.slurm.options: {name!r} is not a long option of sbatch; write it without dashes")
+            raise UserError(
+                f"$.slurm.options: {name!r} is not a long option of sbatch; write it without dashes"
+            )
         if name in _OURS:
-            raise UserError(f"$.slurm.options: parbench sets {name!r} itself or does not support it; leave it out")
+            raise UserError(
+                f"$.slurm.options: parbench sets {name!r} itself or does not support it; leave it out"
+            )
         if not str(value).isprintable():
             raise UserError(f"$.slurm.options: {name} = {value!r} is not one printable line")
     partition = file.slurm.partition
@@ -132,4 +174,6 @@ def _check_job(file: SweepFile) -> None:
         raise UserError(f"$.slurm.partition: {partition!r} is not one printable line")
     for index, line in enumerate(file.prologue):
         if "\n" in line:
-            raise UserError(f"$.prologue[{index}]: {line!r} is more than one line: write each as its own")
+            raise UserError(
+                f"$.prologue[{index}]: {line!r} is more than one line: write each as its own"
+            )

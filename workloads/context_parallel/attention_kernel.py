@@ -30,7 +30,9 @@ class CpuFlash:
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
         return out, lse
 
-    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    ) -> Grads:
         given = (dout, q, k, v, out, lse, 0.0, causal)
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*given)
         return dq, dk, dv
@@ -45,7 +47,9 @@ class CudaFlash:
         out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
         return out, lse
 
-    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    ) -> Grads:
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
         lengths = (None, None, q.shape[2], k.shape[2])
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
@@ -66,16 +70,31 @@ class CudaEfficient:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
         k, v = (self._repeat_heads(x, q) for x in (k, v))
-        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, 0.0, causal
+        )
         return out, lse[:, :, : q.shape[2]]
 
-    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    ) -> Grads:
         no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
         lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=torch.inf)
         keys, values = (self._repeat_heads(x, q) for x in (k, v))
         dout, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (dout, out))
         dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
-            dout, q, keys, values, None, out, lse, no_dropout, no_dropout, 0.0, [True, True, True, False], causal
+            dout,
+            q,
+            keys,
+            values,
+            None,
+            out,
+            lse,
+            no_dropout,
+            no_dropout,
+            0.0,
+            [True, True, True, False],
+            causal,
         )
         dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(dim=2) for x in (dk, dv))
         return dq, dk, dv
@@ -96,7 +115,9 @@ class Timed:
         with self._waiter.waiting(self._seconds_per_pair * num_pairs(q, k, causal)):
             return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.float32)
 
-    def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> Grads:
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    ) -> Grads:
         with self._waiter.waiting(2 * self._seconds_per_pair * num_pairs(q, k, causal)):
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
 
@@ -109,10 +130,16 @@ def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kern
     if device.type == "cpu":
         return CpuFlash()
     fits = dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0 and head_size <= 256
-    return CudaFlash() if fits and torch.cuda.get_device_capability(device) >= (8, 0) else CudaEfficient()
+    return (
+        CudaFlash()
+        if fits and torch.cuda.get_device_capability(device) >= (8, 0)
+        else CudaEfficient()
+    )
 
 
-def waiting_kernel(seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: TimedCompute) -> Timed:
+def waiting_kernel(
+    seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: TimedCompute
+) -> Timed:
     """Return attention that waits: ``seconds`` a layer on the mean rank of a plan, which has so many heads."""
     return Timed(waiter, seconds * plan.ranks / (microbatch * heads * plan.all_pairs()))
 
@@ -133,14 +160,18 @@ class Merged:
     def __init__(self, queries: Tensor) -> None:
         self._dtype = queries.dtype
         self._out = torch.zeros(queries.shape, dtype=torch.float32, device=queries.device)
-        self.lse = torch.full(queries.shape[:3], -torch.inf, dtype=torch.float32, device=queries.device)
+        self.lse = torch.full(
+            queries.shape[:3], -torch.inf, dtype=torch.float32, device=queries.device
+        )
 
     def add(self, rows: slice, out: Tensor, lse: Tensor) -> None:
         """Merge a block's output (b, a, r, d) and finite log-sum-exp (b, a, r) into some rows."""
         before = self.lse[:, :, rows]
         after = torch.logaddexp(before, lse.float())
         kept, added = (before - after).exp(), (lse.float() - after).exp()
-        self._out[:, :, rows] = self._out[:, :, rows] * kept.unsqueeze(-1) + out.float() * added.unsqueeze(-1)
+        self._out[:, :, rows] = self._out[:, :, rows] * kept.unsqueeze(
+            -1
+        ) + out.float() * added.unsqueeze(-1)
         self.lse[:, :, rows] = after
 
     def output(self) -> Tensor:
@@ -181,10 +212,16 @@ class BlockAttention(ABC):
     def add_block(self, step: int, q: Tensor, kv: Tensor, merged: Merged) -> None:
         """Add to ``merged`` the attention of queries over a block of keys and values (2, b, a_kv, t, d)."""
         for tile in self.tiles[step]:
-            queries, keys, values = q[:, :, tile.rows], kv[0, :, :, tile.columns], kv[1, :, :, tile.columns]
+            queries, keys, values = (
+                q[:, :, tile.rows],
+                kv[0, :, :, tile.columns],
+                kv[1, :, :, tile.columns],
+            )
             merged.add(tile.rows, *self.kernel.forward(queries, keys, values, tile.causal))
 
-    def block_gradients(self, tiles: Sequence[Tile], saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
+    def block_gradients(
+        self, tiles: Sequence[Tile], saved: Saved, kv: Tensor, dq: Tensor
+    ) -> Tensor:
         """Return the gradients of a block of keys and values, and add those of the queries to ``dq``; both float32."""
         d_kv = torch.zeros(kv.shape, dtype=torch.float32, device=kv.device)
         for tile in tiles:

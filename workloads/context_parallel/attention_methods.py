@@ -29,9 +29,16 @@ class Ring:
         self._received: Tensor | None = None
 
     def start(self, block: Tensor) -> None:
-        self._sent, self._received = block.contiguous(), torch.empty_like(block, memory_format=torch.contiguous_format)
-        send = dist.P2POp(dist.isend, self._sent, group=self._group, tag=self._tag, group_peer=self._after)
-        receive = dist.P2POp(dist.irecv, self._received, group=self._group, tag=self._tag, group_peer=self._before)
+        self._sent, self._received = (
+            block.contiguous(),
+            torch.empty_like(block, memory_format=torch.contiguous_format),
+        )
+        send = dist.P2POp(
+            dist.isend, self._sent, group=self._group, tag=self._tag, group_peer=self._after
+        )
+        receive = dist.P2POp(
+            dist.irecv, self._received, group=self._group, tag=self._tag, group_peer=self._before
+        )
         self._works = dist.batch_isend_irecv([send, receive])
 
     def wait(self) -> Tensor:
@@ -94,7 +101,9 @@ class AllGatherAttention(BlockAttention):
     the positions of all ranks' tokens, one rank after the other.
     """
 
-    def __init__(self, group: dist.ProcessGroup, kernel: Kernel, tiles: Tiles, dealt: Tensor) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, kernel: Kernel, tiles: Tiles, dealt: Tensor
+    ) -> None:
         super().__init__(kernel, tiles)
         self._group = group
         self._dealt, self._order = dealt, dealt.argsort()
@@ -133,7 +142,9 @@ class Ulysses:
         ranks = self._group.size()
         by_rank = torch.cat([_cut(x, 1, ranks) for x in (q, k, v)], dim=2).movedim(1, 0)
         heads = self._exchange(by_rank).movedim(0, 2).flatten(2, 3)
-        whole_q, whole_k, whole_v = torch.split(heads, [x.shape[1] // ranks for x in (q, k, v)], dim=1)
+        whole_q, whole_k, whole_v = torch.split(
+            heads, [x.shape[1] // ranks for x in (q, k, v)], dim=1
+        )
         out = _cut(self._inner(whole_q, whole_k, whole_v), 2, ranks).movedim(2, 0)
         return self._exchange(out).movedim(0, 1).flatten(1, 2)
 

@@ -35,7 +35,9 @@ def indivisible(order: str, sequence: int, ranks: int, axis: str = "cp") -> str 
     if order not in _ORDERS:
         return f"order({order}) is none of {', '.join(_ORDERS)}"
     if order == "zigzag" and sequence % (2 * ranks):
-        return f"sequence({sequence}) % (2 * {axis}({ranks})) != 0: zigzag gives each rank two chunks"
+        return (
+            f"sequence({sequence}) % (2 * {axis}({ranks})) != 0: zigzag gives each rank two chunks"
+        )
     return f"sequence({sequence}) % {axis}({ranks}) != 0" if sequence % ranks else None
 
 
@@ -147,7 +149,9 @@ class ContextPlan:
         """Return the positions of the keys of a step: all, or those of the part that came ``step`` ranks round."""
         if self.method == "allgather_kv":
             return list(range(self.sequence))
-        return positions(self.order, self.sequence, (rank // self.ulysses - step) % self.parts, self.parts)
+        return positions(
+            self.order, self.sequence, (rank // self.ulysses - step) % self.parts, self.parts
+        )
 
     def tiles(self, rank: int, step: int) -> tuple[Tile, ...]:
         queries, keys = self.queries(rank), self.keys(rank, step)
@@ -167,7 +171,12 @@ class ContextPlan:
 
     def load_balance(self) -> float:
         """Return how even the work of the ranks is: see ``balance``."""
-        return balance([[self.pairs(rank, step) for step in range(self.num_steps)] for rank in range(self.ranks)])
+        return balance(
+            [
+                [self.pairs(rank, step) for step in range(self.num_steps)]
+                for rank in range(self.ranks)
+            ]
+        )
 
 
 def balance(pairs: Sequence[Sequence[float]]) -> float:
@@ -184,12 +193,19 @@ def balance_limit(method: str, ranks: int) -> float:
     return ranks / (2 * ranks - 1) if method == "ring" else 1.0
 
 
-_WAITED = "real, or timed:DURATION: wait instead, so long for a layer's forward; needs timed compute"
+_WAITED = (
+    "real, or timed:DURATION: wait instead, so long for a layer's forward; needs timed compute"
+)
 PARAMS = (
     choice("method", "how queries reach keys that other ranks hold", *METHODS, optional=False),
     choice("mask", "keys that a query attends to", *MASKS),
     Param(
-        name="ulysses", kind="int", default=0, minimum=0, optional=True, help="ranks that share heads, in usp; 0 = half"
+        name="ulysses",
+        kind="int",
+        default=0,
+        minimum=0,
+        optional=True,
+        help="ranks that share heads, in usp; 0 = half",
     ),
     Param(name="attention", kind="str", default=REAL, optional=True, help=_WAITED),
 )
@@ -205,7 +221,9 @@ def ulysses_of(method: str, given: int, ranks: int) -> int:
 def parse_attention(text: str) -> float | None:
     """Return the seconds of a layer's attention that is only waited for, None for real; ``UserError`` else."""
     if text != REAL and not text.startswith(TIMED):
-        raise UserError(f"attention = {text!r} is not allowed: attention is real or timed:DURATION, such as timed:20ms")
+        raise UserError(
+            f"attention = {text!r} is not allowed: attention is real or timed:DURATION, such as timed:20ms"
+        )
     return parse_compute(text)
 
 
@@ -218,15 +236,21 @@ def plan_of(shape: Shape, params: Mapping[str, Value], ranks: int) -> ContextPla
         why = "what waits has no results to train on"
         raise UserError(f"attention = {attention} is not allowed with compute = {compute}: {why}")
     if inner and method != "usp":
-        raise UserError(f"ulysses = {inner} is not allowed with method = {method}: it is the inner axis of usp alone")
+        raise UserError(
+            f"ulysses = {inner} is not allowed with method = {method}: it is the inner axis of usp alone"
+        )
     ulysses = ulysses_of(method, inner, ranks)
     if ranks % ulysses:
         raise UserError(f"ulysses({ulysses}) * ring({ranks // ulysses}) != cp({ranks})")
     for name, heads in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
         if heads % ulysses:
             raise UserError(f"{name}({heads}) % ulysses({ulysses}) != 0")
-    plan = ContextPlan(method=method, mask=mask, sequence=shape.sequence, ranks=ranks, ulysses=ulysses)
+    plan = ContextPlan(
+        method=method, mask=mask, sequence=shape.sequence, ranks=ranks, ulysses=ulysses
+    )
     reason = indivisible("contiguous", plan.sequence, ranks)
-    if reason := reason or indivisible(plan.order, plan.sequence, plan.parts, "ring" if method == "usp" else "cp"):
+    if reason := reason or indivisible(
+        plan.order, plan.sequence, plan.parts, "ring" if method == "usp" else "cp"
+    ):
         raise UserError(reason)
     return plan

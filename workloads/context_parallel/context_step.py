@@ -33,7 +33,14 @@ from parbench.workloads.costs.step_spec import Position, StepSpec
 from parbench.workloads.data_parallel.ddp import wrap
 from parbench.workloads.model.shapes import BUCKET, Shape
 from parbench.workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
-from parbench.workloads.model.transformer import Attention, Core, Transformer, cross_entropy, outline, rotate
+from parbench.workloads.model.transformer import (
+    Attention,
+    Core,
+    Transformer,
+    cross_entropy,
+    outline,
+    rotate,
+)
 from parbench.workloads.step.gate import behind_gate
 from parbench.workloads.step.layout import Layout, dtype_of, group_of_mine
 from parbench.workloads.step.probe import Begin, Probe, Step
@@ -70,7 +77,10 @@ class AttentionProbe:
                 sent = told[0][direction].get(axis, 0.0)
                 ratio = sent / expected if expected else None
                 bytes_by_kind = {"sent": sent, "expected": expected, "ratio": ratio}
-                named = {f"bytes_{kind}.{axis}.{direction}": number for kind, number in bytes_by_kind.items()}
+                named = {
+                    f"bytes_{kind}.{axis}.{direction}": number
+                    for kind, number in bytes_by_kind.items()
+                }
                 metrics |= make_values(named, "one microbatch")
         return Explanation(metrics=metrics)
 
@@ -89,13 +99,19 @@ class ContextStep(TrainingStep):
 
     def probes(self) -> Sequence[Probe[Any]]:
         each, layers = attention_bytes(self.spec.at(self._world.rank)), self.spec.shape.layers
-        there, again = each["forward"], self.spec.forwards - 1  # backward computes again what checkpointing forgot
+        there, again = (
+            each["forward"],
+            self.spec.forwards - 1,
+        )  # backward computes again what checkpointing forgot
         attention = AttentionProbe(
             layout=self.layout,
             plan=self._plan,
             expected={
                 "forward": {axis: layers * sent for axis, sent in there.items()},
-                "backward": {axis: layers * (sent + again * there[axis]) for axis, sent in each["backward"].items()},
+                "backward": {
+                    axis: layers * (sent + again * there[axis])
+                    for axis, sent in each["backward"].items()
+                },
             },
             forward=self._forward,
         )
@@ -103,15 +119,24 @@ class ContextStep(TrainingStep):
 
     def _fill_distinct_gradients(self) -> None:
         """Let each rank's timed gradients differ: all have the same sequences, and average over all ranks."""
-        fill_distinct_gradients(self.layout.model, self._world.rank, self._world.size, self._world.size)
+        fill_distinct_gradients(
+            self.layout.model, self._world.rank, self._world.size, self._world.size
+        )
 
-    def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+    def _lay_out(
+        self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+    ) -> Layout:
         shape, attention = spec.shape, str(params["attention"])
         plan = self._plan = context_case.plan_of(shape, params, world.size)
-        axes, kernel = make_groups(world, plan), kernel_for(world.device, dtype_of(spec), shape.head_size)
+        axes, kernel = (
+            make_groups(world, plan),
+            kernel_for(world.device, dtype_of(spec), shape.head_size),
+        )
         if (seconds := context_case.parse_attention(attention)) is not None:
             each, heads = spec.microbatch, shape.heads
-            kernel = waiting_kernel(seconds, plan, microbatch=each, heads=heads, waiter=self._block_waiter)
+            kernel = waiting_kernel(
+                seconds, plan, microbatch=each, heads=heads, waiter=self._block_waiter
+            )
         self._core = core_of(plan, world.rank, world.device, axes, kernel)
         model.places = torch.tensor(plan.tokens(world.rank), device=world.device)
         attend_by(model, self._core, model.places)
@@ -132,10 +157,15 @@ def make_groups(world: World, plan: ContextPlan) -> Groups:
     if plan.method != "usp":
         return {"cp": group_of_mine(world, [ranks])}
     rows = [ranks[first : first + size] for first in range(0, len(ranks), size)]
-    return {"ulysses": group_of_mine(world, rows), "ring": group_of_mine(world, [ranks[i::size] for i in range(size)])}
+    return {
+        "ulysses": group_of_mine(world, rows),
+        "ring": group_of_mine(world, [ranks[i::size] for i in range(size)]),
+    }
 
 
-def core_of(plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel) -> Core:
+def core_of(
+    plan: ContextPlan, rank: int, device: torch.device, axes: Groups, kernel: Kernel
+) -> Core:
     """Return how the rank-th of a plan's ranks attends; ``axes`` are the groups that the plan's method names."""
     tiles = [plan.tiles(rank, step) for step in range(plan.num_steps)]
     if plan.method == "allgather_kv":
@@ -171,7 +201,9 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _attention(plan: ContextPlan, at: Position, attention: str, kernel: Kernel) -> details.AttentionDetails:
+def _attention(
+    plan: ContextPlan, at: Position, attention: str, kernel: Kernel
+) -> details.AttentionDetails:
     shape = at.spec.shape
     return details.AttentionDetails(
         method=plan.method,
@@ -181,8 +213,12 @@ def _attention(plan: ContextPlan, at: Position, attention: str, kernel: Kernel) 
         tokens_per_rank=plan.sequence // plan.ranks,
         attention=attention,
         attention_bytes={**attention_bytes(at), "per": "layer and microbatch"},
-        crossover_ranks=1 + shape.heads / shape.kv_heads,  # above which Ulysses sends less forward than a ring: 1 + 1/g
-        balance_limit=context_case.balance_limit(plan.method, plan.ranks) if plan.mask == "causal" else None,
+        crossover_ranks=1
+        + shape.heads
+        / shape.kv_heads,  # above which Ulysses sends less forward than a ring: 1 + 1/g
+        balance_limit=context_case.balance_limit(plan.method, plan.ranks)
+        if plan.mask == "causal"
+        else None,
         kernel=kernel.name,
     )
 

@@ -14,7 +14,13 @@ from typing import Any, Protocol
 from parbench.bench.plan.catalogue import ONE
 from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.parameter_table import Kind, elements_of, layer_elements, padded_elements, tables_of
+from parbench.workloads.costs.parameter_table import (
+    Kind,
+    elements_of,
+    layer_elements,
+    padded_elements,
+    tables_of,
+)
 from parbench.workloads.costs.step_spec import Position
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
@@ -50,7 +56,9 @@ def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
         raise ValueError(f"operation({operation}) is none of {', '.join(_FACTORS)}")
     if n < 1:
         raise ValueError(f"n({n}) < 1")
-    return _FACTORS[operation](n) * num_bytes if n > 1 else 0.0  # one rank alone has nobody to send to
+    return (
+        _FACTORS[operation](n) * num_bytes if n > 1 else 0.0
+    )  # one rank alone has nobody to send to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +176,15 @@ def _tensor(at: Position) -> Iterator[Call]:
     early = 1 if spec.forwards == 2 and not spec.planned and not spec.moe else 0
     passes = blocks * (spec.forwards + 1)
     if not spec.sequence_parallel and not spec.own_tokens:
-        yield _call(at, "tp", "all_reduce", "b s h e", f"{passes - early:g} {layers} M", "activations")
+        yield _call(
+            at, "tp", "all_reduce", "b s h e", f"{passes - early:g} {layers} M", "activations"
+        )
         return
-    ends = {"vocabulary": at.embedding + at.head, "tokens": 0, "whole": 0 if spec.own_tokens else 2}[spec.ends]
+    ends = {
+        "vocabulary": at.embedding + at.head,
+        "tokens": 0,
+        "whole": 0 if spec.own_tokens else 2,
+    }[spec.ends]
     gathers = f"({passes:g} {layers} + {ends}) M" if ends else f"{passes:g} {layers} M"
     scatters = f"{passes - early:g} {layers} M"
     if ends and spec.planned:
@@ -209,9 +223,17 @@ def _attention(at: Position) -> tuple[_Exchange, ...]:
     """
     spec = at.spec
     method, ranks = spec.cp_method, spec.size("cp")
-    keys, sums, inner = "keys and values", "gradients of keys and values", spec.ulysses if method == "usp" else ranks
+    keys, sums, inner = (
+        "keys and values",
+        "gradients of keys and values",
+        spec.ulysses if method == "usp" else ranks,
+    )
     both, latent = "2 G j d", spec.shape.latent is not None
-    result = "G h e / t" if spec.shape.heads * spec.shape.value_size == spec.shape.hidden else "G a u e / t"
+    result = (
+        "G h e / t"
+        if spec.shape.heads * spec.shape.value_size == spec.shape.hidden
+        else "G a u e / t"
+    )
     if latent:  # whose keys and values are of every head
         both = "G a (d + u)"
     if method == "allgather_kv":
@@ -263,11 +285,17 @@ def _experts(at: Position) -> Iterator[Call]:
     if moe is None:
         return
     layers = "(L - D) M" if at.dense_layers else "L M"
-    forward, both, each_way = (f"{n:g} {layers}" for n in (spec.forwards, spec.forwards + 1, 2 * (spec.forwards + 1)))
+    forward, both, each_way = (
+        f"{n:g} {layers}" for n in (spec.forwards, spec.forwards + 1, 2 * (spec.forwards + 1))
+    )
     there_and_back = "tokens to their experts and back"
-    yield _call(at, "ep", "all_to_all", "X n k h e", each_way, there_and_back, k=moe.top_k, X=moe.etp)
+    yield _call(
+        at, "ep", "all_to_all", "X n k h e", each_way, there_and_back, k=moe.top_k, X=moe.etp
+    )
     if not spec.planned:
-        yield _call(at, "ep", "all_to_all", f"E {COUNT_BYTES}", forward, "counts of tokens", E=moe.experts)
+        yield _call(
+            at, "ep", "all_to_all", f"E {COUNT_BYTES}", forward, "counts of tokens", E=moe.experts
+        )
     for op, size, count in (
         ("all_gather", "X n h e", both),
         ("reduce_scatter", "X n h e", both),
@@ -275,7 +303,16 @@ def _experts(at: Position) -> Iterator[Call]:
         ("reduce_scatter", "X n k e", layers),
         ("all_gather", f"X n k {ROUTE_BYTES}", forward),
     ):
-        yield _call(at, "etp", op, size, count, "tokens, weights and routes of split experts", k=moe.top_k, X=moe.etp)
+        yield _call(
+            at,
+            "etp",
+            op,
+            size,
+            count,
+            "tokens, weights and routes of split experts",
+            k=moe.top_k,
+            X=moe.etp,
+        )
 
 
 def _pipeline(at: Position) -> Iterator[Call]:
@@ -284,10 +321,24 @@ def _pipeline(at: Position) -> Iterator[Call]:
     if pp == 1:
         return
     holder = {stage: rank for rank in range(pp) for stage in at.stages_of(rank)}
-    beside = [holder[other] for stage in at.stages for other in (stage - 1, stage + 1) if 0 <= other <= last]
+    beside = [
+        holder[other]
+        for stage in at.stages
+        for other in (stage - 1, stage + 1)
+        if 0 <= other <= last
+    ]
     for peer in sorted(set(beside) - {at.pp_rank}):
         boundaries = beside.count(peer)
-        yield _call(at, "pp", "send", "n h e", "boundaries M", "activations", peer=peer, boundaries=boundaries)
+        yield _call(
+            at,
+            "pp",
+            "send",
+            "n h e",
+            "boundaries M",
+            "activations",
+            peer=peer,
+            boundaries=boundaries,
+        )
 
 
 def _shards(at: Position) -> Iterator[Call]:
@@ -307,8 +358,17 @@ def _shards(at: Position) -> Iterator[Call]:
     units = [
         ("Psi", mixtures, padded_elements(tables.layers[0][1], ranks), "fsdp", False),
         ("root", "1", padded_elements(tables.ends, ranks), "fsdp", spec.keeps_root),
-        ("experts", mixtures, layer_elements(at, "routed") if spec.planned else 0, "expert_shards", False),
-        *(("dense", "D", padded_elements(parts, ranks), "fsdp", False) for _, parts in tables.layers[1:]),
+        (
+            "experts",
+            mixtures,
+            layer_elements(at, "routed") if spec.planned else 0,
+            "expert_shards",
+            False,
+        ),
+        *(
+            ("dense", "D", padded_elements(parts, ranks), "fsdp", False)
+            for _, parts in tables.layers[1:]
+        ),
     ]
     for symbol, alike, elements, group, kept in units:
         rounds = "1" if once else "M" if kept or not spec.reshard else "2 M"
@@ -318,7 +378,16 @@ def _shards(at: Position) -> Iterator[Call]:
         ):
             if elements:
                 own: dict[str, Any] = {symbol: elements}
-                yield _call(at, "fsdp", op, f"{symbol} {width}", _times(times, alike), why, group=(group,), **own)
+                yield _call(
+                    at,
+                    "fsdp",
+                    op,
+                    f"{symbol} {width}",
+                    _times(times, alike),
+                    why,
+                    group=(group,),
+                    **own,
+                )
 
 
 def _sums(at: Position) -> Iterator[Call]:
@@ -346,7 +415,16 @@ def _sums(at: Position) -> Iterator[Call]:
         yield _summed(at, "dp", data, held, rounds)
     if spec.own_tokens:
         split = elements_of(at, "split")
-        yield _call(at, "adp", "all_reduce", "Psi e", "1", "gradients of attention", group=("dp",), Psi=split)
+        yield _call(
+            at,
+            "adp",
+            "all_reduce",
+            "Psi e",
+            "1",
+            "gradients of attention",
+            group=("dp",),
+            Psi=split,
+        )
     if spec.moe:
         routed = elements_of(at, "routed") / (spec.expert_shards if spec.planned else 1)
         yield _summed(at, "edp", ("edp",), routed, "1")
@@ -356,7 +434,17 @@ def _sums(at: Position) -> Iterator[Call]:
             for part in parts:
                 owned[part.numel] += times
         for numel, count in owned.items():
-            yield _call(at, "dp", "broadcast", "Psi e", "owned", "parameters", group=data, Psi=numel, owned=count)
+            yield _call(
+                at,
+                "dp",
+                "broadcast",
+                "Psi e",
+                "owned",
+                "parameters",
+                group=data,
+                Psi=numel,
+                owned=count,
+            )
 
 
 def _scattered(at: Position, data: tuple[str, ...], rounds: str) -> Iterator[Call]:
@@ -375,4 +463,6 @@ def _scattered(at: Position, data: tuple[str, ...], rounds: str) -> Iterator[Cal
 def _summed(at: Position, axis: str, group: tuple[str, ...], elements: float, rounds: str) -> Call:
     buckets = at.spec.count_buckets(elements * at.spec.gradient_bytes)
     size, times = f"Psi {at.spec.gradient_text} / buckets", _times(rounds, "buckets")
-    return _call(at, axis, "all_reduce", size, times, "gradients", group=group, Psi=elements, buckets=buckets)
+    return _call(
+        at, axis, "all_reduce", size, times, "gradients", group=group, Psi=elements, buckets=buckets
+    )

@@ -24,7 +24,9 @@ class Equation:
     @property
     def numbers(self) -> str:
         """The same with numbers and all its signs, as Python and any calculator take it."""
-        return _NAME.sub(lambda found: _number(self.symbols[found[0]]), _PRODUCT.sub(" * ", self.text))
+        return _NAME.sub(
+            lambda found: _number(self.symbols[found[0]]), _PRODUCT.sub(" * ", self.text)
+        )
 
 
 @lru_cache(maxsize=4096)

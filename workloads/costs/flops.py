@@ -8,13 +8,18 @@ from parbench.workloads.costs.step_spec import Position
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
 
-_BACKWARD = 2.0  # times the forward pass: one product for the input's gradient, one for the weight's
+_BACKWARD = (
+    2.0  # times the forward pass: one product for the input's gradient, one for the weight's
+)
 _CAUSAL = 0.5  # a fused kernel leaves out the masked half of attention
 
 
 def product_weights(shape: Shape, moe: Moe | None = None) -> float:
     """Return the weights of matrix products that a token meets: layers and head, without tables, norms and biases."""
-    return _layers_weights(shape, moe, shape.layers, moe.dense_layers if moe else 0) + shape.hidden * shape.vocabulary
+    return (
+        _layers_weights(shape, moe, shape.layers, moe.dense_layers if moe else 0)
+        + shape.hidden * shape.vocabulary
+    )
 
 
 def _layers_weights(shape: Shape, moe: Moe | None, layers: int, dense: int) -> float:

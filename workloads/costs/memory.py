@@ -40,7 +40,9 @@ class RankMemory(StateBytes):
 
 
 def memory_of(at: Position) -> RankMemory:
-    return RankMemory(**vars(state_of(at)), activations=activations_of(at), buffers=buffers_equation(at).value)
+    return RankMemory(
+        **vars(state_of(at)), activations=activations_of(at), buffers=buffers_equation(at).value
+    )
 
 
 def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
@@ -93,14 +95,20 @@ def updated_elements(at: Position) -> float:
 def state_equation(at: Position) -> Equation:
     """Return the bytes of parameters, gradients and Adam's state, of which ZeRO leaves a share."""
     spec, routed = at.spec, elements_of(at, "routed")
-    widths = [str(width) for width in (spec.widths.parameters, spec.widths.gradients, spec.widths.optimizer)]
+    widths = [
+        str(width)
+        for width in (spec.widths.parameters, spec.widths.gradients, spec.widths.optimizer)
+    ]
     whole = {1: 2, 2: 1}.get(spec.zero, 0)  # of the widths, those that are not shared
     ranks = {"fsdp": spec.size("fsdp"), "shards": spec.expert_shards}
     if spec.zero1:
         ranks = {"N": spec.ranks_of(("dp", "cp")), "copies": spec.ranks_of(("edp",))}
     names = ("Psi", "experts") if routed else ("Psi",)
     held = [f"({' + '.join(widths[:whole])}) {name}" for name in names if whole]
-    held += [f"({' + '.join(widths[whole:])}) {name} / {of}" for name, of in zip(names, ranks, strict=False)]
+    held += [
+        f"({' + '.join(widths[whole:])}) {name} / {of}"
+        for name, of in zip(names, ranks, strict=False)
+    ]
     symbols = {"Psi": elements_of(at, "whole", "split"), "experts": routed, **ranks}
     return Equation(text=" + ".join(held), symbols=symbols)
 
@@ -152,7 +160,9 @@ def stage_equation(at: Position, stage: int) -> Equation:
     text = _layers_text(at, spec.checkpointing)
     text += f" + {embedding_text(spec)}" if stage == 0 else ""
     text += f" + {head_text(spec)}" if stage == len(layers) - 1 else ""
-    return Equation(text=text, symbols={**_symbols(at), "L": layers[stage], "D": at.dense_of(stage)})
+    return Equation(
+        text=text, symbols={**_symbols(at), "L": layers[stage], "D": at.dense_of(stage)}
+    )
 
 
 def layer_equation(at: Position, checkpointing: str) -> Equation:
@@ -183,7 +193,13 @@ def _symbols(at: Position) -> dict[str, float]:
     own: dict[str, float] = {"y": 4.0 if spec.device != "cpu" else float(spec.element_bytes)}
     own |= {"drawn": spec.drawn, "K": spec.every}
     if moe is not None:
-        own |= {"k": moe.top_k, "E": moe.experts, "X": moe.etp, "r": moe.expert_ffn, "x": moe.experts_per_rank}
+        own |= {
+            "k": moe.top_k,
+            "E": moe.experts,
+            "X": moe.etp,
+            "r": moe.expert_ffn,
+            "x": moe.experts_per_rank,
+        }
         own |= {"shared": moe.shared}
     if (latent := at.spec.shape.latent) is not None:
         own |= {"latent": latent.q_lora_rank + latent.kv_lora_rank}
@@ -195,7 +211,9 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
 
     Of the products the two that ``tp`` splits by rows are partial sums, whole on every rank.
     """
-    if checkpointing == "full" or (checkpointing == "selective" and spec.timed):  # waits have no products to keep
+    if checkpointing == "full" or (
+        checkpointing == "selective" and spec.timed
+    ):  # waits have no products to keep
         return "n h e"
     if checkpointing == "selective":
         gates = 2 if spec.shape.recipe == "llama" else 1

@@ -126,8 +126,15 @@ def _alone(shape: Shape, moe: Moe | None) -> Position:
 def layer_weights(shape: Shape, moe: Moe | None = None) -> float:
     """Return the weights of a layer's products that one token meets: of experts its top-k, the shared, the router."""
     parts = layer_parts(shape, 1, moe and replace(moe, ep=1, etp=1))
-    weights = [(part.kind, part.numel) for part in parts if len(part.size) > 1 and not part.name.endswith("bias")]
-    return sum(numel * (moe.top_k / moe.experts if moe and kind == "routed" else 1) for kind, numel in weights)
+    weights = [
+        (part.kind, part.numel)
+        for part in parts
+        if len(part.size) > 1 and not part.name.endswith("bias")
+    ]
+    return sum(
+        numel * (moe.top_k / moe.experts if moe and kind == "routed" else 1)
+        for kind, numel in weights
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -154,7 +161,9 @@ def _embeddings(shape: Shape, tp: int) -> Parts:
 def _head(shape: Shape, tp: int, embedded: bool) -> Parts:
     """A tied head that is not ``embedded`` on the same rank is a copy of the embedding."""
     kind: Kind = "whole" if tp == 1 else "split"
-    head = () if embedded else (_part("head.weight", kind, -(-shape.vocabulary // tp), shape.hidden),)
+    head = (
+        () if embedded else (_part("head.weight", kind, -(-shape.vocabulary // tp), shape.hidden),)
+    )
     return (*_norm(shape, "norm"), *head)
 
 
@@ -164,7 +173,13 @@ def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
     return (
         *_norm(shape, "attention_norm"),
         *_attention(shape, tp),
-        *_rows("attention.out", shape.hidden, shape.heads * shape.value_size, tp, biased=shape.biased("out")),
+        *_rows(
+            "attention.out",
+            shape.hidden,
+            shape.heads * shape.value_size,
+            tp,
+            biased=shape.biased("out"),
+        ),
         *_norm(shape, "ffn_norm"),
         *(_ffn(shape, "ffn", shape.ffn, tp) if moe is None else _mixture(shape, moe)),
     )
@@ -179,21 +194,29 @@ def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
             yield _part("attention.q_a_norm.weight", "whole", latent.q_lora_rank)
         queries = latent.q_lora_rank or hidden
         yield from _columns("attention.q_b", shape.heads * size, queries, tp, biased=False)
-        yield _part("attention.kv_a.weight", "whole", latent.kv_lora_rank + latent.qk_rope_head_dim, hidden)
+        yield _part(
+            "attention.kv_a.weight", "whole", latent.kv_lora_rank + latent.qk_rope_head_dim, hidden
+        )
         yield _part("attention.kv_a_norm.weight", "whole", latent.kv_lora_rank)
         outer = shape.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
         yield from _columns("attention.kv_b", outer, latent.kv_lora_rank, tp, biased=False)
     else:
         yield from _columns("attention.q", shape.heads * size, hidden, tp, biased=shape.biased("q"))
-        yield from _columns("attention.k", shape.kv_heads * size, hidden, tp, biased=shape.biased("k"))
-        yield from _columns("attention.v", shape.kv_heads * size, hidden, tp, biased=shape.biased("v"))
+        yield from _columns(
+            "attention.k", shape.kv_heads * size, hidden, tp, biased=shape.biased("k")
+        )
+        yield from _columns(
+            "attention.v", shape.kv_heads * size, hidden, tp, biased=shape.biased("v")
+        )
     for part in ("q", "k") if shape.qk_norm else ():
         yield _part(f"attention.{part}_norm.weight", "whole", size)
     if shape.sinks:
         yield _part("attention.sinks", "split", shape.heads // tp)
 
 
-def _ffn(shape: Shape, name: str, wide: int, tp: int, kind: Kind = "split") -> Iterator[ParameterPart]:
+def _ffn(
+    shape: Shape, name: str, wide: int, tp: int, kind: Kind = "split"
+) -> Iterator[ParameterPart]:
     biased = shape.biased("ffn")
     if shape.recipe == "llama":
         yield from _columns(f"{name}.gate", wide, shape.hidden, tp, biased=biased, kind=kind)
@@ -227,7 +250,9 @@ def _columns(
         yield _part(f"{name}.bias", kind, outer // tp)
 
 
-def _rows(name: str, outer: int, inner: int, tp: int, *, biased: bool, kind: Kind = "split") -> Iterator[ParameterPart]:
+def _rows(
+    name: str, outer: int, inner: int, tp: int, *, biased: bool, kind: Kind = "split"
+) -> Iterator[ParameterPart]:
     yield _part(f"{name}.weight", kind, outer, inner // tp)
     if biased:
         yield _part(f"{name}.bias", kind, outer)

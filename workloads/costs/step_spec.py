@@ -208,7 +208,9 @@ class StepSpec:
 
         A planned step that keeps its products (``selective``) keeps their sums as well; torch's policy does not.
         """
-        again = self.checkpointing == "full" or (self.checkpointing == "selective" and not self.planned)
+        again = self.checkpointing == "full" or (
+            self.checkpointing == "selective" and not self.planned
+        )
         return 1 + 1 / self.every if again else 1
 
     @property
@@ -256,9 +258,13 @@ class StepSpec:
     def checkpointed(self, text: str) -> "StepSpec":
         """Return it with ``none``, ``selective``, ``full``, or ``full:K``, which is one layer in K."""
         how, _, every = text.partition(":")
-        if how not in shapes.CHECKPOINTINGS or (every and (how != "full" or not every.isdecimal() or not int(every))):
+        if how not in shapes.CHECKPOINTINGS or (
+            every and (how != "full" or not every.isdecimal() or not int(every))
+        ):
             words = format_list((*shapes.CHECKPOINTINGS, "full:K"))
-            raise UserError(f"checkpointing {text!r} is not {words}{suggest_similar(how, shapes.CHECKPOINTINGS)}")
+            raise UserError(
+                f"checkpointing {text!r} is not {words}{suggest_similar(how, shapes.CHECKPOINTINGS)}"
+            )
         return replace(self, checkpointing=how, every=int(every or 1))
 
     def on(self, mesh: Mapping[str, int], **more: Any) -> "StepSpec":
@@ -282,13 +288,23 @@ class StepSpec:
 
         ``world`` are the ranks that there are, ``experts`` those that are to come, 0 what the step itself has.
         """
-        shape, mesh, experts = self.shape, self.mesh, experts or (self.moe.experts if self.moe else 0)
+        shape, mesh, experts = (
+            self.shape,
+            self.mesh,
+            experts or (self.moe.experts if self.moe else 0),
+        )
         return (
             axes.refuse_axes(mesh, world or self.world)
             or axes.refuse_heads(shape, mesh, experts=experts > 0)
             or axes.refuse_sequence(shape, mesh, cp_method=self.cp_method)
             or axes.refuse_stages(
-                shape, mesh, self.microbatch, self.microbatches, self.schedule, self.chunks, self.split
+                shape,
+                mesh,
+                self.microbatch,
+                self.microbatches,
+                self.schedule,
+                self.chunks,
+                self.split,
             )
             or axes.refuse_experts(mesh, experts)
             or self._refuse_parts()
@@ -306,7 +322,9 @@ class StepSpec:
     def require(self, gpus: int) -> None:
         """Refuse, by equation, a mesh that is not of ``gpus`` ranks or cannot carry the step."""
         if self.world != gpus:
-            product = " * ".join(f"{name}({size})" for name, size in self.mesh.items() if name not in INSIDE)
+            product = " * ".join(
+                f"{name}({size})" for name, size in self.mesh.items() if name not in INSIDE
+            )
             raise UserError(f"--mesh {product or 'of no axis'} = {self.world} != --gpus({gpus})")
         reason = self.refusal()
         if reason is not None:
@@ -381,7 +399,9 @@ class Position:
     @property
     def words(self) -> str:
         ends = [name for name, held in (("embedding", self.embedding), ("head", self.head)) if held]
-        return f"pp rank {self.pp_rank}: {self.layers} layers" + (f" with {' and '.join(ends)}" if ends else "")
+        return f"pp rank {self.pp_rank}: {self.layers} layers" + (
+            f" with {' and '.join(ends)}" if ends else ""
+        )
 
     @cached_property
     def symbols(self) -> dict[str, float]:

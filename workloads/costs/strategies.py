@@ -15,7 +15,10 @@ from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.mesh.axes import PARAMS as MESH
 from parbench.workloads.mesh.axes import mesh_of, refuse_heads, refuse_sequence
 from parbench.workloads.model.shapes import BUCKET
-from parbench.workloads.pipeline_parallel.pipeline_case import format_checkpointing_refusal, make_pipeline
+from parbench.workloads.pipeline_parallel.pipeline_case import (
+    format_checkpointing_refusal,
+    make_pipeline,
+)
 
 Strategy = Callable[[Params, int, str], StepSpec]
 """Of a case's parameters, the ranks, and the kind of device."""
@@ -102,7 +105,9 @@ def pp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
 def cp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
     plan = plan_of(spec.shape, params, ranks)
-    return replace(spec, mesh={"cp": ranks}, cp_method=plan.method, ulysses=plan.ulysses, each_microbatch=True)
+    return replace(
+        spec, mesh={"cp": ranks}, cp_method=plan.method, ulysses=plan.ulysses, each_microbatch=True
+    )
 
 
 def ep_step(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
@@ -112,7 +117,9 @@ def ep_step(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     inside = {"ep": moe.ep, "etp": moe.etp}
     if params.get("fsdp"):
         return replace(spec, mesh={"fsdp": ranks, **inside}, moe=moe, axis_names={"fsdp": "dp"})
-    return replace(spec, mesh={"dp": ranks // moe.tp, "tp": moe.tp, **inside}, moe=moe, own_tokens=moe.tp > 1)
+    return replace(
+        spec, mesh={"dp": ranks // moe.tp, "tp": moe.tp, **inside}, moe=moe, own_tokens=moe.tp > 1
+    )
 
 
 def mesh(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
@@ -130,9 +137,16 @@ def mesh(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     )
     _require(spec.refusal(ranks, experts))
     if experts:
-        names = ("experts", "top_k", "routing", "checkpointing")  # its chunks are not the pipeline's
+        names = (
+            "experts",
+            "top_k",
+            "routing",
+            "checkpointing",
+        )  # its chunks are not the pipeline's
         inside = {axis: spec.size(axis) for axis in INSIDE}
-        mixture = moe_of({**inside, **{name: given[name] for name in names if name in given}}, spec.shape, ranks)
+        mixture = moe_of(
+            {**inside, **{name: given[name] for name in names if name in given}}, spec.shape, ranks
+        )
         spec = replace(spec, moe=mixture)
     stages = spec.size("pp")
     return replace(spec, pipeline=make_pipeline(given, spec.shape, stages)) if stages > 1 else spec

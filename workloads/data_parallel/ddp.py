@@ -24,7 +24,9 @@ from parbench.workloads.step.gate import prepared
 from parbench.workloads.step.layout import Layout
 
 
-def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+def lay_out(
+    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+) -> Layout:
     """Wrap the model; with ``no_sync`` only the last microbatch's backward pass sums gradients."""
     compresses = strategies.compresses_gradients(params)
     no_sync = bool(params["no_sync"]) or compresses
@@ -47,7 +49,9 @@ def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[st
     )
 
 
-def wrap(model: nn.Module, world: World, bucket_mb: float, *, static_graph: bool = False) -> DistributedDataParallel:
+def wrap(
+    model: nn.Module, world: World, bucket_mb: float, *, static_graph: bool = False
+) -> DistributedDataParallel:
     """Return the model under DDP, its gradients views of the buckets; 0 MiB means torch's default buckets."""
     return DistributedDataParallel(
         model,

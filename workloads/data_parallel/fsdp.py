@@ -33,12 +33,23 @@ def drawing(world: World) -> Begin:
 
 
 def lay_out_fsdp(
-    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value], ignored: Iterable[nn.Parameter] = ()
+    model: Transformer,
+    world: World,
+    spec: StepSpec,
+    params: Mapping[str, Value],
+    ignored: Iterable[nn.Parameter] = (),
 ) -> Layout:
     """Shard all but ``ignored`` over all ranks; with ``reshard`` it is gathered for each pass, the root's too."""
     mesh, made = make_mesh(world, dp=world.size)
     prefetch = str(params["prefetch"])
-    shard(model, mesh, drawing(world), reshard=bool(params["reshard"]), prefetch=prefetch, ignored=ignored)
+    shard(
+        model,
+        mesh,
+        drawing(world),
+        reshard=bool(params["reshard"]),
+        prefetch=prefetch,
+        ignored=ignored,
+    )
 
     def gradient_sync(last: bool) -> AbstractContextManager[object]:
         if params["no_sync"]:
@@ -53,12 +64,23 @@ def lay_out_fsdp(
     )
 
 
-def lay_out_hsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+def lay_out_hsdp(
+    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+) -> Layout:
     """Shard over the inner axis, replicate over the outer; the root keeps its parameters gathered, as by default."""
     mesh, made = make_mesh(world, replicate=spec.mesh["dp"], shard=spec.mesh["fsdp"])
-    shard(model, mesh, drawing(world), reshard=True, prefetch=str(params["prefetch"]), keeps_root=spec.keeps_root)
+    shard(
+        model,
+        mesh,
+        drawing(world),
+        reshard=True,
+        prefetch=str(params["prefetch"]),
+        keeps_root=spec.keeps_root,
+    )
     return replace(
-        Layout.of(spec, world, model, {name: mesh.get_group(name) for name in ("replicate", "shard")}),
+        Layout.of(
+            spec, world, model, {name: mesh.get_group(name) for name in ("replicate", "shard")}
+        ),
         made_groups=made,
         notes=(
             "hsdp: the root keeps its parameters gathered, as torch does by default",
@@ -105,8 +127,12 @@ def what_stays_exposed(world: World, prefetch: str) -> tuple[str, ...]:
     if world.backend != "gloo":
         return ()
     if prefetch == "explicit":
-        return ("exposed on gloo: reduce_scatter, which blocks where it is issued, and the first all_gather",)
-    return ("exposed on gloo: reduce_scatter blocks where it is issued, and torch prefetches no all_gather on a CPU",)
+        return (
+            "exposed on gloo: reduce_scatter, which blocks where it is issued, and the first all_gather",
+        )
+    return (
+        "exposed on gloo: reduce_scatter blocks where it is issued, and torch prefetches no all_gather on a CPU",
+    )
 
 
 fsdp = prepared(lay_out_fsdp, strategies.fsdp, outlined=True)

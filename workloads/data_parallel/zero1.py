@@ -34,7 +34,9 @@ _NOTE = (
 )
 
 
-def lay_out(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+def lay_out(
+    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+) -> Layout:
     if params["optimizer"] == "distributed":
         return _distributed(model, world, spec)
     ddp = wrap(model, world, float(params["bucket_mb"]))
@@ -68,14 +70,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
     the ranks. A bucket of gradients is reduce-scattered as soon as the last microbatch has added all of its own.
     """
 
-    def __init__(self, model: nn.Module, world: World, bucket_bytes: int, *, timed: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, world: World, bucket_bytes: int, *, timed: bool = False
+    ) -> None:
         self._group, self._ranks = world.group, world.size
         parameters = list(model.parameters())[::-1]
         count, first = sum(parameter.numel() for parameter in parameters), parameters[0].detach()
         padded = -(-count // self._ranks) * self._ranks
         weights, self._gradients = first.new_zeros(padded), first.new_zeros(padded)
         size = max(1, bucket_bytes // first.element_size() // self._ranks) * self._ranks
-        self._buckets = list(zip(torch.split(weights, size), torch.split(self._gradients, size), strict=True))
+        self._buckets = list(
+            zip(torch.split(weights, size), torch.split(self._gradients, size), strict=True)
+        )
         self._views: list[tuple[nn.Parameter, Tensor]] = []
         self._waits_for: list[int] = [0] * len(self._buckets)
         start = 0
@@ -90,10 +96,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             hook = partial(self._accumulated, touched)
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             start = stop
-        self._shards = [nn.Parameter(bucket.chunk(self._ranks)[world.rank]) for bucket, _ in self._buckets]
+        self._shards = [
+            nn.Parameter(bucket.chunk(self._ranks)[world.rank]) for bucket, _ in self._buckets
+        ]
         super().__init__(self._shards, {"lr": LEARNING_RATE})
         self.optim = make_optimizer(self._shards, first.dtype, timed=timed)
-        self._syncs, self._missing, self._works = True, list(self._waits_for), list[dist.Work | None]()
+        self._syncs, self._missing, self._works = (
+            True,
+            list(self._waits_for),
+            list[dist.Work | None](),
+        )
         self.zero_grad()
 
     def gradient_sync(self, last: bool) -> AbstractContextManager[object]:
@@ -133,7 +145,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.optim.step()
         pairs = zip(self._buckets, self._shards, strict=True)
-        self._works += [all_gather_single(whole, s.detach(), self._group, async_op=True) for (whole, _), s in pairs]
+        self._works += [
+            all_gather_single(whole, s.detach(), self._group, async_op=True)
+            for (whole, _), s in pairs
+        ]
         self.wait()
 
     def gather_gradients(self) -> None:

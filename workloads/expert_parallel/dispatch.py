@@ -49,7 +49,9 @@ class Plan:
         )
 
 
-def make_plan(experts_of: Tensor, experts: int, slots: int | None = None, *, all_routed: bool = False) -> Plan:
+def make_plan(
+    experts_of: Tensor, experts: int, slots: int | None = None, *, all_routed: bool = False
+) -> Plan:
     """Return the plan of a routing (T, k); each expert takes its first ``slots`` pairs, all where it is None.
 
     ``all_routed`` states that no entry is NOWHERE, which cannot be found out without waiting for the device.
@@ -92,7 +94,9 @@ def chunks_of(plan: Plan, num_chunks: int) -> list[Plan]:
     experts, length = len(plan.counts), len(plan.experts_of)
     number = torch.arange(length, device=plan.experts_of.device) * num_chunks // length
     return [
-        make_plan(plan.experts_of.where((number == chunk)[:, None], NOWHERE), experts) if num_chunks > 1 else plan
+        make_plan(plan.experts_of.where((number == chunk)[:, None], NOWHERE), experts)
+        if num_chunks > 1
+        else plan
         for chunk in range(num_chunks)
     ]
 
@@ -137,9 +141,13 @@ class Trip:
         return sums
 
 
-def start_trip(variant: str, x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup | None) -> Trip:
+def start_trip(
+    variant: str, x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup | None
+) -> Trip:
     """Send the tokens (T, h) that a plan names to their experts; without a group they are here."""
-    return Trip(_at_home(x, weights, plan) if group is None else TRIPS[variant](x, weights, plan, group))
+    return Trip(
+        _at_home(x, weights, plan) if group is None else TRIPS[variant](x, weights, plan, group)
+    )
 
 
 def _at_home(x: Tensor, weights: Tensor, plan: Plan) -> Stages:
@@ -163,7 +171,9 @@ def _all_to_all(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup
     yield
     # rows come by source and then by expert
     expert = torch.arange(counts.shape[1], device=x.device).repeat(len(counts))
-    order = torch.argsort(expert.repeat_interleave(counts.flatten(), output_size=sum(receives)), stable=True)
+    order = torch.argsort(
+        expert.repeat_interleave(counts.flatten(), output_size=sum(receives)), stable=True
+    )
     made = yield Rows(tokens=flight.wait()[order], counts=counts.sum(0))
     flight = Flight(made[torch.argsort(order)], sends, receives, group)
     del made
@@ -196,7 +206,9 @@ TRIPS: dict[str, Callable[[Tensor, Tensor, Plan, dist.ProcessGroup], Stages]] = 
 class Flight:
     """Rows (n, ...) on their way: ``sends[j]`` of them to rank j, ``receives[j]`` from it, in rank order."""
 
-    def __init__(self, x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup
+    ) -> None:
         self.receives, self.sends, self.group = list(receives), list(sends), group
         self.work: dist.Work | None = None
         self.returned: tuple[Tensor, dist.Work] | None = None
@@ -212,9 +224,13 @@ class Flight:
         return arrived
 
 
-def _issue(x: Tensor, receives: list[int], sends: list[int], group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
+def _issue(
+    x: Tensor, receives: list[int], sends: list[int], group: dist.ProcessGroup
+) -> tuple[Tensor, dist.Work]:
     received = x.new_zeros(sum(receives), *x.shape[1:])
-    return received, dist.all_to_all_single(received, x.contiguous(), receives, sends, group=group, async_op=True)
+    return received, dist.all_to_all_single(
+        received, x.contiguous(), receives, sends, group=group, async_op=True
+    )
 
 
 class _Issue(torch.autograd.Function):
@@ -228,7 +244,9 @@ class _Issue(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        assert ctx.flight.returned is not None, "waiting, which comes before in backward, has sent them"
+        assert ctx.flight.returned is not None, (
+            "waiting, which comes before in backward, has sent them"
+        )
         gradient, work = ctx.flight.returned
         ctx.flight.returned = None
         work.wait()
@@ -253,7 +271,9 @@ class _Wait(torch.autograd.Function):
         return gradients[0], None
 
 
-def swap_now(x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+def swap_now(
+    x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
     """Return the rows of an all-to-all without gradients, even where nothing is said of ``receives`` and ``sends``.
 
     Where communication is silenced, and ranks send as many as they receive, they are this rank's own.
@@ -283,7 +303,9 @@ class _There(torch.autograd.Function):
     """One of the two, whose backward pass is the other."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: Rowwise, back: Rowwise) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, group: dist.ProcessGroup, there: Rowwise, back: Rowwise
+    ) -> Tensor:
         ctx.group, ctx.back = group, back
         return there(x, group)
 

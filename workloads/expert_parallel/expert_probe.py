@@ -150,7 +150,9 @@ class ExpertProbe:
         walls: dict[bool, list[float]] = {False: [], True: []}
 
         def turn() -> None:
-            for balanced in sorted(walls, reverse=bool(len(walls[True]) % 2)):  # drift weighs on both alike
+            for balanced in sorted(
+                walls, reverse=bool(len(walls[True]) % 2)
+            ):  # drift weighs on both alike
                 self.routes.balance(balanced)
                 begin()
                 walls[balanced].append(timed(step, self.world))
@@ -176,9 +178,16 @@ class ExpertProbe:
             **(self._bandwidths(told) if ep > 1 else {}),
         }
         if walls := told[0].walls[True]:
-            own, even = (slowest([one.walls[balanced] for one in told]) for balanced in (False, True))
-            lost = {"imbalance_time": paired_difference(own, even), "imbalance_slowdown": paired_factor(own, even)}
-            metrics |= make_values(lost, "the slowest rank of each turn" + ", one turn tells none" * (len(walls) == 1))
+            own, even = (
+                slowest([one.walls[balanced] for one in told]) for balanced in (False, True)
+            )
+            lost = {
+                "imbalance_time": paired_difference(own, even),
+                "imbalance_slowdown": paired_factor(own, even),
+            }
+            metrics |= make_values(
+                lost, "the slowest rank of each turn" + ", one turn tells none" * (len(walls) == 1)
+            )
         else:
             metrics["imbalance_time"] = make_value("imbalance_time", 0.0, "routing is balanced")
         if exposed := [one.exposed_seconds for one in told if one.exposed_seconds]:
@@ -200,15 +209,22 @@ class ExpertProbe:
         if "ep" in self.axes.groups:
             flights["ep"] = (self.moe.variant, self._flights(merged(told, etp), self.world.rank))
         if "etp" in self.axes.groups:  # all tokens gathered, and parts of their sums scattered
-            one = sent_by("allgather", 0, [[0] * etp] * etp, sizes_of(self.spec, self.moe, self.tokens))
+            one = sent_by(
+                "allgather", 0, [[0] * etp] * etp, sizes_of(self.spec, self.moe, self.tokens)
+            )
             flights["etp"] = ("allgather", [one] * len(told[0].kept.flatten(0, 1)))
-        return {axis: sum(self._in_step(variant, one) for one in sent) for axis, (variant, sent) in flights.items()}
+        return {
+            axis: sum(self._in_step(variant, one) for one in sent)
+            for axis, (variant, sent) in flights.items()
+        }
 
     def _in_step(self, variant: str, sent: Sent) -> float:
         again = 0.0
         if self.spec.checkpointing == "full":
             # torch stops once backward has all it needs: a sum that nothing is computed from is not made again
-            again = sent.forward - (sent.combine if variant == "allgather" and not self.moe.shared else 0.0)
+            again = sent.forward - (
+                sent.combine if variant == "allgather" and not self.moe.shared else 0.0
+            )
         return sent.forward + again + (sent.backward if self.backward else 0.0)
 
     def _expected_drop(self) -> float | None:
@@ -220,8 +236,15 @@ class ExpertProbe:
     def _trip(self) -> tuple[float, float]:
         """Return how long one microbatch's tokens take to their experts and back, beside nothing, without gradients."""
         mixture, world = self.mixtures[0], self.world
-        plan = make_plan(next(iter(mixture.chosen.values())), self.moe.experts, self.moe.slots(self.tokens))
-        x = torch.ones(self.tokens, self.spec.shape.hidden, dtype=mixture.router.weight.dtype, device=world.device)
+        plan = make_plan(
+            next(iter(mixture.chosen.values())), self.moe.experts, self.moe.slots(self.tokens)
+        )
+        x = torch.ones(
+            self.tokens,
+            self.spec.shape.hidden,
+            dtype=mixture.router.weight.dtype,
+            device=world.device,
+        )
         weights = x.new_ones(self.tokens, self.moe.top_k)
         with torch.no_grad():
             world.barrier()
@@ -243,8 +266,15 @@ class ExpertProbe:
         Logical bytes are all pairs of token and expert that travel or stay, wire bytes those that leave the busiest
         rank.
         """
-        moe, ep, etp, row = self.moe, self.moe.ep, self.moe.etp, self.spec.shape.hidden * self.spec.element_bytes
-        dispatched = [one.dispatch for one in self._flights(merged([one.routed for one in told], etp), 0)]
+        moe, ep, etp, row = (
+            self.moe,
+            self.moe.ep,
+            self.moe.etp,
+            self.spec.shape.hidden * self.spec.element_bytes,
+        )
+        dispatched = [
+            one.dispatch for one in self._flights(merged([one.routed for one in told], etp), 0)
+        ]
         even = self.tokens * etp * moe.top_k * row * (ep - 1) / ep
         metrics = make_values({"dispatch_bytes": sum(dispatched) / len(dispatched)}, "rank 0")
         metrics |= make_values({"dispatch_bytes_even": even})
@@ -252,16 +282,26 @@ class ExpertProbe:
         pairs, sizes = pairs_between(copy)[0], sizes_of(self.spec, moe, self.tokens)
         sent = [sent_by(moe.variant, rank, pairs, sizes) for rank in range(ep)]
         logical = float(max(int(one.kept[0, 0].sum()) for one in copy) * row)
-        wire = (max(one.dispatch + one.weights + one.told for one in sent), max(one.combine for one in sent))
+        wire = (
+            max(one.dispatch + one.weights + one.told for one in sent),
+            max(one.combine for one in sent),
+        )
         for i, name in enumerate(("dispatch", "combine")):
             seconds = slowest([[trip[i] for trip in one.trips] for one in told])
             how = "the slowest rank's time, forward, alone"
             metrics |= make_values(
-                {f"{name}_time": estimate_mean(seconds, "trips", "amount")}, f"{how}, packing included"
+                {f"{name}_time": estimate_mean(seconds, "trips", "amount")},
+                f"{how}, packing included",
             )
             for kind, num_bytes in (("logical", logical), ("wire", wire[i])):
-                rate = estimate_mean([num_bytes / one for one in seconds], "trips", "amount") if num_bytes else None
-                metrics |= make_values({f"{name}_bandwidth.{kind}": rate}, f"{num_bytes:.12g} B over {how}")
+                rate = (
+                    estimate_mean([num_bytes / one for one in seconds], "trips", "amount")
+                    if num_bytes
+                    else None
+                )
+                metrics |= make_values(
+                    {f"{name}_bandwidth.{kind}": rate}, f"{num_bytes:.12g} B over {how}"
+                )
         return metrics
 
     def _exposed(self, step: Step, begin: Begin) -> list[float]:
@@ -332,11 +372,15 @@ def expert_loads(told: Sequence[Routed]) -> list[list[int]]:
 
 def loads_of_ranks(told: Sequence[Routed], ep: int) -> list[list[int]]:
     """Return by layer the pairs that each place's experts compute; each ``ep`` sources in a row are a copy."""
-    loads: list[list[int]] = torch.cat([_by_rank(copy.kept.sum(1), ep) for copy in merged(told, ep)], 1).tolist()
+    loads: list[list[int]] = torch.cat(
+        [_by_rank(copy.kept.sum(1), ep) for copy in merged(told, ep)], 1
+    ).tolist()
     return loads
 
 
-def load_metrics(told: Sequence[Routed], ep: int, expected_drop: float | None) -> dict[str, MetricValue]:
+def load_metrics(
+    told: Sequence[Routed], ep: int, expected_drop: float | None
+) -> dict[str, MetricValue]:
     """Return the imbalances of the layer where they are largest, and the drop rate over all layers."""
     asked, ranks = expert_loads(told), loads_of_ranks(told, ep)
     total, kept = sum(map(sum, asked)), sum(map(sum, ranks))
@@ -345,8 +389,12 @@ def load_metrics(told: Sequence[Routed], ep: int, expected_drop: float | None) -
         "imbalance.rank": _worst(ranks),
         "drop_rate": 1 - kept / total if total else None,
     }
-    return make_values(found if expected_drop is None else {**found, "drop_rate_expected": expected_drop})
+    return make_values(
+        found if expected_drop is None else {**found, "drop_rate_expected": expected_drop}
+    )
 
 
 def _worst(by_layer: Sequence[Sequence[int]]) -> float | None:
-    return max((found for loads in by_layer if (found := imbalance(loads)) is not None), default=None)
+    return max(
+        (found for loads in by_layer if (found := imbalance(loads)) is not None), default=None
+    )

@@ -71,7 +71,11 @@ class MixtureStep(TrainingStep):
 
     def expected_bytes(self) -> dict[str, float]:
         """Return the closed forms but for experts' tokens, whose bytes are those of the step's own routes."""
-        return {axis: sent for axis, sent in super().expected_bytes().items() if axis not in self.measured_axes}
+        return {
+            axis: sent
+            for axis, sent in super().expected_bytes().items()
+            if axis not in self.measured_axes
+        }
 
     def _draw(self) -> None:
         super()._draw()
@@ -138,7 +142,9 @@ class EpStep(MixtureStep):
         super()._fill_distinct_gradients()
         fill_sums(self.layout.model, self.moe.tp)
 
-    def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+    def _lay_out(
+        self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+    ) -> Layout:
         """Exchange FFNs for mixtures, wrap what is not an expert's, and say what a step is."""
         groups, tp = self._axes.groups, self.moe.tp
         moe_layer.exchange_ffns(model, spec.shape, self.moe, world.seed, held=self._axes.held)
@@ -150,7 +156,9 @@ class EpStep(MixtureStep):
             materialise(model, world.seed, world.device)
         if spec.timed_seconds is not None:
             moe_layer.let_experts_wait(model, spec.timed_seconds, self._num_tokens, self._waiter)
-        split = split_attention(model, groups["tp"], self._positions, world.device) if tp > 1 else []
+        split = (
+            split_attention(model, groups["tp"], self._positions, world.device) if tp > 1 else []
+        )
         routed = [p for name, p in model.named_parameters() if ".ffn.experts." in name]
         self._copies = {"adp": split, "edp": routed}
         around = self._under_data_parallelism(model, world, spec, bool(params["fsdp"]))
@@ -168,11 +176,19 @@ class EpStep(MixtureStep):
             notes=tuple(notes),
         )
 
-    def _under_data_parallelism(self, model: Transformer, world: World, spec: StepSpec, fsdp: bool) -> Layout:
+    def _under_data_parallelism(
+        self, model: Transformer, world: World, spec: StepSpec, fsdp: bool
+    ) -> Layout:
         """Put what is no expert's and not split under FSDP2 or DDP, synchronised after the last microbatch alone."""
         others = [parameter for parameters in self._copies.values() for parameter in parameters]
         if fsdp:
-            return lay_out_fsdp(model, world, spec, {"reshard": True, "prefetch": "default", "no_sync": True}, others)
+            return lay_out_fsdp(
+                model,
+                world,
+                spec,
+                {"reshard": True, "prefetch": "default", "no_sync": True},
+                others,
+            )
         ignored = {id(parameter) for parameter in others}
         names = [name for name, parameter in model.named_parameters() if id(parameter) in ignored]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
@@ -180,7 +196,9 @@ class EpStep(MixtureStep):
         return ddp.lay_out(model, world, spec, params)
 
     def _loss(self, module: nn.Module, tokens: Tensor) -> Tensor:
-        self._routes.give(self._mixtures, self._microbatches[[mine is tokens for mine in self._mine].index(True)])
+        self._routes.give(
+            self._mixtures, self._microbatches[[mine is tokens for mine in self._mine].index(True)]
+        )
         first, last = self._positions.start, self._positions.stop
         return loss_of(module, tokens[:, first : last + 1]) + moe_layer.aux_loss(module)
 

@@ -34,13 +34,17 @@ class Held:
     mesh: DeviceMesh | None = None
 
 
-def held_by(groups: Mapping[str, dist.ProcessGroup], copy: Sequence[Sequence[int]], device: torch.device) -> Held:
+def held_by(
+    groups: Mapping[str, dist.ProcessGroup], copy: Sequence[Sequence[int]], device: torch.device
+) -> Held:
     """Return who holds this rank's copy of the experts: rows of ``copy`` are ``etp`` ranks, columns ``ep``."""
     axes = {name: groups[name] for name in ("ep", "etp") if name in groups}
     mesh = None
     if axes:
         ranks = torch.tensor(copy).squeeze()
-        mesh = DeviceMesh.from_group(list(axes.values()), device.type, mesh=ranks, mesh_dim_names=tuple(axes))
+        mesh = DeviceMesh.from_group(
+            list(axes.values()), device.type, mesh=ranks, mesh_dim_names=tuple(axes)
+        )
     return Held(group=axes.get("ep"), split=axes.get("etp"), mesh=mesh)
 
 
@@ -70,7 +74,9 @@ def make_axes(world: World, moe: Moe) -> Axes:
         "etp": copies.reshape(-1, moe.etp),
         "edp": copies.permute(1, 2, 0).reshape(moe.ep * moe.etp, -1),
     }
-    wanted = {name: partition.tolist() for name, partition in partitions.items() if partition.shape[1] > 1}
+    wanted = {
+        name: partition.tolist() for name, partition in partitions.items() if partition.shape[1] > 1
+    }
     groups = {name: group_of_mine(world, partition) for name, partition in wanted.items()}
     held = held_by(groups, copy.tolist(), world.device)
     return Axes(groups=groups, sources=tuple(copy.flatten().tolist()), held=held)

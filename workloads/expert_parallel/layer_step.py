@@ -17,7 +17,12 @@ from parbench.workloads.expert_parallel.dispatch import Rows, make_plan, start_t
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
 from parbench.workloads.expert_parallel.groups import make_axes
 from parbench.workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
-from parbench.workloads.expert_parallel.moe_layer import DenseMoe, MoeLayer, kernel_notes, let_experts_wait
+from parbench.workloads.expert_parallel.moe_layer import (
+    DenseMoe,
+    MoeLayer,
+    kernel_notes,
+    let_experts_wait,
+)
 from parbench.workloads.expert_parallel.routes import Routes
 from parbench.workloads.model.timed_compute import TimedCompute
 from parbench.workloads.model.transformer import fill, generator
@@ -58,7 +63,9 @@ class Scope:
             "tokens_per_rank": self._num_tokens,
             "slots": self.moe.slots(self._num_tokens),
             "expert_ffn": self.moe.expert_ffn,
-            **MeshDetails(axes={name: {"ranks": group.size()} for name, group in self._axes.groups.items()}).as_details,
+            **MeshDetails(
+                axes={name: {"ranks": group.size()} for name, group in self._axes.groups.items()}
+            ).as_details,
         }
         return Description(headline="step_time", details=details)
 
@@ -106,13 +113,21 @@ class Scope:
             trip.give_back(rows.tokens * self._numbers(rows)[:, None])
             found = trip.receive().float()
             expected = tokens.float() * ((routes + 1) * self._kept(routes)).sum(1, keepdim=True)
-            limit = 4 * torch.finfo(tokens.dtype).eps * self.moe.experts * self.moe.top_k * tokens.abs().float()
+            limit = (
+                4
+                * torch.finfo(tokens.dtype).eps
+                * self.moe.experts
+                * self.moe.top_k
+                * tokens.abs().float()
+            )
             return int((~((found - expected).abs() <= limit)).sum())
 
     def _numbers(self, rows: Rows) -> Tensor:
         group, local = self._axes.held.group, self.moe.experts_per_rank
         first = 1 + (0 if group is None else group.rank()) * local
-        return torch.arange(first, first + local, device=rows.counts.device).repeat_interleave(rows.counts)
+        return torch.arange(first, first + local, device=rows.counts.device).repeat_interleave(
+            rows.counts
+        )
 
     def _kept(self, routes: Tensor) -> Tensor:
         """Return which pairs (T, k) travel, by counting the tokens of each expert in their order."""
@@ -124,7 +139,9 @@ class Scope:
 
     def _made(self, kind: type[Layer], moe: Moe, dtype: torch.dtype) -> Layer:
         with torch.device(self._world.device):
-            module = kind(self.spec.shape, moe, self._axes.held if kind is MoeLayer else None).to(dtype)
+            module = kind(self.spec.shape, moe, self._axes.held if kind is MoeLayer else None).to(
+                dtype
+            )
         fill(module, self._world.seed)
         return module
 
@@ -160,9 +177,13 @@ class LayerStep(Scope):
         dtype = dtype_of(self.spec)
         reference = self._reference(torch.float32)
         low_precision = None if dtype == torch.float32 else self._reference(dtype)
-        norm = norm_of_all(tensor for name, tensor in reference.items() if name not in ("out", "input"))
+        norm = norm_of_all(
+            tensor for name, tensor in reference.items() if name not in ("out", "input")
+        )
         compared = list(compare(right, reference, low_precision, norm))
-        self._differences = [str(one) if one.name == "out" else f"gradient of {one}" for one in compared if one.wrong]
+        self._differences = [
+            str(one) if one.name == "out" else f"gradient of {one}" for one in compared if one.wrong
+        ]
         return sum(one.wrong for one in compared)
 
     def differences(self) -> Sequence[str]:
@@ -170,8 +191,15 @@ class LayerStep(Scope):
 
     def describe(self) -> Description:
         found, moe = super().describe(), self.moe
-        flops = 6.0 * (moe.top_k + moe.shared) * num_expert_parameters(self.spec.shape, moe) * self._num_tokens
-        timed = ("timed experts: T is their forward at the mean load of ranks; shared experts cost nothing",)
+        flops = (
+            6.0
+            * (moe.top_k + moe.shared)
+            * num_expert_parameters(self.spec.shape, moe)
+            * self._num_tokens
+        )
+        timed = (
+            "timed experts: T is their forward at the mean load of ranks; shared experts cost nothing",
+        )
         kernel = timed if self.spec.timed else kernel_notes(self._world.device, dtype_of(self.spec))
         return replace(
             found,
@@ -198,7 +226,9 @@ class LayerStep(Scope):
             mine = source == self._world.rank
             for name, gradient in _gradients_of(alone).items():
                 if name.startswith("experts."):
-                    expected[name] = expected[name] + gradient if name in expected else gradient.clone()
+                    expected[name] = (
+                        expected[name] + gradient if name in expected else gradient.clone()
+                    )
                 elif mine:
                     expected[name] = gradient.clone()
             if mine:
@@ -230,7 +260,9 @@ class DispatchStep(Scope):
         scale = (self._weights.float() * self._kept(self._chosen)).sum(1, keepdim=True)
         expected = self.x.flatten(0, 1).float() * scale
         limit = 4 * torch.finfo(self.x.dtype).eps * self.moe.top_k * expected.abs()
-        return int((~((self._out.float() - expected).abs() <= limit)).sum()) + self.count_misplaced()
+        return (
+            int((~((self._out.float() - expected).abs() <= limit)).sum()) + self.count_misplaced()
+        )
 
     def describe(self) -> Description:
         pairs = self._num_tokens * self.moe.top_k * self._world.size

@@ -21,14 +21,22 @@ _factor = partial(Param, kind="float", default=0.0, minimum=0.0)
 _parts = partial(Param, kind="int", default=1, minimum=1, optional=True)
 _int = partial(Param, kind="int", minimum=1)
 STEP_PARAMS = (
-    _int(name="ep", default=0, minimum=0, help="ranks over which experts are spread; 0 = all / etp"),
+    _int(
+        name="ep", default=0, minimum=0, help="ranks over which experts are spread; 0 = all / etp"
+    ),
     _int(name="experts", default=8, help="routed experts per layer"),
     _int(name="top_k", default=2, help="experts per token"),
     _factor(name="capacity", help="capacity factor; tokens above it are dropped; 0 = dropless"),
     choice("variant", "how tokens travel to experts and back", *VARIANTS, optional=False),
     Param(name="routing", kind="str", default=routings.ROUTER, help=_CHOOSES),
     _int(name="expert_ffn", default=0, minimum=0, optional=True, help=_EXPERT),
-    _int(name="shared", default=1, minimum=0, optional=True, help="shared experts, which every token takes"),
+    _int(
+        name="shared",
+        default=1,
+        minimum=0,
+        optional=True,
+        help="shared experts, which every token takes",
+    ),
     choice("scores", "the router's scores", "softmax", "sigmoid"),
     _parts(name="etp", help="ranks that split each expert"),
     _parts(name="chunks", help="parts, so that communication overlaps compute"),
@@ -75,7 +83,11 @@ class Moe:
 
     def slots(self, tokens: int) -> int | None:
         """Return what an expert takes of the ``tokens`` of one source and microbatch; None is all."""
-        return routings.capacity(self.capacity, self.top_k, tokens, self.experts) if self.capacity else None
+        return (
+            routings.capacity(self.capacity, self.top_k, tokens, self.experts)
+            if self.capacity
+            else None
+        )
 
     def generator(self, seed: int, parts: int) -> Generator | None:
         """Return the generator of its routes; None where the router chooses."""
@@ -96,10 +108,22 @@ def moe_of(params: Mapping[str, Value], shape: Shape, nproc: int) -> Moe:
     given: dict[str, Any] = {**{param.name: param.default for param in STEP_PARAMS}, **params}
     top_k, etp = given["top_k"], given["etp"]
     name, strength = routings.parse_routing(given["routing"])
-    same = ("etp", "tp", "experts", "top_k", "shared", "capacity", "scores", "aux", "variant", "chunks")
+    same = (
+        "etp",
+        "tp",
+        "experts",
+        "top_k",
+        "shared",
+        "capacity",
+        "scores",
+        "aux",
+        "variant",
+        "chunks",
+    )
     moe = Moe(
         ep=given["ep"] or max(1, nproc // etp),
-        expert_ffn=given["expert_ffn"] or max(1, shape.ffn // top_k // (_WHOLE * etp)) * _WHOLE * etp,
+        expert_ffn=given["expert_ffn"]
+        or max(1, shape.ffn // top_k // (_WHOLE * etp)) * _WHOLE * etp,
         routing=name,
         strength=strength,
         **{param: given[param] for param in same},
@@ -110,7 +134,9 @@ def moe_of(params: Mapping[str, Value], shape: Shape, nproc: int) -> Moe:
     return moe
 
 
-def _reasons(moe: Moe, shape: Shape, given: Mapping[str, Value], nproc: int) -> Iterator[tuple[object, str]]:
+def _reasons(
+    moe: Moe, shape: Shape, given: Mapping[str, Value], nproc: int
+) -> Iterator[tuple[object, str]]:
     """Yield what would be wrong of a mixture, which is true where it is, and the reason."""
     etp, tp, ffn = moe.etp, moe.tp, moe.expert_ffn
     dealt = f"ep({moe.ep})" if etp == 1 else f"(ep({moe.ep}) * etp({etp}))"
@@ -130,7 +156,9 @@ def _reasons(moe: Moe, shape: Shape, given: Mapping[str, Value], nproc: int) -> 
     yield tp > 1 and given["fsdp"], under_ddp
     tokens = int(given.get("microbatch", 1)) * shape.sequence // tp
     yield moe.chunks > tokens, f"chunks({moe.chunks}) > tokens of a microbatch({tokens})"
-    whole = f"chunks({moe.chunks}) > 1 with variant({moe.variant}): only all_to_all is sent in chunks"
+    whole = (
+        f"chunks({moe.chunks}) > 1 with variant({moe.variant}): only all_to_all is sent in chunks"
+    )
     yield moe.chunks > 1 and moe.variant != "all_to_all", whole
     selective = "checkpointing(selective) is not for experts: their grouped products are not among what it keeps"
     yield given.get("checkpointing") == "selective", selective

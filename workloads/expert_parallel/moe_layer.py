@@ -77,7 +77,9 @@ def kernel_note(dtype: torch.dtype, capability: tuple[int, int]) -> str:
     # torch 2.11 and 2.13, aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda; what is not fast is looped over
     if dtype == torch.bfloat16 and capability[0] in (9, 10):
         return "experts: grouped, one kernel for all experts of a matrix"
-    here = f"{str(dtype).removeprefix('torch.')} on compute capability {capability[0]}.{capability[1]}"
+    here = (
+        f"{str(dtype).removeprefix('torch.')} on compute capability {capability[0]}.{capability[1]}"
+    )
     return (
         "experts: looped, a product for each after their rows are counted on the host: torch groups bfloat16 on "
         f"compute capability 9.x and 10.x alone, and this is {here}"
@@ -144,18 +146,26 @@ class MoeLayer(nn.Module):
         together = dispatch.gathered(plan.experts_of.int(), split).long()
         all_slots = None if slots is None else slots * split.size()
         plan = dispatch.make_plan(together, self.moe.experts, all_slots, all_routed=all_routed)
-        parts = self._there_and_back(dispatch.gather_rows(tokens, split), dispatch.gather_rows(weights, split), plan)
+        parts = self._there_and_back(
+            dispatch.gather_rows(tokens, split), dispatch.gather_rows(weights, split), plan
+        )
         return dispatch.sum_rows(parts, split)
 
     def _there_and_back(self, tokens: Tensor, weights: Tensor, plan: Plan) -> Tensor:
         """Send tokens to the ranks of their experts and back; a chunk travels while another is computed."""
         trips: list[dispatch.Trip] = []
         for part in dispatch.chunks_of(plan, self.moe.chunks):
-            trips.append(dispatch.start_trip(self.moe.variant, tokens, weights, part, self._held.group))
+            trips.append(
+                dispatch.start_trip(self.moe.variant, tokens, weights, part, self._held.group)
+            )
             for before in trips[-2:-1]:
                 before.give_back(self.experts(before.arrive()))
         trips[-1].give_back(self.experts(trips[-1].arrive()))
-        return torch.stack([trip.receive() for trip in trips]).sum(0) if len(trips) > 1 else trips[0].receive()
+        return (
+            torch.stack([trip.receive() for trip in trips]).sum(0)
+            if len(trips) > 1
+            else trips[0].receive()
+        )
 
 
 class DenseMoe(MoeLayer):
@@ -167,11 +177,15 @@ class DenseMoe(MoeLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         b, s, _ = x.shape
-        self._sources = torch.arange(b * s, device=x.device).view(b, self.moe.tp, -1).transpose(0, 1).flatten(1)
+        self._sources = (
+            torch.arange(b * s, device=x.device).view(b, self.moe.tp, -1).transpose(0, 1).flatten(1)
+        )
         return super().forward(x)
 
     def balance(self, scores: Tensor, routes: Tensor) -> Tensor:
-        return torch.stack([balance_loss(scores[mine], routes[mine]) for mine in self._sources]).mean()
+        return torch.stack(
+            [balance_loss(scores[mine], routes[mine]) for mine in self._sources]
+        ).mean()
 
     def route(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
         out, slots = torch.zeros_like(tokens), self.moe.slots(self._sources.shape[1])
@@ -180,8 +194,12 @@ class DenseMoe(MoeLayer):
                 takes = mine[(routes[mine] == expert).any(1)][:slots]
                 weight = weights[takes].where(routes[takes] == expert, 0).sum(1, keepdim=True)
                 x, gates = tokens[takes], self.experts.gate
-                wide = _activated(x @ self.experts.up[expert], None if gates is None else x @ gates[expert])
-                out = out.index_put((takes,), weight * (wide @ self.experts.down[expert]), accumulate=True)
+                wide = _activated(
+                    x @ self.experts.up[expert], None if gates is None else x @ gates[expert]
+                )
+                out = out.index_put(
+                    (takes,), weight * (wide @ self.experts.down[expert]), accumulate=True
+                )
         return out
 
 
@@ -207,7 +225,13 @@ def aux_loss(model: nn.Module) -> Tensor | float:
 
 
 def exchange_ffns(
-    model: Transformer, shape: Shape, moe: Moe, seed: int, *, held: Held | None = None, dense: bool = False
+    model: Transformer,
+    shape: Shape,
+    moe: Moe,
+    seed: int,
+    *,
+    held: Held | None = None,
+    dense: bool = False,
 ) -> None:
     """Put a mixture of experts in the place of each layer's FFN, with the seed's weights; an outline stays one."""
     like = next(model.parameters())
@@ -232,7 +256,10 @@ def let_experts_wait(
     make_timed(model, others, waiter)
     for mixture in (layers := mixtures(model)):
         rows = tokens * mixture.moe.top_k * mixture.moe.etp
-        mixture.experts.waiter, mixture.experts.seconds_per_row = waiter, seconds / len(layers) / rows
+        mixture.experts.waiter, mixture.experts.seconds_per_row = (
+            waiter,
+            seconds / len(layers) / rows,
+        )
 
 
 class _Waited(torch.autograd.Function):
@@ -246,4 +273,8 @@ class _Waited(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         experts, gradient = ctx.experts, gradients[0]
         with experts.waiter.waiting(2 * len(gradient) * experts.seconds_per_row):
-            return torch.zeros_like(gradient), None, *(gradient.new_zeros(size) for size in ctx.sizes)
+            return (
+                torch.zeros_like(gradient),
+                None,
+                *(gradient.new_zeros(size) for size in ctx.sizes),
+            )

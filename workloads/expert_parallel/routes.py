@@ -50,14 +50,18 @@ class Routes:
     def begin(self, step: int, microbatches: Iterable[int]) -> None:
         """Draw what another step takes of these microbatches: drawing is no part of a step's time."""
         self.step = step
-        self._kept = {} if self.generator is None else {n: self.drawn(n, self._mine) for n in microbatches}
+        self._kept = (
+            {} if self.generator is None else {n: self.drawn(n, self._mine) for n in microbatches}
+        )
 
     def drawn(self, microbatch: int, positions: Sequence[int] | slice = slice(None)) -> Tensor:
         """Return a generator's routes of a microbatch's sequences, of some positions of each, (tokens, k)."""
         assert self.generator is not None, "routers draw nothing"
         size = (self.spec.microbatch, self.spec.shape.sequence)
         tokens = size[0] * size[1]
-        whole = torch.tensor(routes(self.generator, self.step, microbatch * tokens, tokens)).view(*size, -1)
+        whole = torch.tensor(routes(self.generator, self.step, microbatch * tokens, tokens)).view(
+            *size, -1
+        )
         return whole[:, positions].flatten(0, 1).to(self._world.device)
 
     def give(self, layers: Mapping[int, MoeLayer], microbatch: int, *, whole: bool = False) -> None:
@@ -66,14 +70,20 @@ class Routes:
         if self.frozen is None and self.generator is not None:
             drawn = self.drawn(microbatch) if whole else self._kept[microbatch]
         for layer, mixture in layers.items():
-            mixture.microbatch, mixture.given, mixture.all_routed = microbatch, drawn, drawn is not None
+            mixture.microbatch, mixture.given, mixture.all_routed = (
+                microbatch,
+                drawn,
+                drawn is not None,
+            )
             if self.frozen is not None:
                 frozen = self.frozen[microbatch][layer]
                 mixture.given = (frozen if whole else frozen[:, self._mine]).flatten(0, 1)
 
     def reference_model(self, dtype: torch.dtype) -> nn.Module:
         model = outline(self.spec.shape, dtype)
-        exchange_ffns(model, self.spec.shape, replace(self._moe, ep=1, etp=1), self._world.seed, dense=True)
+        exchange_ffns(
+            model, self.spec.shape, replace(self._moe, ep=1, etp=1), self._world.seed, dense=True
+        )
         return model
 
     def reference_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
@@ -84,7 +94,9 @@ class Routes:
             losses.append(loss_of(model, tokens) + aux_loss(model))
         return torch.stack(losses).mean()
 
-    def count_wrong(self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]) -> int:
+    def count_wrong(
+        self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]
+    ) -> int:
         """Return what a check counts by the routes that ranks took, and tokens that one process would route elsewhere.
 
         ``layers`` are this rank's mixtures by number. The latter are counted in the first step alone: one process's
@@ -106,7 +118,9 @@ class Routes:
             for microbatch, chosen in mixture.chosen.items()
         ]
         found: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
-        for microbatch, layer, positions, chosen in (one for of in self._world.gather(mine) for one in of):
+        for microbatch, layer, positions, chosen in (
+            one for of in self._world.gather(mine) for one in of
+        ):
             nowhere = torch.full(size, NOWHERE, device=self._world.device)
             found[microbatch].setdefault(layer, nowhere)[:, positions] = chosen.to(nowhere.device)
         return found
@@ -121,7 +135,9 @@ class Routes:
         materialise(model, self._world.seed, self._world.device)
         for mixture in mixtures(model):
 
-            def count(router: nn.Module, args: object, scores: Tensor, mixture: MoeLayer = mixture) -> None:
+            def count(
+                router: nn.Module, args: object, scores: Tensor, mixture: MoeLayer = mixture
+            ) -> None:
                 nonlocal wrong
                 assert mixture.given is not None, "routes are frozen"
                 wrong += count_misrouted(scores, mixture.given, NEAR[dtype])

@@ -53,7 +53,9 @@ def parse_routing(text: str) -> tuple[str, float]:
     """Return name and strength of ``NAME`` or ``NAME:STRENGTH``; raise ``UserError`` for anything else."""
     name, colon, number = text.partition(":")
     if name not in NAMES:
-        raise UserError(f"routing = {text!r} is not known: routing is {format_choices(NAMES, name)}")
+        raise UserError(
+            f"routing = {text!r} is not known: routing is {format_choices(NAMES, name)}"
+        )
     if not colon:
         return name, _DEFAULT_STRENGTH.get(name, 0.0)
     if name in (ROUTER, BALANCED):
@@ -63,7 +65,9 @@ def parse_routing(text: str) -> tuple[str, float]:
     except ValueError:
         strength = math.nan
     if not 0 < strength < math.inf:
-        raise UserError(f"routing = {text!r} is not allowed: the strength of {name} is a number above 0")
+        raise UserError(
+            f"routing = {text!r} is not allowed: the strength of {name} is a number above 0"
+        )
     return name, strength
 
 
@@ -96,7 +100,10 @@ def inclusion(generator: Generator) -> tuple[float, ...]:
             break
         full |= over
         left -= len(over)
-    return tuple(1.0 if e in full else (left * share / rest if rest else 0.0) for e, share in enumerate(shares))
+    return tuple(
+        1.0 if e in full else (left * share / rest if rest else 0.0)
+        for e, share in enumerate(shares)
+    )
 
 
 def routes(generator: Generator, step: int, first: int, count: int) -> Routes:

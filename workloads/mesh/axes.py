@@ -21,7 +21,10 @@ from parbench.workloads.expert_parallel.routing import NAMES as ROUTINGS
 from parbench.workloads.expert_parallel.routing import ROUTER
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
-from parbench.workloads.pipeline_parallel.pipeline_case import format_checkpointing_refusal, split_layers
+from parbench.workloads.pipeline_parallel.pipeline_case import (
+    format_checkpointing_refusal,
+    split_layers,
+)
 from parbench.workloads.pipeline_parallel.schedules import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
@@ -44,7 +47,13 @@ _MESH = (
 _ROUTED = "routed experts per layer; 0 = a dense model, or 8 if the mesh has ep"
 PARAMS = (
     Param(name="mesh", kind="mesh", default="", help=_MESH),
-    Param(name="microbatches", kind="int", default=4, minimum=1, help="microbatches per step and data rank"),
+    Param(
+        name="microbatches",
+        kind="int",
+        default=4,
+        minimum=1,
+        help="microbatches per step and data rank",
+    ),
     _word(
         name="schedule",
         default=DEFAULT_SCHEDULE,
@@ -56,7 +65,10 @@ PARAMS = (
     _int(name="experts", default=0, minimum=0, help=_ROUTED),
     _int(name="top_k", default=2, minimum=1, help="experts per token"),
     _word(
-        name="routing", default=ROUTER, choices=ROUTINGS, help="who chooses experts: the trained router, or a generator"
+        name="routing",
+        default=ROUTER,
+        choices=ROUTINGS,
+        help="who chooses experts: the trained router, or a generator",
     ),
 )
 """What can be asked of a step on a mesh."""
@@ -172,7 +184,13 @@ def refuse_sequence(shape: Shape, mesh: Mesh, *, cp_method: str = "ring") -> str
 
 
 def refuse_stages(
-    shape: Shape, mesh: Mesh, microbatch: int, microbatches: int, schedule: str, chunks: int, split: str
+    shape: Shape,
+    mesh: Mesh,
+    microbatch: int,
+    microbatches: int,
+    schedule: str,
+    chunks: int,
+    split: str,
 ) -> str | None:
     pp, fsdp = mesh.get("pp", 1), mesh.get("fsdp", 1)
     for name, count in (("microbatch", microbatch), ("microbatches", microbatches)):
@@ -200,7 +218,9 @@ def refuse_experts(mesh: Mesh, num_experts: int) -> str | None:
     if not num_experts:
         if etp > 1:
             return f"etp({etp}) > 1 without experts: a dense model has none to split"
-        return None if ep == 1 else f"ep({ep}) > 1 without experts: a dense model has none to deal out"
+        return (
+            None if ep == 1 else f"ep({ep}) > 1 without experts: a dense model has none to deal out"
+        )
     if tp % etp:
         return f"tp({tp}) % etp({etp}) != 0"
     if num_experts % ep:
@@ -210,7 +230,9 @@ def refuse_experts(mesh: Mesh, num_experts: int) -> str | None:
     return None
 
 
-def refuse_split_backward(mesh: Mesh, schedule: str, checkpointing: str, num_experts: int) -> str | None:
+def refuse_split_backward(
+    mesh: Mesh, schedule: str, checkpointing: str, num_experts: int
+) -> str | None:
     if mesh.get("pp", 1) == 1 or not find_schedule(schedule).splits_backward:
         return None
     if checkpointing != "none":
@@ -218,7 +240,9 @@ def refuse_split_backward(mesh: Mesh, schedule: str, checkpointing: str, num_exp
     if mesh.get("fsdp", 1) > 1:
         other = f"fsdp({mesh['fsdp']}): torch's FSDP reduces gradients after a whole backward pass"
     elif num_experts:
-        other = f"experts({num_experts}): tokens come back from their experts once in a backward pass"
+        other = (
+            f"experts({num_experts}): tokens come back from their experts once in a backward pass"
+        )
     else:
         return None
     return f"schedule = {schedule} is not allowed with {other}, and this schedule splits it"

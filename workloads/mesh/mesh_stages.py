@@ -20,7 +20,13 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.groups import Held, held_by
 from parbench.workloads.expert_parallel.moe_case import Moe, num_expert_parameters
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from parbench.workloads.mesh.axes import expert_copies, expert_groups, expert_parts, groups_along, multiplied
+from parbench.workloads.mesh.axes import (
+    expert_copies,
+    expert_groups,
+    expert_parts,
+    groups_along,
+    multiplied,
+)
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 from parbench.workloads.model.timed_compute import TimedLinear
 from parbench.workloads.pipeline_parallel.stages import Chunk, Recorder
@@ -52,7 +58,9 @@ class Groups:
 
 def make_groups(world: World, spec: StepSpec) -> Groups:
     """Make the mesh and the groups; every rank of the world makes every one."""
-    axes = {name: size for name, size in multiplied(spec.mesh).items() if size > 1} or {"dp": world.size}
+    axes = {name: size for name, size in multiplied(spec.mesh).items() if size > 1} or {
+        "dp": world.size
+    }
     mesh, made = make_mesh(world, **axes)
     partitions, held = {}, Held()
     if spec.size("cp") > 1:
@@ -60,7 +68,11 @@ def make_groups(world: World, spec: StepSpec) -> Groups:
     if "pp" in axes:
         partitions["replica_group"] = groups_along(spec.mesh, "dp", "fsdp", "cp", "tp")
     if spec.moe is not None:
-        wanted = {"ep": expert_groups(spec.mesh), "etp": expert_parts(spec.mesh), "edp": expert_copies(spec.mesh)}
+        wanted = {
+            "ep": expert_groups(spec.mesh),
+            "etp": expert_parts(spec.mesh),
+            "edp": expert_copies(spec.mesh),
+        }
         partitions |= {name: groups for name, groups in wanted.items() if len(groups[0]) > 1}
     further = {name: group_of_mine(world, partition) for name, partition in partitions.items()}
     made = (*made, *further.values())
@@ -76,7 +88,9 @@ def make_groups(world: World, spec: StepSpec) -> Groups:
 def plan_of(spec: StepSpec) -> ContextPlan:
     cp, sequence = spec.size("cp"), spec.shape.sequence
     ulysses = cp if spec.cp_method == "ulysses" else 1
-    return ContextPlan(method=spec.cp_method, mask="causal", sequence=sequence, ranks=cp, ulysses=ulysses)
+    return ContextPlan(
+        method=spec.cp_method, mask="causal", sequence=sequence, ranks=cp, ulysses=ulysses
+    )
 
 
 def tokens_of(spec: StepSpec, coordinate: Mapping[str, int]) -> tuple[int, ...]:
@@ -93,7 +107,9 @@ def train_alone(chunk: Chunk, loss: Loss, begin: Begin) -> Train:
         losses = []
         for i, (given, wanted) in enumerate(zip(tokens, targets, strict=True)):
             if isinstance(chunk, FSDPModule):
-                chunk.set_requires_gradient_sync(i == len(tokens) - 1)  # FSDP reduces after the last one alone
+                chunk.set_requires_gradient_sync(
+                    i == len(tokens) - 1
+                )  # FSDP reduces after the last one alone
             begin(mixtures_in(chunk), i)
             with record_function("parbench:forward"):
                 part = loss(chunk(given), wanted)
@@ -108,7 +124,9 @@ def train_alone(chunk: Chunk, loss: Loss, begin: Begin) -> Train:
 class RoutingRecorder(Recorder):
     """Stamps actions, and lets its stage's mixtures know before which microbatch comes, for backward computes again."""
 
-    def __init__(self, device: torch.device, begin: Begin, before: Callable[[], None] = nothing) -> None:
+    def __init__(
+        self, device: torch.device, begin: Begin, before: Callable[[], None] = nothing
+    ) -> None:
         super().__init__(device, before)
         self._begin = begin
         self.chunks: Mapping[int, Chunk] = {}
@@ -122,13 +140,19 @@ class RoutingRecorder(Recorder):
 
 
 def mixtures_in(chunk: Chunk) -> dict[int, MoeLayer]:
-    return {int(name): layer.ffn for name, layer in chunk.layers.items() if isinstance(layer.ffn, MoeLayer)}
+    return {
+        int(name): layer.ffn
+        for name, layer in chunk.layers.items()
+        if isinstance(layer.ffn, MoeLayer)
+    }
 
 
 def shard(module: nn.Module, groups: Groups, mixtures: Iterable[MoeLayer], *, kept: bool) -> None:
     """Shard a layer, or what is left of a stage, by FSDP2, but for its mixtures' experts; ``kept`` stays gathered."""
     ignored: set[Any] = {p for mixture in mixtures for p in mixture.experts.parameters()}
-    fully_shard(module, mesh=groups.mesh["fsdp"], reshard_after_forward=not kept, ignored_params=ignored)
+    fully_shard(
+        module, mesh=groups.mesh["fsdp"], reshard_after_forward=not kept, ignored_params=ignored
+    )
 
 
 def by_kind(model: nn.Module, *, split: bool) -> dict[Kind, list[nn.Parameter]]:
@@ -152,7 +176,9 @@ class Sums:
 
     def take(self) -> None:
         """Sum over ``tp`` what it does not split, over ``dp`` all but experts, over ``edp`` those; see ``by_kind``."""
-        whole, split, routed = (_gradients_of(self.parameters[kind]) for kind in ("whole", "split", "routed"))
+        whole, split, routed = (
+            _gradients_of(self.parameters[kind]) for kind in ("whole", "split", "routed")
+        )
         for axis, gradients in (("tp", whole), ("dp", [*split, *whole]), ("edp", routed)):
             if axis in self.groups and gradients:
                 sum_together(gradients, self.groups[axis])
@@ -210,7 +236,9 @@ def count_wrong_fills(model: nn.Module, times: float, *, tp: int, num_ranks: int
     wrong = 0
     for name, module in model.named_modules():
         if isinstance(module, TimedLinear):
-            expected = times * module.mean_fill * (tp if name == "head" or ".ffn.shared." in name else 1)
+            expected = (
+                times * module.mean_fill * (tp if name == "head" or ".ffn.shared." in name else 1)
+            )
             gradient = None if module.weight.grad is None else local(module.weight.grad)
             wrong += count_unfilled(gradient, expected, num_ranks)
     return wrong

@@ -65,7 +65,11 @@ from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally
 from parbench.workloads.step.turns import choose_ranks
 from parbench.workloads.tensor_parallel.tensor_parallel import split_blocks
 
-_SUMMED = ("dp", "cp", "tp")  # over these gradients of a mean are summed; over fsdp FSDP takes the mean
+_SUMMED = (
+    "dp",
+    "cp",
+    "tp",
+)  # over these gradients of a mean are summed; over fsdp FSDP takes the mean
 _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"
 _MEMORY = {
     "memory": "between steps, activations of a step above its start",
@@ -73,7 +77,8 @@ _MEMORY = {
     "memory_formula": "activations where routes are even",
 }
 _IDLE = (
-    "idle is of the traced wall, where waiting for a stage is exposed pp; idle by cause is the slowest pipeline's own"
+    "idle is of the traced wall, where waiting for a stage is exposed pp; "
+    "idle by cause is the slowest pipeline's own"
 )
 _EVEN = "memory: the closed form of activations is of even routes, what is counted of those that were taken"
 _TIMED = "timed compute: activations have no closed form, as attention keeps none of its own"
@@ -101,7 +106,11 @@ class MeshBytes:
         for mixture in layers:
             mixture.chosen.clear()
         sent, expected = SentBytes(look.layout, self.expected).observe(step, begin, budget_seconds)
-        routed = routed_by(layers, look.at.spec.microbatch * look.tokens) if "ep" in look.layout.axes else None
+        routed = (
+            routed_by(layers, look.at.spec.microbatch * look.tokens)
+            if "ep" in look.layout.axes
+            else None
+        )
         return Sent(sent, expected, routed)
 
     def summarise(self, told: Sequence[Sent]) -> Explanation:
@@ -109,7 +118,10 @@ class MeshBytes:
         if (moe := self.look.at.spec.moe) is not None and (routed := self._routed(told)):
             first = next(ranks for ranks in expert_groups(self.look.at.spec.mesh) if 0 in ranks)
             metrics |= load_metrics([routed[rank] for rank in first], moe.ep, None)
-        return Explanation(metrics=metrics, details={"bytes_sent_by_rank": [dict(one.sent.by_axis) for one in told]})
+        return Explanation(
+            metrics=metrics,
+            details={"bytes_sent_by_rank": [dict(one.sent.by_axis) for one in told]},
+        )
 
     def sent_and_expected(self, told: Sequence[Sent]) -> list[tuple[Tally, ByAxis]]:
         spec, moe, routed = self.look.at.spec, self.look.at.spec.moe, self._routed(told)
@@ -121,14 +133,22 @@ class MeshBytes:
             copy = [routed[rank] for rank in ranks]
             for i, rank in enumerate(ranks):
                 flights = sent_in_step(moe.variant, i, copy, sizes)
-                to_experts[rank] = sum(spec.forwards * one.forward + one.backward for one in flights)
-        return [(one.sent, {**one.expected, "ep": to_experts[rank]}) for rank, one in enumerate(told)]
+                to_experts[rank] = sum(
+                    spec.forwards * one.forward + one.backward for one in flights
+                )
+        return [
+            (one.sent, {**one.expected, "ep": to_experts[rank]}) for rank, one in enumerate(told)
+        ]
 
     def _routed(self, told: Sequence[Sent]) -> dict[int, Routed]:
         """Return what each rank routed, with those that split experts: they take each other's tokens."""
         each = [one.routed for one in told if one.routed is not None]
         parts = expert_parts(self.look.at.spec.mesh) if each else []
-        return {rank: merged([each[of] for of in ranks], len(ranks))[0] for ranks in parts for rank in ranks}
+        return {
+            rank: merged([each[of] for of in ranks], len(ranks))[0]
+            for ranks in parts
+            for rank in ranks
+        }
 
 
 @dataclass(frozen=True)
@@ -147,20 +167,32 @@ class MeshBubble:
         in_order = probing.summarize_order(order)
         if not taken:
             facts = msgspec.structs.replace(facts, why_not_measured=probing.SHARED_NOTE)
-            return Explanation(metrics=in_order, details=facts.as_details, notes=(probing.SHARED_NOTE,))
+            return Explanation(
+                metrics=in_order, details=facts.as_details, notes=(probing.SHARED_NOTE,)
+            )
         pipelines = groups_along(self.look.at.spec.mesh, "pp")
-        of_each = [probing.merge_steps([taken[rank] for rank in ranks], order) for ranks in pipelines]
+        of_each = [
+            probing.merge_steps([taken[rank] for rank in ranks], order) for ranks in pipelines
+        ]
         turns = list(
-            enumerate(choose_ranks([[timeline.makespan for timeline in steps.timelines] for steps in of_each]))
+            enumerate(
+                choose_ranks(
+                    [[timeline.makespan for timeline in steps.timelines] for steps in of_each]
+                )
+            )
         )
         slowest = probing.PipelineSteps(
             order=order,
             timelines=tuple(of_each[pipeline].timelines[turn] for turn, pipeline in turns),
-            outside_seconds=tuple(of_each[pipeline].outside_seconds[turn] for turn, pipeline in turns),
+            outside_seconds=tuple(
+                of_each[pipeline].outside_seconds[turn] for turn, pipeline in turns
+            ),
             uncertainty_seconds=max(steps.uncertainty_seconds for steps in of_each),
         )
         latency = measure_latency(slowest.timelines, order)
-        metrics = in_order | probing.summarize_bubble(slowest, latency, self.look.at.spec.timed_seconds)
+        metrics = in_order | probing.summarize_bubble(
+            slowest, latency, self.look.at.spec.timed_seconds
+        )
         # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
         for name in ("compute", "idle", "non_pipeline_time"):
             del metrics[name]
@@ -177,14 +209,25 @@ class MeshMemory:
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
         held = probing.measure_memory(self.look, begin, as_routed)
-        return {**held, "memory_formula": asdict(state_of(self.look.at))} if self.look.at.spec.timed else held
+        return (
+            {**held, "memory_formula": asdict(state_of(self.look.at))}
+            if self.look.at.spec.timed
+            else held
+        )
 
     def summarise(self, told: Sequence[BySource]) -> Explanation:
         spec = self.look.at.spec
         notes = [_TIMED] if spec.timed else []
-        if spec.moe is not None and spec.moe.routing != BALANCED and spec.checkpointing == "none" and not spec.timed:
+        if (
+            spec.moe is not None
+            and spec.moe.routing != BALANCED
+            and spec.checkpointing == "none"
+            and not spec.timed
+        ):
             notes.append(_EVEN)
-        details = {"memory_by_rank": {name: [one["memory"][name] for one in told] for name in COMPONENTS}}
+        details = {
+            "memory_by_rank": {name: [one["memory"][name] for one in told] for name in COMPONENTS}
+        }
         return Explanation(metrics=largest_of(told, _MEMORY), details=details, notes=tuple(notes))
 
 
@@ -240,14 +283,19 @@ class HybridStep(MixtureStep):
             train=self._forward_backward,
         )
 
-    def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+    def _lay_out(
+        self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+    ) -> Layout:
         groups = mesh_stages.make_groups(world, spec)
         # a wait that took too long is not made up for by the next action: that would be a bubble moved elsewhere
         self._recorder = mesh_stages.RoutingRecorder(world.device, self._begin, self._forget_late)
         if self.moe is not None:
             exchange_ffns(model, spec.shape, self.moe, world.seed, held=groups.held)
             if spec.timed_seconds is not None:
-                seconds, tokens = spec.timed_seconds * spec.size("pp"), spec.microbatch * len(self._tokens)
+                seconds, tokens = (
+                    spec.timed_seconds * spec.size("pp"),
+                    spec.microbatch * len(self._tokens),
+                )
                 experts, others = seconds * self._shares.experts, seconds * self._shares.linear
                 let_experts_wait(model, experts, tokens, self._waiter, others=others)
         self._begin_layers(model, groups)
@@ -261,11 +309,17 @@ class HybridStep(MixtureStep):
         self._chunks, self._train_chunks = self._make_stages(model, spec, groups)
         if "fsdp" in groups.axes:
             for chunk in self._chunks.values():
-                mesh_stages.shard(chunk, groups, mixtures_in(chunk).values(), kept=spec.pipeline is not None)
+                mesh_stages.shard(
+                    chunk, groups, mixtures_in(chunk).values(), kept=spec.pipeline is not None
+                )
         held = StageParameters(self._chunks.values())
-        self._mixtures = {n: one for chunk in self._chunks.values() for n, one in mixtures_in(chunk).items()}
+        self._mixtures = {
+            n: one for chunk in self._chunks.values() for n, one in mixtures_in(chunk).items()
+        }
         parameters = mesh_stages.by_kind(held, split="tp" in groups.axes)
-        self._sums = mesh_stages.Sums(parameters=parameters, groups=groups.axes, shards=spec.size("fsdp"))
+        self._sums = mesh_stages.Sums(
+            parameters=parameters, groups=groups.axes, shards=spec.size("fsdp")
+        )
         return replace(
             Layout.of(spec, world, held, groups.axes),
             forward_backward=self._train,
@@ -274,11 +328,18 @@ class HybridStep(MixtureStep):
             reference_model=None if self._routes is None else self._routes.reference_model,
             reference_loss=loss_of if self._routes is None else self._routes.reference_loss,
             made_groups=groups.made,
-            details={"mesh": dict(spec.mesh), **({"timed_shares": asdict(self._shares)} if spec.timed else {})},
+            details={
+                "mesh": dict(spec.mesh),
+                **({"timed_shares": asdict(self._shares)} if spec.timed else {}),
+            },
             notes=(
                 *((_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else ()),
                 *(list_notes(spec.pipeline.order, world) if spec.pipeline is not None else ()),
-                *(kernel_notes(world.device, dtype_of(spec)) if self.moe is not None and not spec.timed else ()),
+                *(
+                    kernel_notes(world.device, dtype_of(spec))
+                    if self.moe is not None and not spec.timed
+                    else ()
+                ),
             ),
         )
 
@@ -311,10 +372,14 @@ class HybridStep(MixtureStep):
             chunk = Chunk(model, 0, len(model.layers))
             return {0: chunk}, train_alone(chunk, loss, self._begin)
         recorder, group = self._recorder, groups.axes["pp"]
-        stages = make_stages(model, spec, self.spec.pipeline, recorder, self._world, group, len(self._tokens))
+        stages = make_stages(
+            model, spec, self.spec.pipeline, recorder, self._world, group, len(self._tokens)
+        )
         recorder.chunks = {stage.stage_index: stage.chunk for stage in stages}
         train = make_train(self.spec.pipeline.order, stages, recorder, loss)
-        return recorder.chunks, lambda tokens, targets: train(torch.cat(tuple(tokens)), torch.cat(tuple(targets)))
+        return recorder.chunks, lambda tokens, targets: train(
+            torch.cat(tuple(tokens)), torch.cat(tuple(targets))
+        )
 
     def _train(self, microbatches: Sequence[Tensor]) -> Tensor | None:
         """Take gradients of the mean over all data; return this rank's mean loss, None where another rank knows it."""
@@ -336,7 +401,9 @@ class HybridStep(MixtureStep):
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Let linear layers wait; mixtures, whose experts wait as well, are not there before the model is laid out."""
         if self.moe is None:
-            pipeline_stages.time_layers(model, self.spec, self._world, self._waiter, seconds * self._shares.linear)
+            pipeline_stages.time_layers(
+                model, self.spec, self._world, self._waiter, seconds * self._shares.linear
+            )
 
     def _kernel(self, spec: StepSpec) -> Kernel:
         shape = spec.shape
@@ -344,11 +411,15 @@ class HybridStep(MixtureStep):
             return kernel_for(self._world.device, dtype_of(spec), shape.head_size)
         each = spec.timed_seconds * self.spec.size("pp") / shape.layers * self._shares.attention
         plan, heads = mesh_stages.plan_of(spec), shape.heads // self.spec.size("tp")
-        return waiting_kernel(each, plan, microbatch=spec.microbatch, heads=heads, waiter=self._block_waiter)
+        return waiting_kernel(
+            each, plan, microbatch=spec.microbatch, heads=heads, waiter=self._block_waiter
+        )
 
     def _fill_distinct_gradients(self) -> None:
         layout = self.layout
-        fill_distinct_gradients(layout.model, layout.data_rank, layout.data_size, self.spec.size("fsdp"))
+        fill_distinct_gradients(
+            layout.model, layout.data_rank, layout.data_size, self.spec.size("fsdp")
+        )
 
 
 prepare = behind_gate(HybridStep, strategies.mesh)

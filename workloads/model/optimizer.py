@@ -10,7 +10,9 @@ from torch.distributed.tensor import DTensor
 LEARNING_RATE = 1e-3
 
 
-def make_optimizer(parameters: Iterable[Tensor], dtype: torch.dtype, *, timed: bool = False) -> torch.optim.Optimizer:
+def make_optimizer(
+    parameters: Iterable[Tensor], dtype: torch.dtype, *, timed: bool = False
+) -> torch.optim.Optimizer:
     groups = make_parameter_groups(parameters)
     return optimizer_class(dtype, timed=timed)(groups, lr=LEARNING_RATE)  # type: ignore[call-arg]
 
@@ -67,8 +69,15 @@ class MasterAdamW(torch.optim.Optimizer):
             master.grad = None
 
     def held(self) -> list[Tensor]:
-        moments = [] if self._inner is None else [v for s in self._inner.state.values() for v in s.values()]
-        return [*(master for _, master in self._pairs), *(value for value in moments if isinstance(value, Tensor))]
+        moments = (
+            []
+            if self._inner is None
+            else [v for s in self._inner.state.values() for v in s.values()]
+        )
+        return [
+            *(master for _, master in self._pairs),
+            *(value for value in moments if isinstance(value, Tensor)),
+        ]
 
     def _begin(self) -> torch.optim.AdamW:
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]

@@ -102,8 +102,16 @@ def _override(name: str, meaning: str) -> Param:
 
 
 MODEL = (
-    Param(name="shape", kind="str", default="tiny", choices=tuple(SHAPES), help="the model and its sequence length"),
-    choice("recipe", "the kind of norms, FFN and positions; empty = the shape's", "", *get_args(Recipe)),
+    Param(
+        name="shape",
+        kind="str",
+        default="tiny",
+        choices=tuple(SHAPES),
+        help="the model and its sequence length",
+    ),
+    choice(
+        "recipe", "the kind of norms, FFN and positions; empty = the shape's", "", *get_args(Recipe)
+    ),
     _override("layers", "decoder layers; 0 = the shape's"),
     _override("hidden", "hidden size; 0 = the shape's"),
     _override("heads", "query heads; 0 = the shape's"),
@@ -115,11 +123,28 @@ MODEL = (
 
 
 BATCH = (
-    Param(name="microbatch", kind="int", default=4, minimum=1, help="sequences of one rank's microbatch"),
-    Param(name="accumulation", kind="int", default=1, minimum=1, optional=True, help="microbatches per step"),
+    Param(
+        name="microbatch",
+        kind="int",
+        default=4,
+        minimum=1,
+        help="sequences of one rank's microbatch",
+    ),
+    Param(
+        name="accumulation",
+        kind="int",
+        default=1,
+        minimum=1,
+        optional=True,
+        help="microbatches per step",
+    ),
 )
-PRECISION = choice("precision", "of weights and gradients; bfloat16 keeps float32 masters", *PRECISIONS)
-CHECKPOINTING = choice("checkpointing", "what forward drops and backward computes again", *CHECKPOINTINGS)
+PRECISION = choice(
+    "precision", "of weights and gradients; bfloat16 keeps float32 masters", *PRECISIONS
+)
+CHECKPOINTING = choice(
+    "checkpointing", "what forward drops and backward computes again", *CHECKPOINTINGS
+)
 REAL, TIMED = "real", "timed:"
 _WAITED = "real, or timed:DURATION: ranks wait instead of computing, so long for the forward of a microbatch"
 COMPUTE = Param(name="compute", kind="str", default=REAL, optional=True, help=_WAITED)
@@ -146,7 +171,9 @@ def parse_compute(text: str) -> float | None:
     if text == REAL:
         return None
     if not text.startswith(TIMED):
-        raise UserError(f"compute = {text!r} is not allowed: compute is real or timed:DURATION, such as timed:20ms")
+        raise UserError(
+            f"compute = {text!r} is not allowed: compute is real or timed:DURATION, such as timed:20ms"
+        )
     return parse_duration(text.removeprefix(TIMED))
 
 
@@ -229,7 +256,9 @@ class Widths:
                 raise UserError(f"--state {part!r}: {kind!r} is not {format_choices(kinds, kind)}")
             dtypes = {**DTYPES, **({"none": 0} if kind == "master" else {})}
             if dtype not in dtypes:
-                raise UserError(f"--state {part!r}: {dtype!r} is not {format_choices(dtypes, dtype)}")
+                raise UserError(
+                    f"--state {part!r}: {dtype!r} is not {format_choices(dtypes, dtype)}"
+                )
             found[kind] = dtypes[dtype]
         return replace(otherwise, **found)
 

@@ -24,7 +24,10 @@ COMPUTE_RANGE = "parbench:compute"
 _CALIBRATION_CYCLES = 20_000_000
 _CALIBRATION_ROUNDS = 3
 _SETTLED = 0.01
-_LEAST_SPIN_SECONDS, _MOST_SPINS = 0.25, 60  # an idle GPU takes some of a second until its clocks are up
+_LEAST_SPIN_SECONDS, _MOST_SPINS = (
+    0.25,
+    60,
+)  # an idle GPU takes some of a second until its clocks are up
 
 
 class TimedCompute:
@@ -77,7 +80,9 @@ class TimedCompute:
 def _calibration(device: torch.device) -> tuple[float, tuple[str, ...]]:
     """Return the cycles per second of the device's spinning kernel, and what makes them doubtful."""
     seconds, apart = settled(lambda: _spin(device))
-    unsettled = f"timed compute: waits may be off by {apart:.0%}, for the GPU's clock did not settle"
+    unsettled = (
+        f"timed compute: waits may be off by {apart:.0%}, for the GPU's clock did not settle"
+    )
     return _CALIBRATION_CYCLES / seconds, (unsettled,) if apart > _SETTLED else ()
 
 
@@ -120,7 +125,9 @@ class TimedLinear(nn.Linear):
         """Wait once; backward waits for the input gradient, then for the weight gradient."""
         if not isinstance(self.weight, DTensor):
             return self._work(input, self.weight, self.bias)
-        assert isinstance(input, DTensor), "a sharded Linear is given a DTensor by its parallel style"
+        assert isinstance(input, DTensor), (
+            "a sharded Linear is given a DTensor by its parallel style"
+        )
         [weight_placement] = self.weight.placements
         [input_placement] = input.placements
         gradient, output = _placements(weight_placement, input_placement, input.dim() - 1)
@@ -168,7 +175,9 @@ class _WeightGradient(torch.autograd.Function):
     """The weight-gradient node; it keeps the Linear's input until then, as a real one must."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, x: Tensor, linear: TimedLinear) -> Tensor:
+    def forward(
+        ctx: Any, weight: Tensor, bias: Tensor | None, x: Tensor, linear: TimedLinear
+    ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.size, ctx.biased, ctx.linear = weight.shape, bias is not None, linear
         return weight.new_zeros(())
@@ -179,7 +188,12 @@ class _WeightGradient(torch.autograd.Function):
         token, linear = gradients[0], ctx.linear
         with linear.waiter.waiting(linear.seconds * linear.waiter.backward_scale):
             weight = token.new_full(ctx.size, linear.fill)
-            return weight, token.new_full(ctx.size[:1], linear.fill) if ctx.biased else None, None, None
+            return (
+                weight,
+                token.new_full(ctx.size[:1], linear.fill) if ctx.biased else None,
+                None,
+                None,
+            )
 
 
 class _Join(torch.autograd.Function):
@@ -230,7 +244,9 @@ def fill_distinct_gradients(model: nn.Module, rank: int, data_size: int, divisor
         linear.fill, linear.mean_fill = fills[rank], sum(fills) / data_size
 
 
-def calibrate(seconds_per_forward: float, waiter: TimedCompute, forward: Callable[[], Tensor]) -> None:
+def calibrate(
+    seconds_per_forward: float, waiter: TimedCompute, forward: Callable[[], Tensor]
+) -> None:
     """Shorten the waits by what the model's own host work takes, so that its whole forward takes T and backward 2 T.
 
     ``forward`` is the plain model's, before it is laid out over ranks: what a layout adds stays to be seen.
@@ -254,7 +270,9 @@ def calibrate(seconds_per_forward: float, waiter: TimedCompute, forward: Callabl
 
 
 def _time(linear: nn.Linear, seconds: float, waiter: TimedCompute) -> None:
-    linear.__class__ = TimedLinear  # its name, its parameters and being a Linear stay, for what looks at them
+    linear.__class__ = (
+        TimedLinear  # its name, its parameters and being a Linear stay, for what looks at them
+    )
     assert isinstance(linear, TimedLinear)
     linear.seconds, linear.waiter = seconds, waiter
 

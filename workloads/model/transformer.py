@@ -28,7 +28,9 @@ Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(d)) v over what is not later: q (b, a, s, d), k and v (b, a_kv, s, d)."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    return F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -118,7 +120,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.places: Tensor | None = None
-        self.positions = nn.Embedding(shape.sequence, shape.hidden) if shape.recipe == "gpt" else None
+        self.positions = (
+            nn.Embedding(shape.sequence, shape.hidden) if shape.recipe == "gpt" else None
+        )
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = _norm(shape)
         self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
@@ -126,7 +130,11 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens)
         if self.positions is not None:
-            places = torch.arange(tokens.shape[1], device=tokens.device) if self.places is None else self.places
+            places = (
+                torch.arange(tokens.shape[1], device=tokens.device)
+                if self.places is None
+                else self.places
+            )
             x = x + self.positions(places)
         for layer in self.layers:
             x = layer(x)
@@ -138,7 +146,9 @@ def _norm(shape: Shape) -> nn.Module:
     return (nn.LayerNorm if shape.recipe == "gpt" else nn.RMSNorm)(shape.hidden, _NORM_EPSILON)
 
 
-def build(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Transformer:
+def build(
+    shape: Shape, seed: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Transformer:
     model = outline(shape, dtype)
     materialise(model, seed, device)
     return model
@@ -168,7 +178,9 @@ def fill(module: nn.Module, seed: int, name: str = "") -> None:
         for place, parameter in module.named_parameters(prefix=name):
             weights = draw_weights(place, parameter.shape, seed, parameter.device)
             if isinstance(parameter, DTensor):
-                mine = distribute_tensor(weights, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                mine = distribute_tensor(
+                    weights, parameter.device_mesh, parameter.placements, src_data_rank=None
+                )
                 parameter.to_local().copy_(mine.to_local())
             else:
                 parameter.copy_(weights)
@@ -187,12 +199,16 @@ def draw_weights(name: str, size: torch.Size, seed: int, device: torch.device) -
 
 def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
     """Return the tokens of a step, (sequences, s + 1), on the CPU; targets are inputs moved by one."""
-    return torch.randint(shape.vocabulary, (sequences, shape.sequence + 1), generator=generator(seed, step))
+    return torch.randint(
+        shape.vocabulary, (sequences, shape.sequence + 1), generator=generator(seed, step)
+    )
 
 
 def generator(seed: int, what: object, device: torch.device | str = "cpu") -> torch.Generator:
     """Return what draws numbers that are a function of a seed and of what they are for."""
-    return torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {what}".encode()))  # it reads no more than 32 bits
+    return torch.Generator(device).manual_seed(
+        zlib.crc32(f"{seed} {what}".encode())
+    )  # it reads no more than 32 bits
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -216,7 +232,9 @@ def checkpoint(model: nn.Module, how: str) -> None:
     Call it once, before FSDP or DDP takes the model, so that gathered weights are there when a layer is computed again.
     """
     if how not in CHECKPOINTINGS:
-        raise UserError(f"checkpointing = {how!r} is not allowed: checkpointing is {', '.join(CHECKPOINTINGS)}")
+        raise UserError(
+            f"checkpointing = {how!r} is not allowed: checkpointing is {', '.join(CHECKPOINTINGS)}"
+        )
     if how == "none":
         return
     keeping = {"context_fn": _selective_contexts} if how == "selective" else {}
@@ -240,7 +258,9 @@ def kept_in(caches: list[Any]) -> list[Tensor]:
     return [kept.val for kept in tree_leaves(caches) if hasattr(kept, "val")]
 
 
-def _policy(_context: object, operation: object, *_args: object, **_kwargs: object) -> CheckpointPolicy:
+def _policy(
+    _context: object, operation: object, *_args: object, **_kwargs: object
+) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 

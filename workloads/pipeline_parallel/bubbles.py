@@ -83,7 +83,9 @@ def to_us(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-def split_idle(measured: Timeline, order: PipelineOrder, latency: Latency) -> dict[IdleCause, float]:
+def split_idle(
+    measured: Timeline, order: PipelineOrder, latency: Latency
+) -> dict[IdleCause, float]:
     """Return the measured idle seconds by cause, mean per rank, which add up to all idle time.
 
     Each cause is the idle time of one simulation minus that of the one before: "schedule" with the
@@ -125,7 +127,9 @@ def attribute_gaps(
     return parts
 
 
-def _simulate_causes(measured: Timeline, order: PipelineOrder, latency: Latency) -> tuple[Timeline, Timeline, Timeline]:
+def _simulate_causes(
+    measured: Timeline, order: PipelineOrder, latency: Latency
+) -> tuple[Timeline, Timeline, Timeline]:
     means = _compute_means([measured], lambda action: (action.stage, action.kind))
 
     def seconds_of_stage(action: Action) -> float:
@@ -143,7 +147,9 @@ def simulate_mean_actions(measured: Timeline, order: PipelineOrder) -> Timeline:
     return simulate_kinds(order, _compute_means([measured], lambda action: action.kind))
 
 
-def simulate_kinds(order: PipelineOrder, seconds_by_kind: Mapping[ActionKind, float], latency: float = 0.0) -> Timeline:
+def simulate_kinds(
+    order: PipelineOrder, seconds_by_kind: Mapping[ActionKind, float], latency: float = 0.0
+) -> Timeline:
     return simulate(order, lambda action: seconds_by_kind[action.kind], latency)
 
 
@@ -166,7 +172,9 @@ def _list_gaps(timeline: Timeline, rank: int) -> list[tuple[float, float]]:
     return gaps
 
 
-def measure_latency(timelines: Sequence[Timeline], order: PipelineOrder) -> dict[tuple[int, int], float]:
+def measure_latency(
+    timelines: Sequence[Timeline], order: PipelineOrder
+) -> dict[tuple[int, int], float]:
     """Return the seconds of messages by sender and receiver. The ranks' clocks must agree.
 
     It is the median time from the sender's stop to the receiver's start, of the messages for which
@@ -219,7 +227,9 @@ def compare_schedules(
     }
     rows = []
     for schedule in SCHEDULES.values():
-        row = SimulatedSchedule(schedule=schedule.name, chunks=schedule.stages_per_rank, measured=False)
+        row = SimulatedSchedule(
+            schedule=schedule.name, chunks=schedule.stages_per_rank, measured=False
+        )
         try:
             size = schedule.size(order.ranks, order.microbatches)
             layers_per_stage = split_layers(layers, size.num_stages)[0]

@@ -25,7 +25,9 @@ SCHEDULE = Param(
     choices=(*SCHEDULES, ALL),
     help="order of forward and backward passes; all: every schedule that can run here",
 )
-MICROBATCHES = Param(name="microbatches", kind="int", default=8, minimum=1, help="microbatches per step")
+MICROBATCHES = Param(
+    name="microbatches", kind="int", default=8, minimum=1, help="microbatches per step"
+)
 PARAMS = (
     SCHEDULE,
     MICROBATCHES,

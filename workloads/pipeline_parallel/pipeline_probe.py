@@ -40,7 +40,9 @@ from parbench.workloads.step.probe import Begin, Step, take_turns, timed
 from parbench.workloads.step.turns import cross_fitted
 
 MAX_TIMELINE_ACTIONS = 20_000
-SHARED_NOTE = "functional only: ranks share cores or a GPU, so that their compute cannot show a bubble"
+SHARED_NOTE = (
+    "functional only: ranks share cores or a GPU, so that their compute cannot show a bubble"
+)
 _HALVES_NOTE = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"
 _MEMORY_SOURCES = {
     "memory": "activations of a step above its start",
@@ -185,7 +187,9 @@ def has_shared_cores(world: World) -> bool:
     return any(num_ranks[name] > len(cores[name]) for name in cores)
 
 
-def measure_steps(context: PipelineContext, step: Step, begin: Begin, budget_seconds: float) -> RankSteps | None:
+def measure_steps(
+    context: PipelineContext, step: Step, begin: Begin, budget_seconds: float
+) -> RankSteps | None:
     """Run as many steps as the budget allows, none if they cannot show a bubble."""
     world, recorder = context.world, context.recorder
     if not can_measure_bubble(world, context.at.spec.timed_seconds):
@@ -196,7 +200,9 @@ def measure_steps(context: PipelineContext, step: Step, begin: Begin, budget_sec
     def run_step() -> None:
         begin()
         steps.wall_seconds.append(timed(step, world))
-        stamps = [(str(action), start - offset, stop - offset) for action, start, stop in recorder.read()]
+        stamps = [
+            (str(action), start - offset, stop - offset) for action, start, stop in recorder.read()
+        ]
         steps.stamps.append(stamps)
         steps.uncertainty_seconds.append(recorder.uncertainty_seconds)
 
@@ -234,7 +240,9 @@ def merge_steps(rank_steps: Sequence[RankSteps], order: PipelineOrder) -> Pipeli
     )
 
 
-def summarize_bubble(steps: PipelineSteps, latency: Latency, timed_seconds: float | None) -> dict[str, MetricValue]:
+def summarize_bubble(
+    steps: PipelineSteps, latency: Latency, timed_seconds: float | None
+) -> dict[str, MetricValue]:
     timeline = steps.median
     simulated = bubbles.simulate_mean_actions(timeline, steps.order)
     metrics: dict[str, MetricValue] = {}
@@ -257,7 +265,9 @@ def summarize_bubble(steps: PipelineSteps, latency: Latency, timed_seconds: floa
         **metrics,
         **_compute_analytical_bubble(steps, timed_seconds),
         **make_values({f"idle_{cause}": causes[cause] for cause in causes}, "mean over ranks"),
-        **make_values({"idle": idle, "compute": timeline.makespan - idle}, f"mean over ranks, {method}"),
+        **make_values(
+            {"idle": idle, "compute": timeline.makespan - idle}, f"mean over ranks, {method}"
+        ),
         **make_values({"makespan": timeline.makespan}, method),
         **make_values({"non_pipeline_time": outside}),
     }
@@ -273,7 +283,9 @@ def summarize_order(order: PipelineOrder) -> dict[str, MetricValue]:
     }
 
 
-def _compute_analytical_bubble(steps: PipelineSteps, timed_seconds: float | None) -> dict[str, MetricValue]:
+def _compute_analytical_bubble(
+    steps: PipelineSteps, timed_seconds: float | None
+) -> dict[str, MetricValue]:
     """Return the analytical bubble of the mean times, or of the times that simulated compute has.
 
     SimulatedSchedule compute is never exactly equal, which some formulas require.
@@ -349,7 +361,9 @@ def measure_memory(
     """
     begin()
     context.train()
-    state = {name: memory.storage_bytes(tensors) for name, tensors in _list_state(context.layout).items()}
+    state = {
+        name: memory.storage_bytes(tensors) for name, tensors in _list_state(context.layout).items()
+    }
     begin()
     activations = memory.peak_during(context.train, context.world.device) or 0
     formula = {**asdict(state_of(context.at)), "activations": activations_of(context.at)}
@@ -360,7 +374,9 @@ def measure_memory(
     }
 
 
-def count_memory(context: PipelineContext, prepare: Callable[[Chunk], object] = prepare_nothing) -> dict[str, float]:
+def count_memory(
+    context: PipelineContext, prepare: Callable[[Chunk], object] = prepare_nothing
+) -> dict[str, float]:
     """Return the bytes of state, and those that microbatches in flight have saved for backward."""
     spec = context.at.spec
     # State comes first, because the counted forward passes leave FSDP's parameters gathered.
@@ -370,7 +386,9 @@ def count_memory(context: PipelineContext, prepare: Callable[[Chunk], object] = 
     saved = {}
     for stage, chunk in context.chunks.items():
         prepare(chunk)
-        saved[stage] = count_saved_bytes(chunk, (spec.microbatch, context.tokens), spec.shape.hidden)
+        saved[stage] = count_saved_bytes(
+            chunk, (spec.microbatch, context.tokens), spec.shape.hidden
+        )
     if spec.pipeline is None:
         counted["activations"] = saved[0]
     else:
@@ -385,7 +403,9 @@ def count_saved_bytes(chunk: Chunk, size: tuple[int, int], hidden: int) -> int:
     """
     weight = next(chunk.parameters())
     tokens = torch.zeros(size, dtype=torch.long, device=weight.device)
-    hidden_states = torch.zeros(*size, hidden, device=weight.device, dtype=weight.dtype, requires_grad=True)
+    hidden_states = torch.zeros(
+        *size, hidden, device=weight.device, dtype=weight.dtype, requires_grad=True
+    )
     with memory.SavedTensors(chunk) as saved:
         output = chunk(hidden_states if chunk.tokens is None else tokens)
         if chunk.head is not None:

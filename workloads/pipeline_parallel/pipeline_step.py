@@ -44,7 +44,9 @@ class PipelineStep(TrainingStep):
         )
         return SentBytes(self.layout, self.expected_bytes()), PipelineProbe(context)
 
-    def _lay_out(self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+    def _lay_out(
+        self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+    ) -> Layout:
         pipeline = spec.pipeline
         assert pipeline is not None
         # The next action does not make up for one that took too long, which would move a bubble.

@@ -43,7 +43,9 @@ class PassSeconds:
     @property
     def is_equal(self) -> bool:
         """True if F = I = W."""
-        return isclose(self.forward, self.input_gradient) and isclose(self.input_gradient, self.weight_gradient)
+        return isclose(self.forward, self.input_gradient) and isclose(
+            self.input_gradient, self.weight_gradient
+        )
 
 
 @dataclass(frozen=True)

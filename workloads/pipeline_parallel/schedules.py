@@ -44,7 +44,9 @@ def find_partial_round(size: PipelineSize) -> str:
     return f"{microbatches} % rounds({rounds}) == 0, where {meaning}"
 
 
-def alternate_passes(rank: int, size: PipelineSize, warmup: int, weight_delay: int | None = None) -> list[Action]:
+def alternate_passes(
+    rank: int, size: PipelineSize, warmup: int, weight_delay: int | None = None
+) -> list[Action]:
     """Run ``warmup`` forward passes, alternate forward and backward, then run the other backwards.
 
     With a delay, backward passes are split. Each weight gradient comes ``weight_delay`` input

@@ -166,7 +166,9 @@ def _visit_actions(order: PipelineOrder, visit: Callable[[int, Action], object])
 
 
 def _format_deadlock(order: PipelineOrder, blocked: Sequence[BlockedRank]) -> str:
-    producers = {get_output(action): str(action) for actions in order.actions_by_rank for action in actions}
+    producers = {
+        get_output(action): str(action) for actions in order.actions_by_rank for action in actions
+    }
     waits = []
     for rank, action, missing in blocked[:MAX_NAMED_RANKS]:
         name = "{}{}{}, which no rank runs".format(*missing)

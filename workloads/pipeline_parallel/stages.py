@@ -42,7 +42,9 @@ class Chunk(nn.Module):
         self.tokens = model.tokens if is_first else None
         self.positions = model.positions if is_first else None
         self.places = model.places
-        self.layers = nn.ModuleDict({str(index): model.layers[index] for index in range(first, first + count)})
+        self.layers = nn.ModuleDict(
+            {str(index): model.layers[index] for index in range(first, first + count)}
+        )
         self.norm = model.norm if is_last else None
         self.head = model.head if is_last else None
         self.embedded: Tensor | None = None
@@ -109,7 +111,8 @@ class Recorder:
         """
         to_seconds, self.uncertainty_seconds = seconds_of(self._device)
         return [
-            (action, int(to_seconds(start) * 1e9), int(to_seconds(stop) * 1e9)) for action, start, stop in self._moments
+            (action, int(to_seconds(start) * 1e9), int(to_seconds(stop) * 1e9))
+            for action, start, stop in self._moments
         ]
 
 
@@ -143,7 +146,9 @@ class Stage(PlainStage):
             if full_backward or embedded is None:
                 super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
                 return
-            gradient, graph_start = self.input_gradient(bwd_chunk_id, embedded, self.chunk.layers.parameters())
+            gradient, graph_start = self.input_gradient(
+                bwd_chunk_id, embedded, self.chunk.layers.parameters()
+            )
             self._embedding_gradients[bwd_chunk_id] = (embedded, gradient, graph_start)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
@@ -160,7 +165,9 @@ class Stage(PlainStage):
         return self._recorder.running(Action(self.stage_index, kind, microbatch))
 
 
-def time_layers(model: Transformer, spec: StepSpec, world: World, waiter: TimedCompute, seconds: float) -> None:
+def time_layers(
+    model: Transformer, spec: StepSpec, world: World, waiter: TimedCompute, seconds: float
+) -> None:
     """Simulate compute: a rank's share of the layers takes ``seconds`` per forward pass."""
     ranks = spec.size("pp")
     make_timed(model, seconds * ranks, waiter)
@@ -175,7 +182,10 @@ def time_layers(model: Transformer, spec: StepSpec, world: World, waiter: TimedC
 def make_chunks(model: Transformer, pipeline: Pipeline, rank: int) -> dict[int, Chunk]:
     """Return the modules of a rank by stage."""
     layers = pipeline.layers_by_stage
-    return {stage: Chunk(model, sum(layers[:stage]), layers[stage]) for stage in pipeline.order.stages_of(rank)}
+    return {
+        stage: Chunk(model, sum(layers[:stage]), layers[stage])
+        for stage in pipeline.order.stages_of(rank)
+    }
 
 
 def make_stages(
@@ -245,7 +255,9 @@ def make_train(
     def train(tokens: Tensor, targets: Tensor) -> Tensor | None:
         inputs = [tokens] if any(stage.is_first for stage in stages) else []
         losses: list[Tensor] = []
-        runtime.step(*inputs, target=targets, losses=losses if has_last else None, return_outputs=False)
+        runtime.step(
+            *inputs, target=targets, losses=losses if has_last else None, return_outputs=False
+        )
         return torch.stack(losses).sum().detach() if losses else None
 
     has_last = any(stage.is_last for stage in stages)

@@ -25,7 +25,9 @@ from parbench.workloads.pipeline_parallel.order import PipelineOrder
 class PlainStage(PipelineStage):
     """A stage with one input and one output, whose meta tensors torch need not derive."""
 
-    def __init__(self, module: nn.Module, index: int, input_meta: Tensor, output_meta: Tensor, **options: Any) -> None:
+    def __init__(
+        self, module: nn.Module, index: int, input_meta: Tensor, output_meta: Tensor, **options: Any
+    ) -> None:
         if "output_grads" in inspect.signature(PipelineStage).parameters:
             has_gradient = input_meta.is_floating_point()
             options["input_grads"] = (input_meta if has_gradient else None,)
@@ -49,7 +51,9 @@ class PlainStage(PipelineStage):
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._graphs.pop(bwd_chunk_id, None)
 
-    def input_gradient(self, microbatch: int, inner: Tensor, weights: Iterable[Tensor]) -> tuple[Tensor, Any]:
+    def input_gradient(
+        self, microbatch: int, inner: Tensor, weights: Iterable[Tensor]
+    ) -> tuple[Tensor, Any]:
         """Return the gradient of ``inner``, a tensor within this stage, and the rest of the graph.
 
         It replaces ``backward_one_chunk`` and is not for the last stage. ``weight_gradients`` takes
@@ -63,11 +67,15 @@ class PlainStage(PipelineStage):
             outputs = state.stage_output_for_backward()
         inner.retain_grad()  # Torch's function stores the gradient there too, or warns.
         output_gradients = self._retrieve_recv_grads(microbatch)
-        [gradient], groups = _import_backward().stage_backward_input(list(outputs), output_gradients, [inner], weights)
+        [gradient], groups = _import_backward().stage_backward_input(
+            list(outputs), output_gradients, [inner], weights
+        )
         self._keep_graph(microbatch, graph, groups)
         return gradient, groups
 
-    def weight_gradients(self, microbatch: int, weights: Iterable[Tensor], graph_start: Any) -> None:
+    def weight_gradients(
+        self, microbatch: int, weights: Iterable[Tensor], graph_start: Any
+    ) -> None:
         """Accumulate the gradients of weights after the input gradient."""
         _import_backward().stage_backward_weight(weights, graph_start)
         self._graphs.pop(microbatch, None)
@@ -103,7 +111,9 @@ def make_runtime(
     group take part: batched sends and receives require a group whose ranks have all used it.
     """
     module = importlib.import_module("torch.distributed.pipelining.schedules")
-    runtime = module._PipelineScheduleRuntime(list(stages), order.microbatches, loss_fn=loss, scale_grads=False)
+    runtime = module._PipelineScheduleRuntime(
+        list(stages), order.microbatches, loss_fn=loss, scale_grads=False
+    )
     actions = {
         rank: [module._Action.from_str(str(action)) for action in rank_actions]
         for rank, rank_actions in enumerate(order.actions_by_rank)

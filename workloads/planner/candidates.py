@@ -113,9 +113,12 @@ def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
             if pp == 1:
                 yield replace(step, schedule=schedule, chunks=0)
             elif wanted.schedule or (
-                pp * chunks <= layers and not (cannot_split and find_schedule(schedule).splits_backward)
+                pp * chunks <= layers
+                and not (cannot_split and find_schedule(schedule).splits_backward)
             ):
-                yield replace(step, schedule=schedule, chunks=chunks)  # what is refused only if it was asked for
+                yield replace(
+                    step, schedule=schedule, chunks=chunks
+                )  # what is refused only if it was asked for
 
 
 def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
@@ -144,7 +147,9 @@ def _sharded(zero: int | None, stage: StepSpec) -> Iterator[StepSpec]:
         each = replace(stage, mesh={**mesh, "dp": data // fsdp, "fsdp": fsdp})
         if fsdp > 1 and zero in (None, 3):
             yield each
-        if fsdp > 1 and zero in (None, 2) and stage.size("pp") == 1:  # which keeps parameters as it is
+        if (
+            fsdp > 1 and zero in (None, 2) and stage.size("pp") == 1
+        ):  # which keeps parameters as it is
             yield replace(each, reshard=False)
 
 
@@ -170,10 +175,14 @@ def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -
     counts = [1] * num_stages
     loads = [(chunks + head * (rank == last), rank in (0, last), rank) for rank in range(pp)]
     heapify(loads)
-    for _ in range(shape.layers - num_stages):  # of the least loaded, the ends last, for they hold most beside
+    for _ in range(
+        shape.layers - num_stages
+    ):  # of the least loaded, the ends last, for they hold most beside
         load, end, rank = loads[0]
         mine = [stage for stage in rank_of if rank_of[stage] == rank]
-        counts[min(mine, key=lambda stage: (counts[stage], stage in (0, num_stages - 1), stage))] += 1
+        counts[
+            min(mine, key=lambda stage: (counts[stage], stage in (0, num_stages - 1), stage))
+        ] += 1
         heapreplace(loads, (load + 1, end, rank))
     if even and max(loads)[0] >= shape.layers / pp + head:
         return ("",)
@@ -203,6 +212,10 @@ def limits(wanted: Wanted) -> dict[str, str]:
         "tp": (refuse_heads(shape, {"tp": size}, experts=experts) for size in sizes),
         "cp": (refuse_sequence(shape, {"cp": size}, cp_method=method) for size in sizes),
         "pp": (f"layers({shape.layers}) < pp({size})" for size in sizes if size > shape.layers),
-        "dp": (f"global batch({batch}) % (dp * fsdp)({size}) != 0" for size in sizes if batch % size),
+        "dp": (
+            f"global batch({batch}) % (dp * fsdp)({size}) != 0" for size in sizes if batch % size
+        ),
     }
-    return {axis: reason for axis, of in reasons.items() if (reason := next(filter(None, of), None))}
+    return {
+        axis: reason for axis, of in reasons.items() if (reason := next(filter(None, of), None))
+    }

@@ -81,14 +81,20 @@ class DryRun:
 
     @cached_property
     def seconds(self) -> float:
-        return self.compute_seconds + self.update_seconds + self.bubble_seconds + self.exposed_seconds
+        return (
+            self.compute_seconds + self.update_seconds + self.bubble_seconds + self.exposed_seconds
+        )
 
     @property
     def parts(self) -> dict[str, float]:
         """The seconds by what they go to."""
         return {
             "compute": self.compute_seconds,
-            **{f"exposed {axis.name}": axis.exposed_seconds for axis in self.axes if axis.exposed_seconds},
+            **{
+                f"exposed {axis.name}": axis.exposed_seconds
+                for axis in self.axes
+                if axis.exposed_seconds
+            },
             "bubble": self.bubble_seconds,
             "update": self.update_seconds,
         }
@@ -108,7 +114,11 @@ class DryRun:
     @property
     def model_flops_per_second(self) -> float:
         """Of one GPU, as PaLM counts them."""
-        return self.tokens_per_second * flops_per_token(self.spec.shape, self.spec.moe) / self.spec.world
+        return (
+            self.tokens_per_second
+            * flops_per_token(self.spec.shape, self.spec.moe)
+            / self.spec.world
+        )
 
     @property
     def mfu(self) -> float:
@@ -184,7 +194,9 @@ def dry_run(
         ranks=held or held_by(spec),
         busiest=busiest.at,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
-        update_seconds=max(updated_elements(at) for at in spec.positions) * spec.widths.updated / memory_rate,
+        update_seconds=max(updated_elements(at) for at in spec.positions)
+        * spec.widths.updated
+        / memory_rate,
         bubble_seconds=bubble,
         bubble_method=method,
         axes=tuple(axes),
@@ -199,11 +211,17 @@ def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
     """Return a rank's microbatch: what stands in the way of its passes goes into them, the rest stays an axis."""
     spec, efficiency = at.spec, hardware.efficiency
     flops = stage_flops(at)
-    rate = hardware.flops_per_second * efficiency.gemm * (1.0 if spec.mixed else hardware.float32_share)
+    rate = (
+        hardware.flops_per_second
+        * efficiency.gemm
+        * (1.0 if spec.mixed else hardware.float32_share)
+    )
     moved = again_bytes(at) / (hardware.memory_bytes_per_second * efficiency.memory_rate)
     compute = (flops.forward / rate, (flops.backward + flops.again) / rate + moved)
     windows = {
-        "cp": 3 * flops.attention / rate * spec.microbatches if spec.cp_method in _HIDEABLE_CP else 0.0,
+        "cp": 3 * flops.attention / rate * spec.microbatches
+        if spec.cp_method in _HIDEABLE_CP
+        else 0.0,
         "fsdp": sum(compute) * (1 if spec.size("pp") > 1 else spec.microbatches),
         "ep": sum(compute) * spec.microbatches,
         "dp": compute[1],
@@ -216,7 +234,9 @@ def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
         name: _axis(name, group, efficiency.overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
         for name, group in by_axis.items()
     }
-    blocking = sum(axes[name].exposed_seconds for name in _WITHIN if name in axes) / spec.microbatches
+    blocking = (
+        sum(axes[name].exposed_seconds for name in _WITHIN if name in axes) / spec.microbatches
+    )
     share = 1 / (1 + spec.forwards)
     return Work(
         at=at,
@@ -228,10 +248,14 @@ def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
 
 
 def placed(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
-    return PlacedCall.of(call, place_of(spec.mesh, call.group, hardware.gpus_per_node, hardware.nodes_per_pod))
+    return PlacedCall.of(
+        call, place_of(spec.mesh, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
+    )
 
 
-def _axis(name: str, of: Sequence[PlacedCall], overlap: float, window: float, seconds: Seconds) -> Axis:
+def _axis(
+    name: str, of: Sequence[PlacedCall], overlap: float, window: float, seconds: Seconds
+) -> Axis:
     total = sum(one.count * seconds(one) for one in of)
     if name == "pp":
         exposed, assumption = 0.0, "its latency is in the bubble, its bytes pass beside compute"
@@ -250,13 +274,18 @@ def _axis(name: str, of: Sequence[PlacedCall], overlap: float, window: float, se
     )
 
 
-def _bubble(spec: StepSpec, work: Sequence[Work], busiest: Work, *, exact: bool) -> tuple[float, str]:
+def _bubble(
+    spec: StepSpec, work: Sequence[Work], busiest: Work, *, exact: bool
+) -> tuple[float, str]:
     """Return the seconds in which the busiest rank waits for its pipeline, and how that was found."""
     pp, chunks = spec.size("pp"), spec.stages_per_rank
     if pp == 1:
         return 0.0, "no pipeline"
     of_rank, hop = _of_rank(spec, work), _hop(busiest)
-    forward, half = fmean(each.forward for each in of_rank), fmean(each.backward for each in of_rank) / 2
+    forward, half = (
+        fmean(each.forward for each in of_rank),
+        fmean(each.backward for each in of_rank) / 2,
+    )
     passes = PassSeconds(forward, half, half)
     form = find_schedule(spec.schedule).compute_bubble(spec.pipeline_size, passes)
     if form.seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
@@ -268,8 +297,12 @@ def _bubble(spec: StepSpec, work: Sequence[Work], busiest: Work, *, exact: bool)
 
 def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
     """Return every action of a predicted pipeline, whatever found its bubble; ``seconds`` as of ``dry_run``."""
-    work = [work_of(at, run.hardware, seconds or by_hardware(run.hardware)) for at in run.spec.positions]
-    return _simulated(run.spec, _of_rank(run.spec, work), _hop(max(work, key=lambda each: each.microbatch)))
+    work = [
+        work_of(at, run.hardware, seconds or by_hardware(run.hardware)) for at in run.spec.positions
+    ]
+    return _simulated(
+        run.spec, _of_rank(run.spec, work), _hop(max(work, key=lambda each: each.microbatch))
+    )
 
 
 def _of_rank(spec: StepSpec, work: Sequence[Work]) -> Sequence[Work]:

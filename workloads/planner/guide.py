@@ -44,7 +44,10 @@ class Strategy:
     @property
     def calls(self) -> tuple[Call, ...]:
         """The strategy's own calls, of the rank that sends most."""
-        every = ([call for call in calls(at) if call.axis in self.axes.split()] for at in self.spec.positions)
+        every = (
+            [call for call in calls(at) if call.axis in self.axes.split()]
+            for at in self.spec.positions
+        )
         return tuple(max(every, key=lambda of: sum(call.sent for call in of)))
 
     @property
@@ -75,7 +78,10 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
     dense = step.moe and step.moe.dense_layers
     layers = "4 (L + D)" if dense else "4 L" if step.moe else "8 L"
     sums, gathers = "2 Psi e r", "3 Psi e r"
-    hybrid, pairs = "(3 (f - 1) + 2 r) Psi e / f", "2 M b s h e" if pipeline.size("pp") > 2 else "M b s h e"
+    hybrid, pairs = (
+        "(3 (f - 1) + 2 r) Psi e / f",
+        "2 M b s h e" if pipeline.size("pp") > 2 else "M b s h e",
+    )
     found = [
         Strategy("DDP", "the batch", _SELDOM, sums, "dp edp", dp),
         Strategy("ZeRO-1", "optimizer", _SELDOM, sums, "dp edp", zero1),
@@ -83,15 +89,27 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
         Strategy("ZeRO-3, FSDP", "+ parameters", _EVERY, gathers, "fsdp", whole),
         Strategy("HSDP", "state in a node", "node, sums across", hybrid, "fsdp dp edp", halves),
         Strategy("TP", "matrices", _TENSOR, f"{layers} b s h e r", "tp", plain),
-        Strategy("TP + SP", "matrices, tokens", _TENSOR, f"(({layers} + 4) b s h + 2 W) e r", "tp", tensor),
+        Strategy(
+            "TP + SP",
+            "matrices, tokens",
+            _TENSOR,
+            f"(({layers} + 4) b s h + 2 W) e r",
+            "tp",
+            tensor,
+        ),
         Strategy("PP", "layers", "across; little", pairs, "pp", pipeline),
     ]
     for method, (formula, link) in _CONTEXT.items():
         spec = _widest(replace(step, cp_method=method), "cp", node)
         found.append(Strategy(f"CP, {method}", "sequences", link, formula, "cp", spec))
     if step.moe:
-        dealt = max(size for size in range(1, node + 1) if node % size == step.moe.experts % size == 0)
-        formula, spec = f"4 {'(L - D)' if dense else 'L'} b s top_k h e r", step.on({"dp": dealt, "ep": dealt})
+        dealt = max(
+            size for size in range(1, node + 1) if node % size == step.moe.experts % size == 0
+        )
+        formula, spec = (
+            f"4 {'(L - D)' if dense else 'L'} b s top_k h e r",
+            step.on({"dp": dealt, "ep": dealt}),
+        )
         found.append(Strategy("EP", "experts", "in a node; exposed", formula, "ep", spec))
     return [one for one in found if one.spec.world > 1 and not one.spec.refusal()]
 
@@ -99,7 +117,10 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
 def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
     """Return it on the most ranks of a node that the rules allow on an axis."""
     sized = (step.on({axis: size}) for size in range(node, 0, -1) if node % size == 0)
-    cut = (replace(spec, split=splits(spec.shape, spec.moe, spec.size("pp"), 1, "1f1b")[0]) for spec in sized)
+    cut = (
+        replace(spec, split=splits(spec.shape, spec.moe, spec.size("pp"), 1, "1f1b")[0])
+        for spec in sized
+    )
     return next(spec for spec in cut if not spec.refusal())
 
 
@@ -137,14 +158,29 @@ def _row(strategy: Strategy) -> list[Cell]:
 def _table(known: Sequence[Strategy]) -> DocumentTable:
     columns = [
         DocumentColumn(title="strategy", help="alone, nothing else split"),
-        DocumentColumn(title="ranks", help="all of them, or as many of a node as the model's sizes divide among"),
+        DocumentColumn(
+            title="ranks",
+            help="all of them, or as many of a node as the model's sizes divide among",
+        ),
         DocumentColumn(title="splits", help="what each rank has a part of, beside the batch"),
-        DocumentColumn(title="calls", help="of a step of one microbatch; a pipeline takes four microbatches a stage"),
-        DocumentColumn(title="bytes a rank sends", help="in letters, those of the rank that sends most"),
+        DocumentColumn(
+            title="calls",
+            help="of a step of one microbatch; a pipeline takes four microbatches a stage",
+        ),
+        DocumentColumn(
+            title="bytes a rank sends", help="in letters, those of the rank that sends most"
+        ),
         DocumentColumn(title="here", help="the same, counted call by call", unit="GB"),
-        DocumentColumn(title="state", help="parameters, gradients and optimizer of a rank", unit="GB"),
-        DocumentColumn(title="activations", help="what backward needs, without checkpointing", unit="GB"),
-        DocumentColumn(title="link it wants", help="the slowest that it bears: what is hidden stands beside compute"),
+        DocumentColumn(
+            title="state", help="parameters, gradients and optimizer of a rank", unit="GB"
+        ),
+        DocumentColumn(
+            title="activations", help="what backward needs, without checkpointing", unit="GB"
+        ),
+        DocumentColumn(
+            title="link it wants",
+            help="the slowest that it bears: what is hidden stands beside compute",
+        ),
     ]
     return DocumentTable(
         id="table",

@@ -140,5 +140,7 @@ def hardware_of(text: str) -> Hardware:
         return read_toml(path, "hardware file", Hardware, name=path.stem, source=text)
     if text.lower() not in PRESETS:
         hint = suggest_similar(text.lower(), PRESETS)
-        raise UserError(f"hardware {text!r} is not {format_list(PRESETS)}, nor a file ending in .toml{hint}")
+        raise UserError(
+            f"hardware {text!r} is not {format_list(PRESETS)}, nor a file ending in .toml{hint}"
+        )
     return PRESETS[text.lower()]

@@ -5,7 +5,14 @@ from dataclasses import replace
 from parbench.bench.text import UserError
 from parbench.workloads.costs.memory import memory_of
 from parbench.workloads.mesh.axes import refuse_heads, refuse_sequence
-from parbench.workloads.planner.candidates import CP_METHODS, SCHEDULES, Wanted, candidates, divisors, tokens_and_heads
+from parbench.workloads.planner.candidates import (
+    CP_METHODS,
+    SCHEDULES,
+    Wanted,
+    candidates,
+    divisors,
+    tokens_and_heads,
+)
 from parbench.workloads.planner.dry_run import DryRun
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.rationale import chosen_of, state_bytes_of
@@ -28,9 +35,14 @@ def require_found(wanted: Wanted, hardware: Hardware, found: Found) -> None:
         lack += f"every mesh breaks a rule, such as {', '.join(found.equations.values())}"
     else:
         others = (wanted.gpus // tp // cp for tp, cp, _ in tokens_and_heads(wanted))
-        fewest = min(ranks // max(pp for pp in divisors(ranks) if pp <= wanted.step.shape.layers) for ranks in others)
+        fewest = min(
+            ranks // max(pp for pp in divisors(ranks) if pp <= wanted.step.shape.layers)
+            for ranks in others
+        )
         data = f"dp({fewest}) * fsdp(1) * microbatch({wanted.microbatch or 1})"
-        lack += f"global batch({wanted.global_batch}) % ({data}) != 0 even with the fewest data ranks"
+        lack += (
+            f"global batch({wanted.global_batch}) % ({data}) != 0 even with the fewest data ranks"
+        )
     raise UserError(f"{lack}; {smallest_words(wanted, hardware)}")
 
 
@@ -62,9 +74,15 @@ def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
     step, shape = wanted.step, wanted.step.shape
     method = wanted.cp_method or CP_METHODS[0]
     tensor = [
-        size for size in divisors(shape.heads) if not refuse_heads(shape, {"tp": size}, experts=step.moe is not None)
+        size
+        for size in divisors(shape.heads)
+        if not refuse_heads(shape, {"tp": size}, experts=step.moe is not None)
     ]
-    context = [size for size in divisors(shape.sequence) if not refuse_sequence(shape, {"cp": size}, cp_method=method)]
+    context = [
+        size
+        for size in divisors(shape.sequence)
+        if not refuse_sequence(shape, {"cp": size}, cp_method=method)
+    ]
     sizes = {1}
     for axis in (tensor, range(1, shape.layers + 1), divisors(wanted.global_batch), context):
         sizes = {one * size for one in sizes for size in axis if one * size <= MOST_GPUS}
@@ -78,9 +96,12 @@ def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
 
 def _could_fit(wanted: Wanted, hardware: Hardware) -> bool:
     """Whether every rank of a pipeline holds its part somewhere; the smallest microbatch holds least."""
-    least = replace(wanted, microbatch=wanted.microbatch or 1, schedule=wanted.schedule or SCHEDULES[0][0])
+    least = replace(
+        wanted, microbatch=wanted.microbatch or 1, schedule=wanted.schedule or SCHEDULES[0][0]
+    )
     return any(
-        not spec.refusal() and all(memory_of(at).total <= hardware.usable_bytes for at in spec.positions)
+        not spec.refusal()
+        and all(memory_of(at).total <= hardware.usable_bytes for at in spec.positions)
         for spec in candidates(least)
         if spec.zero < 2 or spec.size("dp") == 1
     )

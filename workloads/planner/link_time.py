@@ -52,7 +52,9 @@ class PlacedCall:
 
     @staticmethod
     def of(call: Call, place: Place) -> "PlacedCall":
-        return PlacedCall(axis=call.axis, op=call.op, num_bytes=call.num_bytes, count=call.times, place=place)
+        return PlacedCall(
+            axis=call.axis, op=call.op, num_bytes=call.num_bytes, count=call.times, place=place
+        )
 
     @property
     def sent(self) -> float:
@@ -69,7 +71,9 @@ def by_hardware(hardware: Hardware) -> Seconds:
     def seconds(call: PlacedCall) -> float:
         if call.place.ranks == 1:
             return 0.0
-        return hardware.launch_seconds + _hop_seconds(hardware, call) + _wire_seconds(hardware, call)
+        return (
+            hardware.launch_seconds + _hop_seconds(hardware, call) + _wire_seconds(hardware, call)
+        )
 
     return seconds
 
@@ -104,7 +108,9 @@ def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
     cards = 1 if call.op == "send" else min(place.on_node, hardware.rails or place.on_node)
     rate = min(inside, cards * card)
     if place.pods > 1:
-        rate = min(rate, (1 if call.op == "send" else place.in_pod) * card / hardware.oversubscription)
+        rate = min(
+            rate, (1 if call.op == "send" else place.in_pod) * card / hardware.oversubscription
+        )
     return sent / rate
 
 
@@ -145,7 +151,12 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
             by_size.setdefault(_size_of(record), []).append(time.value)
     found = []
     for (op, ranks, inside), by_size in times.items():
-        fitted = fit_curve([CurvePoint(size_bytes=size, seconds=median(values)) for size, values in by_size.items()])
+        fitted = fit_curve(
+            [
+                CurvePoint(size_bytes=size, seconds=median(values))
+                for size, values in by_size.items()
+            ]
+        )
         if fitted is not None:
             sizes = {"smallest": min(by_size), "largest": max(by_size)}
             found.append(Curve(op=op, ranks=ranks, fit=fitted, inside=inside, **sizes))
@@ -159,7 +170,8 @@ def _is_plain(record: Record, grouped: bool) -> bool:
         record.case.name.startswith(("collective.", "p2p."))
         and record.status == "ok"
         and record.world.size > 1
-        and params.keys() <= {"size_bytes", "dtype", "mode", "source", "target", *(["group"] if grouped else [])}
+        and params.keys()
+        <= {"size_bytes", "dtype", "mode", "source", "target", *(["group"] if grouped else [])}
         and (params.get("mode"), params.get("dtype")) == ("blocking", "float32")
         and _size_of(record) > 0
     )
@@ -182,12 +194,16 @@ def by_curves(curves: Sequence[Curve], *, roughly: bool = False) -> Seconds:
         if curve.op in MESSAGES:
             return curve.fit.predict(round(call.num_bytes))
         # as many bytes on a link, and the latency of as many hops
-        crossing = sent_bytes(call.op, call.num_bytes, call.place.ranks) / sent_bytes(curve.op, 1.0, curve.ranks)
+        crossing = sent_bytes(call.op, call.num_bytes, call.place.ranks) / sent_bytes(
+            curve.op, 1.0, curve.ranks
+        )
         hops, measured = (
             1 if op == "send" else (2 if op == "all_reduce" else 1) * (ranks - 1)
             for op, ranks in ((call.op, call.place.ranks), (curve.op, curve.ranks))
         )
-        return curve.fit.predict(round(crossing)) + curve.fit.segments[0].latency_seconds * (hops / measured - 1)
+        return curve.fit.predict(round(crossing)) + curve.fit.segments[0].latency_seconds * (
+            hops / measured - 1
+        )
 
     return seconds
 
@@ -199,10 +215,17 @@ def curve_for(call: PlacedCall, curves: Sequence[Curve], *, roughly: bool = Fals
         if alike:
             where = call.place.inside
             return min(
-                alike, key=lambda one: (one.inside not in (None, where), one.ranks != call.place.ranks, -one.ranks)
+                alike,
+                key=lambda one: (
+                    one.inside not in (None, where),
+                    one.ranks != call.place.ranks,
+                    -one.ranks,
+                ),
             )
     wanted = "p2p.unidirectional" if call.op == "send" else f"collective.{call.op}"
-    raise UserError(f"the run has no fit for {call.op}: it needs three sizes of {wanted}, mode=blocking, dtype=float32")
+    raise UserError(
+        f"the run has no fit for {call.op}: it needs three sizes of {wanted}, mode=blocking, dtype=float32"
+    )
 
 
 def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, ...]:
@@ -212,11 +235,15 @@ def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, .
         curve = curve_for(call, curves)
         what = f"{call.axis}: {call.op}"
         if curve.ranks != call.place.ranks and call.op != "send":
-            notes.append(f"{what} on {call.place.ranks} ranks by the fit of {curve.op} on {curve.ranks}")
+            notes.append(
+                f"{what} on {call.place.ranks} ranks by the fit of {curve.op} on {curve.ranks}"
+            )
         elif curve.op != call.op and call.op != "send":
             notes.append(f"{what} by the fit of {curve.op}")
         elif not curve.smallest <= call.num_bytes <= curve.largest:
-            notes.append(f"{what} of {call.num_bytes:,.0f} B is beyond {curve.smallest} to {curve.largest} B")
+            notes.append(
+                f"{what} of {call.num_bytes:,.0f} B is beyond {curve.smallest} to {curve.largest} B"
+            )
     return tuple(dict.fromkeys(notes))
 
 
@@ -236,13 +263,25 @@ def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]
     if flops := [rate for rate in rates_of if rate]:
         told |= {"flops_per_second": max(flops), "float32_share": 1.0}
     host = (run.info.environment or {}).get("host")
-    if world.device == "cpu" and isinstance(host, dict) and (memory := positive(host.get("memory_bytes"))):
+    if (
+        world.device == "cpu"
+        and isinstance(host, dict)
+        and (memory := positive(host.get("memory_bytes")))
+    ):
         told["memory_bytes"] = memory / told["gpus_per_node"]
     copies = [one for one in run.records if one.case.name == "memory.copy" and one.status == "ok"]
     rates = [one.metrics["algbw"].value for one in copies if "algbw" in one.metrics]
     if known := [rate for rate in rates if rate is not None]:
         told["memory_bytes_per_second"] = median(known)
-    lacking = [name for name in ("flops_per_second", "memory_bytes", "memory_bytes_per_second") if name not in told]
+    lacking = [
+        name
+        for name in ("flops_per_second", "memory_bytes", "memory_bytes_per_second")
+        if name not in told
+    ]
     links = f"fits of {run.path}, latency scaled by hops where ranks differ; every link is taken to be alike"
-    found = msgspec.structs.replace(base, name=run.path.name, source=f"the run {run.path}", links_from=links, **told)
-    return found, (f"{', '.join(lacking)}: {base.name}'s, for the run does not tell",) if lacking else ()
+    found = msgspec.structs.replace(
+        base, name=run.path.name, source=f"the run {run.path}", links_from=links, **told
+    )
+    return found, (
+        f"{', '.join(lacking)}: {base.name}'s, for the run does not tell",
+    ) if lacking else ()

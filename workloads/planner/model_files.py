@@ -12,7 +12,16 @@ from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
 from parbench.workloads.expert_parallel.routing import BALANCED
-from parbench.workloads.model.shapes import MOST_SIZE, Bias, Latent, Recipe, Rest, Shape, Size, require_shape
+from parbench.workloads.model.shapes import (
+    MOST_SIZE,
+    Bias,
+    Latent,
+    Recipe,
+    Rest,
+    Shape,
+    Size,
+    require_shape,
+)
 
 
 class Mixture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +39,11 @@ ModelFile = msgspec.defstruct(
     "ModelFile",
     [
         ("name", str),
-        *((one.name, one.type) for one in fields(Shape) if one.default is MISSING and one.name != "recipe"),
+        *(
+            (one.name, one.type)
+            for one in fields(Shape)
+            if one.default is MISSING and one.name != "recipe"
+        ),
         ("recipe", Recipe, "llama"),
         *((one.name, one.type, one.default) for one in fields(Shape) if one.default is not MISSING),
         ("mixture", Mixture | None, None),
@@ -113,7 +126,11 @@ _GPT2 = {
     "intermediate_size": "n_inner",
     "max_position_embeddings": "n_positions",
 }
-_DEEPSEEK: dict[str, Any] = {"latent": True, "experts": "n_routed_experts", "shared": "n_shared_experts"}
+_DEEPSEEK: dict[str, Any] = {
+    "latent": True,
+    "experts": "n_routed_experts",
+    "shared": "n_shared_experts",
+}
 # as of the configuration classes of transformers 4.57
 _FAMILIES = {
     "llama": _Family(flags={**_BIASED, "mlp_bias": (False, ("ffn",))}),
@@ -121,7 +138,10 @@ _FAMILIES = {
     "mixtral": _Family(experts="num_local_experts", expert_ffn="intermediate_size"),
     "qwen2": _Family(biases=("q", "k", "v")),
     "qwen2_moe": _Family(
-        biases=("q", "k", "v"), experts="num_experts", shared="shared_expert_intermediate_size", shared_gate=True
+        biases=("q", "k", "v"),
+        experts="num_experts",
+        shared="shared_expert_intermediate_size",
+        shared_gate=True,
     ),
     "qwen3": _Family(qk_norm=True, flags=_BIASED),
     "qwen3_moe": _Family(qk_norm=True, flags=_BIASED, experts="num_experts"),
@@ -129,7 +149,10 @@ _FAMILIES = {
     "deepseek_v3": _Family(**_DEEPSEEK, biases=("router",)),
     "gpt2": _Family(recipe="gpt", keys=_GPT2, biases=(*_ATTENTION, "ffn"), tied=True),
     "gpt_neox": _Family(
-        recipe="gpt", learned_positions=False, biases=("ffn",), flags={"attention_bias": (True, _ATTENTION)}
+        recipe="gpt",
+        learned_positions=False,
+        biases=("ffn",),
+        flags={"attention_bias": (True, _ATTENTION)},
     ),
     "gpt_oss": _Family(
         biases=("router", "experts"),
@@ -168,9 +191,13 @@ class _Keys:
         if value is None and otherwise is not None:
             return otherwise
         if value is None:
-            raise UserError(f"model file {self.path} has no {key}, which a {self.content['model_type']} has")
+            raise UserError(
+                f"model file {self.path} has no {key}, which a {self.content['model_type']} has"
+            )
         if type(value) is not int or not least <= value <= MOST_SIZE:
-            raise UserError(f"model file {self.path}: {key} = {value!r} is no whole number from {least} to {MOST_SIZE}")
+            raise UserError(
+                f"model file {self.path}: {key} = {value!r} is no whole number from {least} to {MOST_SIZE}"
+            )
         return value
 
     def flag(self, key: str, otherwise: bool) -> bool:
@@ -184,7 +211,9 @@ class _Keys:
     def unread(self) -> list[str]:
         """What says something and was not asked for."""
         windowed = self.content.get("use_sliding_window", True)
-        said = {key for key, value in self.content.items() if value not in (None, False, [], {}, "")}
+        said = {
+            key for key, value in self.content.items() if value not in (None, False, [], {}, "")
+        }
         unused = () if windowed else ("sliding_window", "layer_types")
         return sorted(said - self.asked.union(_WITHOUT_COST.split(), unused))
 
@@ -194,17 +223,23 @@ def _read_config(path: Path) -> Model:
     with convert_read_errors(f"model file {path}", "is no JSON"):
         content = decode_json(text.encode(), object)
     if not isinstance(content, dict):
-        raise UserError(f"model file {path} is no JSON object of keys such as model_type and num_hidden_layers")
+        raise UserError(
+            f"model file {path} is no JSON object of keys such as model_type and num_hidden_layers"
+        )
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         hint = suggest_similar(str(kind), _FAMILIES)
-        raise UserError(f"model file {path}: model_type {kind!r} is not {format_list(_FAMILIES)}{hint}")
+        raise UserError(
+            f"model file {path}: model_type {kind!r} is not {format_list(_FAMILIES)}{hint}"
+        )
     keys = _Keys(path, content, _FAMILIES[kind])
     shape = _shape_in(keys)
     mixture = _mixture_in(keys, shape)
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
     step = _step_in(path, name, shape, mixture)
-    return Model(step, (f"{path}: not taken into account: {', '.join(keys.unread)}",) if keys.unread else ())
+    return Model(
+        step, (f"{path}: not taken into account: {', '.join(keys.unread)}",) if keys.unread else ()
+    )
 
 
 def _shape_in(keys: _Keys) -> Shape:
@@ -252,13 +287,17 @@ def _mixture_in(keys: _Keys, shape: Shape) -> Mixture | None:
     keys.asked.add("mlp_only_layers")
     if alone:
         if alone != list(range(len(alone))):
-            raise UserError(f"model file {keys.path}: mlp_only_layers = {alone} are not the first layers")
+            raise UserError(
+                f"model file {keys.path}: mlp_only_layers = {alone} are not the first layers"
+            )
         dense = len(alone)
     inner = keys.size(family.expert_ffn)
     shared = keys.size(family.shared, 0, least=0) if family.shared else 0
     if family.shared_gate:
         if shared % inner:
-            raise UserError(f"model file {keys.path}: {family.shared}({shared}) % {family.expert_ffn}({inner}) != 0")
+            raise UserError(
+                f"model file {keys.path}: {family.shared}({shared}) % {family.expert_ffn}({inner}) != 0"
+            )
         shared //= inner
     return Mixture(
         experts=experts,

@@ -9,7 +9,9 @@ from parbench.workloads.model.shapes import SHAPES, Bias, Latent, Shape
 from parbench.workloads.planner.model_files import Mixture, Model, read_model, step_of
 
 _LLAMA_405B = Shape("llama", 126, 16384, 128, 8, 53248, 8192, 128256)
-_DEEPSEEK = Latent(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+_DEEPSEEK = Latent(
+    q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+)
 _OF_GPT_OSS: tuple[Bias, ...] = ("q", "k", "v", "out", "router", "experts")
 MODELS = {
     step.name: step
@@ -30,7 +32,10 @@ MODELS = {
             Mixture(experts=8, top_k=2, expert_ffn=14336),
         ),
         # arXiv 2505.09388, tables 1 and 2; sizes are those of config.json; trained on 4096 tokens, then on 32768
-        step_of("qwen3-32b", Shape("llama", 64, 5120, 64, 8, 25600, 4096, 151936, head_dim=128, qk_norm=True)),
+        step_of(
+            "qwen3-32b",
+            Shape("llama", 64, 5120, 64, 8, 25600, 4096, 151936, head_dim=128, qk_norm=True),
+        ),
         step_of(
             "qwen3-235b-a22b",
             Shape("llama", 94, 4096, 64, 4, 12288, 4096, 151936, head_dim=128, qk_norm=True),
@@ -39,13 +44,36 @@ MODELS = {
         # arXiv 2412.19437, section 4.2: trained on 4096 tokens, then on more; without the module of its second token
         step_of(
             "deepseek-v3",
-            Shape("llama", 61, 7168, 128, 128, 18432, 4096, 129280, biases=("router",), latent=_DEEPSEEK),
+            Shape(
+                "llama",
+                61,
+                7168,
+                128,
+                128,
+                18432,
+                4096,
+                129280,
+                biases=("router",),
+                latent=_DEEPSEEK,
+            ),
             Mixture(experts=256, top_k=8, expert_ffn=2048, shared=1, dense_layers=3),
         ),
         # arXiv 2508.10925, section 2; every other layer attends to 128 tokens there, to all of them here
         step_of(
             "gpt-oss-120b",
-            Shape("llama", 36, 2880, 64, 8, 2880, 4096, 201088, head_dim=64, biases=_OF_GPT_OSS, sinks=True),
+            Shape(
+                "llama",
+                36,
+                2880,
+                64,
+                8,
+                2880,
+                4096,
+                201088,
+                head_dim=64,
+                biases=_OF_GPT_OSS,
+                sinks=True,
+            ),
             Mixture(experts=128, top_k=4, expert_ffn=2880),
         ),
     )
@@ -67,7 +95,9 @@ def find_model(text: str, sequence: int = 0) -> Model:
     if sequence:
         step = replace(step, shape=replace(step.shape, sequence=sequence))
     elif text.endswith(".json"):
-        notes += (f"{text}: without --sequence, sequences are of all {step.shape.sequence} tokens that it allows",)
+        notes += (
+            f"{text}: without --sequence, sequences are of all {step.shape.sequence} tokens that it allows",
+        )
     return Model(step, notes)
 
 

@@ -50,10 +50,16 @@ class Place:
     @property
     def words(self) -> str:
         pods = f" in {self.pods} pods" if self.pods > 1 else ""
-        return "inside a node" if self.inside else f"across {self.nodes} nodes{pods}, {self.on_node} a node"
+        return (
+            "inside a node"
+            if self.inside
+            else f"across {self.nodes} nodes{pods}, {self.on_node} a node"
+        )
 
 
-def place_of(mesh: Mapping[str, int], group: tuple[str, ...], gpus_per_node: int, nodes_per_pod: int = 0) -> Place:
+def place_of(
+    mesh: Mapping[str, int], group: tuple[str, ...], gpus_per_node: int, nodes_per_pod: int = 0
+) -> Place:
     """Return the place of a group along some axes, or of a mixture's own: ``ep``, ``etp``, ``expert_shards``, ``edp``.
 
     Pods are of so many nodes, 0 is no pods.
@@ -69,7 +75,9 @@ def place_of(mesh: Mapping[str, int], group: tuple[str, ...], gpus_per_node: int
 
 
 @lru_cache(maxsize=_CACHED)
-def _place(axes: tuple[tuple[str, int], ...], ep: int, etp: int, along: tuple[str, ...], gpus_per_node: int) -> Place:
+def _place(
+    axes: tuple[tuple[str, int], ...], ep: int, etp: int, along: tuple[str, ...], gpus_per_node: int
+) -> Place:
     """Write the ranks out, by axis and by what ``ep`` and ``etp`` take and leave, and count nodes by group."""
     import numpy as np  # which is not there before a step is placed: the command line answers without it
 

@@ -21,11 +21,21 @@ from parbench.workloads.planner.candidates import Wanted
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware, hardware_of
 from parbench.workloads.planner.lacking import lack_of, require_found
-from parbench.workloads.planner.link_time import MESSAGES, Seconds, by_curves, curves_of, hardware_of_run
+from parbench.workloads.planner.link_time import (
+    MESSAGES,
+    Seconds,
+    by_curves,
+    curves_of,
+    hardware_of_run,
+)
 from parbench.workloads.planner.measured.calibration import calibrated
 from parbench.workloads.planner.models import find_model, model_of
 from parbench.workloads.planner.report import render
-from parbench.workloads.planner.report.plan_page import dry_run_document, search_document, with_variants
+from parbench.workloads.planner.report.plan_page import (
+    dry_run_document,
+    search_document,
+    with_variants,
+)
 from parbench.workloads.planner.search import search
 
 
@@ -77,7 +87,9 @@ def answer(given: Given) -> Answer:
     """Return the answer; ``UserError`` where the question has none."""
     if given.validate is not None:
         if given.output:
-            raise UserError("-o does not go with --validate, which prints text or --json and writes RUN/plan.json")
+            raise UserError(
+                "-o does not go with --validate, which prints text or --json and writes RUN/plan.json"
+            )
         return _validated(given, given.validate)
     _refuse_words(given)
     if given.guide:
@@ -86,7 +98,9 @@ def answer(given: Given) -> Answer:
     read = find_model(given.model, given.sequence).notes if given.model else ()
     if given.state:
         held = Widths.parse(given.state, _without_mesh(given).widths)
-        read += (f"state: {given.state} makes {held.parameters + held.gradients + held.optimizer} bytes a parameter",)
+        read += (
+            f"state: {given.state} makes {held.parameters + held.gradients + held.optimizer} bytes a parameter",
+        )
     return (_searched if given.mesh is None else _dry)(given, hardware, seconds, (*read, *notes))
 
 
@@ -123,7 +137,9 @@ def spec_of(given: Given) -> StepSpec:
     """Return the step that the options mean; ``UserError`` by equation where a mesh cannot carry it."""
     if given.microbatches and given.global_batch:
         raise UserError("--microbatches and --global-batch say the same thing: give one of them")
-    spec = replace(_without_mesh(given).on(parse_mesh(given.mesh or "")), microbatches=given.microbatches or 1)
+    spec = replace(
+        _without_mesh(given).on(parse_mesh(given.mesh or "")), microbatches=given.microbatches or 1
+    )
     if given.global_batch:
         spec = spec.with_batch(given.global_batch)
     elif not given.microbatches and spec.size("pp") > 1:
@@ -139,7 +155,9 @@ def _with_zero(spec: StepSpec, stage: int | None) -> StepSpec:
         return spec
     sharded = spec.size("fsdp") > 1
     if (stage > 1) != sharded:
-        rule = "needs fsdp > 1" if stage > 1 else f"is not allowed with fsdp({spec.size('fsdp')}) > 1"
+        rule = (
+            "needs fsdp > 1" if stage > 1 else f"is not allowed with fsdp({spec.size('fsdp')}) > 1"
+        )
         raise UserError(f"--zero({stage}) {rule}")
     return replace(spec, zero1="reduce_scatter" if stage == 1 else "", reshard=stage != 2)
 
@@ -167,20 +185,29 @@ def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Seque
         return Answer(render.as_line(render.dry_run_json(run, notes)), problem)
     explain = given.explain or bool(given.output)
     document = dry_run_document(run, seconds, notes, explain=explain, problem=problem)
-    return Answer(problem=problem, document=with_variants(document, run, seconds) if given.output else document)
+    return Answer(
+        problem=problem,
+        document=with_variants(document, run, seconds) if given.output else document,
+    )
 
 
 def _guided(given: Given) -> Answer:
     from parbench.workloads.planner.guide import GPUS, MODEL, guide
 
     step = _without_mesh(replace(given, model=given.model or MODEL))
-    return Answer(document=guide(step, given.gpus or GPUS, hardware_of(given.hardware or DEFAULT_HARDWARE)))
+    return Answer(
+        document=guide(step, given.gpus or GPUS, hardware_of(given.hardware or DEFAULT_HARDWARE))
+    )
 
 
-def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
+def _searched(
+    given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]
+) -> Answer:
     step = _without_mesh(given)
     if not given.gpus:
-        raise UserError("--gpus is missing: say how many, such as --gpus 64, or one mesh, such as --mesh dp=8,tp=8")
+        raise UserError(
+            "--gpus is missing: say how many, such as --gpus 64, or one mesh, such as --mesh dp=8,tp=8"
+        )
     if given.microbatches:
         raise UserError("--microbatches needs --mesh: a search takes what makes the --global-batch")
     if given.split:
@@ -197,12 +224,18 @@ def _searched(given: Given, hardware: Hardware, seconds: Seconds | None, notes: 
         cp_method=given.cp_method,
         zero=given.zero,
     )
-    found = search(wanted, hardware, top=max(given.top, _MOST_POINTS if given.output else 0), seconds=seconds)
+    found = search(
+        wanted, hardware, top=max(given.top, _MOST_POINTS if given.output else 0), seconds=seconds
+    )
     require_found(wanted, hardware, found)
     if given.as_json and not given.output:
         return Answer(render.as_line(render.search_json(found, notes)))
-    document = search_document(found, wanted, given.top, notes, explain=given.explain or bool(given.output))
-    return Answer(document=with_variants(document, found.best[0], seconds) if given.output else document)
+    document = search_document(
+        found, wanted, given.top, notes, explain=given.explain or bool(given.output)
+    )
+    return Answer(
+        document=with_variants(document, found.best[0], seconds) if given.output else document
+    )
 
 
 def _validated(given: Given, path: Path) -> Answer:
@@ -221,7 +254,13 @@ def _refuse_words(given: Given) -> None:
     ):
         if word not in allowed:
             raise UserError(f"--{option} {word!r} is not {format_choices(allowed, word)}")
-    for name, least in (("microbatch", 1), ("microbatches", 0), ("global_batch", 0), ("gpus", 0), ("chunks", 0)):
+    for name, least in (
+        ("microbatch", 1),
+        ("microbatches", 0),
+        ("global_batch", 0),
+        ("gpus", 0),
+        ("chunks", 0),
+    ):
         value = getattr(given, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')}({value}) < {least}")

@@ -18,7 +18,10 @@ def settings_of(spec: StepSpec) -> str:
     if spec.size("cp") > 1:
         found.append(f"cp by {spec.cp_method}")
     if spec.size("pp") > 1:
-        found.append(spec.schedule + (f" of {spec.stages_per_rank} chunks" if spec.stages_per_rank > 1 else ""))
+        found.append(
+            spec.schedule
+            + (f" of {spec.stages_per_rank} chunks" if spec.stages_per_rank > 1 else "")
+        )
     if spec.split:
         found.append(f"layers {split_words(spec.split)}")
     return ", ".join(found)
@@ -43,11 +46,15 @@ def binding_of(run: DryRun) -> str:
     Compute binds where it is 85 % of the step. A bubble is the batch's where a microbatch is one sequence already, so
     that only a larger batch would fill the pipeline. Memory binds where layers are computed again to fit into it.
     """
-    losses = {f"link {axis.name}": axis.exposed_seconds for axis in run.axes if axis.exposed_seconds}
+    losses = {
+        f"link {axis.name}": axis.exposed_seconds for axis in run.axes if axis.exposed_seconds
+    }
     if run.bubble_seconds:
         losses["batch" if run.spec.microbatch == 1 else "bubble"] = run.bubble_seconds
     if run.spec.checkpointing == "full":
-        losses["memory"] = run.compute_seconds / (1 + 3 * run.spec.every)  # the share that is executed twice
+        losses["memory"] = run.compute_seconds / (
+            1 + 3 * run.spec.every
+        )  # the share that is executed twice
     losses["update"] = run.update_seconds
     worst, lost = max(losses.items(), key=lambda each: each[1])
     if worst != "memory" and run.compute_seconds >= 0.85 * run.seconds:
@@ -66,7 +73,12 @@ def rationale(found: Found) -> list[str]:
     Each sentence has the numbers of this model on this machine.
     """
     best = found.best[0]
-    spec, memory, seconds, usable = best.spec, best.fullest.memory, best.seconds, best.hardware.usable_bytes
+    spec, memory, seconds, usable = (
+        best.spec,
+        best.fullest.memory,
+        best.seconds,
+        best.hardware.usable_bytes,
+    )
     size = spec.size
     lines = [
         f"fit: {state_bytes_of(spec) / 1e9:,.0f} GB of state over pp({size('pp')}) * tp({size('tp')}) * "
@@ -83,16 +95,22 @@ def rationale(found: Found) -> list[str]:
         if name == "pp":
             cost = f"its bubble is {best.bubble_seconds / seconds:.1%} of the step"
         other = found.without[name]
-        instead = f"without {name} nothing fits, no rule allows it, or it takes {WITHOUT:g} times as long"
+        instead = (
+            f"without {name} nothing fits, no rule allows it, or it takes {WITHOUT:g} times as long"
+        )
         if other is not None:
             instead = f"without it the fastest is {other.spec.mesh_text}, {other.seconds / seconds - 1:+.1%}"
-        lines.append(f"{name}={spec.mesh[name]} {PURPOSES[name]}, {axes[name].where}: {cost}; {instead}")
+        lines.append(
+            f"{name}={spec.mesh[name]} {PURPOSES[name]}, {axes[name].where}: {cost}; {instead}"
+        )
     if len(found.orders) > 1:
         others = (found.orders[1], found.orders[-1])
         first, slowest = (f"{_order(run.spec)}, {run.seconds / seconds - 1:+.1%}" for run in others)
         lines.append(f"order {_order(spec)}: another is {first}, the worst {slowest}")
     num_axes = len(spec.mesh_text.split(","))
-    simpler = next((run for run in found.best if len(run.spec.mesh_text.split(",")) < num_axes), None)
+    simpler = next(
+        (run for run in found.best if len(run.spec.mesh_text.split(",")) < num_axes), None
+    )
     if simpler is not None and simpler.seconds <= 1.03 * seconds:
         slower = f"{simpler.seconds / seconds - 1:.1%} slower, less than a prediction can tell"
         lines.append(f"simpler: {simpler.spec.mesh_text} has fewer axes and is {slower}")

@@ -15,13 +15,27 @@ from typing import Literal
 from parbench.bench.plan.groups import INSIDE
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import calls
-from parbench.workloads.costs.memory import activations_of, buffers_equation, memory_of, state_of, updated_elements
+from parbench.workloads.costs.memory import (
+    activations_of,
+    buffers_equation,
+    memory_of,
+    state_of,
+    updated_elements,
+)
 from parbench.workloads.costs.step_spec import StageKind, StepSpec
 from parbench.workloads.mesh.axes import multiplied
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
 from parbench.workloads.planner.candidates import Wanted, blocks, dealt_out, pipelines, shards
-from parbench.workloads.planner.dry_run import SHARDING, DryRun, Work, dry_run, held_by, placed, work_of
+from parbench.workloads.planner.dry_run import (
+    SHARDING,
+    DryRun,
+    Work,
+    dry_run,
+    held_by,
+    placed,
+    work_of,
+)
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds, by_hardware
 
@@ -32,7 +46,11 @@ WITHOUT = 4.0  # and to be shown as the fastest without an axis
 _TIE = 1.005  # times that agree to three digits
 _REORDERED = 3
 _Decided = Literal["block", "pipeline", "stage"]
-_OPEN = {"block": ("dp", "fsdp", "pp", "ep", "etp"), "pipeline": ("dp", "fsdp", "ep", "etp"), "stage": ("dp", "fsdp")}
+_OPEN = {
+    "block": ("dp", "fsdp", "pp", "ep", "etp"),
+    "pipeline": ("dp", "fsdp", "ep", "etp"),
+    "stage": ("dp", "fsdp"),
+}
 """The axes whose size is still to be decided."""
 _SMALLER = 0.9  # of the memory of what is faster, to be on the front
 # the axes in the order in which one would choose them by hand, and what each is for
@@ -69,7 +87,9 @@ class Found:
     orders: tuple[DryRun, ...] = ()
 
 
-def search(wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Seconds | None = None) -> Found:
+def search(
+    wanted: Wanted, hardware: Hardware, *, top: int = 10, seconds: Seconds | None = None
+) -> Found:
     """Return the fastest candidates that their rules and the memory allow; the best ``top`` meshes, each once.
 
     ``seconds`` tells a call's time where ``hardware`` does not.
@@ -113,8 +133,18 @@ def _least_seconds(
     ep, etp, pp, cp, tp = (step.size(name) for name in ("ep", "etp", "pp", "cp", "tp"))
     key = (cp, tp, ep, etp, step.cp_method, step.microbatch, step.checkpointing_text)
     if key not in works:
-        mesh = {"dp": 1, "pp": 1, "fsdp": wanted.gpus // cp // tp, "cp": cp, "tp": tp, "ep": ep, "etp": etp}
-        works[key] = work_of(step.on(mesh, microbatches=1, split="", chunks=0).at(0), hardware, seconds)
+        mesh = {
+            "dp": 1,
+            "pp": 1,
+            "fsdp": wanted.gpus // cp // tp,
+            "cp": cp,
+            "tp": tp,
+            "ep": ep,
+            "etp": etp,
+        }
+        works[key] = work_of(
+            step.on(mesh, microbatches=1, split="", chunks=0).at(0), hardware, seconds
+        )
     work = works[key]
     if pp == 1:  # a block's microbatches are whatever its pipeline leaves
         return work.microbatch * wanted.global_batch * cp * tp / wanted.gpus / step.microbatch
@@ -156,8 +186,14 @@ class _Kept:
         if bound <= FRONT * fastest.seconds:
             return True
         open_axes = _OPEN[decided]
-        lacks = [name for name, size in fastest.spec.mesh.items() if size > 1 and name not in self.without]
-        return bound <= WITHOUT * fastest.seconds and any(name in open_axes or step.size(name) == 1 for name in lacks)
+        lacks = [
+            name
+            for name, size in fastest.spec.mesh.items()
+            if size > 1 and name not in self.without
+        ]
+        return bound <= WITHOUT * fastest.seconds and any(
+            name in open_axes or step.size(name) == 1 for name in lacks
+        )
 
     def price(self, bound: float, stage: StepSpec) -> None:
         """Take the ways to shard a stage's state, of each kind what holds least first, as far as they could matter."""
@@ -186,7 +222,12 @@ class _Kept:
                     self._add(run)
 
     def _stops(
-        self, bound: float, spec: StepSpec, kind: StageKind, activations: float, key: tuple[object, ...]
+        self,
+        bound: float,
+        spec: StepSpec,
+        kind: StageKind,
+        activations: float,
+        key: tuple[object, ...],
     ) -> bool:
         """Whether memory or a rule stops what holds least of its kind, and so all others of it, or it cannot matter."""
         if spec.microbatch >= self.full.get(key, spec.microbatch + 1):
@@ -221,7 +262,11 @@ class _Kept:
         if key not in self.shardings:
             at = spec.at_stage(0)
             efficiency = self.hardware.efficiency
-            seconds = updated_elements(at) * at.spec.widths.updated / self.hardware.memory_bytes_per_second
+            seconds = (
+                updated_elements(at)
+                * at.spec.widths.updated
+                / self.hardware.memory_bytes_per_second
+            )
             self.shardings[key] = seconds / efficiency.memory_rate + sum(
                 call.times
                 * (1 - efficiency.overlap.get(call.axis, 0.0))
@@ -248,12 +293,15 @@ class _Kept:
             if size > 1 and spec.size(name) == 1 and (other is None or bound < other.seconds):
                 return False
         return bound > FRONT * fastest.seconds or any(
-            run.seconds <= bound and _SMALLER * run.fullest.memory.total <= largest for run in self.front
+            run.seconds <= bound and _SMALLER * run.fullest.memory.total <= largest
+            for run in self.front
         )
 
     def _add(self, run: DryRun) -> None:
         for name in PURPOSES:
-            if run.spec.size(name) == 1 and (name not in self.without or run.seconds < self.without[name].seconds):
+            if run.spec.size(name) == 1 and (
+                name not in self.without or run.seconds < self.without[name].seconds
+            ):
                 self.without[name] = run
         text = run.spec.mesh_text
         near = len(self.best) < self.top or run.seconds <= _TIE * self.best[-1].seconds
@@ -294,11 +342,16 @@ class _Kept:
             if list(order) != long:
                 mesh = {**{name: spec.mesh[name] for name in order}, **inside}
                 each = replace(spec, mesh=mesh)
-                runs.append(dry_run(each, self.hardware, seconds=self.seconds, exact=False, held=run.ranks))
+                runs.append(
+                    dry_run(each, self.hardware, seconds=self.seconds, exact=False, held=run.ranks)
+                )
         fastest = min(runs, key=lambda each: each.seconds)
         if run.seconds <= _TIE * fastest.seconds:
             fastest = run
-        return (fastest, *sorted((each for each in runs if each is not fastest), key=lambda each: each.seconds))
+        return (
+            fastest,
+            *sorted((each for each in runs if each is not fastest), key=lambda each: each.seconds),
+        )
 
 
 def _front(runs: list[DryRun]) -> list[DryRun]:

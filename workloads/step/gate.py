@@ -22,7 +22,9 @@ Step = TypeVar("Step", bound=TrainingStep)
 _HEAD_SIZE, _TOKENS, _VOCABULARY = 16, 64, 512
 
 
-def prepared(lay_out: LayOut, strategy: Strategy, *, outlined: bool = False) -> Callable[..., TrainingStep]:
+def prepared(
+    lay_out: LayOut, strategy: Strategy, *, outlined: bool = False
+) -> Callable[..., TrainingStep]:
     """Return a function that builds the verified step of a layout; see ``behind_gate``."""
 
     def make(world: World, params: Params) -> TrainingStep:
@@ -45,7 +47,10 @@ def behind_gate(make: Callable[[World, Params], Step], strategy: Strategy) -> Ca
         small = make(world, {**params, **small_shape(spec, params, world.size), "check": WHOLE})
         small.reset()
         small.step()
-        wrong, differences = small.check(), [f"on a small model: {text}" for text in small.differences()]
+        wrong, differences = (
+            small.check(),
+            [f"on a small model: {text}" for text in small.differences()],
+        )
         small.close()
         step = make(world, {**params, "check": SMALL})
         step.small_model_wrong, step.small_model_differences = wrong, tuple(differences)

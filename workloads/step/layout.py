@@ -90,7 +90,8 @@ class Layout:
         return Layout(
             module=module or model,
             model=model,
-            optimizer=optimizer or make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
+            optimizer=optimizer
+            or make_optimizer(model.parameters(), dtype_of(spec), timed=spec.timed),
             axes=axes,
             data_rank=spec.at(world.rank).along("dp", "fsdp"),
             data_size=spec.size("dp", "fsdp"),

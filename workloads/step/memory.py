@@ -64,7 +64,11 @@ class Memory:
         losses.pop().backward()  # type: ignore[no-untyped-call]
         # gathered parameters are plain tensors, and the shards that they were gathered from are still there
         gathered = [not isinstance(now, DTensor) for now in between]
-        beside = [s for s, now_whole in zip(shards, gathered, strict=True) if isinstance(s, DTensor) and now_whole]
+        beside = [
+            s
+            for s, now_whole in zip(shards, gathered, strict=True)
+            if isinstance(s, DTensor) and now_whole
+        ]
         tensors = {
             "gradients": gradients(model.parameters()),
             "optimizer": state_tensors(optimizer),
@@ -81,8 +85,12 @@ class Memory:
         """Return each component's bytes, the largest over ranks, and every rank's in the details."""
         metrics: dict[str, MetricValue] = {}
         for name in COMPONENTS:
-            measured, counted = ([one[source][name] for one in told] for source in ("memory", "memory_counted"))
-            metrics |= make_values({f"memory.{name}": max(measured)}, f"{_HOW[name]}, largest over ranks")
+            measured, counted = (
+                [one[source][name] for one in told] for source in ("memory", "memory_counted")
+            )
+            metrics |= make_values(
+                {f"memory.{name}": max(measured)}, f"{_HOW[name]}, largest over ranks"
+            )
             metrics |= make_values({f"memory_counted.{name}": max(counted)}, "largest over ranks")
             if name in self.formula:
                 metrics |= make_values({f"memory_formula.{name}": self.formula[name]})
@@ -108,21 +116,31 @@ class OverTime:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         events = trace_events(profiler)
-        start, stop = next((one.start_ns, one.stop_ns) for one in events if one.name == STEP and not one.is_device)
+        start, stop = next(
+            (one.start_ns, one.stop_ns) for one in events if one.name == STEP and not one.is_device
+        )
         changes = [one for one in allocations_at(profiler, self._device) if start <= one[0] <= stop]
         points = curve(((at - start) // 1000, num_bytes) for at, num_bytes in changes)
-        phases = [(name, (a - start) // 1000, (b - start) // 1000) for name, (a, b) in list_phases(events)]
+        phases = [
+            (name, (a - start) // 1000, (b - start) // 1000) for name, (a, b) in list_phases(events)
+        ]
         if len(points) < 2:
             return None
         return MemoryOverTime(rank=0, points=points, phases=tuple(phases[:_MOST_POINTS]))
 
     def summarise(self, told: Sequence[MemoryOverTime | None]) -> Explanation:
-        known = [msgspec.structs.replace(one, rank=rank) for rank, one in enumerate(told) if one is not None]
+        known = [
+            msgspec.structs.replace(one, rank=rank)
+            for rank, one in enumerate(told)
+            if one is not None
+        ]
         highest = max(known, key=lambda one: one.peak[1], default=None)
         return Explanation(details=highest.as_details if highest else {})
 
 
-def curve(changes: Iterable[tuple[int, int]], most: int = _MOST_POINTS) -> tuple[tuple[int, int], ...]:
+def curve(
+    changes: Iterable[tuple[int, int]], most: int = _MOST_POINTS
+) -> tuple[tuple[int, int], ...]:
     """Return the running sum of changes at their times, the highest within each of ``most`` equal parts, and the last.
 
     What happens in the same microsecond is one point.
@@ -147,7 +165,9 @@ def largest_of(told: Sequence[BySource], how: Mapping[str, str]) -> dict[str, Me
     metrics: dict[str, MetricValue] = {}
     for source, words in how.items():
         most = {
-            f"{source}.{part}": max(one[source][part] for one in told) for part in COMPONENTS if part in told[0][source]
+            f"{source}.{part}": max(one[source][part] for one in told)
+            for part in COMPONENTS
+            if part in told[0][source]
         }
         metrics |= make_values(most, f"{words}, largest over ranks".removeprefix(", "))
     return metrics
@@ -171,7 +191,12 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     mine = getattr(optimizer, "optim", optimizer)
     if isinstance(mine, MasterAdamW):
         return mine.held()
-    return [value for state in mine.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return [
+        value
+        for state in mine.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
 
 
 def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -189,7 +214,9 @@ class SavedTensors:
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._excluded = module, list(module.parameters())
-        self._kept: list[Tensor] = []  # not by address yet: what FSDP frees, later tensors take the place of
+        self._kept: list[
+            Tensor
+        ] = []  # not by address yet: what FSDP frees, later tensors take the place of
         self._hooks = saved_tensors_hooks(self._note, lambda saved: saved)
         self._num_bytes: int | None = None
 
@@ -212,7 +239,9 @@ class SavedTensors:
         for kept in kept_in(self._caches):
             self._note(kept)
         left_out = _storages([*self._excluded, *self._module.parameters()])
-        self._num_bytes = sum(size for key, size in _storages(self._kept).items() if key not in left_out)
+        self._num_bytes = sum(
+            size for key, size in _storages(self._kept).items() if key not in left_out
+        )
         for seen in (self._kept, self._excluded, self._caches):
             seen.clear()
 
@@ -243,7 +272,9 @@ def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
 
 def _storages(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, int], int]:
     """Return the bytes of storages by where they are; a storage without memory is none."""
-    storages = [(part.device, part.untyped_storage()) for tensor in tensors for part in _plain(tensor)]
+    storages = [
+        (part.device, part.untyped_storage()) for tensor in tensors for part in _plain(tensor)
+    ]
     return {(device, s.data_ptr()): s.nbytes() for device, s in storages if s.data_ptr()}
 
 

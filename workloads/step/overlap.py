@@ -33,7 +33,13 @@ from parbench.workloads.step.call_spans import spans_of_calls
 from parbench.workloads.step.layout import Grouped
 from parbench.workloads.step.probe import Begin, Step, take_turns, timed, trace_step
 from parbench.workloads.step.sent_bytes import OTHER, SentCall, Silenced, counted, fake_twins
-from parbench.workloads.step.turns import cross_fitted, mean_rank, paired_difference, paired_overhead, slowest
+from parbench.workloads.step.turns import (
+    cross_fitted,
+    mean_rank,
+    paired_difference,
+    paired_overhead,
+    slowest,
+)
 
 _MOST_INTERVALS = 200_000
 _MOST_WATCHING = 0.05
@@ -71,7 +77,10 @@ class Overlap:
     share = 1.0
 
     def __init__(
-        self, world: World, layout: Grouped, notes_of: Callable[[float], tuple[str, ...]] = lambda _: ()
+        self,
+        world: World,
+        layout: Grouped,
+        notes_of: Callable[[float], tuple[str, ...]] = lambda _: (),
     ) -> None:
         self._world, self._layout, self._notes_of = world, layout, notes_of
 
@@ -110,9 +119,14 @@ class Overlap:
         seen = [held_against(trace, calls) for trace in plain]
         return Observed(
             calls=calls,
-            members={name: dist.get_process_group_ranks(group) for name, group in self._layout.axes.items()},
+            members={
+                name: dist.get_process_group_ranks(group)
+                for name, group in self._layout.axes.items()
+            },
             walls=walls,
-            arithmetic={kind: [length(trace.compute) / 1e9 for trace in traces[kind]] for kind in looks},
+            arithmetic={
+                kind: [length(trace.compute) / 1e9 for trace in traces[kind]] for kind in looks
+            },
             breakdowns=[broken_down(*one) for one in zip(plain, seen, strict=True)],
             comm=[one.spans for one in seen],
             unseen=[one.unseen for one in seen],
@@ -128,7 +142,8 @@ class Overlap:
         plain = median(slowest([seen.walls["plain"] for seen in told]))
         counts = Counter(replace(call, peer=None) for call in calls).items()
         summed = tuple(
-            CountedCall(axis=c.axis, op=c.op, num_bytes=c.num_bytes, ranks=c.ranks, count=n) for c, n in counts
+            CountedCall(axis=c.axis, op=c.op, num_bytes=c.num_bytes, ranks=c.ranks, count=n)
+            for c, n in counts
         )
         timeline = Timeline(
             clock=clock.method,
@@ -157,7 +172,9 @@ class Overlap:
         told = self._world.gather(mine)
         walls = [max(wall for wall, _ in step) for step in zip(*told, strict=True)]
         middle = sorted(range(len(walls)), key=lambda i: walls[i])[(len(walls) - 1) // 2]
-        return middle, mine[middle][1] - min(start_ns for _, start_ns in (one[middle] for one in told))
+        return middle, mine[middle][1] - min(
+            start_ns for _, start_ns in (one[middle] for one in told)
+        )
 
     def _times(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
         """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
@@ -166,7 +183,10 @@ class Overlap:
         one = last.breakdowns[middle]
         how = f"the slowest rank's traced step of median wall, of {len(last.breakdowns)}"
         # where spans were not told apart by axis, an axis' 0 would be untrue, as is any where calls were not seen
-        axes, unseen = () if OTHER in one.exposed_comm_seconds else self._layout.axes, last.unseen[middle]
+        axes, unseen = (
+            () if OTHER in one.exposed_comm_seconds else self._layout.axes,
+            last.unseen[middle],
+        )
         exposed = {**dict.fromkeys(axes, 0.0), **one.exposed_comm_seconds, **dict.fromkeys(unseen)}
         parts = {
             "compute": one.compute_seconds,
@@ -186,11 +206,20 @@ class Overlap:
         """Return how long communication itself takes, and how long a rank waits in it for a peer to come."""
         calls, comms = told[0].calls, [comm for seen in told for comm in seen.comm]
         unseen = any(axes for seen in told for axes in seen.unseen)
-        if self._layout.holds_stage_only or unseen or any(len(comm) != len(calls) for comm in comms):
+        if (
+            self._layout.holds_stage_only
+            or unseen
+            or any(len(comm) != len(calls) for comm in comms)
+        ):
             return {}  # ranks make other calls, or the trace cannot be held against them
-        split = [[_moved_and_waited(told, rank, i) for i in range(len(told[0].comm))] for rank in range(len(told))]
+        split = [
+            [_moved_and_waited(told, rank, i) for i in range(len(told[0].comm))]
+            for rank in range(len(told))
+        ]
         moved = {
-            f"comm_transfer.{name}": cross_fitted([[one.get(name, 0.0) for one, _ in turns] for turns in split])
+            f"comm_transfer.{name}": cross_fitted(
+                [[one.get(name, 0.0) for one, _ in turns] for turns in split]
+            )
             for name in self._layout.axes
         }
         waited = cross_fitted([[seconds for _, seconds in turns] for turns in split])
@@ -203,13 +232,18 @@ def kernels_of(told: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
     if not all(known):
         return {}
     alike = all(len(set(steps)) == 1 for steps in known)
-    return make_values({"kernels": sum(steps[0] for steps in known) / len(known) if alike else None}, "mean over ranks")
+    return make_values(
+        {"kernels": sum(steps[0] for steps in known) / len(known) if alike else None},
+        "mean over ranks",
+    )
 
 
 def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[str, MetricValue]:
     """Return what communication and looking at a step cost, of all ranks' seconds by kind of step, turn by turn."""
     wall = {kind: slowest([one[kind] for one in walls]) for kind in walls[0]}
-    watched, silenced = (mean_rank([one[kind] for one in arithmetic]) for kind in ("watched", "silenced"))
+    watched, silenced = (
+        mean_rank([one[kind] for one in arithmetic]) for kind in ("watched", "silenced")
+    )
     each = "" if len(watched) > 1 else ", one turn tells none"
     found = {
         "ect": paired_difference(wall["watched"], wall["silenced"]),
@@ -217,7 +251,9 @@ def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[s
         "watching_overhead": paired_overhead(wall["watched"], wall["plain"]),
     }
     slowdown = {"compute_slowdown": paired_difference(watched, silenced)}
-    return make_values(found, f"the slowest rank of each turn{each}") | make_values(slowdown, f"mean over ranks{each}")
+    return make_values(found, f"the slowest rank of each turn{each}") | make_values(
+        slowdown, f"mean over ranks{each}"
+    )
 
 
 def doubts_of_ect(device: torch.device, watching: float | None) -> tuple[str, ...]:
@@ -225,7 +261,9 @@ def doubts_of_ect(device: torch.device, watching: float | None) -> tuple[str, ..
     if device.type != "cuda" or watching is None or watching <= _MOST_WATCHING:
         return ()
     longer = f"the watched step takes {1 + watching:.2f} times as long as a plain one"
-    return (f"ect is a lower bound: {longer}, and where a device waits for its host communication is hidden",)
+    return (
+        f"ect is a lower bound: {longer}, and where a device waits for its host communication is hidden",
+    )
 
 
 @dataclass(frozen=True)
@@ -254,14 +292,20 @@ def held_against(trace: StepTrace, calls: Sequence[SentCall]) -> Seen:
         if span is not None:
             together.setdefault((call.axis, span), []).append(call.op)
     named = [(axis, " + ".join(dict.fromkeys(ops)), span) for (axis, span), ops in together.items()]
-    return Seen(spans, named, {c.axis for c, span in zip(calls, spans, strict=True) if span is None and c.ranks > 1})
+    return Seen(
+        spans,
+        named,
+        {c.axis for c, span in zip(calls, spans, strict=True) if span is None and c.ranks > 1},
+    )
 
 
 def broken_down(trace: StepTrace, seen: Seen) -> Breakdown:
     by_axis: dict[str, list[Span]] = {}
     for axis, _, span in seen.named:
         by_axis.setdefault(axis, []).append(span)
-    return compute_breakdown(trace.step, trace.compute, by_axis, trace.copies, measured_wall_seconds=trace.wall_seconds)
+    return compute_breakdown(
+        trace.step, trace.compute, by_axis, trace.copies, measured_wall_seconds=trace.wall_seconds
+    )
 
 
 def waited(trace: StepTrace) -> float:
@@ -276,7 +320,9 @@ def waited(trace: StepTrace) -> float:
     return length(union([*trace.host_comm, *intersection(still, comm)])) / 1e9
 
 
-def _moved_and_waited(told: Sequence[Observed], rank: int, iteration: int) -> tuple[dict[str, float], float]:
+def _moved_and_waited(
+    told: Sequence[Observed], rank: int, iteration: int
+) -> tuple[dict[str, float], float]:
     """Return the seconds of one rank's traced step in which communication moved, by axis, and waited for a peer.
 
     A call takes as long as on the rank of its group where it took least; what another rank spends before that in it, it
@@ -286,7 +332,11 @@ def _moved_and_waited(told: Sequence[Observed], rank: int, iteration: int) -> tu
     waiting: list[Span] = []
     for k, call in enumerate(told[rank].calls):
         peers = told[rank].members.get(call.axis, range(len(told)))
-        spans = {peer: span for peer in (rank, *peers) if (span := told[peer].comm[iteration][k]) is not None}
+        spans = {
+            peer: span
+            for peer in (rank, *peers)
+            if (span := told[peer].comm[iteration][k]) is not None
+        }
         if rank not in spans:
             continue
         least = min(stop - start for start, stop in spans.values())

@@ -116,7 +116,9 @@ class Taken:
         for _ in range(_TIMED_STEPS):
             begin()
             seconds.append(timed(step, self._world))
-        return Seen(peak_bytes=peak, kept_bytes=kept, flops=int(counter.get_total_flops()), seconds=seconds)
+        return Seen(
+            peak_bytes=peak, kept_bytes=kept, flops=int(counter.get_total_flops()), seconds=seconds
+        )
 
     def summarise(self, told: Sequence[Seen]) -> Explanation:
         """Return the fullest rank's memory, and MFU where the peak of the device is known."""
@@ -138,7 +140,15 @@ def _optimizer_time(said: Explanation) -> dict[str, Any]:
     if said.timeline is None:
         return {}
     taken = [
-        sum(one.stop_us - one.start_us for one in rank.intervals if (one.stream, one.name) == (PHASE, OPTIMIZER))
+        sum(
+            one.stop_us - one.start_us
+            for one in rank.intervals
+            if (one.stream, one.name) == (PHASE, OPTIMIZER)
+        )
         for rank in said.timeline.ranks
     ]
-    return make_values({"optimizer_time": max(taken) / 1e6}, "the slowest rank's, traced") if any(taken) else {}
+    return (
+        make_values({"optimizer_time": max(taken) / 1e6}, "the slowest rank's, traced")
+        if any(taken)
+        else {}
+    )

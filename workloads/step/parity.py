@@ -69,10 +69,15 @@ class Parity:
         compared_dtype = layout.reduced_dtype or dtype
         self._low_precision = None if compared_dtype == torch.float32 else compared_dtype
         # Bitwise on the CPU only: a GPU may add in another order each time.
-        self._exact = bool(layout.exact_order) and self._low_precision is None and world.device.type == "cpu"
+        self._exact = (
+            bool(layout.exact_order) and self._low_precision is None and world.device.type == "cpu"
+        )
 
     def count_wrong(
-        self, batch: Microbatches, gradients_of: Callable[[], Tensor | None], step: Callable[[], None]
+        self,
+        batch: Microbatches,
+        gradients_of: Callable[[], Tensor | None],
+        step: Callable[[], None],
     ) -> int:
         """Count wrong elements of weights, compared with their replicas, and of gradients, the loss and two updates.
 
@@ -84,7 +89,9 @@ class Parity:
         if not self._steps_compared:
             self._steps_compared = True
             step()
-            wrong += self._count(self._count_wrong_updates(batch), "weights after two steps are not one process's")
+            wrong += self._count(
+                self._count_wrong_updates(batch), "weights after two steps are not one process's"
+            )
         own_weights = self._weights()
         wrong += self._count_unlike(own_weights.values())
         weights = self._gather_stages(own_weights) if self._layout.holds_stage_only else own_weights
@@ -94,17 +101,24 @@ class Parity:
                 wrong += self._count(gradient.numel(), f"{name} is held by no rank")
         low_precision_loss, low_precision = reference_loss, None
         if self._low_precision is not None:
-            low_precision_loss, low_precision = self._low_precision_reference(weights, batch, self._low_precision)
+            low_precision_loss, low_precision = self._low_precision_reference(
+                weights, batch, self._low_precision
+            )
         loss = gradients_of()
         self._layout.gather_gradients()
-        found = {plain_name(name): whole(p).detach() for name, p in _gradients(self._layout.model).items()}
+        found = {
+            plain_name(name): whole(p).detach()
+            for name, p in _gradients(self._layout.model).items()
+        }
         expected = {name: reference[name] for name in own_weights}
         if self._exact:
             compared = compare_bits(found, expected)
         else:
             compared = compare(found, expected, low_precision, norm_of_all(reference.values()))
         wrong += self._count_wrong_loss(loss, reference_loss, low_precision_loss)
-        return wrong + sum(self._count(tensor.wrong, f"gradient of {tensor}") for tensor in compared)
+        return wrong + sum(
+            self._count(tensor.wrong, f"gradient of {tensor}") for tensor in compared
+        )
 
     def check_without_reference(self, gradients_of: Callable[[], Tensor | None]) -> int:
         """Count elements of weights unlike their replicas', and of the loss and gradients that are not finite."""
@@ -126,7 +140,9 @@ class Parity:
     def _count_wrong_loss(self, loss: Tensor | None, expected: float, low_precision: float) -> int:
         """Compare the mean of all ranks' losses with the reference; ranks without a loss take no part in the mean."""
         losses: list[float | None] = [None] * self._world.size
-        dist.all_gather_object(losses, None if loss is None else float(loss), group=self._world.control)
+        dist.all_gather_object(
+            losses, None if loss is None else float(loss), group=self._world.control
+        )
         known = [value for value in losses if value is not None]
         limit = RELATIVE_TOLERANCE * abs(expected)
         if self._dtype != torch.float32:
@@ -137,10 +153,14 @@ class Parity:
         return self._count(int(not abs(mean - expected) <= limit), text)
 
     def _count_unlike(self, weights: Iterable[Tensor]) -> int:
-        replicas = self._layout.replica_group or (None if self._layout.holds_stage_only else self._world.group)
+        replicas = self._layout.replica_group or (
+            None if self._layout.holds_stage_only else self._world.group
+        )
         if replicas is None:
             return 0
-        return self._count(count_unlike_rank_0(weights, replicas), "weights are not those of rank 0")
+        return self._count(
+            count_unlike_rank_0(weights, replicas), "weights are not those of rank 0"
+        )
 
     def _count(self, wrong: int, words: str) -> int:
         """Return a count, and keep what it is of if there is something wrong."""
@@ -160,7 +180,10 @@ class Parity:
 
     def _count_wrong_updates(self, batch: Microbatches) -> int:
         """Compare weights after two steps with a single process's, where the gradients leave no doubt of their sign."""
-        start, alone = self._single_process_model(self._dtype), self._single_process_model(self._dtype)
+        start, alone = (
+            self._single_process_model(self._dtype),
+            self._single_process_model(self._dtype),
+        )
         optimizer = make_optimizer(alone.parameters(), self._dtype)
         decided: dict[str, Tensor] = {}
         for _ in range(2):
@@ -174,15 +197,24 @@ class Parity:
         apart, moved = [], []
         for name, found in self._weights().items():
             if name in decided:
-                ours, theirs, first = (tensor.detach().float() for tensor in (found, expected[name], before[name]))
+                ours, theirs, first = (
+                    tensor.detach().float() for tensor in (found, expected[name], before[name])
+                )
                 apart.append((ours - theirs)[decided[name]])
                 moved.append((first - theirs)[decided[name]])
         if self._low_precision is None:
-            return sum(int((~(values.abs() <= _UPDATE_TOLERANCE * LEARNING_RATE)).sum()) for values in apart)
-        far, way = (sum(float(values.square().sum()) for values in of) ** 0.5 for of in (apart, moved))
+            return sum(
+                int((~(values.abs() <= _UPDATE_TOLERANCE * LEARNING_RATE)).sum())
+                for values in apart
+            )
+        far, way = (
+            sum(float(values.square().sum()) for values in of) ** 0.5 for of in (apart, moved)
+        )
         return 0 if far <= _MOVEMENT_TOLERANCE * way else sum(map(len, apart))
 
-    def _reference(self, weights: Tensors, batch: Microbatches, dtype: torch.dtype) -> tuple[float, dict[str, Tensor]]:
+    def _reference(
+        self, weights: Tensors, batch: Microbatches, dtype: torch.dtype
+    ) -> tuple[float, dict[str, Tensor]]:
         """Return the mean loss and the gradients of a single process in a type."""
         model = self._single_process_model(dtype)
         with torch.no_grad():
@@ -205,7 +237,9 @@ class Parity:
         total: dict[str, Tensor] = {}
         mean_loss = 0.0
         for rank in range(ranks):
-            loss, gradients = self._reference(weights, batch[rank * each : (rank + 1) * each], self._dtype)
+            loss, gradients = self._reference(
+                weights, batch[rank * each : (rank + 1) * each], self._dtype
+            )
             mean_loss += loss / ranks
             for name, gradient in gradients.items():
                 part = (gradient / ranks).to(dtype)
@@ -224,7 +258,10 @@ class Parity:
         In a narrow type they are of one microbatch after the other, for a sum over more tokens is rounded more.
         """
         order = self._layout.exact_order
-        if self._layout.reference_loss is loss_of and next(alone.parameters()).dtype == self._low_precision:
+        if (
+            self._layout.reference_loss is loss_of
+            and next(alone.parameters()).dtype == self._low_precision
+        ):
             order = order or range(len(batch))
         parts = [batch[i] for i in order] if order else [torch.cat(tuple(batch))]
         total = 0.0
@@ -235,7 +272,9 @@ class Parity:
         return total
 
     def _weights(self) -> dict[str, Tensor]:
-        return {plain_name(name): whole(p).detach() for name, p in self._layout.model.named_parameters()}
+        return {
+            plain_name(name): whole(p).detach() for name, p in self._layout.model.named_parameters()
+        }
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -261,7 +300,9 @@ def norm_of_all(tensors: Iterable[Tensor]) -> float:
     return math.hypot(*(float(tensor.float().norm()) for tensor in tensors))
 
 
-def compare(found: Tensors, expected: Tensors, low_precision: Tensors | None, norm: float) -> Iterator[Compared]:
+def compare(
+    found: Tensors, expected: Tensors, low_precision: Tensors | None, norm: float
+) -> Iterator[Compared]:
     """Compare each tensor with ``expected``, the float32 reference, by L2 norm.
 
     ``low_precision`` has the same tensors of a single process in the type that is checked, None for float32. ``norm``
@@ -290,11 +331,21 @@ def compare(found: Tensors, expected: Tensors, low_precision: Tensors | None, no
             if low_precision is not None and low_precision[name].any() and not tensor.any():
                 is_right = False
         all_right = all_right and is_right
-        yield Compared(name, 0 if is_right else reference.numel(), "" if is_right else _describe(tensor, reference))
-    if low_precision is not None and all_right and math.hypot(*distances) > ALL_GRADIENTS_FACTOR * math.hypot(*errors):
+        yield Compared(
+            name,
+            0 if is_right else reference.numel(),
+            "" if is_right else _describe(tensor, reference),
+        )
+    if (
+        low_precision is not None
+        and all_right
+        and math.hypot(*distances) > ALL_GRADIENTS_FACTOR * math.hypot(*errors)
+    ):
         num_elements = sum(reference.numel() for reference in expected.values())
         ratio = math.hypot(*distances) / max(math.hypot(*errors), sys.float_info.min)
-        description = f"are {ratio:.2g} times as far from the reference as those of a single process"
+        description = (
+            f"are {ratio:.2g} times as far from the reference as those of a single process"
+        )
         yield Compared("all parameters together", num_elements, description)
 
 
@@ -302,7 +353,9 @@ def compare_bits(found: Tensors, expected: Tensors) -> Iterator[Compared]:
     """Compare each tensor element by element, without a tolerance. An absent tensor is zero."""
     for name, reference in expected.items():
         tensor = found.get(name)
-        wrong = int(((torch.zeros_like(reference) if tensor is None else tensor) != reference).sum())
+        wrong = int(
+            ((torch.zeros_like(reference) if tensor is None else tensor) != reference).sum()
+        )
         yield Compared(name, wrong, _describe(tensor, reference) if wrong else "")
 
 
@@ -333,7 +386,11 @@ def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> 
         return 1
     # half a last bit each, of half the sum in the mean, would be twice that; a ring's were seen at a half of it
     roundings = num_ranks * torch.finfo(gradient.dtype).eps / 8
-    tolerance = RELATIVE_TOLERANCE if gradient.dtype == torch.float32 else max(1 / (2 * num_ranks), roundings)
+    tolerance = (
+        RELATIVE_TOLERANCE
+        if gradient.dtype == torch.float32
+        else max(1 / (2 * num_ranks), roundings)
+    )
     # a NaN is in no limit
     return int((~((gradient.float() - expected).abs() <= tolerance * abs(expected))).sum())
 
@@ -344,6 +401,8 @@ def count_unlike_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> 
     for tensor in tensors:
         reference = tensor.detach().clone()
         dist.broadcast(reference, group=group, group_src=0)
-        unlike = tensor.detach().flatten().view(torch.uint8) != reference.flatten().view(torch.uint8)
+        unlike = tensor.detach().flatten().view(torch.uint8) != reference.flatten().view(
+            torch.uint8
+        )
         wrong += int(unlike.view(-1, tensor.element_size()).any(dim=1).sum())
     return wrong

@@ -84,7 +84,11 @@ def peak_of(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
     if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         kind = "tf32"
     peak = datasheet_peak(name, kind)
-    return None if peak is None else Peak(flops_per_second=peak, source=f"datasheet of {name}, {kind}, dense")
+    return (
+        None
+        if peak is None
+        else Peak(flops_per_second=peak, source=f"datasheet of {name}, {kind}, dense")
+    )
 
 
 def measured_peak(

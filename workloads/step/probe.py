@@ -40,7 +40,9 @@ class Probe(Protocol[RankObservation]):
         """Return what the observations of all ranks, in order of global rank, say; the same on every rank."""
 
 
-def run_probes(world: World, probes: Sequence[Probe[Any]], step: Step, begin: Begin, seconds: float) -> Explanation:
+def run_probes(
+    world: World, probes: Sequence[Probe[Any]], step: Step, begin: Begin, seconds: float
+) -> Explanation:
     """Run probes one after the other and return what all of them say; of equal names the later one's counts."""
     whole = sum(probe.share for probe in probes) or 1.0
     said = []
@@ -66,7 +68,11 @@ def take_turns(world: World, seconds: float, turn: Callable[[], object], most: i
         turn()
         done += 1
         each = (time.perf_counter() - began) / done
-        few = _FEW_TURNS if seconds > 0 and _FEW_TURNS * each <= max(seconds, _FEW_TURNS_SECONDS) else 1
+        few = (
+            _FEW_TURNS
+            if seconds > 0 and _FEW_TURNS * each <= max(seconds, _FEW_TURNS_SECONDS)
+            else 1
+        )
         wanted = int(world.broadcast_from_rank_0([max(few, min(most, int(seconds / each)))])[0])
 
 
@@ -89,7 +95,11 @@ def trace_step(step: Callable[[], object], device: torch.device) -> StepTrace:
                 torch.cuda.synchronize(device)
         wall_seconds = (time.perf_counter_ns() - start_ns) / 1e9
     events = trace_events(profiler)
-    found = build_device_trace(events, wall_seconds) if on_cuda else build_host_trace(events, wall_seconds)
+    found = (
+        build_device_trace(events, wall_seconds)
+        if on_cuda
+        else build_host_trace(events, wall_seconds)
+    )
     return replace(found, start_ns=start_ns, phases=list_phases(events))
 
 

@@ -18,7 +18,13 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, sent_bytes
 from parbench.workloads.step.layout import Grouped
 from parbench.workloads.step.probe import Begin, Step
-from parbench.workloads.torch_internals import TorchDispatchMode, boxed_group, done_work, fake_group, group_named
+from parbench.workloads.torch_internals import (
+    TorchDispatchMode,
+    boxed_group,
+    done_work,
+    fake_group,
+    group_named,
+)
 
 OTHER = "other"
 """The axis of calls on groups that belong to no axis."""
@@ -47,7 +53,10 @@ class SentCall:
 
 SHARE = -1  # The size is that of the first argument times the number of ranks.
 _CALLS_OF_OPERATIONS = {
-    ("all_reduce", 0): "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
+    (
+        "all_reduce",
+        0,
+    ): "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
     ("all_gather", 0): "_allgather_base_ allgather_ allgather_into_tensor_coalesced_",
     ("all_gather", SHARE): "all_gather_into_tensor all_gather_into_tensor_coalesced",
     ("reduce_scatter", 0): "reduce_scatter_tensor reduce_scatter_tensor_coalesced",
@@ -74,7 +83,11 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[SentCall] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Count what goes to a process group; a DTensor's operator is taken apart first, into those it is made of."""
         if any(issubclass(kind, DTensor) for kind in types):
@@ -99,7 +112,15 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if sends := list(args[4]) if name == "alltoall_base_" else []:
             row = _bytes(args[1]) // sum(sends) if sum(sends) else 0
             sent = float((sum(sends) - sends[group.rank()]) * row)
-        call = SentCall(axis=axis, op=op, num_bytes=num_bytes, ranks=ranks, peer=peer, sent=sent, by_data=bool(sends))
+        call = SentCall(
+            axis=axis,
+            op=op,
+            num_bytes=num_bytes,
+            ranks=ranks,
+            peer=peer,
+            sent=sent,
+            by_data=bool(sends),
+        )
         self.calls.append(call)
 
 
@@ -114,7 +135,11 @@ class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._twins = twins
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Send what goes to a process group to its twin instead, and of a DTensor's operator what it is made of."""
         if any(issubclass(kind, DTensor) for kind in types):
@@ -126,8 +151,15 @@ class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
         twin = self._twins[group.group_name]
         swapped = [_swap(arg, group.group_name, twin) for arg in args]
         result = func(*swapped, **(kwargs or {}))
-        if isinstance(result, tuple | list) and result and isinstance(result[-1], torch.ScriptObject):
-            return (*result[:-1], done_work(result[0]))  # with its tensors, as DDP's reducer expects of it
+        if (
+            isinstance(result, tuple | list)
+            and result
+            and isinstance(result[-1], torch.ScriptObject)
+        ):
+            return (
+                *result[:-1],
+                done_work(result[0]),
+            )  # with its tensors, as DDP's reducer expects of it
         return result
 
 
@@ -136,7 +168,9 @@ def fake_twins(axes: Mapping[str, dist.ProcessGroup]) -> dict[str, dist.ProcessG
     return {group.group_name: fake_group(group) for group in axes.values()}
 
 
-def counted(step: Callable[[], object], axes: Mapping[str, dist.ProcessGroup]) -> tuple[SentCall, ...]:
+def counted(
+    step: Callable[[], object], axes: Mapping[str, dist.ProcessGroup]
+) -> tuple[SentCall, ...]:
     with Counted(axes) as mode:
         step()
     return tuple(mode.calls)
@@ -159,7 +193,10 @@ class Tally:
         for call in calls:
             alike[call.axis, call.op].append(call)
         by_op = {
-            key: (len(of), None if any(call.by_data for call in of) else sum(call.sent for call in of))
+            key: (
+                len(of),
+                None if any(call.by_data for call in of) else sum(call.sent for call in of),
+            )
             for key, of in alike.items()
         }
         return cls(by_axis=bytes_by_axis(calls, axes), by_op=by_op)
@@ -176,7 +213,9 @@ def counts_of(told: Sequence[Tally]) -> dict[str, MetricValue]:
         known = [sent for _, sent in each if sent is not None]
         if len(known) == len(told):
             found[f"sent.{axis}.{op}"] = sum(known) / len(told)
-    return make_values({f"calls.{axis}": count for axis, count in calls.items()} | found, "mean over ranks")
+    return make_values(
+        {f"calls.{axis}": count for axis, count in calls.items()} | found, "mean over ranks"
+    )
 
 
 class SentBytes:
@@ -198,14 +237,26 @@ class SentBytes:
         for axis in dict.fromkeys(name for sent, _ in told for name in sent.by_axis):
             most, formula = max(told, key=lambda one: one[0].by_axis.get(axis, 0.0))
             busiest = most.by_axis.get(axis, 0.0)
-            metrics |= make_values({f"bytes_sent.{axis}": busiest}, "ring-optimal, the rank that sends most")
+            metrics |= make_values(
+                {f"bytes_sent.{axis}": busiest}, "ring-optimal, the rank that sends most"
+            )
             if all(axis not in expected for _, expected in told):
                 continue
-            pairs = [(sent.by_axis.get(axis, 0.0), expected.get(axis, 0.0)) for sent, expected in told]
-            ratios = [sent / expected if expected else float(sent == 0) for sent, expected in pairs if sent or expected]
+            pairs = [
+                (sent.by_axis.get(axis, 0.0), expected.get(axis, 0.0)) for sent, expected in told
+            ]
+            ratios = [
+                sent / expected if expected else float(sent == 0)
+                for sent, expected in pairs
+                if sent or expected
+            ]
             ratio = max(ratios, key=lambda one: abs(one - 1), default=None)
-            metrics |= make_values({f"bytes_expected.{axis}": formula.get(axis, 0.0)}, "the same rank")
-            metrics |= make_values({f"bytes_ratio.{axis}": ratio}, "the rank where they differ most")
+            metrics |= make_values(
+                {f"bytes_expected.{axis}": formula.get(axis, 0.0)}, "the same rank"
+            )
+            metrics |= make_values(
+                {f"bytes_ratio.{axis}": ratio}, "the rank where they differ most"
+            )
         return Explanation(metrics=metrics)
 
 

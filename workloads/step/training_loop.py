@@ -32,9 +32,13 @@ class TrainingLoop(Benchmark):
         self._reference, self._number = reference, 0
         self._wrong: list[str] = []
         if isinstance(model, nn.Module) != (loss is not None):
-            raise ValueError("step_of: a module needs a loss, and a schedule has its own: give it None")
+            raise ValueError(
+                "step_of: a module needs a loss, and a schedule has its own: give it None"
+            )
         if loss is None and reference is not None:
-            raise ValueError("step_of: a schedule takes no reference: its stages' gradients are checked to be finite")
+            raise ValueError(
+                "step_of: a schedule takes no reference: its stages' gradients are checked to be finite"
+            )
         self._parameters = [one for group in optimizer.param_groups for one in group["params"]]
         self.dtype: torch.dtype = self._parameters[0].dtype if self._parameters else torch.float32
         self._next()
@@ -85,13 +89,22 @@ class TrainingLoop(Benchmark):
 
     def _gradients(self) -> list[tuple[str, Tensor]]:
         """Return the gradients by the names of a single process's model, whole on every rank."""
-        named = self._model.named_parameters() if isinstance(self._model, nn.Module) else _of_stages(self._model)
-        found = [(name.removeprefix("module."), one.grad) for name, one in named if one.grad is not None]
+        named = (
+            self._model.named_parameters()
+            if isinstance(self._model, nn.Module)
+            else _of_stages(self._model)
+        )
+        found = [
+            (name.removeprefix("module."), one.grad) for name, one in named if one.grad is not None
+        ]
         return [(name, whole(grad)) for name, grad in found]
 
     def _unlike_reference(self, reference: nn.Module) -> Sequence[str]:
         gradients = dict(self._gradients())
-        weights = {name.removeprefix("module."): whole(one.detach()) for name, one in self._model.named_parameters()}
+        weights = {
+            name.removeprefix("module."): whole(one.detach())
+            for name, one in self._model.named_parameters()
+        }
         reference.load_state_dict({**dict(reference.named_buffers()), **weights}, strict=False)
         reference.zero_grad()
         cast(Loss, self._loss)(reference, self._present).backward()  # type: ignore[no-untyped-call]
@@ -104,14 +117,20 @@ class TrainingLoop(Benchmark):
             expected /= dist.get_world_size()
             if name not in gradients:
                 found.append(f"{name}: has no gradient")
-            elif (apart := _distance(gradients[name], expected)) > _TOLERANCE.get(expected.dtype, _COARSE):
+            elif (apart := _distance(gradients[name], expected)) > _TOLERANCE.get(
+                expected.dtype, _COARSE
+            ):
                 found.append(f"{name}: gradient is {apart:.2g} of its length from the reference's")
         return found
 
 
 def _of_stages(schedule: Any) -> list[tuple[str, nn.Parameter]]:
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
-    return [(f"{stage.stage_index}.{name}", one) for stage in stages for name, one in stage.submod.named_parameters()]
+    return [
+        (f"{stage.stage_index}.{name}", one)
+        for stage in stages
+        for name, one in stage.submod.named_parameters()
+    ]
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:

@@ -23,8 +23,20 @@ from parbench.workloads.costs.memory import activations_of, state_of
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.costs.strategies import Strategy
-from parbench.workloads.model.timed_compute import TimedCompute, calibrate, fill_distinct_gradients, make_timed
-from parbench.workloads.model.transformer import Transformer, checkpoint, draw_tokens, loss_of, materialise, outline
+from parbench.workloads.model.timed_compute import (
+    TimedCompute,
+    calibrate,
+    fill_distinct_gradients,
+    make_timed,
+)
+from parbench.workloads.model.transformer import (
+    Transformer,
+    checkpoint,
+    draw_tokens,
+    loss_of,
+    materialise,
+    outline,
+)
 from parbench.workloads.step.layout import Layout, dtype_of
 from parbench.workloads.step.memory import Memory, OverTime
 from parbench.workloads.step.overlap import Overlap
@@ -38,7 +50,9 @@ SMALL_MODEL = (
     "are finite"
 )
 TIMED = "timed compute: ranks wait instead of computing, and weights do not change: overlap is real, results are not"
-KEPT_SHARDS = "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
+KEPT_SHARDS = (
+    "reshard=false: FSDP2 keeps its shard beside the gathered parameters; it counts as a buffer"
+)
 
 LayOut = Callable[[Transformer, World, StepSpec, Mapping[str, Value]], Layout]
 
@@ -62,7 +76,9 @@ class TrainingStep:
             materialise(model, world.seed, world.device)
         self._waiter, self._doubts = TimedCompute(world.device), dict[str, None]()
         if self.spec.timed_seconds is not None:
-            self._doubts = dict.fromkeys(doubt for doubts in world.gather(self._waiter.doubts) for doubt in doubts)
+            self._doubts = dict.fromkeys(
+                doubt for doubts in world.gather(self._waiter.doubts) for doubt in doubts
+            )
             self._make_timed(model, self.spec.timed_seconds)
         checkpoint(model, self.spec.checkpointing)
         self.layout = lay_out(model, world, self.spec, params)
@@ -94,7 +110,9 @@ class TrainingStep:
         if self.spec.timed:
             return self._parity.count_wrong_fills(self.spec.microbatches)
         if not self.spec.reference_fits:
-            return self.small_model_wrong + self._parity.check_without_reference(self._losses_and_gradients)
+            return self.small_model_wrong + self._parity.check_without_reference(
+                self._losses_and_gradients
+            )
         microbatches = self._batch.chunk(self.layout.data_size * self.spec.microbatches)
         return self._parity.count_wrong(microbatches, self._losses_and_gradients, self.step)
 
@@ -115,7 +133,9 @@ class TrainingStep:
                 "tokens_per_step": tokens,
                 "flops_per_rank": flops,
                 "flops_convention": "PaLM: 6 N + 12 L H Q T a token, attention counted whole, recomputation not",
-                "peak": None if peak is None else {"flops_per_second": peak.flops_per_second, "source": peak.source},
+                "peak": None
+                if peak is None
+                else {"flops_per_second": peak.flops_per_second, "source": peak.source},
                 "optimizer": "AdamW",
                 **MeshDetails(
                     axes={name: {"ranks": group.size()} for name, group in self.layout.axes.items()}
@@ -159,7 +179,9 @@ class TrainingStep:
     def _bytes_formula(self) -> dict[str, object]:
         made = calls(self.spec.at(0))  # all ranks describe a step alike
         axes = dict.fromkeys(call.axis for call in made)
-        texts = {axis: equation_of(call for call in made if call.axis == axis).text for axis in axes}
+        texts = {
+            axis: equation_of(call for call in made if call.axis == axis).text for axis in axes
+        }
         return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
 
     def expected_bytes(self) -> dict[str, float]:
@@ -183,10 +205,16 @@ class TrainingStep:
         if self._peak.measured:
             return (f"mfu above 100 %: the peak of {peak:.3g} FLOP/s was measured too low",)
         counted = "it counts attention in full, as PaLM does, and a causal kernel executes about half of it"
-        return (f"mfu above 100 %: {mfu:.0%} of {peak:.4g} FLOP/s ({self._peak.source}); {counted}",)
+        return (
+            f"mfu above 100 %: {mfu:.0%} of {peak:.4g} FLOP/s ({self._peak.source}); {counted}",
+        )
 
     def _flops_per_rank(self) -> float:
-        return self._tokens_per_step() * flops_per_token(self.spec.shape, self.spec.moe) / self._world.size
+        return (
+            self._tokens_per_step()
+            * flops_per_token(self.spec.shape, self.spec.moe)
+            / self._world.size
+        )
 
     def _tokens_per_step(self) -> int:
         return self.layout.data_size * self.spec.num_sequences * self.spec.shape.sequence
@@ -200,7 +228,9 @@ class TrainingStep:
 
     def _fill_distinct_gradients(self) -> None:
         """Let data ranks' timed gradients differ, so that their mean can be checked."""
-        fill_distinct_gradients(self.layout.model, self.layout.data_rank, self.layout.data_size, self._world.size)
+        fill_distinct_gradients(
+            self.layout.model, self.layout.data_rank, self.layout.data_size, self._world.size
+        )
 
     def _forward_backward(self) -> Tensor | None:
         """Return the mean loss of this rank's microbatches; gradients are of the mean over all data ranks."""
@@ -228,7 +258,9 @@ class TrainingStep:
     def _draw(self) -> None:
         """Draw the global batch, and cut out this rank's microbatches."""
         each = self.spec.num_sequences
-        tokens = draw_tokens(self.spec.shape, self.layout.data_size * each, self._world.seed, self._step_number)
+        tokens = draw_tokens(
+            self.spec.shape, self.layout.data_size * each, self._world.seed, self._step_number
+        )
         self._batch = tokens.to(self._world.device)
         mine = self._batch[self.layout.data_rank * each : (self.layout.data_rank + 1) * each]
         self._mine: tuple[Tensor, ...] = torch.split(mine, self.spec.microbatch)

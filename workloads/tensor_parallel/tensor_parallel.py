@@ -34,15 +34,21 @@ from parbench.workloads.step.layout import Layout, make_mesh
 _SEQUENCE = Shard(1)
 
 
-def lay_out_tp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+def lay_out_tp(
+    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+) -> Layout:
     """Split every layer over all ranks, and where the step is sequence parallel what lies between."""
     mesh, made = make_mesh(world, tp=world.size)
     split_model(model, mesh, drawing(world), along_sequence=spec.sequence_parallel)
     layout = Layout.of(spec, world, model, {"tp": mesh.get_group("tp")})
-    return replace(layout, finalize_gradients=partial(sum_partial_gradients, model), made_groups=made)
+    return replace(
+        layout, finalize_gradients=partial(sum_partial_gradients, model), made_groups=made
+    )
 
 
-def lay_out_tp_fsdp(model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]) -> Layout:
+def lay_out_tp_fsdp(
+    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
+) -> Layout:
     mesh, made = make_mesh(world, dp=spec.mesh["fsdp"], tp=spec.mesh["tp"])
     draw = drawing(world)
 
@@ -58,12 +64,18 @@ def lay_out_tp_fsdp(model: Transformer, world: World, spec: StepSpec, params: Ma
 
 def split_layer(layer: nn.Module, mesh: DeviceMesh, *, along_sequence: bool = False) -> None:
     """Split attention and FFN by torch's styles; along the sequence, shard what lies between too."""
-    norms = {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()} if along_sequence else {}
+    norms = (
+        {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()}
+        if along_sequence
+        else {}
+    )
     styles = _styles(layer, along_sequence=along_sequence, as_dtensors=along_sequence)
     parallelize_module(layer, mesh, {**styles, **norms})
 
 
-def split_model(model: Transformer, mesh: DeviceMesh, begin: Begin, *, along_sequence: bool) -> None:
+def split_model(
+    model: Transformer, mesh: DeviceMesh, begin: Begin, *, along_sequence: bool
+) -> None:
     """Split each layer, begun right before."""
     for i, layer in enumerate(model.layers):
         begin(layer, f"layers.{i}")
@@ -100,7 +112,9 @@ def sum_partial_gradients(model: nn.Module) -> None:
     """Sum over ranks, once, the gradients of which each has its sequence's part; the optimizer would at every use."""
     for parameter in model.parameters():
         gradient = parameter.grad
-        if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
+        if isinstance(gradient, DTensor) and any(
+            placement.is_partial() for placement in gradient.placements
+        ):
             parameter.grad = gradient.redistribute(placements=[Replicate()])
 
 

@@ -29,20 +29,33 @@ def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple
     products, overlaps = _shares(runs, hardware)
     if not products and not overlaps:
         names = ", ".join(str(run.path) for run in runs)
-        raise UserError(f"{names}: no step has real compute and a known peak, nor an axis whose overlap was traced")
+        raise UserError(
+            f"{names}: no step has real compute and a known peak, nor an axis whose overlap was traced"
+        )
     told: dict[str, object] = {"overlap": dict(hardware.efficiency.overlap)}
     notes = []
     if products:
         told["gemm"] = min(1.0, median(products))
         notes.append(f"measured: matrix products at {_words(products)}")
     if overlaps:
-        told["overlap"] = {**hardware.efficiency.overlap, **{name: median(each) for name, each in overlaps.items()}}
-        notes += [f"measured: of {name}'s communication hides {_words(each)}" for name, each in overlaps.items()]
+        told["overlap"] = {
+            **hardware.efficiency.overlap,
+            **{name: median(each) for name, each in overlaps.items()},
+        }
+        notes += [
+            f"measured: of {name}'s communication hides {_words(each)}"
+            for name, each in overlaps.items()
+        ]
     efficiency = msgspec.structs.replace(hardware.efficiency, **told)
-    return msgspec.structs.replace(hardware, efficiency=efficiency), (*notes, _left(hardware, told, overlaps))
+    return msgspec.structs.replace(hardware, efficiency=efficiency), (
+        *notes,
+        _left(hardware, told, overlaps),
+    )
 
 
-def _left(hardware: Hardware, told: Mapping[str, object], overlaps: Mapping[str, Sequence[float]]) -> str:
+def _left(
+    hardware: Hardware, told: Mapping[str, object], overlaps: Mapping[str, Sequence[float]]
+) -> str:
     """Say what no run told."""
     names = [name for name in _ASSUMED if name not in told]
     names += [f"overlap of {name}" for name in hardware.efficiency.overlap if name not in overlaps]
@@ -54,16 +67,26 @@ def _shares(runs: Sequence[Run], hardware: Hardware) -> tuple[list[float], dict[
     products: list[float] = []
     overlaps: defaultdict[str, list[float]] = defaultdict(list)
     for record in (record for run in runs for record in run.records):
-        spec = spec_of_record(record) if record.status == "ok" and record.case.name.startswith("workload.") else ""
+        spec = (
+            spec_of_record(record)
+            if record.status == "ok" and record.case.name.startswith("workload.")
+            else ""
+        )
         if isinstance(spec, str):
             continue
         values = {name: metric.value for name, metric in record.metrics.items() if metric.value}
-        compute, peak = values.get("compute"), _peak(record.details.get("peak"), hardware, spec, record.world.device)
+        compute, peak = (
+            values.get("compute"),
+            _peak(record.details.get("peak"), hardware, spec, record.world.device),
+        )
         if compute and peak and not spec.timed:
             executed = max(stage_flops(spec.at(rank)).total for rank in range(record.world.size))
             products.append(executed * spec.microbatches / compute / peak)
         for axis, shown in {name: spec.axis_names.get(name, name) for name in spec.mesh}.items():
-            took, exposed = values.get(f"comm_transfer.{shown}"), values.get(f"exposed_comm.{shown}", 0.0)
+            took, exposed = (
+                values.get(f"comm_transfer.{shown}"),
+                values.get(f"exposed_comm.{shown}", 0.0),
+            )
             if axis in HIDEABLE and took and f"exposed_comm.{shown}" in record.metrics:
                 overlaps[axis].append(min(1.0, max(0.0, 1 - exposed / took)))
     return products, dict(overlaps)
@@ -73,7 +96,11 @@ def _peak(known: object, hardware: Hardware, spec: StepSpec, device: str) -> flo
     """Return the peak that the record has, or on GPUs the declared one."""
     if isinstance(known, dict) and (rate := positive(known.get("flops_per_second"))):
         return rate
-    return None if device == "cpu" else hardware.flops_per_second * (1.0 if spec.mixed else hardware.float32_share)
+    return (
+        None
+        if device == "cpu"
+        else hardware.flops_per_second * (1.0 if spec.mixed else hardware.float32_share)
+    )
 
 
 def _words(shares: Sequence[float]) -> str:

@@ -28,7 +28,14 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 from parbench.workloads.pipeline_parallel.simulation import simulate
-from parbench.workloads.planner.link_time import Curve, PlacedCall, Seconds, beyond, by_curves, curves_of
+from parbench.workloads.planner.link_time import (
+    Curve,
+    PlacedCall,
+    Seconds,
+    beyond,
+    by_curves,
+    curves_of,
+)
 from parbench.workloads.planner.placement import Place
 
 _MOST_RANKS = 1 << 14
@@ -46,7 +53,9 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
         if record.case.name.startswith("workload."):
             steps.setdefault(record.case.id, []).append(record)
     if not steps:
-        raise UserError(f"{run.path} holds no training step: a validation needs some of {', '.join(STRATEGIES)}")
+        raise UserError(
+            f"{run.path} holds no training step: a validation needs some of {', '.join(STRATEGIES)}"
+        )
     curves = curves_of(fits)
     if not curves:
         raise UserError(
@@ -56,7 +65,9 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
     for records in steps.values():
         try:
             found = _check(records, curves)
-        except UserError as error:  # a call that no curve stands in for; other steps may do without it
+        except (
+            UserError
+        ) as error:  # a call that no curve stands in for; other steps may do without it
             found, lacking = str(error), error
         if isinstance(found, str):
             left_out[records[0].case.label] = found
@@ -85,26 +96,45 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
     busiest = max(map(calls, ranks), key=lambda of: sum(call.sent for call in of))
     # all alike, as the run's own collectives were measured
     on_node = -(-world.size // max(1, world.nodes))
-    moving = [PlacedCall.of(call, Place(ranks=call.ranks, on_node=min(call.ranks, on_node))) for call in busiest]
+    moving = [
+        PlacedCall.of(call, Place(ranks=call.ranks, on_node=min(call.ranks, on_node)))
+        for call in busiest
+    ]
     time = row_time(
         spec,
         moving,
         by_curves(curves),
         compute_seconds=compute,
-        outside_seconds=metrics.get("non_pipeline_time", unknown).value or 0.0 if declared is None else 0.0,
+        outside_seconds=metrics.get("non_pipeline_time", unknown).value or 0.0
+        if declared is None
+        else 0.0,
         backend=world.backend,
     )
     held = [memory_of(at) for at in ranks]
     rows = [
         ("step_time", "step_time", "s", time.seconds),
-        *((f"exposed.{axis}", f"exposed_comm.{axis}", "s", each) for axis, each in time.exposed_seconds.items()),
-        *((f"comm.{axis}", f"comm_transfer.{axis}", "s", each) for axis, each in time.axis_seconds.items()),
-        *((f"bytes.{axis}", f"bytes_sent.{axis}", "B", each) for axis, each in bytes_by_axis(busiest).items()),
+        *(
+            (f"exposed.{axis}", f"exposed_comm.{axis}", "s", each)
+            for axis, each in time.exposed_seconds.items()
+        ),
+        *(
+            (f"comm.{axis}", f"comm_transfer.{axis}", "s", each)
+            for axis, each in time.axis_seconds.items()
+        ),
+        *(
+            (f"bytes.{axis}", f"bytes_sent.{axis}", "B", each)
+            for axis, each in bytes_by_axis(busiest).items()
+        ),
         *(
             (f"memory.{name}", f"memory.{name}", "B", max(getattr(one, name) for one in held))
             for name in STATE_COMPONENTS
         ),
-        ("memory.activations", "memory_counted.activations", "B", max(one.activations for one in held)),
+        (
+            "memory.activations",
+            "memory_counted.activations",
+            "B",
+            max(one.activations for one in held),
+        ),
     ]
     return StepCheck(
         case=case.id,
@@ -147,7 +177,9 @@ def spec_of_record(record: Record) -> StepSpec | str:
         return spec
     if moe.routing != BALANCED:
         how = f"routing = {moe.routing}"
-        return f"{name}: {how}: who sends how much is known once routes were drawn, of balanced before"
+        return (
+            f"{name}: {how}: who sends how much is known once routes were drawn, of balanced before"
+        )
     if moe.variant != "all_to_all" or moe.capacity or moe.chunks > 1:
         how = f"variant = {moe.variant}, capacity = {moe.capacity:g}, chunks = {moe.chunks}"
         return f"{name}: {how}: only dropless all_to_all in one part has a closed form"
@@ -168,7 +200,9 @@ def validation_text(found: Validation) -> str:
     sources = "its own fits" if found.fits == found.run else f"the fits of {found.fits}"
     if found.rows:
         sources += f" and each row's {' or '.join(dict.fromkeys(row.compute for row in found.rows))} compute"
-    notes = dict.fromkeys(f"{row.label}: {note}" for row in found.rows for note in (row.rule, *row.notes))
+    notes = dict.fromkeys(
+        f"{row.label}: {note}" for row in found.rows for note in (row.rule, *row.notes)
+    )
     parts = [
         f"{found.run}, predicted from {sources}",
         format_table([["step", "component", "predicted", "measured", "error"], *rows], range(2, 5)),
@@ -196,8 +230,18 @@ def format_duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-_FORWARD, _BACKWARD = 1 / 3, 2 / 3  # of a layer's arithmetic: forward, then the gradients of inputs and of weights
-_WITHIN = ("tp", "cp", "ring", "ulysses", "ep", "etp")  # axes whose calls stand between the operations of a microbatch
+_FORWARD, _BACKWARD = (
+    1 / 3,
+    2 / 3,
+)  # of a layer's arithmetic: forward, then the gradients of inputs and of weights
+_WITHIN = (
+    "tp",
+    "cp",
+    "ring",
+    "ulysses",
+    "ep",
+    "etp",
+)  # axes whose calls stand between the operations of a microbatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +289,9 @@ def row_time(
         within = sum(each for axis, each in took.items() if axis in _WITHIN)
         after = sum(each for axis, each in took.items() if axis not in (*_WITHIN, "pp"))
         busy, rendezvous = compute_seconds + within, backend == "gloo"
-        at_once, makespan = (_makespan(spec, busy, late, rendezvous=rendezvous) for late in (0.0, hop))
+        at_once, makespan = (
+            _makespan(spec, busy, late, rendezvous=rendezvous) for late in (0.0, hop)
+        )
         return RowTime(
             seconds=makespan + after + outside_seconds,
             axis_seconds=took,
@@ -274,19 +320,31 @@ def row_time(
 
 
 def _bucketed(
-    spec: StepSpec, summed: PlacedCall, calls: Sequence[PlacedCall], seconds: Seconds, compute_seconds: float
+    spec: StepSpec,
+    summed: PlacedCall,
+    calls: Sequence[PlacedCall],
+    seconds: Seconds,
+    compute_seconds: float,
 ) -> tuple[dict[str, float], str]:
     """DDP: each bucket under what is left of the backward pass; ZeRO-1's broadcasts come after the update."""
     width = spec.reduced_bytes or spec.element_bytes
-    buckets = buckets_of(list(parts_of(spec.at(0))), bucket_bytes=spec.bucket_bytes, element_bytes=width)
+    buckets = buckets_of(
+        list(parts_of(spec.at(0))), bucket_bytes=spec.bucket_bytes, element_bytes=width
+    )
     rounds = spec.microbatches if spec.each_microbatch else 1
     window = compute_seconds * _BACKWARD / spec.microbatches
-    exposed = rounds * exposed_seconds(buckets, lambda size: seconds(replace(summed, num_bytes=size)), window)
+    exposed = rounds * exposed_seconds(
+        buckets, lambda size: seconds(replace(summed, num_bytes=size)), window
+    )
     exposed += sum(call.count * seconds(call) for call in calls if call.op != "all_reduce")
-    return {summed.axis: exposed}, f"{pluralize(len(buckets), 'bucket')} summed in turn beside the backward pass"
+    return {
+        summed.axis: exposed
+    }, f"{pluralize(len(buckets), 'bucket')} summed in turn beside the backward pass"
 
 
-def buckets_of(parts: Sequence[ParameterPart], *, bucket_bytes: int, element_bytes: int) -> list[Bucket]:
+def buckets_of(
+    parts: Sequence[ParameterPart], *, bucket_bytes: int, element_bytes: int
+) -> list[Bucket]:
     """Return DDP's buckets in the order in which they are summed; the backward pass goes by the elements of layers.
 
     torch fills buckets with gradients in the order in which the backward pass makes them, and closes one once it holds
@@ -306,7 +364,9 @@ def buckets_of(parts: Sequence[ParameterPart], *, bucket_bytes: int, element_byt
     return found
 
 
-def exposed_seconds(buckets: Sequence[Bucket], seconds: Callable[[int], float], window_seconds: float) -> float:
+def exposed_seconds(
+    buckets: Sequence[Bucket], seconds: Callable[[int], float], window_seconds: float
+) -> float:
     """Return what is left to wait for after a backward pass of ``window_seconds``: bucket after bucket."""
     end = 0.0
     for bucket in buckets:
@@ -319,10 +379,14 @@ def _hidden(calls: Sequence[PlacedCall], seconds: Seconds, window: float) -> flo
     if not calls:
         return 0.0
     each = window / sum(call.count for call in calls)
-    return max(0.0, sum(call.count * min(seconds(call), each) for call in calls) - max(map(seconds, calls)))
+    return max(
+        0.0, sum(call.count * min(seconds(call), each) for call in calls) - max(map(seconds, calls))
+    )
 
 
-def _makespan(spec: StepSpec, busy_seconds: float, hop_seconds: float, *, rendezvous: bool) -> float:
+def _makespan(
+    spec: StepSpec, busy_seconds: float, hop_seconds: float, *, rendezvous: bool
+) -> float:
     """Return how long a schedule takes whose mean rank is busy for so long, each stage as its layers have it."""
     order, layers = spec.order, spec.at(0).layers_by_stage
     layer = busy_seconds * order.ranks / order.microbatches / sum(layers)

@@ -23,7 +23,12 @@ from parbench.workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds
 from parbench.workloads.planner.rationale import binding_of, rationale, settings_of
-from parbench.workloads.planner.report.render import assumptions, batch_words, formulas_of, refusals_of
+from parbench.workloads.planner.report.render import (
+    assumptions,
+    batch_words,
+    formulas_of,
+    refusals_of,
+)
 from parbench.workloads.planner.report.what_if import what_if_table
 from parbench.workloads.planner.search import Found
 
@@ -67,7 +72,9 @@ def dry_run_document(
     problem: str = "",
 ) -> Document:
     """Return time, communication and memory of one step. ``problem`` says why it does not fit."""
-    return _document(run, [_step_part(run, seconds), _assumptions(run, notes, explain=explain)], problem)
+    return _document(
+        run, [_step_part(run, seconds), _assumptions(run, notes, explain=explain)], problem
+    )
 
 
 def with_variants(document: Document, run: DryRun, seconds: Seconds | None = None) -> Document:
@@ -87,7 +94,10 @@ def _document(run: DryRun, parts: Sequence[DocumentPart], problem: str = "") -> 
             (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
             (f"{run.tokens_per_second:,.0f}", "tokens a second"),
             (f"{run.mfu:.1%}", f"MFU; bound by {binding_of(run)}"),
-            (f"{run.fullest.memory.total / GIGA:.1f} GB", f"of {usable / GIGA:.1f} GB usable on the fullest rank"),
+            (
+                f"{run.fullest.memory.total / GIGA:.1f} GB",
+                f"of {usable / GIGA:.1f} GB usable on the fullest rank",
+            ),
         ],
         problem=problem,
     )
@@ -114,10 +124,14 @@ def _assumptions(run: DryRun, notes: Sequence[str], *, explain: bool) -> Documen
         title="Assumptions",
         caption="declared, not measured; --hardware FILE.toml changes them",
         columns=[DocumentColumn(title="assumed", help="a rate, a share or a source")],
-        rows=[[assumption] for assumption in assumptions(run.hardware, run.spec.element_bytes, notes)],
+        rows=[
+            [assumption] for assumption in assumptions(run.hardware, run.spec.element_bytes, notes)
+        ],
     )
     formulas = [_formulas(run)] if explain else []
-    return DocumentPart(id="formulas", title="Formulas and assumptions", tables=[*formulas, assumed])
+    return DocumentPart(
+        id="formulas", title="Formulas and assumptions", tables=[*formulas, assumed]
+    )
 
 
 def label_of(run: DryRun) -> str:
@@ -183,7 +197,10 @@ def _front(found: Found) -> list[DocumentTable]:
     """Return the table of candidates that need less memory, none where the fastest needs least."""
     if len(found.front) < 2:
         return []
-    points = {label_of(run): (run.seconds, run.fullest.memory.total / GIGA) for run in (*found.best, *found.front)}
+    points = {
+        label_of(run): (run.seconds, run.fullest.memory.total / GIGA)
+        for run in (*found.best, *found.front)
+    }
     table = DocumentTable(
         id="front",
         title="Less memory for more time",
@@ -224,7 +241,11 @@ def _step(run: DryRun, seconds: Seconds | None) -> DocumentTable:
         figures.append(GanttChart(title="The pipeline", caption=told, facts=facts))
     else:
         bars = {run.spec.mesh_text: run.parts}
-        figures.append(StackedBars(title="The step", caption="Of the busiest rank.", quantity="step", bars=bars))
+        figures.append(
+            StackedBars(
+                title="The step", caption="Of the busiest rank.", quantity="step", bars=bars
+            )
+        )
     return DocumentTable(
         id="time",
         title="Where the time of a step goes",
@@ -234,8 +255,14 @@ def _step(run: DryRun, seconds: Seconds | None) -> DocumentTable:
             DocumentColumn(title="time", help="of a step", unit="s"),
             DocumentColumn(title="share", help="of the step", unit="share"),
         ],
-        rows=[[name, value, value / run.seconds] for name, value in (*run.parts.items(), ("step", run.seconds))],
-        notes=[*([f"Bubble: {run.bubble_method}."] if run.spec.size("pp") > 1 else []), *map(str, run.caveats)],
+        rows=[
+            [name, value, value / run.seconds]
+            for name, value in (*run.parts.items(), ("step", run.seconds))
+        ],
+        notes=[
+            *([f"Bubble: {run.bubble_method}."] if run.spec.size("pp") > 1 else []),
+            *map(str, run.caveats),
+        ],
         figures=figures,
     )
 
@@ -286,10 +313,15 @@ def _memory(run: DryRun) -> DocumentTable:
         caption="of the ranks that differ, an upper bound: the peaks of components need not meet",
         columns=[
             DocumentColumn(title="rank", help="its place in the pipeline"),
-            *(DocumentColumn(title=name, help=f"bytes of {name}", unit="GB") for name in COMPONENTS),
+            *(
+                DocumentColumn(title=name, help=f"bytes of {name}", unit="GB")
+                for name in COMPONENTS
+            ),
             DocumentColumn(title="total", help="all components at once", unit="GB"),
         ],
-        rows=[[held.at.words, *_held(held).values(), held.memory.total / GIGA] for held in run.ranks],
+        rows=[
+            [held.at.words, *_held(held).values(), held.memory.total / GIGA] for held in run.ranks
+        ],
         figures=[
             StackedBars(
                 title="What memory holds",
@@ -315,7 +347,13 @@ def _formulas(run: DryRun) -> DocumentTable:
             DocumentColumn(title="source", help="who found it"),
         ],
         rows=[
-            [one.name, one.equation, one.numbers, f"{one.value:,.4g} {one.unit}".rstrip(), one.source]
+            [
+                one.name,
+                one.equation,
+                one.numbers,
+                f"{one.value:,.4g} {one.unit}".rstrip(),
+                one.source,
+            ]
             for one in formulas_of(run)
         ],
     )

@@ -9,7 +9,12 @@ import msgspec
 from parbench.workloads.costs.communication_pattern import SOURCES, calls, equation_of
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.flops import again_bytes, product_weights, stage_flops
-from parbench.workloads.costs.memory import activations_equation, buffers_equation, state_equation, updated_elements
+from parbench.workloads.costs.memory import (
+    activations_equation,
+    buffers_equation,
+    state_equation,
+    updated_elements,
+)
 from parbench.workloads.costs.parameter_table import (
     ends_elements,
     layer_elements,
@@ -69,9 +74,13 @@ def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = (
 def refusals_of(found: Found, wanted: Wanted) -> list[str]:
     """Return an example of each rule that stops some candidate, and of memory, with its numbers."""
     rules = list(limits(wanted).values())
-    rules += [f"{reason} ({found.refused[rule]:,} alike)" for rule, reason in found.equations.items()]
+    rules += [
+        f"{reason} ({found.refused[rule]:,} alike)" for rule, reason in found.equations.items()
+    ]
     if found.too_large:
-        rules.append(f"{found.too_large:,} too large{f', such as {found.nearest.missing}' if found.nearest else ''}")
+        rules.append(
+            f"{found.too_large:,} too large{f', such as {found.nearest.missing}' if found.nearest else ''}"
+        )
     return rules
 
 
@@ -102,7 +111,8 @@ def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
         "zero": spec.zero,
         "fits": run.fits,
         "memory_bytes": [
-            {"rank": held.at.words, **asdict(held.memory), "total": held.memory.total} for held in run.ranks
+            {"rank": held.at.words, **asdict(held.memory), "total": held.memory.total}
+            for held in run.ranks
         ],
         "usable_bytes": run.hardware.usable_bytes,
         "step_seconds": run.seconds,
@@ -110,7 +120,10 @@ def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
         "update_seconds": run.update_seconds,
         "bubble_seconds": run.bubble_seconds,
         "bubble_method": run.bubble_method,
-        "axes": {axis.name: {key: value for key, value in asdict(axis).items() if key != "name"} for axis in run.axes},
+        "axes": {
+            axis.name: {key: value for key, value in asdict(axis).items() if key != "name"}
+            for axis in run.axes
+        },
         "tokens_per_second": run.tokens_per_second,
         "mfu": run.mfu,
         "hardware": run.hardware,
@@ -156,16 +169,30 @@ def formulas_of(run: DryRun) -> tuple[Formula, ...]:
 
 def _formula(name: str, equation: Equation, unit: str, source: str) -> Formula:
     return Formula(
-        name=name, equation=equation.text, numbers=equation.numbers, value=equation.value, unit=unit, source=source
+        name=name,
+        equation=equation.text,
+        numbers=equation.numbers,
+        value=equation.value,
+        unit=unit,
+        source=source,
     )
 
 
 def _memory_formulas(run: DryRun) -> list[Formula]:
     at = run.fullest.at
     whole, split = (layer_elements(at, kind) for kind in ("whole", "split"))
-    symbols: dict[str, float] = {"whole": whole, "split": split, "ends": ends_elements(at), "D": at.dense_layers}
+    symbols: dict[str, float] = {
+        "whole": whole,
+        "split": split,
+        "ends": ends_elements(at),
+        "D": at.dense_layers,
+    }
     symbols |= {"L": at.layers, "dense": layer_elements(at, dense=True)}
-    text = "(L - D) (whole + split) + D dense + ends" if at.dense_layers else "L (whole + split) + ends"
+    text = (
+        "(L - D) (whole + split) + D dense + ends"
+        if at.dense_layers
+        else "L (whole + split) + ends"
+    )
     held = Equation(text=text, symbols=symbols)  # before fsdp shards them
     found = [_formula("parameters of a rank", held, "elements", "parbench.workloads.costs")]
     moe = at.spec.moe
@@ -175,9 +202,15 @@ def _memory_formulas(run: DryRun) -> list[Formula]:
             "x": moe.experts_per_rank,
             "expert": layer_elements(at, "routed") / moe.experts_per_rank,
         }
-        found.append(_formula("experts of a rank", Equation(text="L x expert", symbols=symbols), "elements", _OWN))
+        found.append(
+            _formula(
+                "experts of a rank", Equation(text="L x expert", symbols=symbols), "elements", _OWN
+            )
+        )
     found.append(_formula("state", state_equation(at), "B", "arXiv 1910.02054, figure 1"))
-    source = "arXiv 2205.05198 without dropout and with fused attention; as ranks' tensors are counted"
+    source = (
+        "arXiv 2205.05198 without dropout and with fused attention; as ranks' tensors are counted"
+    )
     found.append(_formula("activations", activations_equation(at), "B", source))
     if run.fullest.memory.buffers:
         found.append(_formula("buffers", buffers_equation(at), "B", _OWN))
@@ -245,8 +278,13 @@ def _compute(run: DryRun) -> Equation:
         "rate": hardware.memory_bytes_per_second,
         "share": hardware.efficiency.memory_rate,
     }
-    arithmetic = f"(forward + backward + again) / ({'peak gemm' if spec.mixed else 'peak float32 gemm'})"
-    return Equation(text=f"M ({arithmetic} + moved / (rate share))" if moved else f"M {arithmetic}", symbols=symbols)
+    arithmetic = (
+        f"(forward + backward + again) / ({'peak gemm' if spec.mixed else 'peak float32 gemm'})"
+    )
+    return Equation(
+        text=f"M ({arithmetic} + moved / (rate share))" if moved else f"M {arithmetic}",
+        symbols=symbols,
+    )
 
 
 def _mfu(run: DryRun) -> Equation:

@@ -18,7 +18,9 @@ def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, 
     """Yield the step as it is and with one thing otherwise, or why it cannot be so."""
     spec, hardware, exact = run.spec, run.hardware, run.bubble_method.startswith("simulated")
 
-    def priced(other: Hardware = hardware, step: StepSpec = spec, rule: Seconds | None = seconds) -> DryRun:
+    def priced(
+        other: Hardware = hardware, step: StepSpec = spec, rule: Seconds | None = seconds
+    ) -> DryRun:
         return dry_run(step, other, seconds=rule, exact=exact)
 
     def slower(name: str) -> Hardware:
@@ -38,7 +40,10 @@ def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, 
     yield "no communication hidden", priced(hiding({}))
     overlap = hardware.efficiency.overlap
     if spec.size("ep") > 1 and "ep" not in overlap:
-        yield "tokens sent beside other microbatches' compute", priced(hiding(overlap | {"ep": OVERLAP["edp"]}))
+        yield (
+            "tokens sent beside other microbatches' compute",
+            priced(hiding(overlap | {"ep": OVERLAP["edp"]})),
+        )
     yield "twice the batch", priced(step=replace(spec, microbatches=2 * spec.microbatches))
     axis = "fsdp" if spec.size("fsdp") > spec.size("dp") else "dp"
     wider = spec.on({"dp": 1, **spec.mesh} | {axis: 2 * spec.size(axis)})
@@ -73,7 +78,9 @@ def what_if_table(run: DryRun, seconds: Seconds | None) -> DocumentTable:
             DocumentColumn(title="step", help="seconds of a step", unit="s"),
             DocumentColumn(title="tokens/s a GPU", help="of each GPU", unit="number"),
             DocumentColumn(title="change", help="of tokens/s a GPU", unit="share"),
-            DocumentColumn(title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"),
+            DocumentColumn(
+                title="MFU", help="as PaLM counts FLOPs, of the dense peak", unit="share"
+            ),
             DocumentColumn(title="memory", help="of the fullest rank", unit="GB"),
             DocumentColumn(title="bound by", help="what most of the step is lost to, or compute"),
         ],
@@ -83,7 +90,9 @@ def what_if_table(run: DryRun, seconds: Seconds | None) -> DocumentTable:
                 title="What if",
                 caption="The step with one thing otherwise.",
                 quantity="step",
-                bars={name: other.parts for name, other in told.items() if not isinstance(other, str)},
+                bars={
+                    name: other.parts for name, other in told.items() if not isinstance(other, str)
+                },
             )
         ],
     )
