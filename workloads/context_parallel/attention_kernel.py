@@ -168,10 +168,9 @@ class Merged:
         """Merge a block's output (b, a, r, d) and finite log-sum-exp (b, a, r) into some rows."""
         before = self.lse[:, :, rows]
         after = torch.logaddexp(before, lse.float())
-        kept, added = (before - after).exp(), (lse.float() - after).exp()
-        self._out[:, :, rows] = self._out[:, :, rows] * kept.unsqueeze(
-            -1
-        ) + out.float() * added.unsqueeze(-1)
+        old_scale = (before - after).exp().unsqueeze(-1)
+        new_scale = (lse.float() - after).exp().unsqueeze(-1)
+        self._out[:, :, rows] = self._out[:, :, rows] * old_scale + out.float() * new_scale
         self.lse[:, :, rows] = after
 
     def output(self) -> Tensor:

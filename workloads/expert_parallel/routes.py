@@ -70,11 +70,9 @@ class Routes:
         if self.frozen is None and self.generator is not None:
             drawn = self.drawn(microbatch) if whole else self._kept[microbatch]
         for layer, mixture in layers.items():
-            mixture.microbatch, mixture.given, mixture.all_routed = (
-                microbatch,
-                drawn,
-                drawn is not None,
-            )
+            mixture.microbatch = microbatch
+            mixture.given = drawn
+            mixture.all_routed = drawn is not None
             if self.frozen is not None:
                 frozen = self.frozen[microbatch][layer]
                 mixture.given = (frozen if whole else frozen[:, self._mine]).flatten(0, 1)
