@@ -1,4 +1,4 @@
-"""A training loop of one's own as a benchmark: a model, a batch, a loss and an optimizer, as they are."""
+"""A user's training loop as a benchmark: a model, a batch, a loss and an optimizer, as they are."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -8,17 +8,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.world.benchmark import Benchmark, Description
+from parbench.workloads.model.transformer import plain_name
 from parbench.workloads.step.layout import whole
 
-_FINITE_ONLY = "no reference was given: gradients are checked to be finite, and nothing more"
-_MOST_NAMED = 3
+_NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
+_MAX_NAMED_GRADIENTS = 3
+_MAX_ERRORS = {torch.float32: 1e-4, torch.float64: 1e-9}
+_MAX_ERROR_OF_HALF_PRECISION = 3e-2
 Loss = Callable[[Any, Any], Tensor]
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
-_COARSE = 3e-2  # of half precision
 
 
 class TrainingLoop(Benchmark):
-    """One step of a loop: gradients from nothing, one batch, one update; see ``parbench.step_of``."""
+    """One step of a training loop: zero the gradients, one batch, one update.
+
+    See ``parbench.step_of``.
+    """
 
     def __init__(
         self,
@@ -28,113 +32,138 @@ class TrainingLoop(Benchmark):
         optimizer: torch.optim.Optimizer,
         reference: nn.Module | None = None,
     ) -> None:
-        self._model, self._batch, self._loss, self._optimizer = model, batch, loss, optimizer
-        self._reference, self._number = reference, 0
-        self._wrong: list[str] = []
         if isinstance(model, nn.Module) != (loss is not None):
             raise ValueError(
                 "step_of: a module needs a loss, and a schedule has its own: give it None"
             )
         if loss is None and reference is not None:
             raise ValueError(
-                "step_of: a schedule takes no reference: its stages' gradients are checked to be finite"
+                "step_of: a schedule takes no reference: its stages' gradients are checked "
+                "to be finite"
             )
-        self._parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        self._model = model
+        self._batch = batch
+        self._loss = loss
+        self._optimizer = optimizer
+        self._reference = reference
+        self._step_number = 0
+        self._wrong_gradients: list[str] = []
+        self._parameters = []
+        for group in optimizer.param_groups:
+            self._parameters += group["params"]
         self.dtype: torch.dtype = self._parameters[0].dtype if self._parameters else torch.float32
-        self._next()
+        self._draw_batch()
 
     def step(self) -> None:
         self._optimizer.zero_grad()
-        self._forward_backward()
+        self._run_forward_backward()
         self._optimizer.step()
 
     def reset(self) -> None:
-        self._number += 1
-        self._next()
+        self._step_number += 1
+        self._draw_batch()
 
     def check(self) -> int:
-        """Return how many gradients differ from the reference's mean over ranks, or are not finite; see ``step_of``."""
+        """Return the number of wrong gradients.
+
+        A gradient is wrong if it differs from the reference's mean over ranks. Without a
+        reference it is wrong if it is not finite.
+        """
         self._optimizer.zero_grad()
-        self._forward_backward()
+        self._run_forward_backward()
         if self._reference is None:
-            wrong = (name for name, grad in self._gradients() if not torch.isfinite(grad).all())
-            self._wrong = [f"{name}: a gradient is not finite" for name in wrong]
+            self._wrong_gradients = []
+            for name, gradient in self._collect_gradients().items():
+                if not torch.isfinite(gradient).all():
+                    self._wrong_gradients.append(f"{name}: a gradient is not finite")
         else:
-            self._wrong = list(self._unlike_reference(self._reference))
+            self._wrong_gradients = self._compare_with_reference(self._reference)
         self._optimizer.zero_grad()
-        return len(self._wrong)
+        return len(self._wrong_gradients)
 
     def differences(self) -> Sequence[str]:
-        return self._wrong[:_MOST_NAMED]
+        return self._wrong_gradients[:_MAX_NAMED_GRADIENTS]
 
     def describe(self) -> Description:
-        notes = () if self._reference is not None else (_FINITE_ONLY,)
-        count = sum(one.numel() for one in self._parameters)
+        num_parameters = sum(parameter.numel() for parameter in self._parameters)
         return Description(
             headline="step_time",
-            details={"optimizer": type(self._optimizer).__name__, "parameters": count},
-            notes=notes,
+            details={"optimizer": type(self._optimizer).__name__, "parameters": num_parameters},
+            notes=() if self._reference is not None else (_NO_REFERENCE_NOTE,),
         )
 
-    def _next(self) -> None:
-        self._present = self._batch(self._number) if callable(self._batch) else self._batch
+    def _draw_batch(self) -> None:
+        has_batches = callable(self._batch)
+        self._current_batch = self._batch(self._step_number) if has_batches else self._batch
 
-    def _forward_backward(self) -> None:
+    def _run_forward_backward(self) -> None:
         if self._loss is not None:
-            self._loss(self._model, self._present).backward()  # type: ignore[no-untyped-call]
-        elif isinstance(self._present, Mapping):
-            self._model.step(**self._present)
+            loss = self._loss(self._model, self._current_batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        elif isinstance(self._current_batch, Mapping):
+            self._model.step(**self._current_batch)
         else:
-            self._model.step(*self._present)
+            self._model.step(*self._current_batch)
 
-    def _gradients(self) -> list[tuple[str, Tensor]]:
-        """Return the gradients by the names of a single process's model, whole on every rank."""
-        named = (
-            self._model.named_parameters()
-            if isinstance(self._model, nn.Module)
-            else _of_stages(self._model)
-        )
-        found = [
-            (name.removeprefix("module."), one.grad) for name, one in named if one.grad is not None
-        ]
-        return [(name, whole(grad)) for name, grad in found]
+    def _collect_gradients(self) -> dict[str, Tensor]:
+        """Return the full gradients on every rank, by their parameters' names without wrappers."""
+        if isinstance(self._model, nn.Module):
+            named = list(self._model.named_parameters())
+        else:
+            named = _list_stage_parameters(self._model)
+        gradients = {}
+        for name, parameter in named:
+            if parameter.grad is not None:
+                gradients[plain_name(name)] = whole(parameter.grad)
+        return gradients
 
-    def _unlike_reference(self, reference: nn.Module) -> Sequence[str]:
-        gradients = dict(self._gradients())
-        weights = {
-            name.removeprefix("module."): whole(one.detach())
-            for name, one in self._model.named_parameters()
+    def _compare_with_reference(self, reference: nn.Module) -> list[str]:
+        """Return a phrase for each gradient that differs from the mean of the reference's."""
+        gradients = self._collect_gradients()
+        weights = {}
+        for name, parameter in self._model.named_parameters():
+            weights[plain_name(name)] = whole(parameter.detach())
+        reference_parameters = {
+            plain_name(name): parameter for name, parameter in reference.named_parameters()
         }
-        reference.load_state_dict({**dict(reference.named_buffers()), **weights}, strict=False)
+        missing = reference_parameters.keys() - weights.keys()
+        if missing:
+            return [f"{name}: the model has no such parameter" for name in sorted(missing)]
+        with torch.no_grad():
+            for name, parameter in reference_parameters.items():
+                parameter.copy_(weights[name])
         reference.zero_grad()
-        cast(Loss, self._loss)(reference, self._present).backward()  # type: ignore[no-untyped-call]
-        found = []
-        for name, one in reference.named_parameters():
-            if one.grad is None:
+        loss = cast(Loss, self._loss)(reference, self._current_batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        wrong = []
+        for name, parameter in reference_parameters.items():
+            if parameter.grad is None:
                 continue
-            expected = one.grad.detach().clone()
+            expected = parameter.grad.detach().clone()
             dist.all_reduce(expected)
             expected /= dist.get_world_size()
             if name not in gradients:
-                found.append(f"{name}: has no gradient")
-            elif (apart := _distance(gradients[name], expected)) > _TOLERANCE.get(
-                expected.dtype, _COARSE
-            ):
-                found.append(f"{name}: gradient is {apart:.2g} of its length from the reference's")
-        return found
+                wrong.append(f"{name}: has no gradient")
+                continue
+            error = _compute_relative_error(gradients[name], expected)
+            if error > _MAX_ERRORS.get(expected.dtype, _MAX_ERROR_OF_HALF_PRECISION):
+                wrong.append(f"{name}: gradient is {error:.2g} of its length from the reference's")
+        return wrong
 
 
-def _of_stages(schedule: Any) -> list[tuple[str, nn.Parameter]]:
+def _list_stage_parameters(schedule: Any) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of this rank's stages, named by the stage's index."""
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
-    return [
-        (f"{stage.stage_index}.{name}", one)
-        for stage in stages
-        for name, one in stage.submod.named_parameters()
-    ]
+    parameters = []
+    for stage in stages:
+        for name, parameter in stage.submod.named_parameters():
+            parameters.append((f"{stage.stage_index}.{name}", parameter))
+    return parameters
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
-    """Return |found - expected| / |expected|; infinite where either is not finite."""
+def _compute_relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return |actual - expected| / |expected|; infinity if either is not finite."""
     length = float(torch.linalg.vector_norm(expected.float()))
-    apart = float(torch.linalg.vector_norm(found.float() - expected.float()))
-    return apart / max(length, 1e-30) if apart == apart else float("inf")
+    distance = float(torch.linalg.vector_norm(actual.float() - expected.float()))
+    error = distance / max(length, 1e-30)
+    return error if error == error else float("inf")

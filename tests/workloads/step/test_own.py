@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -31,8 +32,13 @@ HIDDEN = 32
 CNN_BYTES = (CHANNELS * 3 * 9 + CHANNELS + 16 * CHANNELS * 10 + 10) * 4
 
 
-def build_cnn(world: World, wrong: bool = False) -> Benchmark:
-    """Build a convolutional network under DDP; if ``wrong``, one gradient is doubled."""
+def build_cnn(
+    world: World, wrong: bool = False, is_wrapped: bool = False, is_foreign: bool = False
+) -> Benchmark:
+    """Build a convolutional network under DDP; if ``wrong``, one gradient is doubled.
+
+    The model can be compiled with a checkpointed layer, or the reference be of another model.
+    """
     torch.manual_seed(0)
     convolution = nn.Conv2d(3, CHANNELS, 3, padding=1)
     linear = nn.Linear(16 * CHANNELS, 10)
@@ -40,7 +46,13 @@ def build_cnn(world: World, wrong: bool = False) -> Benchmark:
     reference = copy.deepcopy(model)
     if wrong:
         convolution.weight.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
-    ddp = DistributedDataParallel(model)
+    if is_foreign:
+        reference.append(nn.Linear(10, 10))
+    if is_wrapped:
+        model[0] = checkpoint_wrapper(convolution)
+    ddp: nn.Module = DistributedDataParallel(model)
+    if is_wrapped:
+        ddp = cast(nn.Module, torch.compile(ddp, backend="eager"))
     torch.manual_seed(world.rank)
     batch = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
 
@@ -150,6 +162,21 @@ def check_loop(world: World, name: str, **params: Any) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "tp", "pp"])
 def test_loop_matches_reference(two_ranks: Ranks, name: str) -> None:
     assert two_ranks.call(f"{__name__}:check_loop", name=name) == [(0, [])] * 2
+
+
+def test_names_of_wrappers_are_ignored(two_ranks: Ranks) -> None:
+    results = two_ranks.call(f"{__name__}:check_loop", name="ddp", is_wrapped=True)
+    assert results == [(0, [])] * 2
+
+
+def test_parameter_that_the_model_lacks_is_wrong(two_ranks: Ranks) -> None:
+    for wrong, differences in two_ranks.call(
+        f"{__name__}:check_loop", name="ddp", is_foreign=True
+    ):
+        assert wrong == 2
+        assert differences == [
+            f"4.{name}: the model has no such parameter" for name in ("bias", "weight")
+        ]
 
 
 def test_loop_names_wrong_gradient(two_ranks: Ranks) -> None:
