@@ -252,7 +252,7 @@ METRICS = (
     Metric("drop_rate_expected", "", None, "expected",
            "drop rate expected of the routing generator",
            "analytical, sum max(0, T k p - C) over T k", ("experts",), kind="from zero"),
-    Metric("dispatch_bytes", "B", None, "dispatch bytes", "bytes sent to experts",
+    Metric("dispatch_bytes", "B", None, "dispatch bytes", "bytes that the busiest rank sends to experts",
            "analytical, a layer's microbatch", kind="from zero"),
     Metric("dispatch_bytes_even", "B", None, "dispatch bytes, even",
            "bytes sent with even routing, no drops",

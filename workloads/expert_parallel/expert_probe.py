@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -272,11 +273,12 @@ class ExpertProbe:
             self.moe.etp,
             self.spec.shape.hidden * self.spec.element_bytes,
         )
-        dispatched = [
-            one.dispatch for one in self._flights(merged([one.routed for one in told], etp), 0)
-        ]
+        routed = merged([one.routed for one in told], etp)
+        dispatched_by_rank = []
+        for rank in range(0, len(told), etp):
+            dispatched_by_rank.append(fmean(sent.dispatch for sent in self._flights(routed, rank)))
         even = self.tokens * etp * moe.top_k * row * (ep - 1) / ep
-        metrics = make_values({"dispatch_bytes": sum(dispatched) / len(dispatched)}, "rank 0")
+        metrics = make_values({"dispatch_bytes": max(dispatched_by_rank)}, "the busiest rank")
         metrics |= make_values({"dispatch_bytes_even": even})
         copy = [one.routed for one in told[: ep * etp : etp]]
         pairs, sizes = pairs_between(copy)[0], sizes_of(self.spec, moe, self.tokens)

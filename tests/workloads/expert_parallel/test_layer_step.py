@@ -143,6 +143,7 @@ def test_explanation_of_hot_rank_has_drops(two_ranks: Ranks) -> None:
 def test_explanation_of_hot_rank_has_bandwidths(two_ranks: Ranks) -> None:
     """A quarter of rank 0's pairs leave it, and three quarters of rank 1's come and return."""
     metrics = explain(two_ranks, {"routing": "hot_rank"})
+    assert metrics["dispatch_bytes"] == 48 * HIDDEN * 4, "the busiest rank's"
     seconds = metrics["combine_time"]
     logical = seconds * metrics["combine_bandwidth.logical"]
     wire = seconds * metrics["combine_bandwidth.wire"]
