@@ -61,7 +61,13 @@ def state_of(at: Position) -> StateBytes:
     """Return the state of a rank: what its axes leave of the parameters (arXiv 1910.02054, figure 1).
 
     ZeRO-1 shards the optimizer alone; what FSDP does not reshard is held whole, gathered, between forward and backward.
+    A step of timed compute updates no parameters, so that its optimizer has no state.
     """
+    state = _trained_state_of(at)
+    return replace(state, optimizer=0.0) if at.spec.timed else state
+
+
+def _trained_state_of(at: Position) -> StateBytes:
     spec = at.spec
     held = state_bytes(owned_elements(at), spec.widths)
     if spec.zero1:

@@ -50,6 +50,13 @@ def test_strategies_divide_state(name: str, params: Params, expected: list[float
     assert bytes_per_parameter(position) == pytest.approx(expected)
 
 
+def test_timed_compute_has_no_optimizer_state() -> None:
+    spec = STRATEGIES["ddp"]({"shape": "tiny", "compute": "timed:1ms"}, 2, "cpu")
+    state = state_of(spec.at(0))
+    assert state.optimizer == 0
+    assert state.gradients > 0
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
