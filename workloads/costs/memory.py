@@ -299,10 +299,11 @@ def embedding_text(spec: StepSpec) -> str:
 def head_text(spec: StepSpec) -> str:
     """The last norm, its output, the logits' log-softmax and the targets.
 
-    ``vocabulary`` keeps b s V / t logits and a log-softmax of float32, ``whole`` all of them, ``tokens`` a rank's own.
+    The log-softmax is in float32. ``vocabulary`` keeps b s V / t of it and of logits, ``whole`` all of it, ``tokens``
+    a rank's own.
     """
     norm = _norm_text(spec)
     if spec.ends == "vocabulary":
         return f"{norm} + G h e + G V (e + 4) / t + 8 G + e"
     tokens = "n" if spec.ends == "tokens" or spec.own_tokens else "G"
-    return f"{norm} + {tokens} h e + {tokens} V e + 8 {tokens} + e"
+    return f"{norm} + {tokens} h e + 4 {tokens} V + 8 {tokens} + 4"

@@ -217,8 +217,8 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over tokens, of logits (b, s, vocabulary) and targets (b, s)."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    """Return the mean over tokens, of logits (b, s, vocabulary) and targets (b, s), in float32."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")

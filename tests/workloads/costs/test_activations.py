@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from parbench.workloads.costs.memory import layer_equation, stage_equation
 from parbench.workloads.costs.step_spec import Position, StepSpec
 from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
 from parbench.workloads.model.shapes import SHAPES, Shape
-from parbench.workloads.model.transformer import Transformer, build, checkpoint
+from parbench.workloads.model.transformer import Transformer, build, checkpoint, cross_entropy
 from parbench.workloads.pipeline_parallel.stages import Chunk
 from parbench.workloads.step.memory import SavedTensors
 
@@ -55,7 +54,7 @@ def measure_saved_bytes(position: Position, stage: int) -> int:
     with SavedTensors(chunk) as saved:
         output = chunk(tokens if stage == 0 else hidden)
         if chunk.head is not None:
-            F.cross_entropy(output.flatten(0, 1), targets.flatten())
+            cross_entropy(output, targets)
     return saved.num_bytes
 
 
