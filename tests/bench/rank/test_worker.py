@@ -183,7 +183,7 @@ def test_rank_that_cannot_join_reports_why(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_hung_rank_reports_and_ends_itself(tmp_path: Path) -> None:
     """A driver that has vanished does not end the rank."""
-    job = make_job([fault_case("asleep", rank=0, at=1)], timeout_seconds=1.0)
+    job = make_job([fault_case("asleep", rank=0, at=1)], timeout_seconds=4.0)
     FolderMailbox(tmp_path).put(JOB, msgspec.json.encode(job))
     variables = {**environment(), **SINGLE_RANK, "PARBENCH_FOLDER": str(tmp_path)}
     script = (
