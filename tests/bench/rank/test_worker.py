@@ -199,8 +199,8 @@ def test_hung_rank_reports_and_ends_itself(tmp_path: Path) -> None:
     assert isinstance(first, HangReport)
     assert isinstance(second, HangReport)
     assert (first.more, second.more) == (True, False)
-    assert (second.index, second.phase, second.groups is not None) == (0, "prepare", True)
-    assert "in mischief" in second.stack
+    assert (second.index, second.phase, second.groups is not None) == (0, "check", True)
+    assert "self.mischief()" in second.stack
 
 
 class BusyMailbox(FolderMailbox):
