@@ -59,8 +59,8 @@ def explain_end(evidence: Evidence, when: str) -> Outcome:
         code = codes[culprits[0]]
         reason = f"{evidence.format_ranks(culprits)} died: {describe_exit(code)}"
         cause = "terminated" if code == -signal.SIGTERM else "died"
-        if code == -signal.SIGABRT and evidence.last_error:
-            # C++ prints the cause, such as std::bad_alloc.
+        if (code > 0 or code == -signal.SIGABRT) and evidence.last_error:
+            # Python and C++ print the cause, such as ImportError or std::bad_alloc.
             reason = f"{reason}; {evidence.last_error}"
     elif errors:
         culprits = [min(errors, key=lambda rank: errors[rank].seconds)]

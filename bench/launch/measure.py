@@ -1,6 +1,7 @@
 """``parbench run``: from a plan to a finished run folder, with its progress on stderr."""
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ from parbench.bench.text import UserError, format_duration, parse_duration, plur
 
 _STARTUP_SECONDS = 4.0
 """The time for imports and the report."""
+MIN_OPEN_FILES = 64
 _LINE_SECONDS = 5.0
 """Where there is no terminal, a line of progress is printed this often."""
 
@@ -135,10 +137,10 @@ def run_options(
     """
     os.environ.update(variables_of_mpi(os.environ))
     joined = Joined.find(os.environ)
+    refuse_few_open_files()
     if joined is not None and joined.rank != 0:
-        from parbench.bench.launch.external import (
-            serve_rank,
-        )  # imports torch, which other runs start without
+        # It imports torch, which other runs start without.
+        from parbench.bench.launch.external import serve_rank
 
         serve_rank()
         return None
@@ -205,6 +207,16 @@ def describe_duration(plan: Plan) -> str:
 def _expected_seconds(plan: Plan) -> float:
     per_repetition = 1.0 + sampling_seconds(plan.cases, plan.measure)
     return min(_STARTUP_SECONDS + plan.repetitions * per_repetition, plan.budget_seconds)
+
+
+def refuse_few_open_files() -> None:
+    """Raise ``UserError`` if processes may not open the files that starting ranks takes."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < MIN_OPEN_FILES:
+        raise UserError(
+            f"ulimit -n = {limit}: ranks need at least {MIN_OPEN_FILES} open files; "
+            "write ulimit -n 1024 before parbench"
+        )
 
 
 def _drive(

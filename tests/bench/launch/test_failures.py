@@ -49,10 +49,11 @@ def test_death_names_the_rank_and_its_signal() -> None:
     assert [state.state for state in failure.ranks] == ["alive", "died: ended by SIGKILL"]
 
 
-def test_abort_is_reported_with_its_message() -> None:
+@pytest.mark.parametrize(("code", "end"), [(-6, "ended by SIGABRT"), (1, "exit code 1")])
+def test_death_is_reported_with_its_message(code: int, end: str) -> None:
     message = "what(): std::bad_alloc"
-    evidence = replace(make_evidence(), exit_codes={1: -6}, last_error=message)
-    reason = "rank 1 died: ended by SIGABRT; what(): std::bad_alloc"
+    evidence = replace(make_evidence(), exit_codes={1: code}, last_error=message)
+    reason = f"rank 1 died: {end}; what(): std::bad_alloc"
     assert explain_end(evidence, "early").reason == reason
 
 
