@@ -1,1 +1,1 @@
-"""What is measured and how: cases, launching, timing, records, collectives, point-to-point."""
+"""Measurement: cases, launching, timing, records, collectives, point-to-point."""

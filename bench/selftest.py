@@ -48,7 +48,7 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, .
 
 
 def judge(injection: str, record: Record) -> Proof:
-    """Return whether a record names an injection of this kind and its rank."""
+    """Return True if a record names an injection of this kind and its rank."""
     if injection == "none":
         return Proof(
             injection=injection, found=record.status == "ok", told=record.reason or "all right"

@@ -1,4 +1,4 @@
-"""What a repetition costs, and how the time of a run is shared among repetitions. Without torch."""
+"""The costs of repetitions, and the share of a run's time that each repetition gets. Without torch."""
 
 import math
 import time
@@ -64,7 +64,7 @@ class CostModel:
         return startup + max(sum(map(self.estimate_case, cases)), startup / 2)
 
     def count_fitting(self, seconds: float, repetitions: Sequence[Sequence[Case]]) -> int:
-        """Return how many of these repetitions, from the first on, there is time for."""
+        """Return the number of these repetitions, from the first on, for which there is time."""
         for count, cases in enumerate(repetitions):
             seconds -= self.estimate_repetition(cases)
             if seconds < 0:

@@ -1,4 +1,4 @@
-"""What happened when ranks failed: who died, who raised, and who did not arrive."""
+"""Explanations of failed ranks: the ranks that died, that raised, and that did not arrive."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class Evidence:
     """The last message of the rank or the launcher that failed."""
 
     def num_reports(self) -> int:
-        """Return how many ranks have reported everything about a hang."""
+        """Return the number of ranks that have reported everything about a hang."""
         return sum(not report.more for report in self.reports.values())
 
     def format_ranks(self, ranks: Sequence[int]) -> str:

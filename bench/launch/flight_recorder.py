@@ -138,7 +138,7 @@ def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
 
 
 def _waits(rank: int, group: GroupState, peer_rank: int, peer: GroupState) -> bool:
-    """Return whether a rank waits for a peer by their work on one group."""
+    """Return True if a rank waits for a peer by their work on one group."""
     if group.pending:
         if peer.enqueued < group.pending:
             return True

@@ -53,7 +53,7 @@ class Ranks(Protocol):
         """The time after which the exit code of a rank that has died is known."""
 
     def have_ended(self) -> bool:
-        """Return whether a rank has ended badly, or all have ended."""
+        """Return True if a rank has ended badly, or if all have ended."""
 
     def exit_codes(self) -> dict[int, int]:
         """Return the known exit codes of ranks that have ended; a negative one is a signal."""
@@ -123,7 +123,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         kill_descendants(self.pid)
 
     def last_error(self) -> str:
-        """Return how the server has ended, or else the last line of its log."""
+        """Return a message about the end of the server, or else the last line of its log."""
         end = None
         with suppress(ChildProcessError):
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)

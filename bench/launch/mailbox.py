@@ -1,4 +1,4 @@
-"""How the driver and its ranks exchange messages: as files of a folder, or through a torch store.
+"""Messages between the driver and its ranks: files of a folder, or values of a torch store.
 
 A rank posts its own messages. The driver puts the job, rank 0 the addresses of its store, and a
 rank whose block exceeds its deadline an alarm. Nobody polls while a case is measured.

@@ -1,4 +1,4 @@
-"""Where ranks are, and whether that is where they were asked to be. Without torch."""
+"""The hosts, cores and GPUs of ranks, and ranks that are not placed as requested. Without torch."""
 
 from collections import Counter
 from collections.abc import Sequence

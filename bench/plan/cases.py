@@ -37,7 +37,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_custom(self) -> bool:
-        """Whether it is a custom step, from ``--target``."""
+        """True for a custom step, from ``--target``."""
         return self.name.startswith("custom.")
 
     @property

@@ -79,7 +79,7 @@ class DeviceTimer:
             self._device.sync()
 
     def _find_spin_ns(self, steps: int) -> int | None:
-        """Return how long to spin, or None if the launch is too long to hide."""
+        """Return the ns to spin, or None if the launch is too long to hide."""
         max_spin_ns = _MAX_SPIN_OF_MANY_STEPS_NS if steps > 1 else _MAX_SPIN_NS
         if steps not in self._least_host_ns:
             return max_spin_ns

@@ -306,7 +306,7 @@ class CaseRun:
 
 
 def _can_explain(benchmark: Benchmark) -> bool | None:
-    """Return whether the benchmark explains itself; None for a rank with an injected fault."""
+    """Return True if the benchmark explains itself, and None for a rank with an injected fault."""
     if isinstance(benchmark, FaultInjector):
         return None
     return isinstance(benchmark, Explained)

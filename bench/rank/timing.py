@@ -284,7 +284,7 @@ class Timing:
 
     @property
     def is_complete(self) -> bool:
-        """Whether further blocks would add nothing: they are precise, or the limit is reached."""
+        """True if further blocks would add nothing: the median is precise, or the limit is reached."""
         return self._is_precise or sum(self._block_counts) >= self._measure.max_iterations
 
     @property

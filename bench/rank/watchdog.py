@@ -87,7 +87,7 @@ class Watchdog:
         return alarm is not None and alarm != self._handled_alarm
 
     def _is_connected(self) -> bool:
-        """Return whether this rank can connect to the store of all ranks, if it is known."""
+        """Return True if this rank can connect to the store of all ranks, or if none is known."""
         if self.store_address is None:
             return True
         try:

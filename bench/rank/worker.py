@@ -263,11 +263,11 @@ class RepetitionClock:
             time.sleep(max(0.0, seconds))
 
     def may_begin(self) -> bool:
-        """Return whether there is time to begin a case."""
+        """Return True if there is time to begin a case."""
         return self._elapsed() < self._job.run_seconds
 
     def may_continue(self) -> bool:
-        """Return whether there is time for a further block of a case."""
+        """Return True if there is time for a further block of a case."""
         return self._elapsed() < self._job.budget_seconds
 
     def note_block_end(self, index: int) -> None:
