@@ -31,7 +31,10 @@ def set_up_fork_server(log: Path) -> None:
     adopt_orphans()
     # The standard library does not expect the processes that ranks have left behind.
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
-    redirect_output(log)
+    try:
+        redirect_output(log)
+    except OSError:
+        os._exit(1)  # the driver reports that the run folder cannot be written
 
 
 def end_server(number: int, frame: FrameType | None) -> None:
