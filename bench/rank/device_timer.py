@@ -20,8 +20,8 @@ Stamp = tuple[int, int, int, int, int]
 """Arrival, exit, duration and time to issue in ns, and whether the launch was hidden."""
 
 
-class Device:
-    """A rank's device; all calls put work into the current stream."""
+class DeviceQueue:
+    """The current stream of a rank's device, into which all calls put work."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -55,7 +55,7 @@ class DeviceTimer:
     at the start line, and the duration includes the launch.
     """
 
-    def __init__(self, device: Device, *, times_issue: bool) -> None:
+    def __init__(self, device: DeviceQueue, *, times_issue: bool) -> None:
         self._device = device
         self._times_issue = times_issue
         self._least_host_ns: dict[int, int] = {}  # to hide behind a spin, by number of steps

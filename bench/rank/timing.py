@@ -18,7 +18,7 @@ import torch.distributed as dist
 from parbench.bench.launch.blocks import BLOCKS
 from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.device_timer import Device, DeviceTimer, Stamp
+from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer, Stamp
 from parbench.bench.results.records import Stop
 from parbench.bench.results.stats import compute_relative_iqr, estimate_median
 from parbench.bench.world.benchmark import Benchmark
@@ -236,10 +236,10 @@ class Timing:
         mode: str = "blocking",
         late_seconds: float = 0.0,
         has_load: bool = False,
-        device: Device | None = None,
+        device: DeviceQueue | None = None,
     ) -> None:
         if device is None and world.device.type == "cuda":
-            device = Device(world)
+            device = DeviceQueue(world)
         timer = None if device is None else DeviceTimer(device, times_issue=mode == "async")
         self.stopwatch = Stopwatch(
             benchmark,

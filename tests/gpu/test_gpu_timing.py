@@ -15,7 +15,7 @@ from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import runner
-from parbench.bench.rank.device_timer import Device, DeviceTimer
+from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress, TimedSamples, Timing
 from parbench.bench.world.benchmark import Benchmark
@@ -68,7 +68,7 @@ def compute_median_us(timed: TimedSamples) -> float:
 def measure_event_times_us(world: World, *, times_issue: bool) -> list[float]:
     """Return event times of a copy; ``times_issue`` leaves out the spin that hides the launch."""
     benchmark = build_small_copy(world)
-    timer = DeviceTimer(Device(world), times_issue=times_issue)
+    timer = DeviceTimer(DeviceQueue(world), times_issue=times_issue)
     durations = []
     for _ in range(50):
         benchmark.reset()
@@ -94,7 +94,7 @@ def measure_late_copy(world: World) -> tuple[float, list[float]]:
 
 
 def test_spin_lasts_as_requested(nccl_world: World) -> None:
-    device = Device(nccl_world)
+    device = DeviceQueue(nccl_world)
     device.spin(100_000)  # the first one loads the kernel
     microseconds = []
     for _ in range(20):

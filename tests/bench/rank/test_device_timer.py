@@ -9,7 +9,7 @@ import torch
 
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import device_timer, timing
-from parbench.bench.rank.device_timer import Device, DeviceTimer
+from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer
 from parbench.bench.rank.timing import (
     ARRIVAL,
     DURATION,
@@ -129,7 +129,7 @@ def make_stopwatch(
         cast(World, namespace),
         Progress(),
         late_seconds=late_seconds,
-        timer=DeviceTimer(cast(Device, device), times_issue=times_issue),
+        timer=DeviceTimer(cast(DeviceQueue, device), times_issue=times_issue),
     )
 
 
@@ -204,7 +204,7 @@ def measure_hidden_share(
         Progress(),
         Measure(warmup=1, min_iterations=8, max_iterations=8),
         Subgroup(ranks=ranks, active=ranks, world=world),
-        device=cast(Device, device),
+        device=cast(DeviceQueue, device),
     )
     with (
         mock.patch.object(timing, "time", device.clock),
