@@ -26,7 +26,7 @@ from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Plan, Skipped, case_weight, sampling_seconds
+from parbench.bench.plan.plan import Plan, SkippedCase, case_weight, sampling_seconds
 from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
 from parbench.bench.text import format_duration
@@ -114,7 +114,9 @@ class Driver:
         self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
         """Whether ranks on other hosts describe their GPUs, which the first ones do."""
 
-    def drive(self, pending: Sequence[tuple[int, Case]], skipped: Sequence[Skipped] = ()) -> None:
+    def drive(
+        self, pending: Sequence[tuple[int, Case]], skipped: Sequence[SkippedCase] = ()
+    ) -> None:
         """Record what the plan skips, and make the repetitions for which there is time."""
         for entry in skipped:
             self._recorder.write(0, entry.case, skip(SkipReason.IMPOSSIBLE, entry.reason))

@@ -325,7 +325,7 @@ def srun_command(
     """
     options = [
         f"--nodes={layout.nodes}",
-        f"--ntasks={layout.ranks}",
+        f"--ntasks={layout.num_ranks}",
         f"--ntasks-per-node={layout.ntasks_per_node}",
         f"--distribution={layout.distribution}",
         "--kill-on-bad-exit=1",

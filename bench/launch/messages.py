@@ -9,13 +9,13 @@ from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import (
-    Arrival,
     Check,
     Culprit,
     RankState,
     SkipReason,
     Status,
     Stop,
+    Stragglers,
 )
 
 
@@ -65,7 +65,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     transfer_seconds: list[float] = []
     issue_seconds: list[float] = []
     last_arriver_seconds: list[float] = []
-    arrival: Arrival | None = None
+    arrival: Stragglers | None = None
     injected: str = ""
     ranks: list[RankState] = []
     """The state of each rank. The driver sets it if the ranks failed and cannot continue."""

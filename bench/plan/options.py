@@ -47,7 +47,7 @@ from parbench.bench.plan.plan import (
     Plan,
     PlanFile,
     Preset,
-    Skipped,
+    SkippedCase,
     case_weight,
     parse_fault,
     read_plan_file,
@@ -157,7 +157,7 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
         if reason is None:
             cases.append(case)
         else:
-            skipped.append(Skipped(case=case, reason=reason))
+            skipped.append(SkippedCase(case=case, reason=reason))
     repetitions, budget_seconds, measure = _choose_duration(options, preset, cases)
     timeout = options.timeout
     return Plan(
@@ -340,10 +340,10 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
     )
     sharing = spec.sharing
     if emulation(os.environ):  # All nodes share the cores of this machine.
-        sharing = describe_sharing(machine, layout.ranks, spec.device)
+        sharing = describe_sharing(machine, layout.num_ranks, spec.device)
     spec = replace(
         spec,
-        nproc=layout.ranks,
+        nproc=layout.num_ranks,
         nodes=layout.nodes,
         distribution=layout.distribution,
         sharing=sharing,

@@ -50,7 +50,7 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
 
 
-class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+class SkippedCase(msgspec.Struct, frozen=True, kw_only=True):
     """A case of the plan that cannot run here, with the reason."""
 
     case: Case
@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     preset: str
     cases: tuple[Case, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedCase, ...]
     nproc: NumRanks
     backend: str
     device: str

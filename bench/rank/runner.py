@@ -26,7 +26,12 @@ from parbench.bench.results.records import (
     find_stragglers,
 )
 from parbench.bench.text import UserError, format_list, format_size
-from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
+from parbench.bench.world.benchmark import (
+    Benchmark,
+    Description,
+    SupportsDifferences,
+    SupportsExplanation,
+)
 from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_subgroup
 
 _MAX_NAMED_DIFFERENCES = 3
@@ -257,7 +262,7 @@ class CaseRun:
             self._world.sync()
         benchmark = self._benchmark
         num_wrong = benchmark.check()
-        differences = benchmark.differences() if isinstance(benchmark, Differing) else ()
+        differences = benchmark.differences() if isinstance(benchmark, SupportsDifferences) else ()
         results = self._world.gather((num_wrong, differences))
         wrong_by_rank = {rank: num for rank, (num, _) in enumerate(results) if num}
         if not wrong_by_rank:
@@ -293,8 +298,8 @@ class CaseRun:
     def _explain(self, outcome: Outcome, seconds: float) -> Outcome:
         self._progress.phase = "explain"
         [remaining_seconds] = self._world.broadcast_from_rank_0([max(seconds, 0.0)])
-        benchmark = cast(Explained, self._benchmark)
-        explanation = benchmark.explain(self._timing.stopwatch.start_line, remaining_seconds)
+        benchmark = cast(SupportsExplanation, self._benchmark)
+        explanation = benchmark.explain_step(self._timing.stopwatch.start_line, remaining_seconds)
         timeline = explanation.timeline
         return replace(
             outcome,
@@ -309,7 +314,7 @@ def _can_explain(benchmark: Benchmark) -> bool | None:
     """Return True if the benchmark explains itself, and None for a rank with an injected fault."""
     if isinstance(benchmark, FaultInjector):
         return None
-    return isinstance(benchmark, Explained)
+    return isinstance(benchmark, SupportsExplanation)
 
 
 def _make_skip_error(fault: FaultSpec, reason: str) -> CaseEndedError:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parbench.bench.results.records import Arrival, Record
+from parbench.bench.results.records import Record, Stragglers
 from parbench.bench.selftest import judge, render, selftest
 from tests.support.reports_fixtures import collective_case, failed_record, ok_record
 
@@ -12,7 +12,7 @@ OTHER_SHARES = {"late_rank": 0, "share": 1.0, "last_out_rank": 0, "last_out_shar
 
 def make_record(**arrival: int | float | None) -> Record:
     fields = {**OTHER_SHARES, **arrival}
-    arrival_record = Arrival(method="one clock", uncertainty=1e-6, **fields)  # type: ignore[arg-type]
+    arrival_record = Stragglers(method="one clock", uncertainty=1e-6, **fields)  # type: ignore[arg-type]
     return ok_record(CASE, arrival=arrival_record)
 
 

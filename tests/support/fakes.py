@@ -24,7 +24,7 @@ from parbench.bench.launch.messages import (
     Raised,
 )
 from parbench.bench.plan.cases import Case, make_case
-from parbench.bench.plan.plan import Plan, Skipped
+from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check
 from parbench.bench.world.benchmark import Description
 
@@ -103,7 +103,11 @@ def make_job(cases: Sequence[Case], **overrides: Any) -> Job:
 
 
 def make_plan(
-    cases: Iterable[Case], *, nproc: int = 2, skipped: Iterable[Skipped] = (), **overrides: Any
+    cases: Iterable[Case],
+    *,
+    nproc: int = 2,
+    skipped: Iterable[SkippedCase] = (),
+    **overrides: Any,
 ) -> Plan:
     fields = {
         "preset": "smoke",

@@ -109,7 +109,7 @@ class ExplainingBenchmark(FaultyBenchmark):
             return []
         return ["number: wrong", *(f"rank 1: fault {n}" for n in range(4 * self.world.rank))]
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+    def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         calls.append("explain")
         begin_seconds: list[float] = []
         step_seconds: list[float] = []
