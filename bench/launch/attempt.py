@@ -11,7 +11,15 @@ from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
 from parbench.bench.launch.launchers import Ranks, find_process_state, remove_if_empty
 from parbench.bench.launch.mailbox import JOB, MAIL
-from parbench.bench.launch.messages import Done, Finished, HangReport, Hello, Job, Outcome, Raised
+from parbench.bench.launch.messages import (
+    BlockResult,
+    HangReport,
+    Hello,
+    Job,
+    JobDone,
+    Outcome,
+    RankError,
+)
 
 START_SECONDS = 120.0
 _GRACE_SECONDS = 3.0
@@ -122,15 +130,15 @@ class Attempt:
         messages = self._ranks.mailbox.receive()
         for rank, message in messages:
             match message:
-                case Finished():
+                case BlockResult():
                     self._outcomes[message.index] = message.outcome
                 case Hello():
                     evidence.hellos[rank] = message
-                case Raised():
+                case RankError():
                     evidence.errors[rank] = message
                 case HangReport():
                     evidence.reports[rank] = message
-                case Done():
+                case JobDone():
                     evidence.cpu_seconds[rank] = message.cpu_seconds
         if not messages:
             time.sleep(_POLL_SECONDS)
@@ -172,7 +180,7 @@ class Attempt:
     def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
         """Explain a hang once all ranks have reported that can."""
         evidence = self.evidence
-        self._poll_until(lambda: evidence.num_reports() == self._size, _GRACE_SECONDS)
+        self._poll_until(lambda: evidence.count_complete_reports() == self._size, _GRACE_SECONDS)
         stacks = {}
         for rank in evidence.hellos:
             file = self._folder / f"rank-{rank}.stack"

@@ -135,7 +135,7 @@ class TimeBudget:
         self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
         return self.num_fitting < expected
 
-    def progress(self, share: float) -> float:
+    def compute_progress(self, share: float) -> float:
         """Return the share of the run that is done with this share of the present repetition."""
         return (self.num_made + share) / (self.num_made + self.num_fitting)
 

@@ -26,7 +26,7 @@ from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Plan, SkippedCase, case_weight, sampling_seconds
+from parbench.bench.plan.plan import Plan, SkippedCase, compute_sampling_seconds, get_case_weight
 from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
 from parbench.bench.text import format_duration
@@ -52,14 +52,14 @@ class RunListener(Protocol):
     def print_message(self, message: str) -> None: ...
 
 
-def remaining(run: Run, *, fills: bool = False) -> tuple[tuple[int, Case], ...]:
-    """Return the repetitions and cases without a record.
+def list_pending(run: Run, *, with_out_of_budget: bool = False) -> tuple[tuple[int, Case], ...]:
+    """List the measurements without a record, each as its repetition and its case.
 
-    With ``fills`` also those that were out of budget.
+    ``with_out_of_budget`` adds those whose record states that the time budget was over.
     """
     done = set()
     for record in run.records:
-        if not (fills and record.is_out_of_budget):
+        if not (with_out_of_budget and record.is_out_of_budget):
             done.add((record.repetition, record.case.id))
     pairs = itertools.product(range(run.info.plan.repetitions), run.info.plan.cases)
     return tuple((number, case) for number, case in pairs if (number, case.id) not in done)
@@ -220,7 +220,7 @@ class Driver:
 
     def _compute_deadline(self, repetition: Repetition) -> float:
         cases = list(repetition.cases.values())
-        sampling_end = time.monotonic() + sampling_seconds(cases, self._plan.measure)
+        sampling_end = time.monotonic() + compute_sampling_seconds(cases, self._plan.measure)
         return min(self._budget.compute_deadline(repetition.began), sampling_end)
 
     def _follow(self, repetition: Repetition, attempt: Attempt) -> None:
@@ -267,7 +267,7 @@ class Driver:
             done_weight += block.weight
             if case.id not in repetition.cases:
                 continue
-            self._listener.show_progress(case, self._budget.progress(min(share, 1.0)))
+            self._listener.show_progress(case, self._budget.compute_progress(min(share, 1.0)))
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()
             outcome = attempt.wait_for_block(number, self._plan.timeout_seconds)
@@ -324,7 +324,7 @@ def compute_weight(case: Case, half_width: float | None, plan: Plan) -> float:
 
     It is more for steps than for collectives, and for what is not yet precise.
     """
-    weight = case_weight(case)
+    weight = get_case_weight(case)
     if half_width is not None:
         weight *= min(max(half_width / plan.measure.precision, 0.2), 5.0)
     return weight

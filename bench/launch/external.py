@@ -25,8 +25,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from parbench.bench.launch.launchers import (
     FOLDER_VARIABLE,
     WORKER,
+    find_loopback_variables,
     kill_descendants,
-    loopback_variables,
     make_folder,
 )
 from parbench.bench.launch.mailbox import FolderMailbox
@@ -204,7 +204,7 @@ def start_worker(number: int, folder: Path, variables: Mapping[str, str]) -> Pro
     Its output must not mix with what the driver prints.
     """
     joined = Joined.find(os.environ)
-    interface = loopback_variables() if joined is not None and joined.one_node else {}
+    interface = find_loopback_variables() if joined is not None and joined.one_node else {}
     own_variables = {FOLDER_VARIABLE: str(folder), STORE_VARIABLE: str(number)}
     return subprocess.Popen(
         [sys.executable, "-m", WORKER],

@@ -12,7 +12,12 @@ from typing import Any
 
 import psutil
 
-from parbench.bench.machine.environment import VOLATILE, capture, format_cpus, parse_cpus
+from parbench.bench.machine.environment import (
+    VOLATILE,
+    capture_environment,
+    format_cpus,
+    parse_cpus,
+)
 from parbench.bench.machine.gpu import Gpu, has_library
 from parbench.bench.machine.gpu_topics import (
     DRIVER_FIX,
@@ -77,7 +82,7 @@ def sample_load() -> dict[str, Any]:
     }
 
 
-def examine_here(
+def examine_this_host(
     environ: Mapping[str, str], machine: Machine | None = None, *, gpus: bool = True
 ) -> tuple[Finding, ...]:
     """Examine this machine, without its ``gpus`` for a run on the CPU.
@@ -85,7 +90,7 @@ def examine_here(
     ``machine`` is known from an earlier step.
     """
     machine = machine or inspect_machine(environ)
-    environment = capture(environ)
+    environment = capture_environment(environ)
     environment[VOLATILE] |= {**sample_load(), "has_nvml": gpus and has_library(environ)}
     if not gpus:
         machine = replace(machine, gpus=(), silent_gpus=(), driver_cuda_version=None)

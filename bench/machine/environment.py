@@ -43,7 +43,7 @@ _SYSTEM = "sys/devices/system"
 _MAX_RELATED_RANKS = 64  # The table of all pairs of more ranks is too long to read.
 
 
-def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
+def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
     """Return the environment of this process, unknown as None.
 
     ``root`` holds the ``proc`` and ``sys`` to read.
@@ -190,8 +190,8 @@ def split_environments(
     return _nest(common), rank_leaves
 
 
-def difference(base: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return values that differ as path -> [base, changed], without volatile values."""
+def find_changes(base: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return ``[base, changed]`` by path for each value that differs and is not volatile."""
     base_leaves = flatten(base)
     changed_leaves = flatten(changed)
     differences = {}
@@ -202,7 +202,7 @@ def difference(base: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str,
     return differences
 
 
-def emulation(environ: Mapping[str, str]) -> str:
+def get_emulation(environ: Mapping[str, str]) -> str:
     """Return a text about the nodes or links that are not real, empty if all are."""
     return environ.get(EMULATED_VARIABLE, "")
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parbench.bench.operations.data_pattern import DataPattern, poison
 from parbench.bench.operations.operation import Operation, describe, make_pattern
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
-from parbench.bench.plan.groups import skewed_counts
+from parbench.bench.plan.groups import split_with_skew
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.torch_compat import (
     REDUCE_OPS,
@@ -46,7 +46,7 @@ def all_reduce(
 
     return Operation(
         call=reduce_buffer if is_in_place else reduce_copy,
-        gathered=is_in_place,
+        has_batched_call=is_in_place,
         restore=pattern.make_filler(buffer, world.rank) if is_in_place else None,
         output=buffer,
         expected=lambda: pattern.compute_reduction(0, count),
@@ -107,7 +107,7 @@ def all_gather(
 
     return Operation(
         call=partial(all_gather_single, gathered, shard, world.group),
-        gathered=True,
+        has_batched_call=True,
         restore=restore,
         output=gathered,
         expected=lambda: _concatenate_shards(pattern, world.size, count),
@@ -142,7 +142,7 @@ def reduce_scatter(
     shard = source[start:][:count] if is_in_place else pattern.allocate(count)
     return Operation(
         call=partial(reduce_scatter_single, shard, source, world.group, redop),
-        gathered=True,
+        has_batched_call=True,
         restore=pattern.make_filler(source, world.rank) if is_in_place else None,
         output=shard,
         expected=lambda: pattern.compute_reduction(start, count),
@@ -185,7 +185,7 @@ def all_to_all_v(
     pattern = make_pattern(world, dtype)
     rank = world.rank
     num_elements = size_bytes // pattern.itemsize
-    send_counts = list(skewed_counts(world.size, skew, num_elements))
+    send_counts = list(split_with_skew(world.size, skew, num_elements))
     recv_counts = [send_counts[rank]] * world.size
     source = pattern.compute_values(rank, 0, num_elements)
     received = pattern.allocate(sum(recv_counts))
@@ -222,7 +222,7 @@ def all_to_all_v(
 def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
     """Gather uneven shards, rank 0's larger by a share ``skew`` of S, into S on every rank."""
     pattern = make_pattern(world, dtype)
-    counts = skewed_counts(world.size, skew, size_bytes // pattern.itemsize)
+    counts = split_with_skew(world.size, skew, size_bytes // pattern.itemsize)
     source = pattern.compute_values(world.rank, 0, counts[world.rank])
     gathered = pattern.allocate(sum(counts))
     parts = list(torch.split(gathered, list(counts)))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from parbench.bench.launch.messages import Work
 from parbench.bench.operations.data_pattern import DataPattern, count_wrong, poison
-from parbench.bench.plan.catalogue import busbw_factor
+from parbench.bench.plan.catalogue import get_busbw_factor
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.world import World
 
@@ -24,7 +24,7 @@ class Operation(Benchmark):
     expected: Callable[[], torch.Tensor]
     description: Description
     restore: Callable[[], object] | None = None  # before each call, instead of poisoning the output
-    gathered: bool = False
+    has_batched_call: bool = False
     """Whether torch has one call for many tensors, which it uses for coalesced calls."""
 
     def step(self) -> None:
@@ -87,7 +87,7 @@ def describe(
     the description.
     """
     if factor is None:
-        factor = busbw_factor(name, num_ranks)
+        factor = get_busbw_factor(name, num_ranks)
     assert factor is not None, name
     algbw = Work(name="algbw", amount=size_bytes)
     busbw = Work(name="busbw", amount=size_bytes * factor)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from parbench.bench.operations.operation import Operation, describe, make_pattern
-from parbench.bench.plan.groups import format_pairs, pairs_of
+from parbench.bench.plan.groups import choose_pairs, format_pairs
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 
@@ -59,7 +59,7 @@ def round_of_pairs(
     """
     if world.size < 2:
         raise UserError(f"a round needs a pair: size({world.size}) < 2 ranks")
-    round_pairs = pairs_of(world.size, round, pairs)
+    round_pairs = choose_pairs(world.size, round, pairs)
     peers = {}
     for first, second in round_pairs:
         peers[first] = second

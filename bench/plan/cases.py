@@ -127,7 +127,7 @@ def load_catalogue(modules: Iterable[str]) -> tuple[BenchmarkDefinition, ...]:
     return tuple(definitions)
 
 
-def select(
+def select_definitions(
     catalogue: Sequence[BenchmarkDefinition], patterns: Sequence[str]
 ) -> tuple[BenchmarkDefinition, ...]:
     """Return the definitions that match any pattern, all without patterns.

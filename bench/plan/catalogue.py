@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, Expansion, Params, keep_params
-from parbench.bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of
+from parbench.bench.plan.groups import FORMS, choose_pairs, form_groups, num_rounds
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError, format_size
 
@@ -147,7 +147,7 @@ def _count_ranks(params: Params, spec: WorldSpec) -> int:
     if "group" not in params:
         return spec.nproc
     group, index = str(params["group"]), int(params["group_index"])
-    groups = groups_of(group, spec.nproc, spec.hosts)
+    groups = form_groups(group, spec.nproc, spec.hosts)
     if index >= len(groups):
         raise UserError(f"group_index {index} is not one of the {len(groups)} groups of {group!r}")
     return len(groups[index])
@@ -211,14 +211,14 @@ def _refuse_size(case: CaseInWorld) -> str | None:
         hint = f"nearest are {lower} and {lower + step}" if lower else f"the least is {step}"
         return f"size {size} B is not a multiple of {factors} ({dtype}); {hint}"
     rank_bytes = case.spec.rank_bytes
-    needed = bytes_needed(size)
+    needed = estimate_needed_bytes(size)
     if rank_bytes is not None and needed > rank_bytes:
         available = f"{rank_bytes / 1e9:.1f} GB are available"
         return f"size {format_size(size)} needs about {needed / 1e9:.1f} GB a rank; {available}"
     return None
 
 
-def bytes_needed(size: int) -> int:
+def estimate_needed_bytes(size: int) -> int:
     """Return the memory of the largest operation: input, output, reference, copies of a library.
 
     The two-step all-reduce takes up to 7.5 sizes on gloo, which may keep the copies of the
@@ -236,7 +236,7 @@ def _refuse_ranks(case: CaseInWorld) -> str | None:
         return f"source {params['source']} and target {params['target']} are one rank: use two"
     if "round" in params:
         try:
-            pairs_of(n, int(params["round"]), str(params["pairs"]))
+            choose_pairs(n, int(params["round"]), str(params["pairs"]))
         except UserError as error:
             return str(error)
     return None
@@ -317,10 +317,10 @@ RULES = (
 # --- Expansions: from the parameters of a user to those of each case ---
 
 
-def each_group(params: Params, spec: WorldSpec) -> Iterable[Params]:
+def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
     """Return the parameters of every group, alone and concurrent with the other groups."""
     text = str(params.get("group", "world"))
-    groups = groups_of(text, spec.nproc, spec.hosts)
+    groups = form_groups(text, spec.nproc, spec.hosts)
     if text == "world":
         return [params]
     indices = [params["group_index"]] if "group_index" in params else range(len(groups))
@@ -334,7 +334,7 @@ def each_group(params: Params, spec: WorldSpec) -> Iterable[Params]:
     return expanded
 
 
-def each_pair(params: Params, spec: WorldSpec) -> Iterable[Params]:
+def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
     """Return the parameters of every ordered pair of different ranks."""
     ranks = range(spec.nproc)
     sources = [int(params["source"])] if "source" in params else ranks
@@ -347,7 +347,7 @@ def each_pair(params: Params, spec: WorldSpec) -> Iterable[Params]:
     return pairs
 
 
-def each_round(params: Params, spec: WorldSpec) -> Iterable[Params]:
+def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
     """Return the parameters of every round in which ranks meet in pairs."""
     if "round" in params or params.get("pairs"):
         return [params]
@@ -365,7 +365,7 @@ def _operation(
     *params: Param,
     tags: tuple[str, ...] = (),
     function: str | None = None,
-    expand: Expansion = each_group,
+    expand: Expansion = expand_groups,
     busbw: Factor | None = None,
     sharded: bool = False,
     in_place: bool = False,
@@ -493,19 +493,19 @@ OPERATIONS = (
     _operation(
         "p2p.matrix", "one sends to another, every pair in turn",
         *DATA, *ENDS,
-        tags=("sized",), busbw=ONE, function="unidirectional", expand=each_pair,
+        tags=("sized",), busbw=ONE, function="unidirectional", expand=expand_pairs,
     ),
     _operation(
         "p2p.pairwise", "all ranks at once, in pairs; round by round, until each has met each",
         *DATA, ROUND, PAIRS, DIRECTION, REPEAT,
-        busbw=ONE, function="round_of_pairs", expand=each_round,
+        busbw=ONE, function="round_of_pairs", expand=expand_rounds,
     ),
 )
 # fmt: on
 DEFINITIONS: tuple[BenchmarkDefinition, ...] = OPERATIONS
 
 
-def busbw_factor(operation: str, n: int) -> float | None:
+def get_busbw_factor(operation: str, n: int) -> float | None:
     """Return busbw / algbw of an operation on ``n`` ranks; None if it is not known."""
     for spec in OPERATIONS:
         if spec.short_name == operation and spec.busbw is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from parbench.bench.limits import MAX_REPETITIONS
-from parbench.bench.machine.environment import emulation
+from parbench.bench.machine.environment import get_emulation
 from parbench.bench.machine.machine import Machine, count_available_cores, try_call
 from parbench.bench.machine.slurm_allocation import (
     Allocation,
@@ -27,11 +27,11 @@ from parbench.bench.plan.cases import (
     Params,
     load_catalogue,
     matches,
-    select,
+    select_definitions,
 )
 from parbench.bench.plan.catalogue import DTYPES
 from parbench.bench.plan.custom_step import define_custom_step
-from parbench.bench.plan.groups import INSIDE, mesh_group, parse_mesh
+from parbench.bench.plan.groups import INSIDE, format_mesh_group, parse_mesh
 from parbench.bench.plan.params import Value, refuse_unknown
 from parbench.bench.plan.plan import (
     BEYOND_CACHE,
@@ -48,10 +48,10 @@ from parbench.bench.plan.plan import (
     PlanFile,
     Preset,
     SkippedCase,
-    case_weight,
+    compute_short_budget,
+    get_case_weight,
     parse_fault,
     read_plan_file,
-    short_budget,
 )
 from parbench.bench.text import UserError, format_choices, parse_duration, parse_link
 
@@ -113,7 +113,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     notes = (*spec.notes, spec.sharing, injection_note)
     return msgspec.structs.replace(
         plan,
-        emulation=emulation(os.environ),
+        emulation=get_emulation(os.environ),
         notes=tuple(note for note in notes if note),
         path=None if options.target is None else str(folder),
         injection=fault,
@@ -184,11 +184,11 @@ def _choose_duration(
     if options.preset is not None or not options.has_named_cases:
         return options.repetitions or preset.repetitions, preset.budget_seconds, preset.measure
     # The duration follows from the number of cases.
-    has_few_operations = sum(map(case_weight, cases)) <= FEW_OPERATIONS
+    has_few_operations = sum(map(get_case_weight, cases)) <= FEW_OPERATIONS
     repetitions = FEW_OPERATIONS_REPETITIONS if has_few_operations else SHORT_REPETITIONS
     repetitions = options.repetitions or repetitions
     measure = msgspec.structs.replace(preset.measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
-    return repetitions, short_budget(cases, measure, repetitions), measure
+    return repetitions, compute_short_budget(cases, measure, repetitions), measure
 
 
 def _select_definitions(
@@ -198,8 +198,8 @@ def _select_definitions(
 
     Raises ``UserError`` if there are none, or none has a parameter that is set.
     """
-    in_only = select(catalogue, options.only)
-    in_file = select(catalogue, [entry.name for entry in options.entries])
+    in_only = select_definitions(catalogue, options.only)
+    in_file = select_definitions(catalogue, [entry.name for entry in options.entries])
     definitions = [definition for definition in in_file if definition in in_only]
     if not options.only and not options.entries and preset_name != "full":
         definitions = [entry for entry in definitions if preset_name in entry.tags]
@@ -207,7 +207,7 @@ def _select_definitions(
         raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
     _check_settings(options.settings, definitions)
     for entry in options.entries:
-        _check_settings(entry.set, select(catalogue, [entry.name]))
+        _check_settings(entry.set, select_definitions(catalogue, [entry.name]))
     return definitions
 
 
@@ -339,7 +339,7 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
         distribution=options.distribution,
     )
     sharing = spec.sharing
-    if emulation(os.environ):  # All nodes share the cores of this machine.
+    if get_emulation(os.environ):  # All nodes share the cores of this machine.
         sharing = describe_sharing(machine, layout.num_ranks, spec.device)
     spec = replace(
         spec,
@@ -395,7 +395,7 @@ def _apply_mesh(options: Options, joined: Joined | None) -> Options:
     """
     mesh, settings = options.mesh, options.settings
     if options.group is not None:
-        group = options.group if mesh is None else mesh_group(mesh, options.group)
+        group = options.group if mesh is None else format_mesh_group(mesh, options.group)
         return replace(options, settings={**settings, "group": group})
     if mesh is None:
         return options

@@ -30,14 +30,14 @@ from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox, Mailbox
 from parbench.bench.launch.messages import (
     JOB_DECODER,
     OUT_OF_BUDGET,
-    Done,
-    Finished,
+    BlockResult,
     Hello,
     Job,
-    Raised,
+    JobDone,
+    RankError,
 )
-from parbench.bench.launch.processes import exit_now, process_space
-from parbench.bench.machine.environment import capture, find_interface, locate_rank
+from parbench.bench.launch.processes import exit_now, get_process_space
+from parbench.bench.machine.environment import capture_environment, find_interface, locate_rank
 from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, list_host_addresses
@@ -115,7 +115,7 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
             plan.backend, plan.device, plan.measure.seed, timeout_seconds, store
         ) as world:
             measure_cases(job, world, progress, watchdog, mailbox)
-        mailbox.post(rank, Done(cpu_seconds=time.process_time() - began))
+        mailbox.post(rank, JobDone(cpu_seconds=time.process_time() - began))
     except Exception as error:  # noqa: BLE001 - the driver reports it, whatever it is
         report_and_block(mailbox, rank, error)
     finally:
@@ -214,13 +214,13 @@ def measure_cases(
             outcome = OUT_OF_BUDGET
         elif is_new or may_continue:
             is_alone = is_new and num_later == 0
-            outcome = runs[index].visit(seconds, num_later, alone=is_alone)
+            outcome = runs[index].run_block(seconds, num_later, is_only=is_alone)
         else:
             outcome = runs[index].end()
         clock.note_block_end(index)
         if world.global_rank == 0:
             outcome = replace(outcome, started=starts[index])
-            mailbox.post(0, Finished(index=number, outcome=outcome))
+            mailbox.post(0, BlockResult(index=number, outcome=outcome))
         if not outcome.more:
             remaining[index] = 0
             runs.pop(index, None)
@@ -289,7 +289,9 @@ def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
     """
     first_line = f"{type(error).__name__}: {error}".splitlines()[0]
     traceback.print_exc()
-    mailbox.post(rank, Raised(error=first_line, stack=traceback.format_exc(), seconds=time.time()))
+    mailbox.post(
+        rank, RankError(error=first_line, stack=traceback.format_exc(), seconds=time.time())
+    )
     threading.Event().wait()
 
 
@@ -300,7 +302,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
-    environment = {**capture(environ), "torch": facts}
+    environment = {**capture_environment(environ), "torch": facts}
     uuid = None
     if environ.get("PARBENCH_DEVICE") == "cuda" and torch.cuda.is_available():
         index = choose_gpu_index(environ, torch.cuda.device_count())
@@ -319,7 +321,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
         size=int(environ["WORLD_SIZE"]),
         host=host,
         pid=os.getpid(),
-        process_space=process_space(),
+        process_space=get_process_space(),
         place=locate_rank(host, environ, uuid),
         environment=environment,
         step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(environ) if is_in_step else "",

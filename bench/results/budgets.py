@@ -27,7 +27,7 @@ _EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class MetricBudget:
     """A limit of one metric that some cases have to keep, such as ``exposed_fraction < 10%``."""
 
     cases: str
@@ -97,7 +97,7 @@ def resolve_metric(name: str) -> Metric | None:
     return metric
 
 
-def _parse_budget(path: Path, cases: str, name: str, text: str) -> Budget:
+def _parse_budget(path: Path, cases: str, name: str, text: str) -> MetricBudget:
     place = f"budgets {path}: {name} of {cases!r}"
     metric = resolve_metric(name)
     if metric is None:

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import Store
 from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.machine import read_text
 from parbench.bench.plan.cases import Params
-from parbench.bench.plan.groups import Ranks, groups_of
+from parbench.bench.plan.groups import Ranks, form_groups
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import replace_default_timeout
 
@@ -271,7 +271,7 @@ def select_subgroup(world: World, params: Params) -> Subgroup:
     all_ranks = tuple(range(len(world.hosts)))
     if text == "world":
         return Subgroup(ranks=all_ranks, active=all_ranks, world=world)
-    parts = groups_of(text, len(all_ranks), world.hosts)
+    parts = form_groups(text, len(all_ranks), world.hosts)
     group = world.group if len(parts) == 1 else world.get_process_group(parts, "measured")
     [own_ranks] = [ranks for ranks in parts if world.global_rank in ranks]
     own_rank = own_ranks.index(world.global_rank)

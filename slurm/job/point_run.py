@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parbench.bench.files import replace_file
-from parbench.bench.launch.driver import remaining
+from parbench.bench.launch.driver import list_pending
 from parbench.bench.launch.processes import PARBENCH, describe_exit, die_with_parent
 from parbench.bench.results.records import Record, encode_record, read_records
 from parbench.bench.results.runs import Run, load_run
@@ -140,7 +140,7 @@ def relative(folder: Path, run: Path | None) -> str:
 def progress(run: Run) -> tuple[int, int]:
     """Return how many of a run's planned measurements have a record, and how many are planned."""
     planned = len(run.info.plan.cases) * run.info.plan.repetitions
-    return planned - len(remaining(run)), planned
+    return planned - len(list_pending(run)), planned
 
 
 def outcome_of(run: Path | None, code: int | None, message: str) -> Outcome:

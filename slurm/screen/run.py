@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parbench.bench.check.hosts import OVERHEAD_SECONDS, HostResult, compare_hosts, parse_result
-from parbench.bench.launch.processes import PARBENCH, run_child, terminated_as_interrupted
+from parbench.bench.launch.processes import PARBENCH, convert_sigterm_to_interrupt, run_child
 from parbench.bench.machine.slurm_allocation import build_srun_command
 from parbench.bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
 from parbench.bench.results.records import Record
@@ -244,7 +244,7 @@ def check_nodes(
     """
     with (
         tempfile.TemporaryDirectory(prefix="parbench-check-", dir=Path.cwd()) as folder,
-        terminated_as_interrupted(),
+        convert_sigterm_to_interrupt(),
     ):
         words = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
         words += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]

@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import BenchmarkDefinition, select
+from parbench.bench.plan.cases import BenchmarkDefinition, select_definitions
 from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Value
@@ -140,7 +140,7 @@ def _check_parameter(
         raise UserError(
             f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {format_list(SHAPE)}"
         )
-    definitions = select(catalogue, [case.name for case in file.case])
+    definitions = select_definitions(catalogue, [case.name for case in file.case])
     params = {param.name: param for definition in definitions for param in definition.params}
     if name not in params:
         known = (*SHAPE, *sorted(params))
@@ -177,7 +177,7 @@ def expand(
     for case in file.case:
         params = {
             param.name
-            for definition in select(catalogue, [case.name])
+            for definition in select_definitions(catalogue, [case.name])
             for param in definition.params
         }
         bases.append((case, params))

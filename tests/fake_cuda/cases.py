@@ -27,7 +27,7 @@ def measure_case(
     definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
     mark(f"{label}:start")
     case_run = CaseRun(definitions[name].case(params), world, MEASURE, Progress(), None)
-    outcome = case_run.visit(SECONDS_PER_CASE, alone=alone)
+    outcome = case_run.run_block(SECONDS_PER_CASE, is_only=alone)
     mark(f"{label}:end")
     return outcome.status, outcome.reason, outcome.details
 

@@ -29,7 +29,7 @@ LARGE = collective_case("all_reduce", 1 << 24)
 SMALL = collective_case("all_reduce", 1024)
 
 
-def limit(metric: str, comparison: str, number: float, cases: str = "*") -> Budget:
+def limit(metric: str, comparison: str, number: float, cases: str = "*") -> MetricBudget:
     text = f"{comparison}{number:g}"
     return MetricBudget(
         cases=cases, metric=metric, text=text, comparison=comparison, number=number

@@ -14,14 +14,14 @@ from parbench.bench.launch.mailbox import JOB
 from parbench.bench.launch.messages import (
     JOB_DECODER,
     Block,
-    Done,
-    Finished,
+    BlockResult,
     HangReport,
     Hello,
     Job,
+    JobDone,
     Message,
     Outcome,
-    Raised,
+    RankError,
 )
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.plan import Plan, SkippedCase
@@ -178,15 +178,15 @@ class ScriptedRanks:
 
     def finish(self, index: int, outcome: Outcome | None = None) -> None:
         """Let rank 0 report the outcome of a block."""
-        self.post(0, Finished(index=index, outcome=outcome or make_outcome()))
+        self.post(0, BlockResult(index=index, outcome=outcome or make_outcome()))
 
     def fail(self, rank: int, error: str = "RuntimeError: fire", seconds: float = 0.0) -> None:
         stack = f"the stack of rank {rank}"
-        self.post(rank, Raised(error=error, stack=stack, seconds=seconds))
+        self.post(rank, RankError(error=error, stack=stack, seconds=seconds))
 
     def complete(self, *ranks: int) -> None:
         for rank in ranks:
-            self.post(rank, Done(cpu_seconds=1.0))
+            self.post(rank, JobDone(cpu_seconds=1.0))
             self.codes[rank] = 0
 
     def put(self, name: str, content: bytes) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from parbench.bench.launch import attempt as attempt_module
 from parbench.bench.launch import budget
 from parbench.bench.launch import driver as module
-from parbench.bench.launch.driver import Driver, remaining
+from parbench.bench.launch.driver import Driver, list_pending
 from parbench.bench.launch.messages import Job, Outcome
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.environment import RankPlace
@@ -89,7 +89,7 @@ class FakeRun:
         with open_writer(self.path) as writer:
             recorder = Recorder(run, writer, {}, self.check_record)
             driver = Driver(run, recorder, self.start, self, began=time.monotonic())
-            driver.drive(remaining(run))
+            driver.drive(list_pending(run))
         lines = []
         for record in self.records():
             number = record.case.params["number"]

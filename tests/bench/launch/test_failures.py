@@ -8,7 +8,7 @@ import pytest
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
 from parbench.bench.launch.flight_recorder import GroupState
 from parbench.bench.launch.messages import HangReport, Outcome, Raised
-from parbench.bench.launch.processes import process_space
+from parbench.bench.launch.processes import get_process_space
 from parbench.bench.results.records import Culprit, CulpritCause
 from tests.support.fakes import make_hello, make_status
 
@@ -19,7 +19,7 @@ def make_evidence(size: int = 2, *, hosts: str = "") -> Evidence:
     """Return what is known of ranks that run; ``hosts`` has one letter for the host of each."""
     hellos = {}
     for rank in range(size):
-        host = {"host": hosts[rank]} if hosts else {"process_space": process_space()}
+        host = {"host": hosts[rank]} if hosts else {"process_space": get_process_space()}
         hellos[rank] = make_hello(rank, size, pid=os.getpid(), **host)
     return Evidence(hellos=hellos)
 

@@ -20,14 +20,14 @@ from torch._C._distributed_c10d import HashStore
 from parbench.bench.launch.mailbox import JOB, FolderMailbox
 from parbench.bench.launch.messages import (
     Block,
-    Done,
-    Finished,
+    BlockResult,
     HangReport,
     Hello,
     Job,
+    JobDone,
     Message,
     Outcome,
-    Raised,
+    RankError,
 )
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.rank import watchdog as watchdog_module
@@ -74,7 +74,7 @@ def receive(folder: Path) -> list[Message]:
 
 
 def list_outcomes(messages: list[Message]) -> list[Outcome]:
-    return [message.outcome for message in messages if isinstance(message, Finished)]
+    return [message.outcome for message in messages if isinstance(message, BlockResult)]
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def test_rank_reports_hello_cases_and_done(
     assert facts <= hello.environment.keys()
     assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
     assert "gpu" not in hello.environment
-    assert isinstance(done, Done)
+    assert isinstance(done, JobDone)
     outcomes = list_outcomes(finished)
     assert [outcome.status for outcome in outcomes] == ["ok", "skipped", "ok"]
     assert outcomes[0].seconds
@@ -169,7 +169,7 @@ def test_targets_in_the_job_folder_shadow_nothing(
 def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
     cases = [fault_case("fine"), fault_case("raising", rank=0)]
     with run_in_process(tmp_path, make_job(cases, budget_seconds=0.2)) as wait_for:
-        error = wait_for(Raised)
+        error = wait_for(RankError)
         assert error.error == "RuntimeError: the roof is on fire"
         assert "in mischief" in error.stack
 
@@ -177,7 +177,7 @@ def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_rank_that_cannot_join_reports_why(tmp_path: Path) -> None:
     with run_in_process(tmp_path, make_job([], backend="carrier-pigeon")) as wait_for:
-        assert "carrier-pigeon" in wait_for(Raised).error
+        assert "carrier-pigeon" in wait_for(RankError).error
 
 
 @pytest.mark.full
