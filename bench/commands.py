@@ -331,9 +331,9 @@ def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
     if selftest:
         from parbench.bench import selftest as selftest_module
 
-        proofs = selftest_module.selftest(hooks.modules, nproc)
-        click.echo(selftest_module.render(proofs))
-        sys.exit(ExitCode.OK if all(proof.found for proof in proofs) else ExitCode.BAD)
+        results = selftest_module.selftest(hooks.modules, nproc)
+        click.echo(selftest_module.render(results))
+        sys.exit(ExitCode.OK if all(result.is_proved for result in results) else ExitCode.BAD)
     import msgspec
 
     from parbench.bench.machine import doctor as doctor_module

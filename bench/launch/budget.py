@@ -102,7 +102,7 @@ class TimeBudget:
         self, seconds: float, costs: CostModel, repetitions: Sequence[Sequence[Case]]
     ) -> None:
         self.costs = costs
-        self.num_made = 0
+        self.num_completed = 0
         self.num_fitting = len(repetitions)
         """The number of repetitions to come for which there is time, with the present one."""
         self._repetitions = repetitions
@@ -110,7 +110,7 @@ class TimeBudget:
         # The last cases may take a little longer rather than be left out after all others.
         self._last_end = self._end + min(0.1 * seconds, 5.0)
 
-    def seconds_left(self) -> float:
+    def compute_remaining_seconds(self) -> float:
         """Return the time in which cases may begin."""
         return max(self._last_end - time.monotonic(), 0.0)
 
@@ -123,21 +123,21 @@ class TimeBudget:
         if costs.startup_seconds is None:
             costs = CostModel(startup_seconds=time.monotonic() - began)
         seconds = self._end - began
-        num_fitting = costs.count_fitting(seconds, self._repetitions[self.num_made :])
+        num_fitting = costs.count_fitting(seconds, self._repetitions[self.num_completed :])
         return began + seconds / max(num_fitting, 1)
 
     def complete_repetition(self) -> bool:
         """Count the present repetition; return whether there is time for fewer than before."""
-        self.num_made += 1
+        self.num_completed += 1
         expected = self.num_fitting - 1
-        seconds = self.seconds_left()
-        to_come = self._repetitions[self.num_made :]
+        seconds = self.compute_remaining_seconds()
+        to_come = self._repetitions[self.num_completed :]
         self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
         return self.num_fitting < expected
 
     def compute_progress(self, share: float) -> float:
         """Return the share of the run that is done with this share of the present repetition."""
-        return (self.num_made + share) / (self.num_made + self.num_fitting)
+        return (self.num_completed + share) / (self.num_completed + self.num_fitting)
 
 
 def format_budget(seconds: float) -> str:

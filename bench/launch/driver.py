@@ -117,9 +117,11 @@ class Driver:
     def drive(
         self, pending: Sequence[tuple[int, Case]], skipped: Sequence[SkippedCase] = ()
     ) -> None:
-        """Record what the plan skips, and make the repetitions for which there is time."""
+        """Measure the pending repetitions for which there is time, and record the skipped cases."""
         for entry in skipped:
-            self._recorder.write(0, entry.case, skip(SkipReason.IMPOSSIBLE, entry.reason))
+            self._recorder.write(
+                0, entry.case, make_skipped_outcome(SkipReason.IMPOSSIBLE, entry.reason)
+            )
         repetitions = group_by_repetition(pending)
         cases_of_each = list(repetitions.values())
         budget = TimeBudget(self._plan.budget_seconds, self._budget.costs, cases_of_each)
@@ -148,7 +150,9 @@ class Driver:
                 continue
             cause = f"{failure.status} in repetition {failure.repetition + 1} ({failure.reason})"
             reason = f"not tried again: {cause}"
-            self._recorder.write(number, case, skip(SkipReason.EARLIER_FAILURE, reason))
+            self._recorder.write(
+                number, case, make_skipped_outcome(SkipReason.EARLIER_FAILURE, reason)
+            )
 
     def _measure(self, repetition: Repetition) -> None:
         """Measure the cases; ranks that fail end their case, and new ones measure the rest."""
@@ -253,7 +257,7 @@ class Driver:
             plan=replace(self._plan, cases=tuple(cases), skipped=()),
             blocks=make_blocks(order, extra, weights, costs),
             budget_seconds=max(repetition.deadline - time.monotonic(), 0.0),
-            run_seconds=self._budget.seconds_left(),
+            run_seconds=self._budget.compute_remaining_seconds(),
         )
 
     def _record_outcomes(self, repetition: Repetition, attempt: Attempt, job: Job) -> None:
@@ -293,7 +297,7 @@ class Driver:
 
     def _warn_of_missing_repetitions(self, repetitions: Sequence[Sequence[Case]]) -> None:
         costs = self._budget.costs
-        num_fitting = self._budget.num_made + self._budget.num_fitting
+        num_fitting = self._budget.num_completed + self._budget.num_fitting
         seconds = format_duration(costs.estimate_repetition(repetitions[num_fitting]))
         budget = format_duration(self._plan.budget_seconds)
         share = f"the budget of {budget} holds {num_fitting} of {len(repetitions)} repetitions"
@@ -315,7 +319,7 @@ class Driver:
         self._listener.print_message(f"no time for {', '.join(labels)}; {advice}")
 
 
-def skip(skip_reason: SkipReason, reason: str) -> Outcome:
+def make_skipped_outcome(skip_reason: SkipReason, reason: str) -> Outcome:
     return Outcome(status="skipped", reason=reason, skip_reason=skip_reason)
 
 

@@ -243,7 +243,7 @@ def _drive(
         elif plan.measure.seconds_per_case is not None:
             display.print_message(describe_duration(plan))
         start_ranks = choose_launcher(run, joined, nodelist, stack, cpus)
-        recorder = Recorder(run, writer, find_facts(plan), display.show_record)
+        recorder = Recorder(run, writer, collect_host_facts(plan), display.show_record)
         is_one_host = plan.spread is None and (joined is None or joined.one_node)
         driver = Driver(run, recorder, start_ranks, display, began=began, is_one_host=is_one_host)
         try:
@@ -253,7 +253,7 @@ def _drive(
     return run.path
 
 
-def find_facts(plan: Plan) -> dict[str, dict[str, Any]]:
+def collect_host_facts(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the facts about the environment that ranks do not report.
 
     They are the disturbances of this host and Slurm's allocation.

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.operations.data_pattern import DataPattern, poison
-from parbench.bench.operations.operation import Operation, describe, make_pattern
+from parbench.bench.operations.operation import Operation, describe_operation, make_pattern
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.groups import split_with_skew
 from parbench.bench.world.benchmark import Benchmark, Description
@@ -50,7 +50,7 @@ def all_reduce(
         restore=pattern.make_filler(buffer, world.rank) if is_in_place else None,
         output=buffer,
         expected=lambda: pattern.compute_reduction(0, count),
-        description=describe(
+        description=describe_operation(
             "all_reduce",
             world.size,
             size_bytes,
@@ -81,7 +81,7 @@ def all_reduce_two_step(
         restore=pattern.make_filler(buffer, world.rank),
         output=buffer,
         expected=lambda: pattern.compute_reduction(0, count),
-        description=describe("all_reduce_two_step", world.size, size_bytes),
+        description=describe_operation("all_reduce_two_step", world.size, size_bytes),
     )
 
 
@@ -111,7 +111,7 @@ def all_gather(
         restore=restore,
         output=gathered,
         expected=lambda: _concatenate_shards(pattern, world.size, count),
-        description=describe(
+        description=describe_operation(
             "all_gather",
             world.size,
             size_bytes,
@@ -146,7 +146,7 @@ def reduce_scatter(
         restore=pattern.make_filler(source, world.rank) if is_in_place else None,
         output=shard,
         expected=lambda: pattern.compute_reduction(start, count),
-        description=describe(
+        description=describe_operation(
             "reduce_scatter",
             world.size,
             size_bytes,
@@ -170,7 +170,7 @@ def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
         call=partial(dist.all_to_all_single, received, source, group=world.group),
         output=received,
         expected=expected,
-        description=describe("all_to_all", world.size, size_bytes),
+        description=describe_operation("all_to_all", world.size, size_bytes),
     )
 
 
@@ -209,7 +209,7 @@ def all_to_all_v(
         ),
         output=received,
         expected=expected,
-        description=describe(
+        description=describe_operation(
             "all_to_all_v",
             world.size,
             max(sent_bytes, max_received),
@@ -250,7 +250,7 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
         call=broadcast_parts if on_gloo else gather_parts,
         output=gathered,
         expected=expected,
-        description=describe(
+        description=describe_operation(
             "all_gather_v",
             world.size,
             size_bytes,
@@ -269,7 +269,7 @@ def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Op
         restore=pattern.make_filler(buffer, root) if world.rank == root else None,
         output=buffer,
         expected=lambda: pattern.compute_values(root, 0, len(buffer)),
-        description=describe("broadcast", world.size, size_bytes),
+        description=describe_operation("broadcast", world.size, size_bytes),
     )
 
 
@@ -296,7 +296,7 @@ def reduce(
         restore=pattern.make_filler(buffer, world.rank),
         output=result,
         expected=lambda: pattern.compute_reduction(0, len(result)),
-        description=describe("reduce", world.size, size_bytes),
+        description=describe_operation("reduce", world.size, size_bytes),
     )
 
 
@@ -311,7 +311,9 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
         call=partial(dist.gather, source, parts, group=world.group, group_dst=root),
         output=gathered,
         expected=lambda: _concatenate_shards(pattern, world.size, count)[: len(gathered)],
-        description=describe("gather", world.size, size_bytes, send_bytes=size_bytes // world.size),
+        description=describe_operation(
+            "gather", world.size, size_bytes, send_bytes=size_bytes // world.size
+        ),
     )
 
 
@@ -327,7 +329,7 @@ def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Oper
         call=partial(dist.scatter, shard, parts, group=world.group, group_src=root),
         output=shard,
         expected=lambda: pattern.compute_values(root, world.rank * count, count),
-        description=describe(
+        description=describe_operation(
             "scatter",
             world.size,
             size_bytes,

@@ -70,7 +70,7 @@ def make_pattern(world: World, dtype: str, redop: str = "") -> DataPattern:
     return DataPattern(dtype, world.size, world.device, redop)
 
 
-def describe(
+def describe_operation(
     name: str,
     num_ranks: int,
     size_bytes: int,

@@ -104,7 +104,7 @@ class BenchmarkDefinition:
             param.name: param.parse(values.get(param.name, param.default)) for param in self.params
         }
 
-    def case(self, values: Mapping[str, object]) -> Case:
+    def build_case(self, values: Mapping[str, object]) -> Case:
         """Return the case with these values and the defaults of other parameters."""
         params = self.complete(values)
         defaults = {}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, Expansion, Params, keep_params
-from parbench.bench.plan.groups import FORMS, choose_pairs, form_groups, num_rounds
+from parbench.bench.plan.groups import FORMS, choose_pairs, count_rounds, form_groups
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError, format_size
 
@@ -351,7 +351,7 @@ def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
     """Return the parameters of every round in which ranks meet in pairs."""
     if "round" in params or params.get("pairs"):
         return [params]
-    return [{**params, "round": index} for index in range(num_rounds(spec.nproc))]
+    return [{**params, "round": index} for index in range(count_rounds(spec.nproc))]
 
 
 # --- The table ---

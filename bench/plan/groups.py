@@ -105,19 +105,19 @@ def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
     return _group_by_key(first_ranks)
 
 
-def num_rounds(n: int) -> int:
+def count_rounds(n: int) -> int:
     """Return the rounds in which each of ``n`` ranks meets every other: n - 1, or n if n is odd."""
     return max(n - 1 + n % 2, 1)
 
 
-def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
+def list_round_pairs(n: int, index: int) -> tuple[Pair, ...]:
     """Return the pairs of a round of ``n`` ranks, the smaller rank first.
 
     If n is odd, one rank has no partner. This is the circle method of round-robin tournaments:
     the last rank stays and the others rotate around it. The numbers of two partners add up to
     twice the round, modulo the number of rounds.
     """
-    rounds = num_rounds(n)
+    rounds = count_rounds(n)
     if not 0 <= index < rounds:
         raise UserError(
             f"round {index} is not one of the {rounds} rounds of {n} ranks, 0 to {rounds - 1}"
@@ -163,7 +163,7 @@ def format_pairs(pairs: tuple[Pair, ...]) -> str:
 
 def choose_pairs(n: int, index: int, text: str) -> tuple[Pair, ...]:
     """Return the pairs in ``text``, or without a text those of round ``index`` of ``n`` ranks."""
-    return parse_pairs(text, n) if text.strip() else round_pairs(n, index)
+    return parse_pairs(text, n) if text.strip() else list_round_pairs(n, index)
 
 
 def split_with_skew(num_ranks: int, skew: float, count: int) -> tuple[int, ...]:

@@ -94,9 +94,10 @@ class Options:
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
-    """Return the plan for the options; ``UserError`` if it cannot run here.
+    """Plan a run: choose its ranks from the options and this machine, and its cases.
 
-    ``joined`` describes ranks that another launcher has started.
+    ``joined`` describes ranks that another launcher has started. Raises ``UserError`` if the run is
+    impossible here.
     """
     folder = Path.cwd()
     if options.target is None:
@@ -117,7 +118,9 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         notes=tuple(note for note in notes if note),
         path=None if options.target is None else str(folder),
         injection=fault,
-        measure=plan.measure.to_fill() if has_budget and plan.repetitions > 1 else plan.measure,
+        measure=plan.measure.extend_to_budget()
+        if has_budget and plan.repetitions > 1
+        else plan.measure,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
         spread=layout,
     )
@@ -135,7 +138,7 @@ def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
 
 
 def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: WorldSpec) -> Plan:
-    """Return the plan.
+    """Return the plan of the cases that the options select, for ranks that are chosen.
 
     Raises ``UserError`` if it names a case that does not exist, or one that cannot run here.
     """
@@ -259,9 +262,9 @@ def _expand(
     definition: BenchmarkDefinition, params: Params, spec: WorldSpec
 ) -> Iterator[Candidate]:
     try:
-        cases = [definition.case(expanded) for expanded in definition.expand(params, spec)]
+        cases = [definition.build_case(expanded) for expanded in definition.expand(params, spec)]
     except UserError as error:
-        yield definition.case(params), str(error)
+        yield definition.build_case(params), str(error)
         return
     for case in cases:
         yield case, definition.refuse(case.all_params, spec)

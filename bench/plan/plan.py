@@ -71,7 +71,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     # limits it.
     seconds_per_case: NonNegative | None = None
 
-    def to_fill(self) -> "Measure":
+    def extend_to_budget(self) -> "Measure":
         """Return the rule for a budget that the user gave, which uses all of it."""
         return msgspec.structs.replace(
             self, max_iterations=max(self.max_iterations, 2000), more_blocks=10

@@ -254,7 +254,10 @@ class CaseRun:
         return outcome
 
     def _check(self, when: str, step: Callable[[], object] | None = None) -> None:
-        """Check the last step, or one that is taken now; a wrong result ends the case."""
+        """Compare the results of ``step``, or of the last step, with the reference.
+
+        Raises ``CaseEndedError`` on all ranks if a result of any rank is wrong.
+        """
         assert self._benchmark is not None
         self._progress.phase = "check"
         if step is not None:

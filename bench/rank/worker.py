@@ -99,7 +99,7 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
     try:
         serves_store = store is None and rank == 0
         store = store or meet_ranks(mailbox, os.environ)
-        watchdog.store_address = find_address(store, os.environ)
+        watchdog.store_address = find_server_address(store, os.environ)
         mailbox.post(rank, make_hello(os.environ))
         job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
         plan = job.plan
@@ -140,7 +140,7 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
     return store
 
 
-def find_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
+def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
     """Return the address of the server of a store, None if it is in this process."""
     if environ["RANK"] == "0":
         return None
@@ -201,7 +201,7 @@ def measure_cases(
         watchdog.begin(number, job.plan.timeout_seconds)
         starts.setdefault(index, utc_now())
         world.recalibrate_stale_clock()
-        seconds = clock.share(number, remaining.total())
+        seconds = clock.compute_block_seconds(number, remaining.total())
         clock.pause(index)
         may_begin, may_continue = world.broadcast_from_rank_0(
             [clock.may_begin(), clock.may_continue()]
@@ -230,7 +230,7 @@ def measure_cases(
 
 
 class RepetitionClock:
-    """Shares the time of a repetition among blocks; rank 0's decides."""
+    """Divides the time of a repetition among its blocks. The clock of rank 0 decides."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -240,10 +240,10 @@ class RepetitionClock:
         self._costs = accumulate_from_end([block.cost_seconds for block in job.blocks])
         self._ends: dict[int, float] = {}
 
-    def share(self, number: int, num_later: int = 0) -> float:
-        """Return the time (s) of a block that begins now, with ``num_later`` after it.
+    def compute_block_seconds(self, number: int, num_later: int = 0) -> float:
+        """Return the seconds for a block that begins now, with ``num_later`` blocks after it.
 
-        It has its cost, and of the time that all costs leave its share by weight.
+        They are its cost, and a share by weight of the time that the costs of all blocks leave.
         """
         seconds = self._job.budget_seconds - self._elapsed()
         block = self._job.blocks[number]

@@ -9,7 +9,13 @@ from pathlib import Path
 from parbench.bench.check.hosts import OVERHEAD_SECONDS, HostResult, compare_hosts, parse_result
 from parbench.bench.launch.processes import PARBENCH, convert_sigterm_to_interrupt, run_child
 from parbench.bench.machine.slurm_allocation import build_srun_command
-from parbench.bench.plan.groups import Pair, format_pairs, num_rounds, parse_pairs, round_pairs
+from parbench.bench.plan.groups import (
+    Pair,
+    count_rounds,
+    format_pairs,
+    list_round_pairs,
+    parse_pairs,
+)
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.samples import load_rank_samples, make_samples_path
@@ -179,8 +185,8 @@ _LEAST_REPEATS = {3: 4}  # three nodes meet one pair at a time, and need more to
 
 def tournament(n: int, rounds: int) -> Turns:
     """Return at least ``rounds`` rounds of ``n`` nodes: some of a large tournament, a small one whole and often."""
-    values = tuple(map(str, range(min(num_rounds(n), rounds))))
-    repeats = max(-(-rounds // num_rounds(n)), _LEAST_REPEATS.get(n, 1))
+    values = tuple(map(str, range(min(count_rounds(n), rounds))))
+    repeats = max(-(-rounds // count_rounds(n)), _LEAST_REPEATS.get(n, 1))
     return Turns(parameter="round", values=values, repeats=repeats)
 
 
@@ -218,7 +224,8 @@ def confirmation(n: int, nodes: Set[int], links: Set[Pair], rounds: int) -> Turn
 
 def _met(ranks: Sequence[int], index: int) -> tuple[Pair, ...]:
     return tuple(
-        (ranks[a], ranks[b]) for a, b in round_pairs(len(ranks), index % num_rounds(len(ranks)))
+        (ranks[a], ranks[b])
+        for a, b in list_round_pairs(len(ranks), index % count_rounds(len(ranks)))
     )
 
 

@@ -161,7 +161,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
             continue
         definition = operation
         sizes = {"size_bytes": 4096} if operation.busbw else {}
-        case = definition.case({"mode": mode, **sizes})
+        case = definition.build_case({"mode": mode, **sizes})
         if definition.refuse(case.all_params, spec) is not None:
             continue
         with warnings.catch_warnings():

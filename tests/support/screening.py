@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from parbench.bench.plan.groups import Pair, parse_pairs, round_pairs
+from parbench.bench.plan.groups import Pair, list_round_pairs, parse_pairs
 from parbench.slurm.screen.fit import Exchange, Slow, confirm, find_slow
 from parbench.slurm.screen.run import Turns, confirmation, tournament
 
@@ -45,7 +45,7 @@ def simulate(cluster: Cluster, turns: Turns, rng: random.Random) -> list[Exchang
     for repeat in range(turns.repeats):
         for text in turns.values:
             if turns.parameter == "round":
-                pairs = round_pairs(cluster.num_nodes, int(text))
+                pairs = list_round_pairs(cluster.num_nodes, int(text))
             else:
                 pairs = parse_pairs(text, cluster.num_nodes)
             drift = rng.gauss(0, cluster.drift)

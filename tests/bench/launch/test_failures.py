@@ -7,7 +7,7 @@ import pytest
 
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
 from parbench.bench.launch.flight_recorder import GroupState
-from parbench.bench.launch.messages import HangReport, Outcome, Raised
+from parbench.bench.launch.messages import HangReport, Outcome, RankError
 from parbench.bench.launch.processes import get_process_space
 from parbench.bench.results.records import Culprit, CulpritCause
 from tests.support.fakes import make_hello, make_status
@@ -24,8 +24,8 @@ def make_evidence(size: int = 2, *, hosts: str = "") -> Evidence:
     return Evidence(hellos=hellos)
 
 
-def make_error(error: str, seconds: float = 0.0) -> Raised:
-    return Raised(error=error, stack=f"the stack of {error}", seconds=seconds)
+def make_error(error: str, seconds: float = 0.0) -> RankError:
+    return RankError(error=error, stack=f"the stack of {error}", seconds=seconds)
 
 
 def hang(*answers: HangReport | None, hosts: str = "", index: int = 0) -> Outcome:

@@ -75,7 +75,7 @@ NCCL_CONVENTION = {
 
 def prepare(world: World, name: str, **params: Any) -> Operation:
     """Build the operation as a rank of a run does."""
-    case = OPERATIONS[name].case(params)
+    case = OPERATIONS[name].build_case(params)
     arguments = {key: value for key, value in case.params.items() if key not in RUNNER_PARAMS}
     return cast(Operation, load_target(case.target)(world, **arguments))
 

@@ -30,8 +30,8 @@ def test_case_id_differs_for_values_that_compare_equal() -> None:
 
 def test_case_id_ignores_defaults_of_optional_params() -> None:
     [pairwise] = select_definitions(DEFINITIONS, ["p2p.pairwise"])
-    assert pairwise.case({"repeat": 0}).id == pairwise.case({}).id
-    assert pairwise.case({"repeat": 1}).id != pairwise.case({}).id
+    assert pairwise.build_case({"repeat": 0}).id == pairwise.build_case({}).id
+    assert pairwise.build_case({"repeat": 1}).id != pairwise.build_case({}).id
 
 
 def test_definition_refuses_unknown_param() -> None:

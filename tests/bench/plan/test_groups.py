@@ -7,12 +7,12 @@ import torch
 
 from parbench.bench.plan.groups import (
     choose_pairs,
+    count_rounds,
     form_groups,
     format_mesh_group,
-    num_rounds,
+    list_round_pairs,
     parse_mesh,
     parse_pairs,
-    round_pairs,
     split_with_skew,
 )
 from tests.support.refusals import usage_error
@@ -76,7 +76,7 @@ def test_mesh_and_axis_are_read_from_options() -> None:
 
 
 def list_rounds(num_ranks: int) -> list[tuple[tuple[int, int], ...]]:
-    return [round_pairs(num_ranks, index) for index in range(num_rounds(num_ranks))]
+    return [list_round_pairs(num_ranks, index) for index in range(count_rounds(num_ranks))]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 7, 16])
@@ -109,12 +109,12 @@ def test_three_rounds_distinguish_nodes(num_ranks: int) -> None:
 def test_pairs_replace_a_round() -> None:
     assert parse_pairs("3-0  1-2", 4) == ((0, 3), (1, 2))
     assert choose_pairs(4, 0, "0-1") == ((0, 1),)
-    assert choose_pairs(4, 2, " ") == round_pairs(4, 2)
+    assert choose_pairs(4, 2, " ") == list_round_pairs(4, 2)
 
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_impossible_round_is_refused(index: int) -> None:
-    assert f"round {index}" in usage_error(round_pairs, 4, index)
+    assert f"round {index}" in usage_error(list_round_pairs, 4, index)
 
 
 @pytest.mark.parametrize(

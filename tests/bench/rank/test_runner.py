@@ -464,7 +464,7 @@ def test_empty_graph_is_a_wrong_result(
 
 def make_all_reduce(**params: Value) -> Case:
     [definition] = [spec for spec in OPERATIONS if spec.short_name == "all_reduce"]
-    return definition.case({"size_bytes": 1024, **params})
+    return definition.build_case({"size_bytes": 1024, **params})
 
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

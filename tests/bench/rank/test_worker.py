@@ -247,7 +247,7 @@ def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
     assert repetition.share(1) == pytest.approx(6.0 * 10 / 12)
     assert repetition.share(2) == pytest.approx(6.0 / 2)
     clock.now += 8.0
-    assert repetition.share(3) == 0.02
+    assert repetition.compute_block_seconds(3) == 0.02
 
 
 def test_time_of_many_blocks_is_shared_fast(clock: SimpleNamespace) -> None:
@@ -257,5 +257,5 @@ def test_time_of_many_blocks_is_shared_fast(clock: SimpleNamespace) -> None:
     repetition = worker.RepetitionClock(job)
     began = time.process_time()
     for number in range(num_blocks):
-        repetition.share(number, num_blocks - number - 1)
+        repetition.compute_block_seconds(number, num_blocks - number - 1)
     assert time.process_time() - began < 2.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from parbench.bench.plan.groups import Pair, round_pairs
+from parbench.bench.plan.groups import Pair, list_round_pairs
 from parbench.slurm.screen.fit import Effect, Exchange, Rule, Slow, confirm, find_slow
 from parbench.slurm.screen.run import tournament
 from tests.support.screening import Cluster, estimate_rates, simulate
@@ -32,7 +32,7 @@ def make_exchanges(
     for repeat in range(num_repeats):
         for index in range(num_nodes - 1 + num_nodes % 2):
             seconds = 0.3 if index == slow_round else 0.1
-            for pair in round_pairs(num_nodes, index):
+            for pair in list_round_pairs(num_nodes, index):
                 node_factors = [nodes.get(rank, 1.0) for rank in pair]
                 factor = max(*node_factors, links.get(pair, 1.0))
                 turn = f"{index} {repeat}"

@@ -126,7 +126,7 @@ def test_run_command_plans_repeats_slowest() -> None:
 
 
 def make_case(index: int) -> Case:
-    return PAIRWISE.case({"size_bytes": 1 << 20, "round": index, "direction": "in_turn"})
+    return PAIRWISE.build_case({"size_bytes": 1 << 20, "round": index, "direction": "in_turn"})
 
 
 def make_record(index: int, status: Status = "ok", **fields: Any) -> Record:
