@@ -35,7 +35,7 @@ def test_case_id_ignores_defaults_of_optional_params() -> None:
 
 
 def test_definition_refuses_unknown_param() -> None:
-    assert "'bach'" in usage_error(STEP.case, {"bach": 3})
+    assert "'bach'" in usage_error(STEP.build_case, {"bach": 3})
 
 
 @pytest.mark.parametrize("pattern", ["collective.*", "all_reduce", "all_*"])

@@ -241,11 +241,11 @@ def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
     ]
     job = make_job(cases, blocks=blocks, budget_seconds=13.0)
     repetition = worker.RepetitionClock(job)
-    assert repetition.share(0) == pytest.approx(1.0)
+    assert repetition.compute_block_seconds(0) == pytest.approx(1.0)
     clock.now += 7.0
     # Later cases share the time that the first one left.
-    assert repetition.share(1) == pytest.approx(6.0 * 10 / 12)
-    assert repetition.share(2) == pytest.approx(6.0 / 2)
+    assert repetition.compute_block_seconds(1) == pytest.approx(6.0 * 10 / 12)
+    assert repetition.compute_block_seconds(2) == pytest.approx(6.0 / 2)
     clock.now += 8.0
     assert repetition.compute_block_seconds(3) == 0.02
 
