@@ -126,14 +126,12 @@ class TimeBudget:
         num_fitting = costs.count_fitting(seconds, self._repetitions[self.num_completed :])
         return began + seconds / max(num_fitting, 1)
 
-    def complete_repetition(self) -> bool:
-        """Count the present repetition; return whether there is time for fewer than before."""
+    def complete_repetition(self) -> None:
+        """Count the present repetition, and those to come for which there is time."""
         self.num_completed += 1
-        expected = self.num_fitting - 1
         seconds = self.compute_remaining_seconds()
         to_come = self._repetitions[self.num_completed :]
         self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
-        return self.num_fitting < expected
 
     def compute_progress(self, share: float) -> float:
         """Return the share of the run that is done with this share of the present repetition."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from parbench.bench.launch.attempt import START_SECONDS, Attempt
 from parbench.bench.launch.blocks import make_blocks, order_blocks
-from parbench.bench.launch.budget import TimeBudget, compute_costs, suggest_budget
+from parbench.bench.launch.budget import TimeBudget, compute_costs
 from parbench.bench.launch.failures import find_silent_hosts
 from parbench.bench.launch.gpu_memory import measure_gpu_memory, wait_for_gpu_memory
 from parbench.bench.launch.launchers import Ranks
@@ -29,7 +29,6 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan, SkippedCase, compute_sampling_seconds, get_case_weight
 from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
-from parbench.bench.text import format_duration
 
 DEVICE_VARIABLE = "PARBENCH_DEVICE"
 """Ranks on the CPU leave CUDA alone, even to describe themselves."""
@@ -38,7 +37,6 @@ _GONE_SECONDS = 30.0
 """A driver may take this long to free what a killed process held on a GPU."""
 _RETRY_SECONDS = 30.0
 """Ranks on a host that was only busy start in this time. A dead one is not waited for as long."""
-_MAX_NAMED_CASES = 3
 
 StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
 """Starts all ranks with a new folder for their files and additional variables."""
@@ -49,7 +47,6 @@ class RunListener(Protocol):
 
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None: ...
     def show_progress(self, case: Case, share: float) -> None: ...
-    def print_message(self, message: str) -> None: ...
 
 
 def list_pending(run: Run, *, with_out_of_budget: bool = False) -> tuple[tuple[int, Case], ...]:
@@ -110,7 +107,6 @@ class Driver:
         """The time up to which repetitions are accounted for in run.json."""
         self._silent_hosts: set[str] = set()
         """Hosts whose ranks did not report when the last ranks hung."""
-        self._left_out: dict[str, Case] = {}
         self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
         """Whether ranks on other hosts describe their GPUs, which the first ones do."""
 
@@ -135,17 +131,13 @@ class Driver:
             self._record_skipped(number, [case for case in cases if case.id in failures])
             untried = {case.id: case for case in cases if case.id not in failures}
             self._measure(Repetition(number=number, cases=untried))
-            fits_fewer = budget.complete_repetition()
-            if fits_fewer and budget.costs.case_seconds:
-                self._warn_of_missing_repetitions(cases_of_each)
-        self._report_unmeasured_cases()
+            budget.complete_repetition()
 
     def _record_skipped(self, number: int, cases: Sequence[Case]) -> None:
         """Record that cases are not measured: they failed before, or there is no time."""
         for case in cases:
             failure = self._recorder.failures.get(case.id)
             if failure is None:
-                self._left_out[case.id] = case
                 self._recorder.write(number, case, OUT_OF_BUDGET)
                 continue
             cause = f"{failure.status} in repetition {failure.repetition + 1} ({failure.reason})"
@@ -292,31 +284,6 @@ class Driver:
         repetition.records.append(record)
         repetition.partial_outcomes.pop(case.id, None)
         del repetition.cases[case.id]
-        if record.is_out_of_budget:
-            self._left_out[case.id] = case
-
-    def _warn_of_missing_repetitions(self, repetitions: Sequence[Sequence[Case]]) -> None:
-        costs = self._budget.costs
-        num_fitting = self._budget.num_completed + self._budget.num_fitting
-        seconds = format_duration(costs.estimate_repetition(repetitions[num_fitting]))
-        budget = format_duration(self._plan.budget_seconds)
-        share = f"the budget of {budget} holds {num_fitting} of {len(repetitions)} repetitions"
-        advice = f"--budget {suggest_budget(self._plan, costs, num_fitting)} holds all"
-        self._listener.print_message(f"a repetition takes about {seconds}: {share}; {advice}")
-
-    def _report_unmeasured_cases(self) -> None:
-        """Name the cases that no repetition had time for."""
-        costs = self._budget.costs
-        cases = [case for case in self._left_out.values() if case.id not in costs.case_seconds]
-        if not cases or not costs.case_seconds:
-            return
-        labels = []
-        for case in cases[:_MAX_NAMED_CASES]:
-            labels.append(f"{case.label} (about {format_duration(costs.estimate_case(case))})")
-        if len(cases) > len(labels):
-            labels.append(f"{len(cases) - len(labels)} more")
-        advice = f"go on with: parbench run --resume {self._run.path}"
-        self._listener.print_message(f"no time for {', '.join(labels)}; {advice}")
 
 
 def make_skipped_outcome(skip_reason: SkipReason, reason: str) -> Outcome:
