@@ -23,37 +23,29 @@ class CostModel:
     """The cost of a repetition without its cases, None before the first."""
     case_seconds: Mapping[str, float] = field(default_factory=dict)
     """By the id of the case."""
-    name_seconds: Mapping[str, float] = field(default_factory=dict)
-    """The mean over the cases of a name."""
 
     def with_repetition(self, seconds: float, records: Iterable[Record]) -> "CostModel":
         """Return the model after another repetition, which took so long."""
         startup_seconds = seconds
         case_seconds = dict(self.case_seconds)
-        by_name: dict[str, list[float]] = {}
         for record in records:
             startup_seconds -= record.seconds
             if record.status == "ok":
                 least = compute_least_seconds(record)
                 least = min(least, case_seconds.get(record.case.id, math.inf))
                 case_seconds[record.case.id] = least
-                by_name.setdefault(record.case.name, []).append(least)
         if self.startup_seconds is not None:
             startup_seconds = min(startup_seconds, self.startup_seconds)
-        means = {name: fmean(values) for name, values in by_name.items()}
         return CostModel(
             startup_seconds=max(startup_seconds, 0.0),
             case_seconds=case_seconds,
-            name_seconds={**self.name_seconds, **means},
         )
 
     def estimate_case(self, case: Case) -> float:
-        """Estimate the cost of a case.
-
-        One that was never measured costs as others of its name, or else as all others.
-        """
-        seconds = self.case_seconds.get(case.id, self.name_seconds.get(case.name))
-        return fmean(self.case_seconds.values() or [0.0]) if seconds is None else seconds
+        """Estimate the cost of a case, the mean of all cases for one that was never measured."""
+        if case.id in self.case_seconds:
+            return self.case_seconds[case.id]
+        return fmean(self.case_seconds.values() or [0.0])
 
     def estimate_repetition(self, cases: Iterable[Case]) -> float:
         """Estimate the cost of a repetition.

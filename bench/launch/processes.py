@@ -18,14 +18,12 @@ PARBENCH = (sys.executable, "-m", "parbench")
 
 def die_with_parent(sign: int) -> None:
     """Request this signal for the end of the thread that started this process; 0 is none."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
     """Become the parent of the processes that children of this process leave behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def get_process_space() -> str:

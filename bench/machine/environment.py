@@ -190,7 +190,9 @@ def split_environments(
     return _nest(common), rank_leaves
 
 
-def find_changes(base: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, list[Any]]:
+def find_differing_values(
+    base: Mapping[str, Any], changed: Mapping[str, Any]
+) -> dict[str, list[Any]]:
     """Return ``[base, changed]`` by path for each value that differs and is not volatile."""
     base_leaves = flatten(base)
     changed_leaves = flatten(changed)

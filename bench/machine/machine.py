@@ -134,10 +134,8 @@ def parse_count(text: str | None) -> int | None:
 
 
 def get_affinity(pid: int = 0) -> frozenset[int]:
-    """Return the CPUs that a process may be scheduled on, all if the system has no affinity."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(pid))
-    return frozenset(range(os.cpu_count() or 1))
+    """Return the CPUs that a process may be scheduled on."""
+    return frozenset(os.sched_getaffinity(pid))
 
 
 def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:

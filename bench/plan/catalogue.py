@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, Expansion, Params, keep_params
@@ -363,29 +363,26 @@ def _operation(
     name: str,
     help_text: str,
     *params: Param,
-    tags: tuple[str, ...] = (),
     function: str | None = None,
     expand: Expansion = expand_groups,
     busbw: Factor | None = None,
     sharded: bool = False,
-    in_place: bool = False,
-    asynchronous: bool = True,
-    coalesced: tuple[str, ...] = (),
+    **fields: Any,
 ) -> OperationSpec:
-    """Declare an operation, whose function has its name by default."""
+    """Declare an operation, whose function has its name by default.
+
+    ``fields`` are other fields of the declaration.
+    """
     kind, _, short_name = name.partition(".")
     return OperationSpec(
         name=name,
         target=f"parbench.bench.operations.{_MODULES[kind]}:{function or short_name}",
         help=help_text,
         params=params,
-        tags=tags,
         expand=expand,
         busbw=busbw,
         sharded=sharded or busbw is RING,  # The factor is the share of the other ranks.
-        in_place=in_place,
-        asynchronous=asynchronous,
-        coalesced=coalesced,
+        **fields,
     )
 
 

@@ -16,7 +16,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, MutableMapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from msgspec.structs import replace
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from parbench.bench.launch.external import StoreMailbox, connect_store, open_store
 from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox, Mailbox, wait_for
 from parbench.bench.launch.messages import (
     JOB_DECODER,
@@ -74,8 +74,6 @@ def main() -> None:
     if prefix is None:
         run_rank(FolderMailbox(folder), None, folder)
     else:
-        from parbench.bench.launch.external import StoreMailbox, connect_store
-
         # A client of a store does one operation at a time, and the watchdog may need it while
         # this thread waits.
         mail_store = PrefixStore(f"{prefix}/mail", connect_store(os.environ))
@@ -164,11 +162,6 @@ def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
     if other_addresses and environ.get(INTERFACE_VARIABLE) == find_interface(first_address):
         interface = find_interface(other_addresses[0])
         environ[INTERFACE_VARIABLE] = interface or environ[INTERFACE_VARIABLE]
-
-
-def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
-    timeout = timedelta(seconds=START_SECONDS)
-    return TCPStore(host, port, is_master=is_server, wait_for_workers=False, timeout=timeout)
 
 
 def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:

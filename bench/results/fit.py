@@ -156,18 +156,14 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     repetitions = sorted(set[int].intersection(*(set(point.repetitions) for point in curve)))
     segments = []
     for line in lines:
+        on_line = [point for point in curve if point.size_bytes in line.sizes]
+        repetition_times = [
+            [point.repetitions[repetition] for point in on_line] for repetition in repetitions
+        ]
         weights = line.compute_weights(scale)
-        if len(repetitions) > 1:
-            on_line = [point for point in curve if point.size_bytes in line.sizes]
-            repetition_times = [
-                [point.repetitions[repetition] for point in on_line] for repetition in repetitions
-            ]
-            intervals = _intervals_over_repetitions(
-                line, weights, time_error, np.array(repetition_times)
-            )
-        else:
-            intervals = _intervals_of_covariance(line, weights, time_error, freedom)
-        segments.append(_make_segment(line, weights, time_error, intervals))
+        segments.append(
+            _make_segment(line, weights, time_error, freedom, np.array(repetition_times))
+        )
     residual = float(np.median(abs(errors)))
     is_outlier = abs(errors) > max(MIN_OUTLIER_ERROR, OUTLIER_SIGMAS * _SIGMA_OF_MAD * residual)
     outliers = zip(sizes[is_outlier], errors[is_outlier], strict=True)
@@ -374,75 +370,57 @@ def _find_crossing(left: _Line | Segment, right: _Line | Segment) -> float | Non
     return size if left.last_bytes <= size <= right.first_bytes else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Intervals:
-    """The 95 % intervals of a line."""
-
-    latency_low: float
-    latency_high: float
-    slope_low: float
-    slope_high: float
-
-
-def _is_flat(line: _Line, time_error: float) -> bool:
-    """Return True if the slope is within two standard errors that it would have if it were 0."""
-    size_spread = math.sqrt(len(line.sizes) * line.sizes.var())
-    return line.seconds_per_byte <= 2 * time_error * float(line.fitted[0]) / size_spread
-
-
-def _get_latency(line: _Line, weights: _Array, time_error: float) -> float:
-    """Return the latency, which is the mean time of a flat line."""
-    if _is_flat(line, time_error):
-        return float(weights @ line.times) / float(weights.sum())
-    return line.latency_seconds
-
-
-def _compute_gradients(line: _Line, weights: _Array, time_error: float) -> tuple[_Array, _Array]:
-    """Return the derivatives of latency and slope with respect to each time."""
-    total, mean_size, squares = _compute_moments(line.sizes, weights)
-    of_slope = weights * (line.sizes - mean_size) / squares
-    of_latency = weights / total
-    if not _is_flat(line, time_error):
-        of_latency = of_latency - mean_size * of_slope
-    return of_latency, of_slope
-
-
-def _intervals_of_covariance(
+def _make_segment(
     line: _Line,
     weights: _Array,
     time_error: float,
     freedom: int,
-) -> _Intervals:
-    """Return intervals within a repetition; ``time_error`` is the relative standard error of a time."""
-    factor = time_error * t_quantile(0.5 + CONFIDENCE / 2, freedom)
-    gradients = _compute_gradients(line, weights, time_error)
-    widths = [factor * math.sqrt(float((part**2 / weights).sum())) for part in gradients]
-    latency = _get_latency(line, weights, time_error)
-    latency_width, slope_width = widths
-    return _Intervals(
-        latency_low=max(0.0, latency - latency_width),
-        latency_high=latency + latency_width,
-        slope_low=line.seconds_per_byte - slope_width,
-        slope_high=line.seconds_per_byte + slope_width,
-    )
-
-
-def _intervals_over_repetitions(
-    line: _Line,
-    weights: _Array,
-    time_error: float,
     repetition_times: _Array,
-) -> _Intervals:
-    """Return intervals over repetitions, each of which has a row in ``repetition_times``."""
-    of_latency, of_slope = _compute_gradients(line, weights, time_error)
-    latency = _get_latency(line, weights, time_error)
-    latency_low, latency_high = _interval_around(latency, repetition_times @ of_latency)
-    slope_low, slope_high = _interval_around(line.seconds_per_byte, repetition_times @ of_slope)
-    return _Intervals(
+) -> Segment:
+    """Return a line with its intervals.
+
+    Args:
+        line: the line that was fitted.
+        weights: those of its times.
+        time_error: the relative standard error of a time.
+        freedom: the degrees of freedom of the fit.
+        repetition_times: the times of each repetition in a row. Intervals are over repetitions if
+            there are several, otherwise they follow from the covariance of the fit.
+
+    """
+    total, mean_size, squares = _compute_moments(line.sizes, weights)
+    # The slope is within two standard errors that it would have if it were 0.
+    size_spread = math.sqrt(len(line.sizes) * line.sizes.var())
+    is_flat = line.seconds_per_byte <= 2 * time_error * float(line.fitted[0]) / size_spread
+    slope = line.seconds_per_byte
+    # The derivatives of latency and slope with respect to each time.
+    slope_gradient = weights * (line.sizes - mean_size) / squares
+    latency_gradient = weights / total
+    if is_flat:
+        latency = float(weights @ line.times) / total
+    else:
+        latency = line.latency_seconds
+        latency_gradient = latency_gradient - mean_size * slope_gradient
+    if len(repetition_times) > 1:
+        latency_low, latency_high = _interval_around(latency, repetition_times @ latency_gradient)
+        slope_low, slope_high = _interval_around(slope, repetition_times @ slope_gradient)
+    else:
+        factor = time_error * t_quantile(0.5 + CONFIDENCE / 2, freedom)
+        latency_width = factor * math.sqrt(float((latency_gradient**2 / weights).sum()))
+        slope_width = factor * math.sqrt(float((slope_gradient**2 / weights).sum()))
+        latency_low = max(0.0, latency - latency_width)
+        latency_high = latency + latency_width
+        slope_low = slope - slope_width
+        slope_high = slope + slope_width
+    return Segment(
+        first_bytes=line.first_bytes,
+        last_bytes=line.last_bytes,
+        latency_seconds=latency,
         latency_low=latency_low,
         latency_high=latency_high,
-        slope_low=slope_low,
-        slope_high=slope_high,
+        bytes_per_second=None if is_flat else 1 / slope,
+        bytes_per_second_low=1 / slope_high if slope_high > 0 else None,
+        bytes_per_second_high=1 / slope_low if slope_low > 0 and not is_flat else None,
     )
 
 
@@ -458,23 +436,3 @@ def _interval_around(center: float, values: _Array) -> tuple[float, float]:
         return center / ratio, center * ratio
     width = factor * float(values.std(ddof=1))
     return max(0.0, center - width), center + width
-
-
-def _make_segment(
-    line: _Line,
-    weights: _Array,
-    time_error: float,
-    intervals: _Intervals,
-) -> Segment:
-    is_flat = _is_flat(line, time_error)
-    has_upper_bound = intervals.slope_low > 0 and not is_flat
-    return Segment(
-        first_bytes=line.first_bytes,
-        last_bytes=line.last_bytes,
-        latency_seconds=_get_latency(line, weights, time_error),
-        latency_low=intervals.latency_low,
-        latency_high=intervals.latency_high,
-        bytes_per_second=None if is_flat else 1 / line.seconds_per_byte,
-        bytes_per_second_low=1 / intervals.slope_high if intervals.slope_high > 0 else None,
-        bytes_per_second_high=1 / intervals.slope_low if has_upper_bound else None,
-    )

@@ -21,7 +21,7 @@ from parbench.bench.machine.environment import (
     capture_environment,
     describe_relation,
     describe_relations,
-    find_changes,
+    find_differing_values,
     find_host_address,
     find_interface,
     format_cpus,
@@ -263,7 +263,7 @@ def test_hoist_separates_common_values() -> None:
 def test_difference_names_values_by_path() -> None:
     base = {"host": {"kernel": "6.1", "os": "Debian"}, "variables": {"NCCL_ALGO": "Ring"}}
     changed = {"host": {"kernel": "6.2", "os": "Debian"}, "variables": {"NCCL_PROTO": "LL"}}
-    assert find_changes(base, changed) == {
+    assert find_differing_values(base, changed) == {
         "host.kernel": ["6.1", "6.2"],
         "variables.NCCL_ALGO": ["Ring", None],
         "variables.NCCL_PROTO": [None, "LL"],
@@ -273,4 +273,4 @@ def test_difference_names_values_by_path() -> None:
 def test_difference_ignores_load_and_unknown_values() -> None:
     base = {VOLATILE: {"one_minute": 0.1}, "host": {"os": "Debian", "governor": None}}
     changed = {VOLATILE: {"one_minute": 0.9}, "host": {"os": "Debian"}}
-    assert find_changes(base, changed) == {}
+    assert find_differing_values(base, changed) == {}
