@@ -24,8 +24,6 @@ _MAX_VALUE = 1 << 24
 _MIN_TERMS = 4
 """Fewest different terms of a sum."""
 _MAX_EXPONENT = 16
-_COMMON_SEED = 1 << 31
-"""A seed of the hash that is not a rank."""
 _COMPARED_ELEMENTS = 1 << 22
 
 Codes = npt.NDArray[np.int64]
@@ -61,8 +59,7 @@ class DataPattern:
         self._exact_up_to = DTYPES[dtype].exact_up_to
         self._num_ranks = num_ranks
         self._device = device
-        # A product of bools is a logical and.
-        self._redop = "min" if (dtype, redop) == ("bool", "product") else redop
+        self._redop = redop
         self.itemsize = self._dtype.itemsize
 
     def allocate(self, count: int) -> torch.Tensor:
@@ -146,13 +143,12 @@ class DataPattern:
 
     def _compute_moved(self, rank: int, index: Codes) -> Codes:
         """Permute the pairs of rank and index, in blocks of as many indices as fit the dtype."""
-        is_bool = self._dtype is torch.bool
-        num_bits = 1 if is_bool else min(self._exact_up_to, _MAX_VALUE).bit_length() - 1
+        num_bits = min(self._exact_up_to, _MAX_VALUE).bit_length() - 1
         rank_bits = (self._num_ranks - 1).bit_length()
         index_bits = max(num_bits - rank_bits, 0)
         number = (rank << index_bits) + index % (1 << index_bits)
         key = _hash(rank >> num_bits, index >> index_bits)
-        return _permute(number, num_bits, key) + int(not is_bool)
+        return _permute(number, num_bits, key) + 1
 
     def _compute_terms(self, rank: int, index: Codes) -> Codes:
         limit = min(self._exact_up_to, _MAX_VALUE * self._num_ranks)
@@ -172,17 +168,11 @@ class DataPattern:
         is_extreme = self._is_own(rank, index)
         lowest, highest = self._extremes
         half = (highest + 1 - lowest) // 2
-        if self._dtype is torch.bool:
-            # Otherwise all results of bools would be the same, as the first n are.
-            has_extreme = _hash(_COMMON_SEED, index) % 2 == 1
-            is_extreme &= (index < self._num_ranks) | has_extreme
         return lowest + _hash(rank, index) % half + np.where(is_extreme, half, 0)
 
     @property
     def _extremes(self) -> tuple[int, int]:
         """The least and the largest number of a minimum or maximum."""
-        if self._dtype is torch.bool:
-            return 0, 1
         half = min(self._exact_up_to, _MAX_VALUE) // 2
         return 1, 2 * half
 
@@ -242,11 +232,9 @@ def _table_length(count: int) -> int:
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill with NaN or the smallest integer, which no result contains; a bool has no such value."""
+    """Fill with NaN or the smallest integer, which no result contains."""
     if tensor.dtype.is_floating_point:
         return tensor.fill_(float("nan"))
-    if tensor.dtype is torch.bool:
-        return tensor.fill_(1)
     return tensor.fill_(torch.iinfo(tensor.dtype).min)
 
 

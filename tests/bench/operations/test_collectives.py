@@ -96,8 +96,7 @@ def list_variants(name: str, num_ranks: int, group: str = "world") -> list[Param
         if definition.refuse(whole, spec) is None:
             variants.append(params)
         else:
-            is_bool_sum = params["redop"] == "sum" and params["dtype"] == "bool"
-            assert params["redop"] == "avg" or is_bool_sum
+            assert params["redop"] == "avg"
     if "root" in PARAMS[name]:
         group_size = len(form_groups(group, num_ranks)[0])
         for root in range(1, group_size):

@@ -27,9 +27,8 @@ LOADS = [str(kind) for kind in BACKGROUND.choices if kind != local.NOTHING]
 
 
 @pytest.mark.parametrize("prepare_copy", [copy, to_device, from_device])
-@pytest.mark.parametrize("dtype", ["float32", "bool"])
-def test_copy_is_checked(prepare_copy: Callable[..., Operation], dtype: str) -> None:
-    benchmark = prepare_copy(SINGLE_RANK, size_bytes=SIZE, dtype=dtype)
+def test_copy_is_checked(prepare_copy: Callable[..., Operation]) -> None:
+    benchmark = prepare_copy(SINGLE_RANK, size_bytes=SIZE, dtype="float32")
     benchmark.reset()
     assert benchmark.check() > 0
     benchmark.step()

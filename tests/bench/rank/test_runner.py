@@ -374,18 +374,6 @@ def test_corruption_without_a_result_is_skipped(
         assert run.outcome.injected == "corrupt:0"
 
 
-@pytest.mark.parametrize("redop", ["min", "max"])
-def test_corruption_of_bools_is_a_wrong_result(two_ranks: Ranks, redop: str) -> None:
-    """The last element of a result is false or true."""
-    target = "parbench.bench.operations.collectives:all_reduce"
-    fault = parse_fault("corrupt:1", 2)
-    for size_bytes in (63, 64):
-        params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "bool", "redop": redop}
-        outcome = run_case(two_ranks, fault, target, **params)[0].outcome
-        assert outcome.status == "wrong"
-        assert "1 on rank 1" in outcome.reason
-
-
 @pytest.mark.parametrize(
     ("injection", "params"),
     [
