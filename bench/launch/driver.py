@@ -205,8 +205,8 @@ class Driver:
         """End the ranks and what they hold on GPUs, which the next ranks would meet."""
         deadline = time.monotonic() + _GONE_SECONDS
         remains = attempt.end(_GONE_SECONDS)
-        places = [hello.place for hello in attempt.evidence.hellos.values()]
-        gpus = {place.gpu for place in places if place is not None and place.gpu}
+        hellos = attempt.evidence.hellos.values()
+        gpus = {hello.place.gpu for hello in hellos if hello.place.gpu}
         remains += wait_for_gpu_memory(memory, gpus, deadline)
         self._recorder.cleanup_notes = []
         if remains:

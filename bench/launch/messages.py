@@ -30,7 +30,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The environment of this rank, including what all ranks share."""
     process_space: str = ""
     """Ranks with the same value share their process ids with each other."""
-    place: RankPlace | None = None
+    place: RankPlace
     step: str = ""
     """Slurm's job step."""
 

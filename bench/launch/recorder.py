@@ -74,10 +74,9 @@ class Recorder:
         )
         for group, facts in self._facts.items():
             common[group] = {**common.get(group, {}), **facts}
-        places = [hello.place for hello in hellos if hello.place is not None]
-        if len(places) == len(hellos):
-            common["locality"] = describe_relations(places, self._gpus.links)
-            common |= describe_hosts(hellos)
+        places = [hello.place for hello in hellos]
+        common["locality"] = describe_relations(places, self._gpus.links)
+        common |= describe_hosts(hellos)
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             with convert_write_errors(self._path / "run.json"):

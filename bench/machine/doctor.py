@@ -27,7 +27,7 @@ from parbench.bench.machine.gpu_topics import (
     list_gpu_topics,
 )
 from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
-from parbench.bench.machine.machine import Machine, inspect_machine, try_call
+from parbench.bench.machine.machine import Machine, inspect_machine, is_older, try_call
 from parbench.bench.machine.world_spec import (
     WorldSpec,
     choose_world,
@@ -140,10 +140,8 @@ def _examine_torch(machine: Machine) -> Finding:
     if version is None:
         facts = "not installed" if machine.torch_has_cuda is None else None
         return _make_finding("torch", facts, True, "pip install 'torch>=2.11'")
-    match = re.match(r"(\d+)\.(\d+)", version)
-    is_old = match is not None and (int(match[1]), int(match[2])) < _MIN_TORCH
     fix = "pip install --upgrade 'torch>=2.11': older ones are not supported"
-    return _make_finding("torch", version, is_old, fix)
+    return _make_finding("torch", version, is_older(version, _MIN_TORCH), fix)
 
 
 def _examine_ranks(

@@ -50,7 +50,6 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
     """
     address = find_host_address()
     variables = select_recorded_variables(environ)
-    load = try_call(os.getloadavg)
     versions = {name: find_package_version(name) for name in ("torch", "numpy", "parbench")}
     return {
         "host": _capture_host(root, address),
@@ -62,7 +61,7 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
             "interface": variables.get("GLOO_SOCKET_IFNAME") or find_interface(address),
         },
         # The number of processes that run or wait for a core.
-        VOLATILE: {"one_minute": None if load is None else round(load[0], 2)},
+        VOLATILE: {"one_minute": round(os.getloadavg()[0], 2)},
     }
 
 

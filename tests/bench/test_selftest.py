@@ -1,4 +1,4 @@
-"""The self-test: a fault is is_proved only if the records name the cause and the right rank."""
+"""The self-test: a fault is proved only if the records name the cause and the right rank."""
 
 import pytest
 

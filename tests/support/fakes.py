@@ -23,6 +23,7 @@ from parbench.bench.launch.messages import (
     Outcome,
     RankError,
 )
+from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check
@@ -150,7 +151,8 @@ Script = Callable[["ScriptedRanks", Job], Iterator[None]]
 
 
 def make_hello(rank: int, size: int = 2, **overrides: Any) -> Hello:
-    fields = {"rank": rank, "size": size, "host": HOSTNAME, "pid": os.getpid()}
+    place = RankPlace(host=HOSTNAME, cpus=(), numa_nodes=())
+    fields = {"rank": rank, "size": size, "host": HOSTNAME, "pid": os.getpid(), "place": place}
     return Hello(**{**fields, "environment": {}, **overrides})
 
 

@@ -21,6 +21,7 @@ from parbench.bench.launch.launchers import (
 )
 from parbench.bench.launch.messages import Hello
 from parbench.bench.launch.processes import get_process_space
+from parbench.bench.machine.environment import RankPlace
 from parbench.bench.machine.slurm_allocation import NodeLayout, check_srun
 from tests.support.fakes import HOSTNAME, wait_until
 from tests.support.paths import IMPORT_PATH
@@ -38,6 +39,7 @@ def make_hello(pid: int, space: str = "", step: str = "17.3") -> Hello:
         host=HOSTNAME,
         pid=pid,
         environment={},
+        place=RankPlace(host=HOSTNAME, cpus=(), numa_nodes=()),
         process_space=space or get_process_space(),
         step=step,
     )
