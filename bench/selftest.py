@@ -49,38 +49,24 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
 
 def judge(injection: str, record: Record) -> InjectionResult:
     """Return whether a record names an injection of this kind and its rank, with its evidence."""
+    is_proved = False
+    message = record.reason
     if injection == "none":
-        return InjectionResult(
-            injection=injection,
-            is_proved=record.status == "ok",
-            message=record.reason or "all right",
-        )
-    if injection == "corrupt":
+        is_proved = record.status == "ok"
+    elif injection == "corrupt":
         is_blamed = list(record.wrong_by_rank) == [_RANK]
         is_proved = record.status == "wrong" and is_blamed and not record.metrics
-        return InjectionResult(
-            injection=injection, is_proved=is_proved, message=record.reason or "nothing was wrong"
-        )
-    arrival = record.arrival
-    rank: int | None = None
-    share: float | None = None
-    if arrival is not None:
-        is_late = injection == "late"
-        rank = arrival.late_rank if is_late else arrival.last_out_rank
-        share = arrival.share if is_late else arrival.last_out_share
-    if rank is None or share is None:
-        return InjectionResult(
-            injection=injection,
-            is_proved=False,
-            message=record.reason or f"no rank was {injection}",
-        )
-    verb, min_share = (
-        ("arrived", _MIN_LATE_SHARE) if injection == "late" else ("left", _MIN_SLOW_SHARE)
-    )
-    message = f"rank {rank} {verb} last in {share:.0%} of iterations"
-    return InjectionResult(
-        injection=injection, is_proved=rank == _RANK and share >= min_share, message=message
-    )
+    elif record.arrival is not None:
+        arrival = record.arrival
+        verb, min_share = "arrived", _MIN_LATE_SHARE
+        rank, share = arrival.late_rank, arrival.share or 0.0
+        if injection == "slow":
+            verb, min_share = "left", _MIN_SLOW_SHARE
+            rank, share = arrival.last_out_rank, arrival.last_out_share or 0.0
+        is_proved = rank == _RANK and share >= min_share
+        message = f"rank {rank} {verb} last in {share:.0%} of iterations"
+    message = message or f"the record is {record.status}"
+    return InjectionResult(injection=injection, is_proved=is_proved, message=message)
 
 
 def render(results: Sequence[InjectionResult]) -> str:

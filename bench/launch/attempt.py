@@ -55,10 +55,6 @@ class Attempt:
                 names = self.evidence.format_ranks(missing)
                 reason = f"{names} did not start within {timeout_seconds:.0f} s"
                 return Outcome(status="failed", reason=reason)
-        for hello in hellos.values():
-            if hello.size != self._size:
-                problem = f"is in a world of {hello.size} ranks; {self._size} were asked for"
-                return Outcome(status="failed", reason=f"rank {hello.rank} {problem}")
         return None
 
     def send_job(self, job: Job) -> None:

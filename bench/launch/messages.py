@@ -23,7 +23,6 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first message of a rank, which waits for its job."""
 
     rank: int
-    size: int
     host: str
     pid: int
     environment: dict[str, Any]

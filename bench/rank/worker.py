@@ -311,7 +311,6 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
     host = socket.gethostname()
     return Hello(
         rank=int(environ["RANK"]),
-        size=int(environ["WORLD_SIZE"]),
         host=host,
         pid=os.getpid(),
         process_space=get_process_space(),

@@ -150,9 +150,9 @@ Script = Callable[["ScriptedRanks", Job], Iterator[None]]
 """The acts of all ranks with a job. The driver looks for messages at each ``yield``."""
 
 
-def make_hello(rank: int, size: int = 2, **overrides: Any) -> Hello:
+def make_hello(rank: int, **overrides: Any) -> Hello:
     place = RankPlace(host=HOSTNAME, cpus=(), numa_nodes=())
-    fields = {"rank": rank, "size": size, "host": HOSTNAME, "pid": os.getpid(), "place": place}
+    fields = {"rank": rank, "host": HOSTNAME, "pid": os.getpid(), "place": place}
     return Hello(**{**fields, "environment": {}, **overrides})
 
 

@@ -74,7 +74,7 @@ class FakeRun:
         start = len(self.starts)
         script = self.scripts[min(start, len(self.scripts) - 1)]
         ranks = range(self.size) if script else []
-        hellos = [make_hello(rank, self.size, **self.hello(start, rank)) for rank in ranks]
+        hellos = [make_hello(rank, **self.hello(start, rank)) for rank in ranks]
         self.starts.append(ScriptedRanks(folder, hellos, script or complete_job))
         self.starts[-1].has_ended = script is None
         return self.starts[-1]

@@ -20,7 +20,7 @@ def make_evidence(size: int = 2, *, hosts: str = "") -> Evidence:
     hellos = {}
     for rank in range(size):
         host = {"host": hosts[rank]} if hosts else {"process_space": get_process_space()}
-        hellos[rank] = make_hello(rank, size, pid=os.getpid(), **host)
+        hellos[rank] = make_hello(rank, pid=os.getpid(), **host)
     return Evidence(hellos=hellos)
 
 

@@ -35,7 +35,6 @@ LAYOUT = NodeLayout(nodes=2, ntasks_per_node=3, distribution="cyclic")
 def make_hello(pid: int, space: str = "", step: str = "17.3") -> Hello:
     return Hello(
         rank=0,
-        size=2,
         host=HOSTNAME,
         pid=pid,
         environment={},
