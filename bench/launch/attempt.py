@@ -100,10 +100,10 @@ class Attempt:
         hellos = self.evidence.hellos
         self._ranks.end(hellos.values())
         deadline = time.monotonic() + timeout_seconds
-        while self._find_remaining() and time.monotonic() < deadline:
+        while self._find_running_ranks() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         remaining = []
-        for rank, state in self._find_remaining().items():
+        for rank, state in self._find_running_ranks().items():
             name = self.evidence.format_ranks([rank])
             remaining.append(f"{name} (process {hellos[rank].pid} is {state})")
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
@@ -111,7 +111,7 @@ class Attempt:
             remove_if_empty(file)
         return remaining
 
-    def _find_remaining(self) -> dict[int, str]:
+    def _find_running_ranks(self) -> dict[int, str]:
         """Return the state of each rank that has not ended."""
         states = {}
         for rank, hello in sorted(self.evidence.hellos.items()):

@@ -65,7 +65,7 @@ class CostModel:
 
 
 def compute_least_seconds(record: Record) -> float:
-    """Return the time of a case with the fewest iterations; there are more if there is time."""
+    """Return the seconds that a case would have taken with the fewest iterations."""
     values = record.samples.values
     if not values:
         return record.seconds

@@ -196,7 +196,7 @@ class Driver:
                 if not repetition.began:
                     repetition.began = began
                     repetition.deadline = self._compute_deadline(repetition)
-                self._follow(repetition, attempt)
+                self._run_job(repetition, attempt)
             return failure
         finally:
             self._end(attempt, memory)
@@ -219,8 +219,8 @@ class Driver:
         sampling_end = time.monotonic() + compute_sampling_seconds(cases, self._plan.measure)
         return min(self._budget.compute_deadline(repetition.began), sampling_end)
 
-    def _follow(self, repetition: Repetition, attempt: Attempt) -> None:
-        """Give the ranks their job, and record what they measure."""
+    def _run_job(self, repetition: Repetition, attempt: Attempt) -> None:
+        """Send the ranks their job, and record their outcomes and the load of this host."""
         hellos = [hello for _, hello in sorted(attempt.evidence.hellos.items())]
         self._recorder.store_environment(hellos)
         self._needs_gpu_reports = False

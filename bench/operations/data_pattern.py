@@ -67,18 +67,20 @@ class DataPattern:
 
     def compute_values(self, rank: int, start: int, count: int) -> torch.Tensor:
         """Return a rank's elements ``start`` to ``start + count``."""
-        return self._repeat(self._compute_codes(rank, _table_length(start + count)), start, count)
+        return self._repeat(
+            self._compute_codes(rank, _compute_table_length(start + count)), start, count
+        )
 
     def make_filler(self, buffer: torch.Tensor, rank: int) -> Callable[[], None]:
         """Return a function that writes the first elements of a rank into all of ``buffer``."""
-        table = self._compute_codes(rank, _table_length(len(buffer)))
+        table = self._compute_codes(rank, _compute_table_length(len(buffer)))
         return self._make_copier(buffer, table, 0)
 
     def compute_reduction(self, start: int, count: int) -> torch.Tensor:
         """Return elements ``start`` to ``start + count`` of the reduction over all ranks."""
         joins: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum, "product": np.multiply}
         join = joins.get(self._redop, np.add)
-        length = _table_length(start + count)
+        length = _compute_table_length(start + count)
         # A product of factors 2 can exceed the integers.
         accumulator = np.float64 if self._dtype.is_floating_point else np.int64
         table: Table = self._compute_codes(0, length).astype(accumulator)
@@ -127,7 +129,7 @@ class DataPattern:
         index = np.arange(length, dtype=np.int64)
         match self._redop:
             case "":
-                return self._compute_moved(rank, index)
+                return self._compute_moved_values(rank, index)
             case "sum":
                 return self._compute_terms(rank, index)
             case "product":
@@ -141,7 +143,7 @@ class DataPattern:
                 lowest, highest = self._extremes
                 return lowest + highest - self._compute_maxima(rank, index)
 
-    def _compute_moved(self, rank: int, index: Codes) -> Codes:
+    def _compute_moved_values(self, rank: int, index: Codes) -> Codes:
         """Permute the pairs of rank and index, in blocks of as many indices as fit the dtype."""
         num_bits = min(self._exact_up_to, _MAX_VALUE).bit_length() - 1
         rank_bits = (self._num_ranks - 1).bit_length()
@@ -223,7 +225,7 @@ def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
     return permuted
 
 
-def _table_length(count: int) -> int:
+def _compute_table_length(count: int) -> int:
     """Return the length of the part of a table that the first ``count`` elements use."""
     if count <= PERIOD:
         return count

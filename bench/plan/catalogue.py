@@ -59,7 +59,7 @@ class OperationSpec(BenchmarkDefinition):
     coalesced: tuple[str, ...] = ()  # The backends that can launch several at once.
 
     @property
-    def reduces(self) -> bool:
+    def is_reduction(self) -> bool:
         return REDOP in self.params
 
     @property

@@ -130,8 +130,8 @@ class CaseRun:
         self._wall_seconds += time.perf_counter() - began
         return replace(outcome, wall_seconds=self._wall_seconds)
 
-    def end(self) -> Outcome:
-        """Return the outcome of the blocks so far, because there is no time for more."""
+    def end_early(self) -> Outcome:
+        """End a case without its later blocks, and return the outcome of the blocks so far."""
         self.close()
         outcome = self._make_outcome(num_later=0)
         return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)

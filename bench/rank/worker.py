@@ -45,7 +45,7 @@ from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.rank.watchdog import Watchdog
 from parbench.bench.results.runs import utc_now
-from parbench.bench.world.torch_compat import nccl_version
+from parbench.bench.world.torch_compat import find_nccl_version
 from parbench.bench.world.world import World, disable_tf32, open_world
 
 START_SECONDS = 120.0
@@ -209,7 +209,7 @@ def measure_cases(
             is_alone = is_new and num_later == 0
             outcome = runs[index].run_block(seconds, num_later, is_only=is_alone)
         else:
-            outcome = runs[index].end()
+            outcome = runs[index].end_early()
         clock.note_block_end(index)
         if world.global_rank == 0:
             outcome = replace(outcome, started=starts[index])
@@ -302,7 +302,7 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
         device = torch.cuda.get_device_properties(index)
         uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
-        facts["nccl"] = nccl_version()
+        facts["nccl"] = find_nccl_version()
         facts["float32_matmul"] = disable_tf32()
         has_report = environ.get(REPORT_VARIABLE) == "1"
         environment |= capture_gpu(environ, uuid, has_report=has_report)
