@@ -22,6 +22,7 @@ from parbench.bench.launch.messages import (
 )
 
 START_SECONDS = 120.0
+"""Ranks may take this long to start, and as long again to join each other."""
 _GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _OWN_DEADLINE_SECONDS = 5.0

@@ -12,9 +12,9 @@ import torch
 from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Outcome
-from parbench.bench.operations.local import NOTHING, background_load
+from parbench.bench.operations.local import background_load
 from parbench.bench.plan.cases import EXPLAINER, Case
-from parbench.bench.plan.catalogue import MODES, RUNNER_PARAMS, estimate_needed_bytes
+from parbench.bench.plan.catalogue import MODES, NO_LOAD, RUNNER_PARAMS, estimate_needed_bytes
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import CaseTimer, Progress, TimedSamples
@@ -96,7 +96,7 @@ class CaseRun:
         self._progress = progress
         self._fault = fault
         self._mode = str(case.all_params.get("mode", "blocking"))
-        self._load = str(case.all_params.get("background", NOTHING))
+        self._load = str(case.all_params.get("background", NO_LOAD))
         self._resources = ExitStack()
         self._wall_seconds = 0.0
         # Set by the preparation:
@@ -197,7 +197,7 @@ class CaseRun:
             subgroup,
             mode=self._mode,
             late_seconds=late_seconds,
-            has_load=self._load != NOTHING,
+            has_load=self._load != NO_LOAD,
         )
 
     def _check_first_step(self, benchmark: Benchmark) -> None:
@@ -211,7 +211,7 @@ class CaseRun:
             self._world.sync()
             self._is_repeatable = not any(self._world.gather(benchmark.check()))
             self._check("in a replay before the timed region", self._timer.replay)
-        if self._load != NOTHING:
+        if self._load != NO_LOAD:
             # CUDA may wait for an idle device to load a kernel, and none is idle during a load.
             self._timer.stopwatch.start_line(1)
 

@@ -25,7 +25,14 @@ from msgspec.structs import replace
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from parbench.bench.launch.external import StoreMailbox, connect_store, open_store
+from parbench.bench.launch.attempt import START_SECONDS
+from parbench.bench.launch.external import (
+    STORE_VARIABLE,
+    StoreMailbox,
+    connect_store,
+    open_store,
+)
+from parbench.bench.launch.launchers import FOLDER_VARIABLE
 from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox, Mailbox, wait_for
 from parbench.bench.launch.messages import (
     JOB_DECODER,
@@ -48,8 +55,6 @@ from parbench.bench.results.runs import utc_now
 from parbench.bench.world.torch_compat import find_nccl_version
 from parbench.bench.world.world import World, disable_tf32, open_world
 
-START_SECONDS = 120.0
-"""Ranks may take this long to start, and as long again to join each other."""
 _JOB_SECONDS = 600.0
 """A rank whose driver has vanished waits this long for its job."""
 _MIN_CASE_SECONDS = 0.02
@@ -69,8 +74,8 @@ def main() -> None:
     if "RANK" not in os.environ:
         for name, slurm_name in _SRUN_VARIABLES.items():
             os.environ[name] = os.environ[slurm_name]
-    folder = Path(os.environ["PARBENCH_FOLDER"])
-    prefix = os.environ.get("PARBENCH_STORE")
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    prefix = os.environ.get(STORE_VARIABLE)
     if prefix is None:
         run_rank(FolderMailbox(folder), None, folder)
     else:

@@ -23,7 +23,7 @@ from tests.support.ranks import Ranks
 THIS_MODULE = "tests.bench.operations.test_local"
 SINGLE_RANK = mock.Mock(device=torch.device("cpu"), seed=0, rank=0, size=1)
 SIZE = 4 * 65_521
-LOADS = [str(kind) for kind in BACKGROUND.choices if kind != local.NOTHING]
+LOADS = [str(kind) for kind in BACKGROUND.choices if kind != local.NO_LOAD]
 
 
 @pytest.mark.parametrize("prepare_copy", [copy, to_device, from_device])
