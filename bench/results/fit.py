@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations, groupby, pairwise
+from itertools import combinations, pairwise
 from statistics import variance
 
 import numpy as np
@@ -106,8 +106,6 @@ class CurveFit:
     """The lines of a curve in the order of size."""
 
     segments: tuple[Segment, ...]
-    half_bandwidth_bytes: float | None
-    """That of the last line."""
     outliers: tuple[tuple[int, float], ...]
     """Sizes far from the curve with their relative errors, which are time over model less 1."""
     residual: float
@@ -115,6 +113,11 @@ class CurveFit:
     repetitions: int
     """The number of repetitions that the intervals are over, one for intervals within a repetition."""
     method: str
+
+    @property
+    def half_bandwidth_bytes(self) -> float | None:
+        """n_1/2 of the last line."""
+        return self.segments[-1].half_bandwidth_bytes
 
     @property
     def breakpoints(self) -> tuple[float, ...]:
@@ -136,10 +139,10 @@ class CurveFit:
 def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     """Return the latency and bandwidth that explain times, None with fewer than three sizes.
 
-    Sizes and times are above zero.
+    Sizes and times are above zero, and no two points have the same size.
     """
     assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
-    curve = _select_curve(points)
+    curve = sorted(points, key=lambda point: point.size_bytes)
     if len(curve) < MIN_SIZES:
         return None
     sizes = np.array([float(point.size_bytes) for point in curve])
@@ -167,11 +170,9 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     residual = float(np.median(abs(errors)))
     is_outlier = abs(errors) > max(MIN_OUTLIER_ERROR, OUTLIER_SIGMAS * _SIGMA_OF_MAD * residual)
     outliers = zip(sizes[is_outlier], errors[is_outlier], strict=True)
-    last = segments[-1]
     num_repetitions = max(1, len(repetitions))
     return CurveFit(
         segments=tuple(segments),
-        half_bandwidth_bytes=last.half_bandwidth_bytes,
         outliers=tuple((int(size), float(error)) for size, error in outliers),
         residual=residual,
         repetitions=num_repetitions,
@@ -185,16 +186,6 @@ def describe_intervals(repetitions: int) -> str:
         return f"95 % t intervals from the fit's covariance, {WITHIN_REPETITION}"
     freedom = f"{repetitions - 1} degree{'s' if repetitions > 2 else ''} of freedom"
     return f"95 % Student's t intervals over the lines of {repetitions} repetitions, {freedom}"
-
-
-def _select_curve(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Return one point for each size, from the smallest: of several the lower median time."""
-    ordered = sorted(points, key=lambda point: (point.size_bytes, point.seconds))
-    curve = []
-    for _, group in groupby(ordered, key=lambda point: point.size_bytes):
-        same_size = list(group)
-        curve.append(same_size[(len(same_size) - 1) // 2])
-    return curve
 
 
 def _estimate_noise(curve: Sequence[CurvePoint]) -> float:
