@@ -103,15 +103,12 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
     except UserError:
         # Without torch, or with GPUs that cannot be used, which have findings of their own.
         world = None
-    process = environment.get("process", {})
-    variables = environment.get("variables", {})
-    has_nvml = environment.get(VOLATILE, {}).get("has_nvml", False)
     return (
         _examine_torch(machine),
-        *_examine_ranks(machine, world, process.get("affinity")),
+        *_examine_ranks(machine, world, environment["process"]["affinity"]),
         *_examine_host(machine, environment),
-        _examine_threads(machine.cores, world, variables.get("OMP_NUM_THREADS")),
-        *_examine_gpus(machine, has_nvml=has_nvml),
+        _examine_threads(machine.cores, world, environment["variables"].get("OMP_NUM_THREADS")),
+        *_examine_gpus(machine, has_nvml=environment[VOLATILE]["has_nvml"]),
     )
 
 
@@ -144,9 +141,7 @@ def _examine_torch(machine: Machine) -> Finding:
     return _make_finding("torch", version, is_older(version, _MIN_TORCH), fix)
 
 
-def _examine_ranks(
-    machine: Machine, world: WorldSpec | None, affinity: str | None
-) -> list[Finding]:
+def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> list[Finding]:
     cores = _examine_cores(machine, affinity)
     if world is None:
         unknown = [Finding(topic=topic, facts=UNKNOWN) for topic in ("device", "ranks")]
@@ -164,8 +159,8 @@ def _examine_ranks(
     return [device, _make_finding("ranks", facts, world.nproc > num_physical, fix), cores]
 
 
-def _examine_cores(machine: Machine, affinity: str | None) -> Finding:
-    num_allowed = machine.cores if affinity is None else len(parse_cpus(affinity))
+def _examine_cores(machine: Machine, affinity: str) -> Finding:
+    num_allowed = len(parse_cpus(affinity))
     has_quota = machine.cores < num_allowed
     facts = f"{machine.cores} available"
     if has_quota:
@@ -176,17 +171,17 @@ def _examine_cores(machine: Machine, affinity: str | None) -> Finding:
 
 
 def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Finding]:
-    host = environment.get("host", {})
-    load = environment.get(VOLATILE, {})
+    host = environment["host"]
+    load = environment[VOLATILE]
     host_cores = machine.host_cores or 0  # The load average counts all of them.
-    average = load.get("one_minute") if host_cores else None
-    governor = host.get("governor")
-    clock_source = host.get("clock_source")
-    steal = load.get("steal_percent")
-    is_virtual = host.get("virtualised")
+    average = load["one_minute"] if host_cores else None
+    governor = host["governor"]
+    clock_source = host["clock_source"]
+    steal = load["steal_percent"]
+    is_virtual = host["virtualised"]
     memory = machine.memory_bytes
-    shm = load.get("shm_bytes")
-    swap = load.get("swap_used_bytes")
+    shm = load["shm_bytes"]
+    swap = load["swap_used_bytes"]
     average_facts = _format(average, f"{{:.2f}} on {pluralize(host_cores, 'core')} of the host")
     is_shm_low = bool(machine.gpus) and (shm or 0) < _MIN_SHM_BYTES
     return [
@@ -209,16 +204,13 @@ def _format(value: float | None, template: str) -> str | None:
 
 
 def _examine_interface(environment: Mapping[str, Any]) -> Finding:
-    host = environment.get("host", {})
-    chosen_interface = environment.get("variables", {}).get("GLOO_SOCKET_IFNAME")
+    host = environment["host"]
+    chosen_interface = environment["variables"].get("GLOO_SOCKET_IFNAME")
     if chosen_interface:
         return _make_finding("interface", f"{chosen_interface} (GLOO_SOCKET_IFNAME)", False)
-    if "address" not in host:
-        return Finding(topic="interface", facts=UNKNOWN)
     address = host["address"]
-    interface = environment.get("process", {}).get("interface") or UNKNOWN
-    name = host.get("name") or "the host name"
-    facts = f"{interface} ({name} resolves to {address or 'nothing'})"
+    interface = environment["process"]["interface"] or UNKNOWN
+    facts = f"{interface} ({host['name']} resolves to {address or 'nothing'})"
     is_local = address is None or ipaddress.ip_address(address).is_loopback
     return _make_finding("interface", facts, is_local)
 

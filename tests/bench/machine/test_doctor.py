@@ -42,6 +42,7 @@ ENVIRONMENT: dict[str, dict[str, Any]] = {
         "steal_percent": 0.0,
         "swap_used_bytes": 0,
         "shm_bytes": 8 * GIB,
+        "has_nvml": False,
     },
 }
 NO_TORCH = {"torch_version": None, "torch_has_cuda": None}
@@ -67,10 +68,13 @@ def test_good_machine_has_no_disturbance() -> None:
 
 
 def test_unknown_facts_do_not_disturb() -> None:
-    findings = examine(Machine(cores=4, torch_has_cuda=False), {})
+    unknown = {group: dict.fromkeys(values) for group, values in ENVIRONMENT.items()}
+    unknown["host"] |= {"name": "n1", "address": "10.0.0.1"}
+    unknown["process"] = {"affinity": "0-3", "interface": None}
+    findings = examine(Machine(cores=4, torch_has_cuda=False), unknown)
     assert not any(finding.disturbs for finding in findings)
     known = [finding.topic for finding in findings if finding.facts != UNKNOWN]
-    assert known == ["device", "ranks", "cores", "threads"]
+    assert known == ["device", "ranks", "cores", "interface", "threads"]
 
 
 def test_examine_here_reports_this_machine() -> None:
