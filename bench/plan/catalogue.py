@@ -181,9 +181,9 @@ def _refuse_average(case: CaseInWorld) -> str | None:
         bug = "is wrong in NCCL before 2.29.7 (github.com/NVIDIA/nccl/issues/1950)"
         return f"the average of one rank {bug}: use redop=sum"
     exact_up_to = DTYPES[dtype].exact_up_to
-    for other in (n - 1, n + 1):
-        if other and _round_share(other, exact_up_to) == _round_share(n, exact_up_to):
-            return f"averages of {n} and {other} ranks are equal in {dtype}: use dtype=float32"
+    for wrong_n in (n - 1, n + 1):
+        if wrong_n and _round_share(wrong_n, exact_up_to) == _round_share(n, exact_up_to):
+            return f"averages of {n} and {wrong_n} ranks are equal in {dtype}: use dtype=float32"
     return None
 
 

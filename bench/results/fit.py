@@ -271,9 +271,11 @@ def _rejects_fewer_lines(
     fewer_errors = _get_errors(fewer)
     more_errors = _get_errors(more)
     num_ignored = max(1, len(fewer_errors) // 10)
-    kept = np.argsort(abs(fewer_errors), kind="stable")[:-num_ignored]
-    freedom = len(kept) - 2 * len(more)
-    gain = _log_mean_square(fewer_errors[kept], noise) - _log_mean_square(more_errors[kept], noise)
+    inliers = np.argsort(abs(fewer_errors), kind="stable")[:-num_ignored]
+    freedom = len(inliers) - 2 * len(more)
+    gain = _log_mean_square(fewer_errors[inliers], noise) - _log_mean_square(
+        more_errors[inliers], noise
+    )
     extra = len(more) - len(fewer) - 1
     # For sums of squares in ratio x, p is x^(d/2) with 2 and d degrees of freedom, and at most
     # x^(d/2) (1 + d/2) with 4.

@@ -42,7 +42,7 @@ def test_visible_gpus_equal_cuda_devices() -> None:
     uuids = [gpu.uuid for gpu in select_visible(report.gpus, os.environ)]
     assert len(uuids) == torch.cuda.device_count()
     assert read_first_gpu().uuid == uuids[0]
-    known_pairs = report.links_by_pair().keys()
+    known_pairs = report.get_links_by_pair().keys()
     for first in uuids:
         for second in uuids:
             assert first == second or frozenset((first, second)) in known_pairs
