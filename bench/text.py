@@ -58,7 +58,9 @@ def strip_domain(host: str) -> str:
 
 def pluralize(number: int, noun: str) -> str:
     """Return ``1 case`` or ``2 cases``."""
-    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}es" if noun.endswith("ch") else f"{number} {noun}s"
 
 
 def get_last_line(output: str) -> str:
