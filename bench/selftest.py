@@ -48,7 +48,7 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
 
 
 def judge(injection: str, record: Record) -> InjectionResult:
-    """Return whether a record names an injection of this kind and its rank, with its evidence."""
+    """Judge if a record names an injection of this kind and its rank, and quote its evidence."""
     is_proved = False
     message = record.reason
     if injection == "none":
