@@ -1,19 +1,15 @@
 """Colors stand out from the page, and from each other for people who see no red or green."""
 
 import math
-import re
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from parbench.reports.figures.palette import HUES
-from parbench.reports.render import page
+from parbench.reports.figures.style import HUES, PAGE
 
-CSS = Path(page.__file__).with_name("page.css").read_text()
-BACKGROUNDS = re.findall(r"--back: (#\w+);", CSS)  # light, dark
+BACKGROUNDS = PAGE["back"]
 # What eyes without red (protan) or green (deutan) cones see of linear RGB:
 # Machado, Oliveira, Fernandes 2009.
 VISION = {
