@@ -5,7 +5,6 @@ import pytest
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.fits import Ceiling
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.curves import lines_over_size
 from parbench.reports.figures.lines import (
     chart_bandwidth_and_time,
     chart_efficiency,
@@ -15,7 +14,7 @@ from parbench.reports.figures.lines import (
 from parbench.reports.figures.quantities import BANDWIDTH
 from tests.support.figure_parts import find_lines
 from tests.support.report_rows import summarize_rows
-from tests.support.reports_fixtures import collective_case, ok_record, rate_metric
+from tests.support.reports_fixtures import collective_case, ok_record
 
 
 def make_record(size_bytes: int, seconds: float) -> Record:
@@ -36,13 +35,6 @@ def test_lines_are_ordered_by_size_in_their_unit() -> None:
     assert draw_lines(time) == {"all_reduce": [(1024, 1e-3), (4096, 3e-3)]}
     [(_, small), (_, large)] = draw_lines(bandwidth)["all_reduce"]
     assert [small, large] == pytest.approx([1.5 * 1.024e-3, 1.5 * 4.096e-3 / 3])  # GB/s
-
-
-@pytest.mark.parametrize("value", [None, 0.0])
-def test_value_without_a_logarithm_is_left_out(value: float | None) -> None:
-    unknown = ok_record(collective_case(size_bytes=8), metrics={"busbw": rate_metric(value)})
-    [line] = lines_over_size(summarize_rows(unknown, *CURVE), "busbw")
-    assert [point.x for point in line.points] == [1024, 4096]
 
 
 def test_efficiency_is_relative_to_the_ceiling() -> None:

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import pytest
-
 from parbench.reports.analysis.pipelines import Pipeline, read_pipeline
-from parbench.reports.figures.pipeline import chart_measured_pipeline, chart_pipelines
+from parbench.reports.figures.pipeline import chart_pipelines
 from tests.support.figure_parts import find_boxes, find_texts
 from tests.support.report_rows import summarize_row
 from tests.support.reports_fixtures import pipeline_record
@@ -24,14 +22,10 @@ TWO_RANKS: dict[str, Any] = {
 }
 
 
-def make_pipeline(schedule: str = "1f1b", **details: Any) -> Pipeline:
-    pipeline = read_pipeline(summarize_row(pipeline_record(schedule, **details)))
-    assert isinstance(pipeline, Pipeline)
-    return pipeline
-
-
 def test_actions_are_boxes_simulated_above_measured() -> None:
-    [chart] = chart_pipelines({"1f1b": make_pipeline(**TWO_RANKS)}, 5000)
+    pipeline = read_pipeline(summarize_row(pipeline_record(**TWO_RANKS)))
+    assert isinstance(pipeline, Pipeline)
+    [chart] = chart_pipelines({"1f1b": pipeline}, 5000)
     figure = chart.draw()
     assert {"simulated: 6.00 ms", "measured: 8.00 ms", "rank 0", "F0"} <= set(
         find_texts(figure)
@@ -43,21 +37,3 @@ def test_actions_are_boxes_simulated_above_measured() -> None:
     assert measured["idle: schedule"] == [(0.0015, 0.0045)]
     assert measured["idle: imbalance"] == [(0.0, 0.002)]
     assert "idle: schedule" not in simulated
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "zb"])
-@pytest.mark.parametrize("max_boxes", [2000, 300, 100])
-def test_number_of_boxes_is_limited(schedule: str, max_boxes: int) -> None:
-    pipeline = make_pipeline(schedule, ranks=4, microbatches=24)
-    [chart] = chart_pipelines({"": pipeline}, max_boxes)
-    boxes = [find_boxes(axes) for axes in chart.draw().axes]
-    count = sum(len(spans) for chart_boxes in boxes for spans in chart_boxes.values())
-    assert count <= max_boxes
-
-
-def test_overview_has_measured_actions_only() -> None:
-    pipeline = make_pipeline(**TWO_RANKS)
-    chart = chart_measured_pipeline("", pipeline, is_wide=True, max_boxes=100)
-    texts = find_texts(chart.draw())
-    assert "measured: 8.00 ms" in texts
-    assert "simulated: 6.00 ms" not in texts

@@ -24,9 +24,3 @@ def test_number_of_boxes_is_limited(max_boxes: int) -> None:
     num_bins = choose_num_bins([ALTERNATING], 0.0, 10_000.0, max_boxes)
     merged = merge_spans(ALTERNATING, 0.0, 10_000.0, num_bins)
     assert sum(map(len, merged.values())) <= max_boxes
-
-
-def test_few_spans_are_drawn_exactly() -> None:
-    row = {"a": [(0.0, 0.001), (5.0, 6.0)]}
-    num_bins = choose_num_bins([row], 0.0, 10.0, 100)
-    assert merge_spans(row, 0.0, 10.0, num_bins) == row

@@ -4,9 +4,7 @@ import pytest
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.reports.analysis.contrasts import Pairs, pairs
-from parbench.reports.figures.changes import chart_effects
 from parbench.reports.figures.pairs import chart_pairs
-from parbench.reports.figures.primitives import IntervalRow
 from parbench.reports.figures.steps import chart_breakdown, chart_step_times
 from tests.support.figure_parts import find_boxes, find_markers, find_texts
 from tests.support.report_rows import matrix_case, summarize_rows
@@ -74,19 +72,3 @@ def test_pairs_have_a_cell_each() -> None:
     shades = [patch.get_alpha() or 1.0 for patch in figure.axes[0].patches]
     assert len(shades) == 6
     assert shades == sorted(shades)
-
-
-def test_pairs_without_bus_bandwidth_have_no_map() -> None:
-    matrix = make_matrix({(0, 1): 1e9, (1, 0): 1e9}, "algbw")
-    assert chart_pairs(1, "", matrix, None) is None
-
-
-def test_effects_begin_with_the_largest() -> None:
-    rows = [
-        IntervalRow(label=label, interval=(change, change - 0.01, change + 0.01))
-        for label, change in (("a", 0.02), ("b", -0.3), ("c", 0.1))
-    ]
-    chart = chart_effects(rows, 0.03)
-    assert chart is not None
-    texts = [text for text in find_texts(chart.draw()) if text in "abc" and text]
-    assert texts == ["b", "c", "a"]

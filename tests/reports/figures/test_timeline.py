@@ -1,17 +1,13 @@
 """Profiled steps over time: a box for each span, few boxes for many spans."""
 
-import pytest
-
 from parbench.bench.results.records import Interval, RankTimeline, Timeline
 from parbench.reports.figures.timeline import (
     MAX_RANKS,
-    chart_profiled_step,
     chart_timelines,
     choose_view,
-    share_axis,
 )
 from tests.support.figure_parts import find_boxes, find_texts
-from tests.support.traced import make_rank_timeline, make_timeline
+from tests.support.traced import make_rank_timeline
 
 
 def make_rank(intervals: list[Interval], rank: int = 0, seconds: float = 1.0) -> RankTimeline:
@@ -37,11 +33,6 @@ def test_timeline_has_boxes_at_its_spans() -> None:
     assert {"rank 0  phases", "forward", "exposed communication"} <= set(find_texts(figure))
 
 
-def test_overview_has_a_row_for_each_rank() -> None:
-    chart = chart_profiled_step("step", "", make_timeline(3), is_wide=False, max_boxes=1500)
-    assert {"rank 0", "rank 1", "rank 2", "backward"} <= set(find_texts(chart.draw()))
-
-
 def test_view_has_the_slowest_of_many_ranks() -> None:
     ranks = [make_rank([], rank) for rank in range(64)]
     ranks[37] = make_rank([], 37, seconds=2.0)
@@ -49,12 +40,3 @@ def test_view_has_the_slowest_of_many_ranks() -> None:
     assert len(view.ranks) == MAX_RANKS
     assert {0, 37, 63} <= {timeline.rank for timeline in view.ranks}
     assert "8 of 64 ranks" in view.note
-
-
-@pytest.mark.parametrize(
-    ("seconds", "lengths"), [([1.0, 4.0], [4.0, 4.0]), ([1.0, 40.0], [1.0, 40.0])]
-)
-def test_steps_share_an_axis_if_it_is_readable(
-    seconds: list[float], lengths: list[float]
-) -> None:
-    assert [length for length, _ in share_axis(seconds)] == lengths
