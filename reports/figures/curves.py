@@ -72,16 +72,11 @@ def overview_lines(rows: Sequence[Row]) -> list[Line]:
 def as_efficiency(lines: Sequence[Line], ceiling: Ceiling) -> list[Line]:
     """Return lines of bandwidth in GB/s as fractions of the ceiling."""
     unit = ceiling.bytes_per_second / cells.GIGA
-    return [
-        Line(
-            label=line.label,
-            points=tuple(
-                Point(point.x, point.value / unit, point.low / unit, point.high / unit)
-                for point in line.points
-            ),
-        )
-        for line in lines
-    ]
+    efficiencies = []
+    for line in lines:
+        points = [Point(point.x, *(rate / unit for rate in point[1:])) for point in line.points]
+        efficiencies.append(Line(label=line.label, points=tuple(points)))
+    return efficiencies
 
 
 def _fitted_pieces(fit: CurveFit) -> tuple[tuple[tuple[float, float], ...], ...]:

@@ -9,9 +9,7 @@ from parbench.reports import cells
 from parbench.reports.analysis.contrasts import Pairs
 from parbench.reports.analysis.ranks import Nodes
 from parbench.reports.figures.chart import Chart, number_name
-from parbench.reports.figures.primitives import (
-    draw_heat_map,
-)
+from parbench.reports.figures.primitives import draw_heat_map
 from parbench.reports.figures.style import color, new_figure
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ def _draw_pairs(matrix: Pairs, ranks: Sequence[int], nodes: Nodes | None) -> "Fi
     figure, [axes] = new_figure(min(3.3, 0.6 + 0.35 * len(ranks)))
     draw_heat_map(axes, shares, texts)
     hosts = [nodes.hosts[rank] if nodes and rank < len(nodes.hosts) else "" for rank in ranks]
-    places = range(0, len(ranks), -(-len(ranks) // 16))
+    places = range(0, len(ranks), -(-len(ranks) // _MAX_TICKS))
     middles = [place + 0.5 for place in places]
     axes.set_xticks(middles, [str(ranks[place]) for place in places])
     names = [f"{_shorten_host(hosts[place])} {ranks[place]}".strip() for place in places]

@@ -7,21 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from parbench.bench.results.details import (
-    ACTION_KINDS,
-    PipelineDetails,
-    PipelineTimeline,
-)
+from parbench.bench.results.details import ACTION_KINDS, PipelineDetails, PipelineTimeline
 from parbench.reports import cells
 from parbench.reports.analysis.pipelines import Pipeline
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart, number_name
-from parbench.reports.figures.primitives import (
-    Box,
-    add_patch_legend,
-    draw_boxes,
-    write_between,
-)
+from parbench.reports.figures.primitives import Box, add_patch_legend, draw_boxes, write_between
 from parbench.reports.figures.quantities import set_x_axis
 from parbench.reports.figures.spans import SpanRow, choose_num_bins, merge_spans
 from parbench.reports.figures.style import color, new_figure
@@ -143,11 +134,10 @@ def chart_measured_pipeline(title: str, step: Pipeline, *, is_wide: bool, max_bo
     )
 
 
-def chart_pipelines(steps: Mapping[str, Pipeline], max_boxes: int) -> Iterator[Chart]:
-    """Yield the simulated actions above the measured ones, of each step by its label."""
-    axes = share_axis([compute_length_us(step.facts) for step in steps.values()])
-    for number, (label, axis) in enumerate(zip(steps, axes, strict=True), start=1):
-        step = steps[label]
+def chart_pipelines(steps: Sequence[tuple[str, Pipeline]], max_boxes: int) -> Iterator[Chart]:
+    """Yield the simulated actions above the measured ones, of each step with its label."""
+    axes = share_axis([compute_length_us(step.facts) for _, step in steps])
+    for number, ((label, step), axis) in enumerate(zip(steps, axes, strict=True), start=1):
         length_us, note = axis
         detail = choose_detail(step.facts, max_boxes // len(steps))
         description = describe_pipeline(step.facts, step.repetition, detail)

@@ -83,27 +83,30 @@ def shorten(label: str, max_letters: int = MAX_LABEL_LETTERS) -> str:
     return f"{head} ... {' '.join(rest)}" if rest else f"{label[: max_letters - 3]}..."
 
 
-def draw_lines(axes: "Axes", lines: Sequence[Line], *, markers: bool = True) -> None:
-    """Draw each line with its band and its fit. Lines of one hue differ in their dashes."""
-    hues = choose_hues([line.label for line in lines])
-    for index, line in enumerate(lines):
-        hue = color(hues[index])
-        dash = DASHES[hues[:index].count(hues[index]) % len(DASHES)]
+def draw_lines(axes: "Axes", lines: Sequence[Line]) -> None:
+    """Draw each line with its band and its fit."""
+    for line, look in zip(lines, choose_looks([line.label for line in lines]), strict=True):
         xs, values, lows, highs = zip(*line.points, strict=True)
+        hue = look["color"]
         if lows != highs:
             axes.fill_between(xs, lows, highs, color=hue, alpha=0.13, linewidth=0)
-        axes.plot(
-            xs,
-            values,
-            color=hue,
-            linestyle=dash,
-            marker="o" if markers else "",
-            label=line.label,
-            gid=f"title:{line.label}",
-            clip_on=False,
-        )
+        axes.plot(xs, values, marker="o", clip_on=False, **look)
         for piece in line.fit:
             axes.plot(*zip(*piece, strict=True), color=hue, linestyle=(0, (4, 2)), linewidth=0.6)
+
+
+def choose_looks(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the color and the dashes of lines. Lines of one color differ in their dashes."""
+    hues = choose_hues(labels)
+    return [
+        {
+            "label": label,
+            "gid": f"title:{label}",
+            "color": color(hue),
+            "linestyle": DASHES[hues[:index].count(hue) % len(DASHES)],
+        }
+        for index, (label, hue) in enumerate(zip(labels, hues, strict=True))
+    ]
 
 
 def choose_hues(labels: Sequence[str]) -> list[str]:
@@ -317,23 +320,13 @@ def draw_pareto(
 
 def draw_ecdf(axes: "Axes", samples: Mapping[str, Sequence[float]], max_points: int) -> None:
     """Draw the share of samples that are at most as large, at evenly spaced ranks."""
-    hues = choose_hues(list(samples))
-    for index, (label, values) in enumerate(samples.items()):
+    for values, look in zip(samples.values(), choose_looks(list(samples)), strict=True):
         ordered = sorted(values)
         count = len(ordered)
         ranks = sorted({math.ceil(count * i / max_points) for i in range(1, max_points + 1)})
         xs = [ordered[0], *(ordered[rank - 1] for rank in ranks)]
         shares = [0.0, *(rank / count for rank in ranks)]
-        dash = DASHES[hues[:index].count(hues[index]) % len(DASHES)]
-        axes.plot(
-            xs,
-            shares,
-            drawstyle="steps-post",
-            color=color(hues[index]),
-            linestyle=dash,
-            label=label,
-            gid=f"title:{label}",
-        )
+        axes.plot(xs, shares, drawstyle="steps-post", **look)
 
 
 def draw_levels(

@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING
 from parbench.bench.results.details import MemoryOverTime
 from parbench.reports import cells
 from parbench.reports.analysis.labels import short_labels
-from parbench.reports.analysis.steps import (
-    Held,
-    broken_down,
-    memory_lines,
-    parts,
-)
+from parbench.reports.analysis.steps import Held, broken_down, memory_lines, parts
 from parbench.reports.analysis.summary import Row
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart, number_name
-from parbench.reports.figures.curves import (
-    read_interval,
-)
+from parbench.reports.figures.curves import read_interval
 from parbench.reports.figures.primitives import (
     IntervalRow,
     add_patch_legend,
@@ -45,12 +38,15 @@ def chart_step_times(rows: Sequence[Row]) -> Chart | None:
     intervals = []
     for row in rows:
         interval = read_interval(row.metrics.get(row.headline))
-        records = [read_interval(record.metrics.get(row.headline)) for record in row.measured]
-        repetitions = [found for found in records if found] if len(records) > 1 else []
+        repetitions = [read_interval(record.metrics.get(row.headline)) for record in row.measured]
+        squares = (
+            [repetition for repetition in repetitions if repetition] if len(repetitions) > 1 else []
+        )
         if interval:
             label = labels[row.case.id]
-            squares = repetitions[:MAX_SQUARES]
-            intervals.append(IntervalRow(label=label, interval=interval, parts=squares))
+            intervals.append(
+                IntervalRow(label=label, interval=interval, parts=squares[:MAX_SQUARES])
+            )
     if not intervals:
         return None
     return Chart(

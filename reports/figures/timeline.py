@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.spans import Span, difference, gaps, length, union
 from parbench.reports import cells
-from parbench.reports.analysis.steps import (
-    by_stream,
-    spans_of,
-    stream_words,
-)
+from parbench.reports.analysis.steps import by_stream, spans_of, stream_words
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.primitives import (

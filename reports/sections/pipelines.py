@@ -49,7 +49,7 @@ def pipeline_tables(found: Analysis) -> Iterator[Table[Any]]:
 
 def _draw(found: Sequence[Pipeline]) -> Iterator[Chart]:
     labels = schedule_labels(found)
-    measured = {labels[step.row.case.id]: step for step in found if step.facts.measured}
+    measured = [(labels[step.row.case.id], step) for step in found if step.facts.measured]
     return chart_pipelines(measured, _MAX_BOXES)
 
 

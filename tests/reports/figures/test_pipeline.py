@@ -25,7 +25,7 @@ TWO_RANKS: dict[str, Any] = {
 def test_actions_are_boxes_simulated_above_measured() -> None:
     pipeline = read_pipeline(summarize_row(pipeline_record(**TWO_RANKS)))
     assert isinstance(pipeline, Pipeline)
-    [chart] = chart_pipelines({"1f1b": pipeline}, 5000)
+    [chart] = chart_pipelines([("1f1b", pipeline)], 5000)
     figure = chart.draw()
     assert {"simulated: 6.00 ms", "measured: 8.00 ms", "rank 0", "F0"} <= set(
         find_texts(figure)
