@@ -146,6 +146,10 @@ def _write_attributes(tag: str, element: ElementTree.Element) -> str:
         is_target = name == "id" and tag in ("path", "pattern")
         if name in _DROPPED_ATTRIBUTES and not is_target:
             continue
+        if name == "fill":
+            # The background of a hatch. Only a style takes variables in every browser.
+            name = "style"
+            value = f"fill: {value}"
         if name == "style":
             value = _write_style(value)
         elif name == "d":

@@ -8,7 +8,9 @@ import pytest
 
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import chart_scaling
-from parbench.reports.figures.quantities import EFFICIENCY
+from parbench.reports.figures.quantities import EFFICIENCY, STEP_TIME
+from parbench.reports.figures.steps import chart_stacks
+from parbench.reports.figures.style import STEP
 from parbench.reports.figures.svg import Figures, render_inline, save_charts
 
 HOSTILE_LABEL = "<script>alert(1)</script> 漢字 $x_1 \x1b[31m"
@@ -36,8 +38,11 @@ def test_inline_svg_is_accessible_and_escapes_text() -> None:
 
 
 def test_inline_svg_takes_the_colors_of_the_page() -> None:
-    html = render_inline(make_chart())
-    assert "var(--blue)" in html
+    stacks = [("ddp", {"compute": 1.0, "exposed dp": 2.0})]
+    chart = chart_stacks("stacks", "", "", stacks, STEP, STEP_TIME)
+    assert chart is not None
+    html = render_inline(chart)
+    assert {"blue", "orange"} <= set(re.findall(r"var\(--(\w+)\)", html))
     assert re.findall(r"#[0-9a-f]{6}\b", html) == []
     assert "<style" not in html
 
