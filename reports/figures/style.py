@@ -102,12 +102,10 @@ def style_sheet() -> str:
 
 SETTINGS: Any = {
     "font.size": FONT_POINTS,
-    "font.sans-serif": ["DejaVu Sans"],
     "text.color": color("text"),
     "text.parse_math": False,
     "axes.edgecolor": color("muted"),
     "axes.labelcolor": color("text"),
-    "axes.labelsize": FONT_POINTS,
     "axes.titlesize": FONT_POINTS,
     "axes.titlelocation": "left",
     "axes.linewidth": 0.5,
@@ -121,8 +119,6 @@ SETTINGS: Any = {
     "ytick.color": color("muted"),
     "xtick.labelcolor": color("text"),
     "ytick.labelcolor": color("text"),
-    "xtick.labelsize": FONT_POINTS,
-    "ytick.labelsize": FONT_POINTS,
     "xtick.major.width": 0.5,
     "xtick.major.size": 2.5,
     "ytick.major.size": 0,
@@ -132,7 +128,6 @@ SETTINGS: Any = {
     "patch.linewidth": 0,
     "hatch.linewidth": 0.7,
     "hatch.color": color("back"),
-    "legend.fontsize": FONT_POINTS,
     "legend.frameon": False,
     "legend.borderpad": 0,
     "legend.borderaxespad": 0.3,
@@ -146,7 +141,6 @@ SETTINGS: Any = {
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
-    "path.simplify_threshold": 0.05,
 }
 """Matplotlib's settings for drawing and writing a figure."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SVG = "{http://www.w3.org/2000/svg}"
 LINK = "{http://www.w3.org/1999/xlink}href"
 _NUMBER = re.compile(r"-?\d+\.\d+")
-_FONT = re.compile(r"font: (?:(bold|\d+) )?([\d.]+)px [^;]*")
+_FONT_FAMILY = re.compile(r"font-family: [^;]*;? ?")
 _DROPPED_ATTRIBUTES = ("clip-path", "id")
 
 
@@ -163,16 +163,11 @@ def _write_attributes(tag: str, element: ElementTree.Element) -> str:
 
 
 def _write_style(text: str) -> str:
-    """Return a style with the variables of the page and with the font of the page."""
-    text = _FONT.sub(_font_of_page, text)
+    """Return a style with the colors and the font of the page."""
+    text = _FONT_FAMILY.sub("", text)
     for light, variable in style.variables_by_color().items():
         text = text.replace(light, variable)
     return text.replace(": ", ":").replace("; ", ";")
-
-
-def _font_of_page(match: re.Match[str]) -> str:
-    weight = f";font-weight:{match[1]}" if match[1] else ""
-    return f"font-size:{match[2]}px{weight}"
 
 
 def _write_path(text: str) -> str:

@@ -45,6 +45,7 @@ def test_inline_svg_takes_the_colors_of_the_page() -> None:
     assert {"blue", "orange"} <= set(re.findall(r"var\(--(\w+)\)", html))
     assert re.findall(r"#[0-9a-f]{6}\b", html) == []
     assert "<style" not in html
+    assert "font-family" not in html
 
 
 @pytest.mark.parametrize(
