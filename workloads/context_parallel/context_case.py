@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
-from parbench.workloads.model.shapes import COMPUTE, REAL, TIMED, Shape, parse_compute
+from parbench.workloads.model.shapes import COMPUTE, REAL, SIMULATED, Shape, parse_compute
 
 ORDER_OF = {
     "ring": "contiguous",
@@ -194,7 +194,7 @@ def balance_limit(method: str, ranks: int) -> float:
 
 
 _WAITED = (
-    "real, or timed:DURATION: wait instead, so long for a layer's forward; needs timed compute"
+    "real, or simulated:DURATION: wait instead, so long for a layer's forward; needs timed compute"
 )
 PARAMS = (
     choice("method", "how queries reach keys that other ranks hold", *METHODS, optional=False),
@@ -220,9 +220,9 @@ def ulysses_of(method: str, given: int, ranks: int) -> int:
 
 def parse_attention(text: str) -> float | None:
     """Return the seconds of a layer's attention that is only waited for, None for real; ``UserError`` else."""
-    if text != REAL and not text.startswith(TIMED):
+    if text != REAL and not text.startswith(SIMULATED):
         raise UserError(
-            f"attention = {text!r} is not allowed: attention is real or timed:DURATION, such as timed:20ms"
+            f"attention = {text!r} is not allowed: attention is real or simulated:DURATION, such as simulated:20ms"
         )
     return parse_compute(text)
 
