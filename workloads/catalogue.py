@@ -7,7 +7,7 @@ from parbench.bench.plan.cases import BenchmarkDefinition, Params, keep_params
 from parbench.bench.plan.catalogue import GLOO_HINT
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
-from parbench.workloads.context_parallel.context_case import PARAMS as CONTEXT
+from parbench.workloads.context_parallel.context_methods import CP_METHOD, MASK, ULYSSES
 from parbench.workloads.costs import strategies
 from parbench.workloads.costs.strategies import Strategy
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS
@@ -85,9 +85,9 @@ def _step(
         if (
             spec.gloo_on_gpus
             and name not in GLOO_ON_GPUS
-            and params.get("method") not in GLOO_ON_GPUS
+            and params.get("cp_method") not in GLOO_ON_GPUS
         ):
-            method = f" with method={params['method']}" if "method" in params else ""
+            method = f" with cp_method={params['cp_method']}" if "cp_method" in params else ""
             return f"gloo carries no CUDA tensors in what {name}{method} sends, or is checked by: {GLOO_HINT}"
         return None
 
@@ -158,7 +158,7 @@ DEFINITIONS = (
     _step(
         "cp", "context_parallel.context_step:prepare",
         "context parallel: sequences split over ranks",
-        *CONTEXT, tags=("smoke",),
+        CP_METHOD, MASK, ULYSSES, tags=("smoke",),
         strategy=strategies.cp,
     ),
     _step(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.groups import INSIDE
 from parbench.bench.text import UserError
-from parbench.workloads.context_parallel.context_case import plan_of
+from parbench.workloads.context_parallel.sequence_split import split_sequence
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.mesh.axes import PARAMS as MESH
@@ -104,9 +104,11 @@ def pp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
 
 def cp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     spec = StepSpec.of(params, device)
-    plan = plan_of(spec.shape, params, ranks)
+    method = str(params.get("cp_method", "ring"))
+    ulysses = int(params.get("ulysses", 0))
+    split = split_sequence(method, spec.shape, ranks=ranks, ulysses=ulysses)
     return replace(
-        spec, mesh={"cp": ranks}, cp_method=plan.method, ulysses=plan.ulysses, each_microbatch=True
+        spec, mesh={"cp": ranks}, cp_method=method, ulysses=split.ulysses, each_microbatch=True
     )
 
 

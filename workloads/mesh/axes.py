@@ -16,7 +16,7 @@ from parbench.bench.plan.cases import Params
 from parbench.bench.plan.groups import INSIDE, parse_mesh
 from parbench.bench.plan.params import Param, choice
 from parbench.bench.text import UserError, format_choices
-from parbench.workloads.context_parallel.context_case import ORDER_OF, indivisible
+from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.expert_parallel.routing import NAMES as ROUTINGS
 from parbench.workloads.expert_parallel.routing import ROUTER
 from parbench.workloads.model.shapes import Shape
@@ -36,7 +36,7 @@ Mesh = Mapping[str, int]
 AXES = ("dp", "fsdp", "pp", "cp", "tp", *INSIDE)
 DATA = ("dp", "fsdp", "cp")
 """The axes whose ranks hold the same layers and see other tokens."""
-CP_METHODS = {name: order for name, order in ORDER_OF.items() if name != "usp"}
+CP_METHODS = [name for name in CONTEXT_METHODS if name != "usp"]
 _MOST_GATHERED_STAGES = 3
 _word = partial(Param, kind="str", optional=True)
 _int = partial(Param, kind="int", optional=True)
@@ -172,12 +172,10 @@ def refuse_sequence(shape: Shape, mesh: Mesh, *, cp_method: str = "ring") -> str
     cp, tp = mesh.get("cp", 1), mesh.get("tp", 1)
     if cp_method not in CP_METHODS:
         return f"cp method {cp_method!r} is not {format_choices(CP_METHODS, cp_method)}"
-    if cp > 1 and (reason := indivisible(CP_METHODS[cp_method], shape.sequence, cp)):
-        return reason
-    if cp > 1 and cp_method == "ulysses":
-        for name, heads in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
-            if heads // tp % cp:
-                return f"{name}({heads}) / tp({tp}) % cp({cp}) != 0: ulysses deals out heads"
+    if cp > 1:
+        broken_rule = CONTEXT_METHODS[cp_method].find_broken_rule(shape, ranks=cp, tp=tp)
+        if broken_rule:
+            return broken_rule
     if shape.sequence // cp % tp:
         return f"sequence({shape.sequence}) % {f'(cp({cp}) * tp({tp}))' if cp > 1 else f'tp({tp})'} != 0"
     return None
