@@ -13,7 +13,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.model.timed_compute import TimedCompute
 from parbench.workloads.pipeline_parallel.pipeline_probe import can_measure_bubble
 from parbench.workloads.step.call_spans import spans_of_calls
-from parbench.workloads.step.probe import moment, seconds_of, trace_step
+from parbench.workloads.step.probe import make_moment_clock, record_moment, trace_step
 from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.ranks import Ranks
 from tests.support.training_steps import build_small_step
@@ -131,13 +131,13 @@ def test_stream_moments_lie_on_host_clock() -> None:
     spin(0.001)
     torch.cuda.synchronize()
     host_before = time.perf_counter()
-    first = moment(GPU)
+    first = record_moment(GPU)
     host_after = time.perf_counter()
     spin(0.02)
-    last = moment(GPU)
+    last = record_moment(GPU)
     torch.cuda.synchronize()
     host_end = time.perf_counter()
-    to_seconds, uncertainty = seconds_of(GPU)
+    to_seconds, uncertainty = make_moment_clock(GPU)
     assert 0 < uncertainty < 100e-6
     assert to_seconds(first) >= host_before - uncertainty
     assert to_seconds(first) <= host_after + uncertainty + MAX_DEVICE_DELAY_SECONDS

@@ -43,7 +43,7 @@ from parbench.workloads.model.transformer import (
 )
 from parbench.workloads.step.gate import behind_gate
 from parbench.workloads.step.layout import Layout, dtype_of, group_of_mine
-from parbench.workloads.step.probe import Begin, Probe, Step
+from parbench.workloads.step.probe import Probe, ResetFn, Step
 from parbench.workloads.step.sent_bytes import counted
 from parbench.workloads.step.training_step import TrainingStep
 
@@ -61,7 +61,7 @@ class AttentionProbe:
     forward: Callable[[], Tensor]
     share = 0.1
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> BytesEachWay:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> BytesEachWay:
         self.layout.optimizer.zero_grad()
         begin()
         losses: list[Tensor] = []
@@ -70,7 +70,7 @@ class AttentionProbe:
         backward_bytes = bytes_by_axis(counted(losses.pop().backward, axes))
         return {"forward": forward_bytes, "backward": backward_bytes}
 
-    def summarise(self, told: Sequence[BytesEachWay]) -> Explanation:
+    def summarize(self, told: Sequence[BytesEachWay]) -> Explanation:
         metrics = make_values({"load_balance": self.plan.load_balance()})
         for direction, expected_by_axis in self.expected.items():
             for axis, expected in expected_by_axis.items():

@@ -60,7 +60,7 @@ from parbench.workloads.step.gate import behind_gate
 from parbench.workloads.step.layout import Layout, dtype_of
 from parbench.workloads.step.memory import BySource, largest_of
 from parbench.workloads.step.overlap import Overlap
-from parbench.workloads.step.probe import Begin, Probe, Step
+from parbench.workloads.step.probe import Probe, ResetFn, Step
 from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally
 from parbench.workloads.step.turns import choose_ranks
 from parbench.workloads.tensor_parallel.tensor_parallel import split_blocks
@@ -101,7 +101,7 @@ class MeshBytes:
     expected: ByAxis
     share = 0.0
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> Sent:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float = 0.0) -> Sent:
         look, layers = self.look, mixtures(self.look.layout.model)
         for mixture in layers:
             mixture.chosen.clear()
@@ -113,8 +113,8 @@ class MeshBytes:
         )
         return Sent(sent, expected, routed)
 
-    def summarise(self, told: Sequence[Sent]) -> Explanation:
-        metrics = SentBytes.summarise(self.sent_and_expected(told)).metrics
+    def summarize(self, told: Sequence[Sent]) -> Explanation:
+        metrics = SentBytes.summarize(self.sent_and_expected(told)).metrics
         if (moe := self.look.at.spec.moe) is not None and (routed := self._routed(told)):
             first = next(ranks for ranks in expert_groups(self.look.at.spec.mesh) if 0 in ranks)
             metrics |= load_metrics([routed[rank] for rank in first], moe.ep, None)
@@ -158,10 +158,12 @@ class MeshBubble:
     look: probing.PipelineContext
     share = 2 / 3  # of what is left for the rest of the step's time
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> probing.RankSteps | None:
+    def observe(
+        self, step: Step, begin: ResetFn, budget_seconds: float
+    ) -> probing.RankSteps | None:
         return probing.measure_steps(self.look, step, begin, budget_seconds)
 
-    def summarise(self, told: Sequence[probing.RankSteps | None]) -> Explanation:
+    def summarize(self, told: Sequence[probing.RankSteps | None]) -> Explanation:
         order = self.look.order
         taken, facts = [one for one in told if one is not None], make_details(order)
         in_order = probing.summarize_order(order)
@@ -207,7 +209,7 @@ class MeshMemory:
     look: probing.PipelineContext
     share = 0.0
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float = 0.0) -> BySource:
         held = probing.measure_memory(self.look, begin, as_routed)
         return (
             {**held, "memory_formula": asdict(state_of(self.look.at))}
@@ -215,7 +217,7 @@ class MeshMemory:
             else held
         )
 
-    def summarise(self, told: Sequence[BySource]) -> Explanation:
+    def summarize(self, told: Sequence[BySource]) -> Explanation:
         spec = self.look.at.spec
         notes = [_TIMED] if spec.timed else []
         if (

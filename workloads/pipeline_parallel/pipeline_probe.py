@@ -36,7 +36,7 @@ from parbench.workloads.pipeline_parallel.simulation import (
 from parbench.workloads.pipeline_parallel.stages import Chunk, Recorder
 from parbench.workloads.step import memory
 from parbench.workloads.step.layout import Layout
-from parbench.workloads.step.probe import Begin, Step, take_turns, timed
+from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 from parbench.workloads.step.turns import cross_fitted
 
 MAX_TIMELINE_ACTIONS = 20_000
@@ -113,13 +113,13 @@ class PipelineProbe:
     context: PipelineContext
     share = 1.0
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> RankSample:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> RankSample:
         return RankSample(
             steps=measure_steps(self.context, step, begin, budget_seconds),
             memory=measure_memory(self.context, begin),
         )
 
-    def summarise(self, samples: Sequence[RankSample]) -> Explanation:
+    def summarize(self, samples: Sequence[RankSample]) -> Explanation:
         order = self.context.order
         memory_metrics = memory.largest_of([sample.memory for sample in samples], _MEMORY_SOURCES)
         metrics = {**memory_metrics, **summarize_order(order)}
@@ -188,7 +188,7 @@ def has_shared_cores(world: World) -> bool:
 
 
 def measure_steps(
-    context: PipelineContext, step: Step, begin: Begin, budget_seconds: float
+    context: PipelineContext, step: Step, begin: ResetFn, budget_seconds: float
 ) -> RankSteps | None:
     """Run as many steps as the budget allows, none if they cannot show a bubble."""
     world, recorder = context.world, context.recorder
@@ -199,14 +199,14 @@ def measure_steps(
 
     def run_step() -> None:
         begin()
-        steps.wall_seconds.append(timed(step, world))
+        steps.wall_seconds.append(time_step(step, world))
         stamps = [
             (str(action), start - offset, stop - offset) for action, start, stop in recorder.read()
         ]
         steps.stamps.append(stamps)
         steps.uncertainty_seconds.append(recorder.uncertainty_seconds)
 
-    take_turns(world, budget_seconds, run_step)
+    repeat_within_budget(world, budget_seconds, run_step)
     return steps
 
 
@@ -351,7 +351,7 @@ def prepare_nothing(chunk: Chunk) -> None:
 
 def measure_memory(
     context: PipelineContext,
-    begin: Begin,
+    begin: ResetFn,
     prepare: Callable[[Chunk], object] = prepare_nothing,
 ) -> memory.BySource:
     """Return the memory of this rank as measured, as counted and by formula.

@@ -23,7 +23,7 @@ from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.torch_pipelines import PlainStage, make_runtime
 from parbench.workloads.step.layout import dtype_of, nothing
-from parbench.workloads.step.probe import Moment, moment, seconds_of
+from parbench.workloads.step.probe import Moment, make_moment_clock, record_moment
 
 _EDGE_MODULES = ("tokens", "positions", "norm", "head")
 
@@ -95,21 +95,21 @@ class Recorder:
     @contextmanager
     def running(self, action: Action) -> Iterator[None]:
         self._before()
-        start = moment(self._device)
+        start = record_moment(self._device)
         yield
-        self._moments.append((action, start, moment(self._device)))
+        self._moments.append((action, start, record_moment(self._device)))
 
     def extend(self) -> None:
         """Add the time until now to the last action, such as the loss to the last forward pass."""
         action, start, _ = self._moments[-1]
-        self._moments[-1] = (action, start, moment(self._device))
+        self._moments[-1] = (action, start, record_moment(self._device))
 
     def read(self) -> list[tuple[Action, int, int]]:
         """Return the actions with start and stop in nanoseconds of ``time.perf_counter_ns``.
 
         On CUDA it waits for the device.
         """
-        to_seconds, self.uncertainty_seconds = seconds_of(self._device)
+        to_seconds, self.uncertainty_seconds = make_moment_clock(self._device)
         return [
             (action, int(to_seconds(start) * 1e9), int(to_seconds(stop) * 1e9))
             for action, start, stop in self._moments

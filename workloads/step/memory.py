@@ -20,7 +20,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import MasterAdamW
 from parbench.workloads.model.transformer import kept_in, watchers
 from parbench.workloads.step.layout import Layout, local
-from parbench.workloads.step.probe import Begin, Step
+from parbench.workloads.step.probe import ResetFn, Step
 from parbench.workloads.torch_internals import allocations, allocations_at, profiling, trace_events
 
 _HOW = {
@@ -47,7 +47,7 @@ class Memory:
     notes: tuple[str, ...] = ()
     share = 0.0
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> BySource:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> BySource:
         model, optimizer = self.layout.model, self.layout.optimizer
         shards = list(model.parameters())
         optimizer.zero_grad()
@@ -81,7 +81,7 @@ class Memory:
             "memory_counted": counted | {name: local_bytes(of) for name, of in tensors.items()},
         }
 
-    def summarise(self, told: Sequence[BySource]) -> Explanation:
+    def summarize(self, told: Sequence[BySource]) -> Explanation:
         """Return each component's bytes, the largest over ranks, and every rank's in the details."""
         metrics: dict[str, MetricValue] = {}
         for name in COMPONENTS:
@@ -109,7 +109,7 @@ class OverTime:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> MemoryOverTime | None:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> MemoryOverTime | None:
         begin()
         with profiling(self._device, memory=True) as profiler, record_function(STEP):
             step()
@@ -128,7 +128,7 @@ class OverTime:
             return None
         return MemoryOverTime(rank=0, points=points, phases=tuple(phases[:_MOST_POINTS]))
 
-    def summarise(self, told: Sequence[MemoryOverTime | None]) -> Explanation:
+    def summarize(self, told: Sequence[MemoryOverTime | None]) -> Explanation:
         known = [
             msgspec.structs.replace(one, rank=rank)
             for rank, one in enumerate(told)

@@ -31,7 +31,7 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.call_spans import spans_of_calls
 from parbench.workloads.step.layout import Grouped
-from parbench.workloads.step.probe import Begin, Step, take_turns, timed, trace_step
+from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step, trace_step
 from parbench.workloads.step.sent_bytes import OTHER, SentCall, Silenced, counted, fake_twins
 from parbench.workloads.step.turns import (
     cross_fitted,
@@ -84,7 +84,7 @@ class Overlap:
     ) -> None:
         self._world, self._layout, self._notes_of = world, layout, notes_of
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Observed:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> Observed:
         """Take steps of all kinds in turns, as many as there is time for; without any, once."""
         world = self._world
         begin()
@@ -103,13 +103,13 @@ class Overlap:
             for kind, look in list(looks.items())[:: -1 if len(traces["plain"]) % 2 else 1]:
                 begin()
                 with look():
-                    walls[kind].append(timed(step, world))
+                    walls[kind].append(time_step(step, world))
                 begin()
                 with look():
                     traces[kind].append(trace_step(step, world.device))
 
         try:
-            take_turns(world, budget_seconds, turn)
+            repeat_within_budget(world, budget_seconds, turn)
         finally:
             for twin in twins.values():
                 dist.destroy_process_group(twin)
@@ -136,7 +136,7 @@ class Overlap:
             kernels=[trace.kernels for trace in plain],
         )
 
-    def summarise(self, told: Sequence[Observed]) -> Explanation:
+    def summarize(self, told: Sequence[Observed]) -> Explanation:
         """Return how the time divides, what was sent, and the traced step of all ranks on one clock."""
         calls, clock = told[0].calls, self._world.clock
         plain = median(slowest([seen.walls["plain"] for seen in told]))

@@ -22,7 +22,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.step.memory import OverTime, peak_during
 from parbench.workloads.step.overlap import Overlap
 from parbench.workloads.step.peaks import peak_of
-from parbench.workloads.step.probe import Begin, Step, run_probes, timed
+from parbench.workloads.step.probe import ResetFn, Step, run_probes, time_step
 from parbench.workloads.step.sent_bytes import Counted, SentBytes
 
 _UNNAMED = ("", "undefined", "default_pg")
@@ -46,7 +46,7 @@ class OwnStep:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._benchmark, name)
 
-    def explain(self, begin: Begin, budget_seconds: float) -> Explanation:
+    def explain(self, begin: ResetFn, budget_seconds: float) -> Explanation:
         begin()
         with Found() as found:
             self._benchmark.step()
@@ -104,7 +104,7 @@ class Taken:
     def __init__(self, world: World, dtype: torch.dtype) -> None:
         self._world, self._dtype = world, dtype
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Seen:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> Seen:
         device = self._world.device
         begin()
         kept = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
@@ -115,12 +115,12 @@ class Taken:
         seconds = []
         for _ in range(_TIMED_STEPS):
             begin()
-            seconds.append(timed(step, self._world))
+            seconds.append(time_step(step, self._world))
         return Seen(
             peak_bytes=peak, kept_bytes=kept, flops=int(counter.get_total_flops()), seconds=seconds
         )
 
-    def summarise(self, told: Sequence[Seen]) -> Explanation:
+    def summarize(self, told: Sequence[Seen]) -> Explanation:
         """Return the fullest rank's memory, and MFU where the peak of the device is known."""
         metrics: dict[str, MetricValue] = {}
         for name, found in (("memory_peak", "peak_bytes"), ("memory_kept", "kept_bytes")):

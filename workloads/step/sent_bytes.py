@@ -17,7 +17,7 @@ from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.world.benchmark import Explanation
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, sent_bytes
 from parbench.workloads.step.layout import Grouped
-from parbench.workloads.step.probe import Begin, Step
+from parbench.workloads.step.probe import ResetFn, Step
 from parbench.workloads.torch_internals import (
     TorchDispatchMode,
     boxed_group,
@@ -226,12 +226,12 @@ class SentBytes:
     def __init__(self, layout: Grouped, expected: ByAxis) -> None:
         self.layout, self.expected = layout, expected
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> tuple[Tally, ByAxis]:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> tuple[Tally, ByAxis]:
         begin()
         return Tally.of(counted(step, self.layout.axes), self.layout.axes), self.expected
 
     @staticmethod
-    def summarise(told: Sequence[tuple[Tally, ByAxis]]) -> Explanation:
+    def summarize(told: Sequence[tuple[Tally, ByAxis]]) -> Explanation:
         """Return calls, what the rank that sends most sends over each axis, the ratio to theory farthest from 1."""
         metrics = counts_of([sent for sent, _ in told])
         for axis in dict.fromkeys(name for sent, _ in told for name in sent.by_axis):

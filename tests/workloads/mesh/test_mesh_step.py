@@ -277,7 +277,7 @@ def measure_memory(world: World, params: Params) -> dict[str, float | None]:
     step = build_small_hybrid(world, params)
     step.step()
     probe = MeshMemory(step.look())
-    explanation = probe.summarise(world.gather(probe.observe(step.step, step.reset)))
+    explanation = probe.summarize(world.gather(probe.observe(step.step, step.reset)))
     step.close()
     assert len(explanation.details["memory_by_rank"]["parameters"]) == world.size
     return {name: metric.value for name, metric in explanation.metrics.items()}

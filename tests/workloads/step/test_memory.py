@@ -123,7 +123,7 @@ def test_memory_over_time_of_step() -> None:
     assert memory.find_phase(microsecond) == "backward"
     assert memory.points[-1][1] == 0
     larger = msgspec.structs.replace(memory, points=((0, 1), (9, 8 * MIB)))
-    assert probe.summarise([memory, larger, None]).details["memory_over_time"]["rank"] == 1
+    assert probe.summarize([memory, larger, None]).details["memory_over_time"]["rank"] == 1
     assert probe.observe(lambda: None, lambda: None, 0.0) is None
 
 

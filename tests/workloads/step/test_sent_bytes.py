@@ -97,7 +97,7 @@ def test_bytes_are_of_rank_that_sends_most() -> None:
     first = Tally(by_axis={"tp": 8.0, "ep": 4.0})
     second = Tally(by_axis={"tp": 3.0})
     records = [(first, {"tp": 8.0, "ep": 0.0}), (second, {"tp": 4.0})]
-    metrics = SentBytes.summarise(records).metrics
+    metrics = SentBytes.summarize(records).metrics
     assert metrics["bytes_sent.tp"].value == 8
     assert metrics["bytes_expected.tp"].value == 8
     assert metrics["bytes_ratio.tp"].value == 0.75
