@@ -15,7 +15,7 @@ from parbench.workloads.context_parallel.context_step import core_of, make_group
 from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.step.sent_bytes import record_calls
 
 BATCH = 2
 
@@ -182,8 +182,8 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
     tokens = plan.tokens(world.rank)
     leaves = [tensor[:, :, tokens].requires_grad_() for tensor in (q, k, v)]
     outputs: list[Tensor] = []
-    forward_calls = counted(lambda: outputs.append(core(*leaves)), axes)
-    backward_calls = counted(
+    forward_calls = record_calls(lambda: outputs.append(core(*leaves)), axes)
+    backward_calls = record_calls(
         lambda: torch.autograd.backward(outputs, gradient[:, :, tokens]), axes
     )
     for group in axes.values():

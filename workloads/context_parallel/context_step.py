@@ -44,7 +44,7 @@ from parbench.workloads.model.transformer import (
 from parbench.workloads.step.gate import behind_gate
 from parbench.workloads.step.layout import Layout, dtype_of, group_of_mine
 from parbench.workloads.step.probe import Probe, ResetFn, Step
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.step.sent_bytes import record_calls
 from parbench.workloads.step.training_step import TrainingStep
 
 Groups = Mapping[str, dist.ProcessGroup]
@@ -66,8 +66,8 @@ class AttentionProbe:
         begin()
         losses: list[Tensor] = []
         axes = self.layout.axes
-        forward_bytes = bytes_by_axis(counted(lambda: losses.append(self.forward()), axes))
-        backward_bytes = bytes_by_axis(counted(losses.pop().backward, axes))
+        forward_bytes = bytes_by_axis(record_calls(lambda: losses.append(self.forward()), axes))
+        backward_bytes = bytes_by_axis(record_calls(losses.pop().backward, axes))
         return {"forward": forward_bytes, "backward": backward_bytes}
 
     def summarize(self, told: Sequence[BytesEachWay]) -> Explanation:

@@ -26,7 +26,7 @@ from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 from parbench.workloads.model.transformer import Transformer
 from parbench.workloads.step.gate import prepared
 from parbench.workloads.step.layout import Layout, dtype_of
-from parbench.workloads.torch_internals import sharding_optimizer
+from parbench.workloads.torch_internals import load_zero_redundancy_optimizer
 
 _NOTE = (
     "zero1: torch's ZeroRedundancyOptimizer sums all gradients on every rank, 2 Psi e (n-1)/n, and then broadcasts "
@@ -40,7 +40,7 @@ def lay_out(
     if params["optimizer"] == "distributed":
         return _distributed(model, world, spec)
     ddp = wrap(model, world, float(params["bucket_mb"]))
-    optimizer = sharding_optimizer()(
+    optimizer = load_zero_redundancy_optimizer()(
         model.parameters(),
         optimizer_class=optimizer_class(dtype_of(spec), timed=spec.timed),
         process_group=world.group,

@@ -25,7 +25,7 @@ from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.expert_parallel.routes import Routes
 from parbench.workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step, trace_step
-from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
+from parbench.workloads.step.sent_bytes import BytesByAxis, CommBytesProbe, CommVolume, record_calls
 from parbench.workloads.step.turns import cross_fitted, paired_difference, paired_factor, slowest
 
 _REPEATS = 3
@@ -108,7 +108,7 @@ class Observed:
     """
 
     routed: Routed
-    tally_and_expected: tuple[Tally, ByAxis]
+    tally_and_expected: tuple[CommVolume, BytesByAxis]
     expected_drop: float | None
     trips: Sequence[tuple[float, float]]
     walls: Mapping[bool, Sequence[float]]
@@ -132,7 +132,7 @@ class ExpertProbe:
     spec: StepSpec
     tokens: int
     counted: Mapping[str, dist.ProcessGroup]
-    expected_bytes: ByAxis = field(default_factory=dict)
+    expected_bytes: BytesByAxis = field(default_factory=dict)
     backward: bool = True
     traced: bool = False
     claim: str = ""
@@ -143,7 +143,7 @@ class ExpertProbe:
         for mixture in self.mixtures:
             mixture.chosen.clear()
         begin()
-        tally = Tally.of(counted(step, self.counted), self.counted)
+        tally = CommVolume.sum(record_calls(step, self.counted), self.counted)
         routed = routed_by(self.mixtures, self.tokens)
         expected = {**self.expected_bytes, **self._expected(self.world.gather(routed))}
         drop, apart = self._expected_drop(), {"ep", "etp"} & self.axes.groups.keys()
@@ -175,7 +175,7 @@ class ExpertProbe:
         ep, routed = self.moe.ep, merged([one.routed for one in told], self.moe.etp)
         metrics = {
             **load_metrics(routed, ep, told[0].expected_drop),
-            **SentBytes.summarize([one.tally_and_expected for one in told]).metrics,
+            **CommBytesProbe.summarize([one.tally_and_expected for one in told]).metrics,
             **(self._bandwidths(told) if ep > 1 else {}),
         }
         if walls := told[0].walls[True]:

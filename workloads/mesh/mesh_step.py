@@ -58,10 +58,10 @@ from parbench.workloads.pipeline_parallel.stages import (
 )
 from parbench.workloads.step.gate import behind_gate
 from parbench.workloads.step.layout import Layout, dtype_of
-from parbench.workloads.step.memory import BySource, largest_of
-from parbench.workloads.step.overlap import Overlap
+from parbench.workloads.step.memory import MemoryBySource, max_over_ranks
+from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, ResetFn, Step
-from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally
+from parbench.workloads.step.sent_bytes import BytesByAxis, CommBytesProbe, CommVolume
 from parbench.workloads.step.turns import choose_ranks
 from parbench.workloads.tensor_parallel.tensor_parallel import split_blocks
 
@@ -71,11 +71,6 @@ _SUMMED = (
     "tp",
 )  # over these gradients of a mean are summed; over fsdp FSDP takes the mean
 _NO_OVERLAP = "gradients of dp, of edp and of what tp does not split are summed after the last microbatch, as one"
-_MEMORY = {
-    "memory": "between steps, activations of a step above its start",
-    "memory_counted": "activations: what the microbatches in flight saved for backward",
-    "memory_formula": "activations where routes are even",
-}
 _IDLE = (
     "idle is of the traced wall, where waiting for a stage is exposed pp; "
     "idle by cause is the slowest pipeline's own"
@@ -88,8 +83,8 @@ _TIMED = "timed compute: activations have no closed form, as attention keeps non
 class Sent:
     """What one rank sends by axis in a step and the closed forms but for experts' tokens; what it routed, if any."""
 
-    sent: Tally
-    expected: ByAxis
+    sent: CommVolume
+    expected: BytesByAxis
     routed: Routed | None
 
 
@@ -98,14 +93,16 @@ class MeshBytes:
     """The probe of bytes by axis, counted and by closed form, those of experts' tokens by the step's own routes."""
 
     look: probing.PipelineContext
-    expected: ByAxis
+    expected: BytesByAxis
     share = 0.0
 
     def observe(self, step: Step, begin: ResetFn, budget_seconds: float = 0.0) -> Sent:
         look, layers = self.look, mixtures(self.look.layout.model)
         for mixture in layers:
             mixture.chosen.clear()
-        sent, expected = SentBytes(look.layout, self.expected).observe(step, begin, budget_seconds)
+        sent, expected = CommBytesProbe(look.layout.axes, lambda: self.expected).observe(
+            step, begin, budget_seconds
+        )
         routed = (
             routed_by(layers, look.at.spec.microbatch * look.tokens)
             if "ep" in look.layout.axes
@@ -114,7 +111,7 @@ class MeshBytes:
         return Sent(sent, expected, routed)
 
     def summarize(self, told: Sequence[Sent]) -> Explanation:
-        metrics = SentBytes.summarize(self.sent_and_expected(told)).metrics
+        metrics = CommBytesProbe.summarize(self.sent_and_expected(told)).metrics
         if (moe := self.look.at.spec.moe) is not None and (routed := self._routed(told)):
             first = next(ranks for ranks in expert_groups(self.look.at.spec.mesh) if 0 in ranks)
             metrics |= load_metrics([routed[rank] for rank in first], moe.ep, None)
@@ -123,7 +120,7 @@ class MeshBytes:
             details={"bytes_sent_by_rank": [dict(one.sent.by_axis) for one in told]},
         )
 
-    def sent_and_expected(self, told: Sequence[Sent]) -> list[tuple[Tally, ByAxis]]:
+    def sent_and_expected(self, told: Sequence[Sent]) -> list[tuple[CommVolume, BytesByAxis]]:
         spec, moe, routed = self.look.at.spec, self.look.at.spec.moe, self._routed(told)
         if moe is None or not routed:
             return [(one.sent, one.expected) for one in told]
@@ -209,7 +206,7 @@ class MeshMemory:
     look: probing.PipelineContext
     share = 0.0
 
-    def observe(self, step: Step, begin: ResetFn, budget_seconds: float = 0.0) -> BySource:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float = 0.0) -> MemoryBySource:
         held = probing.measure_memory(self.look, begin, as_routed)
         return (
             {**held, "memory_formula": asdict(state_of(self.look.at))}
@@ -217,7 +214,7 @@ class MeshMemory:
             else held
         )
 
-    def summarize(self, told: Sequence[BySource]) -> Explanation:
+    def summarize(self, told: Sequence[MemoryBySource]) -> Explanation:
         spec = self.look.at.spec
         notes = [_TIMED] if spec.timed else []
         if (
@@ -230,7 +227,7 @@ class MeshMemory:
         details = {
             "memory_by_rank": {name: [one["memory"][name] for one in told] for name in COMPONENTS}
         }
-        return Explanation(metrics=largest_of(told, _MEMORY), details=details, notes=tuple(notes))
+        return Explanation(metrics=max_over_ranks(told), details=details, notes=tuple(notes))
 
 
 def as_routed(chunk: Chunk) -> None:
@@ -271,7 +268,12 @@ class HybridStep(MixtureStep):
         """Return what looks into bytes by axis and the bubble, where a step's time goes, and last what ranks hold."""
         look = self.look()
         bubble = () if self.spec.pipeline is None else (MeshBubble(look),)
-        time = Overlap(self._world, self.layout, self._notes_of_peak)
+        time = OverlapProbe(
+            self._world,
+            self.layout.axes,
+            ranks_differ=self.layout.holds_stage_only,
+            list_notes=self._notes_of_peak,
+        )
         return MeshBytes(look, self.expected_bytes()), *bubble, time, MeshMemory(look)
 
     def look(self) -> probing.PipelineContext:

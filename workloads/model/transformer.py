@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from parbench.bench.text import UserError
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
-from parbench.workloads.torch_internals import ATTENTIONS, checkpointed, tree_leaves
+from parbench.workloads.torch_internals import ATTENTIONS, tree_leaves, with_checkpointing
 
 _INIT_DEVIATION = 0.02
 _NORM_EPSILON = 1e-5
@@ -239,7 +239,7 @@ def checkpoint(model: nn.Module, how: str) -> None:
         return
     keeping = {"context_fn": _selective_contexts} if how == "selective" else {}
     for layer in model.get_submodule("layers").children():
-        layer.forward = checkpointed(layer.forward, **keeping)
+        layer.forward = with_checkpointing(layer.forward, **keeping)
 
 
 watchers: list[list[Any]] = []

@@ -44,11 +44,6 @@ SHARED_NOTE = (
     "functional only: ranks share cores or a GPU, so that their compute cannot show a bubble"
 )
 _HALVES_NOTE = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"
-_MEMORY_SOURCES = {
-    "memory": "activations of a step above its start",
-    "memory_counted": "activations: what the microbatches in flight saved for backward",
-    "memory_formula": "",
-}
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ class RankSample:
     """The observations of one rank."""
 
     steps: RankSteps | None
-    memory: memory.BySource
+    memory: memory.MemoryBySource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +116,7 @@ class PipelineProbe:
 
     def summarize(self, samples: Sequence[RankSample]) -> Explanation:
         order = self.context.order
-        memory_metrics = memory.largest_of([sample.memory for sample in samples], _MEMORY_SOURCES)
+        memory_metrics = memory.max_over_ranks([sample.memory for sample in samples])
         metrics = {**memory_metrics, **summarize_order(order)}
         facts = self._make_details(samples)
         rank_steps = [sample.steps for sample in samples if sample.steps is not None]
@@ -339,8 +334,8 @@ def add_timelines(
 def _list_state(layout: Layout) -> dict[str, list[Tensor]]:
     return {
         "parameters": list(layout.model.parameters()),
-        "gradients": memory.gradients(layout.model.parameters()),
-        "optimizer": memory.state_tensors(layout.optimizer),
+        "gradients": memory.list_gradients(layout.model),
+        "optimizer": memory.list_optimizer_state(layout.optimizer),
         "buffers": list(layout.model.buffers()),
     }
 
@@ -353,7 +348,7 @@ def measure_memory(
     context: PipelineContext,
     begin: ResetFn,
     prepare: Callable[[Chunk], object] = prepare_nothing,
-) -> memory.BySource:
+) -> memory.MemoryBySource:
     """Return the memory of this rank as measured, as counted and by formula.
 
     ``prepare`` is called before the counted forward pass of a stage. Gradients are kept between the
@@ -406,9 +401,13 @@ def count_saved_bytes(chunk: Chunk, size: tuple[int, int], hidden: int) -> int:
     hidden_states = torch.zeros(
         *size, hidden, device=weight.device, dtype=weight.dtype, requires_grad=True
     )
-    with memory.SavedTensors(chunk) as saved:
-        output = chunk(hidden_states if chunk.tokens is None else tokens)
-        if chunk.head is not None:
-            output = cross_entropy(output, torch.zeros_like(tokens))
+
+    def forward() -> Tensor:
+        output: Tensor = chunk(hidden_states if chunk.tokens is None else tokens)
+        if chunk.head is None:
+            return output
+        return cross_entropy(output, torch.zeros_like(tokens))
+
+    num_bytes = memory.count_saved_bytes(chunk, forward)
     chunk.embedded = None
-    return saved.num_bytes
+    return num_bytes

@@ -18,7 +18,7 @@ from parbench.workloads.pipeline_parallel.pipeline_probe import PipelineContext,
 from parbench.workloads.step.gate import behind_gate
 from parbench.workloads.step.layout import Layout
 from parbench.workloads.step.probe import Probe
-from parbench.workloads.step.sent_bytes import SentBytes
+from parbench.workloads.step.sent_bytes import CommBytesProbe
 from parbench.workloads.step.training_step import TrainingStep
 
 
@@ -42,7 +42,7 @@ class PipelineStep(TrainingStep):
             recorder=self._recorder,
             train=self._forward_backward,
         )
-        return SentBytes(self.layout, self.expected_bytes()), PipelineProbe(context)
+        return CommBytesProbe(self.layout.axes, self.expected_bytes), PipelineProbe(context)
 
     def _lay_out(
         self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]

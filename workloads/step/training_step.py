@@ -38,12 +38,16 @@ from parbench.workloads.model.transformer import (
     outline,
 )
 from parbench.workloads.step.layout import Layout, dtype_of
-from parbench.workloads.step.memory import Memory, OverTime
-from parbench.workloads.step.overlap import Overlap
+from parbench.workloads.step.memory import (
+    MemoryProbe,
+    MemoryTimelineProbe,
+    count_saved_bytes,
+)
+from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.parity import Parity
-from parbench.workloads.step.peaks import Peak, peak_of
-from parbench.workloads.step.probe import Probe, run_probes
-from parbench.workloads.step.sent_bytes import SentBytes
+from parbench.workloads.step.peaks import Peak, find_peak
+from parbench.workloads.step.probe import Probe, ProbedStep, run_probes
+from parbench.workloads.step.sent_bytes import CommBytesProbe
 
 SMALL_MODEL = (
     "verified on a small model of the same recipe: at this size only replicas are compared, and the loss and gradients "
@@ -153,22 +157,35 @@ class TrainingStep:
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         """Say what the probes find; the model is worth nothing afterwards."""
-        probes = (*self.probes(), OverTime(self._world.device))
+        probes = (*self.probes(), MemoryTimelineProbe(self._world.device))
         return run_probes(self._world, probes, self.step, begin, budget_seconds)
 
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into the step, in order: memory and bytes before steps without communication spoil it."""
         kept_shards = "fsdp" in self.spec.mesh and not self.spec.reshard
         return (
-            Memory(
-                world=self._world,
-                layout=self.layout,
-                forward=self._forward,
+            MemoryProbe(
+                step=self._probed_step(),
+                count_activations=lambda: count_saved_bytes(self.layout.model, self._forward),
                 formula=self.memory_formula(),
                 notes=(KEPT_SHARDS,) if kept_shards else (),
             ),
-            SentBytes(self.layout, self.expected_bytes()),
-            Overlap(self._world, self.layout, self._notes_of_peak),
+            CommBytesProbe(self.layout.axes, self.expected_bytes),
+            OverlapProbe(
+                self._world,
+                self.layout.axes,
+                ranks_differ=self.layout.holds_stage_only,
+                list_notes=self._notes_of_peak,
+            ),
+        )
+
+    def _probed_step(self) -> ProbedStep:
+        return ProbedStep(
+            world=self._world,
+            axes=self.layout.axes,
+            model=self.layout.model,
+            optimizer=self.layout.optimizer,
+            forward_backward=self._forward_backward,
         )
 
     def memory_formula(self) -> dict[str, float]:
@@ -269,6 +286,6 @@ class TrainingStep:
         """Return the highest peak of any rank, for what it is measured by scatters; None where waits are timed."""
         if self.spec.timed:
             return None
-        told = self._world.gather(peak_of(self._world.device, dtype_of(self.spec)))
+        told = self._world.gather(find_peak(self._world.device, dtype_of(self.spec)))
         known = [peak for peak in told if isinstance(peak, Peak)]
         return max(known, key=lambda peak: peak.flops_per_second, default=None)
