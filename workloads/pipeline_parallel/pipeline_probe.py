@@ -36,7 +36,7 @@ from parbench.workloads.pipeline_parallel.simulation import (
 from parbench.workloads.pipeline_parallel.stages import Chunk, Recorder
 from parbench.workloads.step import memory
 from parbench.workloads.step.layout import Layout
-from parbench.workloads.step.probe import Begin, Step, take_turns, timed
+from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 from parbench.workloads.step.turns import cross_fitted
 
 MAX_TIMELINE_ACTIONS = 20_000
@@ -44,11 +44,6 @@ SHARED_NOTE = (
     "functional only: ranks share cores or a GPU, so that their compute cannot show a bubble"
 )
 _HALVES_NOTE = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"
-_MEMORY_SOURCES = {
-    "memory": "activations of a step above its start",
-    "memory_counted": "activations: what the microbatches in flight saved for backward",
-    "memory_formula": "",
-}
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ class RankSample:
     """The observations of one rank."""
 
     steps: RankSteps | None
-    memory: memory.BySource
+    memory: memory.MemoryBySource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +108,15 @@ class PipelineProbe:
     context: PipelineContext
     share = 1.0
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> RankSample:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> RankSample:
         return RankSample(
             steps=measure_steps(self.context, step, begin, budget_seconds),
             memory=measure_memory(self.context, begin),
         )
 
-    def summarise(self, samples: Sequence[RankSample]) -> Explanation:
+    def summarize(self, samples: Sequence[RankSample]) -> Explanation:
         order = self.context.order
-        memory_metrics = memory.largest_of([sample.memory for sample in samples], _MEMORY_SOURCES)
+        memory_metrics = memory.max_over_ranks([sample.memory for sample in samples])
         metrics = {**memory_metrics, **summarize_order(order)}
         facts = self._make_details(samples)
         rank_steps = [sample.steps for sample in samples if sample.steps is not None]
@@ -188,7 +183,7 @@ def has_shared_cores(world: World) -> bool:
 
 
 def measure_steps(
-    context: PipelineContext, step: Step, begin: Begin, budget_seconds: float
+    context: PipelineContext, step: Step, begin: ResetFn, budget_seconds: float
 ) -> RankSteps | None:
     """Run as many steps as the budget allows, none if they cannot show a bubble."""
     world, recorder = context.world, context.recorder
@@ -199,14 +194,14 @@ def measure_steps(
 
     def run_step() -> None:
         begin()
-        steps.wall_seconds.append(timed(step, world))
+        steps.wall_seconds.append(time_step(step, world))
         stamps = [
             (str(action), start - offset, stop - offset) for action, start, stop in recorder.read()
         ]
         steps.stamps.append(stamps)
         steps.uncertainty_seconds.append(recorder.uncertainty_seconds)
 
-    take_turns(world, budget_seconds, run_step)
+    repeat_within_budget(world, budget_seconds, run_step)
     return steps
 
 
@@ -339,8 +334,8 @@ def add_timelines(
 def _list_state(layout: Layout) -> dict[str, list[Tensor]]:
     return {
         "parameters": list(layout.model.parameters()),
-        "gradients": memory.gradients(layout.model.parameters()),
-        "optimizer": memory.state_tensors(layout.optimizer),
+        "gradients": memory.list_gradients(layout.model),
+        "optimizer": memory.list_optimizer_state(layout.optimizer),
         "buffers": list(layout.model.buffers()),
     }
 
@@ -351,9 +346,9 @@ def prepare_nothing(chunk: Chunk) -> None:
 
 def measure_memory(
     context: PipelineContext,
-    begin: Begin,
+    begin: ResetFn,
     prepare: Callable[[Chunk], object] = prepare_nothing,
-) -> memory.BySource:
+) -> memory.MemoryBySource:
     """Return the memory of this rank as measured, as counted and by formula.
 
     ``prepare`` is called before the counted forward pass of a stage. Gradients are kept between the
@@ -406,9 +401,13 @@ def count_saved_bytes(chunk: Chunk, size: tuple[int, int], hidden: int) -> int:
     hidden_states = torch.zeros(
         *size, hidden, device=weight.device, dtype=weight.dtype, requires_grad=True
     )
-    with memory.SavedTensors(chunk) as saved:
-        output = chunk(hidden_states if chunk.tokens is None else tokens)
-        if chunk.head is not None:
-            output = cross_entropy(output, torch.zeros_like(tokens))
+
+    def forward() -> Tensor:
+        output: Tensor = chunk(hidden_states if chunk.tokens is None else tokens)
+        if chunk.head is None:
+            return output
+        return cross_entropy(output, torch.zeros_like(tokens))
+
+    num_bytes = memory.count_saved_bytes(chunk, forward)
     chunk.embedded = None
-    return saved.num_bytes
+    return num_bytes
