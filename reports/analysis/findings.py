@@ -38,7 +38,7 @@ Kind = Literal[
 MOST, _MOST_NAMED = 6, 3
 USUAL: Mapping[str, Value] = {
     "shape": "tiny", "microbatch": 4, "bucket_mb": 0.0, "schedule": "1f1b", "ep": 0, "top_k": 2, "capacity": 0.0,
-    "variant": "all_to_all", "method": "ring",
+    "variant": "all_to_all", "cp_method": "ring",
 }  # fmt: skip
 """What all steps take unless they are told otherwise, which a command need not say."""
 _LEAST_BUCKET_BYTES = 1 << 18  # less is not worth dividing

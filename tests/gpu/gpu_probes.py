@@ -29,7 +29,7 @@ from parbench.bench.results.stats import median
 from parbench.bench.world.torch_compat import dump_flight_records
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import shape_of
-from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import build, draw_tokens, loss_of
 
 REHEARSE = "--rehearse" in sys.argv
@@ -172,17 +172,17 @@ def sleeping() -> None:
     """Calibrate the spinning kernel from idle clocks, bare and as parbench does."""
     rates = []
     errors = []
-    with TimedCompute(DEVICE).waiting(WAIT_SECONDS):  # the first wait calibrates
+    with SimulatedCompute(DEVICE).waiting(WAIT_SECONDS):  # the first wait calibrates
         pass
     for _ in range(3 if REHEARSE else 20):
         time.sleep(IDLE_SECONDS)
         seconds = measure_device_seconds(lambda: cuda._sleep(CALIBRATION_CYCLES), spin=False)
         rates.append(CALIBRATION_CYCLES / seconds)
         time.sleep(IDLE_SECONDS)
-        waiter = TimedCompute(DEVICE)
+        waiter = SimulatedCompute(DEVICE)
 
-        def wait(waiter: TimedCompute = waiter) -> None:
-            with waiter.waiting(WAIT_SECONDS):
+        def wait(waiter: SimulatedCompute = waiter) -> None:
+            with waiter.taking(WAIT_SECONDS):
                 pass
 
         errors.append(measure_device_seconds(wait, spin=False) / WAIT_SECONDS - 1)

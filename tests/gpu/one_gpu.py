@@ -442,7 +442,7 @@ def on_gloo(session: Session) -> Iterator[Line]:
         "--set",
         "shape=tiny",
     ]
-    methods = ["--set", "method=ulysses,allgather_kv"]
+    methods = ["--set", "cp_method=ulysses,allgather_kv"]
     _, lines = session.run_parbench(
         "gloo: steps, 2 ranks", *options, *selection, *methods, budget=20
     )

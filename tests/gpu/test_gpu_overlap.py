@@ -10,7 +10,7 @@ from parbench.bench.results.step_trace import TraceEvent
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World
-from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.pipeline_parallel.pipeline_probe import can_measure_bubble
 from parbench.workloads.step.call_spans import spans_of_calls
 from parbench.workloads.step.probe import moment, seconds_of, trace_step
@@ -35,7 +35,7 @@ def explain_ddp_step(world: World) -> tuple[Explanation, bool]:
 
 
 def spin(seconds: float) -> None:
-    with TimedCompute(GPU).waiting(seconds):
+    with SimulatedCompute(GPU).waiting(seconds):
         pass
 
 
@@ -147,7 +147,7 @@ def test_stream_moments_lie_on_host_clock() -> None:
 
 @pytest.mark.parametrize("seconds", [0.005, 0.05])
 def test_simulated_compute_lasts_as_requested(seconds: float) -> None:
-    assert TimedCompute(GPU).doubts == ()
+    assert SimulatedCompute(GPU).doubts == ()
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     start.record()

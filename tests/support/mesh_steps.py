@@ -6,7 +6,7 @@ from typing import Any
 
 from parbench.bench.world.world import World
 from parbench.workloads.mesh.mesh_step import HybridStep
-from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.pipeline_parallel.pipeline_step import PipelineStep
 from tests.support.training_steps import DEFINITION_BY_NAME, SMALL_PARAMS
 
@@ -28,7 +28,7 @@ def build_small_hybrid(world: World, params: Params) -> HybridStep:
 
 
 def assert_calibration(
-    seconds: float, waiter: TimedCompute, forward: Callable[[], object]
+    waiter: SimulatedCompute, seconds: float, forward: Callable[[], object]
 ) -> None:
     """Replace ``calibrate``: the forward pass waits for the given seconds in total."""
     waits = record_waits(waiter)
@@ -36,7 +36,7 @@ def assert_calibration(
     assert abs(sum(waits) - seconds) < 1e-9 * seconds, (sum(waits), seconds)
 
 
-def record_waits(waiter: TimedCompute) -> list[float]:
+def record_waits(waiter: SimulatedCompute) -> list[float]:
     """Return a list to which the waiter, now without calibration, adds the seconds of each wait."""
     waiter.forward_scale = waiter.backward_scale = 1.0
     waits: list[float] = []
@@ -50,5 +50,5 @@ def record_waits(waiter: TimedCompute) -> list[float]:
 
         return wait
 
-    waiter.waiting = record(waiter.waiting)  # type: ignore[method-assign]
+    waiter.taking = record(waiter.taking)  # type: ignore[method-assign]
     return waits

@@ -326,7 +326,7 @@ def context_case(method: str = "ring", sequence: int = 64, **params: Any) -> Cas
         "shape": "tiny",
         "sequence": sequence,
         "microbatch": 4,
-        "method": method,
+        "cp_method": method,
     }
     return make_case("workload.cp", target, {**shape, **params})
 

@@ -89,7 +89,7 @@ def test_gradients_below_bfloat16_are_wrong(two_ranks: Ranks) -> None:
 
 def count_leftovers(world: World, name: str) -> list[tuple[int, int]]:
     """Count threads and tensors after each of three benchmarks; the first may fill caches."""
-    options: dict[str, Params] = {"pp": {"microbatches": 4}, "cp": {"method": "zigzag"}}
+    options: dict[str, Params] = {"pp": {"microbatches": 4}, "cp": {"cp_method": "zigzag"}}
     shape = {"hidden": 32, "sequence": 16, "vocabulary": 64}
     definition = DEFINITION_BY_NAME[name]
     case = definition.case({**shape, **options.get(name, {})})

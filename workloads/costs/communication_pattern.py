@@ -14,6 +14,7 @@ from typing import Protocol
 
 from parbench.bench.plan.catalogue import ONE
 from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
+from parbench.workloads.context_parallel.key_exchange import AttentionCall
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import (
     Kind,
@@ -250,89 +251,10 @@ def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
         )
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """A call of attention over ``cp``, with its count in a layer's forward and backward pass."""
-
-    axis: str
-    op: str
-    size: str
-    purpose: str
-    ranks: int
-    forward: int
-    backward: int
-
-
 def list_attention_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    """Return the calls of a layer's attention for one microbatch, by the rule of the cp method."""
-    return _CONTEXT_RULES.get(view.spec.cp_method, _list_ring_calls)(view)
-
-
-def _size_keys_and_values(view: RankView) -> str:
-    """Return the elements of a rank's keys and values. Latent attention has those of all heads."""
-    if view.spec.shape.latent is not None:
-        return "tokens * heads * (head_size + value_size) / tp"
-    return "2 * tokens * kv_heads * head_size / tp"
-
-
-def _list_ring_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    return _list_hops(view, "cp", view.spec.dims.cp)
-
-
-def _list_hops(view: RankView, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
-    """Return the messages of a ring (arXiv 2310.01889).
-
-    Keys and values pass ``ranks - 1`` hops forward and again backward, where the float32 sums of
-    their gradients pass as many.
-    """
-    size, hops = _size_keys_and_values(view), ranks - 1
-    keys = f"{size} * bytes_per_element"
-    return (
-        AttentionCall(axis, "send", keys, "keys and values", ranks, hops, hops),
-        AttentionCall(axis, "send", f"{size} * 4", "their gradients in float32", ranks, 0, hops),
-    )
-
-
-def _list_allgather_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    """Return the calls that gather keys and values for each pass (arXiv 2407.21783, 3.3.2)."""
-    size = f"{_size_keys_and_values(view)} * cp * bytes_per_element"
-    ranks = view.spec.dims.cp
-    return (
-        AttentionCall("cp", "all_gather", size, "keys and values", ranks, 1, 1),
-        AttentionCall("cp", "reduce_scatter", size, "their gradients", ranks, 0, 1),
-    )
-
-
-def _list_ulysses_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    return _list_exchanges(view, "cp", view.spec.dims.cp)
-
-
-def _list_exchanges(view: RankView, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
-    """Return the exchanges of heads for tokens, and back (DeepSpeed-Ulysses, arXiv 2309.14509)."""
-    inputs = f"tokens * heads * head_size / tp + {_size_keys_and_values(view)}"
-    results = "tokens * heads * value_size / tp * bytes_per_element"
-    exchange = partial(AttentionCall, axis, "all_to_all")
-    return (
-        exchange(f"({inputs}) * bytes_per_element", "queries, keys and values", ranks, 1, 1),
-        exchange(results, "results", ranks, 1, 1),
-    )
-
-
-def _list_usp_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    """Return the calls of a ring around exchanges of heads (USP, arXiv 2405.07719)."""
-    inner = view.spec.ulysses_ranks
-    return (
-        *_list_exchanges(view, "ulysses", inner),
-        *_list_hops(view, "ring", view.spec.dims.cp // inner),
-    )
-
-
-_CONTEXT_RULES = {
-    "allgather_kv": _list_allgather_calls,
-    "ulysses": _list_ulysses_calls,
-    "usp": _list_usp_calls,
-}
-"""The rules of the methods that are not a ring."""
+    """Return the calls of a layer's attention for one microbatch."""
+    spec = view.spec
+    return spec.context_method.list_calls(spec.shape, spec.dims.cp, spec.ulysses_ranks)
 
 
 def attention_bytes(view: RankView) -> dict[str, dict[str, float]]:
@@ -361,7 +283,7 @@ def _list_context_calls(view: RankView) -> Iterator[Call]:
             call.op,
             call.size,
             count,
-            call.purpose,
+            call.why,
             group=("cp",),
             ranks=call.ranks,
         )

@@ -6,7 +6,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 from parbench.bench.text import UserError, format_list, suggest_similar
-from parbench.workloads.context_parallel.context_case import ulysses_of
+from parbench.workloads.context_parallel.context_methods import (
+    ContextMethod,
+    find_context_method,
+)
 from parbench.workloads.costs.divisibility import find_broken_rule
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import (
@@ -103,7 +106,11 @@ class StepSpec:
     @property
     def ulysses_ranks(self) -> int:
         """The ranks of ``cp`` that exchange heads. The others of ``cp`` form a ring."""
-        return ulysses_of(self.cp_method, self.ulysses, self.dims.cp)
+        return self.context_method.compute_ulysses(self.dims.cp, self.ulysses)
+
+    @property
+    def context_method(self) -> ContextMethod:
+        return find_context_method(self.cp_method)
 
     @property
     def has_master_weights(self) -> bool:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.moe_case import Moe
-from parbench.workloads.model.timed_compute import TimedLinear
+from parbench.workloads.model.simulated_compute import SimulatedLinear
 from parbench.workloads.model.transformer import Transformer
 from parbench.workloads.step.layout import group_of_mine
 from parbench.workloads.tensor_parallel.tensor_parallel import split_blocks
@@ -99,5 +99,5 @@ def split_attention(
 def fill_sums(model: nn.Module, tp: int) -> None:
     """Let timed attention fill in what a sum over ``tp`` would: as often its number as there are ranks."""
     for name, module in model.named_modules():
-        if ".attention." in name and isinstance(module, TimedLinear):
-            module.fill *= tp
+        if ".attention." in name and isinstance(module, SimulatedLinear):
+            module.gradient_value *= tp

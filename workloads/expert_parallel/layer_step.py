@@ -24,7 +24,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
     let_experts_wait,
 )
 from parbench.workloads.expert_parallel.routes import Routes
-from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import fill, generator
 from parbench.workloads.step.layout import dtype_of, end_groups, whole
 from parbench.workloads.step.parity import compare, norm_of_all
@@ -155,7 +155,7 @@ class LayerStep(Scope):
     claim = "ep_layer: one layer, forward and backward; no gradient is summed over copies, and no attention hides it"
 
     def __init__(self, world: World, **params: Value) -> None:
-        self._waiter = TimedCompute(world.device)
+        self._waiter = SimulatedCompute(world.device)
         self._differences: list[str] = []
         super().__init__(world, **params)
         if self.spec.timed_seconds is not None:
@@ -209,7 +209,7 @@ class LayerStep(Scope):
         )
 
     def _draw(self) -> None:
-        self._waiter.forget()
+        self._waiter.reset_debt()
         super()._draw()
         self.x.requires_grad_()
 

@@ -19,7 +19,7 @@ from parbench.workloads.expert_parallel.dispatch import Plan, Rows
 from parbench.workloads.expert_parallel.groups import Held
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.timed_compute import TimedCompute, make_timed
+from parbench.workloads.model.simulated_compute import SimulatedCompute, simulate_linears
 from parbench.workloads.model.transformer import Ffn, Transformer, materialise
 from parbench.workloads.step.layout import local
 
@@ -51,7 +51,7 @@ class Experts(nn.Module):
         self.gate = _parameter(inner, held.mesh, split=2) if shape.recipe == "llama" else None
         self.up = _parameter(inner, held.mesh, split=2)
         self.down = _parameter((moe.experts_per_rank, mine, shape.hidden), held.mesh, split=1)
-        self.waiter: TimedCompute | None = None
+        self.waiter: SimulatedCompute | None = None
         self.seconds_per_row = 0.0
 
     def forward(self, rows: Rows) -> Tensor:
@@ -247,13 +247,13 @@ def mixtures(model: nn.Module) -> list[MoeLayer]:
 
 
 def let_experts_wait(
-    model: nn.Module, seconds: float, tokens: int, waiter: TimedCompute, *, others: float = 0.0
+    model: nn.Module, seconds: float, tokens: int, waiter: SimulatedCompute, *, others: float = 0.0
 ) -> None:
     """Let the experts of ``model.layers`` wait: T forward at a rank's mean load of ``tokens`` tokens, 2 T backward.
 
     ``others`` is how long all other products wait, which do not multiply.
     """
-    make_timed(model, others, waiter)
+    simulate_linears(model, others, waiter)
     for mixture in (layers := mixtures(model)):
         rows = tokens * mixture.moe.top_k * mixture.moe.etp
         mixture.experts.waiter, mixture.experts.seconds_per_row = (
@@ -266,13 +266,13 @@ class _Waited(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, experts: Any, *weights: Tensor) -> Tensor:
         ctx.experts, ctx.sizes = experts, [weight.shape for weight in weights]
-        with experts.waiter.waiting(len(x) * experts.seconds_per_row):
+        with experts.waiter.taking(len(x) * experts.seconds_per_row):
             return torch.zeros_like(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         experts, gradient = ctx.experts, gradients[0]
-        with experts.waiter.waiting(2 * len(gradient) * experts.seconds_per_row):
+        with experts.waiter.taking(2 * len(gradient) * experts.seconds_per_row):
             return (
                 torch.zeros_like(gradient),
                 None,

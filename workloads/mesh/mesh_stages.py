@@ -14,11 +14,10 @@ from torch.profiler import record_function
 
 from parbench.bench.results.details import Action
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.context_case import ContextPlan
-from parbench.workloads.costs.parameter_table import Kind, layer_weights
+from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
+from parbench.workloads.costs.parameter_table import Kind
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.groups import Held, held_by
-from parbench.workloads.expert_parallel.moe_case import Moe, num_expert_parameters
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.mesh.axes import (
     expert_copies,
@@ -27,8 +26,7 @@ from parbench.workloads.mesh.axes import (
     groups_along,
     multiplied,
 )
-from parbench.workloads.model.shapes import Shape, num_ffn_matrices
-from parbench.workloads.model.timed_compute import TimedLinear
+from parbench.workloads.model.simulated_compute import SimulatedLinear
 from parbench.workloads.pipeline_parallel.stages import Chunk, Recorder
 from parbench.workloads.step.layout import group_of_mine, local, make_mesh, nothing
 from parbench.workloads.step.parity import count_unfilled
@@ -85,17 +83,13 @@ def make_groups(world: World, spec: StepSpec) -> Groups:
     return Groups(mesh=mesh, axes=found, replica_group=replica_group, held=held, made=made)
 
 
-def plan_of(spec: StepSpec) -> ContextPlan:
-    cp, sequence = spec.size("cp"), spec.shape.sequence
-    ulysses = cp if spec.cp_method == "ulysses" else 1
-    return ContextPlan(
-        method=spec.cp_method, mask="causal", sequence=sequence, ranks=cp, ulysses=ulysses
-    )
+def plan_of(spec: StepSpec) -> SequenceSplit:
+    return split_sequence(spec.cp_method, spec.shape, ranks=spec.size("cp"))
 
 
 def tokens_of(spec: StepSpec, coordinate: Mapping[str, int]) -> tuple[int, ...]:
     """Return the positions of the rank at a coordinate: its run over ``tp`` of its part of ``cp``."""
-    attended = plan_of(spec).tokens(coordinate["cp"])
+    attended = plan_of(spec).list_tokens(coordinate["cp"])
     each = len(attended) // spec.size("tp")
     return tuple(attended[coordinate["tp"] * each :][:each])
 
@@ -203,31 +197,6 @@ def sum_together(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
         gradient.copy_(values.view_as(gradient))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """Parts of a rank's whole forward pass of a microbatch, T, which add up to 1, by what products take.
-
-    Each has the share of its multiply-adds a token: linear layers their weights, routed experts those of the k that a
-    token meets, causal attention h (s + 1), of q k^T and of what comes out over (s + 1) / 2 keys. Attention counts
-    where ``cp`` cuts it into blocks, which wait; elsewhere it costs nothing, as in other timed steps.
-    """
-
-    linear: float
-    experts: float
-    attention: float
-
-
-def shares_of(shape: Shape, moe: Moe | None, *, cp: int) -> Shares:
-    linear, experts = layer_weights(shape), 0.0
-    if moe is not None:
-        each = num_expert_parameters(shape, moe)
-        linear += moe.shared * each - num_ffn_matrices(shape) * shape.hidden * shape.ffn
-        experts = float(moe.top_k * each)
-    attention = shape.hidden * (shape.sequence + 1) if cp > 1 else 0.0
-    whole = linear + experts + attention
-    return Shares(linear=linear / whole, experts=experts / whole, attention=attention / whole)
-
-
 def count_wrong_fills(model: nn.Module, times: float, *, tp: int, num_ranks: int) -> int:
     """Return how many weight gradients of linear layers are not ``times`` the mean of what data ranks fill in.
 
@@ -235,9 +204,11 @@ def count_wrong_fills(model: nn.Module, times: float, *, tp: int, num_ranks: int
     """
     wrong = 0
     for name, module in model.named_modules():
-        if isinstance(module, TimedLinear):
+        if isinstance(module, SimulatedLinear):
             expected = (
-                times * module.mean_fill * (tp if name == "head" or ".ffn.shared." in name else 1)
+                times
+                * module.mean_gradient_value
+                * (tp if name == "head" or ".ffn.shared." in name else 1)
             )
             gradient = None if module.weight.grad is None else local(module.weight.grad)
             wrong += count_unfilled(gradient, expected, num_ranks)

@@ -17,9 +17,14 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.details import COMPONENTS
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import Kernel, kernel_for, waiting_kernel
-from parbench.workloads.context_parallel.context_step import attend_by, core_of
+from parbench.workloads.context_parallel.attention import build_attention, install_attention
+from parbench.workloads.context_parallel.attention_kernel import (
+    Kernel,
+    choose_kernel,
+    make_simulated_attention,
+)
 from parbench.workloads.costs import strategies
+from parbench.workloads.costs.compute_shares import compute_shares
 from parbench.workloads.costs.memory import state_of
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.expert_probe import (
@@ -43,7 +48,10 @@ from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.mesh import mesh_stages
 from parbench.workloads.mesh.axes import coordinate_of, expert_groups, expert_parts, groups_along
 from parbench.workloads.mesh.mesh_stages import Train, mixtures_in, train_alone
-from parbench.workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
+from parbench.workloads.model.simulated_compute import (
+    SimulatedCompute,
+    set_distinct_gradients,
+)
 from parbench.workloads.model.transformer import Transformer, cross_entropy, loss_of, materialise
 from parbench.workloads.pipeline_parallel import pipeline_probe as probing
 from parbench.workloads.pipeline_parallel import stages as pipeline_stages
@@ -246,14 +254,18 @@ class HybridStep(MixtureStep):
         moe = self.moe = spec.moe
         self._tokens = mesh_stages.tokens_of(spec, self.coordinate)
         self._routes = None if moe is None else Routes(world, spec, moe, self._tokens)
-        self._shares = mesh_stages.shares_of(spec.shape, moe, cp=spec.size("cp"))
+        self._shares = compute_shares(
+            spec.shape,
+            moe,
+            keys_per_query=(spec.shape.sequence + 1) / 2 if spec.size("cp") > 1 else 0.0,
+        )
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
-        self._block_waiter = TimedCompute(world.device)
+        self._block_waiter = SimulatedCompute(world.device)
         super().__init__(world, params, self._lay_out, strategies.mesh, outlined=True)
 
     def reset(self) -> None:
         super().reset()
-        self._block_waiter.forget()
+        self._block_waiter.reset_debt()
         self._recorder.forget()
 
     def check(self) -> int:
@@ -302,8 +314,8 @@ class HybridStep(MixtureStep):
         plan, cp = mesh_stages.plan_of(spec), self.coordinate["cp"]
         core = None
         if "cp" in groups.axes:
-            core = core_of(plan, cp, world.device, groups.axes, self._kernel(spec))
-        attend_by(model, core, torch.tensor(plan.tokens(cp), device=world.device))
+            core = build_attention(plan, cp, world.device, groups.axes, self._kernel(spec))
+        install_attention(model, core, torch.tensor(plan.list_tokens(cp), device=world.device))
         # The positions are on the device: a list as an index would be copied to it in every step.
         self._places = model.places = torch.tensor(self._tokens, device=world.device)
         self._chunks, self._train_chunks = self._make_stages(model, spec, groups)
@@ -395,8 +407,8 @@ class HybridStep(MixtureStep):
             self._routes.give(mixtures, self._microbatches[microbatch])
 
     def _forget_late(self) -> None:
-        self._waiter.forget()
-        self._block_waiter.forget()
+        self._waiter.reset_debt()
+        self._block_waiter.reset_debt()
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Let linear layers wait; mixtures, whose experts wait as well, are not there before the model is laid out."""
@@ -408,16 +420,16 @@ class HybridStep(MixtureStep):
     def _kernel(self, spec: StepSpec) -> Kernel:
         shape = spec.shape
         if spec.timed_seconds is None:
-            return kernel_for(self._world.device, dtype_of(spec), shape.head_size)
+            return choose_kernel(self._world.device, dtype_of(spec), shape.head_size)
         each = spec.timed_seconds * self.spec.size("pp") / shape.layers * self._shares.attention
         plan, heads = mesh_stages.plan_of(spec), shape.heads // self.spec.size("tp")
-        return waiting_kernel(
-            each, plan, microbatch=spec.microbatch, heads=heads, waiter=self._block_waiter
+        return make_simulated_attention(
+            self._block_waiter, each, plan, microbatch=spec.microbatch, heads=heads
         )
 
     def _fill_distinct_gradients(self) -> None:
         layout = self.layout
-        fill_distinct_gradients(
+        set_distinct_gradients(
             layout.model, layout.data_rank, layout.data_size, self.spec.size("fsdp")
         )
 

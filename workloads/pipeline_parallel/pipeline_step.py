@@ -50,7 +50,7 @@ class PipelineStep(TrainingStep):
         pipeline = spec.pipeline
         assert pipeline is not None
         # The next action does not make up for one that took too long, which would move a bubble.
-        self._recorder = stages.Recorder(world.device, self._waiter.forget)
+        self._recorder = stages.Recorder(world.device, self._waiter.reset_debt)
         for chunk in stages.make_chunks(model, pipeline, world.rank).values():
             materialise(chunk, world.seed, world.device)
         self._stages = stages.make_stages(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.world.world import World
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.timed_compute import TimedCompute, calibrate, make_timed
+from parbench.workloads.model.simulated_compute import SimulatedCompute, calibrate, simulate_linears
 from parbench.workloads.model.transformer import Transformer, draw_tokens
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
 from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
@@ -166,16 +166,16 @@ class Stage(PlainStage):
 
 
 def time_layers(
-    model: Transformer, spec: StepSpec, world: World, waiter: TimedCompute, seconds: float
+    model: Transformer, spec: StepSpec, world: World, waiter: SimulatedCompute, seconds: float
 ) -> None:
     """Simulate compute: a rank's share of the layers takes ``seconds`` per forward pass."""
     ranks = spec.size("pp")
-    make_timed(model, seconds * ranks, waiter)
+    simulate_linears(model, seconds * ranks, waiter)
     num_layers = max(1, spec.shape.layers // ranks)
     chunk = Chunk(model, 0, num_layers)
     tokens = draw_tokens(spec.shape, spec.microbatch, world.seed, 0).to(world.device)
     chunk_seconds = seconds * ranks * num_layers / spec.shape.layers
-    calibrate(chunk_seconds, waiter, lambda: chunk(tokens[:, :-1]).sum())
+    calibrate(waiter, chunk_seconds, lambda: chunk(tokens[:, :-1]).sum())
     model.zero_grad()
 
 

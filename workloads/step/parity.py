@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.timed_compute import TimedLinear
+from parbench.workloads.model.simulated_compute import SimulatedLinear
 from parbench.workloads.model.transformer import loss_of, materialise, outline, plain_name
 from parbench.workloads.step.layout import Layout, local, whole
 
@@ -173,9 +173,11 @@ class Parity:
         wrong = 0
         self._layout.gather_gradients()
         for module in self._layout.model.modules():
-            if isinstance(module, TimedLinear):
+            if isinstance(module, SimulatedLinear):
                 gradient = None if module.weight.grad is None else whole(module.weight.grad)
-                wrong += count_unfilled(gradient, accumulation * module.mean_fill, self._world.size)
+                wrong += count_unfilled(
+                    gradient, accumulation * module.mean_gradient_value, self._world.size
+                )
         return wrong
 
     def _count_wrong_updates(self, batch: Microbatches) -> int:

@@ -23,11 +23,11 @@ from parbench.workloads.costs.memory import activations_of, state_of
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.costs.strategies import Strategy
-from parbench.workloads.model.timed_compute import (
-    TimedCompute,
+from parbench.workloads.model.simulated_compute import (
+    SimulatedCompute,
     calibrate,
-    fill_distinct_gradients,
-    make_timed,
+    set_distinct_gradients,
+    simulate_linears,
 )
 from parbench.workloads.model.transformer import (
     Transformer,
@@ -74,10 +74,10 @@ class TrainingStep:
         model = outline(self.spec.shape, dtype_of(self.spec))
         if not outlined or self.spec.timed:
             materialise(model, world.seed, world.device)
-        self._waiter, self._doubts = TimedCompute(world.device), dict[str, None]()
+        self._waiter, self._doubts = SimulatedCompute(world.device), dict[str, None]()
         if self.spec.timed_seconds is not None:
             self._doubts = dict.fromkeys(
-                doubt for doubts in world.gather(self._waiter.doubts) for doubt in doubts
+                doubt for doubts in world.gather(self._waiter.notes) for doubt in doubts
             )
             self._make_timed(model, self.spec.timed_seconds)
         checkpoint(model, self.spec.checkpointing)
@@ -101,7 +101,7 @@ class TrainingStep:
             self.layout.optimizer.step()
 
     def reset(self) -> None:
-        self._waiter.forget()
+        self._waiter.reset_debt()
         self._step_number += 1
         self._draw()
 
@@ -221,14 +221,14 @@ class TrainingStep:
 
     def _make_timed(self, model: Transformer, seconds: float) -> None:
         """Replace arithmetic by waits, and make them exact on a microbatch of the plain model."""
-        make_timed(model, seconds, self._waiter)
+        simulate_linears(model, seconds, self._waiter)
         tokens = draw_tokens(self.spec.shape, self.spec.microbatch, self._world.seed, 0)
-        calibrate(seconds, self._waiter, lambda: loss_of(model, tokens.to(self._world.device)))
+        calibrate(self._waiter, seconds, lambda: loss_of(model, tokens.to(self._world.device)))
         model.zero_grad()
 
     def _fill_distinct_gradients(self) -> None:
         """Let data ranks' timed gradients differ, so that their mean can be checked."""
-        fill_distinct_gradients(
+        set_distinct_gradients(
             self.layout.model, self.layout.data_rank, self.layout.data_size, self._world.size
         )
 

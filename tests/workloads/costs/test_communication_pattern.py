@@ -115,7 +115,7 @@ def test_context_parallel_bytes(checkpointing: str, forwards: int) -> None:
     params = {"kv_heads": 2, "checkpointing": checkpointing, "precision": "bfloat16"}
 
     def method_bytes(method: str, ulysses: int = 0) -> dict[str, float]:
-        return step_bytes("cp", {**params, "method": method, "ulysses": ulysses})
+        return step_bytes("cp", {**params, "cp_method": method, "ulysses": ulysses})
 
     ring = keys_and_values * (passes + 4)
     ulysses = (2 * queries + keys_and_values) * passes / 2

@@ -144,7 +144,7 @@ def test_gate_needs_memory_on_all_ranks(
     [
         ("fsdp", 8, {}),
         ("tp_sp", 8, {}),
-        ("cp", 8, {"method": "ulysses"}),
+        ("cp", 8, {"cp_method": "ulysses"}),
         ("pp", 2, {"split": "15+17"}),
         ("hybrid", 16, {"mesh": "pp=4,cp=2,tp=2"}),
         ("hybrid", 8, {"mesh": "dp=2,tp=4,ep=2,etp=2", "experts": 8}),

@@ -12,11 +12,11 @@ from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.timed_compute import (
-    TimedCompute,
-    TimedLinear,
-    fill_distinct_gradients,
-    make_timed,
+from parbench.workloads.model.simulated_compute import (
+    SimulatedCompute,
+    SimulatedLinear,
+    set_distinct_gradients,
+    simulate_linears,
 )
 from parbench.workloads.model.transformer import build, draw_tokens, loss_of
 from parbench.workloads.step.layout import Layout
@@ -338,11 +338,11 @@ def make_fills(ranks: int, dtype: torch.dtype) -> tuple[Tensor, float]:
     fills, expected = [], 0.0
     for rank in range(ranks):
         model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1)])})
-        make_timed(model, 1.0, TimedCompute(torch.device("cpu")))
-        fill_distinct_gradients(model, rank, ranks, ranks)
-        [linear] = [module for module in model.modules() if isinstance(module, TimedLinear)]
-        fills.append(linear.fill)
-        expected = linear.mean_fill
+        simulate_linears(model, 1.0, SimulatedCompute(torch.device("cpu")))
+        set_distinct_gradients(model, rank, ranks, ranks)
+        [linear] = [module for module in model.modules() if isinstance(module, SimulatedLinear)]
+        fills.append(linear.gradient_value)
+        expected = linear.mean_gradient_value
     return torch.tensor(fills, dtype=dtype), expected
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from parbench.workloads.model.shapes import Shape, shape_of
-from parbench.workloads.model.timed_compute import (
-    TimedCompute,
-    make_timed,
+from parbench.workloads.model.simulated_compute import (
+    SimulatedCompute,
+    simulate_linears,
 )
 from parbench.workloads.model.transformer import (
     Transformer,
@@ -28,7 +28,7 @@ GPT = shape_of({"shape": "tiny", "layers": 2, "hidden": 32, "vocabulary": 32, "s
 LLAMA = shape_of({"shape": "tiny-llama", "layers": 2, "hidden": 32, "ffn": 64, "sequence": 16})
 
 
-class RecordingCompute(TimedCompute):
+class RecordingCompute(SimulatedCompute):
     """Records the requested seconds and does not wait."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class RecordingCompute(TimedCompute):
         self.requests: list[float] = []
 
     @contextmanager
-    def waiting(self, seconds: float) -> Iterator[None]:
+    def taking(self, seconds: float) -> Iterator[None]:
         self.requests.append(seconds)
         yield
 
@@ -47,9 +47,11 @@ class RecordingCompute(TimedCompute):
         return total
 
 
-def build_timed(shape: Shape, compute: TimedCompute, seconds: float = 1.0) -> Transformer:
+def build_simulated(
+    shape: Shape, compute: SimulatedCompute, seconds: float = 1.0
+) -> Transformer:
     model = build(shape, 7, CPU)
-    make_timed(model, seconds, compute)
+    simulate_linears(model, seconds, compute)
     return model
 
 
@@ -67,7 +69,7 @@ def test_late_wait_shortens_the_next(late_seconds: float) -> None:
     compute = clock.waiter()
     start = clock.now
     for _ in range(100):
-        with compute.waiting(0.01):
+        with compute.taking(0.01):
             pass
     assert clock.now - start == pytest.approx(1.0, abs=late_seconds + 1e-9)
     assert min(clock.sleeps) > 0
@@ -77,12 +79,12 @@ def test_wait_contains_its_body() -> None:
     """A body that takes longer than its wait shortens the next wait."""
     clock = FakeTime()
     compute = clock.waiter()
-    with compute.waiting(0.01):
+    with compute.taking(0.01):
         clock.now += 0.004
     clock.now += 5.0
-    with compute.waiting(0.01):
+    with compute.taking(0.01):
         clock.now += 0.03
-    with compute.waiting(0.05):
+    with compute.taking(0.05):
         pass
     assert clock.sleeps == pytest.approx([0.006, 0.03])
 
@@ -91,13 +93,13 @@ def test_wait_contains_its_body() -> None:
 @pytest.mark.measures
 def test_real_waits_take_requested_time() -> None:
     """The best of 40 attempts is compared, because other processes use the machine."""
-    compute = TimedCompute(CPU)
+    compute = SimulatedCompute(CPU)
     errors = [1.0]
     while len(errors) <= 40 and min(errors) >= 0.01:
-        compute.forget()
+        compute.reset_debt()
         start = time.perf_counter()
         for _ in range(50):
-            with compute.waiting(0.004):
+            with compute.taking(0.004):
                 pass
         errors.append(abs(time.perf_counter() - start - 0.2) / 0.2)
     assert min(errors) < 0.01
@@ -109,7 +111,7 @@ def test_backward_waits_twice_as_long_as_forward(shape: Shape) -> None:
     compute = RecordingCompute()
     compute.forward_scale = 0.75
     compute.backward_scale = 0.5
-    model = build_timed(shape, compute, seconds=0.6)
+    model = build_simulated(shape, compute, seconds=0.6)
     loss = compute_loss(model, shape)
     assert compute.take_total() == pytest.approx(0.75 * 0.6)
     run_backward(loss)
@@ -119,15 +121,15 @@ def test_backward_waits_twice_as_long_as_forward(shape: Shape) -> None:
 def test_checkpointed_layer_waits_again() -> None:
     """Recomputing each of the two layers stops before its last GEMM, which takes 0.4 s."""
     compute = RecordingCompute()
-    model = build_timed(GPT, compute, seconds=2.4)
+    model = build_simulated(GPT, compute, seconds=2.4)
     checkpoint(model, "full")
     run_backward(compute_loss(model, GPT))
     assert compute.take_total() == pytest.approx(4 * 2.4 - 2 * 0.4)
 
 
-def test_timed_linear_saves_its_input() -> None:
+def test_simulated_linear_saves_its_input() -> None:
     """Activations in flight therefore take as much memory as those of a real step."""
-    linear = build_timed(GPT, RecordingCompute()).layers.get_submodule("0.ffn.up")
+    linear = build_simulated(GPT, RecordingCompute()).layers.get_submodule("0.ffn.up")
     x = torch.ones(1, 2, 32, requires_grad=True)
     pointers: list[int] = []
 
