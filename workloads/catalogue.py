@@ -74,12 +74,9 @@ def _step(
             build(params, world.nproc)
         except UserError as error:
             return str(error)
-        has_gloo_method = name == "cp" and params["cp_method"] in GLOO_ON_GPUS_CP_METHODS
-        if world.gloo_on_gpus and name not in GLOO_ON_GPUS and not has_gloo_method:
+        if world.gloo_on_gpus and not _runs_on_gloo_with_gpus(name, params):
             method = f" with cp_method = {params['cp_method']}" if name == "cp" else ""
-            return (
-                f"gloo cannot send the CUDA tensors of {name}{method} or of its check: {GLOO_HINT}"
-            )
+            return f"gloo cannot send the CUDA tensors of {name}{method}: {GLOO_HINT}"
         return None
 
     return BenchmarkDefinition(

@@ -5,6 +5,7 @@ all_to_all has. The words of equations are those of ``RankView.symbols``. The ex
 measured step and the planner read the same calls.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from parbench.workloads.costs.parameter_table import (
     list_units,
 )
 from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
     **{spec.short_name: spec.busbw.compute for spec in CATALOGUE if spec.busbw},
@@ -182,7 +184,7 @@ def count_group_ranks(spec: StepSpec, group: tuple[str, ...]) -> int:
     if group == ("efsdp",):
         return spec.dims.expert_shards
     if group == ("edp",):
-        return spec.dims.expert_replicas // spec.dims.expert_shards
+        return spec.dims.expert_replicas
     return spec.dims.size(*group)
 
 
@@ -198,27 +200,29 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
     spec = view.spec
     if spec.dims.tp == 1:
         return
-    passes = spec.forward_passes + 1
-    recomputations = spec.forward_passes - 1
-    for layers, count, blocks in (
-        (
-            "moe_layers" if spec.moe else "layers",
-            view.layers - view.dense_layers,
-            1 if spec.moe else 2,
-        ),
-        ("dense_layers", view.dense_layers, 2),
-    ):
+    for layers, count in _list_layer_kinds(view):
         if not count:
             continue
-        gathers = f"{blocks * passes:g} * {layers} * microbatches"
-        # Torch stops a recomputation when it has the last tensor that backward needs.
-        stopped = recomputations if blocks == 2 else 0
-        sums = f"{blocks * passes - stopped:g} * {layers} * microbatches"
+        blocks = 1 if layers == "moe_layers" else 2
+        passes = f"2 * {layers} + recomputed_{layers}"
+        gathers = f"{blocks} * ({passes}) * microbatches"
+        sums = gathers
+        if blocks == 2:
+            # Torch stops a recomputation when it has the last tensor that backward needs.
+            sums = f"(4 * {layers} + recomputed_{layers}) * microbatches"
         if not spec.sequence_parallel:
             yield _call(view, "tp", "all_reduce", ACTIVATIONS, sums, "activations")
             continue
         yield _call(view, "tp", "all_gather", ACTIVATIONS, gathers, "activations")
         yield _call(view, "tp", "reduce_scatter", ACTIVATIONS, sums, "activations")
+
+
+def _list_layer_kinds(view: RankView) -> list[tuple[str, int]]:
+    """Return the symbols of the kinds of layers, and the number of a rank's layers of each."""
+    if view.spec.moe is None:
+        return [("layers", view.layers)]
+    moe_layers = view.layers - view.dense_layers
+    return [("moe_layers", moe_layers), ("dense_layers", view.dense_layers)]
 
 
 def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
@@ -275,8 +279,7 @@ def _list_context_calls(view: RankView) -> Iterator[Call]:
     if view.spec.dims.cp == 1:
         return
     for call in list_attention_calls(view):
-        passes = view.spec.forward_passes * call.forward + call.backward
-        count = f"{passes:g} * layers * microbatches"
+        count = _count_passes(call.forward, call.backward, "layers")
         yield _call(
             view,
             call.axis,
@@ -289,6 +292,14 @@ def _list_context_calls(view: RankView) -> Iterator[Call]:
         )
 
 
+def _count_passes(forward: int, backward: int, layers: str, *, is_repeated: bool = True) -> str:
+    """Return the calls of layers with so many per forward and backward pass of a microbatch."""
+    terms = [f"{forward + backward} * {layers}"]
+    if forward and is_repeated:
+        terms.append(f"{forward} * recomputed_{layers}")
+    return f"({' + '.join(terms)}) * microbatches"
+
+
 def _list_expert_calls(view: RankView) -> Iterator[Call]:
     """EP with balanced routing: dispatch and combine of each token's top-k rows, and their counts.
 
@@ -298,10 +309,11 @@ def _list_expert_calls(view: RankView) -> Iterator[Call]:
     spec = view.spec
     if spec.moe is None:
         return
-    layers = "moe_layers * microbatches"
-    forward = f"{spec.forward_passes:g} * {layers}"
-    both = f"{spec.forward_passes + 1:g} * {layers}"
-    both_ways = f"{2 * (spec.forward_passes + 1):g} * {layers}"
+    # Selective checkpointing keeps the results of experts, so that only full repeats them.
+    is_repeated = spec.checkpointing == "full"
+    count_calls = partial(_count_passes, layers="moe_layers", is_repeated=is_repeated)
+    forward, both = count_calls(1, 0), count_calls(1, 1)
+    both_ways, backward = count_calls(2, 2), count_calls(0, 1)
     tokens = "etp * sharded_tokens"
     rows = f"{tokens} * top_k * hidden * bytes_per_element"
     yield _call(view, "ep", "all_to_all", rows, both_ways, "dispatch and combine")
@@ -312,7 +324,7 @@ def _list_expert_calls(view: RankView) -> Iterator[Call]:
         ("all_gather", f"{hidden} * bytes_per_element", both, "tokens of split experts"),
         ("reduce_scatter", f"{hidden} * bytes_per_element", both, "sums of split experts"),
         ("all_gather", f"{weights} * bytes_per_element", forward, "weights of split experts"),
-        ("reduce_scatter", f"{weights} * bytes_per_element", layers, "gradients of weights"),
+        ("reduce_scatter", f"{weights} * bytes_per_element", backward, "gradients of weights"),
         ("all_gather", f"{weights} * {ROUTE_BYTES}", forward, "routes of split experts"),
     ):
         yield _call(view, "etp", op, size, count, purpose)
@@ -354,17 +366,16 @@ def _list_shard_calls(view: RankView) -> Iterator[Call]:
     if not spec.dims.is_sharded:
         return
     shards, units = spec.dims.shard_size, list_units(view)
-    shard = partial(_list_unit_calls, view, "fsdp", spec.dims.shard_axes, ("dp",))
+    shard = partial(_list_unit_calls, view, "fsdp", spec.dims.shard_axes)
     yield from shard("embedding", "1", count_padded(units.embeddings, shards))
     yield from shard("norm_and_head", "1", count_padded(units.head, shards), is_kept=True)
-    kinds = ("moe_layers" if spec.moe else "layers", "dense_layers")
-    for layers, (count, parts) in zip(kinds, units.layers, strict=False):
+    for (layers, count), (_, parts) in zip(_list_layer_kinds(view), units.layers, strict=False):
         if count:
-            yield from shard("layer", layers, count_padded(parts, shards))
+            yield from shard(layers.removesuffix("s"), layers, count_padded(parts, shards))
     if spec.moe is not None:
         experts = _count_experts(units.layers[0][1])
         yield from _list_unit_calls(
-            view, "efsdp", ("efsdp",), ("edp",), "experts_of_layer", "moe_layers", experts
+            view, "efsdp", ("efsdp",), "experts_of_layer", "moe_layers", experts
         )
 
 
@@ -376,7 +387,6 @@ def _list_unit_calls(
     view: RankView,
     axis: str,
     group: tuple[str, ...],
-    replicas: tuple[str, ...],
     unit: str,
     count: str,
     elements: int,
@@ -399,14 +409,8 @@ def _list_unit_calls(
     yield call(axis, "all_gather", parameters, _multiply(gathers, count), "parameters", group=group)
     yield call(axis, "reduce_scatter", gradients, _multiply(syncs, count), "gradients", group=group)
     shards = count_group_ranks(spec, group)
-    yield call(
-        replicas[0],
-        "all_reduce",
-        f"{gradients} / {shards}",
-        _multiply(syncs, count),
-        "gradients",
-        group=replicas,
-    )
+    shard = f"{gradients} / {shards}"
+    yield call("dp", "all_reduce", shard, _multiply(syncs, count), "gradients of shards")
 
 
 def _multiply(*factors: str) -> str:
@@ -457,7 +461,8 @@ def _list_zero1_calls(
     """Yield the calls of ZeRO-1 (arXiv 1910.02054), with parameters padded to the ranks."""
     ranks = count_group_ranks(view.spec, group)
     padded = -(-elements // ranks) * ranks
-    buckets = view.spec.count_buckets(elements * view.spec.reduce_bytes)
+    bucket_bytes = view.spec.bucket_bytes or DEFAULT_BUCKET_BYTES
+    buckets = math.ceil(padded * view.spec.bytes_per_element / bucket_bytes)
     symbols = {"parameters": padded, "buckets": buckets}
     call = partial(_call, view, axis, group=group, symbols=symbols)
     syncs = _multiply(str(view.spec.gradient_syncs), "buckets")

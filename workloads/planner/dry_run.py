@@ -223,8 +223,9 @@ def work_of(at: RankView, hardware: Hardware, seconds: Seconds) -> Work:
         else 0.0,
         "fsdp": sum(compute) * (1 if spec.dims.size("pp") > 1 else spec.microbatches),
         "ep": sum(compute) * spec.microbatches,
-        "dp": compute[1],
-        "edp": compute[1],
+        # The next forward pass hides the gathers of updated parameters (Megatron, overlap_param_gather).
+        "dp": sum(compute) if spec.zero1 else compute[1],
+        "edp": sum(compute) if spec.zero1 else compute[1],
     }
     by_axis: dict[str, list[PlacedCall]] = {}
     for call in list_calls(at):
