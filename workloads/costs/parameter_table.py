@@ -136,7 +136,7 @@ def count_padded(parts: Parts, ranks: int) -> int:
 @lru_cache(maxsize=256)
 def _embeddings(shape: Shape, tp: int) -> Parts:
     """Return the embeddings: of tokens, which ``tp`` splits, and of learned positions."""
-    tokens = _part("token_embedding.weight", _split_kind(tp), -(-shape.vocabulary // tp), shape.hidden)
+    tokens = _part("token_embedding.weight", "split", -(-shape.vocabulary // tp), shape.hidden)
     if not shape.has_learned_positions:
         return (tokens,)
     return (tokens, _part("position_embedding.weight", "replicated", shape.sequence, shape.hidden))
@@ -149,11 +149,7 @@ def _head(shape: Shape, tp: int, is_tied_here: bool) -> Parts:
     if is_tied_here:
         return norm
     rows = -(-shape.vocabulary // tp)
-    return (*norm, _part("head.weight", _split_kind(tp), rows, shape.hidden))
-
-
-def _split_kind(tp: int) -> Kind:
-    return "replicated" if tp == 1 else "split"
+    return (*norm, _part("head.weight", "split", rows, shape.hidden))
 
 
 @lru_cache(maxsize=1024)
