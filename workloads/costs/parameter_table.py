@@ -243,9 +243,13 @@ def _columns(
 def _rows(
     name: str, outer: int, inner: int, tp: int, *, has_bias: bool, kind: Kind = "split"
 ) -> Iterator[ParameterPart]:
+    """Yield a matrix that ``tp`` splits by rows, and its bias.
+
+    Every rank has the full bias, but also its full gradient: that of the sum over ranks.
+    """
     yield _part(f"{name}.weight", kind, outer, inner // tp)
     if has_bias:
-        yield _part(f"{name}.bias", "replicated", outer)
+        yield _part(f"{name}.bias", kind, outer)
 
 
 def _norm(shape: Shape, name: str) -> Iterator[ParameterPart]:

@@ -47,7 +47,12 @@ class TokenPositions:
         attended = [list(range(spec.shape.sequence))]
         if dims.cp > 1:
             split = split_sequence(
-                spec.cp_method, spec.shape, dims.cp, spec.ulysses, spec.mask, dims.tp
+                spec.cp_method,
+                spec.shape,
+                ranks=dims.cp,
+                ulysses=spec.ulysses,
+                mask=spec.mask,
+                tp=dims.tp,
             )
             attended = [split.list_tokens(cp_rank) for cp_rank in range(dims.cp)]
         tp = dims.tp if spec.sequence_parallel else 1
