@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from parbench.workloads.context_parallel.attention_kernel import (
 )
 from parbench.workloads.costs import strategies
 from parbench.workloads.costs.compute_shares import compute_shares
-from parbench.workloads.costs.memory import state_of
+from parbench.workloads.costs.memory import layer_equation, state_of
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.expert_probe import (
     Routed,
@@ -53,9 +52,9 @@ from parbench.workloads.model.simulated_compute import (
     set_distinct_gradients,
 )
 from parbench.workloads.model.transformer import Transformer, cross_entropy, loss_of, materialise
-from parbench.workloads.pipeline_parallel import pipeline_probe as probing
 from parbench.workloads.pipeline_parallel import stages as pipeline_stages
-from parbench.workloads.pipeline_parallel.bubbles import make_details, measure_latency
+from parbench.workloads.pipeline_parallel.pipeline_memory import PipelineContext, measure_memory
+from parbench.workloads.pipeline_parallel.pipeline_probe import BubbleProbe
 from parbench.workloads.pipeline_parallel.stages import (
     Chunk,
     StageParameters,
@@ -70,7 +69,6 @@ from parbench.workloads.step.memory import BySource, largest_of
 from parbench.workloads.step.overlap import Overlap
 from parbench.workloads.step.probe import Begin, Probe, Step
 from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally
-from parbench.workloads.step.turns import choose_ranks
 from parbench.workloads.tensor_parallel.tensor_parallel import split_blocks
 
 _SUMMED = (
@@ -84,10 +82,6 @@ _MEMORY = {
     "memory_counted": "activations: what the microbatches in flight saved for backward",
     "memory_formula": "activations where routes are even",
 }
-_IDLE = (
-    "idle is of the traced wall, where waiting for a stage is exposed pp; "
-    "idle by cause is the slowest pipeline's own"
-)
 _EVEN = "memory: the closed form of activations is of even routes, what is counted of those that were taken"
 _TIMED = "timed compute: activations have no closed form, as attention keeps none of its own"
 
@@ -105,7 +99,7 @@ class Sent:
 class MeshBytes:
     """The probe of bytes by axis, counted and by closed form, those of experts' tokens by the step's own routes."""
 
-    look: probing.PipelineContext
+    look: PipelineContext
     expected: ByAxis
     share = 0.0
 
@@ -160,63 +154,14 @@ class MeshBytes:
 
 
 @dataclass(frozen=True)
-class MeshBubble:
-    """The probe of the pipeline that was slowest in the other half of the steps; no claim where ranks share cores."""
-
-    look: probing.PipelineContext
-    share = 2 / 3  # of what is left for the rest of the step's time
-
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> probing.RankSteps | None:
-        return probing.measure_steps(self.look, step, begin, budget_seconds)
-
-    def summarise(self, told: Sequence[probing.RankSteps | None]) -> Explanation:
-        order = self.look.order
-        taken, facts = [one for one in told if one is not None], make_details(order)
-        in_order = probing.summarize_order(order)
-        if not taken:
-            facts = msgspec.structs.replace(facts, why_not_measured=probing.SHARED_NOTE)
-            return Explanation(
-                metrics=in_order, details=facts.as_details, notes=(probing.SHARED_NOTE,)
-            )
-        pipelines = groups_along(self.look.at.spec.mesh, "pp")
-        of_each = [
-            probing.merge_steps([taken[rank] for rank in ranks], order) for ranks in pipelines
-        ]
-        turns = list(
-            enumerate(
-                choose_ranks(
-                    [[timeline.makespan for timeline in steps.timelines] for steps in of_each]
-                )
-            )
-        )
-        slowest = probing.PipelineSteps(
-            order=order,
-            timelines=tuple(of_each[pipeline].timelines[turn] for turn, pipeline in turns),
-            outside_seconds=tuple(
-                of_each[pipeline].outside_seconds[turn] for turn, pipeline in turns
-            ),
-            uncertainty_seconds=max(steps.uncertainty_seconds for steps in of_each),
-        )
-        latency = measure_latency(slowest.timelines, order)
-        metrics = in_order | probing.summarize_bubble(
-            slowest, latency, self.look.at.spec.timed_seconds
-        )
-        # a step's compute and idle are those of its traced wall here, to which exposed communication belongs
-        for name in ("compute", "idle", "non_pipeline_time"):
-            del metrics[name]
-        details = probing.add_timelines(facts, slowest, latency, self.look.world.clock).as_details
-        return Explanation(metrics=metrics, details=details, notes=(_IDLE,))
-
-
-@dataclass(frozen=True)
 class MeshMemory:
     """The probe of what each rank holds, after all others: by closed form, counted and measured."""
 
-    look: probing.PipelineContext
+    look: PipelineContext
     share = 0.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> BySource:
-        held = probing.measure_memory(self.look, begin, as_routed)
+        held = measure_memory(self.look, begin, as_routed)
         return (
             {**held, "memory_formula": asdict(state_of(self.look.at))}
             if self.look.at.spec.timed
@@ -280,18 +225,29 @@ class HybridStep(MixtureStep):
     def probes(self) -> Sequence[Probe[Any]]:
         """Return what looks into bytes by axis and the bubble, where a step's time goes, and last what ranks hold."""
         look = self.look()
-        bubble = () if self.spec.pipeline is None else (MeshBubble(look),)
+        bubble: tuple[BubbleProbe, ...] = ()
+        if self.spec.pipeline is not None:
+            bubble = (
+                BubbleProbe(
+                    world=self._world,
+                    order=self.spec.pipeline.order,
+                    pipelines=groups_along(self.spec.mesh, "pp"),
+                    recorder=self._recorder,
+                    layers_by_stage=self.spec.pipeline.layers_by_stage,
+                    layer_bytes=layer_equation(self.spec.at(0), self.spec.checkpointing).value,
+                    simulated_seconds=self.spec.timed_seconds,
+                ),
+            )
         time = Overlap(self._world, self.layout, self._notes_of_peak)
         return MeshBytes(look, self.expected_bytes()), *bubble, time, MeshMemory(look)
 
-    def look(self) -> probing.PipelineContext:
-        return probing.PipelineContext(
+    def look(self) -> PipelineContext:
+        return PipelineContext(
             world=self._world,
             layout=self.layout,
             at=self.spec.at(self._world.rank),
             chunks=self._chunks,
             tokens=len(self._tokens),
-            recorder=self._recorder,
             train=self._forward_backward,
         )
 

@@ -10,13 +10,19 @@ from torch import Tensor
 from parbench.bench.plan.params import Value
 from parbench.bench.world.world import World
 from parbench.workloads.costs import strategies
+from parbench.workloads.costs.memory import layer_equation
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.transformer import Transformer, cross_entropy, materialise
 from parbench.workloads.pipeline_parallel import stages
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.pipeline_parallel.pipeline_probe import PipelineContext, PipelineProbe
+from parbench.workloads.pipeline_parallel.pipeline_memory import (
+    PipelineContext,
+    PipelineMemoryProbe,
+)
+from parbench.workloads.pipeline_parallel.pipeline_probe import BubbleProbe
 from parbench.workloads.step.gate import behind_gate
 from parbench.workloads.step.layout import Layout
+from parbench.workloads.step.overlap import Overlap
 from parbench.workloads.step.probe import Probe
 from parbench.workloads.step.sent_bytes import SentBytes
 from parbench.workloads.step.training_step import TrainingStep
@@ -39,10 +45,24 @@ class PipelineStep(TrainingStep):
             at=self.spec.at(self._world.rank),
             chunks={stage.stage_index: stage.chunk for stage in self._stages},
             tokens=self.spec.shape.sequence,
-            recorder=self._recorder,
             train=self._forward_backward,
         )
-        return SentBytes(self.layout, self.expected_bytes()), PipelineProbe(context)
+        assert self.spec.pipeline is not None
+        bubble = BubbleProbe(
+            world=self._world,
+            order=self.spec.pipeline.order,
+            pipelines=[range(self._world.size)],
+            recorder=self._recorder,
+            layers_by_stage=self.spec.pipeline.layers_by_stage,
+            layer_bytes=layer_equation(self.spec.at(0), self.spec.checkpointing).value,
+            simulated_seconds=self.spec.timed_seconds,
+        )
+        return (
+            SentBytes(self.layout, self.expected_bytes()),
+            bubble,
+            Overlap(self._world, self.layout, self._notes_of_peak),
+            PipelineMemoryProbe(context),
+        )
 
     def _lay_out(
         self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
