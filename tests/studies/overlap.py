@@ -22,7 +22,7 @@ from parbench.bench.machine.environment import find_interface
 from parbench.bench.results.stats import median
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.bench.world.world import World, open_world
-from parbench.workloads.step.sent_bytes import SentCall, counted
+from parbench.workloads.step.sent_bytes import SentCall, record_calls
 from parbench.workloads.step.training_step import TrainingStep
 from tests.support.training_steps import build_small_step
 
@@ -98,7 +98,7 @@ def measure_communication(name: str, world: World) -> tuple[tuple[SentCall, ...]
     step = build_step(name, world, 1e-3)
     for _ in range(NUM_WARMUP_STEPS):
         step.step()
-    calls = counted(step.step, step.layout.axes)
+    calls = record_calls(step.step, step.layout.axes)
     rounds = [
         measure_seconds(lambda: replay_calls(calls, world), world)
         for _ in range(NUM_COMMUNICATION_ROUNDS)

@@ -132,7 +132,7 @@ def count_on_rank(
     for _ in range(2):
         step.reset()
         step.step()
-    sent = bytes_by_axis(sent_bytes.counted(step.step, step.layout.axes))
+    sent = bytes_by_axis(sent_bytes.record_calls(step.step, step.layout.axes))
     with mock.patch.object(memory, "peak_during", lambda run, device: run()):
         counted = count_memory(step, world)
     step.close()

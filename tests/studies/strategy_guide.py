@@ -134,7 +134,7 @@ def render_strategies(step: StepSpec) -> str:
         rows.append(
             (
                 strategy.name,
-                str(strategy.spec.world),
+                str(strategy.spec.ranks),
                 f"`{strategy.formula}`",
                 f"{strategy.sent_bytes / GIGA:.1f} GB",
                 f"{memory.state / GIGA:.1f} GB",

@@ -106,7 +106,6 @@ def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> M
         "idle": 0.06,
         "residual": 0.02,
         "ect": 0.33,
-        "comm_wait": 0.25,
         "straggler_wait": 0.04,
         "compute_slowdown": 0.05,
     }

@@ -13,7 +13,7 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.communication_pattern import sent_bytes
-from parbench.workloads.step.sent_bytes import Silenced, counted, fake_twins, group_of
+from parbench.workloads.step.sent_bytes import NoCommMode, make_fake_groups, record_calls
 from parbench.workloads.step.training_step import TrainingStep
 
 Params = dict[str, Any]
@@ -74,7 +74,7 @@ def metric_value(explanation: Explanation, name: str) -> float:
 def measure_sent_bytes(step: TrainingStep) -> dict[str, float]:
     """Return the bytes that this rank sends in a step, by axis."""
     sent: defaultdict[str, float] = defaultdict(float)
-    for call in counted(step.step, step.layout.axes):
+    for call in record_calls(step.step, step.layout.axes):
         sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
     return {axis: num_bytes for axis, num_bytes in sent.items() if num_bytes}
 
@@ -91,17 +91,14 @@ def measure_wrong_and_bytes(
     return wrong, sent, expected
 
 
-class LocalReductions(Silenced):  # type: ignore[no-untyped-call]
+class LocalReductions(NoCommMode):  # type: ignore[no-untyped-call]
     """While entered, a reduction behaves as if every rank had the values of this rank."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
         name = func.name()
-        group = group_of(args) if "c10d" in name and "reduce" in name else None
-        if group is None:
-            return func(*args, **(kwargs or {}))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if "reduce" not in name:
+            return func(*args, **kwargs)
+        result = super().handle(func, group, args, kwargs)
         if "reduce_scatter" in name:
             is_functional = name.startswith("_c10d_functional")
             output = result if is_functional else args[0]
@@ -122,12 +119,12 @@ def count_wrong_without_reduction(world: World, name: str, params: Params) -> tu
         if only_check:
             step.step()
             assert step.check() == 0
-        twins = fake_twins(step.layout.axes)
-        with LocalReductions(twins):
+        fake_groups = make_fake_groups(step.layout.axes)
+        with LocalReductions(fake_groups):
             step.step()
             counts.append(step.check())
-        for twin in twins.values():
-            dist.destroy_process_group(twin)
+        for group in fake_groups.values():
+            dist.destroy_process_group(group)
         step.close()
     return counts[0], counts[1]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.step.sent_bytes import record_calls
 from tests.support.ranks import Ranks
 from tests.support.training_steps import (
     DEFINITION_BY_NAME,
@@ -52,7 +52,7 @@ def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params)
 def count_calls(world: World, bucket_mb: float) -> Counter[str]:
     """Return the number of calls of a step with a distributed optimizer, by operation."""
     step = build_trained_step(world, "zero1", **DISTRIBUTED, bucket_mb=bucket_mb)
-    calls = counted(step.step, step.layout.axes)
+    calls = record_calls(step.step, step.layout.axes)
     step.close()
     return Counter(call.op for call in calls)
 

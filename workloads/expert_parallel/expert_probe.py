@@ -24,8 +24,8 @@ from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.expert_parallel.routes import Routes
 from parbench.workloads.expert_parallel.routing import BALANCED, expected_drop_rate, imbalance
-from parbench.workloads.step.probe import Begin, Step, take_turns, timed, trace_step
-from parbench.workloads.step.sent_bytes import ByAxis, SentBytes, Tally, counted
+from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step, trace_step
+from parbench.workloads.step.sent_bytes import BytesByAxis, CommBytesProbe, CommVolume, record_calls
 from parbench.workloads.step.turns import cross_fitted, paired_difference, paired_factor, slowest
 
 _REPEATS = 3
@@ -108,7 +108,7 @@ class Observed:
     """
 
     routed: Routed
-    tally_and_expected: tuple[Tally, ByAxis]
+    tally_and_expected: tuple[CommVolume, BytesByAxis]
     expected_drop: float | None
     trips: Sequence[tuple[float, float]]
     walls: Mapping[bool, Sequence[float]]
@@ -132,18 +132,18 @@ class ExpertProbe:
     spec: StepSpec
     tokens: int
     counted: Mapping[str, dist.ProcessGroup]
-    expected_bytes: ByAxis = field(default_factory=dict)
+    expected_bytes: BytesByAxis = field(default_factory=dict)
     backward: bool = True
     traced: bool = False
     claim: str = ""
     notes: tuple[str, ...] = ()
     share: float = 1.0
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Observed:
+    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> Observed:
         for mixture in self.mixtures:
             mixture.chosen.clear()
         begin()
-        tally = Tally.of(counted(step, self.counted), self.counted)
+        tally = CommVolume.sum(record_calls(step, self.counted), self.counted)
         routed = routed_by(self.mixtures, self.tokens)
         expected = {**self.expected_bytes, **self._expected(self.world.gather(routed))}
         drop, apart = self._expected_drop(), {"ep", "etp"} & self.axes.groups.keys()
@@ -156,10 +156,10 @@ class ExpertProbe:
             ):  # drift weighs on both alike
                 self.routes.balance(balanced)
                 begin()
-                walls[balanced].append(timed(step, self.world))
+                walls[balanced].append(time_step(step, self.world))
 
         if self.routes.generator is None or self.routes.generator.name != BALANCED:
-            take_turns(self.world, budget_seconds, turn, most=10)
+            repeat_within_budget(self.world, budget_seconds, turn, max_repeats=10)
             self.routes.balance(False)
         return Observed(
             routed=routed,
@@ -170,12 +170,12 @@ class ExpertProbe:
             exposed_seconds=self._exposed(step, begin) if self.traced and apart else [],
         )
 
-    def summarise(self, told: Sequence[Observed]) -> Explanation:
+    def summarize(self, told: Sequence[Observed]) -> Explanation:
         """Return what routes cost: bytes of the rank that sends most, all else of rank 0's copy or the slowest rank."""
         ep, routed = self.moe.ep, merged([one.routed for one in told], self.moe.etp)
         metrics = {
             **load_metrics(routed, ep, told[0].expected_drop),
-            **SentBytes.summarise([one.tally_and_expected for one in told]).metrics,
+            **CommBytesProbe.summarize([one.tally_and_expected for one in told]).metrics,
             **(self._bandwidths(told) if ep > 1 else {}),
         }
         if walls := told[0].walls[True]:
@@ -306,7 +306,7 @@ class ExpertProbe:
                 )
         return metrics
 
-    def _exposed(self, step: Step, begin: Begin) -> list[float]:
+    def _exposed(self, step: Step, begin: ResetFn) -> list[float]:
         found = []
         for _ in range(_REPEATS):
             begin()

@@ -73,11 +73,11 @@ class Shape:
         return self.latent.v_head_dim if self.latent is not None else self.head_size
 
     @property
-    def positions(self) -> bool:
+    def has_learned_positions(self) -> bool:
         """Whether they are learned, a table of as many as a sequence has tokens."""
         return self.recipe == "gpt" if self.learned_positions is None else self.learned_positions
 
-    def biased(self, part: Bias) -> bool:
+    def has_bias(self, part: Bias) -> bool:
         return part in (_BIASES[self.recipe] if self.biases is None else self.biases)
 
 
@@ -122,59 +122,70 @@ MODEL = (
 )
 
 
-BATCH = (
-    Param(
-        name="microbatch",
-        kind="int",
-        default=4,
-        minimum=1,
-        help="sequences of one rank's microbatch",
-    ),
-    Param(
-        name="accumulation",
-        kind="int",
-        default=1,
-        minimum=1,
-        optional=True,
-        help="microbatches per step",
-    ),
+MICROBATCH = Param(
+    name="microbatch", kind="int", default=4, minimum=1, help="sequences of a rank's microbatch"
+)
+MICROBATCHES = Param(
+    name="microbatches",
+    kind="int",
+    default=1,
+    minimum=1,
+    optional=True,
+    help="microbatches of a step and data rank",
 )
 PRECISION = choice(
-    "precision", "of weights and gradients; bfloat16 keeps float32 masters", *PRECISIONS
+    "precision", "dtype of weights; bfloat16 has float32 master weights", *PRECISIONS
 )
-CHECKPOINTING = choice(
-    "checkpointing", "what forward drops and backward computes again", *CHECKPOINTINGS
+REDUCE_DTYPE = choice("reduce_dtype", "dtype in which gradients are reduced", *PRECISIONS)
+CHECKPOINTING = Param(
+    name="checkpointing",
+    kind="str",
+    default="none",
+    optional=True,
+    help="activation recomputation: none, selective, full, or full:K (one layer in K)",
 )
-REAL, TIMED = "real", "timed:"
-_WAITED = "real, or timed:DURATION: ranks wait instead of computing, so long for the forward of a microbatch"
-COMPUTE = Param(name="compute", kind="str", default=REAL, optional=True, help=_WAITED)
+REAL, SIMULATED = "real", "simulated:"
+COMPUTE = Param(
+    name="compute",
+    kind="str",
+    default=REAL,
+    optional=True,
+    help="real, or simulated:DURATION: sleep so long for the forward pass of a microbatch",
+)
 WHOLE, SMALL = "whole", "small"
-_CHECKED = "verify against one process: the whole model, or a small model of the same recipe; auto: whole if it fits"
-CHECK = choice("check", _CHECKED, "auto", WHOLE, SMALL)
-COMMON = (*MODEL, *BATCH, PRECISION, CHECKPOINTING, COMPUTE, CHECK)
-"""What all training steps have."""
-BUCKET = Param(
-    name="bucket_mb",
-    kind="float",
-    default=0.0,
-    minimum=0.0,
-    maximum=1e6,
-    help="size of a gradient bucket in MiB; 0 is torch's default: 1 for the first bucket, 25 for others",
+CHECK = choice(
+    "check",
+    "model of the numerical check: the whole one, or a small one; auto = whole if it fits",
+    "auto",
+    WHOLE,
+    SMALL,
 )
-"""The bucket size of DDP; steps that use DDP without this parameter have its default."""
+COMMON = (
+    *MODEL,
+    MICROBATCH,
+    MICROBATCHES,
+    PRECISION,
+    REDUCE_DTYPE,
+    CHECKPOINTING,
+    COMPUTE,
+    CHECK,
+)
+"""The parameters of every training step."""
 DEFAULT_FIRST_BUCKET_BYTES = 2**20  # dist._DEFAULT_FIRST_BUCKET_BYTES
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 def parse_compute(text: str) -> float | None:
-    """Return the seconds of a rank's forward that is only waited for, None for real; ``UserError`` for other words."""
+    """Return the seconds of a simulated forward pass of a microbatch, None for real compute.
+
+    Raises ``UserError`` for other texts.
+    """
     if text == REAL:
         return None
-    if not text.startswith(TIMED):
-        raise UserError(
-            f"compute = {text!r} is not allowed: compute is real or timed:DURATION, such as timed:20ms"
-        )
-    return parse_duration(text.removeprefix(TIMED))
+    if not text.startswith(SIMULATED):
+        allowed = "it is real or simulated:DURATION, such as simulated:20ms"
+        raise UserError(f"compute = {text!r} is not allowed: {allowed}")
+    return parse_duration(text.removeprefix(SIMULATED))
 
 
 def shape_of(params: Mapping[str, Value]) -> Shape:

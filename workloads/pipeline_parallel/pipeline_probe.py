@@ -30,7 +30,7 @@ from parbench.workloads.pipeline_parallel.simulation import (
     simulate_equal_passes,
 )
 from parbench.workloads.pipeline_parallel.stages import Recorder
-from parbench.workloads.step.probe import Begin, Step, take_turns, timed
+from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 from parbench.workloads.step.turns import choose_ranks, cross_fitted
 
 MAX_TIMELINE_ACTIONS = 20_000
@@ -90,7 +90,7 @@ class BubbleProbe:
     """The time of a rank's forward pass in simulated compute, None in real compute."""
     share = 1.0
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> RankSteps | None:
+    def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankSteps | None:
         """Run as many steps as the budget allows, none if they cannot show a bubble."""
         if not can_measure_bubble(self.world, self.simulated_seconds):
             return None
@@ -98,8 +98,8 @@ class BubbleProbe:
         offset_ns = self.world.clock.offsets_ns[self.world.global_rank]
 
         def run_step() -> None:
-            begin()
-            steps.wall_seconds.append(timed(step, self.world))
+            reset()
+            steps.wall_seconds.append(time_step(step, self.world))
             stamps = [
                 (str(action), start_ns - offset_ns, stop_ns - offset_ns)
                 for action, start_ns, stop_ns in self.recorder.read()
@@ -107,10 +107,10 @@ class BubbleProbe:
             steps.stamps.append(stamps)
             steps.uncertainty_seconds.append(self.recorder.uncertainty_seconds)
 
-        take_turns(self.world, budget_seconds, run_step)
+        repeat_within_budget(self.world, budget_seconds, run_step)
         return steps
 
-    def summarise(self, samples: Sequence[RankSteps | None]) -> Explanation:
+    def summarize(self, samples: Sequence[RankSteps | None]) -> Explanation:
         metrics = summarize_order(self.order)
         facts = replace(
             bubbles.make_details(self.order),

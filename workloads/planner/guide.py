@@ -14,10 +14,11 @@ from parbench.bench.results.document import (
     DocumentPart,
     DocumentTable,
 )
-from parbench.workloads.costs.communication_pattern import Call, calls
-from parbench.workloads.costs.memory import memory_of
+from parbench.workloads.costs.communication_pattern import Call, list_calls
+from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.planner.candidates import splits
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.planner.candidates import place_step, splits
 from parbench.workloads.planner.dry_run import GIGA
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.report.render import parameter_words
@@ -45,8 +46,8 @@ class Strategy:
     def calls(self) -> tuple[Call, ...]:
         """The strategy's own calls, of the rank that sends most."""
         every = (
-            [call for call in calls(at) if call.axis in self.axes.split()]
-            for at in self.spec.positions
+            [call for call in list_calls(at) if call.axis in self.axes.split()]
+            for at in self.spec.distinct_views
         )
         return tuple(max(every, key=lambda of: sum(call.sent for call in of)))
 
@@ -68,19 +69,19 @@ _CONTEXT = {
 def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
     """Return those that the model allows, on all ranks or on as many of a node as its sizes divide among."""
     node = min(gpus_per_node, ranks)
-    whole, dp = step.on({"fsdp": ranks}), step.on({"dp": ranks})
-    zero1, zero2 = replace(dp, zero1="reduce_scatter"), replace(whole, reshard=False)
-    halves = step.on({"dp": ranks // node, "fsdp": node})
+    whole, dp = place_step(step, ParallelDims(fsdp=ranks)), place_step(step, ParallelDims(dp=ranks))
+    zero1, zero2 = replace(dp, zero1="distributed"), replace(whole, reshard=False)
+    halves = place_step(step, ParallelDims(dp=ranks // node, fsdp=node))
     tensor = _widest(step, "tp", node)
     plain = replace(tensor, sequence_parallel=False)
-    pipeline = _widest(replace(step, microbatches=4 * node, schedule="1f1b"), "pp", node)
-    pipeline = replace(pipeline, microbatches=4 * pipeline.size("pp"))
+    pipeline = _widest(replace(step, microbatches=4 * node), "pp", node)
+    pipeline = replace(pipeline, microbatches=4 * pipeline.dims.size("pp"))
     dense = step.moe and step.moe.dense_layers
     layers = "4 (L + D)" if dense else "4 L" if step.moe else "8 L"
     sums, gathers = "2 Psi e r", "3 Psi e r"
     hybrid, pairs = (
         "(3 (f - 1) + 2 r) Psi e / f",
-        "2 M b s h e" if pipeline.size("pp") > 2 else "M b s h e",
+        "2 M b s h e" if pipeline.dims.size("pp") > 2 else "M b s h e",
     )
     found = [
         Strategy("DDP", "the batch", _SELDOM, sums, "dp edp", dp),
@@ -108,20 +109,24 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
         )
         formula, spec = (
             f"4 {'(L - D)' if dense else 'L'} b s top_k h e r",
-            step.on({"dp": dealt, "ep": dealt}),
+            place_step(step, ParallelDims(dp=dealt, ep=dealt)),
         )
         found.append(Strategy("EP", "experts", "in a node; exposed", formula, "ep", spec))
-    return [one for one in found if one.spec.world > 1 and not one.spec.refusal()]
+    return [one for one in found if one.spec.ranks > 1 and not one.spec.find_broken_rule()]
 
 
 def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
     """Return it on the most ranks of a node that the rules allow on an axis."""
-    sized = (step.on({axis: size}) for size in range(node, 0, -1) if node % size == 0)
+    sized = (
+        place_step(step, ParallelDims().resize(**{axis: size}))
+        for size in range(node, 0, -1)
+        if node % size == 0
+    )
     cut = (
-        replace(spec, split=splits(spec.shape, spec.moe, spec.size("pp"), 1, "1f1b")[0])
+        spec.with_pipeline(split=splits(spec.shape, spec.moe, spec.dims.pp, 1, "1f1b")[0])
         for spec in sized
     )
-    return next(spec for spec in cut if not spec.refusal())
+    return next(spec for spec in cut if not spec.find_broken_rule())
 
 
 def guide(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
@@ -137,14 +142,16 @@ def guide(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
 
 def _row(strategy: Strategy) -> list[Cell]:
     spec = strategy.spec
-    memory = max((memory_of(position) for position in spec.positions), key=lambda held: held.total)
+    memory = max(
+        (rank_memory(position) for position in spec.distinct_views), key=lambda held: held.total
+    )
     calls_by_op: Counter[str] = Counter()
     for call in strategy.calls:
         calls_by_op[call.op] += round(call.times)
     is_hybrid = strategy.name == "HSDP"
     return [
         strategy.name,
-        " x ".join(map(str, spec.mesh.values())) if is_hybrid else str(spec.world),
+        " x ".join(map(str, spec.dims.sizes.values())) if is_hybrid else str(spec.ranks),
         strategy.splits,
         ", ".join(f"{count} {op}" for op, count in calls_by_op.items()),
         strategy.formula,

@@ -13,7 +13,7 @@ from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import Transformer, build, checkpoint, cross_entropy
 from parbench.workloads.pipeline_parallel.stages import Chunk
-from parbench.workloads.step.memory import SavedTensors
+from parbench.workloads.step.memory import count_saved_bytes
 
 MICROBATCH = 3
 GPT = replace(SHAPES["tiny"], sequence=16, vocabulary=64)
@@ -51,11 +51,12 @@ def measure_saved_bytes(position: Position, stage: int) -> int:
     targets = torch.zeros_like(tokens)
     hidden = torch.zeros(*size, spec.shape.hidden, dtype=DTYPES[spec.element_bytes])
     hidden.requires_grad_()
-    with SavedTensors(chunk) as saved:
-        output = chunk(tokens if stage == 0 else hidden)
-        if chunk.head is not None:
-            cross_entropy(output, targets)
-    return saved.num_bytes
+
+    def forward() -> torch.Tensor:
+        output: torch.Tensor = chunk(tokens if stage == 0 else hidden)
+        return output if chunk.head is None else cross_entropy(output, targets)
+
+    return count_saved_bytes(chunk, forward)
 
 
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])

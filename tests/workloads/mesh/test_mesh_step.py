@@ -14,7 +14,7 @@ from parbench.workloads.expert_parallel.moe_layer import mixtures
 from parbench.workloads.mesh.mesh_step import HybridStep, MeshBytes, MeshMemory
 from parbench.workloads.pipeline_parallel import pipeline_probe
 from parbench.workloads.step.layout import local
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.step.sent_bytes import record_calls
 from tests.support.ep_steps import BFLOAT16, misroute_token
 from tests.support.mesh_steps import EXPERT_PARAMS, Params, build_small_hybrid
 from tests.support.ranks import Ranks
@@ -149,7 +149,7 @@ def measure_without_sum(world: World, params: Params, axis: str) -> tuple[int, f
     del groups[axis]
     step._sums = replace(step._sums, groups=groups)
     wrong = count_wrong_after_step(step)
-    sent = bytes_by_axis(counted(step.step, step.layout.axes), [axis])[axis]
+    sent = bytes_by_axis(record_calls(step.step, step.layout.axes), [axis])[axis]
     step.close()
     return wrong, sent, step.expected_bytes()[axis]
 
@@ -277,7 +277,7 @@ def measure_memory(world: World, params: Params) -> dict[str, float | None]:
     step = build_small_hybrid(world, params)
     step.step()
     probe = MeshMemory(step.look())
-    explanation = probe.summarise(world.gather(probe.observe(step.step, step.reset)))
+    explanation = probe.summarize(world.gather(probe.observe(step.step, step.reset)))
     step.close()
     assert len(explanation.details["memory_by_rank"]["parameters"]) == world.size
     return {name: metric.value for name, metric in explanation.metrics.items()}

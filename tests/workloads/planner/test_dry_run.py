@@ -16,8 +16,8 @@ from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
-from parbench.workloads.step.memory import SavedTensors
-from parbench.workloads.torch_internals import allocations, profiling
+from parbench.workloads.step.memory import count_saved_bytes
+from parbench.workloads.torch_internals import list_allocations, profiling
 from tests.studies import planned_components
 from tests.studies.planned_components import BALANCED_EXPERTS, POINTS, Point, make_point
 from tests.support.planner_asks import H100, SIMPLE_HARDWARE, make_spec
@@ -171,10 +171,10 @@ def test_counted_activations_match_allocator(shape: str, checkpointing: str) -> 
     model = build(SHAPES[shape], 0, torch.device("cpu"))
     tokens = draw_tokens(SHAPES[shape], 2, 0, 0)
     checkpoint(model, checkpointing)
-    with SavedTensors(model) as saved:
-        loss_of(model, tokens)
+    saved_bytes = count_saved_bytes(model, lambda: loss_of(model, tokens))
     gc.collect()  # The collection of earlier passes must not fall into the profile.
     with profiling(torch.device("cpu"), memory=True) as profiler:
         loss = loss_of(model, tokens)
-    allocated = sum(allocations(profiler)) + tokens.nbytes - loss.nbytes
-    assert saved.num_bytes == allocated
+    allocations = list_allocations(profiler, torch.device("cpu"))
+    allocated = sum(num_bytes for _, num_bytes in allocations) + tokens.nbytes - loss.nbytes
+    assert saved_bytes == allocated

@@ -13,7 +13,11 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
-from parbench.workloads.step.memory import OverTime, curve, peak_during
+from parbench.workloads.step.memory import (
+    MemoryTimelineProbe,
+    peak_during,
+    reduce_points,
+)
 from parbench.workloads.step.probe import run_probes
 from tests.support.ranks import Ranks
 from tests.support.training_steps import Params, build_small_step
@@ -92,13 +96,13 @@ def test_peak_during_step() -> None:
     assert peak_during(lambda: None, torch.device("meta")) is None
 
 
-def test_curve_keeps_peaks_and_last_point() -> None:
-    assert curve([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2))
+def test_points_keep_peaks_and_last_point() -> None:
+    assert reduce_points([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2))
     changes = []
     for microsecond in range(0, 1000, 2):
         change = 90 if microsecond == 900 else 10
         changes += [(microsecond, change), (microsecond + 1, -change)]
-    points = curve(changes, most=10)
+    points = reduce_points(changes, max_points=10)
     assert len(points) == 11
     assert (900, 90) in points
     assert points[-1] == (999, 0)
@@ -115,7 +119,7 @@ def test_memory_over_time_of_step() -> None:
             time.sleep(0.002)
         del second
 
-    probe = OverTime(CPU)
+    probe = MemoryTimelineProbe(CPU)
     memory = probe.observe(step, lambda: None, 0.0)
     assert memory is not None
     microsecond, num_bytes = memory.peak
@@ -123,7 +127,7 @@ def test_memory_over_time_of_step() -> None:
     assert memory.find_phase(microsecond) == "backward"
     assert memory.points[-1][1] == 0
     larger = msgspec.structs.replace(memory, points=((0, 1), (9, 8 * MIB)))
-    assert probe.summarise([memory, larger, None]).details["memory_over_time"]["rank"] == 1
+    assert probe.summarize([memory, larger, None]).details["memory_over_time"]["rank"] == 1
     assert probe.observe(lambda: None, lambda: None, 0.0) is None
 
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import parbench
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step.own import OwnStep
+from parbench.workloads.step.user_step import ExplainedUserStep
 from tests.support.ranks import Ranks
 from tests.support.training_steps import metric_value
 
@@ -187,7 +187,7 @@ def test_loop_names_wrong_gradient(two_ranks: Ranks) -> None:
 
 def explain_loop(world: World, name: str) -> Explanation:
     loop = BUILDERS[name](world)
-    step = OwnStep(world, loop)
+    step = ExplainedUserStep(world, loop)
     for _ in range(2):
         step.step()
     explanation = step.explain(loop.reset, 0.0)
