@@ -9,6 +9,7 @@ from parbench.bench.plan.catalogue import GLOO_HINT
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads import presets
+from parbench.workloads.context_parallel.context_methods import MASK, find_context_method
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS
 from parbench.workloads.model.shapes import (
     COMMON,
@@ -27,7 +28,6 @@ from parbench.workloads.presets import (
     BUCKET,
     CONTEXT,
     HYBRID,
-    MASK,
     NO_SYNC,
     OPTIMIZER,
     PREFETCH,
@@ -38,8 +38,7 @@ from parbench.workloads.presets import (
 
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 GLOO_ON_GPUS = ("ddp", "zero1", "ep_dispatch")
-GLOO_ON_GPUS_CP_METHODS = ("allgather_kv", "ulysses")
-"""The steps, and methods of context parallelism, that gloo carries on GPUs.
+"""The steps that gloo carries on GPUs, next to ``cp`` without a ring.
 
 The others send from rank to rank, or gather by DTensor, whose coalesced all_gather needs tensors on
 the CPU.
@@ -50,6 +49,12 @@ def _common(microbatches: int) -> tuple[Param, ...]:
     """Return the parameters of every step with another default number of microbatches."""
     default = replace(MICROBATCHES, default=microbatches)
     return tuple(default if param is MICROBATCHES else param for param in COMMON)
+
+
+def _runs_on_gloo_with_gpus(name: str, params: Params) -> bool:
+    if name == "cp":
+        return not find_context_method(str(params["cp_method"])).is_ring
+    return name in GLOO_ON_GPUS
 
 
 def _step(
@@ -69,12 +74,9 @@ def _step(
             build(params, world.nproc)
         except UserError as error:
             return str(error)
-        has_gloo_method = name == "cp" and params["cp_method"] in GLOO_ON_GPUS_CP_METHODS
-        if world.gloo_on_gpus and name not in GLOO_ON_GPUS and not has_gloo_method:
+        if world.gloo_on_gpus and not _runs_on_gloo_with_gpus(name, params):
             method = f" with cp_method = {params['cp_method']}" if name == "cp" else ""
-            return (
-                f"gloo cannot send the CUDA tensors of {name}{method} or of its check: {GLOO_HINT}"
-            )
+            return f"gloo cannot send the CUDA tensors of {name}{method}: {GLOO_HINT}"
         return None
 
     return BenchmarkDefinition(

@@ -12,7 +12,7 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
-from parbench.workloads.context_parallel.context_case import MASKS, METHODS
+from parbench.workloads.context_parallel.context_methods import CP_METHOD, MASK, ULYSSES
 from parbench.workloads.costs.step_spec import StepSpec, ZeroOne, parse_checkpointing
 from parbench.workloads.expert_parallel.moe_case import STEP_PARAMS, Moe, moe_of
 from parbench.workloads.model.shapes import (
@@ -65,19 +65,7 @@ OPTIMIZER = choice(
 SEQUENCE_PARALLEL = _switch(
     "sequence_parallel", True, "shard the tokens between the blocks of a layer over tp"
 )
-_CP_METHODS = ("zigzag", *(method for method in METHODS if method != "zigzag"))
-CONTEXT = (
-    choice("cp_method", "algorithm of context parallelism", *_CP_METHODS),
-    Param(
-        name="ulysses",
-        kind="int",
-        default=0,
-        minimum=0,
-        optional=True,
-        help="ranks of cp that exchange heads, in usp; 0 = half",
-    ),
-)
-MASK = choice("mask", "keys that a query attends to", *MASKS)
+CONTEXT = (replace(CP_METHOD, default="zigzag"), ULYSSES)
 HSDP_MESH = _mesh("two replicas, dp=2")
 MIXTURE = tuple(
     param for param in STEP_PARAMS if param.name not in ("ep", "etp", "tp", "fsdp", "chunks")

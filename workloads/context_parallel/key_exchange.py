@@ -10,10 +10,8 @@ from parbench.workloads.model.shapes import Shape
 class AttentionCall:
     """Equal communication calls of one layer's attention for one microbatch.
 
-    ``size`` is the text of an equation for the bytes of a call, as nccl-tests count them. Its
-    letters are ``G`` (tokens of a block), ``a`` and ``j`` (heads of queries and of keys), ``d`` and
-    ``u`` (size of a head's keys and values), ``h`` (hidden), ``c`` and ``t`` (ranks of cp and tp)
-    and ``e`` (bytes of an element).
+    ``size`` is the text of an equation for the bytes of a call, as nccl-tests count them. Its words
+    are those of ``RankView.symbols``.
     """
 
     axis: str
@@ -32,13 +30,16 @@ GRADIENTS = f"gradients of {KEYS_AND_VALUES}"
 
 def format_key_value_elements(shape: Shape) -> str:
     """Return the elements of keys and values before tp divides them. MLA has keys of every head."""
-    return "2 G j d" if shape.latent is None else "G a (d + u)"
+    if shape.latent is None:
+        return "2 * tokens * kv_heads * head_size"
+    return "tokens * heads * (head_size + value_size)"
 
 
 def list_ring_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
     """Return the hops of a ring: keys and values in both passes, and gradients in float32."""
     elements = format_key_value_elements(shape)
-    keys, gradients = f"{elements} e / t", f"{elements} 4 / t"
+    keys = f"{elements} * bytes_per_element / tp"
+    gradients = f"{elements} * 4 / tp"
     hops = ranks - 1
     return (
         AttentionCall(
@@ -64,7 +65,7 @@ def list_ring_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall,
 
 def list_gather_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
     """Return an all_gather of keys and values for each pass, and a reduce_scatter of gradients."""
-    size = f"{format_key_value_elements(shape)} e c / t"
+    size = f"{format_key_value_elements(shape)} * bytes_per_element * cp / tp"
     return (
         AttentionCall(
             axis=axis,
@@ -89,9 +90,9 @@ def list_gather_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCal
 
 def list_head_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
     """Return the all_to_alls from tokens to heads and back: 2 b (s/c) h e (1 + g) (c-1)/c bytes."""
-    inputs = "G d e (a + 2 j) / t" if shape.latent is None else "G a e (2 d + u) / t"
-    is_hidden_wide = shape.heads * shape.value_size == shape.hidden
-    output = "G h e / t" if is_hidden_wide else "G a u e / t"
+    queries = "tokens * heads * head_size"
+    inputs = f"({queries} + {format_key_value_elements(shape)}) * bytes_per_element / tp"
+    output = "tokens * heads * value_size * bytes_per_element / tp"
     sizes = {"queries, keys and values": inputs, "results": output}
     return tuple(
         AttentionCall(

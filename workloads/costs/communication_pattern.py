@@ -5,6 +5,7 @@ all_to_all has. The words of equations are those of ``RankView.symbols``. The ex
 measured step and the planner read the same calls.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from parbench.bench.plan.catalogue import ONE
 from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
+from parbench.workloads.context_parallel.key_exchange import AttentionCall
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import (
     Kind,
@@ -24,6 +26,7 @@ from parbench.workloads.costs.parameter_table import (
     list_units,
 )
 from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
     **{spec.short_name: spec.busbw.compute for spec in CATALOGUE if spec.busbw},
@@ -181,7 +184,7 @@ def count_group_ranks(spec: StepSpec, group: tuple[str, ...]) -> int:
     if group == ("efsdp",):
         return spec.dims.expert_shards
     if group == ("edp",):
-        return spec.dims.expert_replicas // spec.dims.expert_shards
+        return spec.dims.expert_replicas
     return spec.dims.size(*group)
 
 
@@ -197,27 +200,29 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
     spec = view.spec
     if spec.dims.tp == 1:
         return
-    passes = spec.forward_passes + 1
-    recomputations = spec.forward_passes - 1
-    for layers, count, blocks in (
-        (
-            "moe_layers" if spec.moe else "layers",
-            view.layers - view.dense_layers,
-            1 if spec.moe else 2,
-        ),
-        ("dense_layers", view.dense_layers, 2),
-    ):
+    for layers, count in _list_layer_kinds(view):
         if not count:
             continue
-        gathers = f"{blocks * passes:g} * {layers} * microbatches"
-        # Torch stops a recomputation when it has the last tensor that backward needs.
-        stopped = recomputations if blocks == 2 else 0
-        sums = f"{blocks * passes - stopped:g} * {layers} * microbatches"
+        blocks = 1 if layers == "moe_layers" else 2
+        passes = f"2 * {layers} + recomputed_{layers}"
+        gathers = f"{blocks} * ({passes}) * microbatches"
+        sums = gathers
+        if blocks == 2:
+            # Torch stops a recomputation when it has the last tensor that backward needs.
+            sums = f"(4 * {layers} + recomputed_{layers}) * microbatches"
         if not spec.sequence_parallel:
             yield _call(view, "tp", "all_reduce", ACTIVATIONS, sums, "activations")
             continue
         yield _call(view, "tp", "all_gather", ACTIVATIONS, gathers, "activations")
         yield _call(view, "tp", "reduce_scatter", ACTIVATIONS, sums, "activations")
+
+
+def _list_layer_kinds(view: RankView) -> list[tuple[str, int]]:
+    """Return the symbols of the kinds of layers, and the number of a rank's layers of each."""
+    if view.spec.moe is None:
+        return [("layers", view.layers)]
+    moe_layers = view.layers - view.dense_layers
+    return [("moe_layers", moe_layers), ("dense_layers", view.dense_layers)]
 
 
 def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
@@ -250,89 +255,10 @@ def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
         )
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """A call of attention over ``cp``, with its count in a layer's forward and backward pass."""
-
-    axis: str
-    op: str
-    size: str
-    purpose: str
-    ranks: int
-    forward: int
-    backward: int
-
-
 def list_attention_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    """Return the calls of a layer's attention for one microbatch, by the rule of the cp method."""
-    return _CONTEXT_RULES.get(view.spec.cp_method, _list_ring_calls)(view)
-
-
-def _size_keys_and_values(view: RankView) -> str:
-    """Return the elements of a rank's keys and values. Latent attention has those of all heads."""
-    if view.spec.shape.latent is not None:
-        return "tokens * heads * (head_size + value_size) / tp"
-    return "2 * tokens * kv_heads * head_size / tp"
-
-
-def _list_ring_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    return _list_hops(view, "cp", view.spec.dims.cp)
-
-
-def _list_hops(view: RankView, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
-    """Return the messages of a ring (arXiv 2310.01889).
-
-    Keys and values pass ``ranks - 1`` hops forward and again backward, where the float32 sums of
-    their gradients pass as many.
-    """
-    size, hops = _size_keys_and_values(view), ranks - 1
-    keys = f"{size} * bytes_per_element"
-    return (
-        AttentionCall(axis, "send", keys, "keys and values", ranks, hops, hops),
-        AttentionCall(axis, "send", f"{size} * 4", "their gradients in float32", ranks, 0, hops),
-    )
-
-
-def _list_allgather_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    """Return the calls that gather keys and values for each pass (arXiv 2407.21783, 3.3.2)."""
-    size = f"{_size_keys_and_values(view)} * cp * bytes_per_element"
-    ranks = view.spec.dims.cp
-    return (
-        AttentionCall("cp", "all_gather", size, "keys and values", ranks, 1, 1),
-        AttentionCall("cp", "reduce_scatter", size, "their gradients", ranks, 0, 1),
-    )
-
-
-def _list_ulysses_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    return _list_exchanges(view, "cp", view.spec.dims.cp)
-
-
-def _list_exchanges(view: RankView, axis: str, ranks: int) -> tuple[AttentionCall, ...]:
-    """Return the exchanges of heads for tokens, and back (DeepSpeed-Ulysses, arXiv 2309.14509)."""
-    inputs = f"tokens * heads * head_size / tp + {_size_keys_and_values(view)}"
-    results = "tokens * heads * value_size / tp * bytes_per_element"
-    exchange = partial(AttentionCall, axis, "all_to_all")
-    return (
-        exchange(f"({inputs}) * bytes_per_element", "queries, keys and values", ranks, 1, 1),
-        exchange(results, "results", ranks, 1, 1),
-    )
-
-
-def _list_usp_calls(view: RankView) -> tuple[AttentionCall, ...]:
-    """Return the calls of a ring around exchanges of heads (USP, arXiv 2405.07719)."""
-    inner = view.spec.ulysses_ranks
-    return (
-        *_list_exchanges(view, "ulysses", inner),
-        *_list_hops(view, "ring", view.spec.dims.cp // inner),
-    )
-
-
-_CONTEXT_RULES = {
-    "allgather_kv": _list_allgather_calls,
-    "ulysses": _list_ulysses_calls,
-    "usp": _list_usp_calls,
-}
-"""The rules of the methods that are not a ring."""
+    """Return the calls of a layer's attention for one microbatch."""
+    spec = view.spec
+    return spec.context_method.list_calls(spec.shape, spec.dims.cp, spec.ulysses_ranks)
 
 
 def attention_bytes(view: RankView) -> dict[str, dict[str, float]]:
@@ -353,18 +279,25 @@ def _list_context_calls(view: RankView) -> Iterator[Call]:
     if view.spec.dims.cp == 1:
         return
     for call in list_attention_calls(view):
-        passes = view.spec.forward_passes * call.forward + call.backward
-        count = f"{passes:g} * layers * microbatches"
+        count = _count_passes(call.forward, call.backward, "layers")
         yield _call(
             view,
             call.axis,
             call.op,
             call.size,
             count,
-            call.purpose,
+            call.why,
             group=("cp",),
             ranks=call.ranks,
         )
+
+
+def _count_passes(forward: int, backward: int, layers: str, *, is_repeated: bool = True) -> str:
+    """Return the calls of layers with so many per forward and backward pass of a microbatch."""
+    terms = [f"{forward + backward} * {layers}"]
+    if forward and is_repeated:
+        terms.append(f"{forward} * recomputed_{layers}")
+    return f"({' + '.join(terms)}) * microbatches"
 
 
 def _list_expert_calls(view: RankView) -> Iterator[Call]:
@@ -376,10 +309,11 @@ def _list_expert_calls(view: RankView) -> Iterator[Call]:
     spec = view.spec
     if spec.moe is None:
         return
-    layers = "moe_layers * microbatches"
-    forward = f"{spec.forward_passes:g} * {layers}"
-    both = f"{spec.forward_passes + 1:g} * {layers}"
-    both_ways = f"{2 * (spec.forward_passes + 1):g} * {layers}"
+    # Selective checkpointing keeps the results of experts, so that only full repeats them.
+    is_repeated = spec.checkpointing == "full"
+    count_calls = partial(_count_passes, layers="moe_layers", is_repeated=is_repeated)
+    forward, both = count_calls(1, 0), count_calls(1, 1)
+    both_ways, backward = count_calls(2, 2), count_calls(0, 1)
     tokens = "etp * sharded_tokens"
     rows = f"{tokens} * top_k * hidden * bytes_per_element"
     yield _call(view, "ep", "all_to_all", rows, both_ways, "dispatch and combine")
@@ -390,7 +324,7 @@ def _list_expert_calls(view: RankView) -> Iterator[Call]:
         ("all_gather", f"{hidden} * bytes_per_element", both, "tokens of split experts"),
         ("reduce_scatter", f"{hidden} * bytes_per_element", both, "sums of split experts"),
         ("all_gather", f"{weights} * bytes_per_element", forward, "weights of split experts"),
-        ("reduce_scatter", f"{weights} * bytes_per_element", layers, "gradients of weights"),
+        ("reduce_scatter", f"{weights} * bytes_per_element", backward, "gradients of weights"),
         ("all_gather", f"{weights} * {ROUTE_BYTES}", forward, "routes of split experts"),
     ):
         yield _call(view, "etp", op, size, count, purpose)
@@ -432,17 +366,16 @@ def _list_shard_calls(view: RankView) -> Iterator[Call]:
     if not spec.dims.is_sharded:
         return
     shards, units = spec.dims.shard_size, list_units(view)
-    shard = partial(_list_unit_calls, view, "fsdp", spec.dims.shard_axes, ("dp",))
+    shard = partial(_list_unit_calls, view, "fsdp", spec.dims.shard_axes)
     yield from shard("embedding", "1", count_padded(units.embeddings, shards))
     yield from shard("norm_and_head", "1", count_padded(units.head, shards), is_kept=True)
-    kinds = ("moe_layers" if spec.moe else "layers", "dense_layers")
-    for layers, (count, parts) in zip(kinds, units.layers, strict=False):
+    for (layers, count), (_, parts) in zip(_list_layer_kinds(view), units.layers, strict=False):
         if count:
-            yield from shard("layer", layers, count_padded(parts, shards))
+            yield from shard(layers.removesuffix("s"), layers, count_padded(parts, shards))
     if spec.moe is not None:
         experts = _count_experts(units.layers[0][1])
         yield from _list_unit_calls(
-            view, "efsdp", ("efsdp",), ("edp",), "experts_of_layer", "moe_layers", experts
+            view, "efsdp", ("efsdp",), "experts_of_layer", "moe_layers", experts
         )
 
 
@@ -454,7 +387,6 @@ def _list_unit_calls(
     view: RankView,
     axis: str,
     group: tuple[str, ...],
-    replicas: tuple[str, ...],
     unit: str,
     count: str,
     elements: int,
@@ -477,14 +409,8 @@ def _list_unit_calls(
     yield call(axis, "all_gather", parameters, _multiply(gathers, count), "parameters", group=group)
     yield call(axis, "reduce_scatter", gradients, _multiply(syncs, count), "gradients", group=group)
     shards = count_group_ranks(spec, group)
-    yield call(
-        replicas[0],
-        "all_reduce",
-        f"{gradients} / {shards}",
-        _multiply(syncs, count),
-        "gradients",
-        group=replicas,
-    )
+    shard = f"{gradients} / {shards}"
+    yield call("dp", "all_reduce", shard, _multiply(syncs, count), "gradients of shards")
 
 
 def _multiply(*factors: str) -> str:
@@ -535,7 +461,8 @@ def _list_zero1_calls(
     """Yield the calls of ZeRO-1 (arXiv 1910.02054), with parameters padded to the ranks."""
     ranks = count_group_ranks(view.spec, group)
     padded = -(-elements // ranks) * ranks
-    buckets = view.spec.count_buckets(elements * view.spec.reduce_bytes)
+    bucket_bytes = view.spec.bucket_bytes or DEFAULT_BUCKET_BYTES
+    buckets = math.ceil(padded * view.spec.bytes_per_element / bucket_bytes)
     symbols = {"parameters": padded, "buckets": buckets}
     call = partial(_call, view, axis, group=group, symbols=symbols)
     syncs = _multiply(str(view.spec.gradient_syncs), "buckets")

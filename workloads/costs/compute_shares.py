@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from parbench.workloads.costs.parameter_table import layer_weights
+from parbench.workloads.costs.parameter_table import count_matmul_weights
 from parbench.workloads.expert_parallel.moe_case import Moe, num_expert_parameters
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
@@ -22,7 +22,7 @@ def compute_shares(shape: Shape, moe: Moe | None, *, keys_per_query: float) -> C
     Attention has 2 h per key: q k^T and the weighted sum of values. 0 ``keys_per_query`` leave it
     out, because only attention of context parallelism is simulated.
     """
-    linear = layer_weights(shape)
+    linear = count_matmul_weights(shape)
     experts = 0.0
     if moe is not None:
         expert_parameters = num_expert_parameters(shape, moe)

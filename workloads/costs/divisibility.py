@@ -5,8 +5,8 @@ Each rule returns its equation with numbers if it is broken, and None otherwise.
 
 from typing import TYPE_CHECKING
 
-from parbench.bench.text import UserError, format_choices
-from parbench.workloads.context_parallel.context_case import ORDER_OF, indivisible, ulysses_of
+from parbench.bench.text import UserError
+from parbench.workloads.context_parallel.context_methods import find_context_method
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import format_checkpointing_refusal
@@ -48,19 +48,11 @@ def find_indivisible_sequence(
 ) -> str | None:
     """Return the equation by which ``cp`` or ``tp`` do not divide tokens, or ``cp`` heads."""
     cp, tp = dims.cp, dims.tp
-    if cp_method not in ORDER_OF:
-        return f"cp method {cp_method!r} is not {format_choices(tuple(ORDER_OF), cp_method)}"
+    method = find_context_method(cp_method)
     if cp > 1:
-        inner = ulysses_of(cp_method, ulysses, cp)
-        if cp % inner:
-            return f"cp({cp}) % ulysses({inner}) != 0"
-        for name, heads in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
-            if heads // tp % inner:
-                return f"{name}({heads}) / tp({tp}) % ulysses({inner}) != 0"
-        reason = indivisible("contiguous", shape.sequence, cp)
-        reason = reason or indivisible(ORDER_OF[cp_method], shape.sequence, cp // inner)
-        if reason is not None:
-            return reason
+        rule = method.find_broken_rule(shape, ranks=cp, ulysses=ulysses, tp=tp)
+        if rule:
+            return rule
     if shape.sequence // cp % tp:
         divisor = f"(cp({cp}) * tp({tp}))" if cp > 1 else f"tp({tp})"
         return f"sequence({shape.sequence}) % {divisor} != 0"

@@ -76,7 +76,9 @@ def stage_flops(view: RankView) -> StageFlops:
     return StageFlops(
         forward=layers + head + attention,
         backward=MATMUL_BACKWARD * (layers + head) + ATTENTION_BACKWARD * attention,
-        recomputed=(layers + attention) / spec.checkpoint_every if is_recomputed else 0.0,
+        recomputed=(layers + attention) * view.recomputed_layers / view.layers
+        if is_recomputed
+        else 0.0,
         attention=attention,
     )
 

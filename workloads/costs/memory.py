@@ -193,15 +193,17 @@ def layers_equation(view: RankView, checkpointing: str) -> Equation:
 
 def _layers_text(view: RankView, checkpointing: str) -> str:
     """Return what the layers save. With ``full:K`` all but one layer in K save everything."""
-    kinds = [("moe_layers" if view.spec.moe else "layers", view.spec)]
+    kinds = [("layers", view.spec)]
+    if view.spec.moe is not None:
+        kinds = [("moe_layers", view.spec)]
     if view.dense_layers:
         kinds.append(("dense_layers", replace(view.spec, moe=None)))
     terms: list[str] = []
     for layers, spec in kinds:
         text = layer_text(spec, checkpointing)
         if checkpointing == "full" and spec.checkpoint_every > 1:
-            others = f"(checkpoint_every - 1) * ({layer_text(spec, 'none')})"
-            terms.append(f"{layers} * ({text} + {others}) / checkpoint_every")
+            others = f"({layers} - recomputed_{layers}) * ({layer_text(spec, 'none')})"
+            terms.append(f"recomputed_{layers} * {text} + {others}")
         else:
             terms.append(f"{layers} * ({text})")
     return " + ".join(terms)

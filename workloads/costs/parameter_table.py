@@ -136,10 +136,12 @@ def count_padded(parts: Parts, ranks: int) -> int:
 @lru_cache(maxsize=256)
 def _embeddings(shape: Shape, tp: int) -> Parts:
     """Return the embeddings: of tokens, which ``tp`` splits, and of learned positions."""
-    tokens = _part("tokens.weight", _split_kind(tp), -(-shape.vocabulary // tp), shape.hidden)
+    tokens = _part(
+        "token_embedding.weight", _split_kind(tp), -(-shape.vocabulary // tp), shape.hidden
+    )
     if not shape.has_learned_positions:
         return (tokens,)
-    return (tokens, _part("positions.weight", "replicated", shape.sequence, shape.hidden))
+    return (tokens, _part("position_embedding.weight", "replicated", shape.sequence, shape.hidden))
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 from parbench.bench.text import UserError, format_list, suggest_similar
-from parbench.workloads.context_parallel.context_case import ulysses_of
+from parbench.workloads.context_parallel.context_methods import (
+    ContextMethod,
+    find_context_method,
+)
 from parbench.workloads.costs.divisibility import find_broken_rule
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import (
@@ -103,7 +106,11 @@ class StepSpec:
     @property
     def ulysses_ranks(self) -> int:
         """The ranks of ``cp`` that exchange heads. The others of ``cp`` form a ring."""
-        return ulysses_of(self.cp_method, self.ulysses, self.dims.cp)
+        return self.context_method.compute_ulysses(self.dims.cp, self.ulysses)
+
+    @property
+    def context_method(self) -> ContextMethod:
+        return find_context_method(self.cp_method)
 
     @property
     def has_master_weights(self) -> bool:
@@ -295,6 +302,29 @@ class RankView:
         earlier = sum(self.layers_by_stage[:stage])
         return max(0, min(dense - earlier, self.layers_by_stage[stage]))
 
+    @cached_property
+    def recomputed_layers(self) -> int:
+        """The rank's layers that backward recomputes."""
+        return self._count_recomputed(0)
+
+    @cached_property
+    def recomputed_dense_layers(self) -> int:
+        """Those of ``dense_layers`` that backward recomputes."""
+        dense = self.spec.moe.dense_layers if self.spec.moe else 0
+        return self.recomputed_layers - self._count_recomputed(dense)
+
+    def _count_recomputed(self, first: int) -> int:
+        """Return the recomputed layers from the first one on, whose numbers ``every`` divides."""
+        if self.spec.checkpointing == "none":
+            return 0
+        every, count = self.spec.checkpoint_every, 0
+        for stage in self.stages:
+            start = sum(self.layers_by_stage[:stage])
+            stop = start + self.layers_by_stage[stage]
+            start = min(stop, max(start, first))
+            count += -(-stop // every) - -(-start // every)
+        return count
+
     @property
     def has_embedding(self) -> bool:
         return 0 in self.stages
@@ -353,7 +383,9 @@ class RankView:
             "layers": self.layers,
             "dense_layers": self.dense_layers,
             "moe_layers": self.layers - self.dense_layers,
-            "checkpoint_every": spec.checkpoint_every,
+            "recomputed_layers": self.recomputed_layers,
+            "recomputed_dense_layers": self.recomputed_dense_layers,
+            "recomputed_moe_layers": self.recomputed_layers - self.recomputed_dense_layers,
             "cp": spec.dims.cp,
             "tp": spec.dims.tp,
         }

@@ -7,8 +7,8 @@ multiply to the number of ranks. ``ep`` and ``etp`` lie inside other axes and do
 **Experts.** The ranks of one stage, counted in the order dp, fsdp, cp, tp with the innermost axis
 fastest, form a sequence. ``etp`` takes neighbors of ``tp`` and splits each expert among them.
 ``ep`` takes blocks of neighbors of what remains and spreads experts over them. Ranks with the same
-experts are replicas, called ``edp``. With fsdp > 1 they shard the experts, as ``efsdp``, within
-each replica of ``dp``.
+experts are replicas, called ``edp``. With fsdp > 1 the replicas within a rank of ``dp`` are called
+``efsdp`` and shard the experts, and the replicas of a shard differ in ``dp`` only.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -113,7 +113,7 @@ class ParallelDims:
 
     @property
     def expert_replicas(self) -> int:
-        """The number of ranks that have the same experts of a stage: ``edp``."""
+        """The number of ranks that have the same experts of a stage."""
         return self.size(*EXPERT_AXES) // (self.ep * self.etp)
 
     @property
@@ -161,17 +161,16 @@ class ParallelDims:
         return self._group_experts("etp")
 
     def expert_replica_groups(self) -> Groups:
-        """Return the groups whose ranks have the same experts: ``edp``."""
+        """Return the groups whose ranks have the same experts, ordered by dp and then ``efsdp``."""
         return self._group_experts("replica")
 
     def expert_shard_groups(self) -> Groups:
         """Return the groups over which FSDP shards experts: ``efsdp``."""
-        size = self.expert_shards
-        return [
-            ranks[first : first + size]
-            for ranks in self.expert_replica_groups()
-            for first in range(0, len(ranks), size)
-        ]
+        groups: Groups = []
+        for ranks in self.expert_replica_groups():
+            starts = range(0, len(ranks), self.expert_shards)
+            groups += [ranks[start : start + self.expert_shards] for start in starts]
+        return groups
 
     def _group_experts(self, field: str) -> Groups:
         """Return the groups of ranks whose expert positions differ in one field, sorted by it."""

@@ -24,7 +24,6 @@ from parbench.workloads.planner.placement import place_of
 
 GIGA = 1e9
 MOST_ACTIONS = 40_000
-_HIDEABLE_CP = ("ring", "striped", "zigzag")
 SHARDING = ("dp", "edp", "fsdp", "efsdp")
 _WITHIN = ("tp", "cp", "ep", "etp")
 
@@ -220,12 +219,13 @@ def work_of(at: RankView, hardware: Hardware, seconds: Seconds) -> Work:
     compute = (flops.forward / rate, (flops.backward + flops.recomputed) / rate + moved)
     windows = {
         "cp": 3 * flops.attention / rate * spec.microbatches
-        if spec.cp_method in _HIDEABLE_CP
+        if spec.context_method.hides_communication
         else 0.0,
         "fsdp": sum(compute) * (1 if spec.dims.size("pp") > 1 else spec.microbatches),
         "ep": sum(compute) * spec.microbatches,
-        "dp": compute[1],
-        "edp": compute[1],
+        # The next forward pass hides the gathers of updated parameters (Megatron, overlap_param_gather).
+        "dp": sum(compute) if spec.zero1 else compute[1],
+        "edp": sum(compute) if spec.zero1 else compute[1],
     }
     by_axis: dict[str, list[PlacedCall]] = {}
     for call in list_calls(at):

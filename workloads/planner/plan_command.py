@@ -12,7 +12,7 @@ from parbench.bench.results.details import PLAN_FILE
 from parbench.bench.results.document import Document
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_choices
-from parbench.workloads.context_parallel.context_case import METHODS as CP_METHODS
+from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import PRECISIONS, Widths
 from parbench.workloads.parallel.dims import ParallelDims
@@ -253,7 +253,7 @@ def _validated(given: Given, path: Path) -> Answer:
 def _refuse_words(given: Given) -> None:
     find_schedule(given.schedule or DEFAULT_SCHEDULE)
     for option, word, allowed in (
-        ("cp-method", given.cp_method or "zigzag", CP_METHODS),
+        ("cp-method", given.cp_method or "zigzag", CONTEXT_METHODS),
         ("precision", given.precision, PRECISIONS),
     ):
         if word not in allowed:
