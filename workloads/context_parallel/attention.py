@@ -13,7 +13,13 @@ from parbench.workloads.context_parallel.attention_kernel import BlockAttention,
 from parbench.workloads.context_parallel.attention_methods import UlyssesAttention
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.transformer import Attention, Core, Transformer, outline, rotate
+from parbench.workloads.model.transformer import (
+    Attention,
+    Core,
+    Transformer,
+    make_meta_model,
+    rotate,
+)
 
 
 def build_attention(
@@ -51,7 +57,7 @@ def install_attention(model: nn.Module, attention: Core | None, positions: Tenso
 
 def make_full_mask_model(shape: Shape, dtype: torch.dtype) -> Transformer:
     """Return a meta model of one process in which every query attends to all keys."""
-    model = outline(shape, dtype)
+    model = make_meta_model(shape, dtype)
     for module in model.modules():
         if isinstance(module, Attention):
             module.core = attend_to_all

@@ -14,7 +14,7 @@ from parbench.workloads.context_parallel.sequence_split import SequenceSplit
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.step.probe import ResetFn, Step
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.step.sent_bytes import record_calls
 
 BytesByDirection = Mapping[str, Mapping[str, float]]
 """Bytes of "forward" and "backward" by axis."""
@@ -37,8 +37,8 @@ class AttentionProbe:
         self.zero_grad()
         reset()
         losses: list[Tensor] = []
-        forward_calls = counted(lambda: losses.append(self.forward()), self.groups)
-        backward_calls = counted(losses.pop().backward, self.groups)
+        forward_calls = record_calls(lambda: losses.append(self.forward()), self.groups)
+        backward_calls = record_calls(losses.pop().backward, self.groups)
         return {"forward": bytes_by_axis(forward_calls), "backward": bytes_by_axis(backward_calls)}
 
     def summarize(self, samples: Sequence[BytesByDirection]) -> Explanation:
