@@ -31,7 +31,7 @@ from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 from parbench.workloads.model.timed_compute import TimedLinear
 from parbench.workloads.pipeline_parallel.stages import Chunk, Recorder
 from parbench.workloads.step.layout import group_of_mine, local, make_mesh, nothing
-from parbench.workloads.step.parity import count_unfilled
+from parbench.workloads.step.verify import count_unfilled
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A microbatch's part of what is to be trained on, of logits and targets."""

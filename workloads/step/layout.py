@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,13 +26,8 @@ def always(last: bool) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-class Grouped(Protocol):
-    """The process groups of a step by axis; where a rank holds its stages alone, ranks make calls of their own."""
-
-    @property
-    def axes(self) -> Mapping[str, dist.ProcessGroup]: ...
-    @property
-    def holds_stage_only(self) -> bool: ...
+def _plain_loss(model: nn.Module, tokens: Tensor, microbatch: int) -> Tensor:
+    return loss_of(model, tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +65,7 @@ class Layout:
     exact_order: Sequence[int] = ()
     replica_group: dist.ProcessGroup | None = None
     reference_model: Callable[[torch.dtype], nn.Module] | None = None
-    reference_loss: Callable[[nn.Module, Tensor], Tensor] = loss_of
+    reference_loss: Callable[[nn.Module, Tensor, int], Tensor] = _plain_loss
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

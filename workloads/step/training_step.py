@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from parbench.bench.launch.messages import Work
@@ -37,17 +37,17 @@ from parbench.workloads.model.transformer import (
     materialise,
     outline,
 )
-from parbench.workloads.step.layout import Layout, dtype_of
+from parbench.workloads.step.layout import Layout, dtype_of, whole
 from parbench.workloads.step.memory import (
     MemoryProbe,
     MemoryTimelineProbe,
     count_saved_bytes,
 )
 from parbench.workloads.step.overlap import OverlapProbe
-from parbench.workloads.step.parity import Parity
 from parbench.workloads.step.peaks import Peak, find_peak
 from parbench.workloads.step.probe import Probe, ProbedStep, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe
+from parbench.workloads.step.verify import Verifier, count_wrong_fills
 
 SMALL_MODEL = (
     "verified on a small model of the same recipe: at this size only replicas are compared, and the loss and gradients "
@@ -59,6 +59,21 @@ KEPT_SHARDS = (
 )
 
 LayOut = Callable[[Transformer, World, StepSpec, Mapping[str, Value]], Layout]
+
+
+class _UnshardedParameters(Sequence[Tensor]):
+    """The full parameters of a model, gathered when they are read."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index >= len(self):
+            raise IndexError
+        return whole(self._parameters[index]).detach()
 
 
 class TrainingStep:
@@ -89,7 +104,7 @@ class TrainingStep:
         if self.layout.made_groups:
             world.barrier()  # a group that one rank gives back while another still connects breaks that one
         self._fill_distinct_gradients()
-        self._parity = Parity(world, self.layout, self.spec.shape, dtype_of(self.spec))
+        self._verifier = self._make_verifier()
         self._peak = self._agreed_peak()
         self.small_model_wrong = 0
         """Number of wrong elements of a small model of the same recipe, where the reference does not fit."""
@@ -110,18 +125,19 @@ class TrainingStep:
         self._draw()
 
     def check(self) -> int:
-        """Return how many elements fail the parity gate; see ``Parity``."""
+        """Return how many elements fail the numerical check; see ``Verifier``."""
         if self.spec.timed:
-            return self._parity.count_wrong_fills(self.spec.microbatches)
+            self.layout.gather_gradients()
+            return count_wrong_fills(self.layout.model, self.spec.microbatches, self._world.size)
         if not self.spec.reference_fits:
-            return self.small_model_wrong + self._parity.check_without_reference(
+            return self.small_model_wrong + self._verifier.count_wrong_without_reference(
                 self._losses_and_gradients
             )
-        microbatches = self._batch.chunk(self.layout.data_size * self.spec.microbatches)
-        return self._parity.count_wrong(microbatches, self._losses_and_gradients, self.step)
+        microbatches = torch.split(self._batch, self.spec.microbatch)
+        return self._verifier.count_wrong(microbatches, self._losses_and_gradients, self.step)
 
     def differences(self) -> Sequence[str]:
-        return (*self.small_model_differences, *self._parity.differences)
+        return (*self.small_model_differences, *self._verifier.differences)
 
     def describe(self) -> Description:
         """Return tokens, parameters and FLOPs, and what the row cannot claim."""
@@ -178,6 +194,35 @@ class TrainingStep:
                 list_notes=self._notes_of_peak,
             ),
         )
+
+    def _make_verifier(self) -> Verifier:
+        layout = self.layout
+        dtype = dtype_of(self.spec)
+        replica_group = layout.replica_group
+        if replica_group is None and not layout.holds_stage_only:
+            replica_group = self._world.group
+        replicas = []
+        if replica_group is not None:
+            replicas.append((replica_group, _UnshardedParameters(layout.model)))
+        return Verifier(
+            world=self._world,
+            model=layout.model,
+            build_reference=self._build_reference,
+            reference_loss=layout.reference_loss,
+            dtype=dtype,
+            reduce_dtype=layout.reduced_dtype or dtype,
+            data_size=layout.data_size,
+            replicas=replicas,
+            exact_order=layout.exact_order,
+            holds_stage_only=layout.holds_stage_only,
+            gather_gradients=layout.gather_gradients,
+        )
+
+    def _build_reference(self, dtype: torch.dtype) -> nn.Module:
+        make = self.layout.reference_model
+        model = outline(self.spec.shape, dtype) if make is None else make(dtype)
+        materialise(model, self._world.seed, self._world.device)
+        return model
 
     def _probed_step(self) -> ProbedStep:
         return ProbedStep(
