@@ -334,7 +334,7 @@ def add_timelines(
 def _list_state(layout: Layout) -> dict[str, list[Tensor]]:
     return {
         "parameters": list(layout.model.parameters()),
-        "gradients": memory.list_gradients(layout.model),
+        "gradients": memory.list_gradients(layout.model.parameters()),
         "optimizer": memory.list_optimizer_state(layout.optimizer),
         "buffers": list(layout.model.buffers()),
     }
