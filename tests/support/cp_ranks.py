@@ -8,15 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parbench.bench.world.world import World
+from parbench.bench.world.world import World, make_group
 from parbench.workloads.context_parallel.attention import build_attention
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, count_pairs
-from parbench.workloads.context_parallel.context_step import make_groups
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
 from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Shape
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.step.sent_bytes import record_calls
 
 BATCH = 2
 
@@ -133,9 +133,9 @@ class AttentionCase:
         """Return a step whose attention is this one."""
         return StepSpec(
             shape=self.shape,
-            mesh={"cp": split.ranks},
+            dims=ParallelDims(cp=split.ranks),
             microbatch=BATCH,
-            element_bytes=getattr(torch, self.dtype).itemsize,
+            bytes_per_element=getattr(torch, self.dtype).itemsize,
             cp_method=self.method,
             ulysses=split.ulysses,
         )
@@ -175,15 +175,16 @@ class AttentionResult:
 def attend(world: World, case: AttentionCase) -> AttentionResult:
     """Attend over ranks to this rank's part of the same q, k and v, forward and backward."""
     split = case.split(world.size)
-    axes = make_groups(world, split)
+    partitions = split.method.list_axis_groups(range(world.size), split.ulysses)
+    axes = {axis: make_group(world, groups) for axis, groups in partitions.items()}
     kernel = CountingKernel()
     attention = build_attention(split, world.rank, world.device, axes, kernel)
     q, k, v, gradient = case.draw()
     tokens = split.list_tokens(world.rank)
     leaves = [tensor[:, :, tokens].requires_grad_() for tensor in (q, k, v)]
     outputs: list[Tensor] = []
-    forward_calls = counted(lambda: outputs.append(attention(*leaves)), axes)
-    backward_calls = counted(
+    forward_calls = record_calls(lambda: outputs.append(attention(*leaves)), axes)
+    backward_calls = record_calls(
         lambda: torch.autograd.backward(outputs, gradient[:, :, tokens]), axes
     )
     for group in axes.values():
@@ -194,7 +195,7 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
     for leaf, expected in zip(leaves, reference.gradients, strict=True):
         assert leaf.grad is not None
         errors.append(compute_error(leaf.grad, expected, tokens))
-    planned_bytes = attention_bytes(case.make_spec(split).at(0))
+    planned_bytes = attention_bytes(case.make_spec(split).rank_view(0))
     pairs = sum(split.count_pairs(world.rank, block) for block in range(split.num_blocks))
     return AttentionResult(
         errors=errors,

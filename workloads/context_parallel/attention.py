@@ -13,7 +13,13 @@ from parbench.workloads.context_parallel.attention_kernel import BlockAttention,
 from parbench.workloads.context_parallel.attention_methods import UlyssesAttention
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.transformer import Attention, Core, Transformer, make_meta_model, rotate
+from parbench.workloads.model.transformer import (
+    Attention,
+    Core,
+    Transformer,
+    make_meta_model,
+    rotate,
+)
 
 
 def build_attention(

@@ -13,8 +13,8 @@ from parbench.workloads.context_parallel.attention_kernel import Kernel
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.step.probe import Begin, Step
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.step.probe import ResetFn, Step
+from parbench.workloads.step.sent_bytes import record_calls
 
 BytesByDirection = Mapping[str, Mapping[str, float]]
 """Bytes of "forward" and "backward" by axis."""
@@ -33,15 +33,15 @@ class AttentionProbe:
     """Returns the loss of a microbatch."""
     share = 0.1
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> BytesByDirection:
+    def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> BytesByDirection:
         self.zero_grad()
-        begin()
+        reset()
         losses: list[Tensor] = []
-        forward_calls = counted(lambda: losses.append(self.forward()), self.groups)
-        backward_calls = counted(losses.pop().backward, self.groups)
+        forward_calls = record_calls(lambda: losses.append(self.forward()), self.groups)
+        backward_calls = record_calls(losses.pop().backward, self.groups)
         return {"forward": bytes_by_axis(forward_calls), "backward": bytes_by_axis(backward_calls)}
 
-    def summarise(self, samples: Sequence[BytesByDirection]) -> Explanation:
+    def summarize(self, samples: Sequence[BytesByDirection]) -> Explanation:
         metrics = make_values({"load_balance": self.split.compute_load_balance()})
         for direction, expected_by_axis in self.expected.items():
             for axis, expected in expected_by_axis.items():

@@ -27,8 +27,8 @@ from parbench.workloads.expert_parallel.routes import Routes
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import fill, generator
 from parbench.workloads.step.layout import dtype_of, end_groups, whole
-from parbench.workloads.step.parity import compare, norm_of_all
 from parbench.workloads.step.probe import run_probes
+from parbench.workloads.step.verify import compare, norm_of_all
 
 Layer = TypeVar("Layer", bound=MoeLayer)
 
@@ -180,11 +180,11 @@ class LayerStep(Scope):
         norm = norm_of_all(
             tensor for name, tensor in reference.items() if name not in ("out", "input")
         )
-        compared = list(compare(right, reference, low_precision, norm))
+        wrong = list(compare(right, reference, low_precision, norm))
         self._differences = [
-            str(one) if one.name == "out" else f"gradient of {one}" for one in compared if one.wrong
+            str(tensor) if tensor.name == "out" else f"gradient of {tensor}" for tensor in wrong
         ]
-        return sum(one.wrong for one in compared)
+        return sum(tensor.num_elements for tensor in wrong)
 
     def differences(self) -> Sequence[str]:
         return self._differences

@@ -84,13 +84,10 @@ class Routes:
         )
         return model
 
-    def reference_loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Return one process's mean loss over a global batch, each microbatch by itself and by its own routes."""
-        losses = []
-        for i, tokens in enumerate(torch.split(batch, self.spec.microbatch)):
-            self.give(dict(enumerate(mixtures(model))), i, whole=True)
-            losses.append(loss_of(model, tokens) + aux_loss(model))
-        return torch.stack(losses).mean()
+    def reference_loss(self, model: nn.Module, tokens: Tensor, microbatch: int) -> Tensor:
+        """Return the mean loss of one process on a microbatch, by its routes in the global batch."""
+        self.give(dict(enumerate(mixtures(model))), microbatch, whole=True)
+        return loss_of(model, tokens) + aux_loss(model)
 
     def count_wrong(
         self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]
@@ -142,7 +139,8 @@ class Routes:
 
             mixture.router.register_forward_hook(count)
         with torch.no_grad():
-            self.reference_loss(model, batch)
+            for microbatch, tokens in enumerate(torch.split(batch, self.spec.microbatch)):
+                self.reference_loss(model, tokens, microbatch)
         return wrong
 
 

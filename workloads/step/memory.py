@@ -24,10 +24,8 @@ from parbench.workloads.torch_internals import list_allocations, profiling, trac
 _MAX_POINTS = 160
 _SOURCES = ("memory", "memory_counted", "memory_formula")
 _DEFINITIONS = {
-    "memory.parameters": "after forward, where FSDP may hold them gathered",
-    "memory.gradients": "after backward",
     "memory.activations": "peak of forward and backward above their start",
-    "memory.buffers": "buffers, and FSDP shards next to gathered parameters",
+    "memory.buffers": "buffers, and parameters that FSDP has gathered after forward",
     "memory_counted.activations": "saved for backward by the microbatches in flight",
 }
 
@@ -49,36 +47,38 @@ class MemoryProbe:
     share = 0.0
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> MemoryBySource:
-        """Measure gradients after backward, and parameters after the counted forward passes.
+        """Measure the state between steps, the peak of a step, and forward passes.
 
-        FSDP may hold its parameters gathered there. Its shards next to them count as buffers.
+        The parameters that FSDP has gathered after these passes count as buffers.
         """
         model = self.step.model
         forward_backward = self.step.forward_backward
-        shards = list(model.parameters())
+        parameters = list(model.parameters())
         reset()
         forward_backward()
-        tensors = {
-            "gradients": list_gradients(model),
-            "optimizer": list_optimizer_state(self.step.optimizer),
-        }
-        measured: dict[str, float] = {name: storage_bytes(tensors[name]) for name in tensors}
-        counted: dict[str, float] = {name: local_bytes(tensors[name]) for name in tensors}
         reset()
-        measured["activations"] = peak_during(forward_backward, self.step.world.device) or 0
-        counted["activations"] = self.count_activations()
-        parameters = list(model.parameters())
-        buffers = list(model.buffers())
-        for shard, parameter in zip(shards, parameters, strict=True):
-            if isinstance(shard, DTensor) and not isinstance(parameter, DTensor):
-                buffers.append(shard)
-        measured["parameters"] = storage_bytes(parameters)
-        counted["parameters"] = local_bytes(parameters)
-        measured["buffers"] = storage_bytes(buffers)
-        counted["buffers"] = local_bytes(buffers)
-        forward_backward()  # ends what the counted forward passes began, such as FSDP's gathers
+        peak = peak_during(forward_backward, self.step.world.device)
+        saved = self.count_activations()
+        gathered = [
+            after
+            for before, after in zip(parameters, model.parameters(), strict=True)
+            if after is not before
+        ]
+        tensors = {
+            "parameters": parameters,
+            "gradients": list_gradients(parameters),
+            "optimizer": list_optimizer_state(self.step.optimizer),
+            "buffers": [*model.buffers(), *gathered],
+        }
+        measured = {name: storage_bytes(tensors[name]) for name in tensors}
+        counted = {name: local_bytes(tensors[name]) for name in tensors}
+        forward_backward()  # ends what the counted passes began, such as FSDP's gathers
         self.step.optimizer.zero_grad()
-        return {"memory": measured, "memory_counted": counted, "memory_formula": self.formula}
+        return {
+            "memory": {**measured, "activations": peak or 0},
+            "memory_counted": {**counted, "activations": saved},
+            "memory_formula": self.formula,
+        }
 
     def summarize(self, samples: Sequence[MemoryBySource]) -> Explanation:
         by_rank = {name: [sample["memory"][name] for sample in samples] for name in COMPONENTS}
@@ -147,27 +147,24 @@ class MemoryTimelineProbe:
 
 
 def reduce_points(
-    changes: Iterable[tuple[int, int]], max_points: int = _MAX_POINTS
+    changes: Sequence[tuple[int, int]], max_points: int = _MAX_POINTS
 ) -> tuple[tuple[int, int], ...]:
     """Return the running sum of changes by time: the maximum of each time slice, and the last sum.
 
     Changes are microseconds and bytes in order of time. The slices are ``max_points`` equal parts.
     """
+    if not changes:
+        return ()
+    first = changes[0][0]
+    last = changes[-1][0]
+    width = (last - first) / max_points + 1
     total = 0
-    sums: dict[int, int] = {}
+    highest: dict[int, tuple[int, int]] = {}
     for microsecond, change in changes:
         total += change
-        sums[microsecond] = max(sums.get(microsecond, total), total)
-    if not sums:
-        return ()
-    first = min(sums)
-    last = max(sums)
-    width = (last - first) / max_points + 1
-    highest: dict[int, tuple[int, int]] = {}
-    for point in sums.items():
-        time_slice = int((point[0] - first) / width)
-        if time_slice not in highest or point[1] > highest[time_slice][1]:
-            highest[time_slice] = point
+        index = int((microsecond - first) / width)
+        if index not in highest or total > highest[index][1]:
+            highest[index] = (microsecond, total)
     points = dict(highest.values())
     points[last] = total
     return tuple(sorted(points.items()))
@@ -187,8 +184,8 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(_find_storages(tensors).values())
 
 
-def list_gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+def list_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def list_optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:

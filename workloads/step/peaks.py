@@ -41,7 +41,7 @@ PEAKS: tuple[tuple[str, float, float | None, float], ...] = (
     ("mi325x", 1307.4, 653.7, 163.4),
     ("mi300x", 1307.4, 653.7, 163.4),
 )
-_BURSTS = 5
+_SECONDS_PER_SIZE = 0.05
 
 
 def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
@@ -76,52 +76,33 @@ def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
     import torch
 
     if device.type != "cuda":
-        measured = measure_peak(device, dtype, seconds=0.05)
-        return Peak(flops_per_second=measured, source="matrix multiplications", measured=True)
+        peak = measure_cpu_peak(dtype)
+        return Peak(flops_per_second=peak, source="matrix multiplications", measured=True)
     gpu_name = torch.cuda.get_device_name(device)
     kind = str(dtype).removeprefix("torch.")
     if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         kind = "tf32"
-    peak = datasheet_peak(gpu_name, kind)
-    if peak is None:
+    datasheet = datasheet_peak(gpu_name, kind)
+    if datasheet is None:
         return None
-    return Peak(flops_per_second=peak, source=f"datasheet of {gpu_name}, {kind}, dense")
+    return Peak(flops_per_second=datasheet, source=f"datasheet of {gpu_name}, {kind}, dense")
 
 
-def measure_peak(device: "torch.device", dtype: "torch.dtype", seconds: float) -> float:
-    """Return the best FLOP/s of square matrix multiplications, within ``seconds`` for each size.
+def measure_cpu_peak(dtype: "torch.dtype") -> float:
+    """Return the best FLOP/s of square matrix multiplications.
 
-    Float32 uses TensorFloat-32 if torch allows it. On a busy host a step can be faster.
+    On a busy host a step can be faster.
     """
-    sizes = (2048, 4096, 8192) if device.type == "cuda" else (256, 512, 1024)
-    return max(_measure_rate(size, device, dtype, seconds) for size in sizes)
-
-
-def _measure_rate(size: int, device: "torch.device", dtype: "torch.dtype", seconds: float) -> float:
-    """Return the FLOP/s of the fastest burst; in long bursts the device rarely waits."""
     import torch
 
-    matrix = torch.full((size, size), 0.5, device=device, dtype=dtype)
-    product = torch.empty_like(matrix)
-
-    def time_burst(calls: int) -> float:
-        """Return the seconds of each call."""
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
+    best = 0.0
+    for size in (256, 512, 1024):
+        matrix = torch.full((size, size), 0.5, dtype=dtype)
+        product = torch.empty_like(matrix)
+        torch.mm(matrix, matrix, out=product)  # the first one loads libraries
+        stop = time.perf_counter() + _SECONDS_PER_SIZE
+        while time.perf_counter() < stop:
+            start = time.perf_counter()
             torch.mm(matrix, matrix, out=product)
-        synchronize()
-        return (time.perf_counter() - start) / calls
-
-    def synchronize() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    time_burst(1)  # the first one loads libraries
-    stop = time.perf_counter() + seconds
-    best = time_burst(1)
-    calls = max(1, min(100, int(seconds / _BURSTS / best)))
-    best = min(best, time_burst(calls))
-    while time.perf_counter() < stop:
-        best = min(best, time_burst(calls))
-    return 2 * size**3 / best
+            best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best

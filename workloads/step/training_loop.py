@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.workloads.model.transformer import plain_name
-from parbench.workloads.parallel.mesh import full_tensor
+from parbench.workloads.step.verify import get_full_tensor
 
 _NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
 _MAX_NAMED_GRADIENTS = 3
@@ -114,7 +114,7 @@ class TrainingLoop(Benchmark):
         gradients = {}
         for name, parameter in named:
             if parameter.grad is not None:
-                gradients[plain_name(name)] = full_tensor(parameter.grad)
+                gradients[plain_name(name)] = get_full_tensor(parameter.grad)
         return gradients
 
     def _compare_with_reference(self, reference: nn.Module) -> list[str]:
@@ -122,7 +122,7 @@ class TrainingLoop(Benchmark):
         gradients = self._collect_gradients()
         weights = {}
         for name, parameter in self._model.named_parameters():
-            weights[plain_name(name)] = full_tensor(parameter.detach())
+            weights[plain_name(name)] = get_full_tensor(parameter.detach())
         reference_parameters = {
             plain_name(name): parameter for name, parameter in reference.named_parameters()
         }

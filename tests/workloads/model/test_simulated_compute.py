@@ -16,10 +16,11 @@ from parbench.workloads.model.simulated_compute import (
 )
 from parbench.workloads.model.transformer import (
     Transformer,
-    build,
-    checkpoint,
+    checkpoint_layers,
+    compute_loss,
     draw_tokens,
-    loss_of,
+    initialize,
+    make_meta_model,
 )
 from tests.support.fake_time import FakeTime
 
@@ -50,13 +51,14 @@ class RecordingCompute(SimulatedCompute):
 def build_simulated(
     shape: Shape, compute: SimulatedCompute, seconds: float = 1.0
 ) -> Transformer:
-    model = build(shape, 7, CPU)
+    model = make_meta_model(shape, torch.float32)
+    initialize(model, 7, CPU)
     simulate_linears(model, seconds, compute)
     return model
 
 
-def compute_loss(model: nn.Module, shape: Shape) -> Tensor:
-    return loss_of(model, draw_tokens(shape, 3, seed=7, step=0))
+def run_forward(model: nn.Module, shape: Shape) -> Tensor:
+    return compute_loss(model, draw_tokens(shape, 3, seed=7, step=0))
 
 
 def run_backward(loss: Tensor) -> None:
@@ -112,7 +114,7 @@ def test_backward_waits_twice_as_long_as_forward(shape: Shape) -> None:
     compute.forward_scale = 0.75
     compute.backward_scale = 0.5
     model = build_simulated(shape, compute, seconds=0.6)
-    loss = compute_loss(model, shape)
+    loss = run_forward(model, shape)
     assert compute.take_total() == pytest.approx(0.75 * 0.6)
     run_backward(loss)
     assert compute.take_total() == pytest.approx(0.5 * 1.2)
@@ -122,8 +124,8 @@ def test_checkpointed_layer_waits_again() -> None:
     """Recomputing each of the two layers stops before its last GEMM, which takes 0.4 s."""
     compute = RecordingCompute()
     model = build_simulated(GPT, compute, seconds=2.4)
-    checkpoint(model, "full")
-    run_backward(compute_loss(model, GPT))
+    checkpoint_layers(model, "full")
+    run_backward(run_forward(model, GPT))
     assert compute.take_total() == pytest.approx(4 * 2.4 - 2 * 0.4)
 
 

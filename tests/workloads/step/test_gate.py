@@ -105,7 +105,7 @@ def list_differences(world: World, corruption: str) -> list[str]:
     ("corruption", "difference"),
     [
         ("gradient", "gradient of head.weight is not finite"),
-        ("weight", "weights are not those of rank 0"),
+        ("weight", "weights differ from those of the first replica"),
     ],
 )
 def test_gate_names_difference(two_ranks: Ranks, corruption: str, difference: str) -> None:

@@ -57,7 +57,6 @@ def assert_state(memory: Explanation, expected: Sequence[float]) -> None:
     [
         ("ddp", "float32", (4, 4, 8)),
         ("zero1", "bfloat16", (2, 2, 12 / 2)),  # 32-bit masters belong to the optimizer
-        ("zero2", "float32", (4, 4 / 2, 8 / 2)),
         ("zero3", "bfloat16", (2 / 2, 2 / 2, 12 / 2)),
     ],
 )
@@ -68,8 +67,13 @@ def test_state_is_sharded_as_in_zero(
     arguments = {"name": name, "params": {"precision": precision}}
     (memory, num_elements), _ = two_ranks.call(f"{__name__}:measure", **arguments)
     assert_state(memory, [num_bytes * num_elements for num_bytes in bytes_per_parameter])
-    if name == "zero2":  # keeps its shards next to gathered parameters
-        assert memory.metrics["memory.buffers"].value == 4 / 2 * num_elements
+
+
+def test_gathered_parameters_are_buffers(two_ranks: Ranks) -> None:
+    """FSDP without resharding keeps its shards next to the gathered parameters."""
+    (memory, num_elements), _ = two_ranks.call(f"{__name__}:measure", name="zero2", params={})
+    assert memory.metrics["memory.parameters"].value == 4 / 2 * num_elements
+    assert memory.metrics["memory.buffers"].value == 4 * num_elements
 
 
 def test_checkpointing_reduces_activations(two_ranks: Ranks) -> None:

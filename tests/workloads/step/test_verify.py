@@ -19,13 +19,12 @@ from parbench.workloads.model.simulated_compute import (
     simulate_linears,
 )
 from parbench.workloads.model.transformer import build, draw_tokens, loss_of
-from parbench.workloads.step.layout import Layout
-from parbench.workloads.step.parity import (
-    Parity,
+from parbench.workloads.step.verify import (
     Tensors,
+    Verifier,
     compare,
+    count_replica_mismatches,
     count_unfilled,
-    count_unlike_rank_0,
     norm_of_all,
 )
 from tests.support.ranks import Ranks
@@ -40,29 +39,36 @@ class Trainer:
     """A data-parallel loop whose gradients or updates a test corrupts."""
 
     def __init__(
-        self, world: World, dtype_name: str = "float32", update: str = "right"
+        self,
+        world: World,
+        dtype_name: str = "float32",
+        reduce_dtype_name: str = "",
+        update: str = "right",
     ) -> None:
         dtype = getattr(torch, dtype_name)
+        self.reduce_dtype = getattr(torch, reduce_dtype_name or dtype_name)
         self.world = world
         self.model = build(SHAPE, world.seed, world.device, dtype)
         self.optimizer = make_optimizer(self.model.parameters(), dtype)
-        self.batch = draw_tokens(SHAPE, 2 * world.size, world.seed, 1)
+        tokens = draw_tokens(SHAPE, 2 * world.size, world.seed, 1)
+        self.microbatches = tokens.chunk(world.size)
         self.corrupt: Callable[[Trainer], object] = lambda trainer: None
         self.update = UPDATES[update]
-        layout = Layout(
-            module=self.model,
+        self.verifier = Verifier(
+            world=world,
             model=self.model,
-            optimizer=self.optimizer,
-            axes={"dp": world.group},
-            data_rank=world.rank,
+            build_reference=lambda dtype: build(SHAPE, world.seed, world.device, dtype),
+            reference_loss=lambda model, tokens, microbatch: loss_of(model, tokens),
+            dtype=dtype,
+            reduce_dtype=self.reduce_dtype,
             data_size=world.size,
+            replicas=[(world.group, list(self.model.parameters()))],
         )
-        self.parity = Parity(world, layout, SHAPE, dtype)
 
     def backward(self) -> Tensor:
         """Compute the gradients of this rank's part of the batch without any communication."""
         self.optimizer.zero_grad()
-        tokens = self.batch.chunk(self.world.size)[self.world.rank]
+        tokens = self.microbatches[self.world.rank]
         loss = loss_of(self.model, tokens)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -70,8 +76,9 @@ class Trainer:
     def compute_gradients(self) -> Tensor:
         loss = self.backward()
         for gradient in self.gradients():
-            dist.all_reduce(gradient, group=self.world.group)
-            gradient /= self.world.size
+            total = gradient.to(self.reduce_dtype) / self.world.size
+            dist.all_reduce(total, group=self.world.group)
+            gradient.copy_(total)
         self.corrupt(self)
         return loss
 
@@ -83,7 +90,7 @@ class Trainer:
         def compute() -> Tensor:
             return self.compute_gradients() * loss_factor
 
-        return self.parity.count_wrong([self.batch], compute, self.step)
+        return self.verifier.count_wrong(self.microbatches, compute, self.step)
 
     def gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -142,15 +149,15 @@ CORRUPTIONS: list[Callable[[Trainer], object]] = [
 ]
 
 
-def checked_trainer(world: World, dtype: str) -> Trainer:
-    trainer = Trainer(world, dtype)
+def checked_trainer(world: World, *dtypes: str) -> Trainer:
+    trainer = Trainer(world, *dtypes)
     trainer.step()
     assert trainer.check() == 0
     return trainer
 
 
-def count_wrong_gradients(world: World, dtype: str) -> list[int]:
-    trainer = checked_trainer(world, dtype)
+def count_wrong_gradients(world: World, dtypes: tuple[str, str]) -> list[int]:
+    trainer = checked_trainer(world, *dtypes)
     counts = []
     for corrupt in CORRUPTIONS:
         trainer.corrupt = corrupt
@@ -158,10 +165,20 @@ def count_wrong_gradients(world: World, dtype: str) -> list[int]:
     return counts
 
 
-def test_parity_counts_wrong_gradients(two_ranks: Ranks) -> None:
-    for counts in two_ranks.call(f"{__name__}:count_wrong_gradients", dtype="float32"):
+def test_verifier_counts_wrong_gradients(two_ranks: Ranks) -> None:
+    dtypes = ("float32", "float32")
+    for counts in two_ranks.call(f"{__name__}:count_wrong_gradients", dtypes=dtypes):
         assert min(counts) > 0
-    for counts in two_ranks.call(f"{__name__}:count_wrong_gradients", dtype="bfloat16"):
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")],
+)
+def test_verifier_counts_wrong_low_precision_gradients(
+    two_ranks: Ranks, dtypes: tuple[str, str]
+) -> None:
+    for counts in two_ranks.call(f"{__name__}:count_wrong_gradients", dtypes=dtypes):
         scaled, *wrong = counts
         assert scaled == 0  # within the rounding of bfloat16
         assert wrong == [32 * 64, 32, num_parameters(SHAPE)]
@@ -174,7 +191,7 @@ def count_wrong_losses(world: World, dtype: str, errors: list[list[float]]) -> l
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 1e-2)])
-def test_parity_compares_mean_loss(two_ranks: Ranks, dtype: str, tolerance: float) -> None:
+def test_verifier_compares_mean_loss(two_ranks: Ranks, dtype: str, tolerance: float) -> None:
     small, large = 0.5 * tolerance, 10 * tolerance
     # The mean of opposite errors stays within the tolerance.
     errors = [[small, small], [0.0, large], [large, -large], [NAN, 0.0]]
@@ -193,7 +210,7 @@ def count_wrong_updates(world: World, update: str) -> list[int]:
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_parity_counts_wrong_updates_once(two_ranks: Ranks, update: str) -> None:
+def test_verifier_compares_updates_once(two_ranks: Ranks, update: str) -> None:
     """Gradients are right for the wrong weights, so only the first check compares updates."""
     for first, second in two_ranks.call(f"{__name__}:count_wrong_updates", update=update):
         assert (first > 0) == (update != "right")
@@ -214,15 +231,15 @@ def count_wrong_with_noise(world: World) -> int:
     return trainer.check()
 
 
-def test_parity_ignores_updates_decided_by_noise(two_ranks: Ranks) -> None:
+def test_verifier_ignores_updates_decided_by_noise(two_ranks: Ranks) -> None:
     """AdamW moves a weight by the whole learning rate if its gradient is only noise."""
     assert two_ranks.call(f"{__name__}:count_wrong_with_noise") == [0, 0]
 
 
-def count_unlike(world: World, values_of_rank_1: list[float], dtype: str) -> int:
+def count_mismatches(world: World, values_of_rank_1: list[float], dtype: str) -> int:
     values = values_of_rank_1 if world.rank == 1 else [1.0, -2.0, 0.0, 3.0]
     matrix = torch.tensor(values, dtype=getattr(torch, dtype)).reshape(2, 2).T
-    return count_unlike_rank_0([torch.zeros(2), nn.Parameter(matrix)], world.group)
+    return count_replica_mismatches([torch.zeros(2), nn.Parameter(matrix)], world.group)
 
 
 @pytest.mark.parametrize(
@@ -233,11 +250,11 @@ def count_unlike(world: World, values_of_rank_1: list[float], dtype: str) -> int
         ([1.0, NAN, -0.0, 3.0], "float32", 2),
     ],
 )
-def test_count_unlike_rank_0_counts_bits(
+def test_replica_mismatches_are_bits(
     two_ranks: Ranks, values: list[float], dtype: str, unlike: int
 ) -> None:
     arguments = {"values_of_rank_1": values, "dtype": dtype}
-    assert two_ranks.call(f"{__name__}:count_unlike", **arguments) == [0, unlike]
+    assert two_ranks.call(f"{__name__}:count_mismatches", **arguments) == [0, unlike]
 
 
 def differences(
@@ -245,7 +262,7 @@ def differences(
 ) -> dict[str, str]:
     """Return how each wrong tensor differs, by name."""
     results = compare(actual, reference, low_precision, norm_of_all(reference.values()))
-    return {result.name: result.how for result in results if result.wrong}
+    return {result.name: result.difference for result in results}
 
 
 def vector(distance: float = 0.0) -> Tensor:
