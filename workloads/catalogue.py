@@ -10,7 +10,7 @@ from parbench.bench.text import UserError
 from parbench.workloads.context_parallel.context_case import PARAMS as CONTEXT
 from parbench.workloads.costs import strategies
 from parbench.workloads.costs.strategies import Strategy
-from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS
+from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
 from parbench.workloads.mesh.axes import PARAMS as HYBRID
 from parbench.workloads.mesh.axes import with_experts
 from parbench.workloads.model.shapes import BATCH, BUCKET, COMMON, COMPUTE, MODEL, PRECISION
@@ -50,6 +50,21 @@ SHARD = Param(
     minimum=0,
     optional=True,
     help="ranks that share a copy; 0 = half",
+)
+EP_FSDP = Param(
+    name="fsdp",
+    kind="bool",
+    default=False,
+    optional=True,
+    help="shard all but the experts with FSDP2, instead of DDP",
+)
+EP_TP = Param(
+    name="tp",
+    kind="int",
+    default=1,
+    minimum=1,
+    optional=True,
+    help="ranks that split attention and its sequences; 1 = data parallel",
 )
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 
@@ -147,7 +162,7 @@ DEFINITIONS = (
     _step(
         "ep_step", "expert_parallel.expert_step:prepare",
         "expert parallel inside data parallel; attention split with tp=",
-        *STEP_PARAMS, tags=("smoke",), strategy=strategies.ep_step,
+        *MOE_PARAMS, EP_FSDP, EP_TP, tags=("smoke",), strategy=strategies.ep_step,
     ),
     _step(
         "pp", "pipeline_parallel.pipeline_step:prepare",

@@ -20,8 +20,8 @@ from parbench.workloads.context_parallel.attention_kernel import (
 from parbench.workloads.context_parallel.attention_methods import RingAttention
 from parbench.workloads.context_parallel.context_case import ContextPlan
 from parbench.workloads.context_parallel.context_step import attend_by
-from parbench.workloads.expert_parallel.moe_case import moe_of
-from parbench.workloads.expert_parallel.moe_layer import MoeLayer, aux_loss
+from parbench.workloads.expert_parallel.moe_case import make_moe
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer, pop_aux_loss
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import Transformer, loss_of
@@ -37,7 +37,7 @@ def keep_model(model: Transformer, shape: Shape) -> None:
 
 def put_experts(model: Transformer, shape: Shape) -> None:
     """Replace FFNs by experts that drop nothing, so that the host has nothing to read."""
-    moe = moe_of({"microbatch": 2, "aux": 0.1}, shape, 1)
+    moe = make_moe({"microbatch": 2, "aux": 0.1}, shape, 1)
     for layer in model.layers:
         layer.ffn = MoeLayer(shape, moe)
 
@@ -65,7 +65,7 @@ def train(shape: Shape, change: Callable[[Transformer, Shape], None]) -> None:
         model = Transformer(shape)
         change(model, shape)
     tokens = torch.zeros(2, shape.sequence + 1, dtype=torch.int64, device=DEVICE)
-    loss = loss_of(model, tokens) + aux_loss(model)
+    loss = loss_of(model, tokens) + pop_aux_loss(model)
     loss.backward()  # type: ignore[no-untyped-call]
     make_optimizer(model.parameters(), DTYPE).step()
 

@@ -29,7 +29,7 @@ def check_memory(at: Position) -> float:
 
 def _single_process(spec: StepSpec, width: int = 4) -> Position:
     """Return a single process that trains the same model on the global batch, in elements of ``width`` bytes."""
-    moe = spec.moe and replace(spec.moe, ep=1, etp=1, tp=1)
+    moe = spec.moe and replace(spec.moe, ep=1, etp=1)
     alone = StepSpec(shape=spec.shape, mesh={"dp": 1}, moe=moe, device=spec.device, ends="whole")
     return replace(alone, microbatch=spec.global_batch, element_bytes=width).at(0)
 

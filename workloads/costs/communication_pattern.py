@@ -22,6 +22,7 @@ from parbench.workloads.costs.parameter_table import (
     tables_of,
 )
 from parbench.workloads.costs.step_spec import Position
+from parbench.workloads.expert_parallel.dispatchers import COUNT_BYTES, INDEX_BYTES
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
     **{spec.short_name: spec.busbw.compute for spec in CATALOGUE if spec.busbw},
@@ -31,8 +32,6 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
 }
 _SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "(n - 1) / n")
 _FACTOR_TEXTS = {"all_reduce": "2 (n - 1) / n", **_SHARED}
-COUNT_BYTES = 8
-ROUTE_BYTES = 4
 SOURCES = {
     "tp": "arXiv 1909.08053, 2205.05198",
     "cp": "arXiv 2310.01889 (ring), 2309.14509 (Ulysses)",
@@ -301,7 +300,7 @@ def _experts(at: Position) -> Iterator[Call]:
         ("reduce_scatter", "X n h e", both),
         ("all_gather", "X n k e", forward),
         ("reduce_scatter", "X n k e", layers),
-        ("all_gather", f"X n k {ROUTE_BYTES}", forward),
+        ("all_gather", f"X n k {INDEX_BYTES}", forward),
     ):
         yield _call(
             at,

@@ -287,7 +287,8 @@ def _mixture_text(spec: StepSpec) -> str:
     indices = 32 if spec.moe.ep > 1 else 16
     rows = f"n X k ((3 h + {inner} r / X + 1) e + {indices}) + 4 x"
     shared = f" + {inner} n shared r e" if spec.moe.shared else ""
-    return f"4 n (h + E) + 8 n k{copies} + {rows}{shared}"
+    weights = " + 4 n (k + 1)" if spec.moe.renormalize and spec.moe.top_k > 1 else ""
+    return f"4 n (h + E) + 8 n k{weights}{copies} + {rows}{shared}"
 
 
 def embedding_text(spec: StepSpec) -> str:

@@ -11,7 +11,7 @@ from parbench.bench.plan.groups import INSIDE
 from parbench.bench.text import UserError
 from parbench.workloads.context_parallel.context_case import plan_of
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.mesh.axes import PARAMS as MESH
 from parbench.workloads.mesh.axes import mesh_of, refuse_heads, refuse_sequence
 from parbench.workloads.model.shapes import BUCKET
@@ -113,13 +113,12 @@ def cp(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
 def ep_step(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
     """Mixtures of experts inside data parallelism, attention split where asked; one layer's are described alike."""
     spec = StepSpec.of(params, device)
-    moe = moe_of(params, spec.shape, ranks)
+    tp = int(params.get("tp", 1))
+    moe = make_moe(params, spec.shape, ranks, tp)
     inside = {"ep": moe.ep, "etp": moe.etp}
     if params.get("fsdp"):
         return replace(spec, mesh={"fsdp": ranks, **inside}, moe=moe, axis_names={"fsdp": "dp"})
-    return replace(
-        spec, mesh={"dp": ranks // moe.tp, "tp": moe.tp, **inside}, moe=moe, own_tokens=moe.tp > 1
-    )
+    return replace(spec, mesh={"dp": ranks // tp, "tp": tp, **inside}, moe=moe, own_tokens=tp > 1)
 
 
 def mesh(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
@@ -144,7 +143,7 @@ def mesh(params: Params, ranks: int, device: str = "cpu") -> StepSpec:
             "checkpointing",
         )  # its chunks are not the pipeline's
         inside = {axis: spec.size(axis) for axis in INSIDE}
-        mixture = moe_of(
+        mixture = make_moe(
             {**inside, **{name: given[name] for name in names if name in given}}, spec.shape, ranks
         )
         spec = replace(spec, moe=mixture)

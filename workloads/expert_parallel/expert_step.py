@@ -25,9 +25,9 @@ from parbench.workloads.data_parallel.fsdp import lay_out_fsdp
 from parbench.workloads.expert_parallel import moe_layer
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
 from parbench.workloads.expert_parallel.groups import TP_NOTE, fill_sums, make_axes, split_attention
-from parbench.workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
+from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters, make_moe
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from parbench.workloads.expert_parallel.routes import Routes
+from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.shapes import BUCKET
 from parbench.workloads.model.transformer import Transformer, loss_of, materialise
 from parbench.workloads.step.gate import behind_gate
@@ -36,7 +36,6 @@ from parbench.workloads.step.probe import Probe
 from parbench.workloads.step.training_step import TrainingStep
 
 CLAIM = "ep_step: the whole training step; what its all-to-alls cost is claimed for this model and batch alone"
-NORMALISED = "scores are not normalised over a token's experts, nor where pairs drop: residual and shared experts stay"
 TIMED = "timed experts: T is their forward at the mean load of ranks; attention and shared experts cost nothing"
 NO_FORMULA = "memory: no closed form of a mixture's activations"
 
@@ -49,7 +48,7 @@ class MixtureStep(TrainingStep):
 
     moe: Moe | None
     measured_axes: tuple[str, ...] = ("ep",)
-    _routes: Routes | None
+    _routes: StepRouting | None
     _mixtures: Mapping[int, MoeLayer]
 
     def check(self) -> int:
@@ -63,7 +62,7 @@ class MixtureStep(TrainingStep):
         if moe is None:
             return found
         details = {
-            "routed_parameters": shape.layers * moe.experts * num_expert_parameters(shape, moe),
+            "routed_parameters": shape.layers * moe.experts * count_expert_parameters(shape, moe),
             "flops_convention": "PaLM: 6 N + 12 L H Q T a token, N of the k experts and shared ones that it meets",
             "expert_ffn": moe.expert_ffn,
         }
@@ -80,7 +79,7 @@ class MixtureStep(TrainingStep):
     def _draw(self) -> None:
         super()._draw()
         if self._routes is not None:
-            self._routes.begin(self._step_number, self._microbatches)
+            self._routes.draw(self._step_number, self._microbatches)
 
     @property
     def _microbatches(self) -> range:
@@ -94,16 +93,23 @@ class EpStep(MixtureStep):
 
     moe: Moe
     measured_axes = ("ep", "etp")
-    _routes: Routes
+    _routes: StepRouting
 
     def __init__(self, world: World, params: Mapping[str, Value]) -> None:
         spec = StepSpec.of(params)
-        self.moe = moe_of(params, spec.shape, world.size)
-        tp, each = self.moe.tp, spec.shape.sequence // self.moe.tp
+        tp = self._tp = int(params["tp"])
+        self.moe = make_moe(params, spec.shape, world.size, tp)
+        each = spec.shape.sequence // tp
         self._positions = range(world.rank % tp * each, (world.rank % tp + 1) * each)
         self._num_tokens = spec.microbatch * each
-        self._routes = Routes(world, spec, self.moe, self._positions)
-        self._axes = make_axes(world, self.moe)
+        self._routes = StepRouting(
+            world,
+            spec,
+            self.moe,
+            self._positions,
+            [range(i * each, (i + 1) * each) for i in range(tp)],
+        )
+        self._axes = make_axes(world, self.moe, tp)
         super().__init__(world, params, self._lay_out, strategies.ep_step, outlined=True)
 
     def describe(self) -> Description:
@@ -119,12 +125,14 @@ class EpStep(MixtureStep):
         return ExpertProbe(
             world=self._world,
             moe=self.moe,
-            axes=self._axes,
-            routes=self._routes,
-            mixtures=tuple(self._mixtures.values()),
+            routing=self._routes,
+            placement=self._axes.placement,
+            ep_groups=self._axes.ep_groups,
+            etp_groups=self._axes.etp_groups,
+            layers=self._mixtures,
             spec=self.spec,
             tokens=self._num_tokens,
-            counted=self.layout.axes,
+            axes=self.layout.axes,
             expected_bytes=self.expected_bytes(),
             claim=CLAIM,
             notes=(NO_FORMULA,),
@@ -140,37 +148,41 @@ class EpStep(MixtureStep):
 
     def _fill_distinct_gradients(self) -> None:
         super()._fill_distinct_gradients()
-        fill_sums(self.layout.model, self.moe.tp)
+        fill_sums(self.layout.model, self._tp)
 
     def _lay_out(
         self, model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
     ) -> Layout:
         """Exchange FFNs for mixtures, wrap what is not an expert's, and say what a step is."""
-        groups, tp = self._axes.groups, self.moe.tp
-        moe_layer.exchange_ffns(model, spec.shape, self.moe, world.seed, held=self._axes.held)
-        self._mixtures = dict(enumerate(moe_layer.mixtures(model)))
+        groups, tp = self._axes.groups, self._tp
+        moe_layer.replace_ffns_with_moe(
+            model, spec.shape, self.moe, world.seed, placement=self._axes.placement
+        )
+        self._mixtures = dict(enumerate(moe_layer.find_moe_layers(model)))
         # experts now, which FSDP leaves alone; of all else it has one layer at a time whole
         for i, mixture in self._mixtures.items():
             materialise(mixture.experts, world.seed, world.device, f"layers.{i}.ffn.experts")
         if not params["fsdp"]:
             materialise(model, world.seed, world.device)
         if spec.timed_seconds is not None:
-            moe_layer.let_experts_wait(model, spec.timed_seconds, self._num_tokens, self._waiter)
+            moe_layer.simulate_experts(model, spec.timed_seconds, self._num_tokens, self._waiter)
         split = (
             split_attention(model, groups["tp"], self._positions, world.device) if tp > 1 else []
         )
         routed = [p for name, p in model.named_parameters() if ".ffn.experts." in name]
         self._copies = {"adp": split, "edp": routed}
         around = self._under_data_parallelism(model, world, spec, bool(params["fsdp"]))
-        kernel = [TIMED] if spec.timed else moe_layer.kernel_notes(world.device, dtype_of(spec))
-        notes = [NORMALISED, *([TP_NOTE] if tp > 1 else []), *around.notes, *kernel]
+        kernel = (
+            [TIMED] if spec.timed else moe_layer.list_kernel_notes(world.device, dtype_of(spec))
+        )
+        notes = [*([TP_NOTE] if tp > 1 else []), *around.notes, *kernel]
         return replace(
             around,
             axes={**around.axes, **groups},
             loss=lambda tokens: self._loss(around.module, tokens),
             finalize_gradients=self._average_copies,
-            reference_model=self._routes.reference_model,
-            reference_loss=self._routes.reference_loss,
+            reference_model=self._routes.make_reference_model,
+            reference_loss=self._routes.compute_reference_loss,
             made_groups=(*around.made_groups, *groups.values()),
             details={},
             notes=tuple(notes),
@@ -196,11 +208,11 @@ class EpStep(MixtureStep):
         return ddp.lay_out(model, world, spec, params)
 
     def _loss(self, module: nn.Module, tokens: Tensor) -> Tensor:
-        self._routes.give(
+        self._routes.assign(
             self._mixtures, self._microbatches[[mine is tokens for mine in self._mine].index(True)]
         )
         first, last = self._positions.start, self._positions.stop
-        return loss_of(module, tokens[:, first : last + 1]) + moe_layer.aux_loss(module)
+        return loss_of(module, tokens[:, first : last + 1]) + moe_layer.pop_aux_loss(module)
 
     def _average_copies(self) -> None:
         """Make of gradients, each the sum over the ranks of one copy, the mean over all ranks."""

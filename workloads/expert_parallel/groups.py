@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.expert_parallel.moe_layer import ExpertPlacement, make_expert_placement
 from parbench.workloads.model.timed_compute import TimedLinear
 from parbench.workloads.model.transformer import Transformer
 from parbench.workloads.step.layout import group_of_mine
@@ -23,53 +24,28 @@ TP_NOTE = "attention over tp: all else is whole on every rank, its mean over dp,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """Who holds the experts: the ranks of ``group`` deal them out, those of ``split`` hold parts of each, by ``mesh``.
-
-    Nobody else where all are None.
-    """
-
-    group: dist.ProcessGroup | None = None
-    split: dist.ProcessGroup | None = None
-    mesh: DeviceMesh | None = None
-
-
-def held_by(
-    groups: Mapping[str, dist.ProcessGroup], copy: Sequence[Sequence[int]], device: torch.device
-) -> Held:
-    """Return who holds this rank's copy of the experts: rows of ``copy`` are ``etp`` ranks, columns ``ep``."""
-    axes = {name: groups[name] for name in ("ep", "etp") if name in groups}
-    mesh = None
-    if axes:
-        ranks = torch.tensor(copy).squeeze()
-        mesh = DeviceMesh.from_group(
-            list(axes.values()), device.type, mesh=ranks, mesh_dim_names=tuple(axes)
-        )
-    return Held(group=axes.get("ep"), split=axes.get("etp"), mesh=mesh)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Axes:
     """This rank's group of each axis that has several ranks, never the world's own.
 
     ``tp`` are neighbours that split attention, ``adp`` hold the same heads for other sequences. A copy of the experts
-    are ``ep`` times ``etp`` neighbours, ``sources`` in order: blocks of ``etp`` hold the same experts, a part of each;
+    are ``ep`` times ``etp`` neighbours in order: blocks of ``etp`` hold the same experts, a part of each;
     ranks of the same place in their blocks exchange tokens (``ep``); ``edp`` hold the same part in other copies.
     """
 
     groups: Mapping[str, dist.ProcessGroup]
-    sources: tuple[int, ...]
-    held: Held
+    placement: ExpertPlacement
+    ep_groups: Sequence[Sequence[int]]
+    etp_groups: Sequence[Sequence[int]]
 
 
-def make_axes(world: World, moe: Moe) -> Axes:
+def make_axes(world: World, moe: Moe, tp: int) -> Axes:
     """Make the groups; every rank of the world makes every one."""
     ranks = torch.arange(world.size)
     copies = ranks.view(-1, moe.ep, moe.etp)
     copy = copies[world.rank // (moe.ep * moe.etp)]
     partitions = {
-        "tp": ranks.view(-1, moe.tp),
-        "adp": ranks.view(-1, moe.tp).T if moe.tp > 1 else ranks.view(-1, 1),
+        "tp": ranks.view(-1, tp),
+        "adp": ranks.view(-1, tp).T if tp > 1 else ranks.view(-1, 1),
         "ep": copies.transpose(1, 2).reshape(-1, moe.ep),
         "etp": copies.reshape(-1, moe.etp),
         "edp": copies.permute(1, 2, 0).reshape(moe.ep * moe.etp, -1),
@@ -78,8 +54,12 @@ def make_axes(world: World, moe: Moe) -> Axes:
         name: partition.tolist() for name, partition in partitions.items() if partition.shape[1] > 1
     }
     groups = {name: group_of_mine(world, partition) for name, partition in wanted.items()}
-    held = held_by(groups, copy.tolist(), world.device)
-    return Axes(groups=groups, sources=tuple(copy.flatten().tolist()), held=held)
+    return Axes(
+        groups=groups,
+        placement=make_expert_placement(groups, copy.tolist(), world.device),
+        ep_groups=partitions["ep"].tolist(),
+        etp_groups=partitions["etp"].tolist(),
+    )
 
 
 def split_attention(

@@ -17,9 +17,12 @@ from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.context_case import ContextPlan
 from parbench.workloads.costs.parameter_table import Kind, layer_weights
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.groups import Held, held_by
-from parbench.workloads.expert_parallel.moe_case import Moe, num_expert_parameters
-from parbench.workloads.expert_parallel.moe_layer import MoeLayer
+from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters
+from parbench.workloads.expert_parallel.moe_layer import (
+    ExpertPlacement,
+    MoeLayer,
+    make_expert_placement,
+)
 from parbench.workloads.mesh.axes import (
     expert_copies,
     expert_groups,
@@ -52,7 +55,7 @@ class Groups:
     mesh: DeviceMesh
     axes: Mapping[str, dist.ProcessGroup]
     replica_group: dist.ProcessGroup
-    held: Held
+    held: ExpertPlacement
     made: tuple[dist.ProcessGroup, ...]
 
 
@@ -62,7 +65,7 @@ def make_groups(world: World, spec: StepSpec) -> Groups:
         "dp": world.size
     }
     mesh, made = make_mesh(world, **axes)
-    partitions, held = {}, Held()
+    partitions, held = {}, ExpertPlacement()
     if spec.size("cp") > 1:
         partitions["dp"] = groups_along(spec.mesh, "dp", "cp")
     if "pp" in axes:
@@ -81,7 +84,7 @@ def make_groups(world: World, spec: StepSpec) -> Groups:
     if spec.moe is not None:
         [column] = [ranks for ranks in expert_groups(spec.mesh) if world.rank in ranks]
         copy = [next(part for part in expert_parts(spec.mesh) if rank in part) for rank in column]
-        held = held_by(found, copy, world.device)
+        held = make_expert_placement(found, copy, world.device)
     return Groups(mesh=mesh, axes=found, replica_group=replica_group, held=held, made=made)
 
 
@@ -220,7 +223,7 @@ class Shares:
 def shares_of(shape: Shape, moe: Moe | None, *, cp: int) -> Shares:
     linear, experts = layer_weights(shape), 0.0
     if moe is not None:
-        each = num_expert_parameters(shape, moe)
+        each = count_expert_parameters(shape, moe)
         linear += moe.shared * each - num_ffn_matrices(shape) * shape.hidden * shape.ffn
         experts = float(moe.top_k * each)
     attention = shape.hidden * (shape.sequence + 1) if cp > 1 else 0.0

@@ -22,24 +22,22 @@ from parbench.workloads.context_parallel.context_step import attend_by, core_of
 from parbench.workloads.costs import strategies
 from parbench.workloads.costs.memory import state_of
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.expert_probe import (
-    Routed,
-    load_metrics,
-    merged,
-    routed_by,
-    sent_in_step,
-    sizes_of,
-)
+from parbench.workloads.expert_parallel.expert_probe import make_load_metrics
 from parbench.workloads.expert_parallel.expert_step import MixtureStep
+from parbench.workloads.expert_parallel.expert_traffic import (
+    ExpertTraffic,
+    RoutingCounts,
+    count_routing,
+)
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
-    exchange_ffns,
-    kernel_notes,
-    let_experts_wait,
-    mixtures,
+    find_moe_layers,
+    list_kernel_notes,
+    replace_ffns_with_moe,
+    simulate_experts,
 )
-from parbench.workloads.expert_parallel.routes import Routes
 from parbench.workloads.expert_parallel.routing import BALANCED
+from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.mesh import mesh_stages
 from parbench.workloads.mesh.axes import coordinate_of, expert_groups, expert_parts, groups_along
 from parbench.workloads.mesh.mesh_stages import Train, mixtures_in, train_alone
@@ -90,7 +88,7 @@ class Sent:
 
     sent: Tally
     expected: ByAxis
-    routed: Routed | None
+    routed: RoutingCounts | None
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,12 @@ class MeshBytes:
     share = 0.0
 
     def observe(self, step: Step, begin: Begin, budget_seconds: float = 0.0) -> Sent:
-        look, layers = self.look, mixtures(self.look.layout.model)
+        look, layers = self.look, find_moe_layers(self.look.layout.model)
         for mixture in layers:
-            mixture.chosen.clear()
+            mixture.expert_ids.clear()
         sent, expected = SentBytes(look.layout, self.expected).observe(step, begin, budget_seconds)
         routed = (
-            routed_by(layers, look.at.spec.microbatch * look.tokens)
+            count_routing(dict(enumerate(layers, sum(look.at.layers_by_stage[: look.at.pp_rank]))))
             if "ep" in look.layout.axes
             else None
         )
@@ -115,40 +113,31 @@ class MeshBytes:
 
     def summarise(self, told: Sequence[Sent]) -> Explanation:
         metrics = SentBytes.summarise(self.sent_and_expected(told)).metrics
-        if (moe := self.look.at.spec.moe) is not None and (routed := self._routed(told)):
-            first = next(ranks for ranks in expert_groups(self.look.at.spec.mesh) if 0 in ranks)
-            metrics |= load_metrics([routed[rank] for rank in first], moe.ep, None)
+        traffic = self._traffic(told)
+        if traffic is not None:
+            metrics |= make_load_metrics(traffic)
         return Explanation(
             metrics=metrics,
             details={"bytes_sent_by_rank": [dict(one.sent.by_axis) for one in told]},
         )
 
     def sent_and_expected(self, told: Sequence[Sent]) -> list[tuple[Tally, ByAxis]]:
-        spec, moe, routed = self.look.at.spec, self.look.at.spec.moe, self._routed(told)
-        if moe is None or not routed:
+        traffic = self._traffic(told)
+        if traffic is None:
             return [(one.sent, one.expected) for one in told]
-        sizes = sizes_of(spec, moe, spec.microbatch * self.look.tokens, moe.etp)
-        to_experts = {}
-        for ranks in expert_groups(spec.mesh):
-            copy = [routed[rank] for rank in ranks]
-            for i, rank in enumerate(ranks):
-                flights = sent_in_step(moe.variant, i, copy, sizes)
-                to_experts[rank] = sum(
-                    spec.forwards * one.forward + one.backward for one in flights
-                )
         return [
-            (one.sent, {**one.expected, "ep": to_experts[rank]}) for rank, one in enumerate(told)
+            (one.sent, {**one.expected, "ep": traffic.expect_bytes(rank)["ep"]})
+            for rank, one in enumerate(told)
         ]
 
-    def _routed(self, told: Sequence[Sent]) -> dict[int, Routed]:
-        """Return what each rank routed, with those that split experts: they take each other's tokens."""
-        each = [one.routed for one in told if one.routed is not None]
-        parts = expert_parts(self.look.at.spec.mesh) if each else []
-        return {
-            rank: merged([each[of] for of in ranks], len(ranks))[0]
-            for ranks in parts
-            for rank in ranks
-        }
+    def _traffic(self, told: Sequence[Sent]) -> ExpertTraffic | None:
+        spec = self.look.at.spec
+        counts = [one.routed for one in told if one.routed is not None]
+        if spec.moe is None or not counts:
+            return None
+        tokens = spec.microbatch * self.look.tokens
+        groups = (expert_groups(spec.mesh), expert_parts(spec.mesh))
+        return ExpertTraffic(spec, spec.moe, tokens, counts, *groups)
 
 
 @dataclass(frozen=True)
@@ -234,7 +223,7 @@ class MeshMemory:
 def as_routed(chunk: Chunk) -> None:
     """Let a stage's mixtures take the routes of their last microbatch: of zeros a router would send all to one."""
     for mixture in mixtures_in(chunk).values():
-        mixture.given = mixture.chosen[max(mixture.chosen)]
+        mixture.assigned_ids = mixture.expert_ids[max(mixture.expert_ids)]
 
 
 class HybridStep(MixtureStep):
@@ -245,7 +234,7 @@ class HybridStep(MixtureStep):
         self.coordinate = coordinate_of(spec.mesh, world.rank)
         moe = self.moe = spec.moe
         self._tokens = mesh_stages.tokens_of(spec, self.coordinate)
-        self._routes = None if moe is None else Routes(world, spec, moe, self._tokens)
+        self._routes = None if moe is None else StepRouting(world, spec, moe, self._tokens)
         self._shares = mesh_stages.shares_of(spec.shape, moe, cp=spec.size("cp"))
         # its own: what other waits take too long must not make a block of attention shorter than it is said to be
         self._block_waiter = TimedCompute(world.device)
@@ -290,14 +279,14 @@ class HybridStep(MixtureStep):
         # a wait that took too long is not made up for by the next action: that would be a bubble moved elsewhere
         self._recorder = mesh_stages.RoutingRecorder(world.device, self._begin, self._forget_late)
         if self.moe is not None:
-            exchange_ffns(model, spec.shape, self.moe, world.seed, held=groups.held)
+            replace_ffns_with_moe(model, spec.shape, self.moe, world.seed, placement=groups.held)
             if spec.timed_seconds is not None:
                 seconds, tokens = (
                     spec.timed_seconds * spec.size("pp"),
                     spec.microbatch * len(self._tokens),
                 )
                 experts, others = seconds * self._shares.experts, seconds * self._shares.linear
-                let_experts_wait(model, experts, tokens, self._waiter, others=others)
+                simulate_experts(model, experts, tokens, self._waiter, linear_seconds=others)
         self._begin_layers(model, groups)
         plan, cp = mesh_stages.plan_of(spec), self.coordinate["cp"]
         core = None
@@ -325,8 +314,8 @@ class HybridStep(MixtureStep):
             forward_backward=self._train,
             holds_stage_only=spec.pipeline is not None,
             replica_group=groups.replica_group,
-            reference_model=None if self._routes is None else self._routes.reference_model,
-            reference_loss=loss_of if self._routes is None else self._routes.reference_loss,
+            reference_model=None if self._routes is None else self._routes.make_reference_model,
+            reference_loss=loss_of if self._routes is None else self._routes.compute_reference_loss,
             made_groups=groups.made,
             details={
                 "mesh": dict(spec.mesh),
@@ -336,7 +325,7 @@ class HybridStep(MixtureStep):
                 *((_NO_OVERLAP,) if groups.axes.keys() & {"dp", "edp", "tp"} else ()),
                 *(list_notes(spec.pipeline.order, world) if spec.pipeline is not None else ()),
                 *(
-                    kernel_notes(world.device, dtype_of(spec))
+                    list_kernel_notes(world.device, dtype_of(spec))
                     if self.moe is not None and not spec.timed
                     else ()
                 ),
@@ -392,7 +381,7 @@ class HybridStep(MixtureStep):
 
     def _begin(self, mixtures: Mapping[int, MoeLayer], microbatch: int) -> None:
         if self._routes is not None:
-            self._routes.give(mixtures, self._microbatches[microbatch])
+            self._routes.assign(mixtures, self._microbatches[microbatch])
 
     def _forget_late(self) -> None:
         self._waiter.forget()

@@ -8,8 +8,8 @@ import torch
 
 from parbench.workloads.costs.memory import layer_equation, stage_equation
 from parbench.workloads.costs.step_spec import Position, StepSpec
-from parbench.workloads.expert_parallel.moe_case import moe_of
-from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
+from parbench.workloads.expert_parallel.moe_case import make_moe
+from parbench.workloads.expert_parallel.moe_layer import find_moe_layers, replace_ffns_with_moe
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import Transformer, build, checkpoint, cross_entropy
 from parbench.workloads.pipeline_parallel.stages import Chunk
@@ -34,10 +34,10 @@ def position_of(shape: Shape, **params: Any) -> Position:
 def build_model(spec: StepSpec) -> Transformer:
     model = build(spec.shape, 0, torch.device("cpu"), DTYPES[spec.element_bytes])
     if spec.moe is not None:
-        exchange_ffns(model, spec.shape, spec.moe, 0)
+        replace_ffns_with_moe(model, spec.shape, spec.moe, 0)
         tokens = torch.arange(spec.local_tokens)
-        for mixture in mixtures(model):
-            mixture.given = torch.stack([tokens % 4, (tokens + 1) % 4], dim=1)
+        for mixture in find_moe_layers(model):
+            mixture.assigned_ids = torch.stack([tokens % 4, (tokens + 1) % 4], dim=1)
     checkpoint(model, spec.checkpointing)
     return model
 
@@ -76,7 +76,7 @@ def test_stage_saves_analytical_activations(
 @pytest.mark.parametrize("shared", [0, 2])
 def test_experts_save_analytical_activations(shared: int) -> None:
     shape = replace(LLAMA, layers=1)
-    moe = moe_of({"ep": 1, "experts": 4, "top_k": 2, "shared": shared}, shape, 1)
+    moe = make_moe({"ep": 1, "experts": 4, "top_k": 2, "shared": shared}, shape, 1)
     position = position_of(shape, moe=moe)
     assert measure_saved_bytes(position, 0) == stage_equation(position, 0).value
 

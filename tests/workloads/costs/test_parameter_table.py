@@ -12,8 +12,8 @@ from parbench.workloads.costs.parameter_table import (
     parts_of,
 )
 from parbench.workloads.costs.step_spec import Position, StepSpec
-from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
-from parbench.workloads.expert_parallel.moe_layer import exchange_ffns
+from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
+from parbench.workloads.expert_parallel.moe_layer import replace_ffns_with_moe
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import build
 
@@ -22,7 +22,7 @@ LLAMA = replace(SHAPES["tiny-llama"], hidden=32, ffn=64, sequence=16, vocabulary
 both_recipes = pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 
 
-MIXTURE = moe_of({"ep": 1, "experts": 4}, GPT, 1)
+MIXTURE = make_moe({"ep": 1, "experts": 4}, GPT, 1)
 
 
 def position_of(shape: Shape, **params: Any) -> Position:
@@ -34,7 +34,7 @@ def position_of(shape: Shape, **params: Any) -> Position:
 def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> None:
     model = build(shape, 0, torch.device("cpu"))
     if moe is not None:
-        exchange_ffns(model, shape, moe, 0)
+        replace_ffns_with_moe(model, shape, moe, 0)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     parts = parts_of(position_of(shape, moe=moe))
     assert {part.name: part.size for part in parts} == expected

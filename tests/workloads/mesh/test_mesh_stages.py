@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from parbench.workloads.expert_parallel.moe_case import moe_of
-from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, let_experts_wait
+from parbench.workloads.expert_parallel.moe_case import make_moe
+from parbench.workloads.expert_parallel.moe_layer import replace_ffns_with_moe, simulate_experts
 from parbench.workloads.mesh.mesh_stages import (
     count_wrong_fills,
     shares_of,
@@ -14,7 +14,7 @@ from parbench.workloads.model.timed_compute import TimedCompute, TimedLinear
 from parbench.workloads.model.transformer import build
 
 TINY = SHAPES["tiny"]
-MOE = moe_of({"ep": 1, "experts": 8, "top_k": 2}, TINY, 1)
+MOE = make_moe({"ep": 1, "experts": 8, "top_k": 2}, TINY, 1)
 
 
 def test_shares_of_compute_are_multiply_adds() -> None:
@@ -32,8 +32,8 @@ def test_shares_of_compute_are_multiply_adds() -> None:
 def test_wrong_fill_of_timed_gradient_is_counted() -> None:
     cpu = torch.device("cpu")
     model = build(TINY, 0, cpu)
-    exchange_ffns(model, TINY, MOE, 0)
-    let_experts_wait(model, 0.5, 64, TimedCompute(cpu), others=0.5)
+    replace_ffns_with_moe(model, TINY, MOE, 0)
+    simulate_experts(model, 0.5, 64, TimedCompute(cpu), linear_seconds=0.5)
     for name, module in model.named_modules():
         if isinstance(module, TimedLinear):
             is_replicated = name == "head" or "shared" in name
