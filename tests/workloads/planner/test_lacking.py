@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.planner.candidates import Wanted, candidates
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware
@@ -61,7 +61,7 @@ def make_tiny_mixture() -> StepSpec:
         "expert_ffn": 352,
         "routing": "balanced",
     }
-    return replace(step, moe=moe_of(params, step.shape, 1))
+    return replace(step, moe=make_moe(params, step.shape, 1))
 
 
 def test_smallest_gpus_match_exhaustive_search() -> None:
