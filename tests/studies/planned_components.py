@@ -20,11 +20,11 @@ from unittest import mock
 from parbench.bench.rank.runner import load_target
 from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.world import World
-from parbench.workloads.presets import PRESETS
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls
 from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.mesh.mesh_step import HybridStep, as_routed
 from parbench.workloads.pipeline_parallel import pipeline_probe
+from parbench.workloads.presets import PRESETS
 from parbench.workloads.step import memory, sent_bytes
 from parbench.workloads.step.training_step import TrainingStep
 from tests.support.ranks import Ranks
