@@ -143,9 +143,12 @@ def _checked(spec: StepSpec, ranks: int) -> StepSpec:
     return spec
 
 
-def data_parallel(params: Params, ranks: int) -> StepSpec:
-    """DDP, or with ``optimizer`` ZeRO-1."""
+def ddp(params: Params, ranks: int) -> StepSpec:
     return _checked(build_step(params, ParallelDims(dp=ranks)), ranks)
+
+
+def zero1(params: Params, ranks: int) -> StepSpec:
+    return ddp({OPTIMIZER.name: OPTIMIZER.default, **params}, ranks)
 
 
 def fsdp(params: Params, ranks: int) -> StepSpec:
@@ -237,8 +240,8 @@ def add_experts(params: Params, world: WorldSpec) -> Iterable[Params]:
 
 
 PRESETS: Mapping[str, Preset] = {
-    "ddp": data_parallel,
-    "zero1": data_parallel,
+    "ddp": ddp,
+    "zero1": zero1,
     "fsdp": fsdp,
     "hsdp": hsdp,
     "tp": tp,
