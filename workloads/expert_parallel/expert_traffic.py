@@ -113,10 +113,11 @@ class ExpertTraffic:
         moe = self.moe
         hidden = self._spec.shape.hidden
         bytes_per_element = self._spec.bytes_per_element
-        symbols = {"n": self.tokens, "X": moe.etp, "R": moe.ep, "k": moe.top_k}
-        symbols |= {"h": hidden, "e": bytes_per_element, "E": moe.experts}
-        ep_calls = DISPATCHERS[moe.variant].list_calls("X n", "R", moe.chunks)
-        etp_calls = ALLGATHER.list_calls("n", "X", 1)
+        symbols = {"tokens": self.tokens, "etp": moe.etp, "ep": moe.ep, "top_k": moe.top_k}
+        symbols |= {"hidden": hidden, "bytes_per_element": bytes_per_element}
+        symbols |= {"experts": moe.experts}
+        ep_calls = DISPATCHERS[moe.variant].list_calls("etp * tokens", "ep", moe.chunks)
+        etp_calls = ALLGATHER.list_calls("tokens", "etp", 1)
         for axis, ranks, calls in (("ep", moe.ep, ep_calls), ("etp", moe.etp, etp_calls)):
             for call in calls if ranks > 1 else ():
                 pairs = self.count_sent(rank)
