@@ -42,7 +42,7 @@ class Dispatcher:
     list_calls: Callable[[str, str, int], tuple[DispatchCall, ...]]
     """The calls for ``tokens`` of each of ``ranks``, both texts of equations, in chunks.
 
-    Further words are those of ``RankView.symbols``.
+    Further symbols are those of ``RankView.symbols``.
     """
 
 
