@@ -172,7 +172,7 @@ def parallelize(
         logits_width=width,
         partial_parameters=[p for name, p in part.named_parameters() if name in partial_names],
     )
-    if not spec.zero1:
+    if spec.zero1 != "distributed":
         apply_replication(parallel_part, spec, world.device)
     return parallel_part
 
