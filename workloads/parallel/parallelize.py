@@ -41,6 +41,7 @@ from parbench.workloads.parallel.mesh import Mesh
 from parbench.workloads.parallel.positions import TokenPositions
 from parbench.workloads.parallel.zero1 import DistributedOptimizer
 
+
 @dataclass(kw_only=True)
 class ParallelPart:
     """A part of the model after ``parallelize``."""
