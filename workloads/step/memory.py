@@ -192,7 +192,7 @@ def list_optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the tensors of an optimizer's state on this rank, also of one that wraps another."""
     inner = getattr(optimizer, "optim", optimizer)
     if isinstance(inner, MasterAdamW):
-        return inner.held()
+        return inner.list_state()
     values = [value for state in inner.state.values() for value in state.values()]
     return [value for value in values if isinstance(value, Tensor)]
 

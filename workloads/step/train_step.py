@@ -199,8 +199,10 @@ class TrainStep(Benchmark):
         loss = self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
         if self.spec.moe is None or not self.spec.moe.aux:
             return loss
-        # Each rank of tp adds the loss of its positions, and router gradients are summed over tp.
-        return loss + pop_aux_loss(part.part) / self.spec.dims.tp
+        aux_loss = torch.as_tensor(pop_aux_loss(part.part))
+        # Each rank of tp has the loss of its positions, and its gradients are summed over tp.
+        scaled = aux_loss / self.spec.dims.tp
+        return loss + scaled + (aux_loss - scaled).detach()
 
     def _assign_experts(self, part: ParallelPart, index: int) -> None:
         """Let the MoE layers of a part use the routing of a microbatch."""
