@@ -155,8 +155,8 @@ def fsdp(params: Params, ranks: int) -> StepSpec:
 
 def hsdp(params: Params, ranks: int) -> StepSpec:
     """FSDP within each replica. By default there are two replicas."""
-    shards = max(2, ranks // 2)
-    text = str(params.get("mesh", "")) or f"dp={max(1, ranks // shards)},fsdp={shards}"
+    replicas = 2 if ranks >= 4 else 1
+    text = str(params.get("mesh", "")) or f"dp={replicas},fsdp={ranks // replicas}"
     dims = ParallelDims.parse(text)
     if dims.size("dp", "fsdp") != dims.ranks:
         raise UserError(f"mesh {text!r} has axes of hybrid: hsdp has dp and fsdp")

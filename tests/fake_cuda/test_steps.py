@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cuda_stub
 SMALL = {"layers": 2, "microbatch": 2}
 STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp": ("ddp", {}),
-    "ddp_bf16": ("ddp", {"precision": "bfloat16", "grad_compression": "bf16"}),
+    "ddp_bf16": ("ddp", {"precision": "bfloat16", "reduce_dtype": "bfloat16"}),
     "zero1": ("zero1", {}),
     "fsdp": ("fsdp", {}),
     "fsdp_bf16": ("fsdp", {"precision": "bfloat16"}),

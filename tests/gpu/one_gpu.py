@@ -402,7 +402,7 @@ def llama(session: Session) -> Iterator[Line]:
 
 def make_step_options(session: Session) -> list[str]:
     shape = "tiny" if session.rehearse else "small-llama"
-    settings = f"--only workload.* --set shape={shape} --set tp=1 --set shard=1"
+    settings = f"--only workload.* --set shape={shape} --set tp=1"
     return [*session.one_rank_options, *settings.split()]
 
 

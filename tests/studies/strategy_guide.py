@@ -19,7 +19,7 @@ from parbench.workloads.pipeline_parallel.schedules import SCHEDULES as PIPELINE
 from parbench.workloads.pipeline_parallel.simulation import simulate_equal_passes
 from parbench.workloads.planner.candidates import place_step
 from parbench.workloads.planner.dry_run import GIGA, dry_run
-from parbench.workloads.planner.guide import strategies
+from parbench.workloads.planner.guide import held_state, strategies
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.models import model_of
 
@@ -139,7 +139,7 @@ def render_strategies(step: StepSpec) -> str:
                 str(strategy.spec.ranks),
                 f"`{strategy.formula}`",
                 f"{strategy.sent_bytes / GIGA:.1f} GB",
-                f"{memory.state / GIGA:.1f} GB",
+                f"{held_state(strategy.spec) / GIGA:.1f} GB",
                 f"{memory.activations / GIGA:.1f} GB",
                 strategy.link,
             )
@@ -167,8 +167,7 @@ def render_state(step: StepSpec) -> str:
     rows: dict[str, list[str]] = {}
     for ranks in rank_counts:
         for name, spec in build_zero_specs(step, ranks).items():
-            state = rank_memory(spec.rank_view(0)).state / GIGA
-            rows.setdefault(name, []).append(f"{state:.1f}")
+            rows.setdefault(name, []).append(f"{held_state(spec) / GIGA:.1f}")
     head = ("ranks", *map(str, rank_counts))
     return render_table(head, ((name, *cells) for name, cells in rows.items()))
 

@@ -34,7 +34,7 @@ def refuse(name: str, ranks: int, **params: Any) -> str | None:
         ("pp", {"layers": 8}, "pp=8"),
         ("cp", {"sequence": 128}, "cp=8"),
         ("ep_step", {}, "dp=8,ep=8"),
-        ("ep_step", {"tp": 4, "ep": 2, "fsdp": True}, "fsdp=2,tp=4,ep=2"),
+        ("ep_step", {"tp": 4, "ep": 2, "etp": 1, "fsdp": True}, "fsdp=2,tp=4,ep=2"),
         ("hybrid", {"mesh": "pp=2,dp=2,tp=2"}, "pp=2,dp=2,tp=2"),
     ],
 )

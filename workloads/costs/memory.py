@@ -73,15 +73,14 @@ def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
 def state_memory(view: RankView) -> StateBytes:
     """Return the state of a rank, of which each stage of ZeRO shards more.
 
-    Simulated compute updates no parameters, so that the optimizer has no state.
+    FSDP keeps its shard next to gathered parameters, which are buffers. Simulated compute updates
+    no parameters, so that the optimizer has no state.
     """
     spec = view.spec
     state = state_bytes(owned_elements(view), spec.widths)
     if spec.zero1:
         optimizer = state_bytes(updated_elements(view), spec.widths).optimizer
         state = replace(state, optimizer=optimizer)
-    if not spec.reshard:
-        state = replace(state, parameters=count_elements(view) * spec.widths.parameters)
     if spec.is_simulated:
         state = replace(state, optimizer=0.0)
     return state
@@ -108,7 +107,7 @@ def state_equation(view: RankView) -> Equation:
     widths = [spec.widths.parameters, spec.widths.gradients, spec.widths.optimizer]
     if spec.is_simulated:
         widths[2] = 0
-    num_unsharded = {0: 3, 1: 2, 2: 1, 3: 0}[spec.zero_stage]
+    num_unsharded = {0: 3, 1: 2}.get(spec.zero_stage, 0)
     symbols = {"parameters": float(count_elements(view, "replicated", "split"))}
     shards = {"parameters": dims.size("dp", "cp") if spec.zero1 else dims.shard_size}
     routed = count_elements(view, "routed")
@@ -127,8 +126,8 @@ def state_equation(view: RankView) -> Equation:
 def buffers_equation(view: RankView) -> Equation:
     """Return the bytes that are held for a part of a step.
 
-    FSDP holds two gathered units and the gradients of one. A pipeline keeps all its parameters
-    gathered. Gradients that are not reduced in every microbatch are kept as a whole.
+    FSDP holds two gathered units and the gradients of one. All parameters stay gathered in a
+    pipeline, and with ``reshard=false``. Gradients that are not reduced in every microbatch are kept as a whole.
     """
     spec = view.spec
     terms: list[str] = []
@@ -142,11 +141,10 @@ def buffers_equation(view: RankView) -> Equation:
                 max(size for count, size in _list_gathered_units(view) if count)
             ),
         }
-        is_gathered = spec.dims.pp > 1
+        is_gathered = spec.dims.pp > 1 or not spec.reshard
         keeps_gradients = spec.dims.pp > 1 or (spec.no_sync and spec.microbatches > 1)
         gathered = "parameters" if is_gathered else "2 * unit_parameters"
-        if is_gathered or spec.reshard:
-            terms.append(f"{gathered} * bytes_per_element")
+        terms.append(f"{gathered} * bytes_per_element")
         unreduced = "parameters" if keeps_gradients else "unit_parameters"
         terms.append(f"{unreduced} * reduce_bytes")
     return Equation(text=" + ".join(terms) or "0", symbols=symbols)

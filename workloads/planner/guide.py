@@ -132,6 +132,15 @@ def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
     return next(spec for spec in cut if not spec.find_broken_rule())
 
 
+def held_state(spec: StepSpec) -> float:
+    """Return the bytes of state of the fullest rank, with parameters that ZeRO-2 keeps gathered."""
+    states: list[float] = []
+    for view in spec.distinct_views:
+        memory = rank_memory(view)
+        states.append(memory.state + (0.0 if spec.reshard else memory.buffers))
+    return max(states)
+
+
 def guide(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
     """Return the table of strategies for a model on ``gpus`` GPUs."""
     heading = (
@@ -159,7 +168,7 @@ def _row(strategy: Strategy) -> list[Cell]:
         ", ".join(f"{count} {op}" for op, count in calls_by_op.items()),
         strategy.formula,
         strategy.sent_bytes / GIGA,
-        memory.state / GIGA,
+        held_state(spec) / GIGA,
         memory.activations / GIGA,
         strategy.link,
     ]

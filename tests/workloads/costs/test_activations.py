@@ -1,5 +1,6 @@
 """Analytical activations are close to the bytes that a forward pass saves on a CPU."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -8,21 +9,37 @@ import torch
 from parbench.workloads.costs.memory import activations_equation
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Checkpointing
-from parbench.workloads.model.transformer import build, checkpoint, cross_entropy
-from parbench.workloads.step.memory import SavedTensors
+from parbench.workloads.model.transformer import (
+    Transformer,
+    checkpoint_layers,
+    compute_loss,
+    cross_entropy,
+    draw_tokens,
+    get_dtype,
+    initialize,
+    make_meta_model,
+)
+from parbench.workloads.step.memory import count_saved_bytes
+from parbench.workloads.torch_internals import list_allocations, profiling
 
 MICROBATCH = 3
-DTYPES = {4: torch.float32, 2: torch.bfloat16}
+
+
+CPU = torch.device("cpu")
+
+
+def make_model(spec: StepSpec) -> Transformer:
+    model = make_meta_model(spec.shape, get_dtype(spec))
+    initialize(model, 0, CPU)
+    checkpoint_layers(model, spec.checkpointing)
+    return model
 
 
 def measure_saved_bytes(spec: StepSpec) -> int:
-    model = build(spec.shape, 0, torch.device("cpu"), DTYPES[spec.bytes_per_element])
-    checkpoint(model, spec.checkpointing)
+    model = make_model(spec)
     tokens = torch.zeros((MICROBATCH, spec.shape.sequence), dtype=torch.long)
     targets = torch.zeros_like(tokens)
-    with SavedTensors(model) as saved:
-        cross_entropy(model(tokens), targets)
-    return saved.num_bytes
+    return count_saved_bytes(model, lambda: cross_entropy(model(tokens), targets))
 
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-llama"])
@@ -43,3 +60,20 @@ def test_activations_are_near_saved_bytes(
     planned = activations_equation(spec.rank_view(0)).value
     tolerance = 0.15 if shape == "tiny" else 0.3
     assert planned == pytest.approx(measure_saved_bytes(spec), rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("shape", "checkpointing"), [("tiny-llama", "selective"), ("tiny", "full")]
+)
+def test_counted_activations_match_allocator(shape: str, checkpointing: Checkpointing) -> None:
+    """The allocator also keeps the loss. The tokens exist before the forward pass."""
+    spec = StepSpec(shape=SHAPES[shape], checkpointing=checkpointing, bytes_per_element=4)
+    model = make_model(spec)
+    tokens = draw_tokens(spec.shape, 2, 0, 0)
+    saved = count_saved_bytes(model, lambda: compute_loss(model, tokens))
+    gc.collect()  # The collection of earlier passes must not fall into the profile.
+    with profiling(CPU, memory=True) as profiler:
+        loss = compute_loss(model, tokens)
+    sizes = [num_bytes for _, num_bytes in list_allocations(profiler, CPU)]
+    allocated = sum(sizes) + tokens.nbytes - loss.nbytes
+    assert saved == allocated

@@ -44,7 +44,7 @@ def layer_bytes(spec: StepSpec, checkpointing: str = "none") -> float:
         ("ddp", {"precision": "float32"}, [4, 4, 8]),
         ("zero1", {}, [2, 2, 12 / 4]),
         ("zero1", {"optimizer": "zero_redundancy"}, [2, 2, 12 / 4]),
-        ("fsdp", {"reshard": False}, [2, 2 / 4, 12 / 4]),
+        ("fsdp", {"reshard": False}, [2 / 4, 2 / 4, 12 / 4]),
         ("fsdp", {}, [2 / 4, 2 / 4, 12 / 4]),
     ],
 )
@@ -118,7 +118,7 @@ def test_fsdp_buffers_are_largest_units() -> None:
     ("mesh", "params", "gathered"),
     [
         ("fsdp=4,pp=2", {"no_sync": False}, 2),
-        ("fsdp=8", {"no_sync": True, "reshard": False}, 0),
+        ("fsdp=8", {"no_sync": True, "reshard": False}, 2),
     ],
 )
 def test_fsdp_keeps_unreduced_gradients(mesh: str, params: Params, gathered: int) -> None:

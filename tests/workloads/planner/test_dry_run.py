@@ -1,23 +1,17 @@
 """A dry run takes the time computed by hand, and has the bytes and memory of real ranks."""
 
-import gc
 from dataclasses import replace
 
 import msgspec
 import pytest
-import torch
 
 from parbench.workloads.costs.flops import recomputed_bytes, stage_flops
 from parbench.workloads.costs.memory import owned_elements
-from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.model.transformer import build, checkpoint, draw_tokens, loss_of
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
-from parbench.workloads.step.memory import SavedTensors
-from parbench.workloads.torch_internals import allocations, profiling
 from tests.support.planner_asks import H100, SIMPLE_HARDWARE, make_spec
 
 FAST_LINKS = msgspec.structs.replace(SIMPLE_HARDWARE, inside_bytes_per_second=1e30)
@@ -145,20 +139,3 @@ def test_dry_run_caveat_of_mfu_above_one() -> None:
     [caveat] = run.caveats
     assert f"{executed:.1%} of the peak" in caveat
     assert dry_run(make_spec("fsdp=8", "llama3-8b"), H100).caveats == ()
-
-
-@pytest.mark.parametrize(
-    ("shape", "checkpointing"), [("tiny-llama", "selective"), ("tiny", "full")]
-)
-def test_counted_activations_match_allocator(shape: str, checkpointing: str) -> None:
-    """The allocator also keeps the loss. The tokens exist before the forward pass."""
-    model = build(SHAPES[shape], 0, torch.device("cpu"))
-    tokens = draw_tokens(SHAPES[shape], 2, 0, 0)
-    checkpoint(model, checkpointing)
-    with SavedTensors(model) as saved:
-        loss_of(model, tokens)
-    gc.collect()  # The collection of earlier passes must not fall into the profile.
-    with profiling(torch.device("cpu"), memory=True) as profiler:
-        loss = loss_of(model, tokens)
-    allocated = sum(allocations(profiler)) + tokens.nbytes - loss.nbytes
-    assert saved.num_bytes == allocated

@@ -190,21 +190,18 @@ def _memory_formulas(run: DryRun) -> list[Formula]:
         "embedding": _count_unsplit(units.embeddings),
         "norm_and_head": _count_unsplit(units.head),
     }
-    text = "layers * layer + embedding + norm_and_head"
-    if at.dense_layers:
-        text = f"layers * layer + dense_{text}".replace(
-            "dense_layers * layer", "dense_layers * dense_layer"
-        )
-    held = Equation(text=text, symbols=symbols)  # before FSDP shards them
-    found = [_formula("parameters of a rank", held, "elements", _OWN)]
+    dense = "dense_layers * dense_layer + " if at.dense_layers else ""
+    text = f"layers * layer + {dense}embedding + norm_and_head"
+    parameters = Equation(text=text, symbols=symbols)  # before FSDP shards them
+    found = [_formula("parameters of a rank", parameters, "elements", _OWN)]
     if moe is not None:
         routed = sum(part.numel for part in units.layers[0][1] if part.kind == "routed")
-        symbols = {
+        expert_symbols: dict[str, float] = {
             "layers": at.layers - at.dense_layers,
             "experts_per_rank": moe.experts_per_rank,
             "expert": routed / moe.experts_per_rank,
         }
-        experts = Equation(text="layers * experts_per_rank * expert", symbols=symbols)
+        experts = Equation(text="layers * experts_per_rank * expert", symbols=expert_symbols)
         found.append(_formula("experts of a rank", experts, "elements", _OWN))
     found.append(_formula("state", state_equation(at), "B", "arXiv 1910.02054, figure 1"))
     source = "arXiv 2205.05198 without dropout and with flash attention"
