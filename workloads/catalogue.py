@@ -19,6 +19,7 @@ from parbench.workloads.model.shapes import (
     MODEL,
     PRECISION,
 )
+from parbench.workloads.parallel.tp_layer_case import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 from parbench.workloads.pipeline_parallel.pipeline_case import (
     DEFAULT_MICROBATCHES,
     expand_all_schedules,
@@ -33,7 +34,6 @@ from parbench.workloads.presets import (
     PREFETCH,
     PRESETS,
     RESHARD,
-    Preset,
 )
 
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
@@ -63,11 +63,11 @@ def _step(
     *more: Param,
     common: tuple[Param, ...] = COMMON,
     target: str = "",
-    preset: Preset | None = None,
+    preset: Callable[[Params, int], object] | None = None,
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = keep_params,
     tags: tuple[str, ...] = (),
 ) -> BenchmarkDefinition:
-    build = preset or PRESETS[name]
+    build: Callable[[Params, int], object] = preset or PRESETS[name]
 
     def refuse(params: Mapping[str, Value], world: WorldSpec) -> str | None:
         try:
@@ -140,6 +140,16 @@ DEFINITIONS = (
     _step(
         "hybrid", "any combination on one mesh, such as --mesh dp=2,pp=2,tp=2",
         *HYBRID, common=_common(4), expand=presets.add_experts,
+    ),
+    _step(
+        "tp_linear", "tensor parallel: forward and backward of one matrix",
+        LINEAR_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
+        target="parallel.tp_layers:tp_linear", preset=make_tp_layer,
+    ),
+    _step(
+        "tp_ffn", "tensor parallel: forward and backward of one FFN",
+        FFN_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
+        target="parallel.tp_layers:tp_ffn", preset=make_tp_layer,
     ),
 )
 # fmt: on
