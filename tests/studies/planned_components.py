@@ -20,9 +20,9 @@ from unittest import mock
 from parbench.bench.rank.runner import load_target
 from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.world import World
-from parbench.workloads.catalogue import STRATEGIES
-from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
-from parbench.workloads.costs.memory import memory_of
+from parbench.workloads.presets import PRESETS
+from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls
+from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.mesh.mesh_step import HybridStep, as_routed
 from parbench.workloads.pipeline_parallel import pipeline_memory
 from parbench.workloads.step import memory, sent_bytes
@@ -72,7 +72,7 @@ def make_point(
 
 BALANCED_EXPERTS: dict[str, Any] = {"routing": "balanced", "experts": 8}
 POINTS = (
-    make_point(2, "ddp", "tiny", accumulation=2),
+    make_point(2, "ddp", "tiny", microbatches=2),
     make_point(2, "ddp", "tiny", grad_compression="bf16"),
     make_point(2, "zero1", "tiny", optimizer="zero_redundancy"),
     make_point(2, "zero1", "tiny", optimizer="distributed"),
@@ -186,17 +186,17 @@ def compare(point: Point, ranks: Ranks) -> list[Comparison]:
         name=point.name,
         params=point.case_params,
     )
-    spec = STRATEGIES[point.name](point.case_params, point.num_ranks, "cpu")
+    spec = PRESETS[point.name](point.case_params, point.num_ranks)
     by_component: dict[str, list[Comparison]] = defaultdict(list)
     memory_by_stage: dict[tuple[str, int], Comparison] = {}
     for rank, (sent, held) in enumerate(counts):
-        rank_spec = spec.at(rank)
-        planned_bytes = bytes_by_axis(calls(rank_spec))
+        rank_spec = spec.rank_view(rank)
+        planned_bytes = bytes_by_axis(list_calls(rank_spec))
         for axis in {**planned_bytes, **sent}:
             name = f"bytes.{axis}"
             comparison = Comparison(name, planned_bytes.get(axis, 0.0), sent.get(axis, 0.0))
             by_component[name].append(comparison)
-        planned_memory = memory_of(rank_spec)
+        planned_memory = rank_memory(rank_spec)
         for name, counted in held.items():
             key = (name, rank_spec.pp_rank)
             largest = memory_by_stage.get(key, Comparison(name, 0.0, 0.0))

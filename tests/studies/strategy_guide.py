@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import attention_bytes
-from parbench.workloads.costs.memory import memory_of
+from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS
 from parbench.workloads.pipeline_parallel.bubbles import bubble_fraction
@@ -129,7 +129,7 @@ def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def render_strategies(step: StepSpec) -> str:
     rows = []
     for strategy in strategies(step, GPUS, HARDWARE.gpus_per_node):
-        memory_by_stage = [memory_of(position) for position in strategy.spec.positions]
+        memory_by_stage = [rank_memory(position) for position in strategy.spec.distinct_views]
         memory = max(memory_by_stage, key=lambda memory: memory.total)
         rows.append(
             (
@@ -164,7 +164,7 @@ def render_state(step: StepSpec) -> str:
     rows: dict[str, list[str]] = {}
     for ranks in rank_counts:
         for name, spec in build_zero_specs(step, ranks).items():
-            state = memory_of(spec.positions[0]).state / GIGA
+            state = rank_memory(spec.distinct_views[0]).state / GIGA
             rows.setdefault(name, []).append(f"{state:.1f}")
     head = ("ranks", *map(str, rank_counts))
     return render_table(head, ((name, *cells) for name, cells in rows.items()))
@@ -195,7 +195,7 @@ def describe_mesh(step: StepSpec, pp: int, tp: int) -> str:
         return "-"
     zero1 = "reduce_scatter" if data_ranks > 1 else ""
     spec = step.on({"dp": data_ranks, "pp": pp, "tp": tp}, zero1=zero1).with_batch(GLOBAL_BATCH)
-    if spec.refusal():
+    if spec.find_broken_rule():
         return "not divisible"
     mfus = []
     for checkpointing in CHECKPOINTINGS:
@@ -230,7 +230,7 @@ def iterate_context_rows(step: StepSpec) -> Iterator[tuple[str, ...]]:
     for ranks in (2, 4, 8):
         cells = []
         for method in ("zigzag", "ulysses", "allgather_kv"):
-            sent = attention_bytes(step.on({"cp": ranks}, cp_method=method).at(0))
+            sent = attention_bytes(step.on({"cp": ranks}, cp_method=method).rank_view(0))
             forward_mb = sum(sent["forward"].values()) / 1e6
             backward_mb = sum(sent["backward"].values()) / 1e6
             cells.append(f"{forward_mb:.0f} + {backward_mb:.0f}")

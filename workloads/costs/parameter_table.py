@@ -72,9 +72,10 @@ def list_units(view: RankView) -> Units:
     layers = [(view.layers - view.dense_layers, layer_parts(shape, tp, view.spec.moe))]
     if view.dense_layers:
         layers.append((view.dense_layers, layer_parts(shape, tp, None)))
-    embeddings = _embeddings(shape, tp) if view.has_embedding else ()
+    rows = _count_vocabulary_rows(view)
+    embeddings = _embeddings(shape, rows) if view.has_embedding else ()
     is_tied_here = shape.tied and view.has_embedding
-    head = _head(shape, tp, is_tied_here) if view.has_head else ()
+    head = _head(shape, rows, is_tied_here) if view.has_head else ()
     return Units(embeddings, tuple(layers), head)
 
 
@@ -133,29 +134,29 @@ def count_padded(parts: Parts, ranks: int) -> int:
     return sum(part.count_padded(ranks) for part in parts if part.kind != "routed")
 
 
+def _count_vocabulary_rows(view: RankView) -> int:
+    """Return the rows of this rank's part of the vocabulary; the last ranks of tp may have fewer."""
+    vocabulary, tp = view.spec.shape.vocabulary, view.spec.dims.tp
+    rows = -(-vocabulary // tp)
+    return max(0, min(rows, vocabulary - rows * view.coordinate["tp"]))
+
+
 @lru_cache(maxsize=256)
-def _embeddings(shape: Shape, tp: int) -> Parts:
+def _embeddings(shape: Shape, rows: int) -> Parts:
     """Return the embeddings: of tokens, which ``tp`` splits, and of learned positions."""
-    tokens = _part(
-        "token_embedding.weight", _split_kind(tp), -(-shape.vocabulary // tp), shape.hidden
-    )
+    tokens = _part("token_embedding.weight", "split", rows, shape.hidden)
     if not shape.has_learned_positions:
         return (tokens,)
     return (tokens, _part("position_embedding.weight", "replicated", shape.sequence, shape.hidden))
 
 
 @lru_cache(maxsize=256)
-def _head(shape: Shape, tp: int, is_tied_here: bool) -> Parts:
+def _head(shape: Shape, rows: int, is_tied_here: bool) -> Parts:
     """Return the final norm and the head. On another rank a tied head is a copy of the embedding."""
     norm = tuple(_norm(shape, "norm"))
     if is_tied_here:
         return norm
-    rows = -(-shape.vocabulary // tp)
-    return (*norm, _part("head.weight", _split_kind(tp), rows, shape.hidden))
-
-
-def _split_kind(tp: int) -> Kind:
-    return "replicated" if tp == 1 else "split"
+    return (*norm, _part("head.weight", "split", rows, shape.hidden))
 
 
 @lru_cache(maxsize=1024)
@@ -249,9 +250,13 @@ def _columns(
 def _rows(
     name: str, outer: int, inner: int, tp: int, *, has_bias: bool, kind: Kind = "split"
 ) -> Iterator[ParameterPart]:
+    """Yield a matrix that ``tp`` splits by rows, and its bias.
+
+    Every rank has the full bias, but also its full gradient: that of the sum over ranks.
+    """
     yield _part(f"{name}.weight", kind, outer, inner // tp)
     if has_bias:
-        yield _part(f"{name}.bias", "replicated", outer)
+        yield _part(f"{name}.bias", kind, outer)
 
 
 def _norm(shape: Shape, name: str) -> Iterator[ParameterPart]:

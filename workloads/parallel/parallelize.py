@@ -158,6 +158,8 @@ def parallelize(
     if mesh.dims.is_sharded:
         apply_fsdp(part, mesh, spec)
     initialize(part, world.seed, world.device)
+    if mesh.tensor is not None and mesh.shards is None and part.token_embedding is not None:
+        tensor_parallel.split_embedding_gradient(part.token_embedding)
     width = tensor_parallel.count_local_vocabulary(spec.shape.vocabulary, mesh.tensor)
     parallel_part = ParallelPart(
         part=part,

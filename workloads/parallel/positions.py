@@ -18,8 +18,9 @@ from parbench.workloads.context_parallel.attention_kernel import (
     make_simulated_attention,
 )
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
+from parbench.workloads.costs.compute_shares import compute_shares
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.simulated_compute import SimulatedCompute, compute_shares
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import Core, get_dtype
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.parallel.mesh import Partition
@@ -46,7 +47,12 @@ class TokenPositions:
         attended = [list(range(spec.shape.sequence))]
         if dims.cp > 1:
             split = split_sequence(
-                spec.cp_method, spec.shape, dims.cp, spec.ulysses, spec.mask, dims.tp
+                spec.cp_method,
+                spec.shape,
+                ranks=dims.cp,
+                ulysses=spec.ulysses,
+                mask=spec.mask,
+                tp=dims.tp,
             )
             attended = [split.list_tokens(cp_rank) for cp_rank in range(dims.cp)]
         tp = dims.tp if spec.sequence_parallel else 1

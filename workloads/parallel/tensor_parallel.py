@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -51,6 +51,17 @@ def split_vocabulary(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: 
     if part.head is not None:
         styles["head"] = ColwiseParallel(input_layouts=outside, output_layouts=_VOCABULARY)
     parallelize_module(part, mesh, styles)
+
+
+def split_embedding_gradient(embedding: nn.Embedding) -> None:
+    """Let each rank keep the gradient of its part of the vocabulary.
+
+    Torch computes that of the full vocabulary on every rank. FSDP takes its part itself.
+    """
+    weight = embedding.weight
+    assert isinstance(weight, DTensor)
+    placements = weight.placements
+    weight.register_hook(lambda gradient: gradient.redistribute(placements=placements))  # type: ignore[no-untyped-call]
 
 
 def _place_sequence(*, sequence_parallel: bool) -> Placement:

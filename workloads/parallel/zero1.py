@@ -16,7 +16,7 @@ from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_
 from parbench.workloads.model.optimizer import LEARNING_RATE, choose_optimizer, make_optimizer
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 from parbench.workloads.parallel.gradient_reducer import BucketTracker
-from parbench.workloads.torch_internals import sharding_optimizer
+from parbench.workloads.torch_internals import load_zero_redundancy_optimizer
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -123,7 +123,7 @@ def make_zero_redundancy_optimizer(
     model: nn.Module, group: dist.ProcessGroup, dtype: torch.dtype, *, is_simulated: bool = False
 ) -> torch.optim.Optimizer:
     """Return torch's ZeroRedundancyOptimizer of AdamW."""
-    return sharding_optimizer()(
+    return load_zero_redundancy_optimizer()(
         model.parameters(),
         optimizer_class=choose_optimizer(dtype, is_simulated=is_simulated),
         process_group=group,

@@ -25,9 +25,10 @@ from parbench.workloads.planner.report.render import parameter_words
 
 MODEL, GPUS = "llama3-8b", 64
 _LETTERS = (
-    "One sequence a microbatch, no checkpointing. Psi parameters of e bytes, W of them that TP leaves whole; n ranks, "
-    "r = (n - 1) / n, HSDP n copies of f shards; L layers, D of them without the experts that the others have; M "
-    "microbatches of b sequences of s tokens; h hidden, of a token q queries and results, k keys and values."
+    "One sequence per microbatch, no checkpointing. Psi parameters of e bytes, of which H in norm and head and W "
+    "replicated by TP; gradients of g bytes; n ranks, r = (n - 1) / n, HSDP n replicas of f shards; L layers, D of "
+    "them without the experts that the others have; M microbatches of b sequences of s tokens; h hidden, per token q "
+    "elements of queries and results, k of keys and values."
 )
 
 
@@ -60,9 +61,9 @@ _SELDOM = "any; once a step"
 _EVERY = "across; a layer ahead"
 _TENSOR = "in a node; exposed"
 _CONTEXT = {
-    "zigzag": ("L b s k (2 e + 4) r", "neighbours; hidden"),
-    "allgather_kv": ("3 L b s k e r", "in a node; exposed"),
-    "ulysses": ("2 L b s (q + k) e r / n", "in a node; exposed"),
+    "zigzag": ("L * b * s * k * (2 * e + 4) * r", "neighbours; hidden"),
+    "allgather_kv": ("3 * L * b * s * k * e * r", "in a node; exposed"),
+    "ulysses": ("2 * L * b * s * (q + k) * e * r / n", "in a node; exposed"),
 }
 
 
@@ -77,24 +78,26 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
     pipeline = _widest(replace(step, microbatches=4 * node), "pp", node)
     pipeline = replace(pipeline, microbatches=4 * pipeline.dims.size("pp"))
     dense = step.moe and step.moe.dense_layers
-    layers = "4 (L + D)" if dense else "4 L" if step.moe else "8 L"
-    sums, gathers = "2 Psi e r", "3 Psi e r"
-    hybrid, pairs = (
-        "(3 (f - 1) + 2 r) Psi e / f",
-        "2 M b s h e" if pipeline.dims.size("pp") > 2 else "M b s h e",
-    )
+    layers = "8 * L"
+    if step.moe:
+        layers = "4 * (L + D)" if dense else "4 * L"
+    activations = f"({layers} + 4) * b * s * h * e"
+    gathers = "2 * Psi * e - H * e"
+    shards = f"({gathers} + Psi * g) * r"
+    hybrid = f"({gathers} + Psi * g) * (f - 1) / f + 2 * Psi * g * r / f"
+    pairs = "2 * M * b * s * h * e" if pipeline.dims.pp > 2 else "M * b * s * h * e"
     found = [
-        Strategy("DDP", "the batch", _SELDOM, sums, "dp edp", dp),
-        Strategy("ZeRO-1", "optimizer", _SELDOM, sums, "dp edp", zero1),
-        Strategy("ZeRO-2", "+ gradients", _EVERY, sums, "fsdp", zero2),
-        Strategy("ZeRO-3, FSDP", "+ parameters", _EVERY, gathers, "fsdp", whole),
-        Strategy("HSDP", "state in a node", "node, sums across", hybrid, "fsdp dp edp", halves),
-        Strategy("TP", "matrices", _TENSOR, f"{layers} b s h e r", "tp", plain),
+        Strategy("DDP", "the batch", _SELDOM, "2 * Psi * g * r", "dp edp", dp),
+        Strategy("ZeRO-1", "optimizer", _SELDOM, "Psi * (g + e) * r", "dp edp", zero1),
+        Strategy("ZeRO-2", "+ gradients", _EVERY, "Psi * (e + g) * r", "fsdp efsdp", zero2),
+        Strategy("ZeRO-3, FSDP", "+ parameters", _EVERY, shards, "fsdp efsdp", whole),
+        Strategy("HSDP", "state in a node", "node, sums across", hybrid, "fsdp efsdp dp", halves),
+        Strategy("TP", "matrices", _TENSOR, f"{activations} * r", "tp", plain),
         Strategy(
             "TP + SP",
             "matrices, tokens",
             _TENSOR,
-            f"(({layers} + 4) b s h + 2 W) e r",
+            f"({activations} + 2 * W * g) * r",
             "tp",
             tensor,
         ),
@@ -108,7 +111,7 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
             size for size in range(1, node + 1) if node % size == step.moe.experts % size == 0
         )
         formula, spec = (
-            f"4 {'(L - D)' if dense else 'L'} b s top_k h e r",
+            f"4 * {'(L - D)' if dense else 'L'} * b * s * top_k * h * e * r",
             place_step(step, ParallelDims(dp=dealt, ep=dealt)),
         )
         found.append(Strategy("EP", "experts", "in a node; exposed", formula, "ep", spec))

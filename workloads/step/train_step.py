@@ -15,18 +15,15 @@ from torch.profiler import record_function
 
 from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
-from parbench.bench.results.details import Action, MeshDetails
+from parbench.bench.results.details import Action, BytesFormulaDetails, MeshDetails
 from parbench.bench.world.benchmark import Benchmark, Description, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention import make_full_mask_model
-from parbench.workloads.costs.communication_pattern import (
-    bytes_by_axis,
-    equation_of,
-    list_calls,
-)
+from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls, sum_calls
 from parbench.workloads.costs.flops import flops_per_token
-from parbench.workloads.costs.memory import activations_of, state_of
+from parbench.workloads.costs.memory import activations_equation, state_memory
 from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.compute_shares import compute_shares
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_layer import (
     list_kernel_notes,
@@ -35,11 +32,11 @@ from parbench.workloads.expert_parallel.moe_layer import (
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.optimizer import make_optimizer
+from parbench.workloads.model.shapes import WHOLE
 from parbench.workloads.model.simulated_compute import (
     SimulatedCompute,
     SimulatedLinear,
     calibrate,
-    compute_shares,
     set_distinct_gradients,
     simulate_linears,
 )
@@ -70,7 +67,7 @@ from parbench.workloads.pipeline_parallel import stages as pipeline_stages
 from parbench.workloads.presets import PRESETS, Preset
 from parbench.workloads.step.memory import MemoryProbe, MemoryTimelineProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
-from parbench.workloads.step.peaks import Peak, peak_of
+from parbench.workloads.step.peaks import Peak, find_peak
 from parbench.workloads.step.probe import Probe, ProbedStep, run_probes
 from parbench.workloads.step.reference_choice import does_reference_fit, shrink_model
 from parbench.workloads.step.sent_bytes import CommBytesProbe
@@ -468,6 +465,92 @@ class TrainStep(Benchmark):
         """Return the results of the probes; the model is not usable afterwards."""
         return run_probes(self._world, self.list_probes(), self.step, begin, budget_seconds)
 
+    def list_probes(self) -> list[Probe[Any]]:
+        """Return the probes in order: steps without communication come after all others."""
+        world, groups = self._world, self.mesh.groups
+        has_pipeline = self.spec.pipeline is not None
+        overlap = OverlapProbe(
+            world, groups, ranks_differ=has_pipeline, list_notes=self._list_peak_notes
+        )
+        return [
+            CommBytesProbe(groups, self.compute_expected_bytes),
+            self._make_memory_probe(),
+            overlap,
+            MemoryTimelineProbe(world.device),
+        ]
+
+    def _make_memory_probe(self) -> MemoryProbe:
+        formula: dict[str, float] = asdict(state_memory(self._view))
+        if not self.spec.is_simulated:
+            formula["activations"] = activations_equation(self._view).value
+        is_kept = self.spec.dims.is_sharded and not self.spec.reshard
+        return MemoryProbe(
+            step=ProbedStep(
+                world=self._world,
+                axes=self.mesh.groups,
+                model=self.model,
+                optimizer=self.optimizer,
+                forward_backward=self.forward_backward,
+            ),
+            count_activations=self._count_activations,
+            formula=formula,
+            notes=(KEPT_SHARDS_NOTE,) if is_kept else (),
+        )
+
+    def _count_activations(self) -> float:
+        """Return the bytes that the microbatches in flight of all stages save for backward."""
+        saved = {stage: self._count_saved_bytes(stage) for stage in self.parts}
+        if self.spec.pipeline is None:
+            return float(sum(saved.values()))
+        return self.spec.pipeline.order.peak_held(self._view.pp_rank, saved.__getitem__)
+
+    def _count_saved_bytes(self, stage: int) -> int:
+        """Return the bytes that a stage saves for backward of its first microbatch."""
+        part = self.parts[stage]
+        microbatch = self.microbatches[0]
+        x = microbatch.tokens
+        if stage > 0:
+            size = (len(x), len(self._positions.between_blocks), self.spec.shape.hidden)
+            x = torch.zeros(
+                size, device=x.device, dtype=get_dtype(self.spec), requires_grad=True
+            )
+
+        def run_forward() -> None:
+            output = part.module(x)
+            if part.part.head is not None:
+                self._compute_loss(output, microbatch.targets)
+
+        self._assign_experts(part, 0)
+        with tensor_parallel.use_loss(self.mesh.tensor):
+            return count_saved_bytes(part.part, run_forward)
+
+    def compute_expected_bytes(self) -> dict[str, float]:
+        """Return the analytical bytes that this rank sends in a step, by axis."""
+        return bytes_by_axis(list_calls(self._view), self.mesh.groups)
+
+    def _bytes_formula(self) -> dict[str, object]:
+        """Return the equation of the bytes of each axis, for rank 0 so that all ranks agree."""
+        calls = list_calls(self.spec.rank_view(0))
+        texts = {}
+        for axis in dict.fromkeys(call.axis for call in calls):
+            texts[axis] = sum_calls(call for call in calls if call.axis == axis).text
+        return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
+
+    def _list_peak_notes(self, step_seconds: float) -> Sequence[str]:
+        """Return a note if a step of so many seconds has an MFU above 100 %."""
+        if self._peak is None:
+            return []
+        peak = self._peak
+        mfu = self._flops_per_rank / step_seconds / peak.flops_per_second
+        if mfu <= 1:
+            return []
+        if peak.measured:
+            return [f"mfu is above 100 %: the measured peak of {peak.flops_per_second:.3g} FLOP/s is too low"]
+        return [
+            f"mfu is above 100 %: {mfu:.0%} of {peak.flops_per_second:.4g} FLOP/s ({peak.source}). "
+            "It counts full attention, as PaLM does, and a causal kernel computes about half of it"
+        ]
+
     def close(self) -> None:
         """Destroy the process groups."""
         self.mesh.close()
@@ -481,7 +564,7 @@ class TrainStep(Benchmark):
         """Return the highest peak of any rank, because measured peaks vary; None in simulations."""
         if self.spec.is_simulated:
             return None
-        peaks = self._world.gather(peak_of(self._world.device, get_dtype(self.spec)))
+        peaks = self._world.gather(find_peak(self._world.device, get_dtype(self.spec)))
         known = [peak for peak in peaks if isinstance(peak, Peak)]
         return max(known, key=lambda peak: peak.flops_per_second, default=None)
 
@@ -511,10 +594,10 @@ def build(preset: Preset, world: World, **params: Value) -> TrainStep:
     """
     spec = preset(params, world.size)
     check = str(params.get("check", "auto"))
-    is_verified = spec.is_simulated or check == FULL
+    is_verified = spec.is_simulated or check == WHOLE
     if is_verified or (check == "auto" and does_reference_fit(world, spec)):
         return TrainStep(world, replace(spec, reference_fits=True))
-    small_params = {**params, **shrink_model(spec, params), "check": FULL}
+    small_params = {**params, **shrink_model(spec, params), "check": WHOLE}
     small = TrainStep(world, preset(small_params, world.size))
     small.reset()
     small.step()

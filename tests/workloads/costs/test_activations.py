@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from parbench.workloads.costs.memory import layer_equation, stage_equation
-from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.expert_parallel.moe_case import moe_of
 from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
 from parbench.workloads.model.shapes import SHAPES, Shape
@@ -21,18 +21,18 @@ LLAMA = replace(SHAPES["tiny-llama"], sequence=16, vocabulary=64)
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
 
 
-def position_of(shape: Shape, **params: Any) -> Position:
+def position_of(shape: Shape, **params: Any) -> RankView:
     defaults = {
         "microbatch": MICROBATCH,
-        "element_bytes": 4,
+        "bytes_per_element": 4,
         "device": "cpu",
         "microbatches": 4,
     }
-    return StepSpec(shape=shape, ends="tokens", **{**defaults, **params}).at(0)
+    return StepSpec(shape=shape, ends="tokens", **{**defaults, **params}).rank_view(0)
 
 
 def build_model(spec: StepSpec) -> Transformer:
-    model = build(spec.shape, 0, torch.device("cpu"), DTYPES[spec.element_bytes])
+    model = build(spec.shape, 0, torch.device("cpu"), DTYPES[spec.bytes_per_element])
     if spec.moe is not None:
         exchange_ffns(model, spec.shape, spec.moe, 0)
         tokens = torch.arange(spec.local_tokens)
@@ -42,14 +42,14 @@ def build_model(spec: StepSpec) -> Transformer:
     return model
 
 
-def measure_saved_bytes(position: Position, stage: int) -> int:
+def measure_saved_bytes(position: RankView, stage: int) -> int:
     spec = position.spec
     layers = position.layers_by_stage
     chunk = Chunk(build_model(spec), sum(layers[:stage]), layers[stage])
     size = (MICROBATCH, spec.shape.sequence)
     tokens = torch.zeros(size, dtype=torch.long)
     targets = torch.zeros_like(tokens)
-    hidden = torch.zeros(*size, spec.shape.hidden, dtype=DTYPES[spec.element_bytes])
+    hidden = torch.zeros(*size, spec.shape.hidden, dtype=DTYPES[spec.bytes_per_element])
     hidden.requires_grad_()
 
     def forward() -> torch.Tensor:
@@ -61,13 +61,13 @@ def measure_saved_bytes(position: Position, stage: int) -> int:
 
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 @pytest.mark.parametrize(
-    ("checkpointing", "element_bytes"),
+    ("checkpointing", "bytes_per_element"),
     [("none", 4), ("none", 2), ("selective", 2), ("full", 4)],
 )
 def test_stage_saves_analytical_activations(
-    shape: Shape, checkpointing: str, element_bytes: int
+    shape: Shape, checkpointing: str, bytes_per_element: int
 ) -> None:
-    params = {"checkpointing": checkpointing, "element_bytes": element_bytes}
+    params = {"checkpointing": checkpointing, "bytes_per_element": bytes_per_element}
     position = position_of(shape, mesh={"pp": 3}, split="1+2+1", **params)
     for stage in range(3):
         expected = stage_equation(position, stage).value
@@ -82,13 +82,13 @@ def test_experts_save_analytical_activations(shared: int) -> None:
     assert measure_saved_bytes(position, 0) == stage_equation(position, 0).value
 
 
-@pytest.mark.parametrize("element_bytes", [2, 4])
-def test_cuda_norms_save_only_their_input(element_bytes: int) -> None:
+@pytest.mark.parametrize("bytes_per_element", [2, 4])
+def test_cuda_norms_save_only_their_input(bytes_per_element: int) -> None:
     """Attention in float32 also returns its output once more on a CPU."""
-    cpu = position_of(LLAMA, element_bytes=element_bytes)
-    cuda = position_of(LLAMA, element_bytes=element_bytes, device="cuda")
+    cpu = position_of(LLAMA, bytes_per_element=bytes_per_element)
+    cuda = position_of(LLAMA, bytes_per_element=bytes_per_element, device="cuda")
     num_elements = MICROBATCH * 16 * LLAMA.hidden
-    norms = 2 * num_elements * (8 - element_bytes)
-    attention = num_elements * 4 if element_bytes == 4 else 0
+    norms = 2 * num_elements * (8 - bytes_per_element)
+    attention = num_elements * 4 if bytes_per_element == 4 else 0
     difference = layer_equation(cpu, "none").value - layer_equation(cuda, "none").value
     assert difference == norms + attention

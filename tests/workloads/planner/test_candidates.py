@@ -20,12 +20,12 @@ def test_candidates_are_all_allowed_meshes() -> None:
         mesh = dict(zip(("dp", "pp", "fsdp", "cp", "tp"), sizes, strict=True))
         for split in ("", *splits(request.step.shape, None, mesh["pp"], 1, "1f1b")):
             step = replace(request.step, mesh=mesh, split=split, microbatches=64)
-            if step.refusal() is None:
-                expected.add(step.mesh_text)
+            if step.find_broken_rule() is None:
+                expected.add(step.dims.label)
 
     steps = candidates(request)
 
-    assert {step.mesh_text for step in steps if step.refusal() is None} == expected
+    assert {step.dims.label for step in steps if step.find_broken_rule() is None} == expected
 
 
 def test_candidates_vary_every_open_choice() -> None:
@@ -40,8 +40,8 @@ def test_candidates_vary_every_open_choice() -> None:
 def test_candidates_divide_experts() -> None:
     request = make_request("mixtral-8x7b", 16, microbatch=1, checkpointing="none")
     steps = list(candidates(request))
-    assert {step.size("ep") for step in steps} == {1, 2, 4, 8}
-    assert {step.size("etp") for step in steps if step.size("tp") == 8} == {1, 8}
+    assert {step.dims.size("ep") for step in steps} == {1, 2, 4, 8}
+    assert {step.dims.size("etp") for step in steps if step.dims.size("tp") == 8} == {1, 8}
 
 
 def test_splits_balance_the_head() -> None:

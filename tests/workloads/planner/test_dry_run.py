@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 
-from parbench.workloads.costs.flops import again_bytes, stage_flops
+from parbench.workloads.costs.flops import recomputed_bytes, stage_flops
 from parbench.workloads.costs.memory import owned_elements
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import build, checkpoint, draw_tokens, loss_of
@@ -41,9 +41,11 @@ def make_slow_hardware(**overlap: float) -> Hardware:
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_dry_run_of_one_rank_is_compute_and_update(checkpointing: str) -> None:
     spec = make_spec("dp=1", "llama3-8b", microbatches=3, checkpointing=checkpointing)
-    position = spec.at(0)
+    position = spec.rank_view(0)
     run = dry_run(spec, SIMPLE_HARDWARE)
-    microbatch_seconds = stage_flops(position).total / 100e12 + again_bytes(position) / 1e12
+    microbatch_seconds = (
+        stage_flops(position).total / 100e12 + recomputed_bytes(position) / 1e12
+    )
     assert run.axes == ()
     assert run.compute_seconds == pytest.approx(3 * microbatch_seconds)
     assert run.update_seconds == pytest.approx(owned_elements(position) * 28 / 1e12)
@@ -77,14 +79,14 @@ def test_dry_run_hides_no_longer_than_compute(mesh: str, model: str, axis: str) 
 def test_dry_run_hides_ddp_during_one_backward_pass() -> None:
     spec = make_spec("dp=64", "llama3-8b", microbatches=4)
     run = dry_run(spec, make_slow_hardware(dp=1.0))
-    backward_seconds = stage_flops(spec.at(0)).backward / 100e12
+    backward_seconds = stage_flops(spec.rank_view(0)).backward / 100e12
     assert axis_of(run, "dp").hidden_seconds == pytest.approx(backward_seconds)
 
 
 def test_dry_run_hides_ring_attention_only() -> None:
     hardware = make_slow_hardware(cp=1.0)
     spec = make_spec("cp=16", "llama3-8b", cp_method="ring", microbatches=2)
-    attention_seconds = stage_flops(spec.at(0)).attention / 100e12
+    attention_seconds = stage_flops(spec.rank_view(0)).attention / 100e12
     ring = axis_of(dry_run(spec, hardware), "cp")
     assert ring.hidden_seconds == pytest.approx(2 * 3 * attention_seconds)
     ulysses = make_spec("cp=4", "llama3-8b", cp_method="ulysses")
@@ -106,7 +108,7 @@ def test_dry_run_bubble_of_equal_stages(schedule: str) -> None:
 
 def test_dry_run_computes_at_the_slowest_stage() -> None:
     spec = make_spec("pp=4", "llama3-8b", microbatches=64)
-    flops = [stage_flops(position).total for position in spec.positions]
+    flops = [stage_flops(position).total for position in spec.distinct_views]
     assert flops[-1] > flops[0]
     run = dry_run(spec, FAST_LINKS)
     assert run.compute_seconds == pytest.approx(64 * flops[-1] / 100e12)

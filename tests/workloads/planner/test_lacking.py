@@ -69,9 +69,11 @@ def test_smallest_gpus_match_exhaustive_search() -> None:
     request = make_request(make_tiny_mixture(), 1, 4)
     run = smallest_feasible(request, hardware)
     assert run is not None
-    assert run.spec.world > 1
+    assert run.spec.ranks > 1
     assert run.spec.global_batch == 4
-    for gpus in range(1, run.spec.world):
+    for gpus in range(1, run.spec.ranks):
         for step in candidates(replace(request, gpus=gpus)):
-            is_possible = step.refusal() is None and dry_run(step, hardware, exact=False).fits
+            is_possible = (
+                step.find_broken_rule() is None and dry_run(step, hardware, exact=False).fits
+            )
             assert not is_possible, step

@@ -122,7 +122,7 @@ def test_plan_options_reach_the_step() -> None:
         )
     )
     assert step.shape.sequence == 16384
-    assert step.element_bytes == 4
+    assert step.bytes_per_element == 4
     assert step.cp_method == "ulysses"
     assert step.chunks == 4
     assert step.schedule == "interleaved"
@@ -138,7 +138,7 @@ def test_search_uses_its_options() -> None:
 
 
 def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand) -> None:
-    target = "parbench.workloads.data_parallel.ddp:prepare"
+    target = "parbench.workloads.step.train_step:ddp"
     metrics = {"step_time": seconds_metric(0.02), "compute": counted_metric(0.01, "s")}
     case = make_case("workload.ddp", target, {"shape": "tiny", "microbatch": 4})
     records = [*curve_records(), ok_record(case, metrics=metrics)]

@@ -49,7 +49,7 @@ def run_of(*records: Record) -> Run:
 def count_flops(record: Record) -> float:
     spec = spec_of_record(record)
     assert not isinstance(spec, str)
-    return stage_flops(spec.at(0)).total * spec.microbatches
+    return stage_flops(spec.rank_view(0)).total * spec.microbatches
 
 
 def test_calibration_averages_runs() -> None:
@@ -67,7 +67,7 @@ def test_calibration_averages_runs() -> None:
 
 def test_calibration_assigns_overlap_of_fsdp() -> None:
     """Simulated compute says nothing about matrix multiplications."""
-    step = make_step("fsdp", exposed=0.004, compute="timed:10ms")
+    step = make_step("fsdp", exposed=0.004, compute="simulated:10ms")
     hardware, _ = calibrated([run_of(step)], SIMPLE_HARDWARE)
     assert hardware.efficiency.overlap == {"fsdp": pytest.approx(0.5)}
     assert hardware.efficiency.gemm == SIMPLE_HARDWARE.efficiency.gemm
