@@ -10,7 +10,7 @@ from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads import presets
 from parbench.workloads.context_parallel.context_methods import MASK, find_context_method
-from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS
+from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
 from parbench.workloads.model.shapes import (
     COMMON,
     COMPUTE,
@@ -36,6 +36,12 @@ from parbench.workloads.presets import (
     RESHARD,
 )
 
+EXPERT_TP = Param(
+    name="tp", kind="int", default=1, minimum=1, optional=True, help="ranks that split attention"
+)
+EXPERT_FSDP = Param(
+    name="fsdp", kind="bool", default=False, optional=True, help="shard parameters with FSDP2"
+)
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
 GLOO_ON_GPUS = ("ddp", "zero1", "ep_dispatch")
 """The steps that gloo carries on GPUs, next to ``cp`` without a ring.
@@ -126,7 +132,7 @@ DEFINITIONS = (
     ),
     _step(
         "ep_step", "expert parallel inside data parallel; tp=N splits attention",
-        *STEP_PARAMS, BUCKET, NO_SYNC, tags=("smoke",),
+        *MOE_PARAMS, EXPERT_TP, EXPERT_FSDP, BUCKET, NO_SYNC, tags=("smoke",),
     ),
     _step(
         "pp", "pipeline parallel; schedules from GPipe to DualPipeV, or a custom one with order=",

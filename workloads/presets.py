@@ -14,7 +14,7 @@ from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
 from parbench.workloads.context_parallel.context_methods import CP_METHOD, MASK, ULYSSES
 from parbench.workloads.costs.step_spec import StepSpec, ZeroOne, parse_checkpointing
-from parbench.workloads.expert_parallel.moe_case import STEP_PARAMS, Moe, moe_of
+from parbench.workloads.expert_parallel.moe_case import MOE_PARAMS, make_moe
 from parbench.workloads.model.shapes import (
     COMMON,
     PRECISIONS,
@@ -68,7 +68,7 @@ SEQUENCE_PARALLEL = _switch(
 CONTEXT = (replace(CP_METHOD, default="zigzag"), ULYSSES)
 HSDP_MESH = _mesh("two replicas, dp=2")
 MIXTURE = tuple(
-    param for param in STEP_PARAMS if param.name not in ("ep", "etp", "tp", "fsdp", "chunks")
+    param for param in MOE_PARAMS if param.name not in ("ep", "etp", "chunks")
 )
 """The parameters of experts, without those that a mesh has."""
 HYBRID = (
@@ -105,7 +105,7 @@ HYBRID = (
 """The parameters of ``hybrid`` that not every step has."""
 
 
-def build_step(params: Params, dims: ParallelDims, moe: Moe | None = None) -> StepSpec:
+def build_step(params: Params, dims: ParallelDims) -> StepSpec:
     """Return the step of some parameters on a mesh. Those that are missing have their defaults."""
     defaults = {param.name: param.default for param in (*COMMON, *HYBRID, MASK)}
     values: dict[str, Value] = {**defaults, **params}
@@ -130,7 +130,6 @@ def build_step(params: Params, dims: ParallelDims, moe: Moe | None = None) -> St
         cp_method=str(values["cp_method"]),
         ulysses=int(values["ulysses"]),
         mask=str(values["mask"]),
-        moe=moe,
         simulated_seconds=parse_compute(str(values["compute"])),
         reference_fits=values["check"] != SMALL,
     )
@@ -144,9 +143,12 @@ def _checked(spec: StepSpec, ranks: int) -> StepSpec:
     return spec
 
 
-def data_parallel(params: Params, ranks: int) -> StepSpec:
-    """DDP, or with ``optimizer`` ZeRO-1."""
+def ddp(params: Params, ranks: int) -> StepSpec:
     return _checked(build_step(params, ParallelDims(dp=ranks)), ranks)
+
+
+def zero1(params: Params, ranks: int) -> StepSpec:
+    return ddp({OPTIMIZER.name: OPTIMIZER.default, **params}, ranks)
 
 
 def fsdp(params: Params, ranks: int) -> StepSpec:
@@ -190,43 +192,43 @@ def cp(params: Params, ranks: int) -> StepSpec:
 
 def ep_step(params: Params, ranks: int) -> StepSpec:
     """Experts inside data parallelism, whose attention ``tp`` may split."""
-    tp_ranks, etp = int(params.get("tp", 1)), int(params.get("etp", 1))
+    tp_ranks = int(params.get("tp", 1))
     axis = "fsdp" if params.get("fsdp") else "dp"
-    sizes = {axis: max(1, ranks // tp_ranks), "tp": tp_ranks}
-    ep = int(params.get("ep", 0)) or max(1, ranks // etp)
-    dims = ParallelDims.from_sizes({**sizes, "ep": ep, "etp": etp})
-    settings = {param.name: params[param.name] for param in STEP_PARAMS if param.name in params}
-    return _expert_step(params, dims, ranks, settings)
+    dims = ParallelDims.from_sizes({axis: max(1, ranks // tp_ranks), "tp": tp_ranks})
+    return _expert_step(params, dims, ranks, _select(params, MOE_PARAMS))
 
 
 def ep_layer(params: Params, ranks: int) -> StepSpec:
     """One MoE layer: the neighbors that split an expert are ranks of ``tp``."""
-    return ep_step({**params, "tp": params.get("etp", 1)}, ranks)
+    return ep_step({**params, "tp": max(1, int(params.get("etp", 1)))}, ranks)
 
 
 def hybrid(params: Params, ranks: int) -> StepSpec:
+    """Any combination on one mesh."""
     dims = ParallelDims.parse(str(params.get("mesh", "")), ranks)
     if not int(params.get("experts", 0)):
         return _checked(build_step(params, dims), ranks)
-    settings = {param.name: params[param.name] for param in MIXTURE if param.name in params}
-    return _expert_step(params, dims, ranks, settings)
+    mesh: dict[str, Value] = {"ep": dims.ep, "etp": dims.etp}
+    return _expert_step(params, dims, ranks, {**_select(params, MIXTURE), **mesh})
 
 
-def _expert_step(params: Params, dims: ParallelDims, ranks: int, settings: Params) -> StepSpec:
+def _select(params: Params, names: Iterable[Param]) -> dict[str, Value]:
+    return {param.name: params[param.name] for param in names if param.name in params}
+
+
+def _expert_step(
+    params: Params, dims: ParallelDims, ranks: int, settings: Mapping[str, Value]
+) -> StepSpec:
     """Return a step with experts, whose parameters are ``settings``."""
     spec = build_step(params, dims)
-    moe = build_mixture(settings, spec, dims)
-    spec = _checked(replace(spec, moe=moe), ranks)
-    if spec.checkpointing == "selective":
-        reason = "their grouped matrix multiplications are not among the saved operations"
-        raise UserError(f"checkpointing = selective is not allowed with experts: {reason}")
-    return spec
-
-
-def build_mixture(settings: Params, spec: StepSpec, dims: ParallelDims) -> Moe:
-    """Return the MoE layer of some settings on a mesh. Raises ``UserError`` by equation."""
-    mesh: dict[str, Value] = {"ep": dims.ep, "etp": dims.etp, "tp": dims.tp, "fsdp": False}
-    return moe_of({**settings, **mesh, "microbatch": spec.microbatch}, spec.shape, dims.ranks)
+    batch: dict[str, Value] = {
+        "microbatch": spec.microbatch,
+        "checkpointing": spec.checkpointing,
+    }
+    stage_ranks = max(1, ranks // dims.pp)
+    moe = make_moe({**settings, **batch}, spec.shape, stage_ranks, dims.tp)
+    dims = dims.resize(ep=moe.ep, etp=moe.etp)
+    return _checked(replace(spec, dims=dims, moe=moe), ranks)
 
 
 def add_experts(params: Params, world: WorldSpec) -> Iterable[Params]:
@@ -238,8 +240,8 @@ def add_experts(params: Params, world: WorldSpec) -> Iterable[Params]:
 
 
 PRESETS: Mapping[str, Preset] = {
-    "ddp": data_parallel,
-    "zero1": data_parallel,
+    "ddp": ddp,
+    "zero1": zero1,
     "fsdp": fsdp,
     "hsdp": hsdp,
     "tp": tp,

@@ -10,7 +10,7 @@ from parbench.bench.rank.runner import refuse_float8
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.workloads.data_parallel import fsdp
-from parbench.workloads.expert_parallel.moe_layer import kernel_note
+from parbench.workloads.expert_parallel.moe_layer import format_kernel_note
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import build
 from parbench.workloads.step.gate import free_bytes
@@ -98,7 +98,7 @@ def test_grouped_gemm_note_names_the_kernel(dtype: torch.dtype) -> None:
         F.grouped_mm(rows, weights, offs=offsets)
         torch.cuda.synchronize()
     names = [event.name for event in trace_events(profiler) if event.is_device]
-    note = kernel_note(dtype, torch.cuda.get_device_capability(GPU))
+    note = format_kernel_note(dtype, torch.cuda.get_device_capability(GPU))
     # A loop over groups copies the offsets to the host.
     copies_to_host = any("DtoH" in name for name in names)
     assert copies_to_host != note.startswith("experts: grouped"), names

@@ -20,11 +20,11 @@ from unittest import mock
 from parbench.bench.rank.runner import load_target
 from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.world import World
-from parbench.workloads.presets import PRESETS
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls
 from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.mesh.mesh_step import HybridStep, as_routed
-from parbench.workloads.pipeline_parallel import pipeline_memory
+from parbench.workloads.pipeline_parallel import pipeline_probe
+from parbench.workloads.presets import PRESETS
 from parbench.workloads.step import memory, sent_bytes
 from parbench.workloads.step.training_step import TrainingStep
 from tests.support.ranks import Ranks
@@ -132,7 +132,7 @@ def count_on_rank(
     for _ in range(2):
         step.reset()
         step.step()
-    sent = bytes_by_axis(sent_bytes.record_calls(step.step, step.layout.axes))
+    sent = bytes_by_axis(sent_bytes.counted(step.step, step.layout.axes))
     with mock.patch.object(memory, "peak_during", lambda run, device: run()):
         counted = count_memory(step, world)
     step.close()
@@ -141,10 +141,10 @@ def count_on_rank(
 
 def count_memory(step: TrainingStep, world: World) -> BytesByComponent:
     if isinstance(step, HybridStep):
-        return pipeline_memory.count_memory(step.look(), as_routed)
+        return pipeline_probe.count_memory(step.look(), as_routed)
     for probe in step.probes():
-        if isinstance(probe, pipeline_memory.PipelineMemoryProbe):
-            return pipeline_memory.count_memory(probe.context)
+        if isinstance(probe, pipeline_probe.PipelineProbe):
+            return pipeline_probe.count_memory(probe.context)
         if isinstance(probe, memory.Memory):
             return dict(probe.observe(step.step, world.barrier, 0.0)["memory_counted"])
     raise AssertionError("the step has no probe of memory")

@@ -28,7 +28,7 @@ def check_memory(view: RankView) -> float:
 
 def _single_pass(spec: StepSpec) -> float:
     """Return the float32 activations of the global batch in one process, with logits' gradients."""
-    moe = spec.moe and replace(spec.moe, ep=1, etp=1, tp=1)
+    moe = spec.moe and replace(spec.moe, ep=1, etp=1)
     single = StepSpec(shape=spec.shape, moe=moe, microbatch=spec.global_batch, bytes_per_element=4)
     logits = 2.0 * spec.tokens * spec.shape.vocabulary * 4
     return activations_equation(single.rank_view(0)).value + logits

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from parbench.workloads.costs.parameter_table import count_matmul_weights
-from parbench.workloads.expert_parallel.moe_case import Moe, num_expert_parameters
+from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 
@@ -25,7 +25,7 @@ def compute_shares(shape: Shape, moe: Moe | None, *, keys_per_query: float) -> C
     linear = count_matmul_weights(shape)
     experts = 0.0
     if moe is not None:
-        expert_parameters = num_expert_parameters(shape, moe)
+        expert_parameters = count_expert_parameters(shape, moe)
         ffn_parameters = num_ffn_matrices(shape) * shape.hidden * shape.ffn
         linear += moe.shared * expert_parameters - ffn_parameters
         experts = float(moe.top_k * expert_parameters)

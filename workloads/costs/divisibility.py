@@ -26,7 +26,7 @@ def find_broken_rule(spec: "StepSpec", ranks: int) -> str | None:
         or find_indivisible_heads(spec.shape, spec.dims.tp, has_experts=has_experts)
         or find_indivisible_sequence(spec.shape, spec.dims, spec.cp_method, spec.ulysses)
         or _find_broken_batch(spec)
-        or _find_broken_pipeline(spec)
+        or find_broken_pipeline(spec)
         or _find_broken_experts(spec)
         or _find_broken_split_backward(spec)
     )
@@ -44,7 +44,7 @@ def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) 
 
 
 def find_indivisible_sequence(
-    shape: Shape, dims: ParallelDims, cp_method: str, ulysses: int = 1
+    shape: Shape, dims: ParallelDims, cp_method: str, ulysses: int = 0
 ) -> str | None:
     """Return the equation by which ``cp`` or ``tp`` do not divide tokens, or ``cp`` heads."""
     cp, tp = dims.cp, dims.tp
@@ -66,7 +66,8 @@ def _find_broken_batch(spec: "StepSpec") -> str | None:
     return None
 
 
-def _find_broken_pipeline(spec: "StepSpec") -> str | None:
+def find_broken_pipeline(spec: "StepSpec") -> str | None:
+    """Return the rule of the schedule or of torch's runtime that a pipeline breaks."""
     try:
         pipeline = spec.pipeline
     except UserError as error:

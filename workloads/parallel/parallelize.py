@@ -123,14 +123,17 @@ def build_parts(view: RankView, seed: int, mesh: Mesh) -> dict[int, Transformer]
             has_head=stage == len(view.layers_by_stage) - 1,
         )
         if spec.moe is not None:
-            placement = ExpertPlacement(
-                ep_group=mesh.groups.get("ep"),
-                etp_group=mesh.groups.get("etp"),
-                mesh=mesh.experts,
-            )
+            placement = make_placement(mesh)
             replace_ffns_with_moe(part, spec.shape, spec.moe, seed, placement=placement)
         parts[stage] = part
     return parts
+
+
+def make_placement(mesh: Mesh) -> ExpertPlacement:
+    """Return the groups that share one replica of the experts."""
+    return ExpertPlacement(
+        ep_group=mesh.groups.get("ep"), etp_group=mesh.groups.get("etp"), mesh=mesh.experts
+    )
 
 
 def parallelize(

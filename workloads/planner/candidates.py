@@ -162,7 +162,10 @@ def shards(wanted: Wanted, stage: StepSpec) -> tuple[Iterator[StepSpec], Iterato
 def _sharded(zero: int | None, stage: StepSpec) -> Iterator[StepSpec]:
     data = stage.dims.fsdp
     for fsdp in reversed(divisors(data)):
-        each = place_step(stage, stage.dims.resize(dp=data // fsdp, fsdp=fsdp))
+        dims = stage.dims.resize(dp=data // fsdp, fsdp=fsdp)
+        if dims.find_broken_rule(dims.ranks, stage.moe.experts if stage.moe else 0):
+            continue  # Experts would span replicas.
+        each = place_step(stage, dims)
         if fsdp > 1 and zero in (None, 3):
             yield each
         if (

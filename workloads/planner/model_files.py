@@ -10,7 +10,7 @@ import msgspec
 from parbench.bench.files import convert_read_errors, decode_json, read_text, read_toml
 from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
+from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.model.shapes import (
     MOST_SIZE,
@@ -73,7 +73,7 @@ def _moe_of(mixture: Mixture, shape: Shape) -> Moe:
         raise UserError(f"dense_layers({mixture.dense_layers}) > layers({shape.layers})")
     given = msgspec.structs.asdict(mixture)
     own = {name: given.pop(name) for name in ("dense_layers", "shared_gate")}
-    return replace(moe_of({**given, "routing": BALANCED}, shape, 1), **own)
+    return replace(make_moe({**given, "routing": BALANCED}, shape, 1), **own)
 
 
 def read_model(path: Path) -> Model:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import list_calls
+from parbench.workloads.costs.divisibility import find_broken_pipeline
 from parbench.workloads.costs.memory import (
     activations_equation,
     buffers_equation,
@@ -202,8 +203,9 @@ class _Kept:
     def price(self, bound: float, stage: StepSpec) -> None:
         """Take the ways to shard a stage's state, of each kind what holds least first, as far as they could matter."""
         key = (stage.dims, stage.pipeline_options, stage.cp_method, stage.checkpointing_label)
-        if stage.shape.layers < stage.dims.pp * stage.stages_per_rank:
-            self._refuse(stage, stage.find_broken_rule() or "")
+        broken_rule = find_broken_pipeline(stage)
+        if broken_rule is not None:
+            self._refuse(stage, broken_rule)
             return
         first = stage.stage_view(0)
         activations = activations_equation(first).value  # the same however state is sharded

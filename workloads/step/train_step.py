@@ -19,12 +19,26 @@ from parbench.bench.results.details import Action, BytesFormulaDetails, MeshDeta
 from parbench.bench.world.benchmark import Benchmark, Description, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention import make_full_mask_model
-from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls, sum_calls
+from parbench.workloads.context_parallel.context_probe import (
+    AttentionProbe,
+    compute_expected_bytes,
+)
+from parbench.workloads.costs.communication_pattern import (
+    attention_bytes,
+    bytes_by_axis,
+    list_calls,
+    sum_calls,
+)
 from parbench.workloads.costs.flops import flops_per_token
-from parbench.workloads.costs.memory import activations_equation, state_memory
+from parbench.workloads.costs.memory import (
+    activations_equation,
+    layers_equation,
+    state_memory,
+)
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.compute_shares import compute_shares
 from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
 from parbench.workloads.expert_parallel.moe_layer import (
     list_kernel_notes,
     pop_aux_loss,
@@ -56,6 +70,7 @@ from parbench.workloads.parallel.parallelize import (
     ParallelPart,
     build_parts,
     list_experts,
+    make_placement,
     parallelize,
 )
 from parbench.workloads.parallel.positions import TokenPositions
@@ -64,6 +79,7 @@ from parbench.workloads.parallel.zero1 import (
     make_zero_redundancy_optimizer,
 )
 from parbench.workloads.pipeline_parallel import stages as pipeline_stages
+from parbench.workloads.pipeline_parallel.pipeline_probe import BubbleProbe
 from parbench.workloads.presets import PRESETS, Preset
 from parbench.workloads.step.memory import MemoryProbe, MemoryTimelineProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
@@ -80,6 +96,9 @@ SMALL_MODEL_NOTE = (
 SIMULATED_NOTE = (
     "simulated compute: ranks wait instead of computing, and weights do not change. Overlap is "
     "real, results are not"
+)
+EXPERT_CLAIM = (
+    "the whole training step: what dispatch and combine cost is claimed for this model and batch"
 )
 KEPT_SHARDS_NOTE = (
     "reshard=false: FSDP2 keeps its shard next to the gathered parameters, which counts as a buffer"
@@ -405,7 +424,7 @@ class TrainStep(Benchmark):
 
     def _verify(self) -> int:
         if not self.spec.reference_fits:
-            wrong = self._verifier.check_without_reference(self._compute_gradients)
+            wrong = self._verifier.count_wrong_without_reference(self._compute_gradients)
             return self.small_model_wrong + wrong
         batch = self._batch.split(self.spec.microbatch)
         return self._verifier.count_wrong(batch, self._compute_gradients, self.step)
@@ -467,17 +486,80 @@ class TrainStep(Benchmark):
 
     def list_probes(self) -> list[Probe[Any]]:
         """Return the probes in order: steps without communication come after all others."""
-        world, groups = self._world, self.mesh.groups
-        has_pipeline = self.spec.pipeline is not None
+        spec = self.spec
+        probes: list[Probe[Any]] = []
+        if spec.moe is None:
+            probes.append(CommBytesProbe(self.mesh.groups, self.compute_expected_bytes))
+        else:
+            probes.append(self.make_expert_probe())
+        if self._positions.split is not None and spec.pipeline is None:
+            probes.append(self._make_attention_probe())
+        if spec.pipeline is not None:
+            probes.append(self._make_bubble_probe())
         overlap = OverlapProbe(
-            world, groups, ranks_differ=has_pipeline, list_notes=self._list_peak_notes
+            self._world,
+            self.mesh.groups,
+            ranks_differ=spec.pipeline is not None,
+            list_notes=self._list_peak_notes,
         )
-        return [
-            CommBytesProbe(groups, self.compute_expected_bytes),
-            self._make_memory_probe(),
-            overlap,
-            MemoryTimelineProbe(world.device),
-        ]
+        timeline = MemoryTimelineProbe(self._world.device)
+        return [*probes, self._make_memory_probe(), overlap, timeline]
+
+    def make_expert_probe(self) -> ExpertProbe:
+        """Return the probe of routing, which also counts the bytes of all axes."""
+        moe = self.spec.moe
+        assert moe is not None and self._routing is not None
+        layers = {}
+        for part in self.parts.values():
+            layers |= part.moe_layers
+        dims = self.spec.dims
+        expected = self.compute_expected_bytes()
+        return ExpertProbe(
+            world=self._world,
+            spec=self.spec,
+            moe=moe,
+            tokens=self.spec.microbatch * len(self._positions.between_blocks),
+            layers=layers,
+            routing=self._routing,
+            placement=make_placement(self.mesh),
+            ep_groups=dims.expert_groups(),
+            etp_groups=dims.expert_split_groups(),
+            axes=self.mesh.groups,
+            expected_bytes={
+                axis: sent for axis, sent in expected.items() if axis not in ("ep", "etp")
+            },
+            claim=EXPERT_CLAIM,
+            share=0.5,
+        )
+
+    def _make_attention_probe(self) -> AttentionProbe:
+        split = self._positions.split
+        assert split is not None
+        expected = compute_expected_bytes(
+            attention_bytes(self._view),
+            layers=self._view.layers,
+            recomputations=self.spec.forward_passes - 1,
+        )
+        return AttentionProbe(
+            groups=self.mesh.groups,
+            split=split,
+            expected=expected,
+            zero_grad=self.optimizer.zero_grad,
+            forward=lambda: self._run_forward(self.parts[0], 0),
+        )
+
+    def _make_bubble_probe(self) -> BubbleProbe:
+        pipeline = self.spec.pipeline
+        assert pipeline is not None
+        return BubbleProbe(
+            world=self._world,
+            order=pipeline.order,
+            pipelines=self.spec.dims.groups("pp"),
+            recorder=self._recorder,
+            layers_by_stage=pipeline.layers_by_stage,
+            layer_bytes=layers_equation(self._view, self.spec.checkpointing).value,
+            simulated_seconds=self.spec.simulated_seconds,
+        )
 
     def _make_memory_probe(self) -> MemoryProbe:
         formula: dict[str, float] = asdict(state_memory(self._view))

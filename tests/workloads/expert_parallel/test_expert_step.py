@@ -10,7 +10,7 @@ from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.expert_parallel.expert_step import EpStep
-from parbench.workloads.expert_parallel.moe_layer import mixtures
+from parbench.workloads.expert_parallel.moe_layer import find_moe_layers
 from parbench.workloads.step.probe import run_probes
 from tests.support.ep_steps import BFLOAT16, DROPS, build_step
 from tests.support.ranks import Ranks
@@ -58,7 +58,7 @@ def test_split_experts_match_one_process(two_ranks: Ranks) -> None:
     ("params", "axes"),
     [
         ({"ep": 2, "accumulation": 2, **ZIPF}, "ep dp edp"),
-        ({"tp": 2, "ep": 2, **LLAMA, **BFLOAT16}, "ep dp tp adp edp"),
+        ({"tp": 2, "ep": 2, **LLAMA, **BFLOAT16}, "ep etp dp tp adp"),
         ({"etp": 2, "fsdp": True, **ZIPF}, "ep etp dp"),
         ({"etp": 2, "variant": "allgather", "checkpointing": "full"}, "ep etp dp"),
     ],
@@ -86,13 +86,15 @@ def scale_gradient(step: EpStep, name: str) -> None:
 
 
 def raise_capacity(step: EpStep) -> None:
-    for mixture in mixtures(step.layout.model):
+    for mixture in find_moe_layers(step.layout.model):
         mixture.moe = replace(mixture.moe, capacity=0.9)
 
 
 def forget_balance(step: EpStep) -> None:
-    for mixture in mixtures(step.layout.model):
-        mixture.register_forward_hook(lambda module, args, out: setattr(module, "aux", None))
+    for mixture in find_moe_layers(step.layout.model):
+        mixture.register_forward_hook(
+            lambda module, args, out: setattr(module, "aux_loss", None)
+        )
 
 
 def take_first_tokens(step: EpStep) -> None:

@@ -10,7 +10,7 @@ from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
-from parbench.workloads.expert_parallel.moe_layer import mixtures
+from parbench.workloads.expert_parallel.moe_layer import find_moe_layers
 from parbench.workloads.mesh.mesh_step import HybridStep, MeshBytes, MeshMemory
 from parbench.workloads.pipeline_parallel import pipeline_probe
 from parbench.workloads.step.layout import local
@@ -179,7 +179,7 @@ def change_weight(step: HybridStep) -> None:
 
 
 def double_expert(step: HybridStep) -> None:
-    mixture = mixtures(step.layout.model)[0]
+    mixture = find_moe_layers(step.layout.model)[0]
     local(mixture.experts.up).data.mul_(2)
 
 
@@ -187,7 +187,7 @@ CORRUPTIONS: dict[str, Callable[[HybridStep], object]] = {
     "targets": shift_targets,
     "weight": change_weight,
     "expert": double_expert,
-    "routes": lambda step: misroute_token(mixtures(step.layout.model)),
+    "routes": lambda step: misroute_token(find_moe_layers(step.layout.model)),
 }
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.flops import flops_per_token, matmul_weights, stage_flops
-from parbench.workloads.costs.memory import layer_equation
+from parbench.workloads.costs.memory import layer_text
 from parbench.workloads.costs.parameter_table import (
     count_elements,
     num_active_parameters,
@@ -57,7 +58,7 @@ def test_deepseek_flops_match_hand_count() -> None:
 
 def test_deepseek_stages_cover_the_model() -> None:
     """The first three layers have no experts. Stages of 2 and 19 layers divide them."""
-    spec = replace(make_spec("pp=4,ep=8,dp=8", "deepseek-v3"), split="2+19+20+20")
+    spec = make_spec("pp=4,ep=8,dp=8", "deepseek-v3", split="2+19+20+20", microbatches=4)
     stages = [spec.stage_view(rank) for rank in range(4)]
     model = make_spec("dp=8,ep=8", "deepseek-v3").rank_view(0)
     assert [stage.dense_layers for stage in stages] == [2, 1, 0, 0]
@@ -68,11 +69,12 @@ def test_deepseek_stages_cover_the_model() -> None:
 
 def test_latent_attention_activations_match_hand_count() -> None:
     """Bytes of one token in a dense layer on one of four ranks that split heads and tokens."""
-    position = replace(make_spec("tp=4", "deepseek-v3"), moe=None).rank_view(0)
+    spec = replace(make_spec("tp=4", "deepseek-v3"), moe=None)
     heads = 128 * (2 * 192 + 2 * 128) * 2 / 4
     log_sum_exps = 4 * 128 / 4
     norms = 2 * (7168 * 2 + 4) / 4
-    feed_forward = 7168 * 2 + 4 * 18432 * 2 / 4
-    latents = 7168 * 2 + 2 * (1536 + 512) * 2
+    feed_forward = 7168 * 2 / 4 + 4 * 18432 * 2 / 4
+    latents = 7168 * 2 / 4 + 2 * (1536 + 512) * 2 / 4
     expected = norms + latents + heads + log_sum_exps + feed_forward
-    assert layer_equation(position, "none").value / 4096 == expected
+    equation = Equation(text=layer_text(spec, "none"), symbols=spec.rank_view(0).symbols)
+    assert equation.value / 4096 == expected

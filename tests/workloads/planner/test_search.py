@@ -96,13 +96,13 @@ def test_search_selects_cp_for_long_sequences() -> None:
 
 
 def test_search_selects_ep_for_experts() -> None:
-    assert find_best(model_of("mixtral-8x7b"), batch=16).size("ep") > 1
+    assert find_best(model_of("mixtral-8x7b"), batch=16).dims.ep > 1
 
 
 def test_search_selects_pp_on_slow_networks() -> None:
     """A slow network forbids sharding across nodes."""
     hardware = msgspec.structs.replace(H100, across_bytes_per_second=1e8)
-    assert find_best(model_of("llama3-70b"), batch=4, hardware=hardware).size("pp") > 1
+    assert find_best(model_of("llama3-70b"), batch=4, hardware=hardware).dims.pp > 1
 
 
 def test_search_keeps_small_models_simple() -> None:

@@ -31,11 +31,12 @@ def make_step(
 ) -> Record:
     """Return a step of which 8 ms of communication were partly exposed."""
     target = f"parbench.workloads.data_parallel.{name}:prepare"
+    axis = "fsdp" if name == "fsdp" else "dp"
     metrics = {
         "step_time": seconds_metric(0.02),
         "compute": counted_metric(compute_seconds, "s"),
-        "exposed_comm.dp": counted_metric(exposed, "s"),
-        "comm_transfer.dp": counted_metric(0.008, "s"),
+        f"exposed_comm.{axis}": counted_metric(exposed, "s"),
+        f"comm_transfer.{axis}": counted_metric(0.008, "s"),
     }
     details = {"peak": {"flops_per_second": 1e12, "source": "measured"}}
     case = make_case(f"workload.{name}", target, {"shape": "tiny", **params})

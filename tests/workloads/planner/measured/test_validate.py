@@ -16,7 +16,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import list_calls
-from parbench.workloads.costs.memory import activations_of
+from parbench.workloads.costs.memory import activations_equation
 from parbench.workloads.costs.parameter_table import list_parts, num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES
@@ -43,7 +43,6 @@ from tests.support.reports_fixtures import (
     ok_record,
     seconds_metric,
 )
-from tests.support.training_steps import DEFINITION_BY_NAME, resolve_preset
 
 PSI = num_parameters(SHAPES["small"])
 REDUCE_SECONDS = 20e-6 + 4 * PSI / 3e9
@@ -113,8 +112,8 @@ def test_validation_averages_repetitions() -> None:
 
 
 def test_validation_compares_bytes_and_memory() -> None:
-    params = DEFINITION_BY_NAME["ddp"].complete(make_record().case.params)
-    activations = activations_of(PRESETS["ddp"](params, 4).rank_view(0))
+    spec = PRESETS["ddp"](make_record().case.params, 4)
+    activations = activations_equation(spec.rank_view(0)).value
     sent_bytes = 2 * 4 * PSI * 3 / 4
     metrics = {
         "bytes_sent.dp": counted_metric(2 * sent_bytes, "B"),
@@ -163,9 +162,7 @@ def test_validation_round_trips_and_prints() -> None:
 
 
 def make_step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
-    name, params = resolve_preset(name, params)
-    params = DEFINITION_BY_NAME[name].complete({"shape": "tiny", **params})
-    return PRESETS[name](params, ranks)
+    return PRESETS[name]({"shape": "tiny", "microbatch": 4, **params}, ranks)
 
 
 def call_seconds(call: PlacedCall) -> float:
@@ -189,7 +186,7 @@ def predict(step: StepSpec, compute: float = 0.3) -> RowTime:
     return row_time(step, calls_of(step), call_seconds, compute_seconds=compute)
 
 
-@pytest.mark.parametrize(("name", "axis"), [("tp_sp", "tp"), ("zero2", "dp"), ("zero3", "dp")])
+@pytest.mark.parametrize(("name", "axis"), [("tp_sp", "tp"), ("fsdp", "fsdp")])
 def test_row_time_adds_exposed_calls(name: str, axis: str) -> None:
     step = make_step(name)
     row = predict(step)
