@@ -88,7 +88,7 @@ def test_profiler_file_agrees_with_the_probe(two_ranks: Ranks, tmp_path: Path) -
     probes = two_ranks.call(
         "tests.reports.traces.test_steps:trace_and_profile",
         name="fsdp",
-        params={"layers": 2, "compute": "timed:10ms"},
+        params={"layers": 2, "compute": "simulated:10ms"},
         folder=str(tmp_path),
     )
     job = read_job([tmp_path])

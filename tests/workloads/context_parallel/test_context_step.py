@@ -8,7 +8,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, SimulatedAttention
 from parbench.workloads.context_parallel.attention_methods import RingAttention
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
-from parbench.workloads.context_parallel.context_step import ContextStep
+from parbench.workloads.step.train_step import TrainStep
 from tests.support.ranks import Ranks
 from tests.support.training_steps import (
     Params,
@@ -20,10 +20,11 @@ from tests.support.training_steps import (
 MODULE = "tests.workloads.context_parallel.test_context_step"
 
 
-def build_step(world: World, params: Params) -> ContextStep:
-    step = build_small_step(world, "cp", params)
-    assert isinstance(step, ContextStep)
-    return step
+def get_attention(step: TrainStep) -> RingAttention:
+    [part] = step.parts.values()
+    attention = part.part.layers["0"].attention.core
+    assert isinstance(attention, RingAttention)
+    return attention
 
 
 def measure_steps(world: World, cases: list[Params]) -> list[Any]:
@@ -50,7 +51,7 @@ def test_context_step_matches_one_process(two_ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        {"precision": "bfloat16", "accumulation": 2},
+        {"precision": "bfloat16", "microbatches": 2},
         {"recipe": "llama", "checkpointing": "selective"},
         {"checkpointing": "full"},
     ],
@@ -80,11 +81,9 @@ class WrongKernel(CpuFlash):
 
 def count_wrong_of_kernel(world: World, direction: str) -> int:
     """Return the count of a check where the kernel of rank 1 is wrong."""
-    step = build_step(world, {"cp_method": "zigzag"})
-    attention = step._attention
-    assert isinstance(attention, RingAttention)
+    step = build_small_step(world, "cp", {"cp_method": "zigzag"})
     if world.rank == 1:
-        attention.kernel = WrongKernel(direction)
+        get_attention(step).kernel = WrongKernel(direction)
     wrong = count_wrong_after_step(step)
     step.close()
     return wrong
@@ -97,10 +96,11 @@ def test_wrong_kernel_of_one_rank_is_detected(two_ranks: Ranks, direction: str) 
 
 def count_wrong_of_positions(world: World, recipe: str) -> int:
     """Return the count of a check where tokens have the positions of a contiguous sequence."""
-    step = build_step(world, {"cp_method": "zigzag", "recipe": recipe})
-    model: Any = step.layout.model
-    model.places = None
-    for layer in model.layers:
+    step = build_small_step(world, "cp", {"cp_method": "zigzag", "recipe": recipe})
+    [part] = step.parts.values()
+    model: Any = part.part
+    model.positions = None
+    for layer in model.layers.values():
         if layer.attention.rotate is not None:
             layer.attention.rotate = layer.attention.rotate.func
     wrong = count_wrong_after_step(step)
@@ -115,10 +115,9 @@ def test_wrong_positions_are_detected(two_ranks: Ranks, recipe: str) -> None:
 
 def measure_simulated_attention(world: World) -> tuple[float, int]:
     """Return the seconds of a pair, and the count of a check after a step."""
-    step = build_step(world, {"cp_method": "ring", "compute": "timed:6ms"})
-    attention = step._attention
-    assert isinstance(attention, RingAttention)
-    kernel = attention.kernel
+    params: Params = {"cp_method": "ring", "compute": "simulated:6ms"}
+    step = build_small_step(world, "cp", params)
+    kernel = get_attention(step).kernel
     assert isinstance(kernel, SimulatedAttention)
     wrong = count_wrong_after_step(step)
     step.close()

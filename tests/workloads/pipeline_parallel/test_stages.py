@@ -31,7 +31,7 @@ def test_stages_give_logits_of_the_model(name: str, borders: tuple[int, ...]) ->
 
 def measure_waits(world: World, schedule: str) -> dict[str, list[float]]:
     """Return the waits of a timed step by stage and kind, in forward passes of a rank's share."""
-    params = {"schedule": schedule, "microbatches": 4, "compute": "timed:4ms"}
+    params = {"schedule": schedule, "microbatches": 4, "compute": "simulated:4ms"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "calibrate", assert_calibration)
         step = build_small_pipeline(world, params)
