@@ -208,7 +208,12 @@ class OnlineSoftmax:
 
     def __init__(self, queries: Tensor) -> None:
         self._dtype = queries.dtype
-        self._output = torch.zeros(queries.shape, dtype=torch.float32, device=queries.device)
+        batch, heads, rows, size = queries.shape
+        # Stored as (b, s, a, d), so that the output projection saves no copy of it.
+        by_position = torch.zeros(
+            batch, rows, heads, size, dtype=torch.float32, device=queries.device
+        )
+        self._output = by_position.transpose(1, 2)
         self.lse = torch.full(
             queries.shape[:3], -torch.inf, dtype=torch.float32, device=queries.device
         )
