@@ -42,18 +42,18 @@ class Dispatcher:
     list_calls: Callable[[str, str, int], tuple[DispatchCall, ...]]
     """The calls for ``tokens`` of each of ``ranks``, both texts of equations, in chunks.
 
-    Further symbols are k (experts per token), h (hidden), e (bytes per element) and E (experts).
+    Further symbols are those of ``RankView.symbols``.
     """
 
 
 def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[DispatchCall, ...]:
     """List a row for each pair of token and expert, and the number of rows of each expert."""
-    rows = f"{tokens} k h e"
+    rows = f"{tokens} * top_k * hidden * bytes_per_element"
     return (
         DispatchCall(
             op="all_to_all",
             direction="to_experts",
-            size=f"{COUNT_BYTES} E",
+            size=f"{COUNT_BYTES} * experts",
             why="rows of each expert",
             forward=chunks,
             backward=0,
@@ -81,12 +81,12 @@ def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Dis
 
 def list_allgather_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[DispatchCall, ...]:
     """List all tokens, weights and expert indices of all ranks, and the sums of their results."""
-    all_tokens = f"{ranks} {tokens}"
+    all_tokens = f"{ranks} * {tokens}"
     return (
         DispatchCall(
             op="all_gather",
             direction="to_experts",
-            size=f"{INDEX_BYTES} {all_tokens} k",
+            size=f"{INDEX_BYTES} * {all_tokens} * top_k",
             why="expert indices",
             forward=1,
             backward=0,
@@ -94,7 +94,7 @@ def list_allgather_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Disp
         DispatchCall(
             op="all_gather",
             direction="to_experts",
-            size=f"{all_tokens} h e",
+            size=f"{all_tokens} * hidden * bytes_per_element",
             why="tokens to experts",
             forward=1,
             backward=1,
@@ -102,7 +102,7 @@ def list_allgather_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Disp
         DispatchCall(
             op="all_gather",
             direction="to_experts",
-            size=f"{all_tokens} k e",
+            size=f"{all_tokens} * top_k * bytes_per_element",
             why="weights of experts",
             forward=1,
             backward=0,
@@ -110,7 +110,7 @@ def list_allgather_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Disp
         DispatchCall(
             op="reduce_scatter",
             direction="from_experts",
-            size=f"{all_tokens} h e",
+            size=f"{all_tokens} * hidden * bytes_per_element",
             why="results of experts",
             forward=1,
             backward=1,
@@ -119,7 +119,7 @@ def list_allgather_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Disp
         DispatchCall(
             op="reduce_scatter",
             direction="from_experts",
-            size=f"{all_tokens} k e",
+            size=f"{all_tokens} * top_k * bytes_per_element",
             why="gradients of weights",
             forward=0,
             backward=1,

@@ -111,18 +111,18 @@ class ExpertTraffic:
     def list_bytes(self, rank: int) -> Iterator[tuple[str, DispatchCall, Tensor]]:
         """Yield axis, call and the bytes (L, M) that a rank sends in each call of dispatch."""
         moe = self.moe
-        hidden = self._spec.shape.hidden
-        bytes_per_element = self._spec.bytes_per_element
-        symbols = {"n": self.tokens, "X": moe.etp, "R": moe.ep, "k": moe.top_k}
-        symbols |= {"h": hidden, "e": bytes_per_element, "E": moe.experts}
-        ep_calls = DISPATCHERS[moe.variant].list_calls("X n", "R", moe.chunks)
-        etp_calls = ALLGATHER.list_calls("n", "X", 1)
+        symbols = self._spec.rank_view(rank).symbols
+        row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
+        ep_calls = DISPATCHERS[moe.variant].list_calls(
+            "etp * sharded_tokens", "ep", moe.chunks
+        )
+        etp_calls = ALLGATHER.list_calls("sharded_tokens", "etp", 1)
         for axis, ranks, calls in (("ep", moe.ep, ep_calls), ("etp", moe.etp, etp_calls)):
             for call in calls if ranks > 1 else ():
                 pairs = self.count_sent(rank)
                 if call.direction == "from_experts":
                     pairs = self.count_received(rank)
-                num_bytes = pairs.double() * hidden * bytes_per_element
+                num_bytes = pairs.double() * row_bytes
                 if not call.depends_on_routing:
                     size = Equation(text=call.size, symbols=symbols).value
                     num_bytes = torch.full_like(num_bytes, sent_bytes(call.op, size, ranks))

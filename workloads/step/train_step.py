@@ -330,8 +330,8 @@ class TrainStep(Benchmark):
         if isinstance(self.optimizer, DistributedOptimizer):
             gather_gradients = self.optimizer.gather_gradients
         return Verifier(
-            self._world,
-            self.model,
+            world=self._world,
+            model=self.model,
             build_reference=self._build_reference,
             reference_loss=self._compute_reference_loss,
             dtype=get_dtype(spec),
