@@ -14,7 +14,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.step.sent_bytes import NoCommMode, make_fake_groups, record_calls
-from parbench.workloads.step.training_step import TrainingStep
+from parbench.workloads.step.train_step import TrainStep
 
 Params = dict[str, Any]
 
@@ -39,17 +39,17 @@ def resolve_preset(name: str, params: Params) -> tuple[str, Params]:
     return name, params
 
 
-def build_small_step(world: World, name: str, params: Params) -> TrainingStep:
+def build_small_step(world: World, name: str, params: Params) -> TrainStep:
     name, params = resolve_preset(name, params)
     definition = DEFINITION_BY_NAME[name]
     step = load_target(definition.target)(
         world, **definition.complete({**SMALL_PARAMS, **params})
     )
-    assert isinstance(step, TrainingStep)
+    assert isinstance(step, TrainStep)
     return step
 
 
-def build_trained_step(world: World, name: str, **params: Any) -> TrainingStep:
+def build_trained_step(world: World, name: str, **params: Any) -> TrainStep:
     """Return a step after two batches, because DDP rebuilds its buckets after the first."""
     step = build_small_step(world, name, params)
     for _ in range(2):
@@ -71,10 +71,10 @@ def metric_value(explanation: Explanation, name: str) -> float:
     return value
 
 
-def measure_sent_bytes(step: TrainingStep) -> dict[str, float]:
+def measure_sent_bytes(step: TrainStep) -> dict[str, float]:
     """Return the bytes that this rank sends in a step, by axis."""
     sent: defaultdict[str, float] = defaultdict(float)
-    for call in record_calls(step.step, step.layout.axes):
+    for call in record_calls(step.step, step.mesh.groups):
         sent[call.axis] += sent_bytes(call.op, call.num_bytes, call.ranks)
     return {axis: num_bytes for axis, num_bytes in sent.items() if num_bytes}
 
@@ -87,7 +87,7 @@ def measure_wrong_and_bytes(
     wrong = [count_wrong_after_step(step) for _ in range(2)]
     sent = measure_sent_bytes(step)
     step.close()
-    expected = {axis: size for axis, size in step.expected_bytes().items() if size}
+    expected = {axis: size for axis, size in step.compute_expected_bytes().items() if size}
     return wrong, sent, expected
 
 
@@ -119,7 +119,7 @@ def count_wrong_without_reduction(world: World, name: str, params: Params) -> tu
         if only_check:
             step.step()
             assert step.check() == 0
-        fake_groups = make_fake_groups(step.layout.axes)
+        fake_groups = make_fake_groups(step.mesh.groups)
         with LocalReductions(fake_groups):
             step.step()
             counts.append(step.check())
@@ -139,14 +139,14 @@ class _ScaleGradient(torch.autograd.Function):
         return gradients[0] * 1.001
 
 
-def _scale_all_gradients(step: TrainingStep, world: World) -> None:
+def _scale_all_gradients(step: TrainStep, world: World) -> None:
     def scale(module: nn.Module, args: object, output: Tensor) -> Any:
         return _ScaleGradient.apply(output)  # type: ignore[no-untyped-call]
 
     step.layout.model.get_submodule("head").register_forward_hook(scale)
 
 
-def _change_after_backward(step: TrainingStep, change: Callable[[nn.Module], object]) -> None:
+def _change_after_backward(step: TrainStep, change: Callable[[nn.Module], object]) -> None:
     """Let `change` see the model with its gradients after each backward pass."""
     forward_backward = step._forward_backward
 
@@ -158,7 +158,7 @@ def _change_after_backward(step: TrainingStep, change: Callable[[nn.Module], obj
     step._forward_backward = forward_backward_change  # type: ignore[method-assign]
 
 
-def _scale_one_gradient(step: TrainingStep, world: World) -> None:
+def _scale_one_gradient(step: TrainStep, world: World) -> None:
     def scale(model: nn.Module) -> None:
         gradient = model.get_parameter("layers.1.ffn.up.weight").grad
         assert gradient is not None
@@ -167,33 +167,33 @@ def _scale_one_gradient(step: TrainingStep, world: World) -> None:
     _change_after_backward(step, scale)
 
 
-def _drop_one_gradient(step: TrainingStep, world: World) -> None:
+def _drop_one_gradient(step: TrainStep, world: World) -> None:
     def drop(model: nn.Module) -> None:
         model.get_parameter("layers.0.attention.v.weight").grad = None
 
     _change_after_backward(step, drop)
 
 
-def _drop_microbatch(step: TrainingStep, world: World) -> None:
+def _drop_microbatch(step: TrainStep, world: World) -> None:
     step._mine = step._mine[:-1]
 
 
-def _repeat_microbatch(step: TrainingStep, world: World) -> None:
+def _repeat_microbatch(step: TrainStep, world: World) -> None:
     step._mine = (step._mine[0], *step._mine[:-1])
 
 
-def _change_tokens_of_rank_1(step: TrainingStep, world: World) -> None:
+def _change_tokens_of_rank_1(step: TrainStep, world: World) -> None:
     if world.rank == 1:
         step._mine = tuple((tokens + 1) % step.spec.shape.vocabulary for tokens in step._mine)
 
 
-def _predict_same_token(step: TrainingStep, world: World) -> None:
+def _predict_same_token(step: TrainStep, world: World) -> None:
     doubled = [tokens.repeat_interleave(2, dim=1) for tokens in step._mine]
     length = step._mine[0].shape[1]
     step._mine = tuple(tokens[:, :length] for tokens in doubled)
 
 
-MUTANTS: dict[str, Callable[[TrainingStep, World], None]] = {
+MUTANTS: dict[str, Callable[[TrainStep, World], None]] = {
     "every gradient 0.1 % larger": _scale_all_gradients,
     "one gradient 0.1 % larger": _scale_one_gradient,
     "microbatch dropped": _drop_microbatch,
