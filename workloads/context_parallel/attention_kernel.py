@@ -137,7 +137,8 @@ def _repeat_heads(x: Tensor, queries: Tensor) -> Tensor:
 
 
 def _sum_repeated_heads(gradient: Tensor, x: Tensor) -> Tensor:
-    return gradient.unflatten(1, (x.shape[1], -1)).sum(dim=2)
+    batch, heads, rows, size = x.shape
+    return gradient.reshape(batch, heads, -1, rows, size).sum(dim=2)
 
 
 def _store_by_position(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from parbench.workloads.parallel.tp_layer_case import (
 )
 from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
-from parbench.workloads.step.probe import ProbedStep, run_probes
+from parbench.workloads.step.probe import Probe, ProbedStep, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe
 from parbench.workloads.step.verify import compare, norm_of_all
 
@@ -167,7 +168,7 @@ class TpLayerBenchmark(Benchmark):
             optimizer=torch.optim.SGD(self.layer.parameters()),  # It has no state.
             forward_backward=self._run_forward_backward,
         )
-        probes = [
+        probes: list[Probe[Any]] = [
             CommBytesProbe(groups, lambda: {"tp": self.case.compute_sent_bytes()}),
             OverlapProbe(self._world, groups),
             MemoryProbe(

@@ -22,7 +22,8 @@ MODULE = "tests.workloads.context_parallel.test_context_step"
 
 def get_attention(step: TrainStep) -> RingAttention:
     [part] = step.parts.values()
-    attention = part.part.layers["0"].attention.core
+    layer: Any = part.part.layers["0"]
+    attention = layer.attention.core
     assert isinstance(attention, RingAttention)
     return attention
 
