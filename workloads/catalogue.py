@@ -10,6 +10,7 @@ from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads import presets
 from parbench.workloads.context_parallel.context_methods import MASK, find_context_method
+from parbench.workloads.costs.tp_layer import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
 from parbench.workloads.model.shapes import (
     COMMON,
@@ -19,7 +20,6 @@ from parbench.workloads.model.shapes import (
     MODEL,
     PRECISION,
 )
-from parbench.workloads.parallel.tp_layer_case import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 from parbench.workloads.pipeline_parallel.pipeline_case import (
     DEFAULT_MICROBATCHES,
     expand_all_schedules,
@@ -150,12 +150,12 @@ DEFINITIONS = (
     _step(
         "tp_linear", "tensor parallel: forward and backward of one matrix",
         LINEAR_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
-        target="parallel.tp_layers:tp_linear", preset=make_tp_layer,
+        target="tensor_parallel_layers:tp_linear", preset=make_tp_layer,
     ),
     _step(
         "tp_ffn", "tensor parallel: forward and backward of one FFN",
         FFN_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
-        target="parallel.tp_layers:tp_ffn", preset=make_tp_layer,
+        target="tensor_parallel_layers:tp_ffn", preset=make_tp_layer,
     ),
 )
 # fmt: on

@@ -21,14 +21,14 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Benchmark, Description, Explanation
 from parbench.bench.world.world import World, make_group
-from parbench.workloads.model.transformer import DTYPES, Ffn, make_generator, set_weights
-from parbench.workloads.parallel.mesh import destroy_groups, full_tensor
-from parbench.workloads.parallel.tp_layer_case import (
+from parbench.workloads.costs.tp_layer import (
     COLUMN,
     MEGATRON,
     TpLayerCase,
     make_tp_layer,
 )
+from parbench.workloads.model.transformer import DTYPES, Ffn, make_generator, set_weights
+from parbench.workloads.parallel.mesh import destroy_groups, full_tensor
 from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, ProbedStep, run_probes

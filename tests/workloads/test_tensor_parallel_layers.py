@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from parbench.bench.world.world import World
-from parbench.workloads.parallel import tp_layers
-from parbench.workloads.parallel.tp_layer_case import make_tp_layer
+from parbench.workloads import tensor_parallel_layers
+from parbench.workloads.costs.tp_layer import make_tp_layer
 from tests.support.ranks import Ranks
 
 CASES = [
@@ -27,8 +27,12 @@ SIZES: dict[str, Any] = {
 }
 
 
-def build(world: World, name: str, params: dict[str, Any]) -> tp_layers.TpLayerBenchmark:
-    benchmark: tp_layers.TpLayerBenchmark = getattr(tp_layers, name)(world, **SIZES | params)
+def build(
+    world: World, name: str, params: dict[str, Any]
+) -> tensor_parallel_layers.TpLayerBenchmark:
+    benchmark: tensor_parallel_layers.TpLayerBenchmark = getattr(tensor_parallel_layers, name)(
+        world, **SIZES | params
+    )
     return benchmark
 
 
