@@ -7,6 +7,7 @@ import pytest
 from parbench.bench.world.world import World
 from parbench.workloads import tensor_parallel_layers
 from parbench.workloads.costs.tp_layer import make_tp_layer
+from parbench.workloads.tensor_parallel_layers import TpLayerBenchmark
 from tests.support.ranks import Ranks
 
 CASES = [
@@ -27,12 +28,8 @@ SIZES: dict[str, Any] = {
 }
 
 
-def build(
-    world: World, name: str, params: dict[str, Any]
-) -> tensor_parallel_layers.TpLayerBenchmark:
-    benchmark: tensor_parallel_layers.TpLayerBenchmark = getattr(tensor_parallel_layers, name)(
-        world, **SIZES | params
-    )
+def build(world: World, name: str, params: dict[str, Any]) -> TpLayerBenchmark:
+    benchmark: TpLayerBenchmark = getattr(tensor_parallel_layers, name)(world, **SIZES | params)
     return benchmark
 
 
