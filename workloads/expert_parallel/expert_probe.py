@@ -161,15 +161,18 @@ class ExpertProbe:
             seconds.append(parts.exposed_comm_seconds["ep"])
         return seconds
 
-    def summarize(self, told: Sequence[ExpertObservation]) -> Explanation:
-        traffic = ExpertTraffic(
-            self.spec,
-            self.moe,
-            self.tokens,
-            [observation.counts for observation in told],
-            self.ep_groups,
-            self.etp_groups,
+    def expect_bytes(self, rank: int) -> dict[str, float]:
+        """Return the bytes of the last step on ``ep`` and ``etp``; all ranks take part."""
+        counts = self.world.gather(count_routing(self.layers))
+        return self._make_traffic(counts).expect_bytes(rank, has_backward=self.has_backward)
+
+    def _make_traffic(self, counts: Sequence[RoutingCounts]) -> ExpertTraffic:
+        return ExpertTraffic(
+            self.spec, self.moe, self.tokens, counts, self.ep_groups, self.etp_groups
         )
+
+    def summarize(self, told: Sequence[ExpertObservation]) -> Explanation:
+        traffic = self._make_traffic([observation.counts for observation in told])
         metrics = make_load_metrics(traffic)
         tallies = []
         for rank, observation in enumerate(told):

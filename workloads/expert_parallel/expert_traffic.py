@@ -113,9 +113,7 @@ class ExpertTraffic:
         moe = self.moe
         symbols = self._spec.rank_view(rank).symbols
         row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
-        ep_calls = DISPATCHERS[moe.variant].list_calls(
-            "etp * sharded_tokens", "ep", moe.chunks
-        )
+        ep_calls = DISPATCHERS[moe.variant].list_calls("etp * sharded_tokens", "ep", moe.chunks)
         etp_calls = ALLGATHER.list_calls("sharded_tokens", "etp", 1)
         for axis, ranks, calls in (("ep", moe.ep, ep_calls), ("etp", moe.etp, etp_calls)):
             for call in calls if ranks > 1 else ():

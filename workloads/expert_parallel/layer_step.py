@@ -27,8 +27,8 @@ from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import get_dtype, make_generator, set_weights
 from parbench.workloads.parallel.mesh import destroy_groups, full_tensor
 from parbench.workloads.presets import ep_layer
-from parbench.workloads.step.verify import compare, norm_of_all
 from parbench.workloads.step.probe import run_probes
+from parbench.workloads.step.verify import compare, norm_of_all
 
 SIMULATED_NOTE = (
     "simulated experts: T is their forward pass for the mean load of ranks. "

@@ -100,7 +100,9 @@ class Experts(nn.Module):
         """Return the results of the experts, or of this rank's part of them, (rows, h)."""
         x = rows.tokens
         if self.waiter is not None:
-            results: Tensor = _SimulatedExperts.apply(x, self, *map(local_tensor, self.parameters()))  # type: ignore[no-untyped-call]
+            results: Tensor = _SimulatedExperts.apply(
+                x, self, *map(local_tensor, self.parameters())
+            )  # type: ignore[no-untyped-call]
             return results
         row_ends = rows.counts.cumsum(0).int()
         hidden = F.grouped_mm(x, local_tensor(self.up), offs=row_ends)

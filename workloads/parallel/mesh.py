@@ -60,7 +60,7 @@ def build_mesh(
     table = _MeshTable(world, dims, partitions, groups)
     shards, tensor = None, None
     if dims.is_sharded:
-        root = table.build(_keep_large(dims, "dp") + ["fsdp"] + _keep_large(dims, "tp"))
+        root = table.build([*_keep_large(dims, "dp"), "fsdp", *_keep_large(dims, "tp")])
         shards = root["dp", "fsdp"] if dims.dp > 1 else root["fsdp"]
         tensor = root["tp"] if dims.tp > 1 else None
     elif dims.tp > 1:
@@ -68,7 +68,7 @@ def build_mesh(
     experts, expert_shards = None, None
     expert_axes = _keep_large(dims, "ep", "etp")
     if has_experts and dims.expert_shards > 1:
-        root = table.build(_keep_large(dims, "dp") + ["efsdp"] + expert_axes)
+        root = table.build([*_keep_large(dims, "dp"), "efsdp", *expert_axes])
         expert_shards = root["dp", "efsdp"] if dims.dp > 1 else root["efsdp"]
         experts = _slice(root, expert_axes)
     elif has_experts and expert_axes:

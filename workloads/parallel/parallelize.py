@@ -41,6 +41,7 @@ from parbench.workloads.parallel.mesh import Mesh
 from parbench.workloads.parallel.positions import TokenPositions
 from parbench.workloads.parallel.zero1 import DistributedOptimizer
 
+
 @dataclass(kw_only=True)
 class ParallelPart:
     """A part of the model after ``parallelize``."""
@@ -172,7 +173,7 @@ def parallelize(
         logits_width=width,
         partial_parameters=[p for name, p in part.named_parameters() if name in partial_names],
     )
-    if not spec.zero1:
+    if spec.zero1 != "distributed":
         apply_replication(parallel_part, spec, world.device)
     return parallel_part
 
