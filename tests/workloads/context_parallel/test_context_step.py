@@ -12,9 +12,9 @@ from parbench.workloads.step.train_step import TrainStep
 from tests.support.ranks import Ranks
 from tests.support.training_steps import (
     Params,
+    assert_right,
     build_small_step,
     count_wrong_after_step,
-    measure_wrong_and_bytes,
 )
 
 MODULE = "tests.workloads.context_parallel.test_context_step"
@@ -28,27 +28,18 @@ def get_attention(step: TrainStep) -> RingAttention:
     return attention
 
 
-def measure_steps(world: World, cases: list[Params]) -> list[Any]:
-    return [measure_wrong_and_bytes(world, "cp", params) for params in cases]
+FULL_MASK: Params = {"mask": "full", "recipe": "llama", "checkpointing": "full"}
 
 
-def assert_right(ranks: Ranks, cases: list[Params]) -> None:
-    for results in ranks.call(f"{MODULE}:measure_steps", cases=cases):
-        for params, (wrong, sent, expected) in zip(cases, results, strict=True):
-            assert wrong == [0, 0], params
-            assert sent == {axis: size for axis, size in expected.items() if size}, params
-            assert set(sent) > {"dp"}, params
-
-
-def test_context_step_matches_one_process(two_ranks: Ranks) -> None:
-    cases: list[Params] = [{"cp_method": method, "layers": 1} for method in CONTEXT_METHODS]
-    cases.append(
-        {"cp_method": "zigzag", "mask": "full", "recipe": "llama", "checkpointing": "full"}
-    )
-    assert_right(two_ranks, cases)
+@pytest.mark.parametrize(
+    "params", [*({"cp_method": name, "layers": 1} for name in CONTEXT_METHODS), FULL_MASK]
+)
+def test_context_step_matches_one_process(two_ranks: Ranks, params: Params) -> None:
+    assert_right(two_ranks, "cp", params)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("method", CONTEXT_METHODS)
 @pytest.mark.parametrize(
     "params",
     [
@@ -57,8 +48,10 @@ def test_context_step_matches_one_process(two_ranks: Ranks) -> None:
         {"checkpointing": "full"},
     ],
 )
-def test_context_step_options_match_one_process(two_ranks: Ranks, params: Params) -> None:
-    assert_right(two_ranks, [{"cp_method": method, **params} for method in CONTEXT_METHODS])
+def test_context_step_options_match_one_process(
+    two_ranks: Ranks, method: str, params: Params
+) -> None:
+    assert_right(two_ranks, "cp", {"cp_method": method, **params})
 
 
 class WrongKernel(CpuFlash):
