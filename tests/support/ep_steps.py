@@ -6,24 +6,16 @@ from torch import Tensor
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.expert_step import EpStep
 from parbench.workloads.expert_parallel.layer_step import DispatchBenchmark, LayerBenchmark
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from tests.support.training_steps import (
     DEFINITION_BY_NAME,
     SMALL_PARAMS,
     Params,
-    build_small_step,
 )
 
 DROPS: Params = {"capacity": 0.75}
 BFLOAT16: Params = {"precision": "bfloat16"}
-
-
-def build_step(world: World, params: Params) -> EpStep:
-    step = build_small_step(world, "ep_step", params)
-    assert isinstance(step, EpStep)
-    return step
 
 
 def build_layer(world: World, params: Params) -> LayerBenchmark:

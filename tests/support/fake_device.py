@@ -22,7 +22,7 @@ from parbench.workloads.context_parallel.attention_kernel import (
     Kernel,
 )
 from parbench.workloads.context_parallel.sequence_split import split_sequence
-from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer, aux_loss
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import SHAPES, Shape
@@ -39,7 +39,7 @@ def keep_model(model: Transformer, shape: Shape) -> None:
 
 def put_experts(model: Transformer, shape: Shape) -> None:
     """Replace FFNs by experts that drop nothing, so that the host has nothing to read."""
-    moe = moe_of({"microbatch": 2, "aux": 0.1}, shape, 1)
+    moe = make_moe({"microbatch": 2, "aux": 0.1}, shape, 1)
     for layer in model.layers:
         layer.ffn = MoeLayer(shape, moe)
 

@@ -26,6 +26,7 @@ from parbench.workloads.costs.parameter_table import (
     list_units,
 )
 from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.expert_parallel.moe_case import list_exchanges
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
@@ -36,8 +37,6 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
 }
 _SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "({ranks} - 1) / {ranks}")
 _FACTOR_TEXTS = {"all_reduce": "2 * ({ranks} - 1) / {ranks}", **_SHARED}
-COUNT_BYTES = 8
-ROUTE_BYTES = 4
 LOSS_BYTES = 4
 SOURCES = {
     "tp": "arXiv 1909.08053, 2205.05198",
@@ -301,33 +300,18 @@ def _count_passes(forward: int, backward: int, layers: str, *, is_repeated: bool
 
 
 def _list_expert_calls(view: RankView) -> Iterator[Call]:
-    """EP with balanced routing: dispatch and combine of each token's top-k rows, and their counts.
-
-    A rank of ``etp`` takes the tokens of all ranks that split the expert: tokens, weights and routes
-    are gathered, and sums are scattered.
-    """
-    spec = view.spec
-    if spec.moe is None:
+    """EP and etp with balanced routing, as the dispatcher describes its calls."""
+    spec, moe = view.spec, view.spec.moe
+    if moe is None:
         return
-    # Selective checkpointing keeps the results of experts, so that only full repeats them.
-    is_repeated = spec.checkpointing == "full"
-    count_calls = partial(_count_passes, layers="moe_layers", is_repeated=is_repeated)
-    forward, both = count_calls(1, 0), count_calls(1, 1)
-    both_ways, backward = count_calls(2, 2), count_calls(0, 1)
-    tokens = "etp * sharded_tokens"
-    rows = f"{tokens} * top_k * hidden * bytes_per_element"
-    yield _call(view, "ep", "all_to_all", rows, both_ways, "dispatch and combine")
-    counts = f"experts * {COUNT_BYTES}"
-    yield _call(view, "ep", "all_to_all", counts, forward, "counts of tokens")
-    hidden, weights = f"{tokens} * hidden", f"{tokens} * top_k"
-    for op, size, count, purpose in (
-        ("all_gather", f"{hidden} * bytes_per_element", both, "tokens of split experts"),
-        ("reduce_scatter", f"{hidden} * bytes_per_element", both, "sums of split experts"),
-        ("all_gather", f"{weights} * bytes_per_element", forward, "weights of split experts"),
-        ("reduce_scatter", f"{weights} * bytes_per_element", backward, "gradients of weights"),
-        ("all_gather", f"{weights} * {ROUTE_BYTES}", forward, "routes of split experts"),
-    ):
-        yield _call(view, "etp", op, size, count, purpose)
+    for axis, _, calls in list_exchanges(moe):
+        for call in calls:
+            # Selective checkpointing keeps the results of experts, so that only full repeats them.
+            is_repeated = spec.checkpointing == "full" and call.is_recomputed(moe.shared > 0)
+            count = _count_passes(
+                call.forward, call.backward, "moe_layers", is_repeated=is_repeated
+            )
+            yield _call(view, axis, call.op, call.size, count, call.purpose)
 
 
 def _list_pipeline_calls(view: RankView) -> Iterator[Call]:

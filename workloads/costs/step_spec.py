@@ -395,6 +395,7 @@ class RankView:
                 "top_k": spec.moe.top_k,
                 "expert_ffn": spec.moe.expert_ffn,
                 "shared": spec.moe.shared,
+                "ep": spec.dims.ep,
                 "etp": spec.dims.etp,
             }
         return {name: float(value) for name, value in symbols.items()}

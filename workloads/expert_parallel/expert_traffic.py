@@ -11,8 +11,8 @@ from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.dispatch import count_pairs
-from parbench.workloads.expert_parallel.dispatchers import ALLGATHER, DISPATCHERS, DispatchCall
-from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.expert_parallel.dispatchers import DispatchCall
+from parbench.workloads.expert_parallel.moe_case import Moe, list_exchanges
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 
 RankGroups = Sequence[Sequence[int]]
@@ -110,33 +110,28 @@ class ExpertTraffic:
 
     def list_bytes(self, rank: int) -> Iterator[tuple[str, DispatchCall, Tensor]]:
         """Yield axis, call and the bytes (L, M) that a rank sends in each call of dispatch."""
-        moe = self.moe
-        hidden = self._spec.shape.hidden
-        bytes_per_element = self._spec.bytes_per_element
-        symbols = {"n": self.tokens, "X": moe.etp, "R": moe.ep, "k": moe.top_k}
-        symbols |= {"h": hidden, "e": bytes_per_element, "E": moe.experts}
-        ep_calls = DISPATCHERS[moe.variant].list_calls("X n", "R", moe.chunks)
-        etp_calls = ALLGATHER.list_calls("n", "X", 1)
-        for axis, ranks, calls in (("ep", moe.ep, ep_calls), ("etp", moe.etp, etp_calls)):
-            for call in calls if ranks > 1 else ():
-                pairs = self.count_sent(rank)
-                if call.direction == "from_experts":
-                    pairs = self.count_received(rank)
-                num_bytes = pairs.double() * hidden * bytes_per_element
+        symbols = self._spec.rank_view(rank).symbols
+        row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
+        sent = self.count_sent(rank).double() * row_bytes
+        received = self.count_received(rank).double() * row_bytes
+        for axis, ranks, calls in list_exchanges(self.moe):
+            for call in calls:
+                num_bytes = sent if call.direction == "to_experts" else received
                 if not call.depends_on_routing:
                     size = Equation(text=call.size, symbols=symbols).value
-                    num_bytes = torch.full_like(num_bytes, sent_bytes(call.op, size, ranks))
+                    num_bytes = torch.full_like(sent, sent_bytes(call.op, size, ranks))
                 yield axis, call, num_bytes
 
     def expect_bytes(self, rank: int, *, has_backward: bool = True) -> dict[str, float]:
         """Return the bytes that a rank sends in a step by axis."""
         expected: defaultdict[str, float] = defaultdict(float)
+        recomputed_layers = torch.zeros(len(self.counts[rank].layers), 1)
+        if self._spec.checkpointing == "full":
+            for index, layer in enumerate(self.counts[rank].layers):
+                recomputed_layers[index] = layer % self._spec.checkpoint_every == 0
         for axis, call, num_bytes in self.list_bytes(rank):
-            passes = call.forward
-            is_recomputed = self.moe.shared > 0 or not call.ends_forward
-            if self._spec.checkpointing == "full" and is_recomputed:
-                passes += call.forward
-            if has_backward:
-                passes += call.backward
+            passes = call.forward + (call.backward if has_backward else 0)
             expected[axis] += passes * float(num_bytes.sum())
+            if call.is_recomputed(self.moe.shared > 0):
+                expected[axis] += call.forward * float((recomputed_layers * num_bytes).sum())
         return dict(expected)

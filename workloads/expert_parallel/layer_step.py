@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation
-from parbench.bench.world.world import World, make_group
+from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatch import ExpertRows, make_exchange
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
 from parbench.workloads.expert_parallel.moe_case import count_expert_parameters
@@ -18,17 +19,17 @@ from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     ReferenceMoeLayer,
     list_kernel_notes,
-    make_expert_placement,
     simulate_experts,
     weigh_experts,
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import get_dtype, make_generator, set_weights
-from parbench.workloads.parallel.mesh import destroy_groups, full_tensor
+from parbench.workloads.parallel.mesh import build_mesh, full_tensor
+from parbench.workloads.parallel.parallelize import make_placement
 from parbench.workloads.presets import ep_layer
-from parbench.workloads.step.verify import compare, norm_of_all
 from parbench.workloads.step.probe import run_probes
+from parbench.workloads.step.verify import compare, norm_of_all
 
 SIMULATED_NOTE = (
     "simulated experts: T is their forward pass for the mean load of ranks. "
@@ -51,20 +52,8 @@ class MoeLayerBenchmark:
         self._num_tokens = self.spec.microbatch * shape.sequence
         self._dtype = get_dtype(self.spec)
         self._routing = StepRouting(world, self.spec, self.moe, range(shape.sequence))
-        replicas = torch.arange(world.size).view(-1, self.moe.ep, self.moe.etp)
-        self._replica = replicas[world.rank // (self.moe.ep * self.moe.etp)].tolist()
-        self._rank_groups = {
-            "ep": replicas.transpose(1, 2).reshape(-1, self.moe.ep).tolist(),
-            "etp": replicas.reshape(-1, self.moe.etp).tolist(),
-        }
-        self._groups = {
-            axis: make_group(world, groups)
-            for axis, groups in self._rank_groups.items()
-            if len(groups[0]) > 1
-        }
-        self._placement = make_expert_placement(self._groups, self._replica, world.device)
-        # A group that one rank closes while another rank still connects would break.
-        world.barrier()
+        self._mesh = build_mesh(world, self.spec.dims, has_experts=True)
+        self._placement = make_placement(self._mesh)
         self.layer = MoeLayer(shape, self.moe, self._placement)
         self._initialize(self.layer, self._dtype)
         self._step_number = 0
@@ -79,7 +68,7 @@ class MoeLayerBenchmark:
         self._draw()
 
     def describe(self) -> Description:
-        axes = {axis: {"ranks": group.size()} for axis, group in self._groups.items()}
+        axes = {axis: {"ranks": group.size()} for axis, group in self._list_groups().items()}
         details = {
             "tokens_per_rank": self._num_tokens,
             "slots": self.moe.slots(self._num_tokens),
@@ -87,6 +76,11 @@ class MoeLayerBenchmark:
             **MeshDetails(axes=axes).as_details,
         }
         return Description(headline="step_time", details=details)
+
+    def _list_groups(self) -> dict[str, dist.ProcessGroup]:
+        """Return the groups that dispatch tokens, by axis."""
+        groups = self._mesh.groups
+        return {axis: groups[axis] for axis in ("ep", "etp") if axis in groups}
 
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         probe = ExpertProbe(
@@ -97,9 +91,9 @@ class MoeLayerBenchmark:
             layers={0: self.layer},
             routing=self._routing,
             placement=self._placement,
-            ep_groups=self._rank_groups["ep"],
-            etp_groups=self._rank_groups["etp"],
-            axes=self._groups,
+            ep_groups=self.spec.dims.expert_groups(),
+            etp_groups=self.spec.dims.expert_split_groups(),
+            axes=self._list_groups(),
             has_backward=self.has_backward,
             traces_step=True,
             claim=self.claim,
@@ -110,7 +104,7 @@ class MoeLayerBenchmark:
         raise NotImplementedError
 
     def close(self) -> None:
-        destroy_groups(self._groups.values())
+        self._mesh.close()
 
     def _draw(self) -> None:
         rank = self._world.rank
@@ -162,7 +156,7 @@ class MoeLayerBenchmark:
         return int((~is_right).sum())
 
     def _find_kept(self, expert_ids: Tensor) -> Tensor:
-        """Return which pairs (T, k) are not dropped, record_calls expert by expert."""
+        """Return which pairs (T, k) are not dropped, counted expert by expert."""
         is_kept = torch.zeros_like(expert_ids, dtype=torch.bool)
         slots = self.moe.slots(len(expert_ids))
         for expert in range(self.moe.experts):
@@ -190,7 +184,7 @@ class LayerBenchmark(MoeLayerBenchmark):
             simulate_experts(model, self.spec.simulated_seconds, self._num_tokens, self._waiter)
 
     def _draw(self) -> None:
-        self._waiter.forget()
+        self._waiter.reset_debt()
         super()._draw()
         self.x.requires_grad_()
 
@@ -242,7 +236,7 @@ class LayerBenchmark(MoeLayerBenchmark):
         layer = ReferenceMoeLayer(self.spec.shape, replace(self.moe, ep=1, etp=1))
         self._initialize(layer, dtype)
         expected: dict[str, Tensor] = {}
-        for source in (rank for part in self._replica for rank in part):
+        for source in self._find_sources():
             layer.zero_grad()
             self._routing.assign({0: layer}, source, is_reference=True)
             x = self._draw_hidden("tokens", source).to(dtype).requires_grad_()
@@ -256,6 +250,16 @@ class LayerBenchmark(MoeLayerBenchmark):
             if source == self._world.rank:
                 expected["out"] = out.detach()
         return expected
+
+    def _find_sources(self) -> list[int]:
+        """Return the ranks whose tokens the experts of this rank's replica take."""
+        dims = self.spec.dims
+        [ep_group] = [group for group in dims.expert_groups() if self._world.rank in group]
+        sources = []
+        for etp_group in dims.expert_split_groups():
+            if not set(etp_group).isdisjoint(ep_group):
+                sources += etp_group
+        return sources
 
 
 def _get_gradients(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ A token's output is the sum of its k experts' results, times their weights, and 
 shared experts. A token whose experts are all full keeps the residual and the shared experts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from parbench.workloads.expert_parallel.dispatch import DispatchPlan, ExpertRows
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.simulated_compute import SimulatedCompute, simulate_linears
-from parbench.workloads.model.transformer import Ffn, Transformer, initialize
+from parbench.workloads.model.transformer import Ffn, Transformer
 from parbench.workloads.parallel.mesh import local_tensor
 
 
@@ -31,27 +31,6 @@ class ExpertPlacement:
     ep_group: dist.ProcessGroup | None = None  # ranks that hold different experts
     etp_group: dist.ProcessGroup | None = None  # ranks that hold parts of the same experts
     mesh: DeviceMesh | None = None  # of both axes, to make the experts' weights DTensors
-
-
-def make_expert_placement(
-    groups: Mapping[str, dist.ProcessGroup],
-    replica: Sequence[Sequence[int]],
-    device: torch.device,
-) -> ExpertPlacement:
-    """Return the placement for the groups ``ep`` and ``etp``, as far as these axes exist.
-
-    ``replica`` has the ranks of this rank's replica of the experts. Its rows are ``etp`` groups.
-    """
-    axes = {name: groups[name] for name in ("ep", "etp") if name in groups}
-    if not axes:
-        return ExpertPlacement()
-    mesh = DeviceMesh.from_group(
-        list(axes.values()),
-        device.type,
-        mesh=torch.tensor(replica).squeeze(),
-        mesh_dim_names=tuple(axes),
-    )
-    return ExpertPlacement(ep_group=axes.get("ep"), etp_group=axes.get("etp"), mesh=mesh)
 
 
 class Router(nn.Module):
@@ -100,7 +79,9 @@ class Experts(nn.Module):
         """Return the results of the experts, or of this rank's part of them, (rows, h)."""
         x = rows.tokens
         if self.waiter is not None:
-            results: Tensor = _SimulatedExperts.apply(x, self, *map(local_tensor, self.parameters()))  # type: ignore[no-untyped-call]
+            results: Tensor = _SimulatedExperts.apply(
+                x, self, *map(local_tensor, self.parameters())
+            )  # type: ignore[no-untyped-call]
             return results
         row_ends = rows.counts.cumsum(0).int()
         hidden = F.grouped_mm(x, local_tensor(self.up), offs=row_ends)
@@ -300,21 +281,15 @@ def replace_ffns_with_moe(
     model: Transformer,
     shape: Shape,
     moe: Moe,
-    seed: int,
     *,
     placement: ExpertPlacement | None = None,
     kind: type[MoeLayer] = MoeLayer,
 ) -> None:
-    """Replace each layer's FFN by a mixture of experts with the weights of the seed.
-
-    A model on the meta device gets no weights.
-    """
-    parameter = next(model.parameters())
+    """Replace each layer's FFN by a mixture of experts on the meta device."""
+    dtype = next(model.parameters()).dtype
     for layer in model.layers.values():
         with torch.device("meta"):
-            layer.ffn = kind(shape, moe, placement).to(parameter.dtype)
-    if not parameter.is_meta:
-        initialize(model, seed, parameter.device)
+            layer.ffn = kind(shape, moe, placement).to(dtype)
 
 
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:

@@ -12,7 +12,7 @@ from parbench.workloads.costs.parameter_table import (
     num_parameters,
 )
 from parbench.workloads.costs.step_spec import RankView, StepSpec
-from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
+from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.expert_parallel.moe_layer import exchange_ffns
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import build
@@ -23,7 +23,7 @@ LLAMA = replace(SHAPES["tiny-llama"], hidden=32, ffn=64, sequence=16, vocabulary
 both_recipes = pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 
 
-MIXTURE = moe_of({"ep": 1, "experts": 4}, GPT, 1)
+MIXTURE = make_moe({"ep": 1, "experts": 4}, GPT, 1)
 
 
 def view_of(shape: Shape, **params: Any) -> RankView:

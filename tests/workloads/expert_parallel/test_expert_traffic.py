@@ -16,9 +16,10 @@ from parbench.workloads.expert_parallel.expert_traffic import (
 from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.parallel.dims import ParallelDims
 
-TINY = replace(SHAPES["tiny"], sequence=4)
-SPEC = StepSpec(shape=TINY, element_bytes=4)
+TINY = replace(SHAPES["tiny"], sequence=8)  # each of two ranks of tp has 4 tokens
+SPEC = StepSpec(shape=TINY, bytes_per_element=4)
 ROW = TINY.hidden * 4
 EVEN = [2, 2, 2, 2]
 HOT = [6, 2, 0, 0]
@@ -40,6 +41,8 @@ COUNTS = [
 
 def make_traffic(spec: StepSpec = SPEC, **params: Any) -> ExpertTraffic:
     moe = make_moe({"experts": 4, "capacity": 2.0, **params}, TINY, 2)
+    dims = ParallelDims.from_sizes({"dp": 1, "tp": 2, "ep": moe.ep, "etp": moe.etp})
+    spec = replace(spec, dims=dims, moe=moe)
     if moe.ep == 2:
         return ExpertTraffic(spec, moe, 4, COUNTS, [[0, 1]], [[0], [1]])
     return ExpertTraffic(spec, moe, 4, COUNTS, [[0], [1]], [[0, 1]])
