@@ -12,11 +12,8 @@ from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.dispatch import count_pairs
 from parbench.workloads.expert_parallel.dispatchers import DispatchCall
-from parbench.workloads.expert_parallel.moe_case import Moe, list_exchanges
+from parbench.workloads.expert_parallel.moe_case import list_exchanges
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-
-RankGroups = Sequence[Sequence[int]]
-"""All ranks in groups, in the order of each group."""
 
 
 class RoutingCounts(NamedTuple):
@@ -49,30 +46,19 @@ class ExpertTraffic:
     Ranks that split experts gather each other's tokens first, so that each dispatches all of them.
     """
 
-    def __init__(
-        self,
-        spec: StepSpec,
-        moe: Moe,
-        tokens: int,
-        counts: Sequence[RoutingCounts],
-        ep_groups: RankGroups,
-        etp_groups: RankGroups,
-    ) -> None:
-        """Count ``tokens`` of a rank's microbatch; ``counts`` are those of all ranks.
-
-        Ranks of ``ep_groups`` hold different experts, in the order of these. Ranks of
-        ``etp_groups`` split the same experts.
-        """
-        self.moe = moe
+    def __init__(self, spec: StepSpec, tokens: int, counts: Sequence[RoutingCounts]) -> None:
+        """Count ``tokens`` of a rank's microbatch; ``counts`` are those of all ranks."""
+        assert spec.moe is not None
+        self.moe = spec.moe
         self.tokens = tokens
         self.counts = counts
         self._spec = spec
-        self._etp_groups = etp_groups
-        self._ep_group = {rank: group for group in ep_groups for rank in group}
+        self._etp_groups = spec.dims.expert_split_groups()
+        self._ep_group = {rank: group for group in spec.dims.expert_groups() for rank in group}
         self._pairs: dict[int, Tensor] = {}  # (L, M, ep) by source
-        for group in etp_groups:
+        for group in self._etp_groups:
             kept = torch.stack([counts[rank].kept for rank in group]).sum(0)
-            by_target = kept.view(*kept.shape[:2], moe.ep, -1).sum(-1)
+            by_target = kept.view(*kept.shape[:2], self.moe.ep, -1).sum(-1)
             self._pairs |= dict.fromkeys(group, by_target)
 
     def count_sent(self, rank: int) -> Tensor:
@@ -110,7 +96,7 @@ class ExpertTraffic:
 
     def list_bytes(self, rank: int) -> Iterator[tuple[str, DispatchCall, Tensor]]:
         """Yield axis, call and the bytes (L, M) that a rank sends in each call of dispatch."""
-        symbols = self._spec.rank_view(rank).symbols
+        symbols = {**self._spec.rank_view(rank).symbols, "sharded_tokens": self.tokens}
         row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
         sent = self.count_sent(rank).double() * row_bytes
         received = self.count_received(rank).double() * row_bytes

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,9 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.dispatch import ExpertRows, make_exchange
+from parbench.workloads.expert_parallel.dispatch import ExpertRows
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
-from parbench.workloads.expert_parallel.moe_case import count_expert_parameters
+from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     ReferenceMoeLayer,
@@ -28,7 +29,8 @@ from parbench.workloads.model.transformer import get_dtype, make_generator, set_
 from parbench.workloads.parallel.mesh import build_mesh, full_tensor
 from parbench.workloads.parallel.parallelize import make_placement
 from parbench.workloads.presets import ep_layer
-from parbench.workloads.step.probe import run_probes
+from parbench.workloads.step.overlap import OverlapProbe
+from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.verify import compare, norm_of_all
 
 SIMULATED_NOTE = (
@@ -86,19 +88,18 @@ class MoeLayerBenchmark:
         probe = ExpertProbe(
             world=self._world,
             spec=self.spec,
-            moe=self.moe,
             tokens=self._num_tokens,
             layers={0: self.layer},
             routing=self._routing,
             placement=self._placement,
-            ep_groups=self.spec.dims.expert_groups(),
-            etp_groups=self.spec.dims.expert_split_groups(),
             axes=self._list_groups(),
             has_backward=self.has_backward,
-            traces_step=True,
             claim=self.claim,
         )
-        return run_probes(self._world, [probe], self.step, begin, budget_seconds)
+        probes: list[Probe[Any]] = [probe]
+        if self.has_backward:
+            probes.append(OverlapProbe(self._world, self._list_groups()))
+        return run_probes(self._world, probes, self.step, begin, budget_seconds)
 
     def step(self) -> None:
         raise NotImplementedError
@@ -135,17 +136,12 @@ class MoeLayerBenchmark:
         expert_ids, _ = self._select_experts()
         tokens = self.x.flatten(0, 1)
         weights = torch.ones_like(expert_ids, dtype=self._dtype)
-        plan = self.layer.plan_dispatch(expert_ids)
         group = self._placement.ep_group
-        exchange = make_exchange(self.moe.variant, tokens, weights, plan, group)
-        exchange.start_dispatch()
-        rows = exchange.finish_dispatch()
-        local_experts = self.moe.experts_per_rank
-        first = 1 + (0 if group is None else group.rank()) * local_experts
-        factors = torch.arange(first, first + local_experts, device=rows.counts.device)
-        factor_of_row = factors.repeat_interleave(rows.counts)
-        exchange.start_combine(rows.tokens * factor_of_row[:, None])
-        out = exchange.finish_combine()
+        experts = self.layer.experts
+        first = (0 if group is None else group.rank()) * self.moe.experts_per_rank
+        self.layer.experts = ScalingExperts(self.moe, first + 1)  # type: ignore[assignment]
+        out = self.layer.run_experts(tokens, weights, expert_ids)
+        self.layer.experts = experts
         return self._count_wrong_sums(out, (expert_ids + 1) * self._find_kept(expert_ids))
 
     def _count_wrong_sums(self, out: Tensor, factors: Tensor) -> int:
@@ -206,9 +202,9 @@ class LayerBenchmark(MoeLayerBenchmark):
         if self._dtype != torch.float32:
             low_precision = self._run_reference(self._dtype)
         gradients = [reference[name] for name in reference if name not in ("out", "input")]
-        results = list(compare(actual, reference, low_precision, norm_of_all(gradients)))
-        self._differences = [str(result) for result in results if result.wrong]
-        return sum(result.wrong for result in results)
+        wrong_tensors = list(compare(actual, reference, low_precision, norm_of_all(gradients)))
+        self._differences = [str(tensor) for tensor in wrong_tensors]
+        return sum(tensor.num_elements for tensor in wrong_tensors)
 
     def differences(self) -> Sequence[str]:
         return self._differences
@@ -279,7 +275,7 @@ class DispatchBenchmark(MoeLayerBenchmark):
 
     def _draw(self) -> None:
         super()._draw()
-        self.layer.experts = IdentityExperts(self.moe.etp)  # type: ignore[assignment]
+        self.layer.experts = ScalingExperts(self.moe)  # type: ignore[assignment]
         self._expert_ids, self._weights = self._select_experts()
         self._out = torch.full_like(self.x.flatten(0, 1), torch.nan)
 
@@ -300,15 +296,24 @@ class DispatchBenchmark(MoeLayerBenchmark):
         return replace(super().describe(), work=work)
 
 
-class IdentityExperts(nn.Module):
-    """Experts that return their tokens, or this rank's part of the sum if ``etp`` splits them."""
+class ScalingExperts(nn.Module):
+    """Experts that return their tokens, times ``first_factor``, ``first_factor + 1`` and so on.
 
-    def __init__(self, etp: int) -> None:
+    Without a factor they return their tokens. Those that ``etp`` splits return a part of the sum.
+    """
+
+    def __init__(self, moe: Moe, first_factor: int | None = None) -> None:
         super().__init__()
-        self._etp = etp
+        self._moe = moe
+        self._first_factor = first_factor
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        return rows.tokens if self._etp == 1 else rows.tokens / self._etp
+        results = rows.tokens
+        if self._first_factor is not None:
+            factors = torch.arange(self._moe.experts_per_rank, device=results.device)
+            factors = (factors + self._first_factor).repeat_interleave(rows.counts)
+            results = results * factors[:, None]
+        return results if self._moe.etp == 1 else results / self._moe.etp
 
 
 prepare = LayerBenchmark

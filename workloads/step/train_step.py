@@ -29,6 +29,7 @@ from parbench.workloads.costs.communication_pattern import (
     list_calls,
     sum_calls,
 )
+from parbench.workloads.costs.compute_shares import compute_shares
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.costs.memory import (
     activations_equation,
@@ -36,7 +37,6 @@ from parbench.workloads.costs.memory import (
     state_memory,
 )
 from parbench.workloads.costs.parameter_table import num_parameters
-from parbench.workloads.costs.compute_shares import compute_shares
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
 from parbench.workloads.expert_parallel.moe_layer import (
@@ -507,23 +507,18 @@ class TrainStep(Benchmark):
 
     def make_expert_probe(self) -> ExpertProbe:
         """Return the probe of routing, which also counts the bytes of all axes."""
-        moe = self.spec.moe
-        assert moe is not None and self._routing is not None
+        assert self._routing is not None
         layers = {}
         for part in self.parts.values():
             layers |= part.moe_layers
-        dims = self.spec.dims
         expected = self.compute_expected_bytes()
         return ExpertProbe(
             world=self._world,
             spec=self.spec,
-            moe=moe,
             tokens=self.spec.microbatch * len(self._positions.between_blocks),
             layers=layers,
             routing=self._routing,
             placement=make_placement(self.mesh),
-            ep_groups=dims.expert_groups(),
-            etp_groups=dims.expert_split_groups(),
             axes=self.mesh.groups,
             expected_bytes={
                 axis: sent for axis, sent in expected.items() if axis not in ("ep", "etp")

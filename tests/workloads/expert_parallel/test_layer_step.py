@@ -153,6 +153,10 @@ def test_explanation_of_hot_rank_has_bandwidths(two_ranks: Ranks) -> None:
         assert 0 < metrics[f"dispatch_{part}_time"] < metrics["dispatch_time"] * 2
 
 
+def test_bytes_of_split_experts(two_ranks: Ranks) -> None:
+    assert explain(two_ranks, {"etp": 2})["bytes_ratio.etp"] == 1.0
+
+
 def describe_dispatch(world: World) -> tuple[Description, float | None]:
     step = build_dispatch(world, {"routing": "zipf", "variant": "allgather"})
     step.reset()
