@@ -8,11 +8,7 @@ from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.layer_step import DispatchBenchmark, LayerBenchmark
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from tests.support.training_steps import (
-    DEFINITION_BY_NAME,
-    SMALL_PARAMS,
-    Params,
-)
+from tests.support.training_steps import DEFINITION_BY_NAME, SMALL_PARAMS, Params
 
 DROPS: Params = {"capacity": 0.75}
 BFLOAT16: Params = {"precision": "bfloat16"}

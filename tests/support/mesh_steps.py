@@ -5,26 +5,23 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from parbench.bench.world.world import World
-from parbench.workloads.mesh.mesh_step import HybridStep
 from parbench.workloads.model.simulated_compute import SimulatedCompute
-from parbench.workloads.pipeline_parallel.pipeline_step import PipelineStep
-from tests.support.training_steps import DEFINITION_BY_NAME, SMALL_PARAMS
+from parbench.workloads.step.train_step import TrainStep
+from tests.support.training_steps import build_small_step
 
 Params = dict[str, Any]
 
 EXPERT_PARAMS: Params = {"experts": 4, "ffn": 64}
-PIPELINE = DEFINITION_BY_NAME["pp"]
-HYBRID = DEFINITION_BY_NAME["hybrid"]
 
 
-def build_small_pipeline(world: World, params: Params) -> PipelineStep:
-    defaults = {**SMALL_PARAMS, "microbatch": 1, "layers": 2 * world.size}
-    return PipelineStep(world, PIPELINE.complete({**defaults, **params}))
+def build_small_pipeline(world: World, params: Params) -> TrainStep:
+    defaults = {"microbatch": 1, "layers": 2 * world.size}
+    return build_small_step(world, "pp", {**defaults, **params})
 
 
-def build_small_hybrid(world: World, params: Params) -> HybridStep:
-    defaults = {**SMALL_PARAMS, "kv_heads": 4, "microbatch": 1, "microbatches": 2}
-    return HybridStep(world, HYBRID.complete({**defaults, **params}))
+def build_small_hybrid(world: World, params: Params) -> TrainStep:
+    defaults = {"kv_heads": 4, "microbatch": 1, "microbatches": 2}
+    return build_small_step(world, "hybrid", {**defaults, **params})
 
 
 def assert_calibration(

@@ -47,7 +47,9 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
     angles = positions.float()[:, None] * frequencies
     cosines, sines = angles.cos(), angles.sin()
     first, second = x.float().chunk(2, dim=-1)
-    rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    rotated = torch.cat(
+        (first * cosines - second * sines, second * cosines + first * sines), dim=-1
+    )
     return rotated.to(x.dtype)
 
 

@@ -1,7 +1,7 @@
 """Data parallelism by torch: DistributedDataParallel, and FSDP2 with the units of torchtitan."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -65,6 +65,7 @@ def shard_modules(
     *,
     reshard: bool,
     reduce_dtype: torch.dtype,
+    ignored: Iterable[nn.Parameter] = (),
 ) -> FSDPModule:
     """Make one FSDP unit of some modules, which are gathered and reduced together."""
     # Split logits are a view of a DTensor, and no operation changes them in place.
@@ -74,6 +75,7 @@ def shard_modules(
         mesh=mesh,
         reshard_after_forward=reshard,
         mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype),
+        ignored_params=set(ignored),
     )
     first = unit[0] if isinstance(unit, list) else unit
     assert isinstance(first, FSDPModule)

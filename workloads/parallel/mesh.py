@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from parbench.bench.world.world import World, make_group
-from parbench.workloads.parallel.dims import EXPERT_AXES, ParallelDims
+from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.torch_internals import forget_meshes
 
 Partition = Sequence[Sequence[int]]
@@ -28,8 +28,6 @@ class Mesh:
     groups: Mapping[str, dist.ProcessGroup]
     """This rank's group of each axis that communicates: dp, fsdp, pp, tp, ep, etp, edp or efsdp,
     and cp, or ulysses and ring."""
-    replicas: dist.ProcessGroup | None
-    """The ranks that have the same layers, None if this rank has no such peers."""
     shards: DeviceMesh | None
     """The mesh (dp, fsdp), or (fsdp), that FSDP shards parameters over."""
     tensor: DeviceMesh | None
@@ -37,12 +35,11 @@ class Mesh:
     experts: DeviceMesh | None
     """The mesh (ep, etp), or one of them, that experts are distributed over."""
     expert_shards: DeviceMesh | None
-    """The mesh (dp, efsdp), or (efsdp), that FSDP shards experts over."""
-    own_groups: tuple[dist.ProcessGroup, ...]
+    """The mesh (dp, efsdp), or (efsdp), that FSDP shards experts over, None if it does not."""
 
     def close(self) -> None:
         """Destroy the groups; every rank calls it."""
-        destroy_groups(self.own_groups)
+        destroy_groups(self.groups.values())
 
 
 def build_mesh(
@@ -58,57 +55,49 @@ def build_mesh(
     """
     partitions = {**_list_partitions(dims, has_experts=has_experts), **(context_groups or {})}
     groups = {name: make_group(world, parts) for name, parts in partitions.items()}
-    own_groups = tuple(groups.values())
     # A group that one rank destroys while another rank still connects breaks on that rank.
     world.barrier()
-    replicas = groups.pop("replicas", None) if dims.pp > 1 else world.group
     table = _MeshTable(world, dims, partitions, groups)
     shards, tensor = None, None
     if dims.is_sharded:
-        root = table.build(_keep_large(dims, "dp") + ["fsdp"] + _keep_large(dims, "tp"))
+        root = table.build([*_keep_large(dims, "dp"), "fsdp", *_keep_large(dims, "tp")])
         shards = root["dp", "fsdp"] if dims.dp > 1 else root["fsdp"]
         tensor = root["tp"] if dims.tp > 1 else None
     elif dims.tp > 1:
         tensor = table.build(["tp"])
     experts, expert_shards = None, None
     expert_axes = _keep_large(dims, "ep", "etp")
-    if has_experts and dims.is_sharded:
-        root = table.build(_keep_large(dims, "dp") + ["efsdp"] + expert_axes)
+    if has_experts and dims.expert_shards > 1:
+        root = table.build([*_keep_large(dims, "dp"), "efsdp", *expert_axes])
         expert_shards = root["dp", "efsdp"] if dims.dp > 1 else root["efsdp"]
         experts = _slice(root, expert_axes)
     elif has_experts and expert_axes:
         experts = table.build(expert_axes)
     return Mesh(
         dims=dims,
-        groups={name: group for name, group in groups.items() if group.size() > 1},
-        replicas=replicas,
+        groups=groups,
         shards=shards,
         tensor=tensor,
         experts=experts,
         expert_shards=expert_shards,
-        own_groups=own_groups,
     )
 
 
 def _list_partitions(dims: ParallelDims, *, has_experts: bool) -> dict[str, Partition]:
-    """Return the groups of each axis with more than one rank, and those that a mesh requires."""
+    """Return the groups of each axis with more than one rank."""
     partitions: dict[str, Partition] = {
         "dp": dims.groups(*dims.replica_axes),
         "fsdp": dims.shard_groups() if dims.is_sharded else [],
         "pp": dims.groups("pp"),
         "tp": dims.groups("tp"),
-        "replicas": dims.groups(*EXPERT_AXES) if dims.pp > 1 else [],
     }
     if has_experts:
         partitions["ep"] = dims.expert_groups()
         partitions["etp"] = dims.expert_split_groups()
+        partitions["efsdp"] = dims.expert_shard_groups()
         if not dims.is_sharded:
             partitions["edp"] = dims.expert_replica_groups()
-    large = {name: parts for name, parts in partitions.items() if parts and len(parts[0]) > 1}
-    if has_experts and dims.is_sharded:
-        # FSDP requires a mesh of expert shards even where each expert is on a single rank.
-        large["efsdp"] = dims.expert_shard_groups()
-    return large
+    return {name: parts for name, parts in partitions.items() if parts and len(parts[0]) > 1}
 
 
 @dataclass(frozen=True)

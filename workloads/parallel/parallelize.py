@@ -41,6 +41,7 @@ from parbench.workloads.parallel.mesh import Mesh
 from parbench.workloads.parallel.positions import TokenPositions
 from parbench.workloads.parallel.zero1 import DistributedOptimizer
 
+
 @dataclass(kw_only=True)
 class ParallelPart:
     """A part of the model after ``parallelize``."""
@@ -172,7 +173,7 @@ def parallelize(
         logits_width=width,
         partial_parameters=[p for name, p in part.named_parameters() if name in partial_names],
     )
-    if not mesh.dims.is_sharded and not spec.zero1:
+    if spec.zero1 != "distributed":
         apply_replication(parallel_part, spec, world.device)
     return parallel_part
 
@@ -216,17 +217,18 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
     embeddings, head = data_parallel.list_outer_modules(part)
     units: list[list[FSDPModule]] = []
 
+    ignored = list_experts(part) if mesh.expert_shards is None else []
+
     def shard(modules: list[nn.Module], mesh: DeviceMesh, *, reshard: bool) -> FSDPModule:
         return data_parallel.shard_modules(
-            modules, mesh, reshard=reshard, reduce_dtype=reduce_dtype
+            modules, mesh, reshard=reshard, reduce_dtype=reduce_dtype, ignored=ignored
         )
 
     if embeddings:
         units.append([shard(embeddings, mesh.shards, reshard=reshard)])
     for layer in part.layers.values():
         nested = []
-        if isinstance(layer.ffn, MoeLayer):
-            assert mesh.expert_shards is not None
+        if isinstance(layer.ffn, MoeLayer) and mesh.expert_shards is not None:
             experts = shard([layer.ffn.experts], mesh.expert_shards, reshard=reshard)
             # Tokens of several ranks meet in an expert, so that its replicas are fewer.
             experts.set_gradient_divide_factor(mesh.dims.data_ranks)
@@ -241,24 +243,26 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
 
 
 def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch.device) -> None:
-    """Average the gradients of replicas: by DDP, or by reducers where DDP cannot."""
-    part, dims = parallel_part.part, parallel_part.mesh.dims
-    groups = parallel_part.mesh.groups
+    """Average the gradients that FSDP does not: by DDP, or by reducers where DDP cannot."""
+    part, mesh = parallel_part.part, parallel_part.mesh
+    dims = mesh.dims
     experts = list_experts(part)
-    if "dp" in groups and dims.tp == dims.pp == 1 and not experts:
+    group = mesh.groups.get("dp")
+    if group is not None and not dims.is_sharded and dims.tp == dims.pp == 1 and not experts:
         parallel_part.module = data_parallel.wrap_in_ddp(
             part,
-            groups["dp"],
+            group,
             device,
             bucket_bytes=spec.bucket_bytes,
             reduce_dtype=parallel_part.reduce_dtype,
         )
         return
-    if "dp" in groups:
-        others = set(part.parameters()).difference(experts)
-        dense = [parameter for parameter in part.parameters() if parameter in others]
-        parallel_part.add_reducer(dense, groups["dp"], dims.dp * dims.cp, spec.bucket_bytes)
-    if experts and ("edp" in groups or dims.data_ranks > 1):
-        parallel_part.add_reducer(
-            experts, groups.get("edp"), dims.data_ranks, spec.bucket_bytes
-        )
+    if group is not None and not dims.is_sharded:
+        expert_set = set(experts)
+        dense = [parameter for parameter in part.parameters() if parameter not in expert_set]
+        parallel_part.add_reducer(dense, group, dims.dp * dims.cp, spec.bucket_bytes)
+    if experts and mesh.expert_shards is None:
+        # With FSDP, ranks with the same experts differ along dp only.
+        replicas = group if dims.is_sharded else mesh.groups.get("edp")
+        if replicas is not None or dims.data_ranks > 1:
+            parallel_part.add_reducer(experts, replicas, dims.data_ranks, spec.bucket_bytes)

@@ -7,9 +7,7 @@ between blocks.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention import build_attention
@@ -85,7 +83,7 @@ class TokenPositions:
             groups = self.split.method.list_axis_groups(ranks, self.split.ulysses)
             for axis, parts in groups.items():
                 partitions.setdefault(axis, []).extend(list(part) for part in parts)
-        return {axis: parts for axis, parts in partitions.items()}
+        return dict(partitions.items())
 
     def make_attention(
         self,
@@ -112,4 +110,3 @@ class TokenPositions:
             )
         cp_rank = dims.index(world.rank, "cp")
         return build_attention(self.split, cp_rank, world.device, groups, kernel)
-

@@ -257,9 +257,7 @@ class TrainStep(Benchmark):
         """Let a part wait for its share of T, the time of a rank's forward pass."""
         spec = self.spec
         assert spec.simulated_seconds is not None
-        shares = compute_shares(
-            spec.shape, spec.moe, keys_per_query=self._positions.keys_per_query
-        )
+        shares = compute_shares(spec.shape, spec.moe, keys_per_query=self._positions.keys_per_query)
         layers = spec.shape.layers / spec.dims.pp
         seconds = spec.simulated_seconds * len(part.layers) / layers
         if spec.moe is None:
@@ -288,9 +286,7 @@ class TrainStep(Benchmark):
         dtype = get_dtype(spec)
         group = self.mesh.groups.get("dp")
         if not spec.zero1 or group is None:
-            return make_optimizer(
-                self.model.parameters(), dtype, is_simulated=spec.is_simulated
-            )
+            return make_optimizer(self.model.parameters(), dtype, is_simulated=spec.is_simulated)
         if spec.zero1 == "zero_redundancy":
             return make_zero_redundancy_optimizer(
                 self.model, group, dtype, is_simulated=spec.is_simulated
@@ -330,8 +326,8 @@ class TrainStep(Benchmark):
         if isinstance(self.optimizer, DistributedOptimizer):
             gather_gradients = self.optimizer.gather_gradients
         return Verifier(
-            self._world,
-            self.model,
+            world=self._world,
+            model=self.model,
             build_reference=self._build_reference,
             reference_loss=self._compute_reference_loss,
             dtype=get_dtype(spec),
@@ -588,9 +584,7 @@ class TrainStep(Benchmark):
         x = microbatch.tokens
         if stage > 0:
             size = (len(x), len(self._positions.between_blocks), self.spec.shape.hidden)
-            x = torch.zeros(
-                size, device=x.device, dtype=get_dtype(self.spec), requires_grad=True
-            )
+            x = torch.zeros(size, device=x.device, dtype=get_dtype(self.spec), requires_grad=True)
 
         def run_forward() -> None:
             output = part.module(x)
@@ -622,7 +616,9 @@ class TrainStep(Benchmark):
         if mfu <= 1:
             return []
         if peak.measured:
-            return [f"mfu is above 100 %: the measured peak of {peak.flops_per_second:.3g} FLOP/s is too low"]
+            return [
+                f"mfu is above 100 %: the measured peak of {peak.flops_per_second:.3g} FLOP/s is too low"
+            ]
         return [
             f"mfu is above 100 %: {mfu:.0%} of {peak.flops_per_second:.4g} FLOP/s ({peak.source}). "
             "It counts full attention, as PaLM does, and a causal kernel computes about half of it"
