@@ -267,14 +267,14 @@ def compute_balance_loss(scores: Tensor, expert_ids: Tensor) -> Tensor:
     return experts * (pair_shares * score_shares).sum()
 
 
-def pop_aux_loss(model: nn.Module) -> Tensor | float:
+def pop_aux_loss(model: nn.Module) -> Tensor:
     """Return the weighted mean of the layers' load-balancing losses, and clear them."""
     losses = []
     for layer in find_moe_layers(model):
         if layer.aux_loss is not None:
             losses.append(layer.moe.aux * layer.aux_loss)
             layer.aux_loss = None
-    return torch.stack(losses).mean() if losses else 0.0
+    return torch.stack(losses).mean() if losses else torch.zeros(())
 
 
 def replace_ffns_with_moe(

@@ -29,6 +29,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
 from parbench.workloads.model.transformer import (
     DTYPES,
     Core,
+    Layer,
     Transformer,
     checkpoint_layers,
     get_dtype,
@@ -182,6 +183,7 @@ def apply_tensor_parallelism(part: Transformer, mesh: Mesh, spec: StepSpec) -> N
     """Split the layers, the token embedding and the head over ``tp``."""
     assert mesh.tensor is not None
     for layer in part.layers.values():
+        assert isinstance(layer, Layer)
         tensor_parallel.split_layer(layer, mesh.tensor, sequence_parallel=spec.sequence_parallel)
     tensor_parallel.split_vocabulary(part, mesh.tensor, sequence_parallel=spec.sequence_parallel)
 

@@ -40,6 +40,7 @@ from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
 from parbench.workloads.expert_parallel.moe_layer import (
+    MoeLayer,
     list_kernel_notes,
     pop_aux_loss,
     simulate_experts,
@@ -198,8 +199,10 @@ class TrainStep(Benchmark):
         loss = self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
         if self.spec.moe is None or not self.spec.moe.aux:
             return loss
-        # Each rank of tp adds the loss of its positions, and router gradients are summed over tp.
-        return loss + pop_aux_loss(part.part) / self.spec.dims.tp
+        # Router gradients are summed over tp, and the losses of ranks are averaged.
+        aux_loss = pop_aux_loss(part.part)
+        part_of_sum = aux_loss / self.spec.dims.tp
+        return loss + part_of_sum + (aux_loss - part_of_sum).detach()
 
     def _assign_experts(self, part: ParallelPart, index: int) -> None:
         """Let the MoE layers of a part use the routing of a microbatch."""
@@ -213,6 +216,14 @@ class TrainStep(Benchmark):
         self._attention_compute.reset_debt()
         if action.kind in ("F", "B"):
             self._assign_experts(self.parts[action.stage], action.microbatch)
+
+    @property
+    def moe_layers(self) -> dict[int, MoeLayer]:
+        """This rank's MoE layers by number of the layer."""
+        layers: dict[int, MoeLayer] = {}
+        for part in self.parts.values():
+            layers.update(part.moe_layers)
+        return layers
 
     # Construction
 
@@ -397,8 +408,8 @@ class TrainStep(Benchmark):
         first = self._data_index * spec.num_sequences
         sequences = self._batch[first : first + spec.num_sequences]
         positions = torch.tensor(self._positions.attended, device=device)
-        tokens = sequences.index_select(1, positions).split(spec.microbatch)
-        targets = sequences.index_select(1, positions + 1).split(spec.microbatch)
+        tokens = torch.split(sequences.index_select(1, positions), spec.microbatch)
+        targets = torch.split(sequences.index_select(1, positions + 1), spec.microbatch)
         self.microbatches = [Microbatch(*pair) for pair in zip(tokens, targets, strict=True)]
         if self._routing is not None:
             self._routing.draw(self._step_number, self._microbatch_numbers)
@@ -413,16 +424,13 @@ class TrainStep(Benchmark):
             return count_wrong_fills(self.model, self.spec.microbatches, self._world.size)
         if self._routing is None:
             return self._verify()
-        layers = {}
-        for part in self.parts.values():
-            layers |= part.moe_layers
-        return self._routing.count_wrong(layers, self._batch, self._verify)
+        return self._routing.count_wrong(self.moe_layers, self._batch, self._verify)
 
     def _verify(self) -> int:
         if not self.spec.reference_fits:
             wrong = self._verifier.count_wrong_without_reference(self._compute_gradients)
             return self.small_model_wrong + wrong
-        batch = self._batch.split(self.spec.microbatch)
+        batch = torch.split(self._batch, self.spec.microbatch)
         return self._verifier.count_wrong(batch, self._compute_gradients, self.step)
 
     def _compute_gradients(self) -> Tensor | None:
@@ -504,15 +512,12 @@ class TrainStep(Benchmark):
     def make_expert_probe(self) -> ExpertProbe:
         """Return the probe of routing, which also counts the bytes of all axes."""
         assert self._routing is not None
-        layers = {}
-        for part in self.parts.values():
-            layers |= part.moe_layers
         expected = self.compute_expected_bytes()
         return ExpertProbe(
             world=self._world,
             spec=self.spec,
             tokens=self.spec.microbatch * len(self._positions.between_blocks),
-            layers=layers,
+            layers=self.moe_layers,
             routing=self._routing,
             placement=make_placement(self.mesh),
             axes=self.mesh.groups,

@@ -22,7 +22,7 @@ def explain(world: World, method: str) -> Metrics:
     }
     step = build_small_step(world, "cp", {"cp_method": method, **params})
     step.step()
-    explanation = run_probes(world, step.probes(), step.step, step.reset, 0.0)
+    explanation = run_probes(world, step.list_probes(), step.step, step.reset, 0.0)
     step.close()
     return {name: metric.value for name, metric in explanation.metrics.items()}
 

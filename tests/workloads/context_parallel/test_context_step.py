@@ -8,55 +8,46 @@ from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash, SimulatedAttention
 from parbench.workloads.context_parallel.attention_methods import RingAttention
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
-from parbench.workloads.context_parallel.context_step import ContextStep
+from parbench.workloads.model.transformer import Attention
+from parbench.workloads.step.train_step import TrainStep
 from tests.support.ranks import Ranks
 from tests.support.training_steps import (
     Params,
+    assert_right,
     build_small_step,
     count_wrong_after_step,
-    measure_wrong_and_bytes,
 )
 
 MODULE = "tests.workloads.context_parallel.test_context_step"
 
 
-def build_step(world: World, params: Params) -> ContextStep:
-    step = build_small_step(world, "cp", params)
-    assert isinstance(step, ContextStep)
-    return step
-
-
-def measure_steps(world: World, cases: list[Params]) -> list[Any]:
-    return [measure_wrong_and_bytes(world, "cp", params) for params in cases]
-
-
-def assert_right(ranks: Ranks, cases: list[Params]) -> None:
-    for results in ranks.call(f"{MODULE}:measure_steps", cases=cases):
-        for params, (wrong, sent, expected) in zip(cases, results, strict=True):
-            assert wrong == [0, 0], params
-            assert sent == {axis: size for axis, size in expected.items() if size}, params
-            assert set(sent) > {"dp"}, params
-
-
 def test_context_step_matches_one_process(two_ranks: Ranks) -> None:
-    cases: list[Params] = [{"cp_method": method, "layers": 1} for method in CONTEXT_METHODS]
-    cases.append(
-        {"cp_method": "zigzag", "mask": "full", "recipe": "llama", "checkpointing": "full"}
-    )
-    assert_right(two_ranks, cases)
+    for method in CONTEXT_METHODS:
+        assert_right(two_ranks, "cp", {"cp_method": method, "layers": 1})
+    params = {"cp_method": "zigzag", "mask": "full", "recipe": "llama", "checkpointing": "full"}
+    assert_right(two_ranks, "cp", params)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     "params",
     [
-        {"precision": "bfloat16", "accumulation": 2},
+        {"precision": "bfloat16", "microbatches": 2},
         {"recipe": "llama", "checkpointing": "selective"},
         {"checkpointing": "full"},
     ],
 )
 def test_context_step_options_match_one_process(two_ranks: Ranks, params: Params) -> None:
-    assert_right(two_ranks, [{"cp_method": method, **params} for method in CONTEXT_METHODS])
+    for method in CONTEXT_METHODS:
+        assert_right(two_ranks, "cp", {"cp_method": method, **params})
+
+
+def find_ring(step: TrainStep) -> RingAttention:
+    """Return the attention that all layers share."""
+    attention = step.model.get_submodule("layers.0.attention")
+    assert isinstance(attention, Attention)
+    assert isinstance(attention.core, RingAttention)
+    return attention.core
 
 
 class WrongKernel(CpuFlash):
@@ -80,9 +71,8 @@ class WrongKernel(CpuFlash):
 
 def count_wrong_of_kernel(world: World, direction: str) -> int:
     """Return the count of a check where the kernel of rank 1 is wrong."""
-    step = build_step(world, {"cp_method": "zigzag"})
-    attention = step._attention
-    assert isinstance(attention, RingAttention)
+    step = build_small_step(world, "cp", {"cp_method": "zigzag"})
+    attention = find_ring(step)
     if world.rank == 1:
         attention.kernel = WrongKernel(direction)
     wrong = count_wrong_after_step(step)
@@ -97,10 +87,10 @@ def test_wrong_kernel_of_one_rank_is_detected(two_ranks: Ranks, direction: str) 
 
 def count_wrong_of_positions(world: World, recipe: str) -> int:
     """Return the count of a check where tokens have the positions of a contiguous sequence."""
-    step = build_step(world, {"cp_method": "zigzag", "recipe": recipe})
-    model: Any = step.layout.model
-    model.places = None
-    for layer in model.layers:
+    step = build_small_step(world, "cp", {"cp_method": "zigzag", "recipe": recipe})
+    model: Any = step.model
+    model.positions = None
+    for layer in model.layers.values():
         if layer.attention.rotate is not None:
             layer.attention.rotate = layer.attention.rotate.func
     wrong = count_wrong_after_step(step)
@@ -115,9 +105,8 @@ def test_wrong_positions_are_detected(two_ranks: Ranks, recipe: str) -> None:
 
 def measure_simulated_attention(world: World) -> tuple[float, int]:
     """Return the seconds of a pair, and the count of a check after a step."""
-    step = build_step(world, {"cp_method": "ring", "compute": "timed:6ms"})
-    attention = step._attention
-    assert isinstance(attention, RingAttention)
+    step = build_small_step(world, "cp", {"cp_method": "ring", "compute": "simulated:6ms"})
+    attention = find_ring(step)
     kernel = attention.kernel
     assert isinstance(kernel, SimulatedAttention)
     wrong = count_wrong_after_step(step)

@@ -106,7 +106,7 @@ def explain(world: World, params: Params, own_cores: bool) -> Explanation:
 
 def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
     """Simulated compute needs no cores of its own."""
-    params = {"compute": "timed:5ms"}
+    params = {"compute": "simulated:5ms"}
     [explanation, _] = two_ranks.call(f"{MODULE}:explain", params=params, own_cores=False)
     values = values_of(explanation.metrics)
     details = explanation.details["pipeline"]
