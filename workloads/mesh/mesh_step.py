@@ -44,7 +44,7 @@ from parbench.workloads.mesh import mesh_stages
 from parbench.workloads.mesh.axes import coordinate_of, expert_groups, expert_parts, groups_along
 from parbench.workloads.mesh.mesh_stages import Train, mixtures_in, train_alone
 from parbench.workloads.model.timed_compute import TimedCompute, fill_distinct_gradients
-from parbench.workloads.model.transformer import Transformer, cross_entropy, loss_of, materialise
+from parbench.workloads.model.transformer import Transformer, cross_entropy, materialise
 from parbench.workloads.pipeline_parallel import pipeline_probe as probing
 from parbench.workloads.pipeline_parallel import stages as pipeline_stages
 from parbench.workloads.pipeline_parallel.bubbles import make_details, measure_latency
@@ -57,7 +57,7 @@ from parbench.workloads.pipeline_parallel.stages import (
     make_train,
 )
 from parbench.workloads.step.gate import behind_gate
-from parbench.workloads.step.layout import Layout, dtype_of
+from parbench.workloads.step.layout import Layout, dtype_of, reference_loss_of
 from parbench.workloads.step.memory import MemoryBySource, max_over_ranks
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, ResetFn, Step
@@ -330,7 +330,9 @@ class HybridStep(MixtureStep):
             holds_stage_only=spec.pipeline is not None,
             replica_group=groups.replica_group,
             reference_model=None if self._routes is None else self._routes.reference_model,
-            reference_loss=loss_of if self._routes is None else self._routes.reference_loss,
+            reference_loss=reference_loss_of
+            if self._routes is None
+            else self._routes.reference_loss,
             made_groups=groups.made,
             details={
                 "mesh": dict(spec.mesh),

@@ -26,7 +26,7 @@ def always(last: bool) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _plain_loss(model: nn.Module, tokens: Tensor, microbatch: int) -> Tensor:
+def reference_loss_of(model: nn.Module, tokens: Tensor, microbatch: int) -> Tensor:
     return loss_of(model, tokens)
 
 
@@ -65,7 +65,7 @@ class Layout:
     exact_order: Sequence[int] = ()
     replica_group: dist.ProcessGroup | None = None
     reference_model: Callable[[torch.dtype], nn.Module] | None = None
-    reference_loss: Callable[[nn.Module, Tensor, int], Tensor] = _plain_loss
+    reference_loss: Callable[[nn.Module, Tensor, int], Tensor] = reference_loss_of
     made_groups: tuple[dist.ProcessGroup, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

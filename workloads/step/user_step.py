@@ -4,7 +4,7 @@ It has the bytes of each process group, the parts of the step's time, its memory
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +13,7 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from parbench.bench.results.metrics import MetricValue, make_value, make_values
-from parbench.bench.results.records import PHASE
 from parbench.bench.results.stats import median
-from parbench.bench.results.step_trace import OPTIMIZER
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.memory import MemoryTimelineProbe, peak_during
@@ -55,9 +53,7 @@ class ExplainedUserStep:
             OverlapProbe(world, axes, ranks_differ=ranks_differ),
             MemoryTimelineProbe(world.device),
         )
-        explanation = run_probes(world, probes, step, reset, budget_seconds)
-        metrics = explanation.metrics | compute_optimizer_time(explanation)
-        return replace(explanation, metrics=metrics)
+        return run_probes(world, probes, step, reset, budget_seconds)
 
 
 class GroupRecorder(CommRecorder):  # type: ignore[no-untyped-call]
@@ -143,20 +139,3 @@ class ResourceProbe:
             method = f"FLOPs by torch's FlopCounterMode, peak by {peak.source}"
             metrics["mfu"] = make_value("mfu", mfu, method)
         return Explanation(metrics=metrics, details={"flops_per_rank": flops})
-
-
-def compute_optimizer_time(explanation: Explanation) -> dict[str, MetricValue]:
-    """Return the time of optimizer steps on the slowest rank, from the ranges that torch records."""
-    if explanation.timeline is None:
-        return {}
-    microseconds = []
-    for rank in explanation.timeline.ranks:
-        durations = [
-            interval.stop_us - interval.start_us
-            for interval in rank.intervals
-            if (interval.stream, interval.name) == (PHASE, OPTIMIZER)
-        ]
-        microseconds.append(sum(durations))
-    if not any(microseconds):
-        return {}
-    return make_values({"optimizer_time": max(microseconds) / 1e6}, "the slowest rank, profiled")
