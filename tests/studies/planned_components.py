@@ -145,7 +145,7 @@ def count_memory(step: TrainingStep, world: World) -> BytesByComponent:
     for probe in step.probes():
         if isinstance(probe, pipeline_probe.PipelineProbe):
             return pipeline_probe.count_memory(probe.context)
-        if isinstance(probe, memory.Memory):
+        if isinstance(probe, memory.MemoryProbe):
             return dict(probe.observe(step.step, world.barrier, 0.0)["memory_counted"])
     raise AssertionError("the step has no probe of memory")
 

@@ -215,12 +215,11 @@ def count_saved_bytes(module: nn.Module, forward: Callable[[], object]) -> int:
     watchers.append(caches)
     try:
         with saved_tensors_hooks(save, lambda tensor: tensor):
-            result = forward()
+            forward()
     finally:
         watchers.pop()
     excluded = _find_storages([*parameters, *module.parameters()])
     storages = _find_storages([*saved, *kept_in(caches)])
-    del result
     return sum(num_bytes for key, num_bytes in storages.items() if key not in excluded)
 
 

@@ -130,7 +130,7 @@ class TrainingStep:
             self.layout.gather_gradients()
             return count_wrong_fills(self.layout.model, self.spec.microbatches, self._world.size)
         if not self.spec.reference_fits:
-            return self.small_model_wrong + self._verifier.count_wrong_without_reference(
+            return self.small_model_wrong + self._verifier.check_without_reference(
                 self._losses_and_gradients
             )
         microbatches = torch.split(self._batch, self.spec.microbatch)

@@ -10,7 +10,7 @@ gradients of queries and keys are mostly rounding errors.
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -66,13 +66,14 @@ _MIN_RELATIVE_GRADIENT = 1e-3
 Tensors = Mapping[str, Tensor]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Verifier:
     """Compares a step with a single process. Every rank has its own reference, and takes part."""
 
     world: World
     model: nn.Module
     """Has the parameters of this rank under their names in the full model, plain or DTensors."""
+    _: KW_ONLY
     build_reference: Callable[[torch.dtype], nn.Module]
     """Returns the model of one process, with the weights of the seed."""
     reference_loss: Callable[[nn.Module, Tensor, int], Tensor]
@@ -146,7 +147,7 @@ class Verifier:
             wrong += self._record(tensor.num_elements, f"gradient of {tensor}")
         return wrong + self._count_wrong_loss(loss, expected_loss, low_loss)
 
-    def count_wrong_without_reference(self, compute_gradients: Callable[[], Tensor | None]) -> int:
+    def check_without_reference(self, compute_gradients: Callable[[], Tensor | None]) -> int:
         """Return the number of elements of replicas that differ, and of those that are not finite."""
         self.differences = []
         wrong = self._count_replica_mismatches()
