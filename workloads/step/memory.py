@@ -53,7 +53,7 @@ class MemoryProbe:
         """
         model = self.step.model
         forward_backward = self.step.forward_backward
-        parameters = list(model.parameters())
+        parameters: list[Tensor] = list(model.parameters())
         reset()
         forward_backward()
         reset()
@@ -64,7 +64,7 @@ class MemoryProbe:
             for before, after in zip(parameters, model.parameters(), strict=True)
             if after is not before
         ]
-        tensors = {
+        tensors: dict[str, list[Tensor]] = {
             "parameters": parameters,
             "gradients": list_gradients(parameters),
             "optimizer": list_optimizer_state(self.step.optimizer),

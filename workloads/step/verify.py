@@ -86,7 +86,10 @@ class Verifier:
     replicas: Sequence[tuple[dist.ProcessGroup, Sequence[Tensor]]]
     """Groups of ranks, each with the parameters that have equal local values on these ranks."""
     exact_order: Sequence[int] = ()
-    """The order in which a rank accumulates its microbatches, if that gives the reference's bits."""
+    """The order in which the only data rank accumulates its microbatches.
+
+    The reference then has equal bits.
+    """
     holds_stage_only: bool = False
     """True if other ranks have other layers."""
     gather_gradients: Callable[[], None] = lambda: None
@@ -122,13 +125,15 @@ class Verifier:
         wrong += self._count_replica_mismatches()
         own_weights = self._collect_weights()
         weights = self._gather_stages(own_weights) if self.holds_stage_only else own_weights
-        float32 = self._load_reference(weights, torch.float32)
-        expected_loss, expected = self._run(float32, microbatches, torch.float32)
+        expected_loss, expected = self._run(
+            self._load_reference(weights, torch.float32), microbatches, torch.float32
+        )
         low_loss, low_precision = None, None
         if not self.is_float32:
-            model = self._load_reference(weights, self.dtype)
-            low_loss, low_precision = self._run(model, microbatches, self.reduce_dtype)
-        for name in expected.keys() - weights.keys():
+            low_loss, low_precision = self._run(
+                self._load_reference(weights, self.dtype), microbatches, self.reduce_dtype
+            )
+        for name in sorted(expected.keys() - weights.keys()):
             wrong += self._record(expected[name].numel(), f"{name} is on no rank")
         loss = compute_gradients()
         self.gather_gradients()
@@ -211,6 +216,7 @@ class Verifier:
                 is_large = gradient.abs() > _MIN_RELATIVE_GRADIENT * gradient.abs().max()
                 masks[name] = is_large & masks.get(name, is_large)
             optimizer.step()
+            optimizer.zero_grad()
         distances = []
         movements = []
         for name, weight in self._collect_weights().items():
@@ -238,26 +244,26 @@ class Verifier:
     def _run(
         self, model: nn.Module, microbatches: Sequence[Tensor], reduce_dtype: torch.dtype
     ) -> tuple[float, dict[str, Tensor]]:
-        """Return the mean loss and its gradients, computed as the data ranks do.
+        """Return the mean loss of the global batch and its gradients.
 
-        Each of them accumulates its microbatches in the dtype of the model. Their gradients are
-        summed in ``reduce_dtype``, and stored in the dtype of the model.
+        Gradients accumulate in the dtype of the model. If that is not ``reduce_dtype``, those of
+        each data rank do so separately, and their sum is stored in the dtype of the model.
         """
-        ranks = self.data_size
+        dtype = next(model.parameters()).dtype
+        ranks = 1 if dtype == reduce_dtype else self.data_size
         per_rank = len(microbatches) // ranks
         mean_loss = 0.0
         sums: dict[str, Tensor] = {}
         for rank in range(ranks):
-            model.zero_grad()
             for number in self.exact_order or range(per_rank):
                 microbatch = rank * per_rank + number
                 loss = self.reference_loss(model, microbatches[microbatch], microbatch) / per_rank
                 loss.backward()  # type: ignore[no-untyped-call]
                 mean_loss += float(loss.detach()) / ranks
             for name, gradient in _list_gradients(model):
-                part = (gradient / ranks).to(reduce_dtype)
+                part = gradient.to(reduce_dtype) / ranks
                 sums[name] = sums[name] + part if name in sums else part
-        dtype = next(model.parameters()).dtype
+            model.zero_grad()
         if dtype != torch.float32:
             sums = {name: gradient.to(dtype) for name, gradient in sums.items()}
         return mean_loss, sums
