@@ -104,24 +104,23 @@ def max_over_ranks(samples: Sequence[MemoryBySource]) -> dict[str, MetricValue]:
     return metrics
 
 
+@dataclass(frozen=True)
 class MemoryTimelineProbe:
     """Records the memory of the device over the time of a step, from torch's allocator."""
 
+    device: torch.device
     share = 0.0
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> MemoryOverTime | None:
         reset()
-        with profiling(self._device, memory=True) as profiler, record_function(STEP):
+        with profiling(self.device, memory=True) as profiler, record_function(STEP):
             step()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
         events = trace_events(profiler)
         [event] = [event for event in events if event.name == STEP and not event.is_device]
         changes = []
-        for time_ns, num_bytes in list_allocations(profiler, self._device):
+        for time_ns, num_bytes in list_allocations(profiler, self.device):
             if event.start_ns <= time_ns <= event.stop_ns:
                 changes.append(((time_ns - event.start_ns) // 1000, num_bytes))
         points = reduce_points(changes)

@@ -7,7 +7,7 @@ communication time (ECT). The spans of profiled steps add up to the wall time.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 import torch.distributed as dist
@@ -90,34 +90,25 @@ class RankTimings:
     timeline: RankTimeline
 
 
+@dataclass(frozen=True)
 class OverlapProbe:
-    """Measures compute, communication that compute does not hide, idle time and waiting.
+    """Measures compute, communication that compute does not hide, idle time and waiting."""
 
-    ``ranks_differ`` is True if ranks make different calls, as the stages of a pipeline do.
-    ``list_notes`` returns notes about a plain step from its seconds.
-    """
-
+    world: World
+    axes: Groups
+    _: KW_ONLY
+    ranks_differ: bool = False
+    """True if ranks make different calls, as the stages of a pipeline do."""
+    list_notes: Callable[[float], Sequence[str]] = lambda seconds: ()
+    """Returns notes about a plain step of so many seconds."""
     share = 1.0
-
-    def __init__(
-        self,
-        world: World,
-        axes: Groups,
-        *,
-        ranks_differ: bool = False,
-        list_notes: Callable[[float], Sequence[str]] = lambda seconds: (),
-    ) -> None:
-        self._world = world
-        self._axes = axes
-        self._ranks_differ = ranks_differ
-        self._list_notes = list_notes
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankTimings:
         """Run interleaved steps of all kinds within the budget, at least one of each."""
-        world = self._world
+        world = self.world
         reset()
-        calls = record_calls(step, self._axes)
-        fake_groups = make_fake_groups(self._axes)
+        calls = record_calls(step, self.axes)
+        fake_groups = make_fake_groups(self.axes)
         modes: dict[str, Callable[[], AbstractContextManager[object]]] = {
             "plain": nullcontext,
             "watched": lambda: NoCommMode({}),
@@ -147,11 +138,13 @@ class OverlapProbe:
         plain = traces["plain"]
         walls["traced"] = [trace.wall_seconds for trace in plain]
         matched = [match_spans_to_calls(trace, calls) for trace in plain]
-        median_step, late_ns = self._find_median_step(plain)
+        median_step = find_median_index(slowest(world.gather(walls["traced"])))
+        start_ns = plain[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
+        late_ns = start_ns - min(world.gather(start_ns))
         return RankTimings(
             calls=calls,
             ranks_by_axis={
-                axis: dist.get_process_group_ranks(group) for axis, group in self._axes.items()
+                axis: dist.get_process_group_ranks(group) for axis, group in self.axes.items()
             },
             wall_seconds=walls,
             compute_seconds={
@@ -179,14 +172,14 @@ class OverlapProbe:
             **self._summarize_peers(samples),
             **summarize_kernels([sample.kernels for sample in samples]),
         }
-        notes = list(self._list_notes(plain_seconds))
+        notes = list(self.list_notes(plain_seconds))
         unseen = set[str]().union(*(sample.matched[first.median_step].unseen for sample in samples))
         if unseen:
             axes = ", ".join(sorted(unseen))
             notes.append(
                 f"exposed communication and idle are unknown: the profiler missed calls on {axes}"
             )
-        notes += list_ect_caveats(self._world.device, metrics["watching_overhead"].value)
+        notes += list_ect_caveats(self.world.device, metrics["watching_overhead"].value)
         counts = Counter(first.calls)
         comm_calls = tuple(
             CountedCall(
@@ -194,7 +187,7 @@ class OverlapProbe:
             )
             for call, count in counts.items()
         )
-        clock = self._world.clock
+        clock = self.world.clock
         timeline = Timeline(
             clock=clock.method,
             uncertainty_seconds=clock.uncertainty_ns / 1e9,
@@ -209,19 +202,6 @@ class OverlapProbe:
             timeline=timeline if num_intervals <= _MAX_INTERVALS else None,
         )
 
-    def _find_median_step(self, traces: Sequence[StepTrace]) -> tuple[int, int]:
-        """Return the step whose wall time, of the slowest rank, is the median.
-
-        The second value is how many ns later than the first rank this rank started it.
-        """
-        offset_ns = self._world.clock.offsets_ns[self._world.global_rank]
-        own = [(trace.wall_seconds, trace.start_ns - offset_ns) for trace in traces]
-        per_rank = self._world.gather(own)
-        walls = slowest([[wall for wall, _ in steps] for steps in per_rank])
-        step = sorted(range(len(walls)), key=walls.__getitem__)[(len(walls) - 1) // 2]
-        first_start_ns = min(steps[step][1] for steps in per_rank)
-        return step, own[step][1] - first_start_ns
-
     def _summarize_breakdown(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
         """Return the parts of the wall time of the median step on its slowest rank."""
         step = samples[0].median_step
@@ -230,7 +210,7 @@ class OverlapProbe:
         unseen = slowest_rank.matched[step].unseen
         exposed: dict[str, float | None] = {}
         if OTHER not in breakdown.exposed_comm_seconds:  # an axis without a span has none exposed
-            exposed |= dict.fromkeys(self._axes, 0.0)
+            exposed |= dict.fromkeys(self.axes, 0.0)
         exposed |= breakdown.exposed_comm_seconds
         exposed |= dict.fromkeys(unseen)
         parts = {
@@ -254,16 +234,22 @@ class OverlapProbe:
         num_calls = len(samples[0].calls)
         traces = [trace for sample in samples for trace in sample.matched]
         is_matched = all(len(trace.spans) == num_calls and not trace.unseen for trace in traces)
-        if self._ranks_differ or not is_matched:
+        if self.ranks_differ or not is_matched:
             return {}
         steps = range(len(samples[0].matched))
         ranks = range(len(samples))
         times = [[split_transfer_and_wait(samples, rank, step) for step in steps] for rank in ranks]
         values = {"straggler_wait": cross_fitted([[wait for _, wait in turn] for turn in times])}
-        for axis in self._axes:
+        for axis in self.axes:
             transfer = [[transfers.get(axis, 0.0) for transfers, _ in turn] for turn in times]
             values[f"comm_transfer.{axis}"] = cross_fitted(transfer)
         return make_values(values, "profiled steps")
+
+
+def find_median_index(values: Sequence[float]) -> int:
+    """Return the index of the median, of the lower one of two."""
+    indices = sorted(range(len(values)), key=values.__getitem__)
+    return indices[(len(values) - 1) // 2]
 
 
 def summarize_kernels(per_rank: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:

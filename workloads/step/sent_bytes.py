@@ -203,25 +203,21 @@ def summarize_counts(volumes: Sequence[CommVolume]) -> dict[str, MetricValue]:
     return make_values(counts | sent, "mean over ranks")
 
 
+@dataclass(frozen=True)
 class CommBytesProbe:
-    """Compares the bytes that a rank sends on each axis with the analytical ones.
+    """Compares the bytes that a rank sends on each axis with the analytical ones."""
 
-    ``compute_expected`` is called on all ranks after the recorded step, because the bytes of
-    routed tokens follow from the routing of this step.
-    """
-
+    axes: Groups
+    compute_expected: Callable[[], BytesByAxis]
+    """Called on all ranks after the recorded step, whose routing decides the bytes of experts."""
     share = 0.0
-
-    def __init__(self, axes: Groups, compute_expected: Callable[[], BytesByAxis]) -> None:
-        self._axes = axes
-        self._compute_expected = compute_expected
 
     def observe(
         self, step: Step, reset: ResetFn, budget_seconds: float
     ) -> tuple[CommVolume, BytesByAxis]:
         reset()
-        volume = CommVolume.sum(record_calls(step, self._axes), self._axes)
-        return volume, self._compute_expected()
+        volume = CommVolume.sum(record_calls(step, self.axes), self.axes)
+        return volume, self.compute_expected()
 
     @staticmethod
     def summarize(samples: Sequence[tuple[CommVolume, BytesByAxis]]) -> Explanation:

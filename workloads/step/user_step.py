@@ -94,17 +94,16 @@ class ResourceSample:
     seconds: list[float]
 
 
+@dataclass(frozen=True)
 class ResourceProbe:
     """Measures the memory of a step, and its FLOPs by torch's FlopCounterMode."""
 
+    world: World
+    dtype: torch.dtype
     share = 0.0
 
-    def __init__(self, world: World, dtype: torch.dtype) -> None:
-        self._world = world
-        self._dtype = dtype
-
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ResourceSample:
-        device = self._world.device
+        device = self.world.device
         reset()
         kept = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         peak = peak_during(step, device)
@@ -114,7 +113,7 @@ class ResourceProbe:
         seconds = []
         for _ in range(_TIMED_STEPS):
             reset()
-            seconds.append(time_step(step, self._world))
+            seconds.append(time_step(step, self.world))
         return ResourceSample(
             memory_bytes={"memory_peak": peak, "memory_kept": kept},
             flops=int(counter.get_total_flops()),
@@ -132,7 +131,7 @@ class ResourceProbe:
         flops = sum(sample.flops for sample in samples) / len(samples)
         if not flops:
             return Explanation(metrics=metrics)
-        peak = find_peak(self._world.device, self._dtype)
+        peak = find_peak(self.world.device, self.dtype)
         if peak is not None:
             seconds = median(slowest([sample.seconds for sample in samples]))
             mfu = flops / seconds / peak.flops_per_second
