@@ -43,7 +43,7 @@ class SentCall:
     """The size as nccl-tests defines it."""
     ranks: int
     sent: float = field(default=0.0, compare=False)
-    """Bytes that leave this rank: ring-optimal, or the rows for other ranks of an uneven exchange."""
+    """Bytes that leave this rank: ring-optimal, or the rows for others of an uneven exchange."""
     depends_on_data: bool = field(default=False, compare=False)
     """True for an uneven exchange, which may send other bytes in the next step."""
 

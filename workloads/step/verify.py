@@ -25,7 +25,8 @@ from parbench.workloads.model.transformer import plain_name
 RELATIVE_TOLERANCE = 1e-4
 """Limit of a float32 gradient's distance, relative to its own norm.
 
-Sums in another order differ by up to 1e-5 at 256 sequences per rank. A reduction in bfloat16 differs by 5e-4 or more.
+Sums in another order differ by up to 1e-5 at 256 sequences per rank. A reduction in bfloat16
+differs by 5e-4 or more.
 """
 NOISE_FLOOR = 1e-8
 """The same limit relative to the norm of all gradients: rounding errors of a gradient near zero.
@@ -153,7 +154,7 @@ class Verifier:
         return wrong + self._count_wrong_loss(loss, expected_loss, low_loss)
 
     def check_without_reference(self, compute_gradients: Callable[[], Tensor | None]) -> int:
-        """Return the number of elements of replicas that differ, and of those that are not finite."""
+        """Return the number of elements that differ between replicas, or are not finite."""
         self.differences = []
         wrong = self._count_replica_mismatches()
         loss = compute_gradients()
@@ -381,7 +382,7 @@ def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> in
 
 
 def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> int:
-    """Return the number of elements that are not the mean of the ranks' values, 1 if all are absent.
+    """Return the number of elements that are not the ranks' mean, 1 if the gradient is absent.
 
     Ranks may divide before they sum, and sum in any order. Each rank adds at least
     2 / (3 num_ranks) of the mean, so that in bfloat16 a missing rank is found for up to 26 ranks.
