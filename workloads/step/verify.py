@@ -177,9 +177,15 @@ class Verifier:
         return weights
 
     def _gather_stages(self, own_weights: Tensors) -> Tensors:
-        """Return the weights of all pipeline stages."""
-        per_rank = self.world.gather({name: weight.cpu() for name, weight in own_weights.items()})
-        return {name: weight for weights in per_rank for name, weight in weights.items()}
+        """Return the weights of all pipeline stages, sent by the first rank of each."""
+        names = tuple(own_weights)
+        first_rank = self.world.gather(names).index(names)
+        sent = {}
+        if self.world.global_rank == first_rank:
+            sent = {name: weight.cpu() for name, weight in own_weights.items()}
+        per_rank = self.world.gather(sent)
+        gathered = {name: weight for weights in per_rank for name, weight in weights.items()}
+        return {**gathered, **own_weights}
 
     def _count_replica_mismatches(self) -> int:
         wrong = 0
