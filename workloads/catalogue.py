@@ -10,6 +10,7 @@ from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads import presets
 from parbench.workloads.context_parallel.context_methods import MASK, find_context_method
+from parbench.workloads.costs.tp_layer import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
 from parbench.workloads.model.shapes import (
     COMMON,
@@ -33,7 +34,6 @@ from parbench.workloads.presets import (
     PREFETCH,
     PRESETS,
     RESHARD,
-    Preset,
 )
 
 EXPERT_TP = Param(
@@ -69,11 +69,11 @@ def _step(
     *more: Param,
     common: tuple[Param, ...] = COMMON,
     target: str = "",
-    preset: Preset | None = None,
+    preset: Callable[[Params, int], object] | None = None,
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = keep_params,
     tags: tuple[str, ...] = (),
 ) -> BenchmarkDefinition:
-    build = preset or PRESETS[name]
+    build: Callable[[Params, int], object] = preset or PRESETS[name]
 
     def refuse(params: Mapping[str, Value], world: WorldSpec) -> str | None:
         try:
@@ -146,6 +146,16 @@ DEFINITIONS = (
     _step(
         "hybrid", "any combination on one mesh, such as --mesh dp=2,pp=2,tp=2",
         *HYBRID, common=_common(4), expand=presets.add_experts,
+    ),
+    _step(
+        "tp_linear", "tensor parallel: forward and backward of one matrix",
+        LINEAR_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
+        target="tensor_parallel_layers:tp_linear", preset=make_tp_layer,
+    ),
+    _step(
+        "tp_ffn", "tensor parallel: forward and backward of one FFN",
+        FFN_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
+        target="tensor_parallel_layers:tp_ffn", preset=make_tp_layer,
     ),
 )
 # fmt: on

@@ -119,7 +119,7 @@ def make_finished_work(tensors: Tensor | list[Tensor]) -> object:
 
 
 def load_zero_redundancy_optimizer() -> Callable[..., torch.optim.Optimizer]:
-    """Import torch's ZeroRedundancyOptimizer, which takes a second and warns of torch's own code."""
+    """Import torch's ZeroRedundancyOptimizer, which takes a second and warns of itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -182,8 +182,6 @@ METRICS = (
     Metric("ect", "s", "lower", "ect",
            "effective communication time: what the step would save without communication",
            "instrumented step less the same without communication", ("times",), kind="difference"),
-    Metric("optimizer_time", "s", "lower", "optimizer", "time in optimizers' steps",
-           "profiled, by the ranges that torch names after them", ("times",), kind="from zero"),
     Metric("compute_slowdown", "s", "lower", "compute slowdown",
            "extra compute time while communication runs",
            "profiled arithmetic with communication less without", ("times",), kind="difference"),

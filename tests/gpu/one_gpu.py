@@ -415,7 +415,7 @@ def steps(session: Session) -> Iterator[Line]:
 
 def timed(session: Session) -> Iterator[Line]:
     wait = "2ms" if session.rehearse else "20ms"
-    options = [*make_step_options(session), "--set", f"compute=timed:{wait}"]
+    options = [*make_step_options(session), "--set", f"compute=simulated:{wait}"]
     _, lines = session.run_parbench("steps that wait", *options, budget=25)
     yield from lines
 

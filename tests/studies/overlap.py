@@ -54,7 +54,7 @@ ALLOCATOR_SETTINGS = {
 
 def build_step(name: str, world: World, seconds: float) -> TrainingStep:
     workload, params = STEPS[name]
-    compute = f"timed:{1e3 * seconds:.3f}ms"
+    compute = f"simulated:{1e3 * seconds:.3f}ms"
     return build_small_step(world, workload, {**MODEL, **params, "compute": compute})
 
 

@@ -154,8 +154,8 @@ class CountingKernel(CpuFlash):
         return super().forward(*args)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        _, q, k, *_, causal = args
-        self.backward_pairs += count_pairs(q, k, causal)
+        saved, k, _, causal = args
+        self.backward_pairs += count_pairs(saved.q, k, causal)
         return super().backward(*args)
 
 

@@ -28,6 +28,7 @@ DISTRIBUTED: Params = {"optimizer": "distributed"}
 LLAMA: Params = {"recipe": "llama"}
 ODD: Params = {"vocabulary": 61}  # FSDP pads the embedding and the head
 EXPERTS: Params = {"experts": 4, "ffn": 64}
+CAPACITY: Params = {"capacity": 0.75, "shared": 2, "aux": 0.1}
 ZB_V: Params = {"schedule": "zb_v", "layers": 4}
 SLOW = pytest.mark.full
 
@@ -93,6 +94,7 @@ def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params)
         pytest.param("fsdp=2,cp=2,ep=2", EXPERTS, marks=SLOW),
         pytest.param("tp=2,fsdp=2,etp=2,ep=2", {**EXPERTS, **LLAMA}, marks=SLOW),
         pytest.param("pp=2,tp=2,etp=2", EXPERTS, marks=SLOW),
+        pytest.param("dp=2,tp=2,ep=2,etp=2", {**EXPERTS, **CAPACITY}, marks=SLOW),
     ],
 )
 def test_mesh_matches_one_process(four_ranks: Ranks, mesh: str, params: Params) -> None:

@@ -25,6 +25,15 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 """Gradients of queries, keys and values."""
 
 
+class SavedQueries(NamedTuple):
+    """Queries (b, a, r, d) with their output and log-sum-exp over all blocks, for backward."""
+
+    q: Tensor
+    output: Tensor
+    lse: Tensor
+    output_gradient: Tensor
+
+
 class Kernel(Protocol):
     """Attention of a block. If it is causal, it is square, and query i attends to i + 1 keys."""
 
@@ -33,16 +42,7 @@ class Kernel(Protocol):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
         """Return the output and the log-sum-exp."""
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        is_causal: bool,
-    ) -> Gradients: ...
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients: ...
 
 
 class CpuFlash:
@@ -51,21 +51,12 @@ class CpuFlash:
     name = "flash_cpu"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
-        return out, lse
+        output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
+        return output, lse
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        is_causal: bool,
-    ) -> Gradients:
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dout, q, k, v, out, lse, 0.0, is_causal
+            saved.output_gradient, saved.q, k, v, saved.output, saved.lse, 0.0, is_causal
         )
         return dq, dk, dv
 
@@ -79,28 +70,19 @@ class CudaFlash:
     name = "flash_cuda"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-        out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)
-        return out, lse
+        output, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)
+        return output, lse
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        is_causal: bool,
-    ) -> Gradients:
-        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        lengths = (None, None, q.shape[2], k.shape[2])
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=k.device)
+        lengths = (None, None, saved.q.shape[2], k.shape[2])
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
-            dout,
-            q,
+            saved.output_gradient,
+            saved.q,
             k,
             v,
-            out,
-            lse.contiguous(),
+            saved.output,
+            saved.lse.contiguous(),
             *lengths,
             0.0,
             is_causal,
@@ -123,31 +105,23 @@ class CudaEfficient:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
         keys, values = _repeat_heads(k, q), _repeat_heads(v, q)
-        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(
+        output, lse, *_ = _aten._scaled_dot_product_efficient_attention(
             q, keys, values, None, True, 0.0, is_causal
         )
-        return out, lse[:, :, : q.shape[2]]
+        return output, lse[:, :, : q.shape[2]]
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        is_causal: bool,
-    ) -> Gradients:
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        q = saved.q
         no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
-        padded_lse = F.pad(lse, (0, -lse.shape[2] % 32), value=torch.inf)
+        padded_lse = F.pad(saved.lse, (0, -q.shape[2] % 32), value=torch.inf)
         needs_gradient = [True, True, True, False]
         dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
-            _store_by_position(dout),
+            _store_by_position(saved.output_gradient),
             q,
             _repeat_heads(k, q),
             _repeat_heads(v, q),
             None,
-            _store_by_position(out),
+            _store_by_position(saved.output),
             padded_lse,
             no_dropout,
             no_dropout,
@@ -163,7 +137,8 @@ def _repeat_heads(x: Tensor, queries: Tensor) -> Tensor:
 
 
 def _sum_repeated_heads(gradient: Tensor, x: Tensor) -> Tensor:
-    return gradient.unflatten(1, (x.shape[1], -1)).sum(dim=2)
+    batch, heads, rows, size = x.shape
+    return gradient.reshape(batch, heads, -1, rows, size).sum(dim=2)
 
 
 def _store_by_position(x: Tensor) -> Tensor:
@@ -184,18 +159,10 @@ class SimulatedAttention:
         with self._compute.taking(self.seconds_per_pair * count_pairs(q, k, is_causal)):
             return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.float32)
 
-    def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        is_causal: bool,
-    ) -> Gradients:
-        with self._compute.taking(2 * self.seconds_per_pair * count_pairs(q, k, is_causal)):
-            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        pairs = count_pairs(saved.q, k, is_causal)
+        with self._compute.taking(2 * self.seconds_per_pair * pairs):
+            return torch.zeros_like(saved.q), torch.zeros_like(k), torch.zeros_like(v)
 
 
 def make_simulated_attention(
@@ -242,31 +209,29 @@ class OnlineSoftmax:
 
     def __init__(self, queries: Tensor) -> None:
         self._dtype = queries.dtype
-        self._out = torch.zeros(queries.shape, dtype=torch.float32, device=queries.device)
+        batch, heads, rows, size = queries.shape
+        # Stored as (b, s, a, d), so that the output projection saves no copy of it.
+        by_position = torch.zeros(
+            batch, rows, heads, size, dtype=torch.float32, device=queries.device
+        )
+        self._output = by_position.transpose(1, 2)
         self.lse = torch.full(
             queries.shape[:3], -torch.inf, dtype=torch.float32, device=queries.device
         )
 
-    def add(self, rows: slice, out: Tensor, lse: Tensor) -> None:
+    def add(self, rows: slice, output: Tensor, lse: Tensor) -> None:
         """Add a block's output (b, a, r, d) and finite log-sum-exp (b, a, r) of some rows."""
         old_lse = self.lse[:, :, rows]
         new_lse = torch.logaddexp(old_lse, lse.float())
         old_scale = (old_lse - new_lse).exp().unsqueeze(-1)
         block_scale = (lse.float() - new_lse).exp().unsqueeze(-1)
-        self._out[:, :, rows] = self._out[:, :, rows] * old_scale + out.float() * block_scale
+        self._output[:, :, rows] = (
+            self._output[:, :, rows] * old_scale + output.float() * block_scale
+        )
         self.lse[:, :, rows] = new_lse
 
     def output(self) -> Tensor:
-        return self._out.to(self._dtype)
-
-
-class SavedQueries(NamedTuple):
-    """The inputs of a backward pass: queries (b, a, s, d) and their results over all blocks."""
-
-    q: Tensor
-    out: Tensor
-    lse: Tensor
-    dout: Tensor
+        return self._output.to(self._dtype)
 
 
 class BlockAttention(ABC):
@@ -284,13 +249,15 @@ class BlockAttention(ABC):
         rank: int,
         device: torch.device,
     ) -> None:
-        self._group = group
+        self.group = group
         self.kernel = kernel
+        self.split = split
         self.tiles = split.list_tiles(rank)
+        self.device = device
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = _BlockAttention.apply(q, k, v, self)  # type: ignore[no-untyped-call]
-        return out
+        output: Tensor = _BlockAttention.apply(q, k, v, self)  # type: ignore[no-untyped-call]
+        return output
 
     @abstractmethod
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
@@ -305,8 +272,8 @@ class BlockAttention(ABC):
         for tile in self.tiles[block]:
             queries = q[:, :, tile.rows]
             keys, values = kv[:, :, :, tile.columns]
-            out, lse = self.kernel.forward(queries, keys, values, tile.is_causal)
-            softmax.add(tile.rows, out, lse)
+            output, lse = self.kernel.forward(queries, keys, values, tile.is_causal)
+            softmax.add(tile.rows, output, lse)
 
     def compute_gradients(
         self, tiles: Sequence[Tile], saved: SavedQueries, kv: Tensor, dq: Tensor
@@ -314,11 +281,9 @@ class BlockAttention(ABC):
         """Return a block's gradients of ``kv`` in float32, and add those of the queries to ``dq``."""
         d_kv = torch.zeros(kv.shape, dtype=torch.float32, device=kv.device)
         for tile in tiles:
-            q, out, lse, dout = (tensor[:, :, tile.rows] for tensor in saved)
+            saved_rows = SavedQueries(*(tensor[:, :, tile.rows] for tensor in saved))
             k, v = kv[:, :, :, tile.columns]
-            tile_dq, tile_dk, tile_dv = self.kernel.backward(
-                dout, q, k, v, out, lse, tile.is_causal
-            )
+            tile_dq, tile_dk, tile_dv = self.kernel.backward(saved_rows, k, v, tile.is_causal)
             dq[:, :, tile.rows] += tile_dq
             d_kv[0, :, :, tile.columns] += tile_dk
             d_kv[1, :, :, tile.columns] += tile_dv
@@ -329,15 +294,15 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, attention: BlockAttention) -> Tensor:
         softmax = attention.forward(q, torch.stack((k, v)))
-        out = softmax.output()
-        ctx.save_for_backward(q, k, v, out, softmax.lse)
+        output = softmax.output()
+        ctx.save_for_backward(q, k, v, output, softmax.lse)
         ctx.attention = attention
-        return out
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, output, lse = ctx.saved_tensors
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        saved = SavedQueries(q, out, lse, gradients[0])
+        saved = SavedQueries(q, output, lse, gradients[0])
         d_kv = ctx.attention.backward(saved, torch.stack((k, v)), dq)
         return dq.to(q.dtype), d_kv[0].to(k.dtype), d_kv[1].to(v.dtype), None

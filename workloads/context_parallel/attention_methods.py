@@ -1,5 +1,6 @@
 """Attention over ranks: keys travel in a ring or are gathered, tokens are exchanged for heads."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,11 +10,9 @@ from torch import Tensor
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.workloads.context_parallel.attention_kernel import (
     BlockAttention,
-    Kernel,
     OnlineSoftmax,
     SavedQueries,
 )
-from parbench.workloads.context_parallel.sequence_split import SequenceSplit
 from parbench.workloads.context_parallel.tiles import split_rows
 from parbench.workloads.model.transformer import Core
 
@@ -67,17 +66,13 @@ class RingAttention(BlockAttention):
     and half comes last, during the last hop of gradients.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup | None,
-        kernel: Kernel,
-        split: SequenceSplit,
-        rank: int,
-        device: torch.device,
-    ) -> None:
-        super().__init__(group, kernel, split, rank, device)
-        self.keys = Ring(group, tag=1)
-        self.gradients = Ring(group, tag=2)
+    @cached_property
+    def keys(self) -> Ring:
+        return Ring(self.group, tag=1)
+
+    @cached_property
+    def gradients(self) -> Ring:
+        return Ring(self.group, tag=2)
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
         softmax = OnlineSoftmax(q)
@@ -118,18 +113,15 @@ class AllGatherAttention(BlockAttention):
     again, so that no rank saves all keys.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup | None,
-        kernel: Kernel,
-        split: SequenceSplit,
-        rank: int,
-        device: torch.device,
-    ) -> None:
-        super().__init__(group, kernel, split, rank, device)
-        tokens_by_rank = [split.list_tokens(other_rank) for other_rank in range(split.ranks)]
-        self._positions = torch.tensor(tokens_by_rank, device=device).flatten()
-        self._sequence_order = self._positions.argsort()
+    @cached_property
+    def _positions(self) -> Tensor:
+        """The positions of all ranks' tokens, rank by rank."""
+        tokens_by_rank = [self.split.list_tokens(rank) for rank in range(self.split.ranks)]
+        return torch.tensor(tokens_by_rank, device=self.device).flatten()
+
+    @cached_property
+    def _sequence_order(self) -> Tensor:
+        return self._positions.argsort()
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
         softmax = OnlineSoftmax(q)
@@ -137,19 +129,19 @@ class AllGatherAttention(BlockAttention):
         return softmax
 
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
-        assert self._group is not None
+        assert self.group is not None
         d_kv = self.compute_gradients(self.tiles[0], saved, self._gather(kv), dq)
-        by_rank = d_kv.index_select(3, self._positions).chunk(self._group.size(), dim=3)
+        by_rank = d_kv.index_select(3, self._positions).chunk(self.group.size(), dim=3)
         parts = torch.stack(by_rank).to(kv.dtype)
         reduced = parts.new_empty(1, *parts.shape[1:])
-        reduce_scatter_single(reduced, parts, self._group)
+        reduce_scatter_single(reduced, parts, self.group)
         return reduced[0]
 
     def _gather(self, kv: Tensor) -> Tensor:
         """Return all keys and values (2, b, a_kv, s, d) in the order of the sequence."""
-        assert self._group is not None
-        parts = kv.new_empty(self._group.size(), *kv.shape)
-        all_gather_single(parts, kv.contiguous().unsqueeze(0), self._group)
+        assert self.group is not None
+        parts = kv.new_empty(self.group.size(), *kv.shape)
+        all_gather_single(parts, kv.contiguous().unsqueeze(0), self.group)
         return parts.movedim(0, 3).flatten(3, 4).index_select(3, self._sequence_order)
 
 
@@ -170,8 +162,8 @@ class UlyssesAttention:
         heads = self._exchange(torch.cat(heads_by_rank, dim=2).movedim(1, 0))
         heads_of_rank = [x.shape[1] // ranks for x in (q, k, v)]
         inputs = torch.split(heads.movedim(0, 2).flatten(2, 3), heads_of_rank, dim=1)
-        out = self._attention(*inputs)
-        tokens = self._exchange(_split_dim(out, 2, ranks).movedim(2, 0))
+        output = self._attention(*inputs)
+        tokens = self._exchange(_split_dim(output, 2, ranks).movedim(2, 0))
         return tokens.movedim(0, 1).flatten(1, 2)
 
     def _exchange(self, by_rank: Tensor) -> Tensor:

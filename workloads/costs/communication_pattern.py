@@ -26,7 +26,7 @@ from parbench.workloads.costs.parameter_table import (
     list_units,
 )
 from parbench.workloads.costs.step_spec import RankView, StepSpec
-from parbench.workloads.expert_parallel.dispatchers import ALLGATHER, DISPATCHERS
+from parbench.workloads.expert_parallel.moe_case import list_exchanges
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
@@ -300,22 +300,18 @@ def _count_passes(forward: int, backward: int, layers: str, *, is_repeated: bool
 
 
 def _list_expert_calls(view: RankView) -> Iterator[Call]:
-    """EP with balanced routing: the calls of the dispatcher, on tokens that etp has gathered."""
-    moe = view.spec.moe
+    """EP and etp with balanced routing, as the dispatcher describes its calls."""
+    spec, moe = view.spec, view.spec.moe
     if moe is None:
         return
-    dispatcher = DISPATCHERS[moe.variant]
-    ep_calls = dispatcher.list_calls("etp * sharded_tokens", "ep", moe.chunks)
-    etp_calls = ALLGATHER.list_calls("sharded_tokens", "etp", 1)
-    # Selective checkpointing keeps the results of experts, so that only full repeats them.
-    is_full = view.spec.checkpointing == "full"
-    for axis, calls in (("ep", ep_calls), ("etp", etp_calls)):
+    for axis, _, calls in list_exchanges(moe):
         for call in calls:
-            is_repeated = is_full and (moe.shared > 0 or not call.ends_forward)
+            # Selective checkpointing keeps the results of experts, so that only full repeats them.
+            is_repeated = spec.checkpointing == "full" and call.is_recomputed(moe.shared > 0)
             count = _count_passes(
                 call.forward, call.backward, "moe_layers", is_repeated=is_repeated
             )
-            yield _call(view, axis, call.op, call.size, count, call.why)
+            yield _call(view, axis, call.op, call.size, count, call.purpose)
 
 
 def _list_pipeline_calls(view: RankView) -> Iterator[Call]:

@@ -252,6 +252,9 @@ def _attention_output_text(spec: StepSpec) -> str:
     keys = "kv_heads * (head_size + value_size)"
     if spec.shape.latent is not None:
         keys = "heads * (head_size + value_size)"
+    if spec.dims.cp > 1 and spec.ulysses_ranks > 1:
+        # The output projection saves the result after the all_to_all.
+        keys += " + heads * value_size"
     elements = f"(heads * (head_size + value_size) + {keys})"
     return f"tokens / tp * ({elements} * bytes_per_element + 4 * heads)"
 

@@ -18,17 +18,24 @@ Direction = Literal["to_experts", "from_experts"]
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchCall:
-    """A collective of one layer and microbatch, for balanced routing."""
+    """A collective of one layer and microbatch, for balanced routing.
+
+    ``size`` is the text of an equation with the words of ``costs.step_spec.RankView.symbols``.
+    """
 
     op: str
     direction: Direction
-    size: str  # text of an equation: bytes as nccl-tests counts them
-    why: str  # what is sent
+    size: str  # bytes as nccl-tests counts them
+    purpose: str  # what is sent
     forward: int  # calls in a forward pass
     backward: int  # calls in a backward pass
     depends_on_routing: bool = False  # ranks send as many rows as their routing requires
     ends_forward: bool = False
-    """No saved tensor depends on it: recomputation stops before it if no shared expert follows."""
+    """No saved tensor of the routed experts depends on its result."""
+
+    def is_recomputed(self, has_shared_experts: bool) -> bool:
+        """Return whether full checkpointing repeats the call; it stops at the last saved tensor."""
+        return has_shared_experts or not self.ends_forward
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,10 +47,7 @@ class Dispatcher:
     source: str  # where the method was published
     can_chunk: bool  # parts of a microbatch may be sent during the compute of others
     list_calls: Callable[[str, str, int], tuple[DispatchCall, ...]]
-    """The calls for ``tokens`` of each of ``ranks``, both texts of equations, in chunks.
-
-    Further symbols are those of ``RankView.symbols``.
-    """
+    """The calls for ``tokens`` of each of ``ranks``, both texts of equations, in chunks."""
 
 
 def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[DispatchCall, ...]:
@@ -53,8 +57,8 @@ def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Dis
         DispatchCall(
             op="all_to_all",
             direction="to_experts",
-            size=f"{COUNT_BYTES} * experts",
-            why="rows of each expert",
+            size=f"experts * {COUNT_BYTES}",
+            purpose="rows of each expert",
             forward=chunks,
             backward=0,
         ),
@@ -62,7 +66,7 @@ def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Dis
             op="all_to_all",
             direction="to_experts",
             size=rows,
-            why="tokens to experts",
+            purpose="tokens to experts",
             forward=1,
             backward=1,
             depends_on_routing=True,
@@ -71,7 +75,7 @@ def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Dis
             op="all_to_all",
             direction="from_experts",
             size=rows,
-            why="results of experts",
+            purpose="results of experts",
             forward=1,
             backward=1,
             depends_on_routing=True,
@@ -82,36 +86,38 @@ def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Dis
 def list_allgather_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[DispatchCall, ...]:
     """List all tokens, weights and expert indices of all ranks, and the sums of their results."""
     all_tokens = f"{ranks} * {tokens}"
+    rows = f"{all_tokens} * hidden * bytes_per_element"
+    weights = f"{all_tokens} * top_k * bytes_per_element"
     return (
         DispatchCall(
             op="all_gather",
             direction="to_experts",
-            size=f"{INDEX_BYTES} * {all_tokens} * top_k",
-            why="expert indices",
+            size=f"{all_tokens} * top_k * {INDEX_BYTES}",
+            purpose="expert indices",
             forward=1,
             backward=0,
         ),
         DispatchCall(
             op="all_gather",
             direction="to_experts",
-            size=f"{all_tokens} * hidden * bytes_per_element",
-            why="tokens to experts",
+            size=rows,
+            purpose="tokens to experts",
             forward=1,
             backward=1,
         ),
         DispatchCall(
             op="all_gather",
             direction="to_experts",
-            size=f"{all_tokens} * top_k * bytes_per_element",
-            why="weights of experts",
+            size=weights,
+            purpose="weights of experts",
             forward=1,
             backward=0,
         ),
         DispatchCall(
             op="reduce_scatter",
             direction="from_experts",
-            size=f"{all_tokens} * hidden * bytes_per_element",
-            why="results of experts",
+            size=rows,
+            purpose="results of experts",
             forward=1,
             backward=1,
             ends_forward=True,
@@ -119,8 +125,8 @@ def list_allgather_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Disp
         DispatchCall(
             op="reduce_scatter",
             direction="from_experts",
-            size=f"{all_tokens} * top_k * bytes_per_element",
-            why="gradients of weights",
+            size=weights,
+            purpose="gradients of weights",
             forward=0,
             backward=1,
         ),

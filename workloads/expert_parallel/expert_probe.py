@@ -11,7 +11,6 @@ from torch import Tensor
 
 from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.metrics import MetricValue, make_value, make_values
-from parbench.bench.results.spans import compute_breakdown
 from parbench.bench.results.stats import estimate_mean
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
@@ -20,17 +19,15 @@ from parbench.workloads.expert_parallel.dispatch import make_exchange
 from parbench.workloads.expert_parallel.dispatchers import Direction
 from parbench.workloads.expert_parallel.expert_traffic import (
     ExpertTraffic,
-    RankGroups,
     RoutingCounts,
     count_routing,
 )
-from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.expert_parallel.moe_layer import ExpertPlacement, MoeLayer
 from parbench.workloads.expert_parallel.routing import BALANCED, compute_imbalance
 from parbench.workloads.expert_parallel.step_routing import StepRouting
-from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step, trace_step
+from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 from parbench.workloads.step.sent_bytes import BytesByAxis, CommBytesProbe, CommVolume, record_calls
-from parbench.workloads.step.turns import cross_fitted, paired_difference, paired_factor, slowest
+from parbench.workloads.step.turns import paired_difference, paired_factor, slowest
 
 _REPEATS = 3
 
@@ -57,7 +54,6 @@ class ExpertObservation:
     round_trips: Sequence[RoundTripSeconds]
     step_seconds: Sequence[float]  # interleaved with those of balanced routing
     balanced_step_seconds: Sequence[float]
-    exposed_seconds: Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +62,14 @@ class ExpertProbe:
 
     world: World
     spec: StepSpec
-    moe: Moe
     tokens: int  # of this rank in a microbatch
     layers: Mapping[int, MoeLayer]  # of this rank, by layer number
     routing: StepRouting
     placement: ExpertPlacement
-    ep_groups: RankGroups  # of all ranks, in the order of their experts
-    etp_groups: RankGroups
     axes: Mapping[str, dist.ProcessGroup]  # whose bytes are counted
     expected_bytes: BytesByAxis = field(default_factory=dict)
     """Analytical bytes of the axes that dispatch no tokens."""
     has_backward: bool = True
-    traces_step: bool = False  # no other probe does
     claim: str = ""  # what the results may be used to claim
     notes: tuple[str, ...] = ()
     share: float = 1.0
@@ -110,7 +102,6 @@ class ExpertProbe:
             round_trips=round_trips,
             step_seconds=seconds[False],
             balanced_step_seconds=seconds[True],
-            exposed_seconds=self._measure_exposed(step, begin) if self.traces_step else [],
         )
 
     @property
@@ -127,10 +118,10 @@ class ExpertProbe:
             dtype=layer.router.weight.dtype,
             device=self.world.device,
         )
-        weights = x.new_ones(self.tokens, self.moe.top_k)
+        weights = x.new_ones(expert_ids.shape)
         plan = layer.plan_dispatch(expert_ids)
         with torch.no_grad():
-            exchange = make_exchange(self.moe.variant, x, weights, plan, self.placement.ep_group)
+            exchange = make_exchange(layer.moe.variant, x, weights, plan, self.placement.ep_group)
             transfer = self._time(exchange.exchange_metadata)
             packing = self._time(exchange.pack)
             transfer += self._time(exchange.send, exchange.receive)
@@ -147,44 +138,24 @@ class ExpertProbe:
         self.world.sync()
         return time.perf_counter() - start
 
-    def _measure_exposed(self, step: Step, begin: ResetFn) -> list[float]:
-        """Return the exposed communication of traced steps, if the trace has any kernel of it."""
-        if all(group is None for group in (self.placement.ep_group, self.placement.etp_group)):
-            return []
-        seconds = []
-        for _ in range(_REPEATS):
-            begin()
-            trace = trace_step(step, self.world.device)
-            if trace.issue_spans and not trace.comm:
-                return []
-            parts = compute_breakdown(trace.step, trace.compute, {"ep": trace.comm}, trace.copies)
-            seconds.append(parts.exposed_comm_seconds["ep"])
-        return seconds
-
     def expect_bytes(self, rank: int) -> dict[str, float]:
         """Return the bytes of the last step on ``ep`` and ``etp``; all ranks take part."""
         counts = self.world.gather(count_routing(self.layers))
-        return self._make_traffic(counts).expect_bytes(rank, has_backward=self.has_backward)
-
-    def _make_traffic(self, counts: Sequence[RoutingCounts]) -> ExpertTraffic:
-        return ExpertTraffic(
-            self.spec, self.moe, self.tokens, counts, self.ep_groups, self.etp_groups
-        )
+        traffic = ExpertTraffic(self.spec, self.tokens, counts)
+        return traffic.expect_bytes(rank, has_backward=self.has_backward)
 
     def summarize(self, told: Sequence[ExpertObservation]) -> Explanation:
-        traffic = self._make_traffic([observation.counts for observation in told])
+        counts = [observation.counts for observation in told]
+        traffic = ExpertTraffic(self.spec, self.tokens, counts)
         metrics = make_load_metrics(traffic)
         tallies = []
         for rank, observation in enumerate(told):
             expected = traffic.expect_bytes(rank, has_backward=self.has_backward)
             tallies.append((observation.tally, {**observation.expected_bytes, **expected}))
         metrics |= CommBytesProbe.summarize(tallies).metrics
-        if self.moe.ep > 1:
+        if traffic.moe.ep > 1:
             metrics |= self._make_dispatch_metrics(told, traffic)
         metrics |= self._make_imbalance_metrics(told)
-        exposed = [observation.exposed_seconds for observation in told]
-        if all(exposed):
-            metrics |= make_values({"exposed_comm.ep": cross_fitted(exposed)}, "traced steps")
         details = ExpertLoadDetails(
             expert_load=traffic.list_expert_loads(),
             rank_load=traffic.list_rank_loads(),
@@ -196,7 +167,8 @@ class ExpertProbe:
         self, told: Sequence[ExpertObservation], traffic: ExpertTraffic
     ) -> dict[str, MetricValue]:
         """Return bytes of dispatch, and times and bandwidths of the first layer and microbatch."""
-        even_pairs = self.tokens * self.moe.etp * self.moe.top_k * (1 - 1 / self.moe.ep)
+        moe = traffic.moe
+        even_pairs = self.tokens * moe.etp * moe.top_k * (1 - 1 / moe.ep)
         even_bytes = even_pairs * self.spec.shape.hidden * self.spec.bytes_per_element
         metrics = make_values({"dispatch_bytes_even": even_bytes})
         directions: dict[str, Direction] = {"dispatch": "to_experts", "combine": "from_experts"}

@@ -11,12 +11,9 @@ from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.dispatch import count_pairs
-from parbench.workloads.expert_parallel.dispatchers import ALLGATHER, DISPATCHERS, DispatchCall
-from parbench.workloads.expert_parallel.moe_case import Moe
+from parbench.workloads.expert_parallel.dispatchers import DispatchCall
+from parbench.workloads.expert_parallel.moe_case import list_exchanges
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-
-RankGroups = Sequence[Sequence[int]]
-"""All ranks in groups, in the order of each group."""
 
 
 class RoutingCounts(NamedTuple):
@@ -49,30 +46,19 @@ class ExpertTraffic:
     Ranks that split experts gather each other's tokens first, so that each dispatches all of them.
     """
 
-    def __init__(
-        self,
-        spec: StepSpec,
-        moe: Moe,
-        tokens: int,
-        counts: Sequence[RoutingCounts],
-        ep_groups: RankGroups,
-        etp_groups: RankGroups,
-    ) -> None:
-        """Count ``tokens`` of a rank's microbatch; ``counts`` are those of all ranks.
-
-        Ranks of ``ep_groups`` hold different experts, in the order of these. Ranks of
-        ``etp_groups`` split the same experts.
-        """
-        self.moe = moe
+    def __init__(self, spec: StepSpec, tokens: int, counts: Sequence[RoutingCounts]) -> None:
+        """Count ``tokens`` of a rank's microbatch; ``counts`` are those of all ranks."""
+        assert spec.moe is not None
+        self.moe = spec.moe
         self.tokens = tokens
         self.counts = counts
         self._spec = spec
-        self._etp_groups = etp_groups
-        self._ep_group = {rank: group for group in ep_groups for rank in group}
+        self._etp_groups = spec.dims.expert_split_groups()
+        self._ep_group = {rank: group for group in spec.dims.expert_groups() for rank in group}
         self._pairs: dict[int, Tensor] = {}  # (L, M, ep) by source
-        for group in etp_groups:
+        for group in self._etp_groups:
             kept = torch.stack([counts[rank].kept for rank in group]).sum(0)
-            by_target = kept.view(*kept.shape[:2], moe.ep, -1).sum(-1)
+            by_target = kept.view(*kept.shape[:2], self.moe.ep, -1).sum(-1)
             self._pairs |= dict.fromkeys(group, by_target)
 
     def count_sent(self, rank: int) -> Tensor:
@@ -110,31 +96,28 @@ class ExpertTraffic:
 
     def list_bytes(self, rank: int) -> Iterator[tuple[str, DispatchCall, Tensor]]:
         """Yield axis, call and the bytes (L, M) that a rank sends in each call of dispatch."""
-        moe = self.moe
-        symbols = self._spec.rank_view(rank).symbols
+        symbols = {**self._spec.rank_view(rank).symbols, "sharded_tokens": self.tokens}
         row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
-        ep_calls = DISPATCHERS[moe.variant].list_calls("etp * sharded_tokens", "ep", moe.chunks)
-        etp_calls = ALLGATHER.list_calls("sharded_tokens", "etp", 1)
-        for axis, ranks, calls in (("ep", moe.ep, ep_calls), ("etp", moe.etp, etp_calls)):
-            for call in calls if ranks > 1 else ():
-                pairs = self.count_sent(rank)
-                if call.direction == "from_experts":
-                    pairs = self.count_received(rank)
-                num_bytes = pairs.double() * row_bytes
+        sent = self.count_sent(rank).double() * row_bytes
+        received = self.count_received(rank).double() * row_bytes
+        for axis, ranks, calls in list_exchanges(self.moe):
+            for call in calls:
+                num_bytes = sent if call.direction == "to_experts" else received
                 if not call.depends_on_routing:
                     size = Equation(text=call.size, symbols=symbols).value
-                    num_bytes = torch.full_like(num_bytes, sent_bytes(call.op, size, ranks))
+                    num_bytes = torch.full_like(sent, sent_bytes(call.op, size, ranks))
                 yield axis, call, num_bytes
 
     def expect_bytes(self, rank: int, *, has_backward: bool = True) -> dict[str, float]:
         """Return the bytes that a rank sends in a step by axis."""
         expected: defaultdict[str, float] = defaultdict(float)
+        recomputed_layers = torch.zeros(len(self.counts[rank].layers), 1)
+        if self._spec.checkpointing == "full":
+            for index, layer in enumerate(self.counts[rank].layers):
+                recomputed_layers[index] = layer % self._spec.checkpoint_every == 0
         for axis, call, num_bytes in self.list_bytes(rank):
-            passes = call.forward
-            is_recomputed = self.moe.shared > 0 or not call.ends_forward
-            if self._spec.checkpointing == "full" and is_recomputed:
-                passes += call.forward
-            if has_backward:
-                passes += call.backward
+            passes = call.forward + (call.backward if has_backward else 0)
             expected[axis] += passes * float(num_bytes.sum())
+            if call.is_recomputed(self.moe.shared > 0):
+                expected[axis] += call.forward * float((recomputed_layers * num_bytes).sum())
         return dict(expected)

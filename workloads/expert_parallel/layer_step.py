@@ -2,32 +2,35 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation
-from parbench.bench.world.world import World, make_group
-from parbench.workloads.expert_parallel.dispatch import ExpertRows, make_exchange
+from parbench.bench.world.world import World
+from parbench.workloads.expert_parallel.dispatch import ExpertRows
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
-from parbench.workloads.expert_parallel.moe_case import count_expert_parameters
+from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     ReferenceMoeLayer,
     list_kernel_notes,
-    make_expert_placement,
     simulate_experts,
     weigh_experts,
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import get_dtype, make_generator, set_weights
-from parbench.workloads.parallel.mesh import destroy_groups, full_tensor
+from parbench.workloads.parallel.mesh import build_mesh, full_tensor
+from parbench.workloads.parallel.parallelize import make_placement
 from parbench.workloads.presets import ep_layer
-from parbench.workloads.step.probe import run_probes
+from parbench.workloads.step.overlap import OverlapProbe
+from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.verify import compare, norm_of_all
 
 SIMULATED_NOTE = (
@@ -51,20 +54,8 @@ class MoeLayerBenchmark:
         self._num_tokens = self.spec.microbatch * shape.sequence
         self._dtype = get_dtype(self.spec)
         self._routing = StepRouting(world, self.spec, self.moe, range(shape.sequence))
-        replicas = torch.arange(world.size).view(-1, self.moe.ep, self.moe.etp)
-        self._replica = replicas[world.rank // (self.moe.ep * self.moe.etp)].tolist()
-        self._rank_groups = {
-            "ep": replicas.transpose(1, 2).reshape(-1, self.moe.ep).tolist(),
-            "etp": replicas.reshape(-1, self.moe.etp).tolist(),
-        }
-        self._groups = {
-            axis: make_group(world, groups)
-            for axis, groups in self._rank_groups.items()
-            if len(groups[0]) > 1
-        }
-        self._placement = make_expert_placement(self._groups, self._replica, world.device)
-        # A group that one rank closes while another rank still connects would break.
-        world.barrier()
+        self._mesh = build_mesh(world, self.spec.dims, has_experts=True)
+        self._placement = make_placement(self._mesh)
         self.layer = MoeLayer(shape, self.moe, self._placement)
         self._initialize(self.layer, self._dtype)
         self._step_number = 0
@@ -79,7 +70,7 @@ class MoeLayerBenchmark:
         self._draw()
 
     def describe(self) -> Description:
-        axes = {axis: {"ranks": group.size()} for axis, group in self._groups.items()}
+        axes = {axis: {"ranks": group.size()} for axis, group in self._list_groups().items()}
         details = {
             "tokens_per_rank": self._num_tokens,
             "slots": self.moe.slots(self._num_tokens),
@@ -88,29 +79,33 @@ class MoeLayerBenchmark:
         }
         return Description(headline="step_time", details=details)
 
+    def _list_groups(self) -> dict[str, dist.ProcessGroup]:
+        """Return the groups that dispatch tokens, by axis."""
+        groups = self._mesh.groups
+        return {axis: groups[axis] for axis in ("ep", "etp") if axis in groups}
+
     def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         probe = ExpertProbe(
             world=self._world,
             spec=self.spec,
-            moe=self.moe,
             tokens=self._num_tokens,
             layers={0: self.layer},
             routing=self._routing,
             placement=self._placement,
-            ep_groups=self._rank_groups["ep"],
-            etp_groups=self._rank_groups["etp"],
-            axes=self._groups,
+            axes=self._list_groups(),
             has_backward=self.has_backward,
-            traces_step=True,
             claim=self.claim,
         )
-        return run_probes(self._world, [probe], self.step, begin, budget_seconds)
+        probes: list[Probe[Any]] = [probe]
+        if self.has_backward:
+            probes.append(OverlapProbe(self._world, self._list_groups()))
+        return run_probes(self._world, probes, self.step, begin, budget_seconds)
 
     def step(self) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
-        destroy_groups(self._groups.values())
+        self._mesh.close()
 
     def _draw(self) -> None:
         rank = self._world.rank
@@ -141,17 +136,12 @@ class MoeLayerBenchmark:
         expert_ids, _ = self._select_experts()
         tokens = self.x.flatten(0, 1)
         weights = torch.ones_like(expert_ids, dtype=self._dtype)
-        plan = self.layer.plan_dispatch(expert_ids)
         group = self._placement.ep_group
-        exchange = make_exchange(self.moe.variant, tokens, weights, plan, group)
-        exchange.start_dispatch()
-        rows = exchange.finish_dispatch()
-        local_experts = self.moe.experts_per_rank
-        first = 1 + (0 if group is None else group.rank()) * local_experts
-        factors = torch.arange(first, first + local_experts, device=rows.counts.device)
-        factor_of_row = factors.repeat_interleave(rows.counts)
-        exchange.start_combine(rows.tokens * factor_of_row[:, None])
-        out = exchange.finish_combine()
+        experts = self.layer.experts
+        first = (0 if group is None else group.rank()) * self.moe.experts_per_rank
+        self.layer.experts = ScalingExperts(self.moe, first + 1)  # type: ignore[assignment]
+        out = self.layer.run_experts(tokens, weights, expert_ids)
+        self.layer.experts = experts
         return self._count_wrong_sums(out, (expert_ids + 1) * self._find_kept(expert_ids))
 
     def _count_wrong_sums(self, out: Tensor, factors: Tensor) -> int:
@@ -162,7 +152,7 @@ class MoeLayerBenchmark:
         return int((~is_right).sum())
 
     def _find_kept(self, expert_ids: Tensor) -> Tensor:
-        """Return which pairs (T, k) are not dropped, record_calls expert by expert."""
+        """Return which pairs (T, k) are not dropped, counted expert by expert."""
         is_kept = torch.zeros_like(expert_ids, dtype=torch.bool)
         slots = self.moe.slots(len(expert_ids))
         for expert in range(self.moe.experts):
@@ -212,9 +202,9 @@ class LayerBenchmark(MoeLayerBenchmark):
         if self._dtype != torch.float32:
             low_precision = self._run_reference(self._dtype)
         gradients = [reference[name] for name in reference if name not in ("out", "input")]
-        results = list(compare(actual, reference, low_precision, norm_of_all(gradients)))
-        self._differences = [str(result) for result in results]
-        return sum(result.num_elements for result in results)
+        wrong_tensors = list(compare(actual, reference, low_precision, norm_of_all(gradients)))
+        self._differences = [str(tensor) for tensor in wrong_tensors]
+        return sum(tensor.num_elements for tensor in wrong_tensors)
 
     def differences(self) -> Sequence[str]:
         return self._differences
@@ -242,7 +232,7 @@ class LayerBenchmark(MoeLayerBenchmark):
         layer = ReferenceMoeLayer(self.spec.shape, replace(self.moe, ep=1, etp=1))
         self._initialize(layer, dtype)
         expected: dict[str, Tensor] = {}
-        for source in (rank for part in self._replica for rank in part):
+        for source in self._find_sources():
             layer.zero_grad()
             self._routing.assign({0: layer}, source, is_reference=True)
             x = self._draw_hidden("tokens", source).to(dtype).requires_grad_()
@@ -256,6 +246,16 @@ class LayerBenchmark(MoeLayerBenchmark):
             if source == self._world.rank:
                 expected["out"] = out.detach()
         return expected
+
+    def _find_sources(self) -> list[int]:
+        """Return the ranks whose tokens the experts of this rank's replica take."""
+        dims = self.spec.dims
+        [ep_group] = [group for group in dims.expert_groups() if self._world.rank in group]
+        sources = []
+        for etp_group in dims.expert_split_groups():
+            if not set(etp_group).isdisjoint(ep_group):
+                sources += etp_group
+        return sources
 
 
 def _get_gradients(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -275,7 +275,7 @@ class DispatchBenchmark(MoeLayerBenchmark):
 
     def _draw(self) -> None:
         super()._draw()
-        self.layer.experts = IdentityExperts(self.moe.etp)  # type: ignore[assignment]
+        self.layer.experts = ScalingExperts(self.moe)  # type: ignore[assignment]
         self._expert_ids, self._weights = self._select_experts()
         self._out = torch.full_like(self.x.flatten(0, 1), torch.nan)
 
@@ -296,15 +296,24 @@ class DispatchBenchmark(MoeLayerBenchmark):
         return replace(super().describe(), work=work)
 
 
-class IdentityExperts(nn.Module):
-    """Experts that return their tokens, or this rank's part of the sum if ``etp`` splits them."""
+class ScalingExperts(nn.Module):
+    """Experts that return their tokens, times ``first_factor``, ``first_factor + 1`` and so on.
 
-    def __init__(self, etp: int) -> None:
+    Without a factor they return their tokens. Those that ``etp`` splits return a part of the sum.
+    """
+
+    def __init__(self, moe: Moe, first_factor: int | None = None) -> None:
         super().__init__()
-        self._etp = etp
+        self._moe = moe
+        self._first_factor = first_factor
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        return rows.tokens if self._etp == 1 else rows.tokens / self._etp
+        results = rows.tokens
+        if self._first_factor is not None:
+            factors = torch.arange(self._moe.experts_per_rank, device=results.device)
+            factors = (factors + self._first_factor).repeat_interleave(rows.counts)
+            results = results * factors[:, None]
+        return results if self._moe.etp == 1 else results / self._moe.etp
 
 
 prepare = LayerBenchmark

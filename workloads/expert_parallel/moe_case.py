@@ -9,7 +9,7 @@ from typing import Any
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
 from parbench.workloads.expert_parallel import routing as routings
-from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
+from parbench.workloads.expert_parallel.dispatchers import ALLGATHER, DISPATCHERS, DispatchCall
 from parbench.workloads.expert_parallel.routing import Generator
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
@@ -157,6 +157,20 @@ def _find_errors(moe: Moe, shape: Shape, ranks: int, tokens: int) -> Iterator[st
         yield f"chunks({moe.chunks}) > tokens of a microbatch({tokens})"
     if moe.chunks > 1 and not DISPATCHERS[moe.variant].can_chunk:
         yield f"chunks({moe.chunks}) > 1 with variant({moe.variant}), which sends no chunks"
+
+
+def list_exchanges(moe: Moe) -> list[tuple[str, int, tuple[DispatchCall, ...]]]:
+    """List axis, ranks and calls of the exchanges of tokens in a layer.
+
+    Ranks that split experts gather each other's tokens before each of them dispatches all.
+    """
+    exchanges = []
+    if moe.etp > 1:
+        exchanges.append(("etp", moe.etp, ALLGATHER.list_calls("sharded_tokens", "etp", 1)))
+    if moe.ep > 1:
+        list_calls = DISPATCHERS[moe.variant].list_calls
+        exchanges.append(("ep", moe.ep, list_calls("etp * sharded_tokens", "ep", moe.chunks)))
+    return exchanges
 
 
 def count_expert_parameters(shape: Shape, moe: Moe) -> int:

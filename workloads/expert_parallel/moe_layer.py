@@ -4,7 +4,7 @@ A token's output is the sum of its k experts' results, times their weights, and 
 shared experts. A token whose experts are all full keeps the residual and the shared experts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from parbench.workloads.expert_parallel.dispatch import DispatchPlan, ExpertRows
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.simulated_compute import SimulatedCompute, simulate_linears
-from parbench.workloads.model.transformer import Ffn, Transformer, initialize
+from parbench.workloads.model.transformer import Ffn, Transformer
 from parbench.workloads.parallel.mesh import local_tensor
 
 
@@ -31,27 +31,6 @@ class ExpertPlacement:
     ep_group: dist.ProcessGroup | None = None  # ranks that hold different experts
     etp_group: dist.ProcessGroup | None = None  # ranks that hold parts of the same experts
     mesh: DeviceMesh | None = None  # of both axes, to make the experts' weights DTensors
-
-
-def make_expert_placement(
-    groups: Mapping[str, dist.ProcessGroup],
-    replica: Sequence[Sequence[int]],
-    device: torch.device,
-) -> ExpertPlacement:
-    """Return the placement for the groups ``ep`` and ``etp``, as far as these axes exist.
-
-    ``replica`` has the ranks of this rank's replica of the experts. Its rows are ``etp`` groups.
-    """
-    axes = {name: groups[name] for name in ("ep", "etp") if name in groups}
-    if not axes:
-        return ExpertPlacement()
-    mesh = DeviceMesh.from_group(
-        list(axes.values()),
-        device.type,
-        mesh=torch.tensor(replica).squeeze(),
-        mesh_dim_names=tuple(axes),
-    )
-    return ExpertPlacement(ep_group=axes.get("ep"), etp_group=axes.get("etp"), mesh=mesh)
 
 
 class Router(nn.Module):
@@ -288,35 +267,29 @@ def compute_balance_loss(scores: Tensor, expert_ids: Tensor) -> Tensor:
     return experts * (pair_shares * score_shares).sum()
 
 
-def pop_aux_loss(model: nn.Module) -> Tensor | float:
+def pop_aux_loss(model: nn.Module) -> Tensor:
     """Return the weighted mean of the layers' load-balancing losses, and clear them."""
     losses = []
     for layer in find_moe_layers(model):
         if layer.aux_loss is not None:
             losses.append(layer.moe.aux * layer.aux_loss)
             layer.aux_loss = None
-    return torch.stack(losses).mean() if losses else 0.0
+    return torch.stack(losses).mean() if losses else torch.zeros(())
 
 
 def replace_ffns_with_moe(
     model: Transformer,
     shape: Shape,
     moe: Moe,
-    seed: int,
     *,
     placement: ExpertPlacement | None = None,
     kind: type[MoeLayer] = MoeLayer,
 ) -> None:
-    """Replace each layer's FFN by a mixture of experts with the weights of the seed.
-
-    A model on the meta device gets no weights.
-    """
-    parameter = next(model.parameters())
+    """Replace each layer's FFN by a mixture of experts on the meta device."""
+    dtype = next(model.parameters()).dtype
     for layer in model.layers.values():
         with torch.device("meta"):
-            layer.ffn = kind(shape, moe, placement).to(parameter.dtype)
-    if not parameter.is_meta:
-        initialize(model, seed, parameter.device)
+            layer.ffn = kind(shape, moe, placement).to(dtype)
 
 
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:

@@ -112,8 +112,7 @@ class StepRouting:
         """Return the single-process model on the meta device."""
         model = make_meta_model(self._spec.shape, dtype)
         moe = replace(self._moe, ep=1, etp=1)
-        seed = self._world.seed
-        replace_ffns_with_moe(model, self._spec.shape, moe, seed, kind=ReferenceMoeLayer)
+        replace_ffns_with_moe(model, self._spec.shape, moe, kind=ReferenceMoeLayer)
         for layer in find_moe_layers(model):
             assert isinstance(layer, ReferenceMoeLayer)
             layer.positions_by_source = self._positions_by_source

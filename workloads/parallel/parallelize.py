@@ -126,7 +126,7 @@ def build_parts(view: RankView, seed: int, mesh: Mesh) -> dict[int, Transformer]
         )
         if spec.moe is not None:
             placement = make_placement(mesh)
-            replace_ffns_with_moe(part, spec.shape, spec.moe, seed, placement=placement)
+            replace_ffns_with_moe(part, spec.shape, spec.moe, placement=placement)
         parts[stage] = part
     return parts
 

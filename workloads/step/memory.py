@@ -53,7 +53,7 @@ class MemoryProbe:
         """
         model = self.step.model
         forward_backward = self.step.forward_backward
-        parameters = list(model.parameters())
+        parameters: list[Tensor] = list(model.parameters())
         reset()
         forward_backward()
         reset()
@@ -64,7 +64,7 @@ class MemoryProbe:
             for before, after in zip(parameters, model.parameters(), strict=True)
             if after is not before
         ]
-        tensors = {
+        tensors: dict[str, list[Tensor]] = {
             "parameters": parameters,
             "gradients": list_gradients(parameters),
             "optimizer": list_optimizer_state(self.step.optimizer),
@@ -104,24 +104,23 @@ def max_over_ranks(samples: Sequence[MemoryBySource]) -> dict[str, MetricValue]:
     return metrics
 
 
+@dataclass(frozen=True)
 class MemoryTimelineProbe:
     """Records the memory of the device over the time of a step, from torch's allocator."""
 
+    device: torch.device
     share = 0.0
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> MemoryOverTime | None:
         reset()
-        with profiling(self._device, memory=True) as profiler, record_function(STEP):
+        with profiling(self.device, memory=True) as profiler, record_function(STEP):
             step()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
         events = trace_events(profiler)
         [event] = [event for event in events if event.name == STEP and not event.is_device]
         changes = []
-        for time_ns, num_bytes in list_allocations(profiler, self._device):
+        for time_ns, num_bytes in list_allocations(profiler, self.device):
             if event.start_ns <= time_ns <= event.stop_ns:
                 changes.append(((time_ns - event.start_ns) // 1000, num_bytes))
         points = reduce_points(changes)
@@ -215,12 +214,11 @@ def count_saved_bytes(module: nn.Module, forward: Callable[[], object]) -> int:
     watchers.append(caches)
     try:
         with saved_tensors_hooks(save, lambda tensor: tensor):
-            result = forward()
+            forward()
     finally:
         watchers.pop()
     excluded = _find_storages([*parameters, *module.parameters()])
     storages = _find_storages([*saved, *kept_in(caches)])
-    del result
     return sum(num_bytes for key, num_bytes in storages.items() if key not in excluded)
 
 

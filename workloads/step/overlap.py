@@ -7,7 +7,7 @@ communication time (ECT). The spans of profiled steps add up to the wall time.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 import torch.distributed as dist
@@ -71,17 +71,16 @@ class MatchedTrace:
 class RankTimings:
     """The measured steps of one rank.
 
-    Plain and profiled steps are those of the benchmark. A step without communication runs in a
-    dispatch mode, which handles every operator. An instrumented step runs in the same mode with
-    communication, so that both have the same overhead.
+    A step without communication runs in a dispatch mode, which handles every operator. An
+    instrumented step runs in the same mode with communication, so that both have its overhead.
     """
 
     calls: tuple[SentCall, ...]
     ranks_by_axis: dict[str, list[int]]
     wall_seconds: dict[str, list[float]]
-    """By kind: plain, watched (instrumented), silenced (without communication), traced."""
+    """By kind: uninstrumented, instrumented, without_comm, profiled."""
     compute_seconds: dict[str, list[float]]
-    """By kind: plain, watched, silenced; all of them profiled."""
+    """By kind: uninstrumented, instrumented, without_comm; all of them profiled."""
     breakdowns: list[Breakdown]
     matched: list[MatchedTrace]
     kernels: list[int | None]
@@ -90,38 +89,29 @@ class RankTimings:
     timeline: RankTimeline
 
 
+@dataclass(frozen=True)
 class OverlapProbe:
-    """Measures compute, communication that compute does not hide, idle time and waiting.
+    """Measures compute, communication that compute does not hide, idle time and waiting."""
 
-    ``ranks_differ`` is True if ranks make different calls, as the stages of a pipeline do.
-    ``list_notes`` returns notes about a plain step from its seconds.
-    """
-
+    world: World
+    axes: Groups
+    _: KW_ONLY
+    ranks_differ: bool = False
+    """True if ranks make different calls, as the stages of a pipeline do."""
+    list_notes: Callable[[float], Sequence[str]] = lambda seconds: ()
+    """Returns notes about an uninstrumented step of so many seconds."""
     share = 1.0
-
-    def __init__(
-        self,
-        world: World,
-        axes: Groups,
-        *,
-        ranks_differ: bool = False,
-        list_notes: Callable[[float], Sequence[str]] = lambda seconds: (),
-    ) -> None:
-        self._world = world
-        self._axes = axes
-        self._ranks_differ = ranks_differ
-        self._list_notes = list_notes
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankTimings:
         """Run interleaved steps of all kinds within the budget, at least one of each."""
-        world = self._world
+        world = self.world
         reset()
-        calls = record_calls(step, self._axes)
-        fake_groups = make_fake_groups(self._axes)
+        calls = record_calls(step, self.axes)
+        fake_groups = make_fake_groups(self.axes)
         modes: dict[str, Callable[[], AbstractContextManager[object]]] = {
-            "plain": nullcontext,
-            "watched": lambda: NoCommMode({}),
-            "silenced": lambda: NoCommMode(fake_groups),
+            "uninstrumented": nullcontext,
+            "instrumented": lambda: NoCommMode({}),
+            "without_comm": lambda: NoCommMode(fake_groups),
         }
         walls: dict[str, list[float]] = {kind: [] for kind in modes}
         traces: dict[str, list[StepTrace]] = {kind: [] for kind in modes}
@@ -129,7 +119,7 @@ class OverlapProbe:
         def run_all_kinds() -> None:
             # The order alternates (ABBA), so that a drift has the same effect on all kinds.
             kinds = list(modes)
-            if len(traces["plain"]) % 2:
+            if len(traces["uninstrumented"]) % 2:
                 kinds.reverse()
             for kind in kinds:
                 reset()
@@ -144,32 +134,35 @@ class OverlapProbe:
         finally:
             for group in fake_groups.values():
                 dist.destroy_process_group(group)
-        plain = traces["plain"]
-        walls["traced"] = [trace.wall_seconds for trace in plain]
-        matched = [match_spans_to_calls(trace, calls) for trace in plain]
-        median_step, late_ns = self._find_median_step(plain)
+        profiled = traces["uninstrumented"]
+        walls["profiled"] = [trace.wall_seconds for trace in profiled]
+        matched = [match_spans_to_calls(trace, calls) for trace in profiled]
+        median_step = find_median_index(slowest(world.gather(walls["profiled"])))
+        start_ns = profiled[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
+        late_ns = start_ns - min(world.gather(start_ns))
         return RankTimings(
             calls=calls,
             ranks_by_axis={
-                axis: dist.get_process_group_ranks(group) for axis, group in self._axes.items()
+                axis: dist.get_process_group_ranks(group) for axis, group in self.axes.items()
             },
             wall_seconds=walls,
             compute_seconds={
                 kind: [length(trace.compute) / 1e9 for trace in traces[kind]] for kind in modes
             },
-            breakdowns=list(map(compute_time_breakdown, plain, matched)),
+            breakdowns=list(map(compute_time_breakdown, profiled, matched)),
             matched=matched,
-            kernels=[trace.kernels for trace in plain],
+            kernels=[trace.kernels for trace in profiled],
             median_step=median_step,
             timeline=build_rank_timeline(
-                world.rank, plain[median_step], matched[median_step].named, late_ns
+                world.rank, profiled[median_step], matched[median_step].named, late_ns
             ),
         )
 
     def summarize(self, samples: Sequence[RankTimings]) -> Explanation:
-        """Return how the time divides, what was sent, and a timeline of all ranks on one clock."""
+        """Return the parts of the time, the calls, and a timeline of all ranks on one clock."""
         first = samples[0]
-        plain_seconds = median(slowest([sample.wall_seconds["plain"] for sample in samples]))
+        walls = [sample.wall_seconds["uninstrumented"] for sample in samples]
+        step_seconds = median(slowest(walls))
         metrics = {
             **self._summarize_breakdown(samples),
             **summarize_differences(
@@ -179,14 +172,14 @@ class OverlapProbe:
             **self._summarize_peers(samples),
             **summarize_kernels([sample.kernels for sample in samples]),
         }
-        notes = list(self._list_notes(plain_seconds))
+        notes = list(self.list_notes(step_seconds))
         unseen = set[str]().union(*(sample.matched[first.median_step].unseen for sample in samples))
         if unseen:
             axes = ", ".join(sorted(unseen))
             notes.append(
                 f"exposed communication and idle are unknown: the profiler missed calls on {axes}"
             )
-        notes += list_ect_caveats(self._world.device, metrics["watching_overhead"].value)
+        notes += list_ect_caveats(self.world.device, metrics["watching_overhead"].value)
         counts = Counter(first.calls)
         comm_calls = tuple(
             CountedCall(
@@ -194,33 +187,20 @@ class OverlapProbe:
             )
             for call, count in counts.items()
         )
-        clock = self._world.clock
+        clock = self.world.clock
         timeline = Timeline(
             clock=clock.method,
             uncertainty_seconds=clock.uncertainty_ns / 1e9,
             ranks=tuple(sample.timeline for sample in samples),
         )
         num_intervals = sum(len(rank.intervals) for rank in timeline.ranks)
-        details = CommunicationDetails(comm_calls=comm_calls, plain_step_seconds=plain_seconds)
+        details = CommunicationDetails(comm_calls=comm_calls, plain_step_seconds=step_seconds)
         return Explanation(
             metrics=metrics,
             details=details.as_details,
             notes=tuple(notes),
             timeline=timeline if num_intervals <= _MAX_INTERVALS else None,
         )
-
-    def _find_median_step(self, traces: Sequence[StepTrace]) -> tuple[int, int]:
-        """Return the step whose wall time, of the slowest rank, is the median.
-
-        The second value is how many ns later than the first rank this rank started it.
-        """
-        offset_ns = self._world.clock.offsets_ns[self._world.global_rank]
-        own = [(trace.wall_seconds, trace.start_ns - offset_ns) for trace in traces]
-        per_rank = self._world.gather(own)
-        walls = slowest([[wall for wall, _ in steps] for steps in per_rank])
-        step = sorted(range(len(walls)), key=walls.__getitem__)[(len(walls) - 1) // 2]
-        first_start_ns = min(steps[step][1] for steps in per_rank)
-        return step, own[step][1] - first_start_ns
 
     def _summarize_breakdown(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
         """Return the parts of the wall time of the median step on its slowest rank."""
@@ -230,7 +210,7 @@ class OverlapProbe:
         unseen = slowest_rank.matched[step].unseen
         exposed: dict[str, float | None] = {}
         if OTHER not in breakdown.exposed_comm_seconds:  # an axis without a span has none exposed
-            exposed |= dict.fromkeys(self._axes, 0.0)
+            exposed |= dict.fromkeys(self.axes, 0.0)
         exposed |= breakdown.exposed_comm_seconds
         exposed |= dict.fromkeys(unseen)
         parts = {
@@ -254,20 +234,26 @@ class OverlapProbe:
         num_calls = len(samples[0].calls)
         traces = [trace for sample in samples for trace in sample.matched]
         is_matched = all(len(trace.spans) == num_calls and not trace.unseen for trace in traces)
-        if self._ranks_differ or not is_matched:
+        if self.ranks_differ or not is_matched:
             return {}
         steps = range(len(samples[0].matched))
         ranks = range(len(samples))
         times = [[split_transfer_and_wait(samples, rank, step) for step in steps] for rank in ranks]
         values = {"straggler_wait": cross_fitted([[wait for _, wait in turn] for turn in times])}
-        for axis in self._axes:
+        for axis in self.axes:
             transfer = [[transfers.get(axis, 0.0) for transfers, _ in turn] for turn in times]
             values[f"comm_transfer.{axis}"] = cross_fitted(transfer)
         return make_values(values, "profiled steps")
 
 
+def find_median_index(values: Sequence[float]) -> int:
+    """Return the index of the median, of the lower one of two."""
+    indices = sorted(range(len(values)), key=values.__getitem__)
+    return indices[(len(values) - 1) // 2]
+
+
 def summarize_kernels(per_rank: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
-    """Return the kernels of a step, unknown if the profiled steps of a rank have different counts."""
+    """Return the kernels of a step, unknown if the steps of a rank have different counts."""
     counts_by_rank = [set(counts) - {None} for counts in per_rank]
     if not all(counts_by_rank):
         return {}
@@ -282,15 +268,15 @@ def summarize_differences(
 ) -> dict[str, MetricValue]:
     """Return ECT and the overheads of measuring, from the seconds of each rank by kind of step."""
     wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
-    watched = mean_rank([rank["watched"] for rank in compute])
-    silenced = mean_rank([rank["silenced"] for rank in compute])
-    suffix = "" if len(watched) > 1 else ", one turn has no difference"
+    instrumented = mean_rank([rank["instrumented"] for rank in compute])
+    without_comm = mean_rank([rank["without_comm"] for rank in compute])
+    suffix = "" if len(instrumented) > 1 else ", one turn has no difference"
     values = {
-        "ect": paired_difference(wall["watched"], wall["silenced"]),
-        "tracing_overhead": paired_overhead(wall["traced"], wall["plain"]),
-        "watching_overhead": paired_overhead(wall["watched"], wall["plain"]),
+        "ect": paired_difference(wall["instrumented"], wall["without_comm"]),
+        "tracing_overhead": paired_overhead(wall["profiled"], wall["uninstrumented"]),
+        "watching_overhead": paired_overhead(wall["instrumented"], wall["uninstrumented"]),
     }
-    slowdown = {"compute_slowdown": paired_difference(watched, silenced)}
+    slowdown = {"compute_slowdown": paired_difference(instrumented, without_comm)}
     return {
         **make_values(values, f"the slowest rank of each turn{suffix}"),
         **make_values(slowdown, f"mean over ranks{suffix}"),
@@ -302,8 +288,8 @@ def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str,
     if device.type != "cuda" or overhead is None or overhead <= _MAX_DISPATCH_OVERHEAD:
         return ()
     return (
-        f"ect is a lower bound: instrumented steps take {1 + overhead:.2f} times as long as plain "
-        "ones, and communication is hidden while the device waits for the host",
+        f"ect is a lower bound: instrumented steps take {1 + overhead:.2f} times as long as "
+        "others, and communication is hidden while the device waits for the host",
     )
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# The words of a device name, the more specific name first, and TFLOP/s of 16-bit types, TensorFloat-32
-# and float32 without it. Without TensorFloat-32 a GPU has float16 but no bfloat16.
+# The words of a device name, the more specific name first, and TFLOP/s of 16-bit types,
+# TensorFloat-32 and float32 without it. Without TensorFloat-32 a GPU has float16 but no bfloat16.
 PEAKS: tuple[tuple[str, float, float | None, float], ...] = (
     ("gb200", 2500, 1250, 80),
     ("b200", 2250, 1125, 75),

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.step_trace import (
     STEP,
     StepTrace,
@@ -65,8 +66,8 @@ def run_probes(
 ) -> Explanation:
     """Run the probes in order and merge their explanations; of equal names the last one counts."""
     total_share = sum(probe.share for probe in probes) or 1.0
-    metrics = {}
-    details = {}
+    metrics: dict[str, MetricValue] = {}
+    details: dict[str, object] = {}
     notes: list[str] = []
     timeline = None
     for probe in probes:

@@ -43,7 +43,7 @@ class SentCall:
     """The size as nccl-tests defines it."""
     ranks: int
     sent: float = field(default=0.0, compare=False)
-    """Bytes that leave this rank: ring-optimal, or the rows for other ranks of an uneven exchange."""
+    """Bytes that leave this rank: ring-optimal, or the rows for others of an uneven exchange."""
     depends_on_data: bool = field(default=False, compare=False)
     """True for an uneven exchange, which may send other bytes in the next step."""
 
@@ -77,13 +77,7 @@ _OPERATIONS = {
 class _CommMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that handles each operator with a process group among its arguments."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let DTensor first split its operators into those of local tensors."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
@@ -92,9 +86,7 @@ class _CommMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         return self.handle(func, group, args, kwargs or {})
 
-    def handle(
-        self, func: Any, group: dist.ProcessGroup, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError
 
 
@@ -106,9 +98,7 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
         self._axes = {group.group_name: name for name, group in axes.items()}
         self.calls: list[SentCall] = []
 
-    def handle(
-        self, func: Any, group: dist.ProcessGroup, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
         name = func.name().partition("::")[2].partition(".")[0]
         if name in _OPERATIONS:
             self.calls.append(self._make_call(name, group, args))
@@ -117,7 +107,7 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
     def name_axis(self, group: dist.ProcessGroup) -> str:
         return self._axes.get(group.group_name, OTHER)
 
-    def _make_call(self, name: str, group: dist.ProcessGroup, args: tuple[Any, ...]) -> SentCall:
+    def _make_call(self, name: str, group: dist.ProcessGroup, args: Any) -> SentCall:
         op, argument = _OPERATIONS[name]
         ranks = group.size()
         if argument == _INPUT_SHARE:
@@ -150,9 +140,7 @@ class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._fake_groups = fake_groups
 
-    def handle(
-        self, func: Any, group: dist.ProcessGroup, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
         name = group.group_name
         if name not in self._fake_groups:
             return func(*args, **kwargs)
@@ -215,25 +203,21 @@ def summarize_counts(volumes: Sequence[CommVolume]) -> dict[str, MetricValue]:
     return make_values(counts | sent, "mean over ranks")
 
 
+@dataclass(frozen=True)
 class CommBytesProbe:
-    """Compares the bytes that a rank sends on each axis with the analytical ones.
+    """Compares the bytes that a rank sends on each axis with the analytical ones."""
 
-    ``compute_expected`` is called on all ranks after the recorded step, because the bytes of
-    routed tokens follow from the routing of this step.
-    """
-
+    axes: Groups
+    compute_expected: Callable[[], BytesByAxis]
+    """Called on all ranks after the recorded step, whose routing decides the bytes of experts."""
     share = 0.0
-
-    def __init__(self, axes: Groups, compute_expected: Callable[[], BytesByAxis]) -> None:
-        self._axes = axes
-        self._compute_expected = compute_expected
 
     def observe(
         self, step: Step, reset: ResetFn, budget_seconds: float
     ) -> tuple[CommVolume, BytesByAxis]:
         reset()
-        volume = CommVolume.sum(record_calls(step, self._axes), self._axes)
-        return volume, self._compute_expected()
+        volume = CommVolume.sum(record_calls(step, self.axes), self.axes)
+        return volume, self.compute_expected()
 
     @staticmethod
     def summarize(samples: Sequence[tuple[CommVolume, BytesByAxis]]) -> Explanation:
@@ -266,7 +250,7 @@ def find_worst_ratio(sent: Sequence[float], expected: Sequence[float]) -> float 
     return max(ratios, key=lambda ratio: abs(ratio - 1), default=None)
 
 
-def find_group_argument(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
+def find_group_argument(args: Iterable[Any]) -> dist.ProcessGroup | None:
     """Return the process group among the arguments of a c10d or functional collective."""
     for arg in args:
         group = unbox_group(arg)

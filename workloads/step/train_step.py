@@ -199,8 +199,10 @@ class TrainStep(Benchmark):
         loss = self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
         if self.spec.moe is None or not self.spec.moe.aux:
             return loss
-        # Each rank of tp adds the loss of its positions, and router gradients are summed over tp.
-        return loss + pop_aux_loss(part.part) / self.spec.dims.tp
+        # Router gradients are summed over tp, and the losses of ranks are averaged.
+        aux_loss = pop_aux_loss(part.part)
+        part_of_sum = aux_loss / self.spec.dims.tp
+        return loss + part_of_sum + (aux_loss - part_of_sum).detach()
 
     def _assign_experts(self, part: ParallelPart, index: int) -> None:
         """Let the MoE layers of a part use the routing of a microbatch."""
@@ -509,21 +511,15 @@ class TrainStep(Benchmark):
 
     def make_expert_probe(self) -> ExpertProbe:
         """Return the probe of routing, which also counts the bytes of all axes."""
-        moe = self.spec.moe
-        assert moe is not None
         assert self._routing is not None
-        dims = self.spec.dims
         expected = self.compute_expected_bytes()
         return ExpertProbe(
             world=self._world,
             spec=self.spec,
-            moe=moe,
             tokens=self.spec.microbatch * len(self._positions.between_blocks),
             layers=self.moe_layers,
             routing=self._routing,
             placement=make_placement(self.mesh),
-            ep_groups=dims.expert_groups(),
-            etp_groups=dims.expert_split_groups(),
             axes=self.mesh.groups,
             expected_bytes={
                 axis: sent for axis, sent in expected.items() if axis not in ("ep", "etp")

@@ -4,7 +4,7 @@ It has the bytes of each process group, the parts of the step's time, its memory
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +13,7 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from parbench.bench.results.metrics import MetricValue, make_value, make_values
-from parbench.bench.results.records import PHASE
 from parbench.bench.results.stats import median
-from parbench.bench.results.step_trace import OPTIMIZER
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.memory import MemoryTimelineProbe, peak_during
@@ -55,9 +53,7 @@ class ExplainedUserStep:
             OverlapProbe(world, axes, ranks_differ=ranks_differ),
             MemoryTimelineProbe(world.device),
         )
-        explanation = run_probes(world, probes, step, reset, budget_seconds)
-        metrics = explanation.metrics | compute_optimizer_time(explanation)
-        return replace(explanation, metrics=metrics)
+        return run_probes(world, probes, step, reset, budget_seconds)
 
 
 class GroupRecorder(CommRecorder):  # type: ignore[no-untyped-call]
@@ -98,17 +94,16 @@ class ResourceSample:
     seconds: list[float]
 
 
+@dataclass(frozen=True)
 class ResourceProbe:
     """Measures the memory of a step, and its FLOPs by torch's FlopCounterMode."""
 
+    world: World
+    dtype: torch.dtype
     share = 0.0
 
-    def __init__(self, world: World, dtype: torch.dtype) -> None:
-        self._world = world
-        self._dtype = dtype
-
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ResourceSample:
-        device = self._world.device
+        device = self.world.device
         reset()
         kept = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         peak = peak_during(step, device)
@@ -118,7 +113,7 @@ class ResourceProbe:
         seconds = []
         for _ in range(_TIMED_STEPS):
             reset()
-            seconds.append(time_step(step, self._world))
+            seconds.append(time_step(step, self.world))
         return ResourceSample(
             memory_bytes={"memory_peak": peak, "memory_kept": kept},
             flops=int(counter.get_total_flops()),
@@ -136,27 +131,10 @@ class ResourceProbe:
         flops = sum(sample.flops for sample in samples) / len(samples)
         if not flops:
             return Explanation(metrics=metrics)
-        peak = find_peak(self._world.device, self._dtype)
+        peak = find_peak(self.world.device, self.dtype)
         if peak is not None:
             seconds = median(slowest([sample.seconds for sample in samples]))
             mfu = flops / seconds / peak.flops_per_second
             method = f"FLOPs by torch's FlopCounterMode, peak by {peak.source}"
             metrics["mfu"] = make_value("mfu", mfu, method)
         return Explanation(metrics=metrics, details={"flops_per_rank": flops})
-
-
-def compute_optimizer_time(explanation: Explanation) -> dict[str, MetricValue]:
-    """Return the time of optimizer steps on the slowest rank, from the ranges that torch records."""
-    if explanation.timeline is None:
-        return {}
-    microseconds = []
-    for rank in explanation.timeline.ranks:
-        durations = [
-            interval.stop_us - interval.start_us
-            for interval in rank.intervals
-            if (interval.stream, interval.name) == (PHASE, OPTIMIZER)
-        ]
-        microseconds.append(sum(durations))
-    if not any(microseconds):
-        return {}
-    return make_values({"optimizer_time": max(microseconds) / 1e6}, "the slowest rank, profiled")

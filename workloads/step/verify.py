@@ -10,7 +10,7 @@ gradients of queries and keys are mostly rounding errors.
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,8 @@ from parbench.workloads.model.transformer import plain_name
 RELATIVE_TOLERANCE = 1e-4
 """Limit of a float32 gradient's distance, relative to its own norm.
 
-Sums in another order differ by up to 1e-5 at 256 sequences per rank. A reduction in bfloat16 differs by 5e-4 or more.
+Sums in another order differ by up to 1e-5 at 256 sequences per rank. A reduction in bfloat16
+differs by 5e-4 or more.
 """
 NOISE_FLOOR = 1e-8
 """The same limit relative to the norm of all gradients: rounding errors of a gradient near zero.
@@ -66,13 +67,14 @@ _MIN_RELATIVE_GRADIENT = 1e-3
 Tensors = Mapping[str, Tensor]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Verifier:
     """Compares a step with a single process. Every rank has its own reference, and takes part."""
 
     world: World
     model: nn.Module
     """Has the parameters of this rank under their names in the full model, plain or DTensors."""
+    _: KW_ONLY
     build_reference: Callable[[torch.dtype], nn.Module]
     """Returns the model of one process, with the weights of the seed."""
     reference_loss: Callable[[nn.Module, Tensor, int], Tensor]
@@ -85,7 +87,10 @@ class Verifier:
     replicas: Sequence[tuple[dist.ProcessGroup, Sequence[Tensor]]]
     """Groups of ranks, each with the parameters that have equal local values on these ranks."""
     exact_order: Sequence[int] = ()
-    """The order in which a rank accumulates its microbatches, if that gives the reference's bits."""
+    """The order in which the only data rank accumulates its microbatches.
+
+    The reference then has equal bits.
+    """
     holds_stage_only: bool = False
     """True if other ranks have other layers."""
     gather_gradients: Callable[[], None] = lambda: None
@@ -121,13 +126,15 @@ class Verifier:
         wrong += self._count_replica_mismatches()
         own_weights = self._collect_weights()
         weights = self._gather_stages(own_weights) if self.holds_stage_only else own_weights
-        float32 = self._load_reference(weights, torch.float32)
-        expected_loss, expected = self._run(float32, microbatches, torch.float32)
+        expected_loss, expected = self._run(
+            self._load_reference(weights, torch.float32), microbatches, torch.float32
+        )
         low_loss, low_precision = None, None
         if not self.is_float32:
-            model = self._load_reference(weights, self.dtype)
-            low_loss, low_precision = self._run(model, microbatches, self.reduce_dtype)
-        for name in expected.keys() - weights.keys():
+            low_loss, low_precision = self._run(
+                self._load_reference(weights, self.dtype), microbatches, self.reduce_dtype
+            )
+        for name in sorted(expected.keys() - weights.keys()):
             wrong += self._record(expected[name].numel(), f"{name} is on no rank")
         loss = compute_gradients()
         self.gather_gradients()
@@ -146,8 +153,8 @@ class Verifier:
             wrong += self._record(tensor.num_elements, f"gradient of {tensor}")
         return wrong + self._count_wrong_loss(loss, expected_loss, low_loss)
 
-    def count_wrong_without_reference(self, compute_gradients: Callable[[], Tensor | None]) -> int:
-        """Return the number of elements of replicas that differ, and of those that are not finite."""
+    def check_without_reference(self, compute_gradients: Callable[[], Tensor | None]) -> int:
+        """Return the number of elements that differ between replicas, or are not finite."""
         self.differences = []
         wrong = self._count_replica_mismatches()
         loss = compute_gradients()
@@ -170,9 +177,15 @@ class Verifier:
         return weights
 
     def _gather_stages(self, own_weights: Tensors) -> Tensors:
-        """Return the weights of all pipeline stages."""
-        per_rank = self.world.gather({name: weight.cpu() for name, weight in own_weights.items()})
-        return {name: weight for weights in per_rank for name, weight in weights.items()}
+        """Return the weights of all pipeline stages, sent by the first rank of each."""
+        names = tuple(own_weights)
+        first_rank = self.world.gather(names).index(names)
+        sent = {}
+        if self.world.global_rank == first_rank:
+            sent = {name: weight.cpu() for name, weight in own_weights.items()}
+        per_rank = self.world.gather(sent)
+        gathered = {name: weight for weights in per_rank for name, weight in weights.items()}
+        return {**gathered, **own_weights}
 
     def _count_replica_mismatches(self) -> int:
         wrong = 0
@@ -210,6 +223,7 @@ class Verifier:
                 is_large = gradient.abs() > _MIN_RELATIVE_GRADIENT * gradient.abs().max()
                 masks[name] = is_large & masks.get(name, is_large)
             optimizer.step()
+            optimizer.zero_grad()
         distances = []
         movements = []
         for name, weight in self._collect_weights().items():
@@ -237,26 +251,26 @@ class Verifier:
     def _run(
         self, model: nn.Module, microbatches: Sequence[Tensor], reduce_dtype: torch.dtype
     ) -> tuple[float, dict[str, Tensor]]:
-        """Return the mean loss and its gradients, computed as the data ranks do.
+        """Return the mean loss of the global batch and its gradients.
 
-        Each of them accumulates its microbatches in the dtype of the model. Their gradients are
-        summed in ``reduce_dtype``, and stored in the dtype of the model.
+        Gradients accumulate in the dtype of the model. If that is not ``reduce_dtype``, those of
+        each data rank do so separately, and their sum is stored in the dtype of the model.
         """
-        ranks = self.data_size
+        dtype = next(model.parameters()).dtype
+        ranks = 1 if dtype == reduce_dtype else self.data_size
         per_rank = len(microbatches) // ranks
         mean_loss = 0.0
         sums: dict[str, Tensor] = {}
         for rank in range(ranks):
-            model.zero_grad()
             for number in self.exact_order or range(per_rank):
                 microbatch = rank * per_rank + number
                 loss = self.reference_loss(model, microbatches[microbatch], microbatch) / per_rank
                 loss.backward()  # type: ignore[no-untyped-call]
                 mean_loss += float(loss.detach()) / ranks
             for name, gradient in _list_gradients(model):
-                part = (gradient / ranks).to(reduce_dtype)
+                part = gradient.to(reduce_dtype) / ranks
                 sums[name] = sums[name] + part if name in sums else part
-        dtype = next(model.parameters()).dtype
+            model.zero_grad()
         if dtype != torch.float32:
             sums = {name: gradient.to(dtype) for name, gradient in sums.items()}
         return mean_loss, sums
@@ -374,7 +388,7 @@ def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> in
 
 
 def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> int:
-    """Return the number of elements that are not the mean of the ranks' values, 1 if all are absent.
+    """Return the number of elements that are not the ranks' mean, 1 if the gradient is absent.
 
     Ranks may divide before they sum, and sum in any order. Each rank adds at least
     2 / (3 num_ranks) of the mean, so that in bfloat16 a missing rank is found for up to 26 ranks.

@@ -10,6 +10,7 @@ from parbench.workloads.context_parallel.attention_kernel import (
     CudaEfficient,
     CudaFlash,
     OnlineSoftmax,
+    SavedQueries,
     SimulatedAttention,
     choose_kernel,
 )
@@ -26,7 +27,7 @@ def test_cpu_kernel_matches_formula(block: AttentionBlock) -> None:
     expected = compute_attention(q, k, v, block.allowed_pairs(), gradient)
 
     output, lse = kernel.forward(q, k, v, block.causal)
-    gradients = kernel.backward(gradient, q, k, v, output, lse, block.causal)
+    gradients = kernel.backward(SavedQueries(q, output, lse, gradient), k, v, block.causal)
 
     torch.testing.assert_close(output.double(), expected.output, rtol=0, atol=2e-6)
     torch.testing.assert_close(lse.double(), expected.lse, rtol=0, atol=2e-6)
@@ -41,7 +42,7 @@ def test_simulated_attention_takes_time_per_pair() -> None:
     q, k, v, _ = AttentionBlock(4, 4, True, heads=2, kv_heads=1, head_size=4).draw()
 
     output, lse = kernel.forward(q, k, v, True)
-    gradients = kernel.backward(output, q, k, v, output, lse, False)
+    gradients = kernel.backward(SavedQueries(q, output, lse, output), k, v, False)
 
     batch_heads = 2 * 2
     causal_pairs, all_pairs = 10, 16

@@ -6,7 +6,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.step.probe import run_probes
 from tests.support.ranks import Ranks
-from tests.support.training_steps import Params, build_small_step
+from tests.support.training_steps import Params, build_trained_step
 
 Metrics = dict[str, float | None]
 
@@ -20,8 +20,7 @@ def explain(world: World, method: str) -> Metrics:
         "hidden": 16,
         "sequence": 128,
     }
-    step = build_small_step(world, "cp", {"cp_method": method, **params})
-    step.step()
+    step = build_trained_step(world, "cp", cp_method=method, **params)
     explanation = run_probes(world, step.list_probes(), step.step, step.reset, 0.0)
     step.close()
     return {name: metric.value for name, metric in explanation.metrics.items()}

@@ -6,7 +6,14 @@ from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
 
-SYMBOLS = {"tokens": 6, "top_k": 2, "hidden": 10, "bytes_per_element": 4, "experts": 8, "ep": 4}
+SYMBOLS = {
+    "tokens": 6,
+    "ranks": 4,
+    "experts": 8,
+    "top_k": 2,
+    "hidden": 10,
+    "bytes_per_element": 4,
+}
 ROW = 10 * 4
 
 
@@ -20,7 +27,7 @@ ROW = 10 * 4
 def test_bytes_of_passes(name: str, forward: float, backward: float) -> None:
     """Each of four ranks keeps a quarter; all_to_all sends in three chunks."""
     totals = [0.0, 0.0]
-    for call in DISPATCHERS[name].list_calls("tokens", "ep", 3):
+    for call in DISPATCHERS[name].list_calls("tokens", "ranks", 3):
         sent = sent_bytes(call.op, Equation(text=call.size, symbols=SYMBOLS).value, 4)
         totals[0] += call.forward * sent
         totals[1] += call.backward * sent

@@ -16,9 +16,10 @@ from parbench.workloads.expert_parallel.expert_traffic import (
 from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.parallel.dims import ParallelDims
 
-TINY = replace(SHAPES["tiny"], sequence=4)
-SPEC = StepSpec(shape=TINY, element_bytes=4)
+TINY = replace(SHAPES["tiny"], sequence=8)  # each of two ranks of tp has 4 tokens
+SPEC = StepSpec(shape=TINY, bytes_per_element=4)
 ROW = TINY.hidden * 4
 EVEN = [2, 2, 2, 2]
 HOT = [6, 2, 0, 0]
@@ -40,9 +41,8 @@ COUNTS = [
 
 def make_traffic(spec: StepSpec = SPEC, **params: Any) -> ExpertTraffic:
     moe = make_moe({"experts": 4, "capacity": 2.0, **params}, TINY, 2)
-    if moe.ep == 2:
-        return ExpertTraffic(spec, moe, 4, COUNTS, [[0, 1]], [[0], [1]])
-    return ExpertTraffic(spec, moe, 4, COUNTS, [[0], [1]], [[0, 1]])
+    dims = ParallelDims.from_sizes({"tp": 2, "ep": moe.ep, "etp": moe.etp})
+    return ExpertTraffic(replace(spec, dims=dims, moe=moe), 4, COUNTS)
 
 
 def test_loads_of_experts_and_ranks() -> None:
@@ -58,7 +58,8 @@ def test_loads_of_stages_are_by_layer() -> None:
         RoutingCounts(layers=(layer,), chosen=one.chosen[:1], kept=one.kept[:1])
         for layer, one in enumerate(COUNTS)
     ]
-    traffic = ExpertTraffic(SPEC, moe, 4, counts, [[0], [1]], [[0], [1]])
+    spec = replace(SPEC, dims=ParallelDims.from_sizes({"pp": 2}), moe=moe)
+    traffic = ExpertTraffic(spec, 4, counts)
     assert traffic.list_expert_loads() == [[8, 4, 2, 2], [12, 4, 0, 0]]
     assert traffic.list_rank_loads() == [[14], [12]]
 

@@ -8,7 +8,7 @@ import pytest
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
-from parbench.workloads.step.layout import local
+from parbench.workloads.parallel.mesh import local_tensor
 from tests.support.ep_steps import (
     BFLOAT16,
     DROPS,
@@ -65,7 +65,7 @@ LAYER_CORRUPTIONS: list[Callable[[Any], object]] = [
     lambda step: step._out.data.mul_(1.001),
     lambda step: step.x.grad.mul_(1.001),
     lambda step: setattr(step.layer.router.weight, "grad", None),
-    lambda step: local(step.layer.experts.up.grad)[-1].mul_(1.001),
+    lambda step: local_tensor(step.layer.experts.up.grad)[-1].mul_(1.001),
 ]
 DISPATCH_CORRUPTIONS: list[Callable[[Any], object]] = [
     lambda step: step._out[3, 5].add_(0.01),
@@ -96,9 +96,9 @@ def test_corrupted_layer_and_dispatch_are_detected(two_ranks: Ranks) -> None:
     assert dispatch == [1, HIDDEN]
 
 
-def check_timed_layer(world: World) -> tuple[int, int]:
-    """Return counts of right rows of timed experts, and without every second expert."""
-    step = build_layer(world, {"compute": "timed:1ms", "routing": "zipf"})
+def check_simulated_layer(world: World) -> tuple[int, int]:
+    """Return counts of right rows of simulated experts, and without every second expert."""
+    step = build_layer(world, {"compute": "simulated:1ms", "routing": "zipf"})
     right = count_wrong_after_step(step)
     step._find_kept = lambda expert_ids: expert_ids % 2 == 0  # type: ignore[method-assign]
     wrong = step.check()
@@ -106,8 +106,8 @@ def check_timed_layer(world: World) -> tuple[int, int]:
     return right, wrong
 
 
-def test_misplaced_rows_of_timed_experts_are_counted(two_ranks: Ranks) -> None:
-    for right, wrong in two_ranks.call(f"{__name__}:check_timed_layer"):
+def test_misplaced_rows_of_simulated_experts_count(two_ranks: Ranks) -> None:
+    for right, wrong in two_ranks.call(f"{__name__}:check_simulated_layer"):
         assert right == 0
         assert wrong > 0
 
@@ -151,6 +151,10 @@ def test_explanation_of_hot_rank_has_bandwidths(two_ranks: Ranks) -> None:
         assert num_bytes == pytest.approx(expected)
     for part in ("packing", "transfer"):
         assert 0 < metrics[f"dispatch_{part}_time"] < metrics["dispatch_time"] * 2
+
+
+def test_bytes_of_split_experts(two_ranks: Ranks) -> None:
+    assert explain(two_ranks, {"etp": 2})["bytes_ratio.etp"] == 1.0
 
 
 def describe_dispatch(world: World) -> tuple[Description, float | None]:

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel import step_routing
 from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.expert_parallel.routing import draw_experts
 from parbench.workloads.expert_parallel.step_routing import StepRouting, count_misrouted
+from parbench.workloads.presets import PRESETS
 from tests.support.ep_steps import make_params
 
 SMALL = {"sequence": 8, "experts": 4, "ep": 1, "microbatch": 2}
 PARAMS = make_params("ep_step", SMALL)
-SPEC = StepSpec.of(PARAMS)
+SPEC = PRESETS["ep_step"](PARAMS, 1)
 LAYER = 2
 
 

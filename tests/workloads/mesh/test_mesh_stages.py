@@ -2,7 +2,7 @@
 
 import torch
 
-from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, let_experts_wait
 from parbench.workloads.mesh.mesh_stages import count_wrong_fills
 from parbench.workloads.model.shapes import SHAPES
@@ -10,7 +10,7 @@ from parbench.workloads.model.simulated_compute import SimulatedCompute, Simulat
 from parbench.workloads.model.transformer import build
 
 TINY = SHAPES["tiny"]
-MOE = moe_of({"ep": 1, "experts": 8, "top_k": 2}, TINY, 1)
+MOE = make_moe({"ep": 1, "experts": 8, "top_k": 2}, TINY, 1)
 
 
 def test_wrong_fill_of_timed_gradient_is_counted() -> None:

@@ -20,8 +20,8 @@ from parbench.workloads.pipeline_parallel.pipeline_probe import (
 from parbench.workloads.pipeline_parallel.schedule import PipelineSize
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
-from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
+from tests.support.training_steps import Params, build_small_step
 
 MODULE = "tests.workloads.pipeline_parallel.test_pipeline_probe"
 
@@ -94,7 +94,8 @@ def test_slowest_pipeline_is_chosen_by_other_steps() -> None:
 
 
 def explain(world: World, params: Params, own_cores: bool) -> Explanation:
-    step = build_small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
+    sizes = {"schedule": "1f1b", "microbatches": 4, "microbatch": 1, "layers": 2 * world.size}
+    step = build_small_step(world, "pp", {**sizes, **params})
     step.step()
     affinity = {world.rank} if own_cores else {0}
     with pytest.MonkeyPatch.context() as patch:

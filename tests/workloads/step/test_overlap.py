@@ -29,19 +29,19 @@ NS = 1e-9
 
 def test_differences_of_walls_and_compute() -> None:
     first_walls = {
-        "plain": [1.0, 2.0],
-        "traced": [2.0, 4.0],
-        "watched": [5.0, 1.0],
-        "silenced": [1.0, 1.0],
+        "uninstrumented": [1.0, 2.0],
+        "profiled": [2.0, 4.0],
+        "instrumented": [5.0, 1.0],
+        "without_comm": [1.0, 1.0],
     }
     second_walls = {
-        "plain": [1.0, 1.0],
-        "traced": [1.0, 1.0],
-        "watched": [2.0, 4.0],
-        "silenced": [3.0, 2.0],
+        "uninstrumented": [1.0, 1.0],
+        "profiled": [1.0, 1.0],
+        "instrumented": [2.0, 4.0],
+        "without_comm": [3.0, 2.0],
     }
-    compute = {"watched": [4.0, 6.0], "silenced": [1.0, 1.0]}
-    no_compute = {"watched": [0.0, 0.0], "silenced": [1.0, 1.0]}
+    compute = {"instrumented": [4.0, 6.0], "without_comm": [1.0, 1.0]}
+    no_compute = {"instrumented": [0.0, 0.0], "without_comm": [1.0, 1.0]}
     metrics = summarize_differences([first_walls, second_walls], [compute, no_compute])
     assert metrics["ect"].value == pytest.approx(2.0)
     assert metrics["compute_slowdown"].value == pytest.approx(1.5)
@@ -97,8 +97,8 @@ def test_explanation_of_four_ranks_adds_up(
 def explain_fake_traces(world: World, comm_is_seen: bool) -> Explanation:
     """Return the explanation of a DDP step in which rank 1 comes 5 ms late to the only call.
 
-    Of nine traces, three are silenced: their compute takes 2, 3 and 2 ms less. The clock of
-    rank 1 is 77 ms ahead, and it begins 2 us after rank 0.
+    Of nine traces, three are without communication: their compute takes 2, 3 and 2 ms less. The
+    clock of rank 1 is 77 ms ahead, and it begins 2 us after rank 0.
     """
     offsets_ns = (0, 77 * MS)
     clock = replace(world.clock, offsets_ns=offsets_ns, uncertainty_ns=500)
