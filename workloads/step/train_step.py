@@ -507,7 +507,7 @@ class TrainStep(Benchmark):
             list_notes=self._list_peak_notes,
         )
         timeline = MemoryTimelineProbe(self._world.device)
-        return [*probes, self._make_memory_probe(), overlap, timeline]
+        return [*probes, self.make_memory_probe(), overlap, timeline]
 
     def make_expert_probe(self) -> ExpertProbe:
         """Return the probe of routing, which also counts the bytes of all axes."""
@@ -557,7 +557,7 @@ class TrainStep(Benchmark):
             simulated_seconds=self.spec.simulated_seconds,
         )
 
-    def _make_memory_probe(self) -> MemoryProbe:
+    def make_memory_probe(self) -> MemoryProbe:
         formula: dict[str, float] = asdict(state_memory(self._view))
         if not self.spec.is_simulated:
             formula["activations"] = activations_equation(self._view).value
