@@ -428,7 +428,7 @@ class TrainStep(Benchmark):
 
     def _verify(self) -> int:
         if not self.spec.reference_fits:
-            wrong = self._verifier.count_wrong_without_reference(self._compute_gradients)
+            wrong = self._verifier.check_without_reference(self._compute_gradients)
             return self.small_model_wrong + wrong
         batch = torch.split(self._batch, self.spec.microbatch)
         return self._verifier.count_wrong(batch, self._compute_gradients, self.step)
