@@ -293,14 +293,16 @@ def _moe_text(spec: StepSpec) -> str:
 
 
 def embedding_text(spec: StepSpec) -> str:
-    """Return the token ids, and learned positions' ids."""
-    return "16 * sharded_tokens" if spec.shape.has_learned_positions else "8 * sharded_tokens"
+    """Return the token ids, and the positions of a sequence if they are learned."""
+    if spec.shape.has_learned_positions:
+        return "8 * sharded_tokens + 8 * sharded_tokens / microbatch"
+    return "8 * sharded_tokens"
 
 
 def head_text(spec: StepSpec) -> str:
-    """Return the final norm, the head's input, the logits, their log-softmax, and the targets.
+    """Return the final norm, the head's input, the log-softmax, the targets and their number.
 
     ``tp`` splits logits by vocabulary. The loss and its log-softmax are in float32.
     """
     logits = "tokens * vocabulary / tp * 4"
-    return f"{norm_text(spec)} + {INPUT} + {logits} + 8 * tokens"
+    return f"{norm_text(spec)} + {INPUT} + {logits} + 8 * tokens + 4"

@@ -444,6 +444,7 @@ class RankView:
         """
         spec, shape = self.spec, self.spec.shape
         symbols = {
+            "microbatch": spec.microbatch,
             "microbatches": spec.microbatches,
             "tokens": spec.local_tokens,
             "sharded_tokens": spec.sharded_tokens,
