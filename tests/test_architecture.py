@@ -14,9 +14,9 @@ from parbench import cli
 from tests.support.paths import ROOT
 
 LAYER_BY_PACKAGE = {"bench": 0, "workloads": 1, "reports": 1, "slurm": 1, "parbench": 2}
-STEP_PACKAGES = {"pipeline_parallel", "context_parallel", "expert_parallel", "mesh"}
-COMPOSING_PACKAGES = {"mesh", "planner", "costs"}
-"""Packages of workloads that may import several packages of steps."""
+PARALLELISMS = {"pipeline_parallel", "context_parallel", "expert_parallel"}
+COMPOSING_PACKAGES = {"parallel", "step", "planner", "costs"}
+"""Packages of workloads that may import several parallelisms."""
 
 SOURCES = sorted(
     path for package in LAYER_BY_PACKAGE for path in (ROOT / package).rglob("*.py")
@@ -66,11 +66,11 @@ def test_only_frames_import_pandas() -> None:
     assert importers == {"reports/analysis/frame.py", "parbench/__init__.py"}
 
 
-def test_workloads_import_no_step_package_of_others() -> None:
+def test_parallelisms_do_not_import_each_other() -> None:
     for path, names in IMPORTS.items():
         package, *folders = path.parent.parts
         if package == "workloads" and folders and folders[0] not in COMPOSING_PACKAGES:
-            forbidden = tuple(f"workloads.{name}." for name in STEP_PACKAGES - {folders[0]})
+            forbidden = tuple(f"workloads.{name}." for name in PARALLELISMS - {folders[0]})
             assert not any(name.startswith(forbidden) for name in names), path
 
 

@@ -1,103 +1,97 @@
 """The training steps that can be measured, declared without torch."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, Params, keep_params
 from parbench.bench.plan.catalogue import GLOO_HINT
-from parbench.bench.plan.params import Param, Value, choice
+from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
-from parbench.workloads.context_parallel.context_case import PARAMS as CONTEXT
-from parbench.workloads.costs import strategies
-from parbench.workloads.costs.strategies import Strategy
-from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, STEP_PARAMS
-from parbench.workloads.mesh.axes import PARAMS as HYBRID
-from parbench.workloads.mesh.axes import with_experts
-from parbench.workloads.model.shapes import BATCH, BUCKET, COMMON, COMPUTE, MODEL, PRECISION
+from parbench.workloads import presets
+from parbench.workloads.context_parallel.context_methods import MASK, find_context_method
+from parbench.workloads.costs.tp_layer import FFN_STYLE, LINEAR_STYLE, make_tp_layer
+from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
+from parbench.workloads.model.shapes import (
+    COMMON,
+    COMPUTE,
+    MICROBATCH,
+    MICROBATCHES,
+    MODEL,
+    PRECISION,
+)
+from parbench.workloads.pipeline_parallel.pipeline_case import (
+    DEFAULT_MICROBATCHES,
+    expand_all_schedules,
+)
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
-from parbench.workloads.pipeline_parallel.pipeline_case import expand_all_schedules
+from parbench.workloads.presets import (
+    BUCKET,
+    CONTEXT,
+    HYBRID,
+    NO_SYNC,
+    OPTIMIZER,
+    PREFETCH,
+    PRESETS,
+    RESHARD,
+)
 
-STATIC_GRAPH = Param(
-    name="static_graph", kind="bool", default=False, optional=True, help="DDP's static graph"
+EXPERT_TP = Param(
+    name="tp", kind="int", default=1, minimum=1, optional=True, help="ranks that split attention"
 )
-NO_SYNC = Param(
-    name="no_sync",
-    kind="bool",
-    default=False,
-    optional=True,
-    help="sum gradients after the last microbatch only",
-)
-GRAD_COMPRESSION = choice(
-    "grad_compression",
-    "bf16: sum gradients in bfloat16, once per step, by torch's communication hook",
-    "none",
-    "bf16",
-)
-OPTIMIZER = choice(
-    "optimizer",
-    "zero_redundancy: torch's, all_reduce then broadcasts; distributed: reduce_scatter then all_gather",
-    *("zero_redundancy", "distributed"),
-)
-FREED = "free gathered parameters after forward and gather them again for backward"
-RESHARD = Param(name="reshard", kind="bool", default=True, optional=True, help=FREED)
-PREFETCH = choice(
-    "prefetch", "explicit: gather each layer's parameters one layer ahead", "default", "explicit"
-)
-SHARD = Param(
-    name="shard",
-    kind="int",
-    default=0,
-    minimum=0,
-    optional=True,
-    help="ranks that share a copy; 0 = half",
+EXPERT_FSDP = Param(
+    name="fsdp", kind="bool", default=False, optional=True, help="shard parameters with FSDP2"
 )
 TP = Param(name="tp", kind="int", default=2, minimum=1, help="ranks that split a layer")
+GLOO_ON_GPUS = ("ddp", "zero1", "ep_dispatch")
+"""The steps that gloo carries on GPUs, next to ``cp`` without a ring.
+
+The others send from rank to rank, or gather by DTensor, whose coalesced all_gather needs tensors on
+the CPU.
+"""
 
 
-OF_LAYERS = (*MODEL, BATCH[0], PRECISION)
-OF_MICROBATCHES = tuple(param for param in COMMON if param.name != "accumulation")
-GLOO_ON_GPUS = ("ddp", "zero1", "ep_dispatch", "allgather_kv", "ulysses")
-"""The steps, and methods of context parallelism, that gloo carries on GPUs: others send from rank to rank, or gather by
-DTensor, whose coalesced all_gather takes CPU tensors for granted."""
-STRATEGIES: dict[str, Strategy] = {}
-"""What describes each step, by its short name: of those that are whole steps."""
+def _common(microbatches: int) -> tuple[Param, ...]:
+    """Return the parameters of every step with another default number of microbatches."""
+    default = replace(MICROBATCHES, default=microbatches)
+    return tuple(default if param is MICROBATCHES else param for param in COMMON)
+
+
+def _runs_on_gloo_with_gpus(name: str, params: Params) -> bool:
+    if name == "cp":
+        return not find_context_method(str(params["cp_method"])).is_ring
+    return name in GLOO_ON_GPUS
 
 
 def _step(
     name: str,
-    target: str,
     help_text: str,
     *more: Param,
-    strategy: Strategy,
-    whole: bool = True,
-    expand: Callable[[Params, WorldSpec], Iterable[Params]] = keep_params,
     common: tuple[Param, ...] = COMMON,
+    target: str = "",
+    preset: Callable[[Params, int], object] | None = None,
+    expand: Callable[[Params, WorldSpec], Iterable[Params]] = keep_params,
     tags: tuple[str, ...] = (),
 ) -> BenchmarkDefinition:
-    if whole:
-        STRATEGIES[name] = strategy
+    build: Callable[[Params, int], object] = preset or PRESETS[name]
 
-    def refused(params: Mapping[str, Value], spec: WorldSpec) -> str | None:
+    def refuse(params: Mapping[str, Value], world: WorldSpec) -> str | None:
         try:
-            strategy(params, spec.nproc, spec.device)
+            build(params, world.nproc)
         except UserError as error:
             return str(error)
-        if (
-            spec.gloo_on_gpus
-            and name not in GLOO_ON_GPUS
-            and params.get("method") not in GLOO_ON_GPUS
-        ):
-            method = f" with method={params['method']}" if "method" in params else ""
-            return f"gloo carries no CUDA tensors in what {name}{method} sends, or is checked by: {GLOO_HINT}"
+        if world.gloo_on_gpus and not _runs_on_gloo_with_gpus(name, params):
+            method = f" with cp_method = {params['cp_method']}" if name == "cp" else ""
+            return f"gloo cannot send the CUDA tensors of {name}{method}: {GLOO_HINT}"
         return None
 
     return BenchmarkDefinition(
         name=f"workload.{name}",
-        target=f"parbench.workloads.{target}",
+        target=f"parbench.workloads.{target or f'step.train_step:{name}'}",
         help=help_text,
         params=(*common, *more),
         tags=tags,
-        refusal=refused,
+        refusal=refuse,
         expand=expand,
     )
 
@@ -105,66 +99,63 @@ def _step(
 # fmt: off
 DEFINITIONS = (
     _step(
-        "ddp", "data_parallel.ddp:prepare", "DDP: gradients summed in buckets",
-        BUCKET, STATIC_GRAPH, NO_SYNC, GRAD_COMPRESSION, tags=("smoke", "node"), strategy=strategies.ddp,
+        "ddp", "DDP: gradients are all-reduced in buckets",
+        BUCKET, NO_SYNC, tags=("smoke", "node"),
     ),
     _step(
-        "zero1", "data_parallel.zero1:prepare",
-        "ZeRO-1: data parallel, optimizer state sharded",
-        BUCKET, OPTIMIZER, strategy=strategies.zero1,
+        "zero1", "ZeRO-1: data parallel, optimizer state sharded",
+        BUCKET, OPTIMIZER,
     ),
     _step(
-        "fsdp", "data_parallel.fsdp:fsdp",
-        "FSDP2: parameters and all state sharded; ZeRO-3, or ZeRO-2 with reshard=false",
-        RESHARD, PREFETCH, NO_SYNC, tags=("smoke",), strategy=strategies.fsdp,
+        "fsdp", "FSDP2: parameters and all state sharded; ZeRO-3, or ZeRO-2 with reshard=false",
+        RESHARD, PREFETCH, NO_SYNC, tags=("smoke",),
     ),
     _step(
-        "hsdp", "data_parallel.fsdp:hsdp", "FSDP2, sharded within groups and replicated",
-        PREFETCH, SHARD, strategy=strategies.hsdp,
+        "hsdp", "FSDP2, sharded within groups and replicated",
+        presets.HSDP_MESH, RESHARD, PREFETCH, NO_SYNC,
+    ),
+    _step("tp", "tensor parallel without sequence parallelism"),
+    _step("tp_sp", "tensor and sequence parallel", tags=("smoke",)),
+    _step(
+        "tp_fsdp", "tensor parallel layers inside FSDP2",
+        TP, RESHARD, PREFETCH, NO_SYNC, tags=("smoke",),
     ),
     _step(
-        "tp", "tensor_parallel.tensor_parallel:tp", "tensor parallel; activations between blocks are whole",
-        strategy=strategies.tp,
+        "ep_dispatch", "expert parallel: dispatch and combine of tokens, without experts",
+        *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
+        target="expert_parallel.layer_step:prepare_dispatch", preset=presets.ep_layer,
     ),
     _step(
-        "tp_sp", "tensor_parallel.tensor_parallel:tp_sp", "tensor and sequence parallel",
-        tags=("smoke",), strategy=strategies.tp_sp,
+        "ep_layer", "expert parallel: forward and backward of one layer",
+        *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION, COMPUTE),
+        target="expert_parallel.layer_step:prepare", preset=presets.ep_layer,
     ),
     _step(
-        "tp_fsdp", "tensor_parallel.tensor_parallel:tp_fsdp", "tensor parallel layers inside FSDP2",
-        TP, tags=("smoke",), strategy=strategies.tp_fsdp,
+        "ep_step", "expert parallel inside data parallel; tp=N splits attention",
+        *MOE_PARAMS, EXPERT_TP, EXPERT_FSDP, BUCKET, NO_SYNC, tags=("smoke",),
     ),
     _step(
-        "ep_dispatch", "expert_parallel.layer_step:prepare_dispatch",
-        "expert parallel: tokens to experts and back; dispatch and combine alone",
-        *LAYER_PARAMS, common=OF_LAYERS, strategy=strategies.ep_step, whole=False,
+        "pp", "pipeline parallel; schedules from GPipe to DualPipeV, or a custom one with order=",
+        *PIPELINE, common=_common(DEFAULT_MICROBATCHES), tags=("smoke",),
+        expand=expand_all_schedules,
     ),
     _step(
-        "ep_layer", "expert_parallel.layer_step:prepare",
-        "expert parallel: one layer, both passes",
-        *LAYER_PARAMS, common=(*OF_LAYERS, COMPUTE), strategy=strategies.ep_step, whole=False,
+        "cp", "context parallel: sequences split over ranks",
+        *CONTEXT, MASK, BUCKET, NO_SYNC, tags=("smoke",),
     ),
     _step(
-        "ep_step", "expert_parallel.expert_step:prepare",
-        "expert parallel inside data parallel; attention split with tp=",
-        *STEP_PARAMS, tags=("smoke",), strategy=strategies.ep_step,
+        "hybrid", "any combination on one mesh, such as --mesh dp=2,pp=2,tp=2",
+        *HYBRID, common=_common(4), expand=presets.add_experts,
     ),
     _step(
-        "pp", "pipeline_parallel.pipeline_step:prepare",
-        "pipeline parallel; schedules from GPipe to DualPipeV, or your own with order=",
-        *PIPELINE, tags=("smoke",), expand=expand_all_schedules, common=OF_MICROBATCHES,
-        strategy=strategies.pp,
+        "tp_linear", "tensor parallel: forward and backward of one matrix",
+        LINEAR_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
+        target="tensor_parallel_layers:tp_linear", preset=make_tp_layer,
     ),
     _step(
-        "cp", "context_parallel.context_step:prepare",
-        "context parallel: sequences split over ranks",
-        *CONTEXT, tags=("smoke",),
-        strategy=strategies.cp,
-    ),
-    _step(
-        "hybrid", "mesh.mesh_step:prepare",
-        "any of these on one mesh; --mesh dp=2,pp=2,tp=2",
-        *HYBRID, expand=with_experts, common=OF_MICROBATCHES, strategy=strategies.mesh,
+        "tp_ffn", "tensor parallel: forward and backward of one FFN",
+        FFN_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
+        target="tensor_parallel_layers:tp_ffn", preset=make_tp_layer,
     ),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""The functions that torch keeps private and training steps need, in one place."""
+"""Wrappers of the private functions of torch that training steps need."""
 
 import functools
 import gc
@@ -31,18 +31,18 @@ ATTENTIONS = frozenset(
         "cudnn_attention",
     )
 )
-"""The operators that scaled_dot_product_attention becomes."""
+"""The operators that implement scaled_dot_product_attention."""
 
 
 @contextmanager
 def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile]:
-    """Profile the host, and the device on CUDA; with ``memory`` also what is allocated.
-
-    Before torch 2.13 a process's first profile warns of events of the cycle before, which there is none of.
-    """
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    """Profile the host, and on CUDA the device, with their allocations if ``memory``."""
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
     profiler = profile(activities=activities, profile_memory=memory)
     with warnings.catch_warnings():
+        # Before torch 2.13 the first profile of a process warns about events of an earlier one.
         warnings.filterwarnings(
             "ignore", "Warning: Profiler clears events at the end of each cycle", UserWarning
         )
@@ -53,30 +53,25 @@ def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile
         profiler.stop()
 
 
-def kineto_events(profiler: profile) -> list[Any]:
-    """Return a finished profile's events as they came; torch's own ``events()`` takes a hundred times as long."""
+def _list_events(profiler: profile) -> list[Any]:
+    """Return the events of a finished profile; ``profiler.events()`` is a hundred times slower."""
     results = None if profiler.profiler is None else profiler.profiler.kineto_results
     assert results is not None, "the profile is finished"
     return list(results.events())
 
 
-def allocations(profiler: profile) -> list[int]:
-    """Return what torch's allocator for the host took (positive) and gave back (negative), in bytes, in order."""
-    return [num_bytes for _, num_bytes in allocations_at(profiler, torch.device("cpu"))]
-
-
-def allocations_at(profiler: profile, device: torch.device) -> list[tuple[int, int]]:
-    """Return when torch's allocator for a device took bytes (positive) or gave them back (negative), in order of ns."""
+def list_allocations(profiler: profile, device: torch.device) -> list[tuple[int, int]]:
+    """Return the time in ns and the bytes of each allocation on a device; frees are negative."""
     kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
-    events = [
-        each
-        for each in kineto_events(profiler)
-        if each.name() == "[memory]" and each.device_type() == kind
-    ]
-    return sorted(((each.start_ns(), each.nbytes()) for each in events), key=lambda one: one[0])
+    allocations = []
+    for event in _list_events(profiler):
+        if event.name() == "[memory]" and event.device_type() == kind:
+            allocations.append((event.start_ns(), event.nbytes()))
+    return sorted(allocations, key=lambda allocation: allocation[0])
 
 
 def trace_events(profiler: profile) -> list[TraceEvent]:
+    """Return the events of a finished profile as trace events."""
     return [
         TraceEvent(
             name=event.name(),
@@ -89,39 +84,42 @@ def trace_events(profiler: profile) -> list[TraceEvent]:
             correlation=event.correlation_id(),
             operator_correlation=event.linked_correlation_id(),
         )
-        for event in kineto_events(profiler)
+        for event in _list_events(profiler)
     ]
 
 
-def fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a group of the same ranks on torch's fake backend, on which nothing moves; its ranks take part."""
+def make_fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a group of the same ranks on torch's fake backend, which sends nothing.
+
+    All ranks of the group take part.
+    """
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     ranks = dist.get_process_group_ranks(group)
-    return cast(
-        dist.ProcessGroup, dist.new_group(ranks, backend="fake", use_local_synchronization=True)
-    )
+    fake = dist.new_group(ranks, backend="fake", use_local_synchronization=True)
+    return cast(dist.ProcessGroup, fake)
 
 
-def group_named(name: str) -> dist.ProcessGroup:
+def find_group(name: str) -> dist.ProcessGroup:
+    """Return the process group with a name; RuntimeError if there is none."""
     return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
-def boxed_group(arg: object) -> dist.ProcessGroup | None:
-    """Return the process group in what an operator of c10d is given; None of all else."""
-    if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
-        return dist.ProcessGroup.unbox(arg)
+def unbox_group(argument: object) -> dist.ProcessGroup | None:
+    """Return the process group in an argument of a c10d operator, None for other arguments."""
+    if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+        return dist.ProcessGroup.unbox(argument)
     return None
 
 
-def done_work(tensors: Tensor | list[Tensor]) -> object:
-    """Return work that is done, with its tensors as its future's value, as operators return it."""
+def make_finished_work(tensors: Tensor | list[Tensor]) -> object:
+    """Return a finished work as c10d operators do, whose future has these tensors."""
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     future.set_result([tensors] if isinstance(tensors, Tensor) else list(tensors))
     return _distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
-def sharding_optimizer() -> Callable[..., torch.optim.Optimizer]:
-    """Return torch's ZeroRedundancyOptimizer, whose module takes a second to import and warns of torch's own code."""
+def load_zero_redundancy_optimizer() -> Callable[..., torch.optim.Optimizer]:
+    """Import torch's ZeroRedundancyOptimizer, which takes a second and warns of itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -129,49 +127,49 @@ def sharding_optimizer() -> Callable[..., torch.optim.Optimizer]:
 
 
 def forget_meshes() -> None:
-    """Make DTensor forget its meshes: meshes of the same ranks and names are equal to it, whatever their groups.
+    """Clear the caches of DTensor, which keep meshes, their groups and the groups' threads alive.
 
-    Its caches keep the meshes, their groups and these groups' threads alive as long as the process. torch 2.11 keeps
-    some meshes after a sum or a detach; closed groups are removed from those.
+    To DTensor, meshes of the same ranks and names are equal, whatever their groups. Torch 2.11
+    keeps some meshes after a sum or a detach, from which destroyed groups are removed.
     """
-    importlib.import_module(
-        "torch.distributed.tensor._redistribute"
-    ).clear_redistribute_planner_cache()
-    clear_dispatch_cache = importlib.import_module(
-        "torch.distributed.tensor.debug"
-    )._clear_sharding_prop_cache
-    clear_dispatch_cache()
+    redistribute = importlib.import_module("torch.distributed.tensor._redistribute")
+    redistribute.clear_redistribute_planner_cache()
+    debug = importlib.import_module("torch.distributed.tensor.debug")
+    debug._clear_sharding_prop_cache()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # each thread has a cache for dispatch in C++, and backward of CUDA tensors has its own thread
-        run_in_backward(clear_dispatch_cache, torch.device("cuda", torch.cuda.current_device()))
-    for held in gc.get_objects():
-        if type(held) is functools._lru_cache_wrapper and held.__module__.startswith(
-            "torch.distributed"
-        ):
-            held.cache_clear()
-        elif type(held) is DeviceMesh and (groups := vars(held).get("_pg_registry")):
-            for name in [
-                name
-                for name, group in groups.items()
-                if group not in distributed_c10d._world.pg_map
-            ]:
-                del groups[name]
+        # The dispatch cache is per thread, and backward of CUDA tensors has its own thread.
+        device = torch.device("cuda", torch.cuda.current_device())
+        _run_in_backward(debug._clear_sharding_prop_cache, device)
+    for value in gc.get_objects():
+        if type(value) is functools._lru_cache_wrapper:
+            if value.__module__.startswith("torch.distributed"):
+                value.cache_clear()
+        elif type(value) is DeviceMesh:
+            _remove_destroyed_groups(value)
 
 
-def run_in_backward(function: Callable[[], None], device: torch.device) -> None:
+def _remove_destroyed_groups(mesh: DeviceMesh) -> None:
+    groups = vars(mesh).get("_pg_registry") or {}
+    for name, group in list(groups.items()):
+        if group not in distributed_c10d._world.pg_map:
+            del groups[name]
+
+
+def _run_in_backward(function: Callable[[], None], device: torch.device) -> None:
     """Call a function in the thread that runs the backward pass of a device's tensors."""
     result = torch.zeros((), device=device, requires_grad=True) * 1
     result.register_hook(lambda _gradient: function())  # type: ignore[no-untyped-call]
     result.backward()  # type: ignore[no-untyped-call]
 
 
-def checkpointed(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Return a function that forgets its activations, but what a policy keeps, which hooks do not see.
+def with_checkpointing(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return a function that recomputes its activations in backward.
 
-    The generators' state is not kept: on CUDA that would wait for the device. Since torch 2.14 it warns where hooks
-    meet a policy, unless it is told that they see nothing.
+    Options such as ``context_fn`` can save some of them, which saved-tensor hooks do not see. The
+    state of random generators is not saved, because on CUDA that would wait for the device.
     """
     if torch.__version__ >= "2.14":
+        # Since then torch warns if hooks meet a policy, unless they explicitly see nothing.
         options["respect_saved_tensors_hooks"] = False
     return functools.partial(
         checkpoint, function, use_reentrant=False, preserve_rng_state=False, **options

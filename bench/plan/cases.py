@@ -17,7 +17,7 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Param, Value, refuse_unknown
 from parbench.bench.text import UserError, suggest_similar
 
-EXPLAINER = "parbench.workloads.step.own:OwnStep"
+EXPLAINER = "parbench.workloads.step.user_step:ExplainedUserStep"
 """The target that explains a custom step."""
 
 

@@ -213,7 +213,7 @@ PRESETS = {
                 set={"size_bytes": "1M", "background": "gemm,all_reduce,all_to_all"},
             ),
             Entry(name="gemm", set={"background": "nothing,all_reduce,all_to_all"}),
-            Entry(name="ddp", set={"grad_compression": "none,bf16"}),
+            Entry(name="ddp", set={"reduce_dtype": "float32,bfloat16"}),
             Entry(name="fsdp", set={"reshard": "true,false"}),
         ),
         repetitions=10,

@@ -97,7 +97,7 @@ class Comparison:
 
 
 # what says how attention is shared out, and over what: the rest is the model
-OF_METHOD = ("method", "ulysses", "mask", "sequence")
+OF_METHOD = ("cp_method", "ulysses", "mask", "sequence")
 
 
 def compared(found: Sequence[Context]) -> tuple[Comparison, ...]:

@@ -38,7 +38,7 @@ Kind = Literal[
 MOST, _MOST_NAMED = 6, 3
 USUAL: Mapping[str, Value] = {
     "shape": "tiny", "microbatch": 4, "bucket_mb": 0.0, "schedule": "1f1b", "ep": 0, "top_k": 2, "capacity": 0.0,
-    "variant": "all_to_all", "method": "ring",
+    "variant": "all_to_all", "cp_method": "ring",
 }  # fmt: skip
 """What all steps take unless they are told otherwise, which a command need not say."""
 _LEAST_BUCKET_BYTES = 1 << 18  # less is not worth dividing
@@ -193,15 +193,12 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
     told = f"{cells.percent(share)} of the step is exposed"
     finding = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, "exposed": share})
     own = row.case.is_custom
-    each, idle = int(_set(row, "accumulation")), (row.value("idle") or 0.0) / wall
+    each, idle = int(_set(row, "microbatches")), (row.value("idle") or 0.0) / wall
     summed = [call for call in calls_of(row) or () if call.op in ("all_reduce", "reduce_scatter")]
-    compresses = (
-        whole.get("grad_compression", "none") != "none"
-    )  # only the sum after the last microbatch is compressed
-    sums = each if whole.get("no_sync") is False and not compresses else 1
+    sums = each if whole.get("no_sync") is False else 1
     if sums > 1 and share >= _LEAST:
         sentence = f"{name} sums gradients after each of its {each} microbatches: {told}"
-        command = _run(found, row, accumulation=each, no_sync="false,true")
+        command = _run(found, row, microbatches=each, no_sync="false,true")
         cost = share * (each - 1) / each
         yield finding(kind="small microbatches", cost=cost, sentence=sentence, command=command)
     elif (

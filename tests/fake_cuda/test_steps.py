@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cuda_stub
 SMALL = {"layers": 2, "microbatch": 2}
 STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp": ("ddp", {}),
-    "ddp_bf16": ("ddp", {"precision": "bfloat16", "grad_compression": "bf16"}),
+    "ddp_bf16": ("ddp", {"precision": "bfloat16", "reduce_dtype": "bfloat16"}),
     "zero1": ("zero1", {}),
     "fsdp": ("fsdp", {}),
     "fsdp_bf16": ("fsdp", {"precision": "bfloat16"}),
@@ -24,6 +24,8 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "ep_layer": ("ep_layer", {}),
     "ep_layer_bf16": ("ep_layer", {"precision": "bfloat16"}),
     "hybrid": ("hybrid", {"mesh": "dp=2"}),
+    "tp_linear": ("tp_linear", {"style": "row"}),
+    "tp_ffn": ("tp_ffn", {"style": "naive"}),
     "tp": ("tp", {}),
     "tp_sp": ("tp_sp", {}),
     "ep_step": ("ep_step", {}),
@@ -34,7 +36,9 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {
 NUM_SPLITS = Counter(
     hsdp=1,
     tp_fsdp=1,
-    cp=1,
+    tp_linear=1,
+    tp_ffn=1,
+    cp=2,
     ep_dispatch=1,
     ep_layer=1,
     ep_layer_bf16=1,

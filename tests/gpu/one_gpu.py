@@ -402,7 +402,7 @@ def llama(session: Session) -> Iterator[Line]:
 
 def make_step_options(session: Session) -> list[str]:
     shape = "tiny" if session.rehearse else "small-llama"
-    settings = f"--only workload.* --set shape={shape} --set tp=1 --set shard=1"
+    settings = f"--only workload.* --set shape={shape} --set tp=1"
     return [*session.one_rank_options, *settings.split()]
 
 
@@ -415,7 +415,7 @@ def steps(session: Session) -> Iterator[Line]:
 
 def timed(session: Session) -> Iterator[Line]:
     wait = "2ms" if session.rehearse else "20ms"
-    options = [*make_step_options(session), "--set", f"compute=timed:{wait}"]
+    options = [*make_step_options(session), "--set", f"compute=simulated:{wait}"]
     _, lines = session.run_parbench("steps that wait", *options, budget=25)
     yield from lines
 
@@ -442,7 +442,7 @@ def on_gloo(session: Session) -> Iterator[Line]:
         "--set",
         "shape=tiny",
     ]
-    methods = ["--set", "method=ulysses,allgather_kv"]
+    methods = ["--set", "cp_method=ulysses,allgather_kv"]
     _, lines = session.run_parbench(
         "gloo: steps, 2 ranks", *options, *selection, *methods, budget=20
     )

@@ -10,10 +10,10 @@ from parbench.bench.results.step_trace import TraceEvent
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import World
-from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.pipeline_parallel.pipeline_probe import can_measure_bubble
-from parbench.workloads.step.call_spans import spans_of_calls
-from parbench.workloads.step.probe import moment, seconds_of, trace_step
+from parbench.workloads.step.call_spans import find_call_spans
+from parbench.workloads.step.probe import make_moment_clock, record_moment, trace_step
 from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.ranks import Ranks
 from tests.support.training_steps import build_small_step
@@ -35,7 +35,7 @@ def explain_ddp_step(world: World) -> tuple[Explanation, bool]:
 
 
 def spin(seconds: float) -> None:
-    with TimedCompute(GPU).waiting(seconds):
+    with SimulatedCompute(GPU).taking(seconds):
         pass
 
 
@@ -89,7 +89,7 @@ def test_send_to_self_is_one_kernel_of_two_calls(nccl_world: World) -> None:
     if not trace.comm:
         pytest.skip("NCCL launched no kernel for a message of a rank to itself")
     assert None not in trace.launch_times
-    spans = spans_of_calls(trace, ["pp", "pp"])
+    spans = find_call_spans(trace, ["pp", "pp"])
     assert spans is not None
     expected_span = (trace.comm[0][0], trace.comm[-1][1])
     assert list(spans) == [expected_span, expected_span]
@@ -100,7 +100,6 @@ def test_single_rank_exposes_no_communication(nccl_world: World) -> None:
     explanation, _ = explain_ddp_step(nccl_world)
     values = {name: metric.value for name, metric in explanation.metrics.items()}
     assert values["exposed_comm.dp"] == 0
-    assert values["comm_wait"] == 0
     for name in ("compute", "exposed_copy", "idle", "residual"):
         assert values[name] is not None
     assert values["compute"] != 0
@@ -120,7 +119,7 @@ def test_gloo_on_one_gpu_claims_no_exposed_time(ranks_on_one_gpu: Ranks) -> None
     results = ranks_on_one_gpu.call("tests.gpu.test_gpu_overlap:explain_ddp_step")
     for explanation, has_bubble in results:
         values = {name: metric.value for name, metric in explanation.metrics.items()}
-        for name in ("exposed_comm.dp", "idle", "comm_wait"):
+        for name in ("exposed_comm.dp", "idle"):
             assert values[name] is None
         assert values["compute"]
         assert any("dp" in note for note in explanation.notes)
@@ -131,13 +130,13 @@ def test_stream_moments_lie_on_host_clock() -> None:
     spin(0.001)
     torch.cuda.synchronize()
     host_before = time.perf_counter()
-    first = moment(GPU)
+    first = record_moment(GPU)
     host_after = time.perf_counter()
     spin(0.02)
-    last = moment(GPU)
+    last = record_moment(GPU)
     torch.cuda.synchronize()
     host_end = time.perf_counter()
-    to_seconds, uncertainty = seconds_of(GPU)
+    to_seconds, uncertainty = make_moment_clock(GPU)
     assert 0 < uncertainty < 100e-6
     assert to_seconds(first) >= host_before - uncertainty
     assert to_seconds(first) <= host_after + uncertainty + MAX_DEVICE_DELAY_SECONDS
@@ -147,7 +146,7 @@ def test_stream_moments_lie_on_host_clock() -> None:
 
 @pytest.mark.parametrize("seconds", [0.005, 0.05])
 def test_simulated_compute_lasts_as_requested(seconds: float) -> None:
-    assert TimedCompute(GPU).doubts == ()
+    assert SimulatedCompute(GPU).notes == ()
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     start.record()

@@ -20,9 +20,9 @@ STEPS: list[NamedCase] = [
     ("workload.ep_layer", TINY),
     ("workload.ep_step", TINY),
     ("workload.pp", TINY),
-    ("workload.cp", {**TINY, "method": "ring"}),
-    ("workload.cp", {**TINY, "method": "striped"}),
-    ("workload.cp", {**TINY, "method": "zigzag"}),
+    ("workload.cp", {**TINY, "cp_method": "ring"}),
+    ("workload.cp", {**TINY, "cp_method": "striped"}),
+    ("workload.cp", {**TINY, "cp_method": "zigzag"}),
     ("workload.hybrid", {**TINY, "mesh": "dp=2"}),
 ]
 

@@ -28,7 +28,7 @@ def measure_metrics(names: list[str]) -> dict[str, dict[str, float]]:
     settings = {
         "schedule": ",".join(names),
         "layers": 8,
-        "compute": f"timed:{ACTION_SECONDS * 1000:g}ms",
+        "compute": f"simulated:{ACTION_SECONDS * 1000:g}ms",
     }
     command = [program, "run", "--only", "workload.pp", "--preset", "smoke", "--json"]
     command += ["--nproc", str(NUM_RANKS), "--timeout", "90s"]

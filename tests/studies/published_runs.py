@@ -84,9 +84,9 @@ def render_table(runs: Sequence[TrainingRun]) -> str:
     rows = [
         (
             run.name,
-            f"{run.spec.world:,} {run.hardware.name}",
-            run.spec.mesh_text,
-            run.spec.checkpointing_text,
+            f"{run.spec.ranks:,} {run.hardware.name}",
+            run.spec.dims.label,
+            run.spec.checkpointing_label,
             f"{format_number(run.quoted)} {run.metric.unit}",
             format_number(run.predicted),
             f"{run.error:+.1%}",
@@ -105,7 +105,7 @@ def render_page(runs: Sequence[TrainingRun]) -> str:
         median_error=median([abs(run.error) for run in runs]),
         largest_error=worst.error,
         largest_name=worst.name,
-        largest_gpus=f"{worst.spec.world:,}",
+        largest_gpus=f"{worst.spec.ranks:,}",
         num_oversized=sum(not run.step.fits for run in runs),
         table=render_table(runs),
     )

@@ -10,14 +10,16 @@ from dataclasses import replace
 
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import attention_bytes
-from parbench.workloads.costs.memory import memory_of
+from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS
+from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.bubbles import bubble_fraction
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES as PIPELINE_SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import simulate_equal_passes
+from parbench.workloads.planner.candidates import place_step
 from parbench.workloads.planner.dry_run import GIGA, dry_run
-from parbench.workloads.planner.guide import strategies
+from parbench.workloads.planner.guide import held_state, strategies
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.models import model_of
 
@@ -129,15 +131,15 @@ def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def render_strategies(step: StepSpec) -> str:
     rows = []
     for strategy in strategies(step, GPUS, HARDWARE.gpus_per_node):
-        memory_by_stage = [memory_of(position) for position in strategy.spec.positions]
+        memory_by_stage = [rank_memory(position) for position in strategy.spec.distinct_views]
         memory = max(memory_by_stage, key=lambda memory: memory.total)
         rows.append(
             (
                 strategy.name,
-                str(strategy.spec.world),
+                str(strategy.spec.ranks),
                 f"`{strategy.formula}`",
                 f"{strategy.sent_bytes / GIGA:.1f} GB",
-                f"{memory.state / GIGA:.1f} GB",
+                f"{held_state(strategy.spec) / GIGA:.1f} GB",
                 f"{memory.activations / GIGA:.1f} GB",
                 strategy.link,
             )
@@ -150,10 +152,11 @@ def render_strategies(step: StepSpec) -> str:
 
 def build_zero_specs(step: StepSpec, ranks: int) -> dict[str, StepSpec]:
     """Build pure data parallelism with each ZeRO stage."""
-    sharded = step.on({"fsdp": ranks})
+    sharded = place_step(step, ParallelDims(fsdp=ranks))
+    replicated = place_step(step, ParallelDims(dp=ranks))
     return {
-        "DDP": step.on({"dp": ranks}),
-        "ZeRO-1": step.on({"dp": ranks}, zero1="reduce_scatter"),
+        "DDP": replicated,
+        "ZeRO-1": replace(replicated, zero1="distributed"),
         "ZeRO-2": replace(sharded, reshard=False),
         "ZeRO-3": sharded,
     }
@@ -164,8 +167,7 @@ def render_state(step: StepSpec) -> str:
     rows: dict[str, list[str]] = {}
     for ranks in rank_counts:
         for name, spec in build_zero_specs(step, ranks).items():
-            state = memory_of(spec.positions[0]).state / GIGA
-            rows.setdefault(name, []).append(f"{state:.1f}")
+            rows.setdefault(name, []).append(f"{held_state(spec) / GIGA:.1f}")
     head = ("ranks", *map(str, rank_counts))
     return render_table(head, ((name, *cells) for name, cells in rows.items()))
 
@@ -193,9 +195,10 @@ def describe_mesh(step: StepSpec, pp: int, tp: int) -> str:
     data_ranks = GPUS // (pp * tp)
     if data_ranks == 0:
         return "-"
-    zero1 = "reduce_scatter" if data_ranks > 1 else ""
-    spec = step.on({"dp": data_ranks, "pp": pp, "tp": tp}, zero1=zero1).with_batch(GLOBAL_BATCH)
-    if spec.refusal():
+    spec = place_step(step, ParallelDims(dp=data_ranks, pp=pp, tp=tp)).with_batch(GLOBAL_BATCH)
+    if data_ranks > 1:
+        spec = replace(spec, zero1="distributed")
+    if spec.find_broken_rule():
         return "not divisible"
     mfus = []
     for checkpointing in CHECKPOINTINGS:
@@ -230,7 +233,8 @@ def iterate_context_rows(step: StepSpec) -> Iterator[tuple[str, ...]]:
     for ranks in (2, 4, 8):
         cells = []
         for method in ("zigzag", "ulysses", "allgather_kv"):
-            sent = attention_bytes(step.on({"cp": ranks}, cp_method=method).at(0))
+            spec = replace(place_step(step, ParallelDims(cp=ranks)), cp_method=method)
+            sent = attention_bytes(spec.rank_view(0))
             forward_mb = sum(sent["forward"].values()) / 1e6
             backward_mb = sum(sent["backward"].values()) / 1e6
             cells.append(f"{forward_mb:.0f} + {backward_mb:.0f}")

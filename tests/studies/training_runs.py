@@ -13,7 +13,9 @@ import msgspec
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.planner.candidates import splits
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
+from parbench.workloads.planner.candidates import place_step, splits
 from parbench.workloads.planner.dry_run import DryRun, dry_run
 from parbench.workloads.planner.hardware import OVERLAP, PRESETS, Hardware
 from parbench.workloads.planner.models import model_of
@@ -70,7 +72,7 @@ def compute_executed_teraflops(step: DryRun) -> float:
     attention = shape.sequence / (6 * h)
     head = shape.vocabulary / (16 * layers * h)
     flops = 96 * spec.tokens * layers * h**2 * (1 + attention + head)
-    return flops / step.seconds / spec.world / 1e12
+    return flops / step.seconds / spec.ranks / 1e12
 
 
 def compute_masked_teraflops(step: DryRun) -> float:
@@ -78,16 +80,16 @@ def compute_masked_teraflops(step: DryRun) -> float:
     shape, spec = step.spec.shape, step.spec
     masked_flops = 6.0 * shape.layers * shape.heads * shape.head_size * shape.sequence
     flops = flops_per_token(shape, spec.moe) - masked_flops
-    return step.tokens_per_second * flops / spec.world / 1e12
+    return step.tokens_per_second * flops / spec.ranks / 1e12
 
 
 EXECUTED_TERAFLOPS = Metric("TFLOP/s", compute_executed_teraflops)
 MASKED_TERAFLOPS = Metric("TFLOP/s", compute_masked_teraflops)
 MODEL_TERAFLOPS = Metric("TFLOP/s", lambda step: step.model_flops_per_second / 1e12)
-TOKENS_PER_GPU = Metric("tokens/s/GPU", lambda step: step.tokens_per_second / step.spec.world)
+TOKENS_PER_GPU = Metric("tokens/s/GPU", lambda step: step.tokens_per_second / step.spec.ranks)
 STEP_SECONDS = Metric("s", lambda step: step.seconds)
 GPU_HOURS = Metric(
-    "GPU h/T tokens", lambda step: 1e12 / step.tokens_per_second * step.spec.world / 3600
+    "GPU h/T tokens", lambda step: 1e12 / step.tokens_per_second * step.spec.ranks / 3600
 )
 
 
@@ -129,7 +131,9 @@ def _megatron() -> Iterator[TrainingRun]:
         )
         yield TrainingRun(
             name=f"GPT {billions:g} B",
-            spec=step.on({"dp": gpus // tp // pp, "pp": pp, "tp": tp}).with_batch(batch),
+            spec=place_step(step, ParallelDims(dp=gpus // tp // pp, pp=pp, tp=tp)).with_batch(
+                batch
+            ),
             hardware=A100,
             quoted=quoted,
             metric=EXECUTED_TERAFLOPS,
@@ -147,7 +151,7 @@ def _scaling() -> Iterator[TrainingRun]:
     ):
         yield TrainingRun(
             name="GPT 175 B, ZeRO-3",
-            spec=step.on({"fsdp": gpus}, microbatch=1536 // gpus),
+            spec=replace(place_step(step, ParallelDims(fsdp=gpus)), microbatch=1536 // gpus),
             hardware=SELENE_ONE_CARD,
             quoted=zero3_quoted,
             metric=EXECUTED_TERAFLOPS,
@@ -155,7 +159,7 @@ def _scaling() -> Iterator[TrainingRun]:
         )
         yield TrainingRun(
             name="GPT 175 B",
-            spec=step.on({"dp": gpus // 96, "pp": 12, "tp": 8}).with_batch(1536),
+            spec=place_step(step, ParallelDims(dp=gpus // 96, pp=12, tp=8)).with_batch(1536),
             hardware=SELENE_ONE_CARD,
             quoted=pipeline_quoted,
             metric=EXECUTED_TERAFLOPS,
@@ -177,12 +181,14 @@ def _selective() -> Iterator[TrainingRun]:
             shape=_gpt_shape(layers, hidden, heads),
             checkpointing="selective",
             microbatch=microbatch,
-            schedule="interleaved" if interleaved else "1f1b",
-            chunks=virtual_stages if interleaved else 0,
+            pipeline_options=PipelineOptions(
+                schedule="interleaved" if interleaved else "1f1b",
+                stages_per_rank=virtual_stages if interleaved else 0,
+            ),
         )
         yield TrainingRun(
             name=f"GPT {billions} B",
-            spec=step.on({"pp": pp, "tp": 8}).with_batch(batch),
+            spec=place_step(step, ParallelDims(pp=pp, tp=8)).with_batch(batch),
             hardware=A100,
             quoted=quoted_mfu * A100.flops_per_second / 1e12,
             metric=MODEL_TERAFLOPS,
@@ -196,9 +202,8 @@ def _llama3_405b() -> Iterator[TrainingRun]:
     The source has eight stages per rank, of which the first and the last rank leave one without
     layers. Here 126 layers are split over seven stages per rank.
     """
-    step = replace(
-        model_of("llama3-405b"), schedule="interleaved", chunks=7, zero1="reduce_scatter"
-    )
+    options = PipelineOptions(schedule="interleaved", stages_per_rank=7)
+    step = replace(model_of("llama3-405b"), pipeline_options=options, zero1="distributed")
     split = splits(step.shape, None, 16, 7, "interleaved")[-1]
     for gpus, cp, sequence, batch, quoted in (
         (8192, 1, 8192, 2048, 430),
@@ -207,7 +212,10 @@ def _llama3_405b() -> Iterator[TrainingRun]:
     ):
         shape = replace(step.shape, sequence=sequence)
         mesh = {"dp": gpus // 128 // cp, "pp": 16, "cp": cp, "tp": 8}
-        spec = replace(step, shape=shape, split=split, cp_method="allgather_kv").on(mesh)
+        spec = place_step(
+            replace(step, shape=shape, cp_method="allgather_kv").with_pipeline(split=split),
+            ParallelDims.from_sizes(mesh),
+        )
         yield TrainingRun(
             name=f"Llama 3 405B, {sequence} tokens",
             spec=spec.with_batch(batch),
@@ -237,7 +245,7 @@ def _torchtitan() -> Iterator[TrainingRun]:
         ("llama2-70b", 2, "full", 353),
     ):
         step = StepSpec(name=model, shape=shapes[model]) if model in shapes else model_of(model)
-        spec = step.on({"fsdp": 64}).checkpointed(checkpointing)
+        spec = place_step(step, ParallelDims(fsdp=64)).with_checkpointing(checkpointing)
         yield TrainingRun(
             name=model,
             spec=replace(spec, microbatch=microbatch),
@@ -259,7 +267,7 @@ def _mpt() -> Iterator[TrainingRun]:
         )
         yield TrainingRun(
             name=name,
-            spec=step.on({"fsdp": 64}).checkpointed(checkpointing),
+            spec=place_step(step, ParallelDims(fsdp=64)).with_checkpointing(checkpointing),
             hardware=H100,
             quoted=quoted,
             metric=MODEL_TERAFLOPS,
@@ -272,10 +280,10 @@ def _bloom() -> TrainingRun:
         name="bloom", shape=_gpt_shape(70, 14336, 112, vocabulary=250880), microbatch=2
     )
     split = splits(step.shape, None, 12, 1, "1f1b")[-1]
-    step = replace(step, checkpointing="full", split=split, zero1="reduce_scatter")
+    step = replace(step, checkpointing="full", zero1="distributed").with_pipeline(split=split)
     return TrainingRun(
         name="BLOOM 176B",
-        spec=step.on({"dp": 8, "pp": 12, "tp": 4}).with_batch(2048),
+        spec=place_step(step, ParallelDims(dp=8, pp=12, tp=4)).with_batch(2048),
         hardware=JEAN_ZAY,
         quoted=156,
         metric=EXECUTED_TERAFLOPS,
@@ -287,14 +295,13 @@ def _nemotron() -> TrainingRun:
     step = StepSpec(
         name="nemotron-4-340b",
         shape=Shape("gpt", 96, 18432, 96, 8, 73728, 4096, 256000),
-        schedule="interleaved",
-        chunks=8,
-        zero1="reduce_scatter",
+        pipeline_options=PipelineOptions(schedule="interleaved", stages_per_rank=8),
+        zero1="distributed",
         checkpointing="selective",
     )
     return TrainingRun(
         name="Nemotron-4 340B",
-        spec=step.on({"dp": 64, "pp": 12, "tp": 8}).with_batch(2304),
+        spec=place_step(step, ParallelDims(dp=64, pp=12, tp=8)).with_batch(2304),
         hardware=H100,
         quoted=8.0,
         metric=STEP_SECONDS,
@@ -306,7 +313,7 @@ def _nemo_llama3() -> TrainingRun:
     step = replace(model_of("llama3-70b"), checkpointing="full")
     return TrainingRun(
         name="llama3-70b, NeMo AutoModel",
-        spec=step.on({"fsdp": 32, "cp": 2}).with_batch(128),
+        spec=place_step(step, ParallelDims(fsdp=32, cp=2)).with_batch(128),
         hardware=H100,
         quoted=866.8,
         metric=TOKENS_PER_GPU,
@@ -325,10 +332,11 @@ def _deepseek() -> TrainingRun:
     )
     step = model_of("deepseek-v3", 4096)
     split = splits(step.shape, step.moe, 16, 1, "1f1b")[-1]
-    step = replace(step, split=split, checkpointing="selective", zero1="reduce_scatter")
+    step = replace(step, checkpointing="selective", zero1="distributed")
+    step = step.with_pipeline(split=split)
     return TrainingRun(
         name="DeepSeek-V3",
-        spec=step.on({"pp": 16, "dp": 128, "ep": 64}).with_batch(15360),
+        spec=place_step(step, ParallelDims.parse("pp=16,dp=128,ep=64")).with_batch(15360),
         hardware=msgspec.structs.replace(h800, efficiency=efficiency),
         quoted=180e3,
         metric=GPU_HOURS,

@@ -8,14 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import CpuFlash, num_pairs
-from parbench.workloads.context_parallel.context_case import ContextPlan, ulysses_of
-from parbench.workloads.context_parallel.context_step import core_of, make_groups
+from parbench.bench.world.world import World, make_group
+from parbench.workloads.context_parallel.attention import build_attention
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash, count_pairs
+from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
 from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.model.shapes import SHAPES, Shape
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.step.sent_bytes import record_calls
 
 BATCH = 2
 
@@ -113,31 +114,30 @@ class AttentionCase:
         """Draw q, k, v and the gradient of the output, the same on all ranks."""
         return self.block.draw(getattr(torch, self.dtype))
 
-    def make_plan(self, ranks: int) -> ContextPlan:
-        return ContextPlan(
-            method=self.method,
-            mask=self.mask,
-            sequence=self.sequence,
-            ranks=ranks,
-            ulysses=ulysses_of(self.method, self.ulysses, ranks),
-        )
-
-    def make_spec(self, plan: ContextPlan) -> StepSpec:
-        """Return a step whose attention is this one."""
-        shape = replace(
+    @property
+    def shape(self) -> Shape:
+        return replace(
             SHAPES["tiny"],
             hidden=self.heads * self.head_size,
             heads=self.heads,
             kv_heads=self.kv_heads,
             sequence=self.sequence,
         )
+
+    def split(self, ranks: int) -> SequenceSplit:
+        return split_sequence(
+            self.method, self.shape, ranks=ranks, ulysses=self.ulysses, mask=self.mask
+        )
+
+    def make_spec(self, split: SequenceSplit) -> StepSpec:
+        """Return a step whose attention is this one."""
         return StepSpec(
-            shape=shape,
-            mesh={"cp": plan.ranks},
+            shape=self.shape,
+            dims=ParallelDims(cp=split.ranks),
             microbatch=BATCH,
-            element_bytes=getattr(torch, self.dtype).itemsize,
-            cp_method=plan.method,
-            ulysses=plan.ulysses,
+            bytes_per_element=getattr(torch, self.dtype).itemsize,
+            cp_method=self.method,
+            ulysses=split.ulysses,
         )
 
 
@@ -150,12 +150,12 @@ class CountingKernel(CpuFlash):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         q, k, _, causal = args
-        self.forward_pairs += num_pairs(q, k, causal)
+        self.forward_pairs += count_pairs(q, k, causal)
         return super().forward(*args)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        _, q, k, *_, causal = args
-        self.backward_pairs += num_pairs(q, k, causal)
+        saved, k, _, causal = args
+        self.backward_pairs += count_pairs(saved.q, k, causal)
         return super().backward(*args)
 
 
@@ -174,16 +174,17 @@ class AttentionResult:
 
 def attend(world: World, case: AttentionCase) -> AttentionResult:
     """Attend over ranks to this rank's part of the same q, k and v, forward and backward."""
-    plan = case.make_plan(world.size)
-    axes = make_groups(world, plan)
+    split = case.split(world.size)
+    partitions = split.method.list_axis_groups(range(world.size), split.ulysses)
+    axes = {axis: make_group(world, groups) for axis, groups in partitions.items()}
     kernel = CountingKernel()
-    core = core_of(plan, world.rank, world.device, axes, kernel)
+    attention = build_attention(split, world.rank, world.device, axes, kernel)
     q, k, v, gradient = case.draw()
-    tokens = plan.tokens(world.rank)
+    tokens = split.list_tokens(world.rank)
     leaves = [tensor[:, :, tokens].requires_grad_() for tensor in (q, k, v)]
     outputs: list[Tensor] = []
-    forward_calls = counted(lambda: outputs.append(core(*leaves)), axes)
-    backward_calls = counted(
+    forward_calls = record_calls(lambda: outputs.append(attention(*leaves)), axes)
+    backward_calls = record_calls(
         lambda: torch.autograd.backward(outputs, gradient[:, :, tokens]), axes
     )
     for group in axes.values():
@@ -194,8 +195,8 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
     for leaf, expected in zip(leaves, reference.gradients, strict=True):
         assert leaf.grad is not None
         errors.append(compute_error(leaf.grad, expected, tokens))
-    planned_bytes = attention_bytes(case.make_spec(plan).at(0))
-    pairs = sum(plan.pairs(world.rank, step) for step in range(plan.num_steps))
+    planned_bytes = attention_bytes(case.make_spec(split).rank_view(0))
+    pairs = sum(split.count_pairs(world.rank, block) for block in range(split.num_blocks))
     return AttentionResult(
         errors=errors,
         sent_bytes={
@@ -205,7 +206,7 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
         expected_bytes={name: drop_zeros(sent) for name, sent in planned_bytes.items()},
         forward_pairs=kernel.forward_pairs,
         backward_pairs=kernel.backward_pairs,
-        expected_pairs=pairs * BATCH * case.heads // plan.ulysses,
+        expected_pairs=pairs * BATCH * case.heads // split.ulysses,
     )
 
 

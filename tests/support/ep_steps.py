@@ -6,37 +6,25 @@ from torch import Tensor
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.expert_step import EpStep
-from parbench.workloads.expert_parallel.layer_step import DispatchStep, LayerStep
+from parbench.workloads.expert_parallel.layer_step import DispatchBenchmark, LayerBenchmark
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from tests.support.training_steps import (
-    DEFINITION_BY_NAME,
-    SMALL_PARAMS,
-    Params,
-    build_small_step,
-)
+from tests.support.training_steps import DEFINITION_BY_NAME, SMALL_PARAMS, Params
 
 DROPS: Params = {"capacity": 0.75}
 BFLOAT16: Params = {"precision": "bfloat16"}
 
 
-def build_step(world: World, params: Params) -> EpStep:
-    step = build_small_step(world, "ep_step", params)
-    assert isinstance(step, EpStep)
-    return step
-
-
-def build_layer(world: World, params: Params) -> LayerStep:
+def build_layer(world: World, params: Params) -> LayerBenchmark:
     target = load_target(DEFINITION_BY_NAME["ep_layer"].target)
     step = target(world, **make_params("ep_layer", params))
-    assert isinstance(step, LayerStep)
+    assert isinstance(step, LayerBenchmark)
     return step
 
 
-def build_dispatch(world: World, params: Params) -> DispatchStep:
+def build_dispatch(world: World, params: Params) -> DispatchBenchmark:
     target = load_target(DEFINITION_BY_NAME["ep_dispatch"].target)
     step = target(world, **make_params("ep_dispatch", params))
-    assert isinstance(step, DispatchStep)
+    assert isinstance(step, DispatchBenchmark)
     return step
 
 
@@ -52,11 +40,11 @@ def misroute_token(layers: Iterable[MoeLayer]) -> None:
     """Let token 3 of each layer take the two experts with the lowest scores."""
 
     def forward(layer: MoeLayer, x: Tensor) -> Tensor:
-        if layer.given is None:
+        if layer.assigned_ids is None:
             scores = layer.router(x.flatten(0, 1))
-            routes = scores.topk(2).indices
-            routes[3] = (-scores[3]).topk(2).indices
-            layer.given = routes
+            expert_ids = scores.topk(2).indices
+            expert_ids[3] = (-scores[3]).topk(2).indices
+            layer.assigned_ids = expert_ids
         return MoeLayer.forward(layer, x)
 
     for layer in layers:

@@ -12,19 +12,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import backend_registration
 
+from parbench.workloads.context_parallel.attention import (
+    build_attention,
+    install_attention,
+)
 from parbench.workloads.context_parallel.attention_kernel import (
     CudaEfficient,
     CudaFlash,
     Kernel,
 )
-from parbench.workloads.context_parallel.attention_methods import RingAttention
-from parbench.workloads.context_parallel.context_case import ContextPlan
-from parbench.workloads.context_parallel.context_step import attend_by
-from parbench.workloads.expert_parallel.moe_case import moe_of
-from parbench.workloads.expert_parallel.moe_layer import MoeLayer, aux_loss
+from parbench.workloads.context_parallel.sequence_split import split_sequence
+from parbench.workloads.expert_parallel.moe_case import make_moe
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer, pop_aux_loss
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import SHAPES, Shape
-from parbench.workloads.model.transformer import Transformer, loss_of
+from parbench.workloads.model.transformer import Transformer, compute_loss
 
 NAME = "fake_gpu"
 DEVICE = f"{NAME}:0"
@@ -37,8 +39,8 @@ def keep_model(model: Transformer, shape: Shape) -> None:
 
 def put_experts(model: Transformer, shape: Shape) -> None:
     """Replace FFNs by experts that drop nothing, so that the host has nothing to read."""
-    moe = moe_of({"microbatch": 2, "aux": 0.1}, shape, 1)
-    for layer in model.layers:
+    moe = make_moe({"microbatch": 2, "aux": 0.1}, shape, 1)
+    for layer in model.layers.values():
         layer.ffn = MoeLayer(shape, moe)
 
 
@@ -52,11 +54,10 @@ def put_efficient_attention(model: Transformer, shape: Shape) -> None:
 
 def put_attention(model: Transformer, shape: Shape, kernel: Kernel) -> None:
     """Let layers attend by blocks, as context parallelism does."""
-    plan = ContextPlan(
-        method="ring", mask="causal", sequence=shape.sequence, ranks=1, ulysses=1
-    )
+    split = split_sequence("ring", shape, ranks=1)
+    attention = build_attention(split, 0, torch.device(DEVICE), {}, kernel)
     positions = torch.arange(shape.sequence, device=DEVICE)
-    attend_by(model, RingAttention(None, kernel, [plan.tiles(0, 0)]), positions)
+    install_attention(model, attention, positions)
 
 
 def train(shape: Shape, change: Callable[[Transformer, Shape], None]) -> None:
@@ -65,7 +66,7 @@ def train(shape: Shape, change: Callable[[Transformer, Shape], None]) -> None:
         model = Transformer(shape)
         change(model, shape)
     tokens = torch.zeros(2, shape.sequence + 1, dtype=torch.int64, device=DEVICE)
-    loss = loss_of(model, tokens) + aux_loss(model)
+    loss = compute_loss(model, tokens) + pop_aux_loss(model)
     loss.backward()  # type: ignore[no-untyped-call]
     make_optimizer(model.parameters(), DTYPE).step()
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 
 
 class FakeTime:
@@ -20,8 +20,8 @@ class FakeTime:
         self.sleeps.append(seconds)
         self.now += seconds + self.late_seconds
 
-    def waiter(self) -> TimedCompute:
-        return TimedCompute(torch.device("cpu"), self.clock, self.sleep)
+    def waiter(self) -> SimulatedCompute:
+        return SimulatedCompute(torch.device("cpu"), self.clock, self.sleep)
 
 
 class HeldTime:

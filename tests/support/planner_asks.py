@@ -1,10 +1,11 @@
 """Steps, searches and hardware for the tests of the planner and of its cost formulas."""
 
+from dataclasses import replace
 from typing import Any
 
-from parbench.bench.plan.groups import parse_mesh
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.planner.candidates import Wanted
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.planner.candidates import Wanted, place_step
 from parbench.workloads.planner.hardware import PRESETS, Efficiency, Hardware
 from parbench.workloads.planner.models import model_of
 
@@ -33,7 +34,10 @@ def make_spec(
 ) -> StepSpec:
     """Return a step of a named model, or of another step's model, on a mesh."""
     step = model_of(model) if isinstance(model, str) else model
-    return step.on(parse_mesh(mesh), **params)
+    names = {"schedule": "schedule", "chunks": "stages_per_rank", "split": "split"}
+    options = {field: params.pop(name) for name, field in names.items() if name in params}
+    spec = place_step(step.with_pipeline(**options), ParallelDims.parse(mesh))
+    return replace(spec, **params)
 
 
 def make_request(

@@ -4,51 +4,40 @@ A fault that an option plants would make another case, which is not compared.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from typing import Any
 
-import torch.distributed as dist
+from torch import nn
 
 from parbench import cli
 from parbench.bench.plan.cases import load_catalogue
-from parbench.bench.plan.params import Value
+from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
-from parbench.workloads.costs import strategies
-from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.data_parallel.fsdp import lay_out_fsdp
-from parbench.workloads.model.transformer import Transformer, materialise
-from parbench.workloads.step.gate import prepared
-from parbench.workloads.step.layout import Layout
-from parbench.workloads.step.training_step import TrainingStep
+from parbench.workloads.parallel import data_parallel
+from parbench.workloads.step.train_step import TrainStep
 
 VARIABLE = "PLANTED"
 
 
-def fsdp(world: World) -> TrainingStep:
-    """Prepare a step of FSDP; `PLANTED=unsharded` leaves its embedding unsharded."""
-    is_planted = os.environ.get(VARIABLE) == "unsharded"
-    lay_out = lay_out_with_full_embedding if is_planted else lay_out_fsdp
-    prepare = prepared(lay_out, strategies.fsdp, outlined=True)
+def fsdp(world: World) -> TrainStep:
+    """Prepare a step of FSDP; `PLANTED=unsharded` never frees its parameters after forward."""
     [definition] = [
         definition
         for definition in load_catalogue(cli.DEFINITIONS)
         if definition.name == "workload.fsdp"
     ]
+    if os.environ.get(VARIABLE) == "unsharded":
+        plant_gathered_units()
     size = {"shape": "tiny", "layers": 2, "microbatch": 1, "sequence": 32}
-    return prepare(world, **definition.complete(size))
+    step = load_target(definition.target)(world, **definition.complete(size))
+    assert isinstance(step, TrainStep)
+    return step
 
 
-def lay_out_with_full_embedding(
-    model: Transformer, world: World, spec: StepSpec, params: Mapping[str, Value]
-) -> Layout:
-    """Leave the embedding on every rank, and average its gradient as DDP does."""
-    materialise(model.tokens, world.seed, world.device, "tokens")
-    [embedding] = model.tokens.parameters()
+def plant_gathered_units() -> None:
+    """Let FSDP keep the parameters of every unit from forward to backward."""
+    shard_modules = data_parallel.shard_modules
 
-    def average_gradient() -> None:
-        assert embedding.grad is not None
-        dist.all_reduce(embedding.grad, group=world.group)
-        embedding.grad.div_(world.size)
+    def shard(modules: list[nn.Module], mesh: Any, **options: Any) -> Any:
+        return shard_modules(modules, mesh, **{**options, "reshard": False})
 
-    layout = lay_out_fsdp(model, world, spec, params, [embedding])
-    return replace(layout, finalize_gradients=average_gradient)
+    data_parallel.shard_modules = shard

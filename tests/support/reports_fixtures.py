@@ -106,7 +106,6 @@ def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> M
         "idle": 0.06,
         "residual": 0.02,
         "ect": 0.33,
-        "comm_wait": 0.25,
         "straggler_wait": 0.04,
         "compute_slowdown": 0.05,
     }
@@ -326,7 +325,7 @@ def context_case(method: str = "ring", sequence: int = 64, **params: Any) -> Cas
         "shape": "tiny",
         "sequence": sequence,
         "microbatch": 4,
-        "method": method,
+        "cp_method": method,
     }
     return make_case("workload.cp", target, {**shape, **params})
 

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from parbench.bench.world.world import World
 from parbench.workloads.torch_internals import (
-    fake_group,
+    find_group,
     forget_meshes,
-    group_named,
+    make_fake_group,
 )
 from tests.support.ranks import Ranks
 
@@ -22,17 +22,17 @@ THIS_MODULE = "tests.workloads.test_torch_internals"
 
 def use_fake_group(world: World) -> tuple[list[float], list[int]]:
     """Return a sum over a fake group, which only rank 0 computes, and the group's ranks."""
-    group = fake_group(world.group)
+    group = make_fake_group(world.group)
     name = group.group_name
     tensor = torch.full((3,), 5.0)
     if world.rank == 0:
         dist.all_reduce(tensor, group=group)
     world.barrier()
     ranks = dist.get_process_group_ranks(group)
-    assert group_named(name) is group
+    assert find_group(name) is group
     dist.destroy_process_group(group)
     with pytest.raises(RuntimeError):
-        group_named(name)
+        find_group(name)
     return tensor.tolist(), ranks
 
 

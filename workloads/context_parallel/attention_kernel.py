@@ -1,250 +1,308 @@
-"""Attention of a rank's queries, block by block of keys and values: kernels, tile by tile, merged by log-sum-exp.
+"""Attention of a rank's queries over blocks of keys: fused kernels, and their merged results.
 
-A kernel's forward takes q (b, a, r, d) and k, v (b, a_kv, t, d) to the output and the log-sum-exp (b, a, r) in float32;
-a causal block is square, and its i-th query sees i + 1 keys. Backward takes those of *all* of a query's blocks: then
-P = exp(q k^T / sqrt(d) - lse) is this block's part of the whole softmax, and its gradients of q, k and v are this
-block's part of the whole gradients.
+Shapes: queries are (b, a, r, d), keys and values (b, a_kv, t, d), and the log-sum-exp (b, a, r) in
+float32. A kernel's backward pass takes the output and the log-sum-exp over *all* blocks of a query.
+P = exp(q k^T / sqrt(d) - lse) is then the block's part of the full softmax, and the gradients are
+the block's part of the full gradients.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
-from parbench.workloads.context_parallel.context_case import ContextPlan, Tile, Tiles
-from parbench.workloads.model.timed_compute import TimedCompute
+from parbench.workloads.context_parallel.sequence_split import SequenceSplit
+from parbench.workloads.context_parallel.tiles import Tile
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 
 _aten = torch.ops.aten
 
-Grads = tuple[Tensor, Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""Gradients of queries, keys and values."""
+
+
+class SavedQueries(NamedTuple):
+    """Queries (b, a, r, d) with their output and log-sum-exp over all blocks, for backward."""
+
+    q: Tensor
+    output: Tensor
+    lse: Tensor
+    output_gradient: Tensor
+
+
+class Kernel(Protocol):
+    """Attention of a block. If it is causal, it is square, and query i attends to i + 1 keys."""
+
+    name: str
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Return the output and the log-sum-exp."""
+
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients: ...
 
 
 class CpuFlash:
-    """torch's fused kernel for CPUs; keys and values may have fewer heads."""
+    """Torch's fused kernel for CPUs. Keys and values may have fewer heads."""
 
     name = "flash_cpu"
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-        return out, lse
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
+        return output, lse
 
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Grads:
-        given = (dout, q, k, v, out, lse, 0.0, causal)
-        dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*given)
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            saved.output_gradient, saved.q, k, v, saved.output, saved.lse, 0.0, is_causal
+        )
         return dq, dk, dv
 
 
 class CudaFlash:
-    """FlashAttention on CUDA, in 16 bit, heads of a multiple of 8 up to 256, compute capability 8.0 and above."""
+    """FlashAttention on CUDA, in 16 bits.
+
+    Head sizes are multiples of 8 up to 256. The compute capability is 8.0 or above.
+    """
 
     name = "flash_cuda"
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
-        return out, lse
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        output, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)
+        return output, lse
 
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Grads:
-        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        lengths = (None, None, q.shape[2], k.shape[2])
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=k.device)
+        lengths = (None, None, saved.q.shape[2], k.shape[2])
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
-            dout, q, k, v, out, lse.contiguous(), *lengths, 0.0, causal, no_dropout, no_dropout[0]
+            saved.output_gradient,
+            saved.q,
+            k,
+            v,
+            saved.output,
+            saved.lse.contiguous(),
+            *lengths,
+            0.0,
+            is_causal,
+            no_dropout,
+            no_dropout[0],
         )
         return dq, dk, dv
 
 
 class CudaEfficient:
-    """Memory-efficient attention on CUDA: float32, older GPUs, and head sizes that FlashAttention does not take.
+    """Memory-efficient attention on CUDA: float32, older GPUs, and other head sizes.
 
-    Queries, keys and values have as many heads each. The kernel pads the log-sum-exp to a multiple of 32 rows, with
-    infinity, which makes a padded row's probabilities zero. Its backward takes the output and the output's gradient to
-    lie in memory as (b, s, a, d), as forward writes the output, whatever their strides say.
+    The kernel needs as many heads of keys as of queries. It pads the log-sum-exp to a multiple of
+    32 rows with infinity, so that the probabilities of padded rows are zero. Its backward pass
+    reads the output and its gradient as if they were stored as (b, s, a, d), as forward writes the
+    output, whatever their strides are.
     """
 
     name = "efficient_cuda"
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        k, v = (self._repeat_heads(x, q) for x in (k, v))
-        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(
-            q, k, v, None, True, 0.0, causal
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        keys, values = _repeat_heads(k, q), _repeat_heads(v, q)
+        output, lse, *_ = _aten._scaled_dot_product_efficient_attention(
+            q, keys, values, None, True, 0.0, is_causal
         )
-        return out, lse[:, :, : q.shape[2]]
+        return output, lse[:, :, : q.shape[2]]
 
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Grads:
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        q = saved.q
         no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
-        lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=torch.inf)
-        keys, values = (self._repeat_heads(x, q) for x in (k, v))
-        dout, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (dout, out))
+        padded_lse = F.pad(saved.lse, (0, -q.shape[2] % 32), value=torch.inf)
+        needs_gradient = [True, True, True, False]
         dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
-            dout,
+            _store_by_position(saved.output_gradient),
             q,
-            keys,
-            values,
+            _repeat_heads(k, q),
+            _repeat_heads(v, q),
             None,
-            out,
-            lse,
+            _store_by_position(saved.output),
+            padded_lse,
             no_dropout,
             no_dropout,
             0.0,
-            [True, True, True, False],
-            causal,
+            needs_gradient,
+            is_causal,
         )
-        dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(dim=2) for x in (dk, dv))
-        return dq, dk, dv
-
-    def _repeat_heads(self, x: Tensor, q: Tensor) -> Tensor:
-        return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+        return dq, _sum_repeated_heads(dk, k), _sum_repeated_heads(dv, v)
 
 
-class Timed:
-    """Waits so long for each pair of a query and a key that one sees, and twice that in backward; computes nothing."""
+def _repeat_heads(x: Tensor, queries: Tensor) -> Tensor:
+    return x.repeat_interleave(queries.shape[1] // x.shape[1], dim=1)
 
-    name = "timed"
 
-    def __init__(self, waiter: TimedCompute, seconds_per_pair: float) -> None:
-        self._waiter, self._seconds_per_pair = waiter, seconds_per_pair
+def _sum_repeated_heads(gradient: Tensor, x: Tensor) -> Tensor:
+    batch, heads, rows, size = x.shape
+    return gradient.reshape(batch, heads, -1, rows, size).sum(dim=2)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        with self._waiter.waiting(self._seconds_per_pair * num_pairs(q, k, causal)):
+
+def _store_by_position(x: Tensor) -> Tensor:
+    """Return (b, a, s, d) that is stored as (b, s, a, d)."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+class SimulatedAttention:
+    """Takes time for each pair of a query and a key, twice as long in backward. Results are 0."""
+
+    name = "simulated"
+
+    def __init__(self, compute: SimulatedCompute, seconds_per_pair: float) -> None:
+        self._compute = compute
+        self.seconds_per_pair = seconds_per_pair
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+        with self._compute.taking(self.seconds_per_pair * count_pairs(q, k, is_causal)):
             return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=torch.float32)
 
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-    ) -> Grads:
-        with self._waiter.waiting(2 * self._seconds_per_pair * num_pairs(q, k, causal)):
-            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
+        pairs = count_pairs(saved.q, k, is_causal)
+        with self._compute.taking(2 * self.seconds_per_pair * pairs):
+            return torch.zeros_like(saved.q), torch.zeros_like(k), torch.zeros_like(v)
 
 
-Kernel = CpuFlash | CudaFlash | CudaEfficient | Timed
+def make_simulated_attention(
+    compute: SimulatedCompute,
+    layer_seconds: float,
+    split: SequenceSplit,
+    *,
+    microbatch: int,
+    heads: int,
+) -> SimulatedAttention:
+    """Return attention whose forward pass takes ``layer_seconds`` on average over ranks.
+
+    ``heads`` are those of a rank before context parallelism distributes them.
+    """
+    pairs_per_rank = microbatch * heads * split.num_pairs / split.ranks
+    return SimulatedAttention(compute, layer_seconds / pairs_per_rank)
 
 
-def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
-    """Return the fused kernel of a device for a type and head size; FlashAttention where it takes them."""
+def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
+    """Return FlashAttention if the device, the type and the head size allow it."""
     if device.type == "cpu":
         return CpuFlash()
-    fits = dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0 and head_size <= 256
-    return (
-        CudaFlash()
-        if fits and torch.cuda.get_device_capability(device) >= (8, 0)
-        else CudaEfficient()
-    )
+    has_16_bits = dtype in (torch.bfloat16, torch.float16)
+    has_flash_size = head_size % 8 == 0 and head_size <= 256
+    is_recent = torch.cuda.get_device_capability(device) >= (8, 0)
+    can_use_flash = has_16_bits and has_flash_size and is_recent
+    return CudaFlash() if can_use_flash else CudaEfficient()
 
 
-def waiting_kernel(
-    seconds: float, plan: ContextPlan, *, microbatch: int, heads: int, waiter: TimedCompute
-) -> Timed:
-    """Return attention that waits: ``seconds`` a layer on the mean rank of a plan, which has so many heads."""
-    return Timed(waiter, seconds * plan.ranks / (microbatch * heads * plan.all_pairs()))
+def count_pairs(q: Tensor, k: Tensor, is_causal: bool) -> int:
+    """Return the pairs of a query and a key in a block, over batch and query heads."""
+    batch, heads, rows, _ = q.shape
+    pairs = rows * (rows + 1) // 2 if is_causal else rows * k.shape[2]
+    return batch * heads * pairs
 
 
-def num_pairs(q: Tensor, k: Tensor, causal: bool) -> int:
-    """Return the pairs of a query and a key that a block's kernel is asked for, over batch and query heads."""
-    rows, columns = q.shape[2], k.shape[2]
-    return q.shape[0] * q.shape[1] * (rows * (rows + 1) // 2 if causal else rows * columns)
+class OnlineSoftmax:
+    """Attention of queries (b, a, s, d) over all blocks so far, in float32.
 
-
-class Merged:
-    """The attention of queries (b, a, s, d) over all blocks added so far, in float32; rows of none are 0 and -inf.
-
-    Two blocks' outputs o and log-sum-exps l become l' = log(e^l1 + e^l2), o' = e^(l1 - l') o1 + e^(l2 - l') o2 (online
-    softmax, arXiv 1805.02867; FlashAttention, arXiv 2205.14135).
+    Outputs o and log-sum-exps l of two blocks become l' = log(e^l1 + e^l2) and
+    o' = e^(l1 - l') o1 + e^(l2 - l') o2 (arXiv 1805.02867, FlashAttention, arXiv 2205.14135).
+    Queries without a block have output 0 and log-sum-exp -inf.
     """
 
     def __init__(self, queries: Tensor) -> None:
         self._dtype = queries.dtype
-        self._out = torch.zeros(queries.shape, dtype=torch.float32, device=queries.device)
+        batch, heads, rows, size = queries.shape
+        # Stored as (b, s, a, d), so that the output projection saves no copy of it.
+        by_position = torch.zeros(
+            batch, rows, heads, size, dtype=torch.float32, device=queries.device
+        )
+        self._output = by_position.transpose(1, 2)
         self.lse = torch.full(
             queries.shape[:3], -torch.inf, dtype=torch.float32, device=queries.device
         )
 
-    def add(self, rows: slice, out: Tensor, lse: Tensor) -> None:
-        """Merge a block's output (b, a, r, d) and finite log-sum-exp (b, a, r) into some rows."""
-        before = self.lse[:, :, rows]
-        after = torch.logaddexp(before, lse.float())
-        old_scale = (before - after).exp().unsqueeze(-1)
-        new_scale = (lse.float() - after).exp().unsqueeze(-1)
-        self._out[:, :, rows] = self._out[:, :, rows] * old_scale + out.float() * new_scale
-        self.lse[:, :, rows] = after
+    def add(self, rows: slice, output: Tensor, lse: Tensor) -> None:
+        """Add a block's output (b, a, r, d) and finite log-sum-exp (b, a, r) of some rows."""
+        old_lse = self.lse[:, :, rows]
+        new_lse = torch.logaddexp(old_lse, lse.float())
+        old_scale = (old_lse - new_lse).exp().unsqueeze(-1)
+        block_scale = (lse.float() - new_lse).exp().unsqueeze(-1)
+        self._output[:, :, rows] = (
+            self._output[:, :, rows] * old_scale + output.float() * block_scale
+        )
+        self.lse[:, :, rows] = new_lse
 
     def output(self) -> Tensor:
-        return self._out.to(self._dtype)
-
-
-class Saved(NamedTuple):
-    """What backward needs of the queries (b, a, s, d): output and log-sum-exp over all blocks, output's gradient."""
-
-    q: Tensor
-    out: Tensor
-    lse: Tensor
-    dout: Tensor
+        return self._output.to(self._dtype)
 
 
 class BlockAttention(ABC):
-    """The core of an attention whose q, k, v (b, a, s/c, d) are parts of the sequence's, over all ranks' keys.
+    """Attention of a rank's q, k and v (b, a, s/c, d) over the keys of all ranks.
 
-    ``tiles`` are those of each step. For backward a rank keeps its own q, k, v, output and log-sum-exp alone: other
-    ranks' keys and values come again.
+    A rank saves only its own q, k, v, output and log-sum-exp for the backward pass. The keys and
+    values of other ranks are sent again. ``rank`` is the number of the rank in the split.
     """
 
-    def __init__(self, kernel: Kernel, tiles: Tiles) -> None:
-        self.kernel, self.tiles = kernel, tiles
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        kernel: Kernel,
+        split: SequenceSplit,
+        rank: int,
+        device: torch.device,
+    ) -> None:
+        self.group = group
+        self.kernel = kernel
+        self.split = split
+        self.tiles = split.list_tiles(rank)
+        self.device = device
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = _BlockAttention.apply(q, k, v, self)  # type: ignore[no-untyped-call]
-        return out
+        output: Tensor = _BlockAttention.apply(q, k, v, self)  # type: ignore[no-untyped-call]
+        return output
 
     @abstractmethod
-    def forward(self, q: Tensor, kv: Tensor) -> Merged:
-        """Return the attention of this rank's queries, given its own keys and values (2, b, a_kv, s/c, d)."""
+    def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
+        """Return the attention of this rank's queries. ``kv`` (2, b, a_kv, s/c, d) is its own."""
 
     @abstractmethod
-    def backward(self, saved: Saved, kv: Tensor, dq: Tensor) -> Tensor:
-        """Return the gradients of this rank's keys and values, and add those of its queries to ``dq``, float32."""
+    def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
+        """Return the gradients of ``kv``, and add those of the queries to ``dq`` in float32."""
 
-    def add_block(self, step: int, q: Tensor, kv: Tensor, merged: Merged) -> None:
-        """Add to ``merged`` the attention of queries over a block of keys and values (2, b, a_kv, t, d)."""
-        for tile in self.tiles[step]:
-            queries, keys, values = (
-                q[:, :, tile.rows],
-                kv[0, :, :, tile.columns],
-                kv[1, :, :, tile.columns],
-            )
-            merged.add(tile.rows, *self.kernel.forward(queries, keys, values, tile.causal))
+    def add_block(self, block: int, q: Tensor, kv: Tensor, softmax: OnlineSoftmax) -> None:
+        """Add the attention of queries over a block of keys and values (2, b, a_kv, t, d)."""
+        for tile in self.tiles[block]:
+            queries = q[:, :, tile.rows]
+            keys, values = kv[:, :, :, tile.columns]
+            output, lse = self.kernel.forward(queries, keys, values, tile.is_causal)
+            softmax.add(tile.rows, output, lse)
 
-    def block_gradients(
-        self, tiles: Sequence[Tile], saved: Saved, kv: Tensor, dq: Tensor
+    def compute_gradients(
+        self, tiles: Sequence[Tile], saved: SavedQueries, kv: Tensor, dq: Tensor
     ) -> Tensor:
-        """Return the gradients of a block of keys and values, and add those of the queries to ``dq``; both float32."""
+        """Return a block's gradients of ``kv`` in float32, and add those of the queries to ``dq``."""
         d_kv = torch.zeros(kv.shape, dtype=torch.float32, device=kv.device)
         for tile in tiles:
-            q, out, lse, dout = (x[:, :, tile.rows] for x in saved)
-            k, v = kv[0, :, :, tile.columns], kv[1, :, :, tile.columns]
-            of_q, of_k, of_v = self.kernel.backward(dout, q, k, v, out, lse, tile.causal)
-            dq[:, :, tile.rows] += of_q
-            d_kv[0, :, :, tile.columns] += of_k
-            d_kv[1, :, :, tile.columns] += of_v
+            saved_rows = SavedQueries(*(tensor[:, :, tile.rows] for tensor in saved))
+            k, v = kv[:, :, :, tile.columns]
+            tile_dq, tile_dk, tile_dv = self.kernel.backward(saved_rows, k, v, tile.is_causal)
+            dq[:, :, tile.rows] += tile_dq
+            d_kv[0, :, :, tile.columns] += tile_dk
+            d_kv[1, :, :, tile.columns] += tile_dv
         return d_kv
 
 
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, core: BlockAttention) -> Tensor:
-        merged = core.forward(q, torch.stack((k, v)))
-        out = merged.output()
-        ctx.save_for_backward(q, k, v, out, merged.lse)
-        ctx.core = core
-        return out
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, attention: BlockAttention) -> Tensor:
+        softmax = attention.forward(q, torch.stack((k, v)))
+        output = softmax.output()
+        ctx.save_for_backward(q, k, v, output, softmax.lse)
+        ctx.attention = attention
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, output, lse = ctx.saved_tensors
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        d_kv = ctx.core.backward(Saved(q, out, lse, gradients[0]), torch.stack((k, v)), dq)
+        saved = SavedQueries(q, output, lse, gradients[0])
+        d_kv = ctx.attention.backward(saved, torch.stack((k, v)), dq)
         return dq.to(q.dtype), d_kv[0].to(k.dtype), d_kv[1].to(v.dtype), None

@@ -1,27 +1,33 @@
-"""Every call that a rank makes in a step: what, how large, how often, on which ranks. Pure.
+"""Every call that a rank makes in a step: operation, size, count and group of ranks. Pure.
 
-Sizes are nccl-tests': an all_gather's output, a reduce_scatter's input, what one rank of an all_to_all holds. Letters
-are those of ``Position.symbols``. Expected bytes, ``plan``, its ``--validate``, ``--explain`` and the search read this.
+Sizes are nccl-tests': an all_gather's output, a reduce_scatter's input, what one rank of an
+all_to_all has. The words of equations are those of ``RankView.symbols``. The expected bytes of a
+measured step and the planner read the same calls.
 """
 
-import re
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Protocol
 
 from parbench.bench.plan.catalogue import ONE
 from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
+from parbench.workloads.context_parallel.key_exchange import AttentionCall
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import (
     Kind,
-    elements_of,
-    layer_elements,
-    padded_elements,
-    tables_of,
+    Parts,
+    count_elements,
+    count_padded,
+    count_shard,
+    list_units,
 )
-from parbench.workloads.costs.step_spec import Position
+from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.expert_parallel.moe_case import list_exchanges
+from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
 
 _FACTORS: Mapping[str, Callable[[int], float]] = {
     **{spec.short_name: spec.busbw.compute for spec in CATALOGUE if spec.busbw},
@@ -29,53 +35,50 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
     "recv": lambda n: 0.0,  # the sender counts it
     "barrier": lambda n: 0.0,
 }
-_SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "(n - 1) / n")
-_FACTOR_TEXTS = {"all_reduce": "2 (n - 1) / n", **_SHARED}
-COUNT_BYTES = 8
-ROUTE_BYTES = 4
+_SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "({ranks} - 1) / {ranks}")
+_FACTOR_TEXTS = {"all_reduce": "2 * ({ranks} - 1) / {ranks}", **_SHARED}
+LOSS_BYTES = 4
 SOURCES = {
     "tp": "arXiv 1909.08053, 2205.05198",
     "cp": "arXiv 2310.01889 (ring), 2309.14509 (Ulysses)",
+    "ring": "arXiv 2310.01889",
+    "ulysses": "arXiv 2309.14509",
     "ep": "arXiv 2006.16668",
-    "etp": "this suite's own",
+    "etp": "parbench",
     "pp": "arXiv 2104.04473",
     "fsdp": "arXiv 1910.02054",
+    "efsdp": "arXiv 1910.02054",
     "dp": "arXiv 2006.15704",
     "edp": "arXiv 2006.15704",
 }
 
 
 def sent_bytes(operation: str, num_bytes: float, n: int) -> float:
-    """Return the bytes that the busiest rank's link carries in one ring-optimal call on ``n`` ranks.
+    """Return the bytes that the busiest rank sends in one ring-optimal call on ``n`` ranks.
 
-    ``num_bytes`` is the whole: an all_gather's output, a reduce_scatter's input, what one rank of an all_to_all holds.
-    The factors are nccl-tests' (doc/PERFORMANCE.md). For broadcast and reduce that is all of ``num_bytes``, though the
-    mean over the ranks of a chain is (n-1)/n of it: its last rank sends nothing.
+    ``num_bytes`` is the size of the call. The factors are nccl-tests' (doc/PERFORMANCE.md). For
+    broadcast and reduce that is all of ``num_bytes``, although the last rank of a chain sends
+    nothing.
     """
     if operation not in _FACTORS:
-        raise ValueError(f"operation({operation}) is none of {', '.join(_FACTORS)}")
+        raise ValueError(f"operation({operation}) is not one of {', '.join(_FACTORS)}")
     if n < 1:
         raise ValueError(f"n({n}) < 1")
-    return (
-        _FACTORS[operation](n) * num_bytes if n > 1 else 0.0
-    )  # one rank alone has nobody to send to
+    return _FACTORS[operation](n) * num_bytes if n > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Calls of one step that are alike: ``size`` bytes each, ``count`` times, on the ranks along ``group``'s axes.
+    """The equal calls of one step: ``size`` bytes each, ``count`` times."""
 
-    ``axis`` names what is shown as one; ``peer`` is the place on it that a message goes to, None of a collective.
-    """
-
-    axis: str
+    axis: str  # the name of the axis in metrics
     op: str
-    group: tuple[str, ...]
+    group: tuple[str, ...]  # the axes along which the ranks of the call differ
     ranks: int
     size: Equation
     count: Equation
-    why: str
-    peer: int | None = None
+    purpose: str
+    peer: int | None = None  # the pipeline rank that receives a message, None for a collective
 
     @cached_property
     def num_bytes(self) -> float:
@@ -91,14 +94,24 @@ class Call:
         return self.times * sent_bytes(self.op, self.num_bytes, self.ranks)
 
 
-def calls(at: Position) -> tuple[Call, ...]:
-    """Return the calls of a rank in a whole step; axes of one rank make none."""
-    made = (_tensor(at), _context(at), _experts(at), _pipeline(at), _shards(at), _sums(at))
-    return tuple(call for of in made for call in of if call.ranks > 1 and call.times)
+def list_calls(view: RankView) -> tuple[Call, ...]:
+    """Return the calls of a rank in a step. Groups of one rank make none."""
+    calls: list[Call] = []
+    for list_axis_calls in (
+        _list_tensor_calls,
+        _list_vocabulary_calls,
+        _list_context_calls,
+        _list_expert_calls,
+        _list_pipeline_calls,
+        _list_shard_calls,
+        _list_gradient_calls,
+    ):
+        calls += list_axis_calls(view)
+    return tuple(call for call in calls if call.ranks > 1 and call.times and call.num_bytes)
 
 
-class Sends(Protocol):
-    """A call, counted or by closed form: the bytes that a rank sends in it, over which axis."""
+class SentBytes(Protocol):
+    """The bytes that a rank sends over an axis in a call, counted or computed."""
 
     @property
     def axis(self) -> str: ...
@@ -106,363 +119,356 @@ class Sends(Protocol):
     def sent(self) -> float: ...
 
 
-def bytes_by_axis(of: Iterable[Sends], axes: Iterable[str] = ()) -> dict[str, float]:
-    """Return the bytes that a rank sends by axis, 0 over one of ``axes`` without calls."""
+def bytes_by_axis(calls: Iterable[SentBytes], axes: Iterable[str] = ()) -> dict[str, float]:
+    """Return the bytes that a rank sends by axis, 0 over those of ``axes`` without calls."""
     sent: defaultdict[str, float] = defaultdict(float, dict.fromkeys(axes, 0.0))
-    for call in of:
+    for call in calls:
         sent[call.axis] += call.sent
     return dict(sent)
 
 
-def equation_of(of: Iterable[Call]) -> Equation:
-    """Return the bytes of some calls as one equation: how often, how large, and nccl-tests' factor of each."""
+def sum_calls(calls: Iterable[Call]) -> Equation:
+    """Return the bytes of calls as one equation of counts, sizes and nccl-tests' factors."""
     terms: list[str] = []
     symbols: dict[str, float] = {}
-    for call in of:
-        ranks = "R" if symbols.get("R", call.ranks) == call.ranks else "X"
-        factor = _FACTOR_TEXTS.get(call.op, "").replace("n", ranks)
-        factors = (call.count.text, call.size.text, factor)
-        terms.append(" ".join(_bracketed(text) for text in factors if text not in ("", "1")))
-        symbols |= {**call.size.symbols, **call.count.symbols, ranks: call.ranks}
+    for call in calls:
+        ranks = "ranks" if symbols.get("ranks", call.ranks) == call.ranks else f"{call.axis}_ranks"
+        factor = _FACTOR_TEXTS.get(call.op, "1").format(ranks=ranks)
+        texts = [call.count.text, call.size.text, factor]
+        terms.append(" * ".join(_parenthesize(text) for text in texts if text != "1"))
+        symbols |= {**call.size.symbols, **call.count.symbols, ranks: float(call.ranks)}
     return Equation(text=" + ".join(terms), symbols=symbols)
 
 
-def _bracketed(text: str) -> str:
-    outside = re.sub(r"\([^()]*(\([^()]*\)[^()]*)*\)", "", text)
-    return f"({text})" if "+" in outside or "-" in outside else text
+def _parenthesize(text: str) -> str:
+    """Put a sum into parentheses."""
+    depth = 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0 and character in "+-":
+            return f"({text})"
+    return text
 
 
 def _call(
-    at: Position,
+    view: RankView,
     axis: str,
     op: str,
     size: str,
     count: str,
-    why: str,
+    purpose: str,
     *,
     group: tuple[str, ...] = (),
     ranks: int = 0,
     peer: int | None = None,
-    **own: float,
+    symbols: Mapping[str, float] = MappingProxyType({}),
 ) -> Call:
-    symbols = {**at.symbols, **own}
-    members = group or (axis,)
+    """Return a call whose equations use the words of the view and of ``symbols``."""
+    values = {**view.symbols, **symbols}
+    group = group or (axis,)
     return Call(
-        axis=at.spec.axis_names.get(axis, axis),
+        axis=axis,
         op=op,
-        group=members,
-        ranks=ranks or at.spec.ranks_of(members),
-        size=Equation(text=size, symbols=symbols),
-        count=Equation(text=count, symbols=symbols),
-        why=why,
+        group=group,
+        ranks=ranks or count_group_ranks(view.spec, group),
+        size=Equation(text=size, symbols=values),
+        count=Equation(text=count, symbols=values),
+        purpose=purpose,
         peer=peer,
     )
 
 
-def _times(*factors: str) -> str:
-    return " ".join(factor for factor in factors if factor != "1") or "1"
+def count_group_ranks(spec: StepSpec, group: tuple[str, ...]) -> int:
+    """Return the ranks of a group along axes; ``efsdp`` and ``edp`` are the experts' own."""
+    if group == ("efsdp",):
+        return spec.dims.expert_shards
+    if group == ("edp",):
+        return spec.dims.expert_replicas
+    return spec.dims.size(*group)
 
 
-def _tensor(at: Position) -> Iterator[Call]:
-    """TP: b s h e after attention and after the FFN, forward and backward, 8 b s h e (t-1)/t a layer.
+ACTIVATIONS = "tokens * hidden * bytes_per_element"
 
-    Four all_reduces, or with sequence parallelism as many all_gathers and reduce_scatters of the same bytes; Megatron
-    gathers two more again. Experts are not split, which halves it. A layer that is computed again stops before the
-    FFN's own sum. A split vocabulary gathers and scatters at both ends, whole ends gather; what every rank has whole
-    sums its gradients, of which it saw its part of a sequence.
+
+def _list_tensor_calls(view: RankView) -> Iterator[Call]:
+    """TP inside layers: activations after attention and after the FFN, forward and backward.
+
+    With sequence parallelism each sum is a reduce_scatter after a block, and an all_gather precedes
+    the block. Experts are not split by ``tp``. A recomputed layer stops before its last sum.
     """
-    spec = at.spec
-    blocks, layers = 1 if spec.moe else 2, "(L + D)" if at.dense_layers else "L"
-    early = 1 if spec.forwards == 2 and not spec.planned and not spec.moe else 0
-    passes = blocks * (spec.forwards + 1)
-    if not spec.sequence_parallel and not spec.own_tokens:
-        yield _call(
-            at, "tp", "all_reduce", "b s h e", f"{passes - early:g} {layers} M", "activations"
-        )
+    spec = view.spec
+    if spec.dims.tp == 1:
         return
-    ends = {
-        "vocabulary": at.embedding + at.head,
-        "tokens": 0,
-        "whole": 0 if spec.own_tokens else 2,
-    }[spec.ends]
-    gathers = f"({passes:g} {layers} + {ends}) M" if ends else f"{passes:g} {layers} M"
-    scatters = f"{passes - early:g} {layers} M"
-    if ends and spec.planned:
-        scatters = f"({passes - early:g} {layers} + {ends}) M"
-    yield _call(at, "tp", "all_gather", "b s h e", gathers, "activations")
-    yield _call(at, "tp", "reduce_scatter", "b s h e", scatters, "activations")
-    if spec.own_tokens:
-        return  # whose gradients are means over all ranks
-    if spec.ends == "whole":
-        norms = (2 * at.layers + 1) * (2 if spec.shape.recipe == "gpt" else 1)
-        yield _call(at, "tp", "all_reduce", "h e", "norms", "gradients of norms", norms=norms)
-    else:
-        whole = elements_of(at, "whole", ranks=spec.size("fsdp"), rank=at.coordinate["fsdp"])
-        yield _call(at, "tp", "all_reduce", "whole e", "1", "gradients of norms", whole=whole)
+    for layers, count in _list_layer_kinds(view):
+        if not count:
+            continue
+        blocks = 1 if layers == "moe_layers" else 2
+        passes = f"2 * {layers} + recomputed_{layers}"
+        gathers = f"{blocks} * ({passes}) * microbatches"
+        sums = gathers
+        if blocks == 2:
+            # Torch stops a recomputation when it has the last tensor that backward needs.
+            sums = f"(4 * {layers} + recomputed_{layers}) * microbatches"
+        if not spec.sequence_parallel:
+            yield _call(view, "tp", "all_reduce", ACTIVATIONS, sums, "activations")
+            continue
+        yield _call(view, "tp", "all_gather", ACTIVATIONS, gathers, "activations")
+        yield _call(view, "tp", "reduce_scatter", ACTIVATIONS, sums, "activations")
 
 
-@dataclass(frozen=True)
-class _Exchange:
-    """A call of attention over ``cp``, made so often in a layer's forward pass, and in its backward pass."""
-
-    axis: str
-    op: str
-    size: str
-    why: str
-    ranks: int
-    forward: int
-    backward: int
+def _list_layer_kinds(view: RankView) -> list[tuple[str, int]]:
+    """Return the symbols of the kinds of layers, and the number of a rank's layers of each."""
+    if view.spec.moe is None:
+        return [("layers", view.layers)]
+    moe_layers = view.layers - view.dense_layers
+    return [("moe_layers", moe_layers), ("dense_layers", view.dense_layers)]
 
 
-def _attention(at: Position) -> tuple[_Exchange, ...]:
-    """CP of attention: G j d / t elements of keys, and as many of values, in each forward and backward pass.
+def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
+    """TP at embedding and head, which are split by vocabulary, and sums of replicated gradients.
 
-    A ring passes both on in c - 1 hops; backward again, and the sums of their gradients in float32. allgather_kv
-    gathers both for each pass and scatters the sums of gradients. Ulysses exchanges queries, keys and values for heads,
-    and the result back, 2 b (s/c) h e (1 + g) (c-1)/c. usp is a ring of c / u ranks around exchanges among u.
+    The loss is computed from the ranks' parts of the logits: three all_reduces of a number per
+    token, the maximum, the sum of exponentials and the target's logit (arXiv 1909.08053).
     """
-    spec = at.spec
-    method, ranks = spec.cp_method, spec.size("cp")
-    keys, sums, inner = (
-        "keys and values",
-        "gradients of keys and values",
-        spec.ulysses if method == "usp" else ranks,
-    )
-    both, latent = "2 G j d", spec.shape.latent is not None
-    result = (
-        "G h e / t"
-        if spec.shape.heads * spec.shape.value_size == spec.shape.hidden
-        else "G a u e / t"
-    )
-    if latent:  # whose keys and values are of every head
-        both = "G a (d + u)"
-    if method == "allgather_kv":
-        size = f"{both} e c / t"
-        return (
-            _Exchange("cp", "all_gather", size, keys, ranks, 1, 1),
-            _Exchange("cp", "reduce_scatter", size, sums, ranks, 0, 1),
+    spec = view.spec
+    if spec.dims.tp == 1:
+        return
+    call = partial(_call, view, "tp")
+    if view.has_embedding and spec.sequence_parallel:
+        yield call("reduce_scatter", ACTIVATIONS, "microbatches", "embedding")
+        yield call("all_gather", ACTIVATIONS, "microbatches", "gradient of embedding")
+    elif view.has_embedding:
+        yield call("all_reduce", ACTIVATIONS, "microbatches", "embedding")
+    if view.has_head and spec.sequence_parallel:
+        yield call("all_gather", ACTIVATIONS, "microbatches", "input of head")
+        yield call("reduce_scatter", ACTIVATIONS, "microbatches", "gradient of head's input")
+    elif view.has_head:
+        yield call("all_reduce", ACTIVATIONS, "microbatches", "gradient of head's input")
+    if view.has_head:
+        yield call("all_reduce", f"tokens * {LOSS_BYTES}", "3 * microbatches", "loss")
+    if spec.sequence_parallel:
+        replicated = count_shard(view, "replicated")
+        size = "replicated_parameters * reduce_bytes"
+        yield call(
+            "all_reduce", size, "1", "gradients", symbols={"replicated_parameters": replicated}
         )
-    found: tuple[_Exchange, ...] = ()
-    if method in ("ulysses", "usp"):
-        axis = "cp" if method == "ulysses" else "ulysses"
-        first = "G a e (2 d + u) / t" if latent else "G d e (a + 2 j) / t"
-        sizes = ((first, "queries, keys and values"), (result, "results"))
-        found = tuple(_Exchange(axis, "all_to_all", size, why, inner, 1, 1) for size, why in sizes)
-    if method != "ulysses":
-        axis, ring = ("ring", ranks // inner) if method == "usp" else ("cp", ranks)
-        hops = ring - 1
-        found += (
-            _Exchange(axis, "send", f"{both} e / t", keys, ring, hops, hops),
-            _Exchange(axis, "send", f"{both} 4 / t", f"{sums} in float32", ring, 0, hops),
-        )
-    return found
 
 
-def attention_bytes(at: Position) -> dict[str, dict[str, float]]:
+def list_attention_calls(view: RankView) -> tuple[AttentionCall, ...]:
+    """Return the calls of a layer's attention for one microbatch."""
+    spec = view.spec
+    return spec.context_method.list_calls(spec.shape, spec.dims.cp, spec.ulysses_ranks)
+
+
+def attention_bytes(view: RankView) -> dict[str, dict[str, float]]:
     """Return the bytes that attention sends for one layer and microbatch, by direction and axis."""
-    found: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
-    for one in _attention(at):
-        sent = sent_bytes(one.op, Equation(text=one.size, symbols=at.symbols).value, one.ranks)
-        for direction, times in (("forward", one.forward), ("backward", one.backward)):
-            axis = found[direction]
-            axis[one.axis] = axis.get(one.axis, 0.0) + times * sent
-    return found
+    directions: dict[str, defaultdict[str, float]] = {
+        "forward": defaultdict(float),
+        "backward": defaultdict(float),
+    }
+    for call in list_attention_calls(view):
+        size = Equation(text=call.size, symbols=view.symbols).value
+        sent = sent_bytes(call.op, size, call.ranks)
+        for direction, times in (("forward", call.forward), ("backward", call.backward)):
+            directions[direction][call.axis] += times * sent
+    return {direction: dict(axes) for direction, axes in directions.items()}
 
 
-def _context(at: Position) -> Iterator[Call]:
-    for one in _attention(at) if at.spec.size("cp") > 1 else ():
-        count = _times(f"{at.spec.forwards * one.forward + one.backward:g}", "L M")
-        yield _call(at, one.axis, one.op, one.size, count, one.why, group=("cp",), ranks=one.ranks)
+def _list_context_calls(view: RankView) -> Iterator[Call]:
+    if view.spec.dims.cp == 1:
+        return
+    for call in list_attention_calls(view):
+        count = _count_passes(call.forward, call.backward, "layers")
+        yield _call(
+            view,
+            call.axis,
+            call.op,
+            call.size,
+            count,
+            call.why,
+            group=("cp",),
+            ranks=call.ranks,
+        )
 
 
-def _experts(at: Position) -> Iterator[Call]:
-    """EP where routes are even: k h e a token to its experts and back, each way; counts of tokens before them.
+def _count_passes(forward: int, backward: int, layers: str, *, is_repeated: bool = True) -> str:
+    """Return the calls of layers with so many per forward and backward pass of a microbatch."""
+    terms = [f"{forward + backward} * {layers}"]
+    if forward and is_repeated:
+        terms.append(f"{forward} * recomputed_{layers}")
+    return f"({' + '.join(terms)}) * microbatches"
 
-    Of ranks that split experts (etp) each takes the tokens of all X: tokens, weights and routes are gathered, sums
-    scattered.
-    """
-    spec, moe = at.spec, at.spec.moe
+
+def _list_expert_calls(view: RankView) -> Iterator[Call]:
+    """EP and etp with balanced routing, as the dispatcher describes its calls."""
+    spec, moe = view.spec, view.spec.moe
     if moe is None:
         return
-    layers = "(L - D) M" if at.dense_layers else "L M"
-    forward, both, each_way = (
-        f"{n:g} {layers}" for n in (spec.forwards, spec.forwards + 1, 2 * (spec.forwards + 1))
-    )
-    there_and_back = "tokens to their experts and back"
-    yield _call(
-        at, "ep", "all_to_all", "X n k h e", each_way, there_and_back, k=moe.top_k, X=moe.etp
-    )
-    if not spec.planned:
-        yield _call(
-            at, "ep", "all_to_all", f"E {COUNT_BYTES}", forward, "counts of tokens", E=moe.experts
-        )
-    for op, size, count in (
-        ("all_gather", "X n h e", both),
-        ("reduce_scatter", "X n h e", both),
-        ("all_gather", "X n k e", forward),
-        ("reduce_scatter", "X n k e", layers),
-        ("all_gather", f"X n k {ROUTE_BYTES}", forward),
-    ):
-        yield _call(
-            at,
-            "etp",
-            op,
-            size,
-            count,
-            "tokens, weights and routes of split experts",
-            k=moe.top_k,
-            X=moe.etp,
-        )
+    for axis, _, calls in list_exchanges(moe):
+        for call in calls:
+            # Selective checkpointing keeps the results of experts, so that only full repeats them.
+            is_repeated = spec.checkpointing == "full" and call.is_recomputed(moe.shared > 0)
+            count = _count_passes(
+                call.forward, call.backward, "moe_layers", is_repeated=is_repeated
+            )
+            yield _call(view, axis, call.op, call.size, count, call.purpose)
 
 
-def _pipeline(at: Position) -> Iterator[Call]:
-    """PP: b s h e a microbatch, boundary and direction, to each rank that holds a neighbouring stage."""
-    pp, last = at.spec.size("pp"), len(at.layers_by_stage) - 1
-    if pp == 1:
+def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
+    """PP: activations or their gradients, per microbatch, to each rank with a neighboring stage."""
+    pipeline = view.spec.pipeline
+    if pipeline is None:
         return
-    holder = {stage: rank for rank in range(pp) for stage in at.stages_of(rank)}
-    beside = [
-        holder[other]
-        for stage in at.stages
-        for other in (stage - 1, stage + 1)
-        if 0 <= other <= last
-    ]
-    for peer in sorted(set(beside) - {at.pp_rank}):
-        boundaries = beside.count(peer)
+    rank_by_stage = {
+        stage: rank for rank in range(view.spec.dims.pp) for stage in pipeline.stages_of(rank)
+    }
+    boundaries: Counter[int] = Counter()
+    for stage in view.stages:
+        for neighbor in (stage - 1, stage + 1):
+            if neighbor in rank_by_stage:
+                boundaries[rank_by_stage[neighbor]] += 1
+    for peer in sorted(boundaries.keys() - {view.pp_rank}):
         yield _call(
-            at,
+            view,
             "pp",
             "send",
-            "n h e",
-            "boundaries M",
+            "sharded_tokens * hidden * bytes_per_element",
+            "boundaries * microbatches",
             "activations",
             peer=peer,
-            boundaries=boundaries,
+            symbols={"boundaries": boundaries[peer]},
         )
 
 
-def _shards(at: Position) -> Iterator[Call]:
-    """FSDP: parameters gathered for each pass, gradients scattered: 3 Psi e (n-1)/n a microbatch, unit by unit.
+def _list_shard_calls(view: RankView) -> Iterator[Call]:
+    """FSDP: parameters are gathered for each pass and gradients scattered, unit by unit.
 
-    Psi is padded parameter by parameter. What stays gathered until backward is gathered once; a pipeline gathers its
-    stages and reduces once a step, 2 Psi e (n-1)/n.
+    Each parameter is padded. Norm and head stay gathered until backward. A pipeline gathers and
+    reduces once per step. HSDP all-reduces the shards of gradients over ``dp``.
     """
-    spec = at.spec
-    ranks = spec.size("fsdp")
-    if ranks == 1:
+    spec = view.spec
+    if not spec.dims.is_sharded:
         return
-    once = spec.size("pp") > 1
-    scatters = "M" if not once and (spec.planned or spec.each_microbatch) else "1"
-    tables, mixtures = tables_of(at), "(L - D)" if at.dense_layers else "L"
-    # a unit's symbol, how many are alike, its elements, who shard it, and whether it stays gathered
-    units = [
-        ("Psi", mixtures, padded_elements(tables.layers[0][1], ranks), "fsdp", False),
-        ("root", "1", padded_elements(tables.ends, ranks), "fsdp", spec.keeps_root),
-        (
-            "experts",
-            mixtures,
-            layer_elements(at, "routed") if spec.planned else 0,
-            "expert_shards",
-            False,
-        ),
-        *(
-            ("dense", "D", padded_elements(parts, ranks), "fsdp", False)
-            for _, parts in tables.layers[1:]
-        ),
-    ]
-    for symbol, alike, elements, group, kept in units:
-        rounds = "1" if once else "M" if kept or not spec.reshard else "2 M"
-        for op, times, why, width in (
-            ("all_gather", rounds, "parameters", "e"),
-            ("reduce_scatter", scatters, "gradients", spec.gradient_text),
-        ):
-            if elements:
-                own: dict[str, Any] = {symbol: elements}
-                yield _call(
-                    at,
-                    "fsdp",
-                    op,
-                    f"{symbol} {width}",
-                    _times(times, alike),
-                    why,
-                    group=(group,),
-                    **own,
-                )
+    shards, units = spec.dims.shard_size, list_units(view)
+    shard = partial(_list_unit_calls, view, "fsdp", spec.dims.shard_axes)
+    yield from shard("embedding", "1", count_padded(units.embeddings, shards))
+    yield from shard("norm_and_head", "1", count_padded(units.head, shards), is_kept=True)
+    for (layers, count), (_, parts) in zip(_list_layer_kinds(view), units.layers, strict=False):
+        if count:
+            yield from shard(layers.removesuffix("s"), layers, count_padded(parts, shards))
+    if spec.moe is not None:
+        experts = _count_experts(units.layers[0][1])
+        yield from _list_unit_calls(
+            view, "efsdp", ("efsdp",), "experts_of_layer", "moe_layers", experts
+        )
 
 
-def _sums(at: Position) -> Iterator[Call]:
-    """DP: gradients that a rank holds, all_reduced in buckets, 2 Psi e (n-1)/n, once or after each microbatch.
+def _count_experts(parts: Parts) -> int:
+    return sum(part.numel for part in parts if part.kind == "routed")
 
-    cp's ranks sum theirs too. Copies of experts sum theirs apart, and so do those of split attention whose ranks take
-    tokens of their own. ZeRO-1 as torch has it then broadcasts every parameter from the rank that updates it; as the
-    literature has it gradients are scattered and parameters gathered, the bytes of the sum.
-    """
-    spec = at.spec
-    rounds = "M" if spec.each_microbatch else "1"
-    dense: tuple[Kind, ...] = ("whole",) if spec.own_tokens else ("whole", "split")
-    data = ("dp", "cp", "tp") if spec.own_tokens else ("dp", "cp")
-    if spec.zero1 == "reduce_scatter":
-        yield from _scattered(at, data, rounds)
-        return
-    tables = tables_of(at)
-    if spec.keeps_root:  # HSDP: each unit's shard of gradients is summed over the replicas
-        shards = spec.size("fsdp")
-        for parts, passes in ((tables.layers[0][1], "L M"), (tables.ends, "M")):
-            shard = padded_elements(parts, shards) / shards
-            yield _call(at, "dp", "all_reduce", "Psi e", passes, "gradients", group=data, Psi=shard)
+
+def _list_unit_calls(
+    view: RankView,
+    axis: str,
+    group: tuple[str, ...],
+    unit: str,
+    count: str,
+    elements: int,
+    *,
+    is_kept: bool = False,
+) -> Iterator[Call]:
+    """Yield the calls of equal FSDP units, of which ``is_kept`` stays gathered until backward."""
+    spec = view.spec
+    symbol = f"{unit}_parameters"
+    call = partial(_call, view, symbols={symbol: elements})
+    if spec.dims.pp > 1:
+        gathers = "1"
+    elif is_kept or not spec.reshard:
+        gathers = "microbatches"
     else:
-        held = elements_of(at, *dense, ranks=spec.size("fsdp"), rank=at.coordinate["fsdp"])
-        yield _summed(at, "dp", data, held, rounds)
-    if spec.own_tokens:
-        split = elements_of(at, "split")
+        gathers = "2 * microbatches"
+    parameters = f"{symbol} * bytes_per_element"
+    gradients = f"{symbol} * reduce_bytes"
+    syncs = f"{spec.gradient_syncs}"
+    yield call(axis, "all_gather", parameters, _multiply(gathers, count), "parameters", group=group)
+    yield call(axis, "reduce_scatter", gradients, _multiply(syncs, count), "gradients", group=group)
+    shards = count_group_ranks(spec, group)
+    shard = f"{gradients} / {shards}"
+    yield call("dp", "all_reduce", shard, _multiply(syncs, count), "gradients of shards")
+
+
+def _multiply(*factors: str) -> str:
+    return " * ".join(factor for factor in factors if factor != "1") or "1"
+
+
+def _list_gradient_calls(view: RankView) -> Iterator[Call]:
+    """DP without FSDP: a rank's gradients are all-reduced in buckets over dp x cp.
+
+    Replicas of experts reduce theirs over ``edp``. ZeRO-1 scatters gradients and gathers
+    parameters, or as torch's ZeroRedundancyOptimizer broadcasts each parameter after the update.
+    """
+    spec = view.spec
+    if spec.dims.is_sharded:
+        return
+    for axis, group, kinds in _GRADIENT_GROUPS:
+        elements = count_elements(view, *kinds)
+        if not elements:
+            continue
+        if spec.zero1 == "distributed":
+            yield from _list_zero1_calls(view, axis, group, elements)
+            continue
+        buckets = spec.count_buckets(elements * spec.reduce_bytes)
         yield _call(
-            at,
-            "adp",
+            view,
+            axis,
             "all_reduce",
-            "Psi e",
-            "1",
-            "gradients of attention",
-            group=("dp",),
-            Psi=split,
+            "parameters * reduce_bytes / buckets",
+            _multiply(str(spec.gradient_syncs), "buckets"),
+            "gradients",
+            group=group,
+            symbols={"parameters": elements, "buckets": buckets},
         )
-    if spec.moe:
-        routed = elements_of(at, "routed") / (spec.expert_shards if spec.planned else 1)
-        yield _summed(at, "edp", ("edp",), routed, "1")
-    if spec.zero1 == "broadcast":
-        owned: defaultdict[int, int] = defaultdict(int)
-        for times, parts in (*tables.layers, (1, tables.ends)):
-            for part in parts:
-                owned[part.numel] += times
-        for numel, count in owned.items():
-            yield _call(
-                at,
-                "dp",
-                "broadcast",
-                "Psi e",
-                "owned",
-                "parameters",
-                group=data,
-                Psi=numel,
-                owned=count,
-            )
+    if spec.zero1 == "zero_redundancy":
+        yield from _list_broadcasts(view)
 
 
-def _scattered(at: Position, data: tuple[str, ...], rounds: str) -> Iterator[Call]:
-    """ZeRO-1 of the literature: each rank of those that hold the same gets its share of summed gradients."""
-    held = [("dp", data, elements_of(at, "whole", "split"))]
-    if at.spec.moe:
-        held.append(("edp", ("edp",), elements_of(at, "routed")))
-    for axis, group, elements in held:
-        ranks = at.spec.ranks_of(group)
-        whole = -(-elements // ranks) * ranks
-        size = f"Psi {at.spec.gradient_text}"
-        yield _call(at, axis, "reduce_scatter", size, rounds, "gradients", group=group, Psi=whole)
-        yield _call(at, axis, "all_gather", "Psi e", "1", "parameters", group=group, Psi=whole)
+_GRADIENT_GROUPS: tuple[tuple[str, tuple[str, ...], tuple[Kind, ...]], ...] = (
+    ("dp", ("dp", "cp"), ("replicated", "split")),
+    ("edp", ("edp",), ("routed",)),
+)
+"""The axis in metrics, the group, and the kinds of parameters whose gradients it reduces."""
 
 
-def _summed(at: Position, axis: str, group: tuple[str, ...], elements: float, rounds: str) -> Call:
-    buckets = at.spec.count_buckets(elements * at.spec.gradient_bytes)
-    size, times = f"Psi {at.spec.gradient_text} / buckets", _times(rounds, "buckets")
-    return _call(
-        at, axis, "all_reduce", size, times, "gradients", group=group, Psi=elements, buckets=buckets
-    )
+def _list_zero1_calls(
+    view: RankView, axis: str, group: tuple[str, ...], elements: int
+) -> Iterator[Call]:
+    """Yield the calls of ZeRO-1 (arXiv 1910.02054), with parameters padded to the ranks."""
+    ranks = count_group_ranks(view.spec, group)
+    padded = -(-elements // ranks) * ranks
+    bucket_bytes = view.spec.bucket_bytes or DEFAULT_BUCKET_BYTES
+    buckets = math.ceil(padded * view.spec.bytes_per_element / bucket_bytes)
+    symbols = {"parameters": padded, "buckets": buckets}
+    call = partial(_call, view, axis, group=group, symbols=symbols)
+    syncs = _multiply(str(view.spec.gradient_syncs), "buckets")
+    yield call("reduce_scatter", "parameters * reduce_bytes / buckets", syncs, "gradients")
+    size = "parameters * bytes_per_element / buckets"
+    yield call("all_gather", size, "buckets", "updated parameters")
+
+
+def _list_broadcasts(view: RankView) -> Iterator[Call]:
+    units = list_units(view)
+    counts: Counter[int] = Counter()
+    for count, parts in ((1, units.embeddings), *units.layers, (1, units.head)):
+        for part in parts:
+            counts[part.numel] += count
+    for numel, count in counts.items():
+        yield _call(
+            view,
+            "dp",
+            "broadcast",
+            "parameters * bytes_per_element",
+            "tensors",
+            "updated parameters",
+            group=("dp", "cp"),
+            symbols={"parameters": numel, "tensors": count},
+        )

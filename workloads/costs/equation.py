@@ -6,33 +6,31 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import CodeType
 
-_PRODUCT = re.compile(r"(?<=[\w)]) (?=[\w(])")
 _NAME = re.compile(r"[A-Za-z]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Equation:
-    """The ``text`` of an equation, factors side by side, and what its ``symbols`` stand for."""
+    """The ``text`` of an equation in Python's syntax, and the values of its words."""
 
     text: str
     symbols: Mapping[str, float]
 
     @cached_property
     def value(self) -> float:
-        return float(eval(_compiled(self.text), {"__builtins__": {}}, dict(self.symbols)))
+        return float(eval(_compile(self.text), {"__builtins__": {}}, dict(self.symbols)))
 
     @property
     def numbers(self) -> str:
-        """The same with numbers and all its signs, as Python and any calculator take it."""
-        return _NAME.sub(
-            lambda found: _number(self.symbols[found[0]]), _PRODUCT.sub(" * ", self.text)
-        )
+        """The text with numbers in place of words."""
+        return _NAME.sub(lambda match: format_number(self.symbols[match[0]]), self.text)
 
 
 @lru_cache(maxsize=4096)
-def _compiled(text: str) -> CodeType:
-    return compile(_PRODUCT.sub(" * ", text), text, "eval")
+def _compile(text: str) -> CodeType:
+    return compile(text, text, "eval")
 
 
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.10g}"
+def format_number(value: float) -> str:
+    is_integer = float(value).is_integer() and abs(value) < 1e15
+    return str(int(value)) if is_integer else f"{value:.10g}"

@@ -1,81 +1,91 @@
-"""What a step computes: FLOPs as the model counts them, and FLOPs that a rank executes. Pure."""
+"""The FLOPs of a step: those of the model, which MFU counts, and those of a rank. Pure."""
 
 from dataclasses import dataclass
 
 from parbench.workloads.costs.memory import layers_equation
-from parbench.workloads.costs.parameter_table import layer_weights
-from parbench.workloads.costs.step_spec import Position
+from parbench.workloads.costs.parameter_table import count_matmul_weights
+from parbench.workloads.costs.step_spec import RankView
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
 
-_BACKWARD = (
-    2.0  # times the forward pass: one product for the input's gradient, one for the weight's
-)
-_CAUSAL = 0.5  # a fused kernel leaves out the masked half of attention
+MATMUL_BACKWARD = 2.0
+"""Relative to forward: one GEMM for the gradient of the input, one for that of the weight."""
+ATTENTION_BACKWARD = 2.5
+"""Relative to forward: a fused kernel computes five GEMMs, of which one repeats the scores
+(FlashAttention-2, Dao 2023, section 4)."""
 
 
-def product_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the weights of matrix products that a token meets: layers and head, without tables, norms and biases."""
-    return (
-        _layers_weights(shape, moe, shape.layers, moe.dense_layers if moe else 0)
-        + shape.hidden * shape.vocabulary
-    )
+def matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
+    """Return the weights of GEMMs that compute a token: layers and head, without embeddings."""
+    layers = _layer_weights(shape, moe, shape.layers, moe.dense_layers if moe else 0)
+    return layers + shape.hidden * shape.vocabulary
 
 
-def _layers_weights(shape: Shape, moe: Moe | None, layers: int, dense: int) -> float:
-    return (layers - dense) * layer_weights(shape, moe) + dense * layer_weights(shape)
+def _layer_weights(shape: Shape, moe: Moe | None, layers: int, dense_layers: int) -> float:
+    moe_weights = (layers - dense_layers) * count_matmul_weights(shape, moe)
+    return moe_weights + dense_layers * count_matmul_weights(shape)
+
+
+def attention_flops(shape: Shape, mask: str) -> float:
+    """Return the forward FLOPs of a layer's attention per token: 2 s heads (head + value size).
+
+    A fused kernel skips the half that a ``causal`` mask hides. A ``full`` mask hides nothing.
+    """
+    sizes = shape.heads * (shape.head_size + shape.value_size)
+    full = 2.0 * shape.sequence * sizes
+    return full / 2 if mask == "causal" else full
 
 
 def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
-    """Return model FLOPs of forward and backward per token, 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B).
+    """Return model FLOPs of forward and backward per token, 6 N + 12 L H Q T.
 
-    N are ``product_weights``, Q the mean of a head's sizes of keys and of values. Attention counts in full, not half
-    for the causal mask, and recomputation not at all, as there.
+    This is PaLM's convention (arXiv 2204.02311, appendix B): N are ``matmul_weights``, attention
+    counts without the mask and three times its forward pass, and recomputation does not count.
     """
-    size = (shape.head_size + shape.value_size) / 2
-    weights = product_weights(shape, moe)
-    return 6.0 * weights + 12.0 * shape.layers * shape.heads * size * shape.sequence
+    attention = 3.0 * shape.layers * attention_flops(shape, "full")
+    return 6.0 * matmul_weights(shape, moe) + attention
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageFlops:
-    """FLOPs of one microbatch on one rank; ``again`` is the forward pass that backward repeats.
-
-    ``attention`` is the part of ``forward`` that is attention's two products.
-    """
+    """The FLOPs of one microbatch on one rank."""
 
     forward: float
     backward: float
-    again: float
-    attention: float
+    recomputed: float  # the forward passes that backward repeats
+    attention: float  # the part of ``forward`` that is attention
 
     @property
     def total(self) -> float:
-        return self.forward + self.backward + self.again
+        return self.forward + self.backward + self.recomputed
 
 
-def stage_flops(at: Position) -> StageFlops:
-    """Return what a rank executes: 2 FLOPs a weight and token forward, attention 2 s a (d + u), half of it masked.
+def stage_flops(view: RankView) -> StageFlops:
+    """Return the FLOPs that a rank executes: 2 per weight and token, and attention.
 
-    ``full`` checkpointing runs the layers' forward pass again; ``selective`` repeats no matrix product.
+    ``tp`` splits layers and head. ``full`` checkpointing repeats the layers' forward pass, and
+    ``selective`` no GEMM.
     """
-    spec, shape = at.spec, at.spec.shape
-    tokens = spec.local_tokens / spec.size("tp")
-    sizes = shape.heads * (shape.head_size + shape.value_size)
-    attention = _CAUSAL * 2.0 * shape.sequence * sizes * tokens * at.layers
-    layers = 2.0 * _layers_weights(shape, spec.moe, at.layers, at.dense_layers) * tokens + attention
-    # tp splits the head's columns, or, where it is whole, its tokens
-    head = 2.0 * shape.hidden * shape.vocabulary * tokens if at.head else 0.0
+    spec, shape = view.spec, view.spec.shape
+    tokens = spec.local_tokens / spec.dims.tp
+    attention = attention_flops(shape, spec.mask) * tokens * view.layers
+    weights = _layer_weights(shape, spec.moe, view.layers, view.dense_layers)
+    layers = 2.0 * weights * tokens
+    head = 2.0 * shape.hidden * shape.vocabulary * tokens if view.has_head else 0.0
+    is_recomputed = spec.checkpointing == "full"
     return StageFlops(
-        forward=layers + head,
-        backward=_BACKWARD * (layers + head),
-        again=layers / spec.every if spec.checkpointing == "full" else 0.0,
+        forward=layers + head + attention,
+        backward=MATMUL_BACKWARD * (layers + head) + ATTENTION_BACKWARD * attention,
+        recomputed=(layers + attention) * view.recomputed_layers / view.layers
+        if is_recomputed
+        else 0.0,
         attention=attention,
     )
 
 
-def again_bytes(at: Position) -> float:
-    """Return what ``selective`` checkpointing writes and reads again: twice the activations that it dropped."""
-    if at.spec.checkpointing != "selective":
+def recomputed_bytes(view: RankView) -> float:
+    """Return the bytes of ``selective`` checkpointing: it writes and reads what it dropped."""
+    if view.spec.checkpointing != "selective":
         return 0.0
-    return 2 * (layers_equation(at, "none").value - layers_equation(at, "selective").value)
+    dropped = layers_equation(view, "none").value - layers_equation(view, "selective").value
+    return 2 * dropped

@@ -1,20 +1,27 @@
-"""What a rank of a step holds, by component, in bytes: state, activations that backward needs, buffers. Pure.
+"""The bytes that a rank holds in a step: model state, activations, buffers. Pure.
 
-Letters are those of ``Position.symbols``; k E X are a token's experts, all of them, and the ranks that split each, r an
-expert's inner size, x the experts of a rank. Not counted: what a collective or an allocator takes.
+**State** (arXiv 1910.02054): parameters, gradients and optimizer of a rank's shards.
+
+**Activations** are what each module saves for backward (Korthikanti et al., arXiv 2205.05198,
+section 4), with flash attention and without dropout. ``tp`` splits heads and the FFN's inner size.
+Sequence parallelism also shards the inputs of the blocks. Kernels may save more: torch's composite
+RMSNorm on the CPU saves float32 copies, and DTensor saves gathered inputs.
+
+**Buffers** are parameters that FSDP has gathered, gradients that are not reduced yet, and the layer
+that is being recomputed. The memory of collectives and of the allocator is not counted.
 """
 
 from dataclasses import dataclass, replace
 
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.parameter_table import Kind, elements_of, ends_elements
-from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.costs.parameter_table import count_elements, count_shard, list_units
+from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import MIXED, Widths
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """Bytes of model state that one rank holds; ``optimizer`` counts the master weights of mixed precision."""
+    """The bytes of model state of one rank. ``optimizer`` includes master weights."""
 
     parameters: float
     gradients: float
@@ -22,33 +29,39 @@ class StateBytes:
 
     @property
     def state(self) -> float:
-        """All of it: what stays from step to step."""
+        """All of it, which stays from step to step."""
         return self.parameters + self.gradients + self.optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory(StateBytes):
-    """Bytes of one rank; ``buffers`` are parameters gathered for a pass, and gradients not yet reduced."""
+    """The bytes of one rank."""
 
     activations: float
     buffers: float
 
     @property
     def total(self) -> float:
-        """All components at once: an upper bound, for their peaks need not meet."""
+        """The sum of all components: an upper bound, because they need not peak together."""
         return self.state + self.activations + self.buffers
 
 
-def memory_of(at: Position) -> RankMemory:
+def rank_memory(view: RankView) -> RankMemory:
+    """Return the memory of a rank."""
+    state = state_memory(view)
     return RankMemory(
-        **vars(state_of(at)), activations=activations_of(at), buffers=buffers_equation(at).value
+        parameters=state.parameters,
+        gradients=state.gradients,
+        optimizer=state.optimizer,
+        activations=activations_equation(view).value,
+        buffers=buffers_equation(view).value,
     )
 
 
 def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
-    """Return bytes of parameters, gradients and Adam's state (arXiv 1910.02054): 16 a parameter.
+    """Return the state of parameters that one rank trains (arXiv 1910.02054, section 3.1).
 
-    Mixed precision holds 2 + 2 + 12 (16-bit weights and gradients; float32 weights and two moments), float32 4 + 4 + 8.
+    Mixed precision takes 2 + 2 + 12 bytes per parameter, float32 takes 4 + 4 + 8.
     """
     return StateBytes(
         parameters=widths.parameters * elements,
@@ -57,253 +70,239 @@ def state_bytes(elements: float, widths: Widths = MIXED) -> StateBytes:
     )
 
 
-def state_of(at: Position) -> StateBytes:
-    """Return the state of a rank: what its axes leave of the parameters (arXiv 1910.02054, figure 1).
+def state_memory(view: RankView) -> StateBytes:
+    """Return the state of a rank, of which each stage of ZeRO shards more.
 
-    ZeRO-1 shards the optimizer alone; what FSDP does not reshard is held whole, gathered, between forward and backward.
-    A step of timed compute updates no parameters, so that its optimizer has no state.
+    FSDP keeps its shard next to gathered parameters, which are buffers. Simulated compute updates
+    no parameters, so that the optimizer has no state.
     """
-    state = _trained_state_of(at)
-    return replace(state, optimizer=0.0) if at.spec.timed else state
-
-
-def _trained_state_of(at: Position) -> StateBytes:
-    spec = at.spec
-    held = state_bytes(owned_elements(at), spec.widths)
+    spec = view.spec
+    state = state_bytes(owned_elements(view), spec.widths)
     if spec.zero1:
-        return replace(held, optimizer=state_bytes(updated_elements(at), spec.widths).optimizer)
-    if spec.reshard and not spec.keeps_root:
-        return held
-    gathered: float = elements_of(at) * spec.element_bytes
-    if spec.keeps_root:  # of layers the shard
-        root = ends_elements(at) * spec.element_bytes
-        gathered = root + held.parameters - root / spec.size("fsdp")
-    return replace(held, parameters=gathered)
+        optimizer = state_bytes(updated_elements(view), spec.widths).optimizer
+        state = replace(state, optimizer=optimizer)
+    if spec.is_simulated:
+        state = replace(state, optimizer=0.0)
+    return state
 
 
-def owned_elements(at: Position) -> float:
-    """Return the parameters whose state a rank holds: its shard of what the other axes leave it."""
-    spec = at.spec
-    dense: tuple[Kind, ...] = ("whole", "split")
-    sharded = elements_of(at, *dense, ranks=spec.size("fsdp"), rank=at.coordinate["fsdp"])
-    return sharded + elements_of(at, "routed") / (spec.expert_shards if spec.planned else 1)
+def owned_elements(view: RankView) -> float:
+    """Return the parameters of a rank's shard: over fsdp x cp, experts over ``efsdp``."""
+    dense = count_shard(view, "replicated", "split")
+    return dense + count_elements(view, "routed") / view.spec.dims.expert_shards
 
 
-def updated_elements(at: Position) -> float:
-    """Return the parameters that a rank updates: what it owns, or of that its share by ZeRO-1."""
-    spec = at.spec
+def updated_elements(view: RankView) -> float:
+    """Return the parameters that a rank updates: its shard, or its share by ZeRO-1."""
+    spec = view.spec
     if not spec.zero1:
-        return owned_elements(at)
-    dense = elements_of(at, "whole", "split") / spec.ranks_of(("dp", "cp"))
-    return dense + elements_of(at, "routed") / spec.ranks_of(("edp",))
+        return owned_elements(view)
+    dense = count_elements(view, "replicated", "split") / spec.dims.size("dp", "cp")
+    return dense + count_elements(view, "routed") / spec.dims.expert_replicas
 
 
-def state_equation(at: Position) -> Equation:
-    """Return the bytes of parameters, gradients and Adam's state, of which ZeRO leaves a share."""
-    spec, routed = at.spec, elements_of(at, "routed")
-    widths = [
-        str(width)
-        for width in (spec.widths.parameters, spec.widths.gradients, spec.widths.optimizer)
-    ]
-    whole = {1: 2, 2: 1}.get(spec.zero, 0)  # of the widths, those that are not shared
-    ranks = {"fsdp": spec.size("fsdp"), "shards": spec.expert_shards}
-    if spec.zero1:
-        ranks = {"N": spec.ranks_of(("dp", "cp")), "copies": spec.ranks_of(("edp",))}
-    names = ("Psi", "experts") if routed else ("Psi",)
-    held = [f"({' + '.join(widths[:whole])}) {name}" for name in names if whole]
-    held += [
-        f"({' + '.join(widths[whole:])}) {name} / {of}"
-        for name, of in zip(names, ranks, strict=False)
-    ]
-    symbols = {"Psi": elements_of(at, "whole", "split"), "experts": routed, **ranks}
-    return Equation(text=" + ".join(held), symbols=symbols)
+def state_equation(view: RankView) -> Equation:
+    """Return the bytes of state: the widths that ZeRO shards and those that it does not."""
+    spec, dims = view.spec, view.spec.dims
+    optimizer = 0 if spec.is_simulated else spec.widths.optimizer
+    widths = [str(spec.widths.parameters), str(spec.widths.gradients), str(optimizer)]
+    num_unsharded = {0: 3, 1: 2}.get(spec.zero_stage, 0)
+    unsharded, sharded = " + ".join(widths[:num_unsharded]), " + ".join(widths[num_unsharded:])
+    symbols = {"parameters": float(count_elements(view, "replicated", "split"))}
+    shards = {"parameters": dims.size("dp", "cp") if spec.zero1 else dims.shard_size}
+    routed = count_elements(view, "routed")
+    if routed:
+        symbols["expert_parameters"] = float(routed)
+        shards["expert_parameters"] = dims.expert_replicas if spec.zero1 else dims.expert_shards
+    terms: list[str] = []
+    for name, ranks in shards.items():
+        if unsharded:
+            terms.append(f"({unsharded}) * {name}")
+        if sharded:
+            terms.append(f"({sharded}) * {name} / {ranks}")
+    return Equation(text=" + ".join(terms), symbols=symbols)
 
 
-def buffers_equation(at: Position) -> Equation:
-    """Return the bytes that FSDP holds whole for a while: two layers and one's gradients, or a stage and its own.
+def buffers_equation(view: RankView) -> Equation:
+    """Return the bytes that are held for a part of a step.
 
-    A pipeline's ranks keep their parameters gathered and their gradients unreduced through all microbatches, as torch's
-    runtime does.
+    FSDP holds two gathered units and the gradients of one. All parameters stay gathered in a
+    pipeline, and with ``reshard=false``. Gradients that are not reduced in every microbatch stay
+    unsharded.
     """
-    spec = at.spec
-    if spec.size("fsdp") == 1:
-        return Equation(text="0", symbols={})
-    routed = elements_of(at, "routed") if spec.expert_shards > 1 else 0
-    psi = elements_of(at, "whole", "split") + routed
-    symbols = {"Psi": psi, "e": float(spec.element_bytes), "L": float(max(1, at.layers))}
-    return Equation(text="2 Psi e" if spec.size("pp") > 1 else "3 Psi e / L", symbols=symbols)
+    spec = view.spec
+    terms: list[str] = []
+    symbols = dict(view.symbols)
+    if spec.checkpointing != "none":
+        terms.append(_format_recomputed_layer(view))
+    if spec.dims.is_sharded:
+        units = _list_gathered_units(view)
+        symbols["parameters"] = float(sum(count * size for count, size in units))
+        symbols["unit_parameters"] = float(max(size for count, size in units if count))
+        is_gathered = spec.dims.pp > 1 or not spec.reshard
+        gathered = "parameters" if is_gathered else "2 * unit_parameters"
+        terms.append(f"{gathered} * bytes_per_element")
+        reduces_late = spec.dims.pp > 1 or spec.gradient_syncs < spec.microbatches
+        unreduced = "parameters" if reduces_late else "unit_parameters"
+        terms.append(f"{unreduced} * reduce_bytes")
+    return Equation(text=" + ".join(terms) or "0", symbols=symbols)
 
 
-def activations_of(at: Position) -> float:
-    """Return the bytes that a rank keeps for backward at most, of all its microbatches in flight.
+def _list_gathered_units(view: RankView) -> list[tuple[int, int]]:
+    """Return the number of equal units and the elements of one, of those that FSDP gathers."""
+    units = list_units(view)
+    has_sharded_experts = view.spec.dims.expert_shards > 1
+    sizes: list[tuple[int, int]] = []
+    for count, parts in ((1, units.embeddings), *units.layers, (1, units.head)):
+        gathered = [part for part in parts if has_sharded_experts or part.kind != "routed"]
+        sizes.append((count, sum(part.numel for part in gathered)))
+    return sizes
 
-    A planned pipeline adds up the maxima of its layers and of its logits, which need not coincide.
+
+def _format_recomputed_layer(view: RankView) -> str:
+    """Return what the layer that is being recomputed saves, of which its input is kept already."""
+    return f"({layer_text(view.spec, 'none')}) - {layer_text(view.spec, 'full')}"
+
+
+def activations_equation(view: RankView) -> Equation:
+    """Return the bytes that all microbatches in flight save for backward.
+
+    The maxima of layers and of logits are added up, although they need not coincide.
     """
-    spec = at.spec
-    if spec.size("pp") > 1 and not spec.planned:
-        return spec.order.peak_held(at.pp_rank, lambda stage: stage_equation(at, stage).value)
-    return activations_equation(at).value
+    terms = [f"microbatches_in_flight * ({_layers_text(view, view.spec.checkpointing)})"]
+    if view.has_embedding:
+        terms.append(f"microbatches_in_flight * ({embedding_text(view.spec)})")
+    if view.has_head:
+        terms.append(f"logits_in_flight * ({head_text(view.spec)})")
+    symbols = {
+        **view.symbols,
+        "microbatches_in_flight": view.microbatches_in_flight,
+        "logits_in_flight": view.logits_in_flight,
+    }
+    return Equation(text=" + ".join(terms), symbols=symbols)
 
 
-def activations_equation(at: Position) -> Equation:
-    """Return the bytes that backward needs: layers in flight, one that is computed again, and the ends.
-
-    The order of the schedule gives the microbatches in flight, and those whose logits are held.
-    """
-    spec = at.spec
-    held = spec.microbatches_in_flight(at.pp_rank)
-    logits = spec.logits_in_flight(at.pp_rank)
-    text = _layers_text(at, spec.checkpointing, "m ")
-    if spec.checkpointing != "none" and spec.planned:
-        text += f" + {layer_text(spec, 'none')}"
-    text += f" + m ({embedding_text(spec)})" if at.embedding else ""
-    text += f" + w ({head_text(spec)})" if at.head else ""
-    return Equation(text=text, symbols={**_symbols(at), "m": held, "w": logits})
+def layers_equation(view: RankView, checkpointing: str) -> Equation:
+    """Return the bytes that a rank's layers save of one microbatch."""
+    return Equation(text=_layers_text(view, checkpointing), symbols=view.symbols)
 
 
-def stage_equation(at: Position, stage: int) -> Equation:
-    spec, layers = at.spec, at.layers_by_stage
-    text = _layers_text(at, spec.checkpointing)
-    text += f" + {embedding_text(spec)}" if stage == 0 else ""
-    text += f" + {head_text(spec)}" if stage == len(layers) - 1 else ""
-    return Equation(
-        text=text, symbols={**_symbols(at), "L": layers[stage], "D": at.dense_of(stage)}
-    )
-
-
-def layer_equation(at: Position, checkpointing: str) -> Equation:
-    return Equation(text=layer_text(at.spec, checkpointing), symbols=_symbols(at))
-
-
-def layers_equation(at: Position, checkpointing: str) -> Equation:
-    return Equation(text=_layers_text(at, checkpointing), symbols=_symbols(at))
-
-
-def _layers_text(at: Position, checkpointing: str, times: str = "") -> str:
-    """Return what all layers keep, ``times`` over; where one in K is computed again, the others keep all."""
-    kinds = [("L", at.spec)]
-    if at.dense_layers:
-        kinds = [("(L - D)", at.spec), ("D", replace(at.spec, moe=None))]
-    terms = []
+def _layers_text(view: RankView, checkpointing: str) -> str:
+    """Return what the layers save. With ``full:K`` all but one layer in K save everything."""
+    kinds = [("layers", view.spec)]
+    if view.spec.moe is not None:
+        kinds = [("moe_layers", view.spec)]
+    if view.dense_layers:
+        kinds.append(("dense_layers", replace(view.spec, moe=None)))
+    terms: list[str] = []
     for layers, spec in kinds:
-        again = layer_text(spec, checkpointing)
-        if checkpointing == "full" and spec.every > 1:
-            terms.append(f"{times}{layers} (({again}) + (K - 1) ({layer_text(spec, 'none')})) / K")
+        text = layer_text(spec, checkpointing)
+        if checkpointing == "full" and spec.checkpoint_every > 1:
+            others = f"({layers} - recomputed_{layers}) * ({layer_text(spec, 'none')})"
+            terms.append(f"recomputed_{layers} * {text} + {others}")
         else:
-            terms.append(f"{times}{layers} ({again})")
+            terms.append(f"{layers} * ({text})")
     return " + ".join(terms)
 
 
-def _symbols(at: Position) -> dict[str, float]:
-    spec, moe = at.spec, at.spec.moe
-    own: dict[str, float] = {"y": 4.0 if spec.device != "cpu" else float(spec.element_bytes)}
-    own |= {"drawn": spec.drawn, "K": spec.every}
-    if moe is not None:
-        own |= {
-            "k": moe.top_k,
-            "E": moe.experts,
-            "X": moe.etp,
-            "r": moe.expert_ffn,
-            "x": moe.experts_per_rank,
-        }
-        own |= {"shared": moe.shared}
-    if (latent := at.spec.shape.latent) is not None:
-        own |= {"latent": latent.q_lora_rank + latent.kv_lora_rank}
-    return {**at.symbols, **own}
+INPUT = "sharded_tokens * hidden * bytes_per_element"
+"""A tensor between blocks, and the input of a block, which ``tp`` gathers again for backward."""
 
 
 def layer_text(spec: StepSpec, checkpointing: str) -> str:
-    """Return what a layer keeps: all, its input alone (``full``), or its input, products and attention (``selective``).
+    """Return the bytes that a layer saves of one microbatch.
 
-    Of the products the two that ``tp`` splits by rows are partial sums, whole on every rank.
+    ``full`` saves its input, ``selective`` its input and the outputs of GEMMs and attention.
     """
-    if checkpointing == "full" or (
-        checkpointing == "selective" and spec.timed
-    ):  # waits have no products to keep
-        return "n h e"
+    if checkpointing == "full" or (checkpointing == "selective" and spec.is_simulated):
+        return INPUT
     if checkpointing == "selective":
-        gates = 2 if spec.shape.recipe == "llama" else 1
-        ffn = f"n k e ({gates} r + h) + G h e" if spec.moe else f"{gates} G f e / t + 2 G h e"
-        blocks = _kept_blocks(spec)
-        products = f"G {_wide(spec)} e ({1 + blocks} + 2 g) / t"
-        if spec.shape.latent is not None:
-            products = f"G latent e + G a e (2 d + {1 + blocks} u) / t"
-        return f"n h e + {products} + {ffn} + {4 * blocks} G a / t"
-    ffn = _mixture_text(spec) if spec.moe else f"G h e + {_inner(spec)} G f e / t"
-    return f"2 ({_norm_text(spec)}) + {_attention_text(spec)} + {ffn}"
+        return f"3 * {INPUT} + {_attention_output_text(spec)} + {_ffn_gemm_text(spec)}"
+    norms = f"2 * ({norm_text(spec)})"
+    ffn = _moe_text(spec) if spec.moe else _ffn_text(spec)
+    return f"{norms} + {_attention_text(spec)} + {ffn}"
 
 
-def _kept_blocks(spec: StepSpec) -> int:
-    """Results of attention that ``selective`` keeps: one, or of each block of keys the fullest rank's own."""
-    if spec.planned or spec.size("cp") == 1 or spec.cp_method == "ulysses":
-        return 1
-    return 2 if spec.cp_method == "allgather_kv" else spec.size("cp") // spec.ulysses
-
-
-def _inner(spec: StepSpec) -> int:
-    """Values of an FFN's inner size: before and after GELU, or gate, its SiLU, up and their product."""
-    return 4 if spec.shape.recipe == "llama" else 2
-
-
-def _norm_text(spec: StepSpec) -> str:
-    """A norm's input, and y bytes for each of two values a token, or llama's one of float32.
-
-    An RMSNorm of elementary operations, as on the CPU, keeps in float32 what it makes of its input, too.
-    """
-    if spec.shape.recipe == "gpt":
-        return "n (h e + 2 y)"
-    return "n (8 h + 4)" if spec.device == "cpu" else "n (h e + 4)"
+def norm_text(spec: StepSpec) -> str:
+    """Return a norm's input, and float32 statistics: LayerNorm's two per token, RMSNorm's one."""
+    statistics = 8 if spec.shape.recipe == "gpt" else 4
+    return f"{INPUT} + {statistics} * sharded_tokens"
 
 
 def _attention_text(spec: StepSpec) -> str:
-    """The input, q, k, v, the result and its log-sum-exps; llama's angles, which this suite's layers do not share.
+    """Return the input of the projections, and what attention and its output projection save.
 
-    Turned queries (llama), or c > 1, are laid out by head, and so is the result of several: the next product's copy of
-    it is kept. CUDA's kernel for float32 lays it out by token. Latent attention keeps also what it compresses to,
-    before and after its norms; heads that have norms, what these take.
+    Latent attention also saves its compressions before and after their norms.
     """
-    if spec.timed:
-        return "G h e + G h e / t"
-    shape, shared, llama = spec.shape, spec.size("cp") > 1, spec.shape.recipe == "llama"
-    by_token = spec.device not in ("", "cpu") and spec.element_bytes == 4
-    turned = not spec.planned and (shared or (llama and not by_token))
-    results = 2 if turned and shape.heads > spec.size("tp") else 1
-    angles = " + 8 s d" if llama and not spec.planned else ""
-    if shape.latent is not None:
-        return f"G h e + 2 G latent e + G a e (2 d + {1 + results} u) / t + 4 G a / t"
-    normed = " + G a d e (1 + g) / t + 4 G a (1 + g) / t" if shape.qk_norm else ""
-    return f"G h e + G {_wide(spec)} e ({1 + results} + 2 g) / t + 4 G a / t{angles}{normed}"
+    if spec.is_simulated:
+        return f"{INPUT} + tokens * hidden / tp * bytes_per_element"
+    terms = [INPUT, _attention_output_text(spec)]
+    latent = spec.shape.latent
+    if latent is not None:
+        ranks = latent.q_lora_rank + latent.kv_lora_rank
+        terms.append(f"2 * sharded_tokens * {ranks} * bytes_per_element")
+    if spec.shape.qk_norm:
+        heads = "tokens * (heads + kv_heads) / tp"
+        terms.append(f"{heads} * (head_size * bytes_per_element + 4)")
+    return " + ".join(terms)
 
 
-def _wide(spec: StepSpec) -> str:
-    return "h" if spec.shape.heads * spec.shape.head_size == spec.shape.hidden else "a d"
+def _attention_output_text(spec: StepSpec) -> str:
+    """Return queries, keys, values, flash attention's result and its float32 log-sum-exps."""
+    keys = "kv_heads * (head_size + value_size)"
+    if spec.shape.latent is not None:
+        keys = "heads * (head_size + value_size)"
+    if spec.dims.cp > 1 and spec.ulysses_ranks > 1:
+        # The output projection saves the result after the all_to_all.
+        keys += " + heads * value_size"
+    elements = f"(heads * (head_size + value_size) + {keys})"
+    return f"tokens / tp * ({elements} * bytes_per_element + 4 * heads)"
 
 
-def _mixture_text(spec: StepSpec) -> str:
-    """Router and scores in float32, rows of the k experts, their indices; where elements are narrow, copies of both."""
-    assert spec.moe is not None
-    inner = _inner(spec)
-    copies = f" + 4 E h{' + n h e' if spec.moe.shared else ''}" if spec.element_bytes < 4 else ""
-    indices = 32 if spec.moe.ep > 1 else 16
-    rows = f"n X k ((3 h + {inner} r / X + 1) e + {indices}) + 4 x"
-    shared = f" + {inner} n shared r e" if spec.moe.shared else ""
-    return f"4 n (h + E) + 8 n k{copies} + {rows}{shared}"
+def _count_inner_tensors(spec: StepSpec) -> int:
+    """Return the saved tensors of the FFN's inner size.
+
+    They are before and after GELU; for SwiGLU the gate, its SiLU, the up projection, the product.
+    """
+    return 4 if spec.shape.recipe == "llama" else 2
+
+
+def _ffn_text(spec: StepSpec) -> str:
+    inner = f"{_count_inner_tensors(spec)} * tokens * ffn / tp * bytes_per_element"
+    return f"{INPUT} + {inner}"
+
+
+def _ffn_gemm_text(spec: StepSpec) -> str:
+    gates = 2 if spec.shape.recipe == "llama" else 1
+    if spec.moe is None:
+        return f"{gates} * tokens * ffn / tp * bytes_per_element"
+    return f"sharded_tokens * top_k * ({gates} * expert_ffn + hidden) * bytes_per_element"
+
+
+def _moe_text(spec: StepSpec) -> str:
+    """Return what a MoE layer saves with balanced routing.
+
+    The router saves its input and scores in float32. Each of a token's k rows saves its input, the
+    inner tensors, its output, its weighted output, its weight and its 8-byte indices.
+    """
+    inner = f"{_count_inner_tensors(spec)} * expert_ffn"
+    router = "sharded_tokens * 4 * (hidden + experts)"
+    rows = f"sharded_tokens * top_k * ((3 * hidden + {inner} + 1) * bytes_per_element + 32)"
+    shared = f"{INPUT} + sharded_tokens * shared * {inner} * bytes_per_element"
+    return f"{router} + {rows} + {shared}"
 
 
 def embedding_text(spec: StepSpec) -> str:
-    """Tokens, and gpt's positions; tokens that are views of those drawn keep these, with their targets."""
-    positions = "" if not spec.shape.positions else " + 8 s" if spec.drawn else " + 8 n / b"
-    return ("8 drawn (s + 1)" if spec.drawn else "8 n") + positions
+    """Return the token ids, and the positions of a sequence if they are learned."""
+    if spec.shape.has_learned_positions:
+        return "8 * sharded_tokens + 8 * sharded_tokens / microbatch"
+    return "8 * sharded_tokens"
 
 
 def head_text(spec: StepSpec) -> str:
-    """The last norm, its output, the logits' log-softmax and the targets.
+    """Return the final norm, the head's input, the log-softmax, the targets and their number.
 
-    The log-softmax is in float32. ``vocabulary`` keeps b s V / t of it and of logits, ``whole`` all of it, ``tokens``
-    a rank's own.
+    ``tp`` splits logits by vocabulary. The loss and its log-softmax are in float32.
     """
-    norm = _norm_text(spec)
-    if spec.ends == "vocabulary":
-        return f"{norm} + G h e + G V (e + 4) / t + 8 G + e"
-    tokens = "n" if spec.ends == "tokens" or spec.own_tokens else "G"
-    return f"{norm} + {tokens} h e + 4 {tokens} V + 8 {tokens} + 4"
+    logits = "tokens * vocabulary / tp * 4"
+    return f"{norm_text(spec)} + {INPUT} + {logits} + 8 * tokens + 4"

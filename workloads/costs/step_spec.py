@@ -1,374 +1,368 @@
-"""A training step as one description: from the command line to the rank that takes it, and to the planner. Pure."""
+"""A training step as one description, for execution, costs and the planner. Pure."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from parbench.bench.plan.groups import INSIDE
-from parbench.bench.plan.params import Value
 from parbench.bench.text import UserError, format_list, suggest_similar
+from parbench.workloads.context_parallel.context_methods import (
+    ContextMethod,
+    find_context_method,
+)
+from parbench.workloads.costs.divisibility import (
+    find_indivisible_heads,
+    find_indivisible_sequence,
+)
 from parbench.workloads.expert_parallel.moe_case import Moe
-from parbench.workloads.mesh import axes
-from parbench.workloads.mesh.axes import along, coordinate_of, multiplied, size_of
-from parbench.workloads.model import shapes
-from parbench.workloads.model.shapes import MIXED, SINGLE, Checkpointing, Shape, Widths
+from parbench.workloads.model.shapes import (
+    CHECKPOINTINGS,
+    DEFAULT_BUCKET_BYTES,
+    DEFAULT_FIRST_BUCKET_BYTES,
+    MIXED,
+    SINGLE,
+    Checkpointing,
+    Shape,
+    Widths,
+)
+from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline, split_layers
+from parbench.workloads.pipeline_parallel.pipeline_case import (
+    Pipeline,
+    PipelineOptions,
+    format_checkpointing_refusal,
+)
 from parbench.workloads.pipeline_parallel.schedule import PipelineSize
-from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
 
-Ends = Literal["vocabulary", "tokens", "whole"]
-ZeroOne = Literal["", "broadcast", "reduce_scatter"]
+ZeroOne = Literal["", "distributed", "zero_redundancy"]
+MAX_GATHERED_STAGES = 3
+"""The stages per rank that torch's pipeline runtime keeps gathered under FSDP."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """A step: ``mesh`` outermost axis first, ``microbatch`` in sequences, ``microbatches`` of each data rank.
-
-    ``device`` is the kind of device where this suite measures it; empty is a step as large clusters take it.
-    ``pipeline`` has the order of actions of a measured one. ``timed_seconds`` is a microbatch's forward pass where
-    compute is waited for. ``full`` checkpointing is of one layer in ``every``. ``reduced_bytes`` are those of a
-    gradient's element on its way, 0 the element's own. ``state`` has the widths of state that are not the usual ones.
-
-    What layouts do otherwise: ``each_microbatch`` sums gradients after every one; ``reshard`` gives FSDP's parameters
-    back after forward, ``keeps_root`` but for those that are in no layer; ``zero1`` shards the optimizer of DDP;
-    ``sequence_parallel`` shards over ``tp`` what lies between the blocks; of embedding and head ``tp`` splits, as
-    ``ends`` says, the vocabulary, the tokens, or nothing. ``own_tokens``: ranks of ``tp`` take other tokens but in
-    attention. ``drawn`` are the sequences of which a microbatch is a view. ``overlaps``: gradients or parameters
-    travel beside compute, ``prefetches`` parameters on gloo as well. ``axis_names`` are shown for axes. Where not
-    ``reference_fits``, a single process of this size does not fit in memory next to the step.
-    """
+    """A training step: the model, its mesh, its batch, and how each parallelism works."""
 
     shape: Shape
-    mesh: Mapping[str, int] = field(default_factory=dict)
+    dims: ParallelDims = field(default_factory=ParallelDims)
     name: str = ""
-    microbatch: int = 1
-    microbatches: int = 1
-    element_bytes: int = 2
-    state: Widths | None = None
+    microbatch: int = 1  # sequences
+    microbatches: int = 1  # per data rank and step
+    bytes_per_element: int = 2  # of weights and activations
+    reduce_bytes: int = 4  # per element of a gradient that is reduced
+    state: Widths | None = None  # None = the usual widths of bytes_per_element
     checkpointing: Checkpointing = "none"
-    every: int = 1
-    schedule: str = DEFAULT_SCHEDULE
-    chunks: int = 0
-    split: str = ""
-    pipeline: Pipeline | None = None
+    checkpoint_every: int = 1  # full checkpointing recomputes one layer in so many
+    sequence_parallel: bool = True  # shard the tokens between blocks over tp
+    zero1: ZeroOne = ""  # how the optimizer of data-parallel replicas is sharded
+    reshard: bool = True  # FSDP frees parameters after forward
+    no_sync: bool = True  # reduce gradients in the last microbatch only
+    bucket_bytes: int = 0  # of gradients that are all-reduced together, 0 = torch's default
+    prefetch: bool = False  # FSDP gathers parameters one layer ahead explicitly
+    pipeline_options: PipelineOptions = field(default_factory=PipelineOptions)
     cp_method: str = "zigzag"
-    ulysses: int = 1
+    ulysses: int = 0  # ranks of cp that exchange heads, in usp; 0 = half
+    mask: str = "causal"
     moe: Moe | None = None
-    device: str = ""
-    timed_seconds: float | None = None
-    reduced_bytes: int = 0
-    bucket_bytes: int = 0
-    """The size at which DDP closes a bucket of gradients; 0 is torch's default."""
-    each_microbatch: bool = False
-    reshard: bool = True
-    keeps_root: bool = False
-    zero1: ZeroOne = ""
-    sequence_parallel: bool = True
-    ends: Ends = "vocabulary"
-    own_tokens: bool = False
-    drawn: int = 0
-    overlaps: bool = False
-    prefetches: bool = False
-    axis_names: Mapping[str, str] = field(default_factory=dict)
-    reference_fits: bool = True
-
-    @staticmethod
-    def of(params: Mapping[str, Value], device: str = "cpu") -> "StepSpec":
-        """Return what a measured step's parameters say beside its mesh; those of a single layer leave out some."""
-        given = {**{param.name: param.default for param in shapes.COMMON}, **params}
-        return StepSpec(
-            shape=shapes.shape_of(given),
-            name=str(given["shape"]),
-            microbatch=int(given["microbatch"]),
-            microbatches=int(given.get("microbatches", given["accumulation"])),
-            element_bytes=shapes.PRECISIONS[str(given["precision"])],
-            checkpointing=cast(Checkpointing, given["checkpointing"]),
-            device=device,
-            timed_seconds=shapes.parse_compute(str(given["compute"])),
-            ends="whole",
-            sequence_parallel=False,
-            reference_fits=given.get("check") != shapes.SMALL,
-        )
-
-    def size(self, *axes: str) -> int:
-        return size_of(self.mesh, *axes)
-
-    def ranks_of(self, group: tuple[str, ...]) -> int:
-        """Return the ranks of a group along axes; ``expert_shards`` and ``edp`` are those of a mixture's own groups."""
-        if group == ("expert_shards",):
-            return self.expert_shards
-        if group == ("edp",):
-            shards = self.expert_shards if self.planned else 1
-            return self.world // (self.size("pp", "ep", "etp") * shards)
-        return self.size(*group)
+    simulated_seconds: float | None = None  # of a microbatch's forward pass, None = real compute
+    reference_fits: bool = True  # a single process of this size fits in memory next to the step
 
     @cached_property
-    def world(self) -> int:
-        """All ranks: the product of the axes that lie inside no other."""
-        return size_of(self.mesh, *multiplied(self.mesh))
+    def pipeline(self) -> Pipeline | None:
+        """The stages and their order, None without ``pp``.
 
-    @cached_property
-    def expert_shards(self) -> int:
-        """Over how many ranks ``fsdp`` still shards an expert, once ``ep`` has taken neighbours of cp, fsdp and dp."""
-        left = self.size("ep") // math.gcd(self.size("ep"), self.size("cp"))
-        return self.size("fsdp") // math.gcd(left, self.size("fsdp"))
-
-    @property
-    def planned(self) -> bool:
-        """Whether it is a step as large clusters take it, none of this suite's own."""
-        return not self.device
+        Raises ``UserError`` if the layers or microbatches do not fit the schedule.
+        """
+        if self.dims.pp == 1:
+            return None
+        return self.pipeline_options.build(self.dims.pp, self.microbatches, self.shape.layers)
 
     @property
-    def mixed(self) -> bool:
-        """Whether weights of 16 bits have float32 masters."""
-        return self.element_bytes < 4
-
-    @property
-    def widths(self) -> Widths:
-        return self.state or (MIXED if self.mixed else SINGLE)
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Of a gradient's element on its way."""
-        return self.reduced_bytes or (self.state.gradients if self.state else self.element_bytes)
-
-    def count_buckets(self, num_bytes: float) -> int:
-        """Return the number of buckets in which DDP sums gradients of so many bytes, if each has its full size."""
-        first = self.bucket_bytes or shapes.DEFAULT_FIRST_BUCKET_BYTES
-        others = self.bucket_bytes or shapes.DEFAULT_BUCKET_BYTES
-        return 1 + max(0, math.ceil((num_bytes - first) / others))
-
-    @property
-    def gradient_text(self) -> str:
-        return "e" if self.gradient_bytes == self.element_bytes else str(self.gradient_bytes)
-
-    @property
-    def timed(self) -> bool:
-        return self.timed_seconds is not None
-
-    @cached_property
-    def stages_per_rank(self) -> int:
-        """Chunks of the model that a rank of the pipeline holds; 1 without one."""
-        if self.pipeline is not None:
-            return self.pipeline.order.stages_per_rank
-        if self.size("pp") == 1:
-            return 1
-        return self.chunks or find_schedule(self.schedule).stages_per_rank
-
-    @cached_property
-    def pipeline_size(self) -> PipelineSize:
-        return PipelineSize(self.size("pp"), self.microbatches, self.stages_per_rank)
-
-    @cached_property
     def order(self) -> PipelineOrder:
-        """The actions of the pipeline."""
-        if self.pipeline is not None:
-            return self.pipeline.order
-        return find_schedule(self.schedule).make_order(self.pipeline_size)
+        """The actions of the pipeline, which has to exist."""
+        assert self.pipeline is not None, "a step without pp has no order of actions"
+        return self.pipeline.order
 
-    def microbatches_in_flight(self, pp_rank: int) -> float:
-        """Return the maximum of microbatches whose activations a rank of the pipeline holds."""
-        if self.size("pp") == 1:
-            return 1.0
-        if self.pipeline is not None:
-            return self.pipeline.order.microbatches_in_flight(pp_rank)
-        return find_schedule(self.schedule).microbatches_in_flight(pp_rank, self.pipeline_size)
-
-    def logits_in_flight(self, pp_rank: int) -> float:
-        """Return the maximum of microbatches whose logits a rank of a planned pipeline holds."""
-        if self.size("pp") == 1:
-            return 1.0
-        return find_schedule(self.schedule).logits_in_flight(pp_rank, self.pipeline_size)
+    @property
+    def ranks(self) -> int:
+        return self.dims.ranks
 
     @property
     def global_batch(self) -> int:
         """Sequences of a step."""
-        return self.size("dp", "fsdp") * self.num_sequences
+        return self.dims.dp * self.dims.fsdp * self.num_sequences
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that one data rank takes in a step."""
+        """Sequences of a step that the ranks of one data rank share."""
         return self.microbatch * self.microbatches
 
     @property
     def tokens(self) -> int:
+        """Tokens of a step."""
         return self.global_batch * self.shape.sequence
 
     @cached_property
     def local_tokens(self) -> int:
-        """Tokens of one microbatch that a rank of ``cp`` holds."""
-        return self.microbatch * self.shape.sequence // self.size("cp")
-
-    @property
-    def forwards(self) -> float:
-        """How often a layer's forward pass communicates: what is computed again, sends again.
-
-        A planned step that keeps its products (``selective``) keeps their sums as well; torch's policy does not.
-        """
-        again = self.checkpointing == "full" or (
-            self.checkpointing == "selective" and not self.planned
-        )
-        return 1 + 1 / self.every if again else 1
-
-    @property
-    def mesh_text(self) -> str:
-        """The mesh as it is written, without axes of one rank."""
-        shown = {name: size for name, size in self.mesh.items() if size > 1} or {"dp": 1}
-        return ",".join(f"{name}={size}" for name, size in shown.items())
-
-    def at(self, rank: int) -> "Position":
-        return Position(spec=self, coordinate=coordinate_of(self.mesh, rank))
-
-    def at_stage(self, rank: int) -> "Position":
-        return Position(spec=self, coordinate={**coordinate_of(self.mesh, 0), "pp": rank})
+        """Tokens of a microbatch that a rank of ``cp`` has."""
+        return self.microbatch * self.shape.sequence // self.dims.cp
 
     @cached_property
-    def positions(self) -> tuple["Position", ...]:
-        """The ranks that differ: of a pipeline the first, the fullest of those between, the last; more if uneven."""
-        last = self.size("pp") - 1
-        if not self.uneven:
-            groups = [[rank] for rank in sorted({0, last})]
-            if last > 1:
-                groups.insert(1, [1, last - 1])
-        else:
-            ranks_by_kind: dict[StageKind, list[int]] = {}
-            for rank in range(last + 1):
-                ranks_by_kind.setdefault(self.at_stage(rank).kind, []).append(rank)
-            groups = [[ranks[0], ranks[-1]] for ranks in ranks_by_kind.values()]
-        # Microbatches in flight rise or fall along the pipeline, so that an end of a group has most.
-        return tuple(self.at_stage(max(ranks, key=self.microbatches_in_flight)) for ranks in groups)
+    def sharded_tokens(self) -> int:
+        """Tokens of a microbatch that a rank has between the blocks of a layer."""
+        return self.local_tokens // self.dims.tp if self.sequence_parallel else self.local_tokens
 
     @property
-    def uneven(self) -> bool:
-        """Whether ranks of the pipeline differ in more than the ends."""
-        return bool(self.split) or bool(self.moe and self.moe.dense_layers)
+    def ulysses_ranks(self) -> int:
+        """The ranks of ``cp`` that exchange heads. The others of ``cp`` form a ring."""
+        return self.context_method.compute_ulysses(self.dims.cp, self.ulysses)
 
     @property
-    def zero(self) -> int:
+    def context_method(self) -> ContextMethod:
+        return find_context_method(self.cp_method)
+
+    @property
+    def has_master_weights(self) -> bool:
+        """True if weights of 16 bits have float32 masters."""
+        return self.bytes_per_element < 4
+
+    @property
+    def widths(self) -> Widths:
+        return self.state or (MIXED if self.has_master_weights else SINGLE)
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.simulated_seconds is not None
+
+    @property
+    def gradient_syncs(self) -> int:
+        """How often a step reduces gradients. A pipeline reduces after its last backward pass."""
+        return 1 if self.no_sync or self.dims.pp > 1 else self.microbatches
+
+    @property
+    def forward_passes(self) -> float:
+        """How often a layer's forward pass runs, and communicates. Recomputation repeats it."""
+        return 1.0 if self.checkpointing == "none" else 1.0 + 1 / self.checkpoint_every
+
+    @property
+    def pipeline_size(self) -> PipelineSize:
+        """The size of the pipeline, also of one that is not possible."""
+        if self.pipeline_options.rows and self.pipeline is not None:
+            return self.pipeline.size
+        return self.pipeline_options.get_size(self.dims.pp, self.microbatches)
+
+    @property
+    def stages_per_rank(self) -> int:
+        return 1 if self.dims.pp == 1 else self.pipeline_size.stages_per_rank
+
+    @property
+    def zero_stage(self) -> int:
         """The stage of ZeRO: 1 shards the optimizer, 2 gradients too, 3 parameters too."""
-        return 1 if self.zero1 else 0 if self.size("fsdp") == 1 else 3 if self.reshard else 2
+        if self.dims.is_sharded:
+            return 3 if self.reshard else 2
+        return 1 if self.zero1 else 0
 
     @property
-    def checkpointing_text(self) -> str:
-        return self.checkpointing + (f":{self.every}" if self.every > 1 else "")
+    def checkpointing_label(self) -> str:
+        if self.checkpoint_every == 1:
+            return self.checkpointing
+        return f"{self.checkpointing}:{self.checkpoint_every}"
 
-    def checkpointed(self, text: str) -> "StepSpec":
-        """Return it with ``none``, ``selective``, ``full``, or ``full:K``, which is one layer in K."""
-        how, _, every = text.partition(":")
-        if how not in shapes.CHECKPOINTINGS or (
-            every and (how != "full" or not every.isdecimal() or not int(every))
-        ):
-            words = format_list((*shapes.CHECKPOINTINGS, "full:K"))
-            raise UserError(
-                f"checkpointing {text!r} is not {words}{suggest_similar(how, shapes.CHECKPOINTINGS)}"
-            )
-        return replace(self, checkpointing=how, every=int(every or 1))
+    def count_buckets(self, num_bytes: float) -> int:
+        """Return the number of buckets of gradients of so many bytes, if each has its full size."""
+        first = self.bucket_bytes or DEFAULT_FIRST_BUCKET_BYTES
+        others = self.bucket_bytes or DEFAULT_BUCKET_BYTES
+        return 1 + max(0, math.ceil((num_bytes - first) / others))
 
-    def on(self, mesh: Mapping[str, int], **more: Any) -> "StepSpec":
-        """Return it on a mesh, with whatever ``more`` names."""
-        moe = self.moe and replace(self.moe, ep=mesh.get("ep", 1), etp=mesh.get("etp", 1))
-        return replace(self, mesh=mesh, moe=moe, **more)
+    def rank_view(self, rank: int) -> "RankView":
+        """Return a rank's part of the step."""
+        return RankView(spec=self, rank=rank)
+
+    def stage_view(self, pp_rank: int) -> "RankView":
+        """Return the part of the first rank with a position along ``pp``."""
+        rank = pp_rank
+        for axis in self.dims.order[self.dims.order.index("pp") + 1 :]:
+            rank *= self.dims.size(axis)
+        return self.rank_view(rank)
+
+    @cached_property
+    def distinct_views(self) -> tuple["RankView", ...]:
+        """One rank of each kind along the pipeline: of equal work, the rank that holds most."""
+        views_by_kind: dict[StageKind, list[RankView]] = {}
+        for pp_rank in range(self.dims.pp):
+            view = self.stage_view(pp_rank)
+            views_by_kind.setdefault(view.kind, []).append(view)
+        return tuple(
+            # Microbatches in flight rise or fall along the pipeline.
+            max((views[0], views[-1]), key=lambda view: view.microbatches_in_flight)
+            for views in views_by_kind.values()
+        )
+
+    def with_checkpointing(self, text: str) -> "StepSpec":
+        """Return the step with ``none``, ``selective``, ``full``, or ``full:K``.
+
+        Raises ``UserError`` for other texts.
+        """
+        checkpointing, every = parse_checkpointing(text)
+        return replace(self, checkpointing=checkpointing, checkpoint_every=every)
+
+    def with_dims(self, dims: ParallelDims) -> "StepSpec":
+        """Return the step on another mesh."""
+        moe = self.moe and replace(self.moe, ep=dims.ep, etp=dims.etp)
+        return replace(self, dims=dims, moe=moe)
+
+    def with_pipeline(self, **options: Any) -> "StepSpec":
+        """Return the step with other fields of its pipeline options."""
+        return replace(self, pipeline_options=replace(self.pipeline_options, **options))
 
     def with_batch(self, global_batch: int) -> "StepSpec":
-        """Return it with as many microbatches as make the global batch; ``UserError`` where they do not."""
-        dp, fsdp = self.size("dp"), self.size("fsdp")
-        each = dp * fsdp * self.microbatch
-        if global_batch < each or global_batch % each:
-            raise UserError(
-                f"global batch({global_batch}) % (dp({dp}) * fsdp({fsdp}) * microbatch({self.microbatch})) "
-                f"!= 0, or is below it"
-            )
-        return replace(self, microbatches=global_batch // each)
+        """Return the step with the microbatches that make a global batch.
 
-    def refusal(self, world: int = 0, experts: int = 0) -> str | None:
-        """Return the first equation that the step breaks, with its numbers; None where it can run.
-
-        ``world`` are the ranks that there are, ``experts`` those that are to come, 0 what the step itself has.
+        Raises ``UserError`` if the data ranks do not divide the batch.
         """
-        shape, mesh, experts = (
-            self.shape,
-            self.mesh,
-            experts or (self.moe.experts if self.moe else 0),
-        )
-        return (
-            axes.refuse_axes(mesh, world or self.world)
-            or axes.refuse_heads(shape, mesh, experts=experts > 0)
-            or axes.refuse_sequence(shape, mesh, cp_method=self.cp_method)
-            or axes.refuse_stages(
-                shape,
-                mesh,
-                self.microbatch,
-                self.microbatches,
-                self.schedule,
-                self.chunks,
-                self.split,
-            )
-            or axes.refuse_experts(mesh, experts)
-            or self._refuse_parts()
-            or axes.refuse_split_backward(mesh, self.schedule, self.checkpointing, experts)
-        )
+        dp, fsdp = self.dims.dp, self.dims.fsdp
+        microbatches, rest = divmod(global_batch, dp * fsdp * self.microbatch)
+        if rest or not microbatches:
+            product = f"dp({dp}) * fsdp({fsdp}) * microbatch({self.microbatch})"
+            raise UserError(f"global batch({global_batch}) % ({product}) != 0, or is less")
+        return replace(self, microbatches=microbatches)
 
-    def _refuse_parts(self) -> str | None:
-        """Refuse experts that ``etp`` does not divide, and a mixture's first layers that ``tp`` does not."""
-        if self.moe and self.moe.expert_ffn % self.size("etp"):
-            return f"expert_ffn({self.moe.expert_ffn}) % etp({self.size('etp')}) != 0"
-        if self.moe and self.moe.dense_layers and self.shape.ffn % self.size("tp"):
-            return f"ffn({self.shape.ffn}) % tp({self.size('tp')}) != 0"
-        return None
+    def find_broken_rule(self, ranks: int = 0) -> str | None:
+        """Return the first equation that the step does not satisfy, None if it can run.
+
+        ``ranks`` is the world size, 0 that of the mesh.
+        """
+        return find_broken_rule(self, ranks or self.ranks)
 
     def require(self, gpus: int) -> None:
-        """Refuse, by equation, a mesh that is not of ``gpus`` ranks or cannot carry the step."""
-        if self.world != gpus:
-            product = " * ".join(
-                f"{name}({size})" for name, size in self.mesh.items() if name not in INSIDE
-            )
-            raise UserError(f"--mesh {product or 'of no axis'} = {self.world} != --gpus({gpus})")
-        reason = self.refusal()
-        if reason is not None:
-            raise UserError(f"--mesh {self.mesh_text} cannot carry {self.name}: {reason}")
+        """Raise ``UserError`` if the mesh has not so many GPUs or cannot carry the step."""
+        if self.ranks != gpus:
+            sizes = {name: self.dims.size(name) for name in self.dims.order}
+            axes = [f"{name}({size})" for name, size in sizes.items() if size > 1]
+            product = " * ".join(axes) or "dp(1)"
+            raise UserError(f"--mesh {product} = {self.ranks} != --gpus({gpus})")
+        rule = self.find_broken_rule()
+        if rule is not None:
+            raise UserError(f"--mesh {self.dims.label} cannot carry {self.name}: {rule}")
+
+
+def find_broken_rule(spec: StepSpec, ranks: int) -> str | None:
+    """Return the first equation that a step on so many ranks does not satisfy."""
+    has_experts = spec.moe is not None
+    return (
+        spec.dims.find_broken_rule(ranks, spec.moe.experts if spec.moe else 0)
+        or find_indivisible_heads(spec.shape, spec.dims.tp, has_experts=has_experts)
+        or find_indivisible_sequence(spec.shape, spec.dims, spec.cp_method, spec.ulysses)
+        or _find_broken_batch(spec)
+        or find_broken_pipeline(spec)
+        or _find_broken_experts(spec)
+        or _find_broken_split_backward(spec)
+    )
+
+
+def _find_broken_batch(spec: StepSpec) -> str | None:
+    for name in ("microbatch", "microbatches"):
+        if getattr(spec, name) < 1:
+            return f"{name}({getattr(spec, name)}) < 1"
+    return None
+
+
+def find_broken_pipeline(spec: StepSpec) -> str | None:
+    """Return the rule of the schedule or of torch's runtime that a pipeline breaks."""
+    try:
+        pipeline = spec.pipeline
+    except UserError as error:
+        return str(error)
+    if pipeline is None:
+        return None
+    stages_per_rank, fsdp = pipeline.size.stages_per_rank, spec.dims.fsdp
+    if fsdp > 1 and stages_per_rank > MAX_GATHERED_STAGES:
+        reason = "torch's runtime keeps so many stages gathered and would gather the others again"
+        return f"chunks({stages_per_rank}) > {MAX_GATHERED_STAGES} with fsdp({fsdp}): {reason}"
+    return None
+
+
+def _find_broken_experts(spec: StepSpec) -> str | None:
+    if spec.moe is None:
+        return None
+    tp, etp = spec.dims.tp, spec.dims.etp
+    if spec.moe.expert_ffn % etp:
+        return f"expert_ffn({spec.moe.expert_ffn}) % etp({etp}) != 0"
+    if spec.moe.dense_layers and spec.shape.ffn % tp:
+        return f"ffn({spec.shape.ffn}) % tp({tp}) != 0"
+    if tp > 1 and not spec.sequence_parallel:
+        return "experts need sequence_parallel = true with tp > 1: each rank routes its own tokens"
+    return None
+
+
+def _find_broken_split_backward(spec: StepSpec) -> str | None:
+    """Return why a schedule cannot split the backward pass of this step."""
+    if spec.pipeline is None or not spec.pipeline.splits_backward:
+        return None
+    schedule = spec.pipeline.schedule
+    if spec.checkpointing != "none":
+        return format_checkpointing_refusal(schedule, spec.checkpointing)
+    if spec.dims.is_sharded:
+        reason = (
+            f"fsdp({spec.dims.fsdp}): torch's FSDP reduces gradients after a full backward pass"
+        )
+    elif spec.moe is not None:
+        reason = f"experts({spec.moe.experts}): a backward pass combines their tokens only once"
+    else:
+        return None
+    return f"schedule = {schedule} splits the backward pass, which is not allowed with {reason}"
+
+
+def parse_checkpointing(text: str) -> tuple[Checkpointing, int]:
+    """Return the checkpointing that a text means, and every how many layers it recomputes one.
+
+    Raises ``UserError`` with the allowed texts.
+    """
+    name, separator, every = text.partition(":")
+    for checkpointing in CHECKPOINTINGS:
+        if name == checkpointing and not separator:
+            return checkpointing, 1
+    if name == "full" and every.isdecimal() and int(every):
+        return "full", int(every)
+    allowed = format_list((*CHECKPOINTINGS, "full:K"))
+    hint = suggest_similar(name, CHECKPOINTINGS)
+    raise UserError(f"checkpointing {text!r} is not {allowed}{hint}")
 
 
 StageKind = tuple[int, int, bool, bool]
-"""What tells a rank of the pipeline from another: its layers, those of them that are dense, whether it has an end."""
+"""The work of a pipeline rank: its layers, those without experts, its embedding, its head."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
-    """One rank's part of a step, from which its calls, its memory and its arithmetic follow."""
+class RankView:
+    """One rank's part of a step, from which its calls, its memory and its FLOPs follow."""
 
     spec: StepSpec
-    coordinate: Mapping[str, int]
+    rank: int
 
-    def along(self, *axes: str) -> int:
-        """Return its number among the ranks that differ in some axes alone, the last of them varying fastest."""
-        return along(self.coordinate, self.spec.mesh, *axes)
+    @cached_property
+    def coordinate(self) -> dict[str, int]:
+        return self.spec.dims.coordinate(self.rank)
 
     @property
     def pp_rank(self) -> int:
         return self.coordinate["pp"]
 
+    @property
+    def shard_index(self) -> int:
+        """The rank's position among the ranks over which FSDP shards parameters."""
+        dims = self.spec.dims
+        return dims.index(self.rank, *dims.shard_axes)
+
     @cached_property
     def layers_by_stage(self) -> tuple[int, ...]:
-        spec = self.spec
-        if spec.pipeline is not None:
-            return spec.pipeline.layers_by_stage
-        return split_layers(spec.shape.layers, spec.size("pp") * spec.stages_per_rank, spec.split)
+        pipeline = self.spec.pipeline
+        return pipeline.layers_by_stage if pipeline else (self.spec.shape.layers,)
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        return self.stages_of(self.pp_rank)
-
-    def stages_of(self, pp_rank: int) -> tuple[int, ...]:
-        """Return the stages of a rank of the pipeline."""
-        spec = self.spec
-        if spec.size("pp") == 1:
-            return (0,)
-        if spec.pipeline is not None:
-            return spec.pipeline.order.stages_of(pp_rank)
-        return find_schedule(spec.schedule).stages_of(pp_rank, spec.pipeline_size)
+        pipeline = self.spec.pipeline
+        return pipeline.stages_of(self.pp_rank) if pipeline else (0,)
 
     @cached_property
     def layers(self) -> int:
@@ -376,60 +370,109 @@ class Position:
 
     @cached_property
     def dense_layers(self) -> int:
-        """Of its layers those that have an FFN where others of a mixture have experts."""
-        return sum(map(self.dense_of, self.stages)) if self.spec.moe else 0
+        """The rank's layers of a MoE model that have an FFN in place of experts."""
+        return sum(self.dense_layers_of(stage) for stage in self.stages)
 
-    def dense_of(self, stage: int) -> int:
+    def dense_layers_of(self, stage: int) -> int:
         dense = self.spec.moe.dense_layers if self.spec.moe else 0
-        return max(0, min(dense - sum(self.layers_by_stage[:stage]), self.layers_by_stage[stage]))
+        earlier = sum(self.layers_by_stage[:stage])
+        return max(0, min(dense - earlier, self.layers_by_stage[stage]))
+
+    @cached_property
+    def recomputed_layers(self) -> int:
+        """The rank's layers that backward recomputes."""
+        return self._count_recomputed(0)
+
+    @cached_property
+    def recomputed_dense_layers(self) -> int:
+        """Those of ``dense_layers`` that backward recomputes."""
+        dense = self.spec.moe.dense_layers if self.spec.moe else 0
+        return self.recomputed_layers - self._count_recomputed(dense)
+
+    def _count_recomputed(self, first: int) -> int:
+        """Return the recomputed layers from the first one on, whose numbers ``every`` divides."""
+        if self.spec.checkpointing == "none":
+            return 0
+        every, count = self.spec.checkpoint_every, 0
+        for stage in self.stages:
+            start = sum(self.layers_by_stage[:stage])
+            stop = start + self.layers_by_stage[stage]
+            start = min(stop, max(start, first))
+            count += -(-stop // every) - -(-start // every)
+        return count
 
     @property
-    def embedding(self) -> bool:
+    def has_embedding(self) -> bool:
         return 0 in self.stages
 
     @property
-    def head(self) -> bool:
+    def has_head(self) -> bool:
         return len(self.layers_by_stage) - 1 in self.stages
 
     @property
     def kind(self) -> StageKind:
-        """What tells its work from that of other ranks of the pipeline."""
-        return self.layers, self.dense_layers, self.embedding, self.head
+        return self.layers, self.dense_layers, self.has_embedding, self.has_head
 
     @property
-    def words(self) -> str:
-        ends = [name for name, held in (("embedding", self.embedding), ("head", self.head)) if held]
-        return f"pp rank {self.pp_rank}: {self.layers} layers" + (
-            f" with {' and '.join(ends)}" if ends else ""
-        )
+    def microbatches_in_flight(self) -> float:
+        """The maximum of microbatches whose activations the rank holds."""
+        pipeline = self.spec.pipeline
+        return pipeline.microbatches_in_flight(self.pp_rank) if pipeline else 1.0
+
+    @property
+    def logits_in_flight(self) -> float:
+        """The maximum of microbatches whose logits the rank holds."""
+        pipeline = self.spec.pipeline
+        return pipeline.logits_in_flight(self.pp_rank) if pipeline else 1.0
+
+    @property
+    def label(self) -> str:
+        parts = [
+            name
+            for name, exists in (("embedding", self.has_embedding), ("head", self.has_head))
+            if exists
+        ]
+        suffix = f" with {' and '.join(parts)}" if parts else ""
+        return f"pp rank {self.pp_rank}: {self.layers} layers{suffix}"
 
     @cached_property
     def symbols(self) -> dict[str, float]:
-        """What letters stand for: b s h V microbatch, a cp rank's part of a sequence, hidden size and vocabulary.
+        """The numbers behind the words of equations.
 
-        e are the bytes of an element, a heads of size d, of values u, j of them of keys, g = j / a, f the FFN's inner
-        size, L this rank's layers, D those of a mixture that have no experts, M microbatches, c t the ranks of cp and
-        tp, G = b s the tokens of a block, n those of this rank between blocks.
+        ``tokens`` are those of a microbatch inside a block, ``sharded_tokens`` those between the
+        blocks. ``layers`` are the rank's, ``moe_layers`` those of them with experts.
         """
         spec, shape = self.spec, self.spec.shape
-        gathered, tp = spec.local_tokens, spec.size("tp")
-        return {
-            "b": spec.microbatch,
-            "s": shape.sequence // spec.size("cp"),
-            "h": shape.hidden,
-            "V": shape.vocabulary,
-            "e": spec.element_bytes,
-            "a": shape.heads,
-            "d": shape.head_size,
-            "j": shape.kv_heads,
-            "g": shape.kv_heads / shape.heads,
-            "f": shape.ffn,
-            "u": shape.value_size,
-            "L": self.layers,
-            "D": self.dense_layers,
-            "M": spec.microbatches,
-            "c": spec.size("cp"),
-            "t": tp,
-            "G": gathered,
-            "n": gathered / tp if spec.sequence_parallel or spec.own_tokens else gathered,
+        symbols = {
+            "microbatch": spec.microbatch,
+            "microbatches": spec.microbatches,
+            "tokens": spec.local_tokens,
+            "sharded_tokens": spec.sharded_tokens,
+            "hidden": shape.hidden,
+            "vocabulary": shape.vocabulary,
+            "heads": shape.heads,
+            "kv_heads": shape.kv_heads,
+            "head_size": shape.head_size,
+            "value_size": shape.value_size,
+            "ffn": shape.ffn,
+            "bytes_per_element": spec.bytes_per_element,
+            "reduce_bytes": spec.reduce_bytes,
+            "layers": self.layers,
+            "dense_layers": self.dense_layers,
+            "moe_layers": self.layers - self.dense_layers,
+            "recomputed_layers": self.recomputed_layers,
+            "recomputed_dense_layers": self.recomputed_dense_layers,
+            "recomputed_moe_layers": self.recomputed_layers - self.recomputed_dense_layers,
+            "cp": spec.dims.cp,
+            "tp": spec.dims.tp,
         }
+        if spec.moe is not None:
+            symbols |= {
+                "experts": spec.moe.experts,
+                "top_k": spec.moe.top_k,
+                "expert_ffn": spec.moe.expert_ffn,
+                "shared": spec.moe.shared,
+                "ep": spec.dims.ep,
+                "etp": spec.dims.etp,
+            }
+        return {name: float(value) for name, value in symbols.items()}

@@ -1,12 +1,11 @@
-"""How tokens get to the ranks that hold their experts, and back: one way without communication, two over an axis.
+"""Dispatch of tokens to the ranks of their experts, and the combination of the results.
 
-A plan names the pairs of token and expert that travel: those over an expert's capacity, per source and microbatch and
-in the order of tokens, do not, and the weights of the others stay as they are. What travels are flights that autograd
-knows: one is issued, and waited for when its tokens are needed; its backward pass is a flight of gradients in the other
-direction. What is received is zeroed first: where communication is silenced, it is read as it is.
+A plan lists the pairs of token and expert. An expert with a capacity takes its first pairs of each
+source and microbatch, and drops the others without changing their tokens' other weights. Received
+buffers are zeroed first, because communication may be disabled to measure its cost.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,312 +14,372 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
-from parbench.workloads.expert_parallel.routing import NOWHERE
+from parbench.workloads.expert_parallel.routing import NO_EXPERT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The pairs of token and expert, ordered by expert and then by token; those that do not travel come first.
+class DispatchPlan:
+    """Pairs of token and expert, ordered by expert and then by token, after the dropped pairs.
 
-    How many travel is on the device (``counts``). The host has to wait for it, so it is read as late as possible.
+    The host must wait for the device to read how many pairs are dropped.
     """
 
-    tokens: Tensor  # each pair's token
-    choices: Tensor  # which of the token's k choices a pair is
-    experts: Tensor  # each pair's expert, NOWHERE if it does not travel
-    counts: Tensor  # (E,), pairs of each expert
-    experts_of: Tensor  # (T, k), the routing with NOWHERE in place of pairs that do not travel
-    num_pairs: int | None  # pairs that travel; None if only the device has their number
+    tokens: Tensor  # the token of each pair
+    choices: Tensor  # which of the token's k experts the pair is
+    counts: Tensor  # (E,), the pairs of each expert
+    expert_ids: Tensor  # (T, k), NO_EXPERT in place of dropped pairs
+    num_pairs: int | None  # without dropped pairs; None if only the device has their number
 
-    def trim(self, num_pairs: int | None = None) -> "Plan":
-        """Return the plan without the pairs that do not travel.
+    def trim(self, num_pairs: int | None = None) -> "DispatchPlan":
+        """Return the plan without dropped pairs; ``num_pairs`` is the number of all others.
 
-        ``num_pairs`` is the number of the others. Without it the host waits for the device, unless all pairs travel.
+        The host waits for the device if the number is not known.
         """
         if num_pairs is None:
             num_pairs = int(self.counts.sum()) if self.num_pairs is None else self.num_pairs
-        first = len(self.tokens) - num_pairs
+        num_dropped = len(self.tokens) - num_pairs
         return replace(
             self,
-            tokens=self.tokens[first:],
-            choices=self.choices[first:],
-            experts=self.experts[first:],
+            tokens=self.tokens[num_dropped:],
+            choices=self.choices[num_dropped:],
             num_pairs=num_pairs,
         )
 
 
-def make_plan(
-    experts_of: Tensor, experts: int, slots: int | None = None, *, all_routed: bool = False
-) -> Plan:
-    """Return the plan of a routing (T, k); each expert takes its first ``slots`` pairs, all where it is None.
+def plan_dispatch(
+    expert_ids: Tensor, experts: int, slots: int | None = None, num_pairs: int | None = None
+) -> DispatchPlan:
+    """Return the plan of a routing (T, k) in which each expert takes at most ``slots`` pairs.
 
-    ``all_routed`` states that no entry is NOWHERE, which cannot be found out without waiting for the device.
+    ``num_pairs`` is the number of pairs in the plan if the host has it.
     """
-    top_k, flat = experts_of.shape[1], experts_of.flatten()
+    top_k = expert_ids.shape[1]
+    flat_ids = expert_ids.flatten()
     if slots is not None:
-        flat = drop_over_capacity(flat, slots)
-    by_expert, order = torch.sort(flat, stable=True)
-    return Plan(
+        flat_ids = drop_over_capacity(flat_ids, slots)
+    order = torch.argsort(flat_ids, stable=True)
+    return DispatchPlan(
         tokens=order // top_k,
         choices=order % top_k,
-        experts=by_expert,
-        counts=count_pairs(flat, experts),
-        experts_of=flat.view_as(experts_of),
-        num_pairs=len(flat) if all_routed and slots is None else None,
+        counts=count_pairs(flat_ids, experts),
+        expert_ids=flat_ids.view_as(expert_ids),
+        num_pairs=num_pairs,
     )
 
 
-def drop_over_capacity(flat: Tensor, slots: int) -> Tensor:
-    """Return experts of pairs in the order of tokens, NOWHERE in place of each expert's pairs after ``slots``."""
-    by_expert, order = torch.sort(flat, stable=True)
-    places = torch.arange(len(flat), device=flat.device) - torch.searchsorted(by_expert, by_expert)
-    travels = by_expert >= 0
-    travels &= places < slots
-    return torch.empty_like(flat).scatter_(0, order, by_expert.where(travels, NOWHERE))
+def drop_over_capacity(flat_ids: Tensor, slots: int) -> Tensor:
+    """Return expert ids in the order of tokens, NO_EXPERT after the first ``slots`` of an expert."""
+    sorted_ids, order = torch.sort(flat_ids, stable=True)
+    first_of_expert = torch.searchsorted(sorted_ids, sorted_ids)
+    place = torch.arange(len(flat_ids), device=flat_ids.device) - first_of_expert
+    has_slot = place < slots
+    return torch.empty_like(flat_ids).scatter_(0, order, sorted_ids.where(has_slot, NO_EXPERT))
 
 
-def count_pairs(experts_of: Tensor, experts: int) -> Tensor:
-    """Return how many pairs each expert has, (E,), NOWHERE left out.
+def count_pairs(expert_ids: Tensor, experts: int) -> Tensor:
+    """Return the number of pairs of each expert, (E,), without NO_EXPERT.
 
-    ``torch.bincount`` would let the host wait for the device, for the smallest and the largest number.
+    ``torch.bincount`` would let the host wait for the device.
     """
-    numbers = experts_of.flatten() + 1
-    counts = numbers.new_zeros(experts + 1)
-    return counts.scatter_add_(0, numbers, torch.ones_like(numbers))[1:]
+    bins = expert_ids.flatten() + 1
+    counts = bins.new_zeros(experts + 1)
+    return counts.scatter_add_(0, bins, torch.ones_like(bins))[1:]
 
 
-def chunks_of(plan: Plan, num_chunks: int) -> list[Plan]:
-    """Return plans of parts of the tokens, one after the other; capacity is the whole plan's."""
-    experts, length = len(plan.counts), len(plan.experts_of)
-    number = torch.arange(length, device=plan.experts_of.device) * num_chunks // length
-    return [
-        make_plan(plan.experts_of.where((number == chunk)[:, None], NOWHERE), experts)
-        if num_chunks > 1
-        else plan
-        for chunk in range(num_chunks)
-    ]
+def split_plan(plan: DispatchPlan, num_chunks: int) -> list[DispatchPlan]:
+    """Return the plans of consecutive parts of the tokens; the capacity is that of all parts."""
+    if num_chunks == 1:
+        return [plan]
+    num_tokens = len(plan.expert_ids)
+    chunk_of_token = torch.arange(num_tokens, device=plan.expert_ids.device)
+    chunk_of_token = chunk_of_token * num_chunks // num_tokens
+    plans = []
+    for chunk in range(num_chunks):
+        is_in_chunk = (chunk_of_token == chunk)[:, None]
+        expert_ids = plan.expert_ids.where(is_in_chunk, NO_EXPERT)
+        plans.append(plan_dispatch(expert_ids, len(plan.counts)))
+    return plans
 
 
-class Rows(NamedTuple):
-    """Tokens (n, h) at their experts, by local expert; ``counts`` (local experts) are on the device."""
+def combine_rows(rows: Tensor, weights: Tensor, plan: DispatchPlan, num_tokens: int) -> Tensor:
+    """Return the sum of each token's rows (pairs, h), times their weights (T, k)."""
+    weighted = rows * weights[plan.tokens, plan.choices].unsqueeze(1)
+    return rows.new_zeros(num_tokens, rows.shape[1]).index_add(0, plan.tokens, weighted)
+
+
+class ExpertRows(NamedTuple):
+    """Tokens (rows, h) ordered by local expert, and the rows of each (local experts)."""
 
     tokens: Tensor
     counts: Tensor
 
 
-def weighted_sum(made: Tensor, weights: Tensor, plan: Plan, num_tokens: int) -> Tensor:
-    """Return for each token the sum of what experts made of it, times its weights (T, k)."""
-    weighed = made * weights[plan.tokens, plan.choices].unsqueeze(1)
-    return made.new_zeros(num_tokens, made.shape[1]).index_add(0, plan.tokens, weighed)
+class TokenExchange:
+    """Dispatch and combine of tokens (T, h) with weights (T, k). This base class has one rank.
 
-
-Stages = Generator[Any, Any, None]
-"""A trip's four stages: what is sent is under way; the rows that arrived, for which it is given what experts made of
-them; that is on its way back; each token's weighted sum."""
-
-
-class Trip:
-    """Tokens on their way to their experts and back, stage by stage."""
-
-    def __init__(self, stages: Stages) -> None:
-        self._stages = stages
-        next(stages)
-
-    def arrive(self) -> Rows:
-        """Wait for the tokens of this rank's experts."""
-        rows: Rows = next(self._stages)
-        return rows
-
-    def give_back(self, made: Tensor) -> None:
-        """Send off what the experts made, (n, h), row by row."""
-        self._stages.send(made)
-
-    def receive(self) -> Tensor:
-        """Wait for this rank's tokens' weighted sums, (T, h)."""
-        sums: Tensor = next(self._stages)
-        return sums
-
-
-def start_trip(
-    variant: str, x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup | None
-) -> Trip:
-    """Send the tokens (T, h) that a plan names to their experts; without a group they are here."""
-    return Trip(
-        _at_home(x, weights, plan) if group is None else TRIPS[variant](x, weights, plan, group)
-    )
-
-
-def _at_home(x: Tensor, weights: Tensor, plan: Plan) -> Stages:
-    yield
-    plan = plan.trim()
-    made = yield Rows(tokens=x[plan.tokens], counts=plan.counts)
-    yield
-    yield weighted_sum(made, weights, plan, len(x))
-
-
-def _all_to_all(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
-    """A row for each pair, sent where its expert is by an uneven all-to-all; ranks tell each other counts before.
-
-    The host reads the device once: the sizes of both directions.
+    Its methods are called once, in their order, except ``start_dispatch`` and ``finish_dispatch``,
+    which call the five before them.
     """
-    sent = plan.counts.view(group.size(), -1)
-    counts = swap_now(sent, [], [], group)
-    sends, receives = torch.stack((sent.sum(1), counts.sum(1))).tolist()
-    plan = plan.trim(sum(sends))
-    flight = Flight(x[plan.tokens], receives, sends, group)
-    yield
-    # rows come by source and then by expert
-    expert = torch.arange(counts.shape[1], device=x.device).repeat(len(counts))
-    order = torch.argsort(
-        expert.repeat_interleave(counts.flatten(), output_size=sum(receives)), stable=True
-    )
-    made = yield Rows(tokens=flight.wait()[order], counts=counts.sum(0))
-    flight = Flight(made[torch.argsort(order)], sends, receives, group)
-    del made
-    yield
-    yield weighted_sum(flight.wait(), weights, plan, len(x))
-
-
-def _allgather(x: Tensor, weights: Tensor, plan: Plan, group: dist.ProcessGroup) -> Stages:
-    """Every rank gets all tokens, weights and routes; experts' weighted sums are added up by a reduce-scatter."""
-    experts = len(plan.counts) // group.size()
-    first = experts * group.rank()
-    routes = gathered(plan.experts_of.int(), group).long()
-    here = (routes >= first) & (routes < first + experts)
-    plan = make_plan((routes - first).where(here, NOWHERE), experts).trim()
-    x, weights = gather_rows(x, group), gather_rows(weights, group)
-    yield
-    made = yield Rows(tokens=x[plan.tokens], counts=plan.counts)
-    sums = sum_rows(weighted_sum(made, weights, plan, len(x)), group)
-    del made
-    yield
-    yield sums
-
-
-TRIPS: dict[str, Callable[[Tensor, Tensor, Plan, dist.ProcessGroup], Stages]] = {
-    "all_to_all": _all_to_all,
-    "allgather": _allgather,
-}
-
-
-class Flight:
-    """Rows (n, ...) on their way: ``sends[j]`` of them to rank j, ``receives[j]`` from it, in rank order."""
 
     def __init__(
-        self, x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup
+        self, x: Tensor, weights: Tensor, plan: DispatchPlan, group: dist.ProcessGroup | None
     ) -> None:
-        self.receives, self.sends, self.group = list(receives), list(sends), group
+        self.x = x
+        self.weights = weights
+        self.plan = plan
+        self.group: Any = group
+        self.rows = x
+
+    def exchange_metadata(self) -> None:
+        """Exchange the sizes or indices that the transfer needs."""
+
+    def pack(self) -> None:
+        """Permute tokens by expert."""
+        self.plan = self.plan.trim()
+        self.rows = self.x[self.plan.tokens]
+
+    def send(self) -> None:
+        """Start the transfer to experts."""
+
+    def receive(self) -> None:
+        """Wait for the rows of this rank's experts."""
+
+    def unpack(self) -> ExpertRows:
+        """Permute what was received by local expert."""
+        return ExpertRows(tokens=self.rows, counts=self.plan.counts)
+
+    def start_dispatch(self) -> None:
+        self.exchange_metadata()
+        self.pack()
+        self.send()
+
+    def finish_dispatch(self) -> ExpertRows:
+        self.receive()
+        return self.unpack()
+
+    def start_combine(self, results: Tensor) -> None:
+        """Send the experts' results (rows, h) back, in the order of the rows."""
+        self.rows = results
+
+    def finish_combine(self) -> Tensor:
+        """Return the weighted sum of each token's results, (T, h)."""
+        return combine_rows(self.rows, self.weights, self.plan, len(self.x))
+
+
+class AllToAllExchange(TokenExchange):
+    """Sends a row for each pair to the rank of its expert. The host reads the device once."""
+
+    def exchange_metadata(self) -> None:
+        sent = self.plan.counts.view(self.group.size(), -1)
+        self.received_counts = all_to_all_without_gradient(sent, self.group)
+        sizes = torch.stack((sent.sum(1), self.received_counts.sum(1))).tolist()
+        self.num_sent, self.num_received = sizes
+        self.plan = self.plan.trim(sum(self.num_sent))
+
+    def send(self) -> None:
+        self.transfer = AsyncAllToAll(self.rows, self.num_received, self.num_sent, self.group)
+        del self.rows
+
+    def receive(self) -> None:
+        self.rows = self.transfer.wait()
+
+    def unpack(self) -> ExpertRows:
+        """Permute rows, which arrive by source and then by expert."""
+        counts = self.received_counts
+        expert = torch.arange(counts.shape[1], device=counts.device).repeat(len(counts))
+        expert_of_row = expert.repeat_interleave(
+            counts.flatten(), output_size=sum(self.num_received)
+        )
+        self.order = torch.argsort(expert_of_row, stable=True)
+        rows = self.rows[self.order]
+        del self.rows
+        return ExpertRows(tokens=rows, counts=counts.sum(0))
+
+    def start_combine(self, results: Tensor) -> None:
+        by_source = results[torch.argsort(self.order)]
+        self.transfer = AsyncAllToAll(by_source, self.num_sent, self.num_received, self.group)
+
+    def finish_combine(self) -> Tensor:
+        self.rows = self.transfer.wait()
+        return super().finish_combine()
+
+
+class AllgatherExchange(TokenExchange):
+    """Gathers the tokens of all ranks on each, and sums what the experts of all ranks return."""
+
+    def exchange_metadata(self) -> None:
+        self.expert_ids = gather_without_gradient(self.plan.expert_ids.int(), self.group).long()
+
+    def pack(self) -> None:
+        """Send tokens as they are."""
+
+    def send(self) -> None:
+        self.x = gather_rows(self.x, self.group)
+        self.weights = gather_rows(self.weights, self.group)
+
+    def unpack(self) -> ExpertRows:
+        local_experts = len(self.plan.counts) // self.group.size()
+        local_ids = self.expert_ids - local_experts * self.group.rank()
+        is_local = (local_ids >= 0) & (local_ids < local_experts)
+        self.plan = plan_dispatch(local_ids.where(is_local, NO_EXPERT), local_experts).trim()
+        return ExpertRows(tokens=self.x[self.plan.tokens], counts=self.plan.counts)
+
+    def start_combine(self, results: Tensor) -> None:
+        partial_sums = combine_rows(results, self.weights, self.plan, len(self.x))
+        self.rows = reduce_scatter_rows(partial_sums, self.group)
+
+    def finish_combine(self) -> Tensor:
+        return self.rows
+
+
+EXCHANGES: dict[str, type[TokenExchange]] = {
+    "all_to_all": AllToAllExchange,
+    "allgather": AllgatherExchange,
+}
+"""The execution of each dispatcher of ``dispatchers.py``."""
+
+
+def make_exchange(
+    dispatcher: str,
+    x: Tensor,
+    weights: Tensor,
+    plan: DispatchPlan,
+    group: dist.ProcessGroup | None,
+) -> TokenExchange:
+    """Return the exchange of a plan's pairs over a group; None has all experts on this rank."""
+    kind = TokenExchange if group is None else EXCHANGES[dispatcher]
+    return kind(x, weights, plan, group)
+
+
+class AsyncAllToAll:
+    """An uneven all_to_all of rows (n, ...) in flight, whose backward pass is asynchronous too.
+
+    ``num_sent[j]`` rows go to rank j of the group, ``num_received[j]`` come from it.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        num_received: Sequence[int],
+        num_sent: Sequence[int],
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.num_received = list(num_received)
+        self.num_sent = list(num_sent)
+        self.group = group
         self.work: dist.Work | None = None
-        self.returned: tuple[Tensor, dist.Work] | None = None
-        self._received: Tensor | None = _Issue.apply(x, self)  # type: ignore[no-untyped-call]
+        self.gradient: tuple[Tensor, dist.Work] | None = None
+        self._received: Tensor | None = _StartAllToAll.apply(rows, self)  # type: ignore[no-untyped-call]
 
     def wait(self) -> Tensor:
-        """Return the rows received, (sum of ``receives``, ...); once."""
-        # what is received knows its flight by autograd: kept here too, neither would ever be given back
-        received, self._received = self._received, None
-        assert received is not None, "a flight arrives once"
-        arrived: Tensor = _Wait.apply(received, self)  # type: ignore[no-untyped-call]
+        """Return the received rows; to be called once."""
+        # The received tensor refers to this object. A reference back would keep both alive.
+        received = self._received
+        self._received = None
+        rows: Tensor = _WaitAllToAll.apply(received, self)  # type: ignore[no-untyped-call]
         self.work = None
-        return arrived
+        return rows
 
 
-def _issue(
-    x: Tensor, receives: list[int], sends: list[int], group: dist.ProcessGroup
+def _start_all_to_all(
+    rows: Tensor, num_received: list[int], num_sent: list[int], group: dist.ProcessGroup
 ) -> tuple[Tensor, dist.Work]:
-    received = x.new_zeros(sum(receives), *x.shape[1:])
-    return received, dist.all_to_all_single(
-        received, x.contiguous(), receives, sends, group=group, async_op=True
+    received = rows.new_zeros(sum(num_received), *rows.shape[1:])
+    work = dist.all_to_all_single(
+        received, rows.contiguous(), num_received, num_sent, group=group, async_op=True
     )
+    return received, work
 
 
-class _Issue(torch.autograd.Function):
-    """Starts a flight forward; backward waits for the gradients that ``_Wait`` has sent off."""
+class _StartAllToAll(torch.autograd.Function):
+    """Starts the all_to_all; backward waits for the gradients that ``_WaitAllToAll`` sends."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, flight: Flight) -> Tensor:
-        ctx.flight = flight
-        received, flight.work = _issue(x, flight.receives, flight.sends, flight.group)
+    def forward(ctx: Any, rows: Tensor, transfer: AsyncAllToAll) -> Tensor:
+        ctx.transfer = transfer
+        received, transfer.work = _start_all_to_all(
+            rows, transfer.num_received, transfer.num_sent, transfer.group
+        )
         return received
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        assert ctx.flight.returned is not None, (
-            "waiting, which comes before in backward, has sent them"
-        )
-        gradient, work = ctx.flight.returned
-        ctx.flight.returned = None
+        gradient, work = ctx.transfer.gradient
+        ctx.transfer.gradient = None
         work.wait()
         return gradient, None
 
 
-class _Wait(torch.autograd.Function):
-    """Waits for a flight forward; backward sends the gradients off. The gradient that it hands on is a placeholder."""
+class _WaitAllToAll(torch.autograd.Function):
+    """Waits for the all_to_all; backward sends the gradients and returns a placeholder."""
 
     @staticmethod
-    def forward(ctx: Any, received: Tensor, flight: Flight) -> Tensor:
-        assert flight.work is not None, "issuing comes before"
-        ctx.flight = flight
-        flight.work.wait()
-        ctx.mark_dirty(received)  # neither a copy nor a view
+    def forward(ctx: Any, received: Tensor, transfer: AsyncAllToAll) -> Tensor:
+        assert transfer.work is not None
+        ctx.transfer = transfer
+        transfer.work.wait()
+        ctx.mark_dirty(received)  # The result is neither a copy nor a view.
         return received
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        flight = ctx.flight
-        flight.returned = _issue(gradients[0], flight.sends, flight.receives, flight.group)
+        transfer = ctx.transfer
+        transfer.gradient = _start_all_to_all(
+            gradients[0], transfer.num_sent, transfer.num_received, transfer.group
+        )
         return gradients[0], None
 
 
-def swap_now(
-    x: Tensor, receives: Sequence[int], sends: Sequence[int], group: dist.ProcessGroup
-) -> Tensor:
-    """Return the rows of an all-to-all without gradients, even where nothing is said of ``receives`` and ``sends``.
-
-    Where communication is silenced, and ranks send as many as they receive, they are this rank's own.
-    """
-    received = x.clone() if receives == sends else x.new_zeros(sum(receives), *x.shape[1:])
-    dist.all_to_all_single(received, x.contiguous(), list(receives), list(sends), group=group)
+def all_to_all_without_gradient(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the rows of an even all_to_all; with disabled communication they are this rank's."""
+    received = rows.clone()
+    dist.all_to_all_single(received, rows.contiguous(), group=group)
     return received
 
 
-Rowwise = Callable[[Tensor, dist.ProcessGroup], Tensor]
+Collective = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
-def gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return all ranks' rows (ranks n, ...), in rank order, without gradients."""
-    whole = x.new_zeros(group.size() * len(x), *x.shape[1:])
-    all_gather_single(whole, x.contiguous(), group)
-    return whole
+def gather_without_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the rows of all ranks (ranks n, ...), in rank order."""
+    gathered = x.new_zeros(group.size() * len(x), *x.shape[1:])
+    all_gather_single(gathered, x.contiguous(), group)
+    return gathered
 
 
-def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    part = x.new_zeros(len(x) // group.size(), *x.shape[1:])
-    reduce_scatter_single(part, x.contiguous(), group)
-    return part
+def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    summed = x.new_zeros(len(x) // group.size(), *x.shape[1:])
+    reduce_scatter_single(summed, x.contiguous(), group)
+    return summed
 
 
-class _There(torch.autograd.Function):
-    """One of the two, whose backward pass is the other."""
+class _CollectiveWithGradient(torch.autograd.Function):
+    """A collective whose backward pass is another one."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, group: dist.ProcessGroup, there: Rowwise, back: Rowwise
+        ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: Collective, backward: Collective
     ) -> Tensor:
-        ctx.group, ctx.back = group, back
-        return there(x, group)
+        ctx.group = group
+        ctx.backward_collective = backward
+        return forward(x, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.back(gradients[0], ctx.group), None, None, None
+        return ctx.backward_collective(gradients[0], ctx.group), None, None, None
 
 
 def gather_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return all ranks' rows (ranks n, ...), in rank order; backward sums their gradients and keeps this rank's."""
-    whole: Tensor = _There.apply(x, group, gathered, _summed)  # type: ignore[no-untyped-call]
-    return whole
+    """Return the rows of all ranks (ranks n, ...); backward sums the gradients of this rank's."""
+    gathered: Tensor = _CollectiveWithGradient.apply(  # type: ignore[no-untyped-call]
+        x, group, gather_without_gradient, _reduce_scatter
+    )
+    return gathered
 
 
-def sum_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return this rank's part (n, ...) of the sum over ranks of x (ranks n, ...); backward gathers its gradients."""
-    part: Tensor = _There.apply(x, group, _summed, gathered)  # type: ignore[no-untyped-call]
-    return part
+def reduce_scatter_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return this rank's rows (n, ...) of the sum over ranks; backward gathers their gradients."""
+    summed: Tensor = _CollectiveWithGradient.apply(  # type: ignore[no-untyped-call]
+        x, group, _reduce_scatter, gather_without_gradient
+    )
+    return summed

@@ -1,10 +1,11 @@
-"""One mixture of experts without a model around it: the whole layer, or dispatch and combine alone."""
+"""Benchmarks of one MoE layer without a model: the complete layer, or only dispatch and combine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.bench.launch.messages import Work
@@ -12,156 +13,176 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.dispatch import Rows, make_plan, start_trip
+from parbench.workloads.expert_parallel.dispatch import ExpertRows
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
-from parbench.workloads.expert_parallel.groups import make_axes
-from parbench.workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
+from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters
 from parbench.workloads.expert_parallel.moe_layer import (
-    DenseMoe,
     MoeLayer,
-    kernel_notes,
-    let_experts_wait,
+    ReferenceMoeLayer,
+    list_kernel_notes,
+    simulate_experts,
+    weigh_experts,
 )
-from parbench.workloads.expert_parallel.routes import Routes
-from parbench.workloads.model.timed_compute import TimedCompute
-from parbench.workloads.model.transformer import fill, generator
-from parbench.workloads.step.layout import dtype_of, end_groups, whole
-from parbench.workloads.step.parity import compare, norm_of_all
-from parbench.workloads.step.probe import run_probes
+from parbench.workloads.expert_parallel.step_routing import StepRouting
+from parbench.workloads.model.simulated_compute import SimulatedCompute
+from parbench.workloads.model.transformer import get_dtype, make_generator, set_weights
+from parbench.workloads.parallel.mesh import build_mesh, full_tensor
+from parbench.workloads.parallel.parallelize import make_placement
+from parbench.workloads.presets import ep_layer
+from parbench.workloads.step.overlap import OverlapProbe
+from parbench.workloads.step.probe import Probe, run_probes
+from parbench.workloads.step.verify import compare, norm_of_all
 
-Layer = TypeVar("Layer", bound=MoeLayer)
+SIMULATED_NOTE = (
+    "simulated experts: T is their forward pass for the mean load of ranks. "
+    "Shared experts take no time"
+)
 
 
-class Scope:
-    """A mixture and its tokens (b, s, h), each source's own in each step; what a step does its heirs say."""
+class MoeLayerBenchmark:
+    """One MoE layer with new tokens (b, s, h) of each rank in each step."""
 
     claim = ""
-    backward = True
+    has_backward = True
 
     def __init__(self, world: World, **params: Value) -> None:
-        self._world, self.spec = world, StepSpec.of(params)
+        self._world = world
+        self.spec = ep_layer(params, world.size)
+        assert self.spec.moe is not None
         shape = self.spec.shape
-        self.moe = moe_of(params, shape, world.size)
+        self.moe = self.spec.moe
         self._num_tokens = self.spec.microbatch * shape.sequence
-        self._routes = Routes(world, self.spec, self.moe, range(shape.sequence))
-        self._axes = make_axes(world, self.moe)
-        world.barrier()  # a group that one rank gives back while another still connects breaks that one
-        self.layer = self._made(MoeLayer, self.moe, dtype_of(self.spec))
+        self._dtype = get_dtype(self.spec)
+        self._routing = StepRouting(world, self.spec, self.moe, range(shape.sequence))
+        self._mesh = build_mesh(world, self.spec.dims, has_experts=True)
+        self._placement = make_placement(self._mesh)
+        self.layer = MoeLayer(shape, self.moe, self._placement)
+        self._initialize(self.layer, self._dtype)
         self._step_number = 0
         self._draw()
 
-    def step(self) -> None:
-        raise NotImplementedError
+    def _initialize(self, layer: MoeLayer, dtype: torch.dtype) -> None:
+        layer.to(device=self._world.device, dtype=dtype)
+        set_weights(layer, self._world.seed)
 
     def reset(self) -> None:
         self._step_number += 1
         self._draw()
 
     def describe(self) -> Description:
+        axes = {axis: {"ranks": group.size()} for axis, group in self._list_groups().items()}
         details = {
             "tokens_per_rank": self._num_tokens,
             "slots": self.moe.slots(self._num_tokens),
             "expert_ffn": self.moe.expert_ffn,
-            **MeshDetails(
-                axes={name: {"ranks": group.size()} for name, group in self._axes.groups.items()}
-            ).as_details,
+            **MeshDetails(axes=axes).as_details,
         }
         return Description(headline="step_time", details=details)
+
+    def _list_groups(self) -> dict[str, dist.ProcessGroup]:
+        """Return the groups that dispatch tokens, by axis."""
+        groups = self._mesh.groups
+        return {axis: groups[axis] for axis in ("ep", "etp") if axis in groups}
 
     def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         probe = ExpertProbe(
             world=self._world,
-            moe=self.moe,
-            axes=self._axes,
-            routes=self._routes,
-            mixtures=(self.layer,),
             spec=self.spec,
             tokens=self._num_tokens,
-            counted={name: group for name, group in self._axes.groups.items() if name != "edp"},
-            backward=self.backward,
-            traced=True,
+            layers={0: self.layer},
+            routing=self._routing,
+            placement=self._placement,
+            axes=self._list_groups(),
+            has_backward=self.has_backward,
             claim=self.claim,
         )
-        return run_probes(self._world, [probe], self.step, begin, budget_seconds)
+        probes: list[Probe[Any]] = [probe]
+        if self.has_backward:
+            probes.append(OverlapProbe(self._world, self._list_groups()))
+        return run_probes(self._world, probes, self.step, begin, budget_seconds)
+
+    def step(self) -> None:
+        raise NotImplementedError
 
     def close(self) -> None:
-        end_groups(self._axes.groups.values())
+        self._mesh.close()
 
     def _draw(self) -> None:
         rank = self._world.rank
-        self.x, self.upstream = (self.drawn_of(what, rank) for what in ("tokens", "gradients"))
-        self._routes.begin(self._step_number, [rank])
-        self._routes.give({0: self.layer}, rank)
+        self.x = self._draw_hidden("tokens", rank)
+        self.upstream = self._draw_hidden("gradients", rank)
+        self._routing.draw(self._step_number, [rank])
+        self._routing.assign({0: self.layer}, rank)
 
-    def drawn_of(self, what: str, source: int) -> Tensor:
-        """Return normal numbers (b, s, h) of a source and this step: its tokens, or the gradients of what comes out."""
-        chance = generator(self._world.seed, f"{what} {self._step_number} {source}")
+    def _draw_hidden(self, name: str, rank: int) -> Tensor:
+        """Return normal numbers (b, s, h), a function of seed, step and rank."""
+        random = make_generator(self._world.seed, f"{name} {self._step_number} {rank}")
         size = (self.spec.microbatch, self.spec.shape.sequence, self.spec.shape.hidden)
-        return torch.randn(size, generator=chance).to(self._world.device, dtype_of(self.spec))
+        return torch.randn(size, generator=random).to(self._world.device, self._dtype)
 
-    def count_misplaced(self) -> int:
-        """Return how many elements of a trip are wrong in which each expert multiplies by its number, from 1 on."""
+    def _select_experts(self) -> tuple[Tensor, Tensor]:
+        """Return the expert ids and weights (T, k) of this step's tokens."""
         with torch.no_grad():
-            tokens = self.x.flatten(0, 1)
-            if (routes := self.layer.given) is None:
-                routes = self.layer.router(tokens).topk(self.moe.top_k).indices
-            plan = make_plan(routes, self.moe.experts, self.moe.slots(len(tokens)))
-            weights = tokens.new_ones(routes.shape)
-            trip = start_trip(self.moe.variant, tokens, weights, plan, self._axes.held.group)
-            rows = trip.arrive()
-            trip.give_back(rows.tokens * self._numbers(rows)[:, None])
-            found = trip.receive().float()
-            expected = tokens.float() * ((routes + 1) * self._kept(routes)).sum(1, keepdim=True)
-            limit = (
-                4
-                * torch.finfo(tokens.dtype).eps
-                * self.moe.experts
-                * self.moe.top_k
-                * tokens.abs().float()
-            )
-            return int((~((found - expected).abs() <= limit)).sum())
+            scores = self.layer.router(self.x.flatten(0, 1))
+            expert_ids = self.layer.assigned_ids
+            if expert_ids is None:
+                expert_ids = scores.topk(self.moe.top_k).indices
+            weights = weigh_experts(self.moe, scores, expert_ids)
+        return expert_ids, weights.to(self._dtype)
 
-    def _numbers(self, rows: Rows) -> Tensor:
-        group, local = self._axes.held.group, self.moe.experts_per_rank
-        first = 1 + (0 if group is None else group.rank()) * local
-        return torch.arange(first, first + local, device=rows.counts.device).repeat_interleave(
-            rows.counts
-        )
+    @torch.no_grad()
+    def count_misplaced(self) -> int:
+        """Return the wrong elements of a dispatch and combine in which expert e multiplies by e + 1."""
+        expert_ids, _ = self._select_experts()
+        tokens = self.x.flatten(0, 1)
+        weights = torch.ones_like(expert_ids, dtype=self._dtype)
+        group = self._placement.ep_group
+        experts = self.layer.experts
+        first = (0 if group is None else group.rank()) * self.moe.experts_per_rank
+        self.layer.experts = ScalingExperts(self.moe, first + 1)  # type: ignore[assignment]
+        out = self.layer.run_experts(tokens, weights, expert_ids)
+        self.layer.experts = experts
+        return self._count_wrong_sums(out, (expert_ids + 1) * self._find_kept(expert_ids))
 
-    def _kept(self, routes: Tensor) -> Tensor:
-        """Return which pairs (T, k) travel, by counting the tokens of each expert in their order."""
-        kept, slots = torch.zeros_like(routes, dtype=torch.bool), self.moe.slots(len(routes))
+    def _count_wrong_sums(self, out: Tensor, factors: Tensor) -> int:
+        """Return the elements that are not token times the sum of its factors (T, k)."""
+        expected = self.x.detach().flatten(0, 1).float() * factors.float().sum(1, keepdim=True)
+        tolerance = 4 * torch.finfo(self._dtype).eps * self.moe.top_k * expected.abs()
+        is_right = (out.float() - expected).abs() <= tolerance
+        return int((~is_right).sum())
+
+    def _find_kept(self, expert_ids: Tensor) -> Tensor:
+        """Return which pairs (T, k) are not dropped, counted expert by expert."""
+        is_kept = torch.zeros_like(expert_ids, dtype=torch.bool)
+        slots = self.moe.slots(len(expert_ids))
         for expert in range(self.moe.experts):
-            takes = routes == expert
-            kept |= takes if slots is None else takes & (takes.any(1).cumsum(0) <= slots)[:, None]
-        return kept
-
-    def _made(self, kind: type[Layer], moe: Moe, dtype: torch.dtype) -> Layer:
-        with torch.device(self._world.device):
-            module = kind(self.spec.shape, moe, self._axes.held if kind is MoeLayer else None).to(
-                dtype
-            )
-        fill(module, self._world.seed)
-        return module
+            takes_expert = expert_ids == expert
+            place = takes_expert.any(1).cumsum(0)[:, None]
+            is_kept |= takes_expert if slots is None else takes_expert & (place <= slots)
+        return is_kept
 
 
-class LayerStep(Scope):
-    """Forward and backward of one mixture; gradients stay where they are, and nothing is updated.
+class LayerBenchmark(MoeLayerBenchmark):
+    """Forward and backward pass of the layer, without reduction or update of gradients.
 
-    Experts' gradients are sums over the sources of one copy, the others' are of this rank's tokens.
+    Gradients of routed experts are sums over the sources of one replica of the experts.
     """
 
-    claim = "ep_layer: one layer, forward and backward; no gradient is summed over copies, and no attention hides it"
+    claim = "ep_layer: one layer without gradient reduction and without overlap with attention"
 
     def __init__(self, world: World, **params: Value) -> None:
-        self._waiter = TimedCompute(world.device)
+        self._waiter = SimulatedCompute(world.device)
         self._differences: list[str] = []
         super().__init__(world, **params)
-        if self.spec.timed_seconds is not None:
-            around = nn.Module()
-            around.layers = nn.ModuleList([self.layer])
-            let_experts_wait(around, self.spec.timed_seconds, self._num_tokens, self._waiter)
+        if self.spec.simulated_seconds is not None:
+            model = nn.Module()
+            model.layers = nn.ModuleList([self.layer])
+            simulate_experts(model, self.spec.simulated_seconds, self._num_tokens, self._waiter)
+
+    def _draw(self) -> None:
+        self._waiter.reset_debt()
+        super()._draw()
+        self.x.requires_grad_()
 
     def step(self) -> None:
         self.layer.zero_grad()
@@ -169,125 +190,131 @@ class LayerStep(Scope):
         self._out.backward(self.upstream)
 
     def check(self) -> int:
-        """Return how many elements of output and gradients differ from one process's; of waits, what is misplaced."""
-        if self.spec.timed:
+        """Return the elements of output and gradients that differ from the reference.
+
+        For simulated experts it is the count of ``count_misplaced``.
+        """
+        if self.spec.is_simulated:
             return self.count_misplaced()
-        found = {"out": self._out.detach(), "input": self.x.grad, **_gradients_of(self.layer)}
-        right = {name: tensor for name, tensor in found.items() if tensor is not None}
-        dtype = dtype_of(self.spec)
-        reference = self._reference(torch.float32)
-        low_precision = None if dtype == torch.float32 else self._reference(dtype)
-        norm = norm_of_all(
-            tensor for name, tensor in reference.items() if name not in ("out", "input")
-        )
-        compared = list(compare(right, reference, low_precision, norm))
-        self._differences = [
-            str(one) if one.name == "out" else f"gradient of {one}" for one in compared if one.wrong
-        ]
-        return sum(one.wrong for one in compared)
+        actual = {"out": self._out.detach(), **_get_gradients(self.layer, self.x)}
+        reference = self._run_reference(torch.float32)
+        low_precision = None
+        if self._dtype != torch.float32:
+            low_precision = self._run_reference(self._dtype)
+        gradients = [reference[name] for name in reference if name not in ("out", "input")]
+        wrong_tensors = list(compare(actual, reference, low_precision, norm_of_all(gradients)))
+        self._differences = [str(tensor) for tensor in wrong_tensors]
+        return sum(tensor.num_elements for tensor in wrong_tensors)
 
     def differences(self) -> Sequence[str]:
         return self._differences
 
     def describe(self) -> Description:
-        found, moe = super().describe(), self.moe
-        flops = (
-            6.0
-            * (moe.top_k + moe.shared)
-            * num_expert_parameters(self.spec.shape, moe)
-            * self._num_tokens
-        )
-        timed = (
-            "timed experts: T is their forward at the mean load of ranks; shared experts cost nothing",
-        )
-        kernel = timed if self.spec.timed else kernel_notes(self._world.device, dtype_of(self.spec))
+        description = super().describe()
+        experts_per_token = self.moe.top_k + self.moe.shared
+        weights = experts_per_token * count_expert_parameters(self.spec.shape, self.moe)
+        notes = list_kernel_notes(self._world.device, self._dtype)
+        if self.spec.is_simulated:
+            notes = (SIMULATED_NOTE,)
+        tokens = self._num_tokens * self._world.size
         return replace(
-            found,
-            work=(Work(name="tokens_per_second", amount=self._num_tokens * self._world.size),),
-            details={**found.details, "flops_per_rank": flops},
-            notes=(*found.notes, *kernel),
+            description,
+            work=(Work(name="tokens_per_second", amount=tokens),),
+            details={**description.details, "flops_per_rank": 6.0 * weights * self._num_tokens},
+            notes=notes,
         )
 
-    def _draw(self) -> None:
-        self._waiter.forget()
-        super()._draw()
-        self.x.requires_grad_()
+    def _run_reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return output and gradients of one process.
 
-    def _reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return one process's output and gradients: experts' of all sources of this copy, the rest of this rank."""
-        alone = self._made(DenseMoe, replace(self.moe, ep=1, etp=1), dtype)
+        Those of routed experts are sums over all sources of this replica.
+        """
+        layer = ReferenceMoeLayer(self.spec.shape, replace(self.moe, ep=1, etp=1))
+        self._initialize(layer, dtype)
         expected: dict[str, Tensor] = {}
-        for source in self._axes.sources:
-            alone.zero_grad()
-            self._routes.give({0: alone}, source, whole=True)
-            x = self.drawn_of("tokens", source).to(dtype).requires_grad_()
-            out = alone(x)
-            out.backward(self.drawn_of("gradients", source).to(dtype))
-            mine = source == self._world.rank
-            for name, gradient in _gradients_of(alone).items():
+        for source in self._find_sources():
+            layer.zero_grad()
+            self._routing.assign({0: layer}, source, is_reference=True)
+            x = self._draw_hidden("tokens", source).to(dtype).requires_grad_()
+            out = layer(x)
+            out.backward(self._draw_hidden("gradients", source).to(dtype))
+            for name, gradient in _get_gradients(layer, x).items():
                 if name.startswith("experts."):
-                    expected[name] = (
-                        expected[name] + gradient if name in expected else gradient.clone()
-                    )
-                elif mine:
+                    expected[name] = expected.get(name, 0) + gradient.clone()
+                elif source == self._world.rank:
                     expected[name] = gradient.clone()
-            if mine:
-                assert x.grad is not None
-                expected |= {"out": out.detach(), "input": x.grad}
+            if source == self._world.rank:
+                expected["out"] = out.detach()
         return expected
 
+    def _find_sources(self) -> list[int]:
+        """Return the ranks whose tokens the experts of this rank's replica take."""
+        dims = self.spec.dims
+        [ep_group] = [group for group in dims.expert_groups() if self._world.rank in group]
+        sources = []
+        for etp_group in dims.expert_split_groups():
+            if not set(etp_group).isdisjoint(ep_group):
+                sources += etp_group
+        return sources
 
-def _gradients_of(module: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+
+def _get_gradients(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    gradients = {"input": x.grad}
+    gradients |= {name: parameter.grad for name, parameter in layer.named_parameters()}
+    return {name: full_tensor(grad) for name, grad in gradients.items() if grad is not None}
 
 
-class DispatchStep(Scope):
-    """The forward way there and back; experts give back what they get, and nothing has gradients.
+class DispatchBenchmark(MoeLayerBenchmark):
+    """Dispatch and combine of the forward pass. Experts return their tokens.
 
-    Scores are taken before it is timed.
+    Experts are selected before the timed step.
     """
 
-    claim = "ep_dispatch: forward dispatch and combine alone; no claim about a layer, a step, or what compute hides"
-    backward = False
+    claim = "ep_dispatch: forward dispatch and combine without a layer, a step or overlap"
+    has_backward = False
 
+    def _draw(self) -> None:
+        super()._draw()
+        self.layer.experts = ScalingExperts(self.moe)  # type: ignore[assignment]
+        self._expert_ids, self._weights = self._select_experts()
+        self._out = torch.full_like(self.x.flatten(0, 1), torch.nan)
+
+    @torch.no_grad()
     def step(self) -> None:
-        self.layer.chosen[0] = self._chosen
-        with torch.no_grad():
-            self._out = self.layer.route(self.x.flatten(0, 1), self._weights, self._chosen)
+        self.layer.expert_ids[0] = self._expert_ids
+        tokens = self.x.flatten(0, 1)
+        self._out = self.layer.run_experts(tokens, self._weights, self._expert_ids)
 
     def check(self) -> int:
-        """Return how many elements of the last step are not token times weights, and how many are misplaced."""
-        scale = (self._weights.float() * self._kept(self._chosen)).sum(1, keepdim=True)
-        expected = self.x.flatten(0, 1).float() * scale
-        limit = 4 * torch.finfo(self.x.dtype).eps * self.moe.top_k * expected.abs()
-        return (
-            int((~((self._out.float() - expected).abs() <= limit)).sum()) + self.count_misplaced()
-        )
+        """Return the wrong elements of the last step and of ``count_misplaced``."""
+        weights = self._weights * self._find_kept(self._expert_ids)
+        return self._count_wrong_sums(self._out, weights) + self.count_misplaced()
 
     def describe(self) -> Description:
         pairs = self._num_tokens * self.moe.top_k * self._world.size
-        return replace(super().describe(), work=(Work(name="pairs_per_second", amount=pairs),))
-
-    def _draw(self) -> None:
-        super()._draw()
-        self.layer.experts = Passing(self.moe.etp)  # type: ignore[assignment]
-        with torch.no_grad():
-            scores = self.layer.router(self.x.flatten(0, 1))
-            given = self.layer.given
-            self._chosen = scores.topk(self.moe.top_k).indices if given is None else given
-            self._weights = scores.gather(1, self._chosen.clamp(min=0)).to(self.x.dtype)
-        self._out = torch.full_like(self.x.flatten(0, 1), torch.nan)
+        work = (Work(name="pairs_per_second", amount=pairs),)
+        return replace(super().describe(), work=work)
 
 
-class Passing(nn.Module):
-    """Experts that give back what they get, each of the ranks that split them its part of it."""
+class ScalingExperts(nn.Module):
+    """Experts that return their tokens, times ``first_factor``, ``first_factor + 1`` and so on.
 
-    def __init__(self, parts: int) -> None:
+    Without a factor they return their tokens. Those that ``etp`` splits return a part of the sum.
+    """
+
+    def __init__(self, moe: Moe, first_factor: int | None = None) -> None:
         super().__init__()
-        self._parts = parts
+        self._moe = moe
+        self._first_factor = first_factor
 
-    def forward(self, rows: Rows) -> Tensor:
-        return rows.tokens if self._parts == 1 else rows.tokens / self._parts
+    def forward(self, rows: ExpertRows) -> Tensor:
+        results = rows.tokens
+        if self._first_factor is not None:
+            factors = torch.arange(self._moe.experts_per_rank, device=results.device)
+            factors = (factors + self._first_factor).repeat_interleave(rows.counts)
+            results = results * factors[:, None]
+        return results if self._moe.etp == 1 else results / self._moe.etp
 
 
-prepare, prepare_dispatch = LayerStep, DispatchStep
+prepare = LayerBenchmark
+prepare_dispatch = DispatchBenchmark

@@ -1,280 +1,334 @@
-"""A mixture of experts in the place of a layer's FFN: router, experts as grouped products, shared experts.
+"""A mixture of experts (MoE) in place of a layer's FFN: router, routed experts, shared experts.
 
-A token's output is the sum over its k experts of score times what the expert makes of it, and what the shared experts
-make of it. Scores are not normalised over the k, nor again where a pair is dropped: a token that loses all its experts
-goes on by the residual and the shared ones.
+A token's output is the sum of its k experts' results, times their weights, and of the results of the
+shared experts. A token whose experts are all full keeps the residual and the shared experts.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from parbench.workloads.expert_parallel import dispatch
-from parbench.workloads.expert_parallel.dispatch import Plan, Rows
-from parbench.workloads.expert_parallel.groups import Held
+from parbench.workloads.expert_parallel.dispatch import DispatchPlan, ExpertRows
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.timed_compute import TimedCompute, make_timed
-from parbench.workloads.model.transformer import Ffn, Transformer, materialise
-from parbench.workloads.step.layout import local
+from parbench.workloads.model.simulated_compute import SimulatedCompute, simulate_linears
+from parbench.workloads.model.transformer import Ffn, Transformer
+from parbench.workloads.parallel.mesh import local_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertPlacement:
+    """The ranks that share one replica of the experts; None for an axis of one rank."""
+
+    ep_group: dist.ProcessGroup | None = None  # ranks that hold different experts
+    etp_group: dist.ProcessGroup | None = None  # ranks that hold parts of the same experts
+    mesh: DeviceMesh | None = None  # of both axes, to make the experts' weights DTensors
 
 
 class Router(nn.Module):
-    """Scores (T, E) of tokens (T, h) in float32: softmax over experts, or each one's sigmoid."""
+    """Scores (T, E) of tokens (T, h) in float32: the softmax over experts, or sigmoids."""
 
     def __init__(self, shape: Shape, moe: Moe) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(moe.experts, shape.hidden))
-        self._scores = moe.scores
+        self._has_sigmoid = moe.scores == "sigmoid"
 
     def forward(self, x: Tensor) -> Tensor:
         logits = F.linear(x.float(), self.weight.float())
-        return logits.sigmoid() if self._scores == "sigmoid" else logits.softmax(-1)
+        return logits.sigmoid() if self._has_sigmoid else logits.softmax(-1)
+
+
+def weigh_experts(moe: Moe, scores: Tensor, expert_ids: Tensor) -> Tensor:
+    """Return the weights (T, k) of each token's experts from its scores (T, E).
+
+    Renormalized softmax scores are the softmax over the logits of the chosen experts, as in
+    Mixtral, arXiv 2401.04088, section 2.1. With one expert its weight would be constant.
+    """
+    weights = scores.gather(1, expert_ids)
+    if moe.renormalize and moe.top_k > 1:
+        weights = weights / weights.sum(1, keepdim=True)
+    return weights
 
 
 class Experts(nn.Module):
-    """The recipe's FFN without biases, one of each expert of this rank, as one product for each matrix of all.
+    """FFNs without biases of this rank's experts, as one grouped GEMM for each of their matrices.
 
-    With a waiter they wait instead, ``seconds_per_row`` forward and as long for each of the two gradients: rows become
-    zeros, and so do all gradients.
+    Simulated experts wait instead. Their results and all gradients are zeros.
     """
 
-    def __init__(self, shape: Shape, moe: Moe, held: Held) -> None:
+    def __init__(self, shape: Shape, moe: Moe, mesh: DeviceMesh | None) -> None:
         super().__init__()
-        mine = moe.expert_ffn // moe.etp
-        inner = (moe.experts_per_rank, shape.hidden, mine)
-        self.gate = _parameter(inner, held.mesh, split=2) if shape.recipe == "llama" else None
-        self.up = _parameter(inner, held.mesh, split=2)
-        self.down = _parameter((moe.experts_per_rank, mine, shape.hidden), held.mesh, split=1)
-        self.waiter: TimedCompute | None = None
-        self.seconds_per_row = 0.0
+        ffn = moe.expert_ffn // moe.etp
+        size_in = (moe.experts_per_rank, shape.hidden, ffn)
+        size_out = (moe.experts_per_rank, ffn, shape.hidden)
+        self.gate = _make_parameter(size_in, mesh, 2) if shape.recipe == "llama" else None
+        self.up = _make_parameter(size_in, mesh, 2)
+        self.down = _make_parameter(size_out, mesh, 1)
+        self.waiter: SimulatedCompute | None = None
+        self.seconds_per_row = 0.0  # of simulated experts: forward, and each of two gradients
 
-    def forward(self, rows: Rows) -> Tensor:
-        """Return what each row's expert, or this rank's part of it, makes of it, (n, h) -> (n, h)."""
+    def forward(self, rows: ExpertRows) -> Tensor:
+        """Return the results of the experts, or of this rank's part of them, (rows, h)."""
         x = rows.tokens
         if self.waiter is not None:
-            waited: Tensor = _Waited.apply(x, self, *map(local, self.parameters()))  # type: ignore[no-untyped-call]
-            return waited
-        ends = rows.counts.cumsum(0).int()
-        wide = F.grouped_mm(x, local(self.up), offs=ends)
-        gate = None if self.gate is None else F.grouped_mm(x, local(self.gate), offs=ends)
-        return F.grouped_mm(_activated(wide, gate), local(self.down), offs=ends)
+            results: Tensor = _SimulatedExperts.apply(
+                x, self, *map(local_tensor, self.parameters())
+            )  # type: ignore[no-untyped-call]
+            return results
+        row_ends = rows.counts.cumsum(0).int()
+        hidden = F.grouped_mm(x, local_tensor(self.up), offs=row_ends)
+        gate = None
+        if self.gate is not None:
+            gate = F.grouped_mm(x, local_tensor(self.gate), offs=row_ends)
+        return F.grouped_mm(_activate(hidden, gate), local_tensor(self.down), offs=row_ends)
 
 
-def kernel_notes(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-    """Say by which kernel a GPU computes experts' products; nothing of the CPU, which has one way alone."""
+def _make_parameter(
+    size: tuple[int, int, int], mesh: DeviceMesh | None, etp_dim: int
+) -> nn.Parameter:
+    """Return matrices of this rank's experts; ``etp`` splits their dim ``etp_dim``."""
+    weights = torch.empty(size)
+    if mesh is None:
+        return nn.Parameter(weights)
+    dim_by_axis = {"ep": 0, "etp": etp_dim}
+    placements = [Shard(dim_by_axis[name]) for name in mesh.mesh_dim_names or ()]
+    return nn.Parameter(DTensor.from_local(weights, mesh, placements, run_check=False))
+
+
+def _activate(hidden: Tensor, gate: Tensor | None) -> Tensor:
+    return F.gelu(hidden) if gate is None else F.silu(gate) * hidden
+
+
+def list_kernel_notes(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    """List a note about the experts' kernel on a GPU; a CPU has only one."""
     if device.type != "cuda":
         return ()
-    return (kernel_note(dtype, torch.cuda.get_device_capability(device)),)
+    return (format_kernel_note(dtype, torch.cuda.get_device_capability(device)),)
 
 
-def kernel_note(dtype: torch.dtype, capability: tuple[int, int]) -> str:
-    # torch 2.11 and 2.13, aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda; what is not fast is looped over
+def format_kernel_note(dtype: torch.dtype, capability: tuple[int, int]) -> str:
+    # torch 2.11 and 2.13, aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda
     if dtype == torch.bfloat16 and capability[0] in (9, 10):
-        return "experts: grouped, one kernel for all experts of a matrix"
-    here = (
-        f"{str(dtype).removeprefix('torch.')} on compute capability {capability[0]}.{capability[1]}"
-    )
+        return "experts: one grouped GEMM for all experts"
+    major, minor = capability
+    name = str(dtype).removeprefix("torch.")
     return (
-        "experts: looped, a product for each after their rows are counted on the host: torch groups bfloat16 on "
-        f"compute capability 9.x and 10.x alone, and this is {here}"
+        "experts: one GEMM per expert after the host has read the counts, because torch groups "
+        f"only bfloat16 on compute capability 9.x and 10.x. This is {name} on {major}.{minor}"
     )
-
-
-def _parameter(size: tuple[int, int, int], mesh: DeviceMesh | None, *, split: int) -> nn.Parameter:
-    """Return this rank's experts' matrices: of all by their first dim, of each expert by the dim ``split``."""
-    mine = torch.empty(size)
-    if mesh is None:
-        return nn.Parameter(mine)
-    placements = [Shard(0 if name == "ep" else split) for name in mesh.mesh_dim_names or ()]
-    return nn.Parameter(DTensor.from_local(mine, mesh, placements, run_check=False))
-
-
-def _activated(wide: Tensor, gate: Tensor | None) -> Tensor:
-    return F.gelu(wide) if gate is None else F.silu(gate) * wide
 
 
 class MoeLayer(nn.Module):
-    """Router, experts and shared experts, (b, s, h) -> (b, s, h), of one source's microbatch.
+    """Router, experts and shared experts for one source's microbatch, (b, s, h) -> (b, s, h)."""
 
-    ``given`` (T, k) are the routes to take, None where the router chooses, and ``all_routed`` states that none of them
-    is NOWHERE; ``chosen`` those that were taken by the number of the microbatch, ``aux`` the loss that asks for
-    balance, of the last forward pass.
-    """
-
-    def __init__(self, shape: Shape, moe: Moe, held: Held | None = None) -> None:
+    def __init__(self, shape: Shape, moe: Moe, placement: ExpertPlacement | None = None) -> None:
         super().__init__()
-        self.moe, self._held = moe, held or Held()
+        self.moe = moe
+        self._placement = placement or ExpertPlacement()
         self.router = Router(shape, moe)
-        self.experts = Experts(shape, moe, self._held)
-        self.shared = Ffn(replace(shape, ffn=moe.shared * moe.expert_ffn)) if moe.shared else None
-        self.given: Tensor | None = None
-        self.all_routed = False
+        self.experts = Experts(shape, moe, self._placement.mesh)
+        shared_shape = replace(shape, ffn=moe.shared * moe.expert_ffn)
+        self.shared = Ffn(shared_shape) if moe.shared else None
+        self.assigned_ids: Tensor | None = None
+        """Expert ids (T, k) to take, None if the router selects experts."""
         self.microbatch = 0
-        self.chosen: dict[int, Tensor] = {}
-        self.aux: Tensor | None = None
+        """The number of the next microbatch."""
+        self.expert_ids: dict[int, Tensor] = {}
+        """The expert ids taken, by microbatch."""
+        self.aux_loss: Tensor | None = None
+        """The load-balancing loss of the last forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
-        routes = scores.detach().topk(self.moe.top_k).indices if self.given is None else self.given
-        self.chosen[self.microbatch] = routes
-        self.aux = self.balance(scores, routes) if self.moe.aux else None
-        weights = scores.gather(1, routes.clamp(min=0)).to(x.dtype)
-        routed = self.route(tokens, weights, routes).view_as(x)
-        out: Tensor = routed if self.shared is None else routed + self.shared(x)
+        expert_ids = self.assigned_ids
+        if expert_ids is None:
+            expert_ids = scores.detach().topk(self.moe.top_k).indices
+        self.expert_ids[self.microbatch] = expert_ids
+        if self.moe.aux:
+            self.aux_loss = self.compute_balance_loss(scores, expert_ids)
+        weights = weigh_experts(self.moe, scores, expert_ids).to(x.dtype)
+        out = self.run_experts(tokens, weights, expert_ids).view_as(x)
+        if self.shared is not None:
+            out = out + self.shared(x)
         return out
 
-    def balance(self, scores: Tensor, routes: Tensor) -> Tensor:
-        return balance_loss(scores, routes)
+    def compute_balance_loss(self, scores: Tensor, expert_ids: Tensor) -> Tensor:
+        return compute_balance_loss(scores, expert_ids)
 
-    def route(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
-        """Return each token's weighted sum over its experts, (T, h).
+    def plan_dispatch(self, expert_ids: Tensor) -> DispatchPlan:
+        """Return the plan of one source's pairs of token and expert."""
+        slots = self.moe.slots(len(expert_ids))
+        num_pairs = expert_ids.numel() if slots is None else None
+        return dispatch.plan_dispatch(expert_ids, self.moe.experts, slots, num_pairs)
 
-        Ranks that split experts take each other's tokens too, and add up their parts of what experts make of them.
+    def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
+        """Return the weighted sum of each token's experts, (T, h).
+
+        Ranks that split experts gather each other's tokens and sum their parts of the results.
         """
-        split, slots = self._held.split, self.moe.slots(len(tokens))
-        all_routed = self.given is None or self.all_routed
-        plan = dispatch.make_plan(routes, self.moe.experts, slots, all_routed=all_routed)
-        if split is None:
-            return self._there_and_back(tokens, weights, plan)
-        together = dispatch.gathered(plan.experts_of.int(), split).long()
-        all_slots = None if slots is None else slots * split.size()
-        plan = dispatch.make_plan(together, self.moe.experts, all_slots, all_routed=all_routed)
-        parts = self._there_and_back(
-            dispatch.gather_rows(tokens, split), dispatch.gather_rows(weights, split), plan
-        )
-        return dispatch.sum_rows(parts, split)
+        plan = self.plan_dispatch(expert_ids)
+        group = self._placement.etp_group
+        if group is None:
+            return self._exchange(tokens, weights, plan)
+        all_ids = dispatch.gather_without_gradient(plan.expert_ids.int(), group).long()
+        num_pairs = None if plan.num_pairs is None else all_ids.numel()
+        all_tokens = dispatch.gather_rows(tokens, group)
+        all_weights = dispatch.gather_rows(weights, group)
+        plan = dispatch.plan_dispatch(all_ids, self.moe.experts, num_pairs=num_pairs)
+        partial_sums = self._exchange(all_tokens, all_weights, plan)
+        return dispatch.reduce_scatter_rows(partial_sums, group)
 
-    def _there_and_back(self, tokens: Tensor, weights: Tensor, plan: Plan) -> Tensor:
-        """Send tokens to the ranks of their experts and back; a chunk travels while another is computed."""
-        trips: list[dispatch.Trip] = []
-        for part in dispatch.chunks_of(plan, self.moe.chunks):
-            trips.append(
-                dispatch.start_trip(self.moe.variant, tokens, weights, part, self._held.group)
+    def _exchange(self, tokens: Tensor, weights: Tensor, plan: DispatchPlan) -> Tensor:
+        """Dispatch, compute and combine; a chunk is in flight while the one before is computed."""
+        exchanges: list[dispatch.TokenExchange] = []
+        for chunk in dispatch.split_plan(plan, self.moe.chunks):
+            exchange = dispatch.make_exchange(
+                self.moe.variant, tokens, weights, chunk, self._placement.ep_group
             )
-            for before in trips[-2:-1]:
-                before.give_back(self.experts(before.arrive()))
-        trips[-1].give_back(self.experts(trips[-1].arrive()))
-        return (
-            torch.stack([trip.receive() for trip in trips]).sum(0)
-            if len(trips) > 1
-            else trips[0].receive()
-        )
+            exchange.start_dispatch()
+            if exchanges:
+                self._compute(exchanges[-1])
+            exchanges.append(exchange)
+        self._compute(exchanges[-1])
+        out = exchanges[0].finish_combine()
+        for exchange in exchanges[1:]:
+            out = out + exchange.finish_combine()
+        return out
+
+    def _compute(self, exchange: dispatch.TokenExchange) -> None:
+        exchange.start_combine(self.experts(exchange.finish_dispatch()))
 
 
-class DenseMoe(MoeLayer):
-    """The same in one process and in the plainest way, to compare with: each expert in turn, drops by counting.
+class ReferenceMoeLayer(MoeLayer):
+    """The same layer in one process, computed expert by expert, to verify ``MoeLayer``.
 
-    Where ``moe.tp`` ranks share sequences, each is a source: capacity and balance count its positions of all sequences
-    by themselves.
+    Each part of a sequence that a rank holds is a source with its own capacity and balance.
+    ``positions_by_source`` has the positions of each part; None is one source.
     """
+
+    positions_by_source: Sequence[Sequence[int]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        b, s, _ = x.shape
-        self._sources = (
-            torch.arange(b * s, device=x.device).view(b, self.moe.tp, -1).transpose(0, 1).flatten(1)
-        )
+        batch, sequence, _ = x.shape
+        token_numbers = torch.arange(batch * sequence, device=x.device).view(batch, sequence)
+        self._tokens_by_source = [token_numbers.flatten()]
+        if self.positions_by_source is not None:
+            self._tokens_by_source = [
+                token_numbers[:, list(positions)].flatten()
+                for positions in self.positions_by_source
+            ]
         return super().forward(x)
 
-    def balance(self, scores: Tensor, routes: Tensor) -> Tensor:
-        return torch.stack(
-            [balance_loss(scores[mine], routes[mine]) for mine in self._sources]
-        ).mean()
+    def compute_balance_loss(self, scores: Tensor, expert_ids: Tensor) -> Tensor:
+        losses = [
+            compute_balance_loss(scores[tokens], expert_ids[tokens])
+            for tokens in self._tokens_by_source
+        ]
+        return torch.stack(losses).mean()
 
-    def route(self, tokens: Tensor, weights: Tensor, routes: Tensor) -> Tensor:
-        out, slots = torch.zeros_like(tokens), self.moe.slots(self._sources.shape[1])
-        for mine in self._sources:
+    def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
+        out = torch.zeros_like(tokens)
+        for source in self._tokens_by_source:
+            slots = self.moe.slots(len(source))
             for expert in range(self.moe.experts):
-                takes = mine[(routes[mine] == expert).any(1)][:slots]
-                weight = weights[takes].where(routes[takes] == expert, 0).sum(1, keepdim=True)
-                x, gates = tokens[takes], self.experts.gate
-                wide = _activated(
-                    x @ self.experts.up[expert], None if gates is None else x @ gates[expert]
-                )
-                out = out.index_put(
-                    (takes,), weight * (wide @ self.experts.down[expert]), accumulate=True
-                )
+                takes_expert = expert_ids[source] == expert
+                taken = source[takes_expert.any(1)][:slots]
+                is_expert = expert_ids[taken] == expert
+                weight = weights[taken].where(is_expert, 0).sum(1, keepdim=True)
+                result = weight * self._run_expert(tokens[taken], expert)
+                out = out.index_put((taken,), result, accumulate=True)
         return out
 
+    def _run_expert(self, x: Tensor, expert: int) -> Tensor:
+        gates = self.experts.gate
+        gate = None if gates is None else x @ gates[expert]
+        return _activate(x @ self.experts.up[expert], gate) @ self.experts.down[expert]
 
-def balance_loss(scores: Tensor, routes: Tensor) -> Tensor:
-    """Return E sum_e f_e P_e: f the share of routes to an expert, P its mean share of scores (arXiv 2101.03961, eq. 4).
 
-    Scores (T, E), routes (T, k); 1 where both are even. Gradients come by P alone.
+def compute_balance_loss(scores: Tensor, expert_ids: Tensor) -> Tensor:
+    """Return E sum_e f_e P_e (arXiv 2101.03961, eq. 4), of scores (T, E) and expert ids (T, k).
+
+    f is an expert's share of all pairs, and P its mean share of scores, which alone has gradients.
+    The loss is 1 if both are balanced.
     """
     experts = scores.shape[1]
-    taken = dispatch.count_pairs(routes, experts)
-    shares = taken / taken.sum().clamp(min=1)
-    return experts * (shares * (scores / scores.sum(1, keepdim=True)).mean(0)).sum()
+    counts = dispatch.count_pairs(expert_ids, experts)
+    pair_shares = counts / expert_ids.numel()
+    score_shares = (scores / scores.sum(1, keepdim=True)).mean(0)
+    return experts * (pair_shares * score_shares).sum()
 
 
-def aux_loss(model: nn.Module) -> Tensor | float:
-    """Return the coefficient times the mean over layers of the loss that asks for balance, of the last forward pass."""
+def pop_aux_loss(model: nn.Module) -> Tensor:
+    """Return the weighted mean of the layers' load-balancing losses, and clear them."""
     losses = []
-    for mixture in mixtures(model):
-        if mixture.aux is not None:
-            losses.append(mixture.moe.aux * mixture.aux)
-            mixture.aux = None
-    return torch.stack(losses).mean() if losses else 0.0
+    for layer in find_moe_layers(model):
+        if layer.aux_loss is not None:
+            losses.append(layer.moe.aux * layer.aux_loss)
+            layer.aux_loss = None
+    return torch.stack(losses).mean() if losses else torch.zeros(())
 
 
-def exchange_ffns(
+def replace_ffns_with_moe(
     model: Transformer,
     shape: Shape,
     moe: Moe,
-    seed: int,
     *,
-    held: Held | None = None,
-    dense: bool = False,
+    placement: ExpertPlacement | None = None,
+    kind: type[MoeLayer] = MoeLayer,
 ) -> None:
-    """Put a mixture of experts in the place of each layer's FFN, with the seed's weights; an outline stays one."""
-    like = next(model.parameters())
-    for layer in model.layers:
+    """Replace each layer's FFN by a mixture of experts on the meta device."""
+    dtype = next(model.parameters()).dtype
+    for layer in model.layers.values():
         with torch.device("meta"):
-            layer.ffn = (DenseMoe if dense else MoeLayer)(shape, moe, held).to(like.dtype)
-    if not like.is_meta:
-        materialise(model, seed, like.device)
+            layer.ffn = kind(shape, moe, placement).to(dtype)
 
 
-def mixtures(model: nn.Module) -> list[MoeLayer]:
+def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
     return [module for module in model.modules() if isinstance(module, MoeLayer)]
 
 
-def let_experts_wait(
-    model: nn.Module, seconds: float, tokens: int, waiter: TimedCompute, *, others: float = 0.0
+def simulate_experts(
+    model: nn.Module,
+    expert_seconds: float,
+    tokens: int,
+    waiter: SimulatedCompute,
+    *,
+    linear_seconds: float = 0.0,
 ) -> None:
-    """Let the experts of ``model.layers`` wait: T forward at a rank's mean load of ``tokens`` tokens, 2 T backward.
+    """Let all experts of a model wait ``expert_seconds`` forward and twice that backward.
 
-    ``others`` is how long all other products wait, which do not multiply.
+    This holds for ``tokens`` of each rank and balanced routing; waits are proportional to rows.
+    Linear layers wait ``linear_seconds``.
     """
-    make_timed(model, others, waiter)
-    for mixture in (layers := mixtures(model)):
-        rows = tokens * mixture.moe.top_k * mixture.moe.etp
-        mixture.experts.waiter, mixture.experts.seconds_per_row = (
-            waiter,
-            seconds / len(layers) / rows,
-        )
+    simulate_linears(model, linear_seconds, waiter)
+    layers = find_moe_layers(model)
+    for layer in layers:
+        rows = tokens * layer.moe.top_k * layer.moe.etp
+        layer.experts.waiter = waiter
+        layer.experts.seconds_per_row = expert_seconds / len(layers) / rows
 
 
-class _Waited(torch.autograd.Function):
+class _SimulatedExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, experts: Any, *weights: Tensor) -> Tensor:
-        ctx.experts, ctx.sizes = experts, [weight.shape for weight in weights]
-        with experts.waiter.waiting(len(x) * experts.seconds_per_row):
+        ctx.experts = experts
+        ctx.sizes = [weight.shape for weight in weights]
+        with experts.waiter.taking(len(x) * experts.seconds_per_row):
             return torch.zeros_like(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        experts, gradient = ctx.experts, gradients[0]
-        with experts.waiter.waiting(2 * len(gradient) * experts.seconds_per_row):
-            return (
-                torch.zeros_like(gradient),
-                None,
-                *(gradient.new_zeros(size) for size in ctx.sizes),
-            )
+        experts = ctx.experts
+        gradient = gradients[0]
+        with experts.waiter.taking(2 * len(gradient) * experts.seconds_per_row):
+            weight_gradients = [gradient.new_zeros(size) for size in ctx.sizes]
+            return (torch.zeros_like(gradient), None, *weight_gradients)

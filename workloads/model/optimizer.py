@@ -1,43 +1,48 @@
-"""AdamW, and AdamW of float32 masters where the model is in a narrower type."""
+"""AdamW, and AdamW with float32 master weights for models of a lower precision."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 LEARNING_RATE = 1e-3
 
 
 def make_optimizer(
-    parameters: Iterable[Tensor], dtype: torch.dtype, *, timed: bool = False
+    parameters: Iterable[Tensor], dtype: torch.dtype, *, is_simulated: bool = False
 ) -> torch.optim.Optimizer:
+    """Return the optimizer of a step; see ``choose_optimizer``."""
     groups = make_parameter_groups(parameters)
-    return optimizer_class(dtype, timed=timed)(groups, lr=LEARNING_RATE)  # type: ignore[call-arg]
+    optimizer_class = choose_optimizer(dtype, is_simulated=is_simulated)
+    return optimizer_class(groups, lr=LEARNING_RATE)  # type: ignore[call-arg]
 
 
 def make_parameter_groups(parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
-    """Return parameter groups of plain tensors and of DTensors, each only if it has parameters.
+    """Return a parameter group for plain tensors, and one for the DTensors of each mesh.
 
-    On CUDA torch updates a group as lists of tensors (``foreach``), and a list must not mix both kinds.
+    On CUDA torch updates the tensors of a group together (``foreach``), which requires one kind.
     """
-    plain: list[Tensor] = []
-    distributed: list[Tensor] = []
+    groups: dict[DeviceMesh | None, list[Tensor]] = {}
     for parameter in parameters:
-        (distributed if isinstance(parameter, DTensor) else plain).append(parameter)
-    return [{"params": group} for group in (plain, distributed) if group]
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault(mesh, []).append(parameter)
+    return [{"params": group} for group in groups.values()]
 
 
-def optimizer_class(dtype: torch.dtype, *, timed: bool = False) -> type[torch.optim.Optimizer]:
-    """Return torch's AdamW for float32, ``MasterAdamW`` for narrower types, ``Unmoved`` where compute is timed."""
-    if timed:
-        return Unmoved
+def choose_optimizer(
+    dtype: torch.dtype, *, is_simulated: bool = False
+) -> type[torch.optim.Optimizer]:
+    """Return AdamW for float32, ``MasterAdamW`` for others, ``FrozenOptimizer`` in simulations."""
+    if is_simulated:
+        return FrozenOptimizer
     return torch.optim.AdamW if dtype == torch.float32 else MasterAdamW
 
 
-class Unmoved(torch.optim.Optimizer):
-    """Leaves the parameters as they are: the update is arithmetic too, and timed compute has none."""
+class FrozenOptimizer(torch.optim.Optimizer):
+    """An optimizer for simulated compute, which leaves parameters as they are."""
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -47,9 +52,9 @@ class Unmoved(torch.optim.Optimizer):
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """AdamW on a float32 copy of each parameter: 12 bytes of state a parameter, as mixed-precision training keeps.
+    """AdamW on a float32 copy of each parameter, as mixed-precision training keeps.
 
-    Source of the accounting: ZeRO (arXiv 1910.02054), section 3.1.
+    The state has 12 bytes per parameter (ZeRO, arXiv 1910.02054, section 3.1).
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
@@ -60,7 +65,7 @@ class MasterAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the masters from the gradients, and the parameters from the masters."""
-        inner = self._inner or self._begin()
+        inner = self._inner or self._make_masters()
         for parameter, master in self._pairs:
             master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
         inner.step()
@@ -68,18 +73,15 @@ class MasterAdamW(torch.optim.Optimizer):
             parameter.copy_(master)
             master.grad = None
 
-    def held(self) -> list[Tensor]:
-        moments = (
-            []
-            if self._inner is None
-            else [v for s in self._inner.state.values() for v in s.values()]
-        )
-        return [
-            *(master for _, master in self._pairs),
-            *(value for value in moments if isinstance(value, Tensor)),
-        ]
+    def list_state(self) -> list[Tensor]:
+        """Return the masters and the moments, none before the first step."""
+        tensors = [master for _, master in self._pairs]
+        if self._inner is not None:
+            for state in self._inner.state.values():
+                tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        return tensors
 
-    def _begin(self) -> torch.optim.AdamW:
+    def _make_masters(self) -> torch.optim.AdamW:
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self._pairs = [(parameter, parameter.detach().float().clone()) for parameter in parameters]
         masters = [master.requires_grad_() for _, master in self._pairs]

@@ -1,23 +1,25 @@
-"""The model of all training steps: a decoder Transformer after one of two recipes.
+"""The model of all training steps: a decoder Transformer with one of two recipes.
 
-gpt (GPT-2): LayerNorm, GELU, biases (of all but keys), learned positions. llama (Llama 3): RMSNorm, SwiGLU, no biases,
-rotary positions, fewer key and value heads than query heads. The head is tied to nothing. Weights and tokens are
-functions of a seed and a name or a step alone, so that every layout of ranks starts from the same.
+gpt (GPT-2) has LayerNorm, GELU, biases except for keys, and learned positions. llama (Llama 3) has RMSNorm, SwiGLU,
+no biases, rotary positions, and fewer key and value heads than query heads. The head has weights of its own. Weights
+depend on a seed and their name, tokens on a seed and the step, so that they are the same on every mesh.
 """
 
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from parbench.bench.text import UserError
-from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
-from parbench.workloads.torch_internals import ATTENTIONS, checkpointed, tree_leaves
+from parbench.workloads.model.shapes import Checkpointing, Shape
+from parbench.workloads.torch_internals import ATTENTIONS, tree_leaves, with_checkpointing
+
+if TYPE_CHECKING:
+    from parbench.workloads.costs.step_spec import StepSpec
 
 _INIT_DEVIATION = 0.02
 _NORM_EPSILON = 1e-5
@@ -34,9 +36,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Turn the pairs (i, i + d/2) of (b, a, s, d) by position * base^(-2i/d) (RoPE, arXiv 2104.09864).
+    """Rotate the pairs (i, i + d/2) of (b, a, s, d) by position * base^(-2i/d) (RoPE, arXiv 2104.09864).
 
-    ``positions`` (s) are 0, 1, ... if not given. Angles are float32 and made anew: no table to lose or to move.
+    ``positions`` (s) are 0, 1, ... by default. Angles are computed in float32 in each call.
     """
     s, d = x.shape[-2:]
     if positions is None:
@@ -45,35 +47,38 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
     angles = positions.float()[:, None] * frequencies
     cosines, sines = angles.cos(), angles.sin()
     first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
-    return turned.to(x.dtype)
+    rotated = torch.cat(
+        (first * cosines - second * sines, second * cosines + first * sines), dim=-1
+    )
+    return rotated.to(x.dtype)
 
 
 class Attention(nn.Module):
     """Causal self-attention, (b, s, h) -> (b, s, h), of as many heads as the projections' columns hold.
 
-    ``core`` joins the heads' q, k, v and ``rotate`` gives them positions; both may be exchanged.
+    ``core`` computes attention from q, k and v, and ``rotate`` adds positions. Both may be replaced.
     """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.head_size, biased = shape.head_size, shape.recipe == "gpt"
+        self.head_size = shape.head_size
+        has_bias = shape.recipe == "gpt"
         self.core: Core = attend
-        self.rotate: Callable[[Tensor], Tensor] | None = None if shape.recipe == "gpt" else rotate
-        self.q = nn.Linear(shape.hidden, shape.hidden, bias=biased)
-        # without bias: it would move all scores of a query alike, which softmax does not see, and have no gradient
+        self.rotate: Callable[[Tensor], Tensor] | None = None if has_bias else rotate
+        self.q = nn.Linear(shape.hidden, shape.hidden, bias=has_bias)
+        # A bias of keys would shift all scores of a query equally, and softmax would cancel it.
         self.k = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=False)
-        self.v = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=biased)
-        self.out = nn.Linear(shape.hidden, shape.hidden, bias=biased)
+        self.v = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=has_bias)
+        self.out = nn.Linear(shape.hidden, shape.hidden, bias=has_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self._by_head(projected(x)) for projected in (self.q, self.k, self.v))
+        q, k, v = (self._split_heads(linear(x)) for linear in (self.q, self.k, self.v))
         if self.rotate is not None:
             q, k = self.rotate(q), self.rotate(k)
         attended: Tensor = self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
         return attended
 
-    def _by_head(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
 
 
@@ -82,14 +87,17 @@ class Ffn(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        biased = shape.recipe == "gpt"
-        self.gate = None if biased else nn.Linear(shape.hidden, shape.ffn, bias=False)
-        self.up = nn.Linear(shape.hidden, shape.ffn, bias=biased)
-        self.down = nn.Linear(shape.ffn, shape.hidden, bias=biased)
+        has_bias = shape.recipe == "gpt"
+        self.gate = None if has_bias else nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.up = nn.Linear(shape.hidden, shape.ffn, bias=has_bias)
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=has_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
-        out: Tensor = self.down(wide)
+        if self.gate is None:
+            inner = F.gelu(self.up(x))
+        else:
+            inner = F.silu(self.gate(x)) * self.up(x)
+        out: Tensor = self.down(inner)
         return out
 
 
@@ -104,166 +112,237 @@ class Layer(nn.Module):
         self.ffn = Ffn(shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply both blocks; only they see the whole sequence, so x may be a part of it."""
+        """Apply both blocks. Only they gather a sequence, so that x may be a part of it."""
         x = x + self.attention(self.attention_norm(x))
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
 
 
 class Transformer(nn.Module):
-    """A decoder from tokens (b, s) to the logits of the next token (b, s, vocabulary).
+    """A decoder, or the part of one that a pipeline stage holds.
 
-    ``places`` (s) are where the tokens stand in their sequence, for learned positions; 0, 1, ... if None.
+    It turns tokens (b, s) or, without the embedding, activations (b, s, hidden) into activations or, with the head,
+    the logits of the next token (b, s, vocabulary). Parameters of a part have their names in the full model.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        layers: Iterable[int] | None = None,
+        *,
+        has_embedding: bool = True,
+        has_head: bool = True,
+    ) -> None:
+        """Make a part with the layers of these numbers; None is all."""
         super().__init__()
-        self.tokens = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.places: Tensor | None = None
-        self.positions = (
-            nn.Embedding(shape.sequence, shape.hidden) if shape.recipe == "gpt" else None
-        )
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm = _norm(shape)
-        self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+        self.token_embedding: nn.Embedding | None = None
+        self.position_embedding: nn.Embedding | None = None
+        self.norm: nn.Module | None = None
+        self.head: nn.Linear | None = None
+        self.positions: Tensor | None = None
+        """Positions (s) of the tokens in their sequence; None is 0, 1, ..."""
+        if has_embedding:
+            self.token_embedding = nn.Embedding(shape.vocabulary, shape.hidden)
+        if has_embedding and shape.recipe == "gpt":
+            self.position_embedding = nn.Embedding(shape.sequence, shape.hidden)
+        numbers = range(shape.layers) if layers is None else layers
+        self.layers = nn.ModuleDict({str(number): Layer(shape) for number in numbers})
+        if has_head:
+            self.norm = _norm(shape)
+            self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens)
-        if self.positions is not None:
-            places = (
-                torch.arange(tokens.shape[1], device=tokens.device)
-                if self.places is None
-                else self.places
-            )
-            x = x + self.positions(places)
-        for layer in self.layers:
+    def forward(self, x: Tensor) -> Tensor:
+        if self.token_embedding is not None:
+            x = self.embed(x)
+        for layer in self.layers.values():
             x = layer(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        if self.norm is not None and self.head is not None:
+            x = self.head(self.norm(x))
+        return x
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the sum of the token's and, in gpt, the position's embedding, (b, s, hidden)."""
+        assert self.token_embedding is not None
+        x: Tensor = self.token_embedding(tokens)
+        if self.position_embedding is None:
+            return x
+        positions = self.positions
+        if positions is None:
+            positions = torch.arange(x.shape[1], device=x.device)
+        return x + self.position_embedding(positions)
+
+
+def merge_parts(parts: Sequence[Transformer]) -> Transformer:
+    """Return a model with the modules of all parts, which has their parameters and is never called.
+
+    Their names are those in the full model.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    merged = Transformer.__new__(Transformer)
+    nn.Module.__init__(merged)
+    merged.layers = nn.ModuleDict()
+    for part in parts:
+        merged.layers.update(part.layers.items())
+        for name in ("token_embedding", "position_embedding", "norm", "head"):
+            module = getattr(part, name)
+            if module is not None or not hasattr(merged, name):
+                setattr(merged, name, module)
+    return merged
 
 
 def _norm(shape: Shape) -> nn.Module:
     return (nn.LayerNorm if shape.recipe == "gpt" else nn.RMSNorm)(shape.hidden, _NORM_EPSILON)
 
 
-def build(
-    shape: Shape, seed: int, device: torch.device, dtype: torch.dtype = torch.float32
+DTYPES = {4: torch.float32, 2: torch.bfloat16}
+"""The type of an element by its bytes."""
+
+
+def get_dtype(spec: "StepSpec") -> torch.dtype:
+    """Return the type of weights and activations."""
+    return DTYPES[spec.bytes_per_element]
+
+
+def make_meta_model(
+    shape: Shape,
+    dtype: torch.dtype,
+    layers: Iterable[int] | None = None,
+    *,
+    has_embedding: bool = True,
+    has_head: bool = True,
 ) -> Transformer:
-    model = outline(shape, dtype)
-    materialise(model, seed, device)
-    return model
-
-
-def outline(shape: Shape, dtype: torch.dtype) -> Transformer:
-    """Return the model on the meta device, where it takes no memory."""
+    """Return the model, or a part of it, on the meta device, where it takes no memory."""
     with torch.device("meta"):
-        return Transformer(shape).to(dtype)
+        return Transformer(shape, layers, has_embedding=has_embedding, has_head=has_head).to(dtype)
 
 
-def materialise(module: nn.Module, seed: int, device: torch.device, name: str = "") -> None:
-    """Move the parts that are on the meta device to this one, and initialize their weights.
+def initialize(module: nn.Module, seed: int, device: torch.device, name: str = "") -> None:
+    """Move the modules that are on the meta device to ``device``, and set their weights.
 
-    ``name`` is the module's name in the model. A layer that is materialised right before it is sharded is the only
-    one that is whole.
+    Weights are a function of the seed and of a parameter's name in the model. ``name`` is that of
+    the module. A DTensor gets its part of them.
     """
-    for place, part in module.named_modules(prefix=name):
+    for path, part in module.named_modules(prefix=name):
         if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
             part.to_empty(device=device, recurse=False)
-            fill(part, seed, place)
+            set_weights(part, seed, path)
 
 
-def fill(module: nn.Module, seed: int, name: str = "") -> None:
-    """Give every parameter its weights, a function of (seed, name) alone; a DTensor takes its own part of them."""
+def set_weights(module: nn.Module, seed: int, name: str = "") -> None:
+    """Set every parameter to its first value; see ``draw_weights``."""
     with torch.no_grad():
-        for place, parameter in module.named_parameters(prefix=name):
-            weights = draw_weights(place, parameter.shape, seed, parameter.device)
+        for path, parameter in module.named_parameters(prefix=name):
+            weights = draw_weights(path, parameter.shape, seed, parameter.device)
             if isinstance(parameter, DTensor):
-                mine = distribute_tensor(
-                    weights, parameter.device_mesh, parameter.placements, src_data_rank=None
-                )
-                parameter.to_local().copy_(mine.to_local())
+                parameter.to_local().copy_(take_local_part(weights, parameter))
             else:
                 parameter.copy_(weights)
 
 
-def draw_weights(name: str, size: torch.Size, seed: int, device: torch.device) -> Tensor:
-    """Return a parameter's first values in float32: matrices normal(0, 0.02), norms one, biases zero.
+def take_local_part(full: Tensor, parameter: DTensor) -> Tensor:
+    """Return this rank's part of a tensor with the placements of a parameter.
 
-    They are drawn on the device, whole: the same on all ranks of one kind of device, whichever part of them each keeps.
+    The axes of a mesh that are further right split a parameter first: FSDP shards what tensor
+    parallelism has left.
+    """
+    mesh = parameter.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    part = full
+    for axis in reversed(range(mesh.ndim)):
+        placement = parameter.placements[axis]
+        if isinstance(placement, Replicate):
+            continue
+        dim = cast(Any, placement).dim
+        chunks = part.chunk(mesh.size(axis), dim)
+        index = coordinate[axis]
+        part = chunks[index] if index < len(chunks) else part.narrow(dim, 0, 0)
+    return part
+
+
+def draw_weights(name: str, size: torch.Size, seed: int, device: torch.device) -> Tensor:
+    """Return the first values of a parameter in float32: normal(0, 0.02), norms 1, biases 0.
+
+    Every rank draws the full tensor on its device, so that ranks with the same kind of device have
+    the same values.
     """
     if len(size) == 1:
         return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0, device=device)
-    chance = generator(seed, name, device)
-    return torch.empty(size, device=device).normal_(0.0, _INIT_DEVIATION, generator=chance)
+    generator = make_generator(seed, name, device)
+    return torch.empty(size, device=device).normal_(0.0, _INIT_DEVIATION, generator=generator)
 
 
 def draw_tokens(shape: Shape, sequences: int, seed: int, step: int) -> Tensor:
-    """Return the tokens of a step, (sequences, s + 1), on the CPU; targets are inputs moved by one."""
-    return torch.randint(
-        shape.vocabulary, (sequences, shape.sequence + 1), generator=generator(seed, step)
-    )
+    """Return the tokens of a step (sequences, s + 1) on the CPU; targets are the next tokens."""
+    size = (sequences, shape.sequence + 1)
+    return torch.randint(shape.vocabulary, size, generator=make_generator(seed, step))
 
 
-def generator(seed: int, what: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return what draws numbers that are a function of a seed and of what they are for."""
-    return torch.Generator(device).manual_seed(
-        zlib.crc32(f"{seed} {what}".encode())
-    )  # it reads no more than 32 bits
+def make_generator(
+    seed: int, purpose: object, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    """Return a random generator that depends on the seed and the purpose only."""
+    # A generator has seeds of 32 bits on some devices.
+    return torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {purpose}".encode()))
 
 
-def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+def compute_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return the mean cross-entropy of predicting each next token of (b, s + 1)."""
     return cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over tokens, of logits (b, s, vocabulary) and targets (b, s), in float32."""
+    """Return the mean over tokens of logits (b, s, vocabulary) and targets (b, s), in float32."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
-_KEPT = frozenset({*(getattr(torch.ops.aten, name).default for name in _PRODUCTS), *ATTENTIONS})
+_MATRIX_MULTIPLICATIONS = ("mm", "bmm", "addmm", "baddbmm")
+_SAVED_OPERATIONS = frozenset(
+    {*(getattr(torch.ops.aten, name).default for name in _MATRIX_MULTIPLICATIONS), *ATTENTIONS}
+)
+"""The operations whose results selective checkpointing keeps."""
 _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
 
 
-def checkpoint(model: nn.Module, how: str) -> None:
-    """Let each of ``model.layers`` forget its activations; parameters keep their names: only ``forward`` is exchanged.
+def checkpoint_layers(part: Transformer, checkpointing: Checkpointing, every: int = 1) -> None:
+    """Let layers recompute their activations in backward; ``full`` does so for one in ``every``.
 
-    Call it once, before FSDP or DDP takes the model, so that gathered weights are there when a layer is computed again.
+    Only ``forward`` is replaced, so that parameters keep their names. FSDP and DDP come afterwards,
+    so that gathered weights are there when a layer is recomputed.
     """
-    if how not in CHECKPOINTINGS:
-        raise UserError(
-            f"checkpointing = {how!r} is not allowed: checkpointing is {', '.join(CHECKPOINTINGS)}"
-        )
-    if how == "none":
+    if checkpointing == "none":
         return
-    keeping = {"context_fn": _selective_contexts} if how == "selective" else {}
-    for layer in model.get_submodule("layers").children():
-        layer.forward = checkpointed(layer.forward, **keeping)
+    options = {"context_fn": _make_selective_contexts} if checkpointing == "selective" else {}
+    for number, layer in part.layers.items():
+        if int(number) % every == 0:
+            layer.forward = with_checkpointing(layer.forward, **options)
 
 
 watchers: list[list[Any]] = []
-"""Who asks what torch's policy keeps: each is given the caches that are made while it stands here."""
+"""Lists that get the caches of selective checkpointing that are made while they are in here."""
 
 
-def _selective_contexts() -> Any:
-    contexts = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+def _make_selective_contexts() -> Any:
+    contexts = create_selective_checkpoint_contexts(_choose_policy)  # type: ignore[no-untyped-call]
     for caches in watchers:
         caches.append(contexts[0].storage)
     return contexts
 
 
 def kept_in(caches: list[Any]) -> list[Tensor]:
-    """Return the tensors in caches; the rest of them is to be computed again."""
+    """Return the tensors in caches; all others are recomputed."""
     return [kept.val for kept in tree_leaves(caches) if hasattr(kept, "val")]
 
 
-def _policy(
+def _choose_policy(
     _context: object, operation: object, *_args: object, **_kwargs: object
 ) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    if operation in _SAVED_OPERATIONS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without what DDP, torch.compile and torch's checkpoint wrapper put into it."""
+    """Return a parameter's name without the prefixes of DDP, torch.compile and checkpoint wrappers."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

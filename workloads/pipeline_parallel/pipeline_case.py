@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
-from parbench.workloads.model.shapes import Shape
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, read_order
+from parbench.workloads.pipeline_parallel.schedule import PipelineSize
 from parbench.workloads.pipeline_parallel.schedules import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
@@ -18,6 +18,7 @@ from parbench.workloads.pipeline_parallel.schedules import (
 from parbench.workloads.pipeline_parallel.simulation import check
 
 ALL = "all"
+DEFAULT_MICROBATCHES = 8  # enough that a pipeline of a few ranks has small bubbles
 SCHEDULE = Param(
     name="schedule",
     kind="str",
@@ -25,12 +26,8 @@ SCHEDULE = Param(
     choices=(*SCHEDULES, ALL),
     help="order of forward and backward passes; all: every schedule that can run here",
 )
-MICROBATCHES = Param(
-    name="microbatches", kind="int", default=8, minimum=1, help="microbatches per step"
-)
 PARAMS = (
     SCHEDULE,
-    MICROBATCHES,
     Param(
         name="chunks",
         kind="int",
@@ -57,38 +54,96 @@ PARAMS = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """What a user chooses of a pipeline."""
+
+    schedule: str = DEFAULT_SCHEDULE
+    stages_per_rank: int = 0  # 0 = the schedule's default
+    split: str = ""  # layers of each stage, such as 2+1+1+2; empty = equal
+    rows: str = ""  # a custom order in torch's CSV, instead of a schedule
+
+    @staticmethod
+    def from_params(params: Mapping[str, Value]) -> "PipelineOptions":
+        return PipelineOptions(
+            schedule=str(params["schedule"]),
+            stages_per_rank=int(params["chunks"]),
+            split=str(params["split"]),
+            rows=str(params["order"]),
+        )
+
+    def get_size(self, ranks: int, microbatches: int) -> PipelineSize:
+        """Return the size of a pipeline of the schedule, also of one that is not possible."""
+        stages_per_rank = self.stages_per_rank or find_schedule(self.schedule).stages_per_rank
+        return PipelineSize(ranks, microbatches, stages_per_rank)
+
+    def build(self, ranks: int, microbatches: int, layers: int) -> "Pipeline":
+        """Return the pipeline. Raises ``UserError`` with the rule that it breaks."""
+        if self.rows:
+            order = self._read_order(ranks, microbatches)
+            size = PipelineSize(ranks, microbatches, order.stages_per_rank)
+        else:
+            order = None
+            schedule = find_schedule(self.schedule)
+            size = schedule.size(ranks, microbatches, self.stages_per_rank)
+        if layers < size.num_stages:
+            raise UserError(f"layers({layers}) < pp({ranks}) * chunks({size.stages_per_rank})")
+        layers_by_stage = split_layers(layers, size.num_stages, self.split)
+        return Pipeline(
+            schedule=self.schedule, size=size, layers_by_stage=layers_by_stage, custom_order=order
+        )
+
+    def _read_order(self, ranks: int, microbatches: int) -> PipelineOrder:
+        if self.schedule != DEFAULT_SCHEDULE:
+            raise UserError(f"schedule = {self.schedule} is not allowed with order: leave it out")
+        order = read_order(self.rows.replace(";", "\n"), "order")
+        if order.ranks != ranks:
+            raise UserError(f"order has rows for {order.ranks} ranks != ranks({ranks})")
+        if order.microbatches != microbatches:
+            count = f"{order.microbatches} microbatches"
+            raise UserError(f"order has {count} != microbatches({microbatches})")
+        check(order)
+        return order
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The pipeline of a measured step."""
+    """The stages of a step and the order of their actions."""
 
-    order: PipelineOrder
+    schedule: str
+    size: PipelineSize
     layers_by_stage: tuple[int, ...]
+    custom_order: PipelineOrder | None = None
 
+    @cached_property
+    def order(self) -> PipelineOrder:
+        """The actions of all ranks."""
+        return self.custom_order or find_schedule(self.schedule).make_order(self.size)
 
-def make_pipeline(params: Mapping[str, Value], shape: Shape, ranks: int) -> Pipeline:
-    """Return the pipeline of parameters. Raises ``UserError`` with the rule that they break."""
-    order = _make_order(params, ranks)
-    split = str(params.get("split", ""))
-    layers_by_stage = split_layers(shape.layers, order.num_stages, split)
-    return Pipeline(order=order, layers_by_stage=layers_by_stage)
+    @property
+    def splits_backward(self) -> bool:
+        """True if some backward passes are an input gradient and a weight gradient."""
+        if self.custom_order is not None:
+            return self.custom_order.splits_backward
+        return find_schedule(self.schedule).splits_backward
 
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages of a rank."""
+        if self.custom_order is not None:
+            return self.custom_order.stages_of(rank)
+        return find_schedule(self.schedule).stages_of(rank, self.size)
 
-def _make_order(params: Mapping[str, Value], ranks: int) -> PipelineOrder:
-    name = str(params.get("schedule", DEFAULT_SCHEDULE))
-    microbatches = int(params["microbatches"])
-    rows = str(params.get("order", ""))
-    if not rows:
-        schedule = find_schedule(name)
-        return schedule.make_order(schedule.size(ranks, microbatches, int(params.get("chunks", 0))))
-    if name != DEFAULT_SCHEDULE:
-        raise UserError(f"schedule = {name} is not allowed with order, a schedule of your own")
-    order = read_order(rows.replace(";", "\n"), "order")
-    if order.ranks != ranks:
-        raise UserError(f"order has rows for {order.ranks} ranks != ranks({ranks})")
-    if order.microbatches != microbatches:
-        count = f"{order.microbatches} microbatches"
-        raise UserError(f"order has {count} != microbatches({microbatches})")
-    check(order)
-    return order
+    def microbatches_in_flight(self, rank: int) -> float:
+        """Return the maximum of microbatches whose activations a rank holds for its stages."""
+        if self.custom_order is not None:
+            return self.custom_order.microbatches_in_flight(rank)
+        return find_schedule(self.schedule).microbatches_in_flight(rank, self.size)
+
+    def logits_in_flight(self, rank: int) -> float:
+        """Return the maximum of microbatches whose logits a rank holds."""
+        if self.custom_order is not None:
+            last_stage = self.size.num_stages - 1
+            return self.custom_order.peak_held(rank, lambda stage: float(stage == last_stage))
+        return find_schedule(self.schedule).logits_in_flight(rank, self.size)
 
 
 def format_checkpointing_refusal(schedule: str, checkpointing: str) -> str:
@@ -131,7 +186,7 @@ def expand_all_schedules(params: Params, spec: WorldSpec) -> Iterable[Params]:
         return [params]
     if params.get("order"):
         return [{name: value for name, value in params.items() if name != "schedule"}]
-    microbatches = int(params.get("microbatches", MICROBATCHES.default))
+    microbatches = int(params.get("microbatches", DEFAULT_MICROBATCHES))
     cases: list[Params] = []
     for name, schedule in SCHEDULES.items():
         try:

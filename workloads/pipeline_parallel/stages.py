@@ -5,7 +5,7 @@ gradient. The gradient down to the output of the embeddings takes as long as tha
 and zero-bubble schedules rely on it. Here it is part of the input gradient (I).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -16,74 +16,19 @@ from torch import Tensor, nn
 from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.world.world import World
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.timed_compute import TimedCompute, calibrate, make_timed
-from parbench.workloads.model.transformer import Transformer, draw_tokens
+from parbench.workloads.model.transformer import Transformer, get_dtype
+from parbench.workloads.parallel.parallelize import ParallelPart
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.torch_pipelines import PlainStage, make_runtime
-from parbench.workloads.step.layout import dtype_of, nothing
-from parbench.workloads.step.probe import Moment, moment, seconds_of
-
-_EDGE_MODULES = ("tokens", "positions", "norm", "head")
-
-
-class Chunk(nn.Module):
-    """The module of one stage: some layers, after the embeddings or before the norm and the head.
-
-    It turns tokens (b, s) or activations (b, s, h) into activations (b, s, h) or logits
-    (b, s, vocabulary). Parameters have their names in the full model.
-    """
-
-    def __init__(self, model: Transformer, first: int, count: int) -> None:
-        super().__init__()
-        is_first = first == 0
-        is_last = first + count == len(model.layers)
-        self.tokens = model.tokens if is_first else None
-        self.positions = model.positions if is_first else None
-        self.places = model.places
-        self.layers = nn.ModuleDict(
-            {str(index): model.layers[index] for index in range(first, first + count)}
-        )
-        self.norm = model.norm if is_last else None
-        self.head = model.head if is_last else None
-        self.embedded: Tensor | None = None
-        """The output of the embeddings for the last microbatch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.tokens is not None:
-            x = self.tokens(x)
-            if self.positions is not None:
-                places = self.places
-                if places is None:
-                    places = torch.arange(x.shape[1], device=x.device)
-                x = x + self.positions(places)
-            self.embedded = x
-        for layer in self.layers.values():
-            x = layer(x)
-        if self.norm is not None and self.head is not None:
-            return self.head(self.norm(x))  # type: ignore[no-any-return]
-        return x
-
-
-class StageParameters(nn.Module):
-    """The parameters of several chunks with their names in the full model. It is never called."""
-
-    def __init__(self, chunks: Iterable[Chunk]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict()
-        for chunk in chunks:
-            self.layers.update(dict(chunk.layers.items()))
-            for name in _EDGE_MODULES:
-                module = getattr(chunk, name)
-                if module is not None:
-                    setattr(self, name, module)
+from parbench.workloads.step.probe import Moment, make_moment_clock, record_moment
 
 
 class Recorder:
     """Records the actions of a step. On CUDA its events in the stream take no time of the host."""
 
-    def __init__(self, device: torch.device, before: Callable[[], None] = nothing) -> None:
+    def __init__(self, device: torch.device, before: Callable[[Action], None]) -> None:
+        """``before`` is called before each action, outside of its time."""
         self._device = device
         self._before = before
         self._moments: list[tuple[Action, Moment, Moment]] = []
@@ -94,22 +39,22 @@ class Recorder:
 
     @contextmanager
     def running(self, action: Action) -> Iterator[None]:
-        self._before()
-        start = moment(self._device)
+        self._before(action)
+        start = record_moment(self._device)
         yield
-        self._moments.append((action, start, moment(self._device)))
+        self._moments.append((action, start, record_moment(self._device)))
 
     def extend(self) -> None:
         """Add the time until now to the last action, such as the loss to the last forward pass."""
         action, start, _ = self._moments[-1]
-        self._moments[-1] = (action, start, moment(self._device))
+        self._moments[-1] = (action, start, record_moment(self._device))
 
     def read(self) -> list[tuple[Action, int, int]]:
         """Return the actions with start and stop in nanoseconds of ``time.perf_counter_ns``.
 
         On CUDA it waits for the device.
         """
-        to_seconds, self.uncertainty_seconds = seconds_of(self._device)
+        to_seconds, self.uncertainty_seconds = make_moment_clock(self._device)
         return [
             (action, int(to_seconds(start) * 1e9), int(to_seconds(stop) * 1e9))
             for action, start, stop in self._moments
@@ -117,22 +62,33 @@ class Recorder:
 
 
 class Stage(PlainStage):
-    """One stage of this rank, which records its actions."""
+    """One stage of this rank, which records its actions and starts the reduction of gradients."""
 
-    def __init__(self, chunk: Chunk, recorder: Recorder, **options: Any) -> None:
-        super().__init__(chunk, **options)
-        self.chunk = chunk
+    def __init__(
+        self,
+        parallel_part: ParallelPart,
+        recorder: Recorder,
+        **options: Any,
+    ) -> None:
+        part = parallel_part.part
+        super().__init__(part, **options)
+        self.part: Transformer = part
         self._recorder = recorder
+        self._reducers = parallel_part.reducers
         self._embedded: dict[int, Tensor] = {}
         self._embedding_gradients: dict[int, tuple[Tensor, Tensor, Any]] = {}
+        self._current_microbatch = 0
+        if part.token_embedding is not None:
+            first_layer = next(iter(part.layers.values()))
+            first_layer.register_forward_pre_hook(self._keep_embedded)
+
+    def _keep_embedded(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._embedded[self._current_microbatch] = args[0]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._current_microbatch = fwd_chunk_id
         with self._running("F", fwd_chunk_id):
-            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        if self.chunk.embedded is not None:
-            self._embedded[fwd_chunk_id] = self.chunk.embedded
-            self.chunk.embedded = None
-        return output
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
         self,
@@ -141,85 +97,86 @@ class Stage(PlainStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
+        if last_backward:
+            for reducer in self._reducers:
+                reducer.activate()
         with self._running("B" if full_backward else "I", bwd_chunk_id):
-            embedded = self._embedded.pop(bwd_chunk_id, None)
-            if full_backward or embedded is None:
-                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-                return
-            gradient, graph_start = self.input_gradient(
-                bwd_chunk_id, embedded, self.chunk.layers.parameters()
-            )
-            self._embedding_gradients[bwd_chunk_id] = (embedded, gradient, graph_start)
+            self._run_backward(bwd_chunk_id, loss, full_backward, last_backward)
+        if last_backward:
+            for reducer in self._reducers:
+                reducer.start_remaining()
+
+    def _run_backward(
+        self, microbatch: int, loss: Any, full_backward: bool, last_backward: bool
+    ) -> None:
+        embedded = self._embedded.pop(microbatch, None)
+        if full_backward or embedded is None:
+            super().backward_one_chunk(microbatch, loss, full_backward, last_backward)
+            return
+        gradient, graph_start = self.input_gradient(
+            microbatch, embedded, self.part.layers.parameters()
+        )
+        self._embedding_gradients[microbatch] = (embedded, gradient, graph_start)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self._running("W", bwd_chunk_id):
-            if bwd_chunk_id not in self._embedding_gradients:
-                super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-                return
-            embedded, gradient, graph_start = self._embedding_gradients.pop(bwd_chunk_id)
-            self.weight_gradients(bwd_chunk_id, self.chunk.layers.parameters(), graph_start)
-            embedded.grad = None
-            embedded.backward(gradient)  # type: ignore[no-untyped-call]
+            self._run_weight_backward(bwd_chunk_id, last_backward)
+        if last_backward:
+            # Torch accumulates these gradients without the hooks of autograd.
+            for reducer in self._reducers:
+                reducer.activate()
+                reducer.start_remaining()
+
+    def _run_weight_backward(self, microbatch: int, last_backward: bool) -> None:
+        if microbatch not in self._embedding_gradients:
+            super().backward_weight_one_chunk(microbatch, last_backward)
+            return
+        embedded, gradient, graph_start = self._embedding_gradients.pop(microbatch)
+        self.weight_gradients(microbatch, self.part.layers.parameters(), graph_start)
+        embedded.grad = None
+        embedded.backward(gradient)  # type: ignore[no-untyped-call]
 
     def _running(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
         return self._recorder.running(Action(self.stage_index, kind, microbatch))
 
 
-def time_layers(
-    model: Transformer, spec: StepSpec, world: World, waiter: TimedCompute, seconds: float
-) -> None:
-    """Simulate compute: a rank's share of the layers takes ``seconds`` per forward pass."""
-    ranks = spec.size("pp")
-    make_timed(model, seconds * ranks, waiter)
-    num_layers = max(1, spec.shape.layers // ranks)
-    chunk = Chunk(model, 0, num_layers)
-    tokens = draw_tokens(spec.shape, spec.microbatch, world.seed, 0).to(world.device)
-    chunk_seconds = seconds * ranks * num_layers / spec.shape.layers
-    calibrate(chunk_seconds, waiter, lambda: chunk(tokens[:, :-1]).sum())
-    model.zero_grad()
-
-
-def make_chunks(model: Transformer, pipeline: Pipeline, rank: int) -> dict[int, Chunk]:
-    """Return the modules of a rank by stage."""
-    layers = pipeline.layers_by_stage
-    return {
-        stage: Chunk(model, sum(layers[:stage]), layers[stage])
-        for stage in pipeline.order.stages_of(rank)
-    }
-
-
 def make_stages(
-    model: Transformer,
+    parts: Mapping[int, ParallelPart],
     spec: StepSpec,
-    pipeline: Pipeline,
     recorder: Recorder,
     world: World,
     group: dist.ProcessGroup,
-    tokens: int,
 ) -> list[Stage]:
-    """Return this rank's stages in a pipeline over ``group``, for (b, ``tokens``) tokens."""
-    size = (spec.microbatch, tokens)
-    last = pipeline.order.num_stages - 1
+    """Return this rank's stages in a pipeline over ``group``, from its parts by stage."""
+    assert spec.pipeline is not None
+    num_stages = spec.pipeline.size.num_stages
+    tokens = spec.shape.sequence // spec.dims.cp
+    token_ids = torch.empty(spec.microbatch, tokens, dtype=torch.long, device="meta")
+    sharded_tokens = spec.sharded_tokens // spec.microbatch
 
-    def make_meta(width: int) -> Tensor:
-        return torch.empty(*size, width, dtype=dtype_of(spec), device="meta", requires_grad=True)
+    def make_meta(*size: int) -> Tensor:
+        return torch.empty(
+            spec.microbatch, *size, dtype=get_dtype(spec), device="meta", requires_grad=True
+        )
 
-    token_ids = torch.empty(size, dtype=torch.long, device="meta")
-    activations = make_meta(spec.shape.hidden)
-    logits = make_meta(spec.shape.vocabulary)
-    return [
-        Stage(
-            chunk,
+    stages = []
+    for index, parallel_part in parts.items():
+        activations = make_meta(sharded_tokens, spec.shape.hidden)
+        output = activations
+        if index == num_stages - 1:
+            output = make_meta(tokens, parallel_part.logits_width)
+        stage = Stage(
+            parallel_part,
             recorder,
-            index=stage,
-            input_meta=token_ids if stage == 0 else activations,
-            output_meta=logits if stage == last else activations,
-            num_stages=pipeline.order.num_stages,
+            index=index,
+            input_meta=token_ids if index == 0 else activations,
+            output_meta=output,
+            num_stages=num_stages,
             device=world.device,
             group=group,
         )
-        for stage, chunk in make_chunks(model, pipeline, group.rank()).items()
-    ]
+        stages.append(stage)
+    return stages
 
 
 def list_notes(order: PipelineOrder, world: World) -> tuple[str, ...]:
@@ -263,3 +220,19 @@ def make_train(
     has_last = any(stage.is_last for stage in stages)
     runtime = make_runtime(stages, order, compute_timed_loss)
     return train
+
+
+def find_gradient_order(order: PipelineOrder, rank: int) -> tuple[int, ...]:
+    """Return the microbatches in the order in which all stages of a rank sum their gradients.
+
+    A single process that sums in this order has the same bits. Empty if the stages differ.
+    """
+    orders = set()
+    for stage in order.stages_of(rank):
+        sums = [
+            action.microbatch
+            for action in order.actions_by_rank[rank]
+            if action.stage == stage and action.kind in ("B", "W")
+        ]
+        orders.add(tuple(sums))
+    return orders.pop() if len(orders) == 1 else ()

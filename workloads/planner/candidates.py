@@ -6,17 +6,22 @@ shards say how the data axes replicate and shard state.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heapreplace
 from itertools import chain, product
 
+from parbench.workloads.costs.divisibility import (
+    find_indivisible_heads,
+    find_indivisible_sequence,
+)
 from parbench.workloads.costs.flops import stage_flops
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe
-from parbench.workloads.mesh.axes import refuse_experts, refuse_heads, refuse_sequence
 from parbench.workloads.model.shapes import Shape
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES as ALL_SCHEDULES
 from parbench.workloads.pipeline_parallel.schedules import find_schedule
 
@@ -28,6 +33,17 @@ SCHEDULES = tuple(
     for stages_per_rank in schedule.planned_stages_per_rank
 )
 CP_METHODS = ("zigzag", "allgather_kv", "ulysses")
+_ORDER = ("dp", "pp", "fsdp", "cp", "tp")
+_EXPERT_ORDER = ("pp", "dp", "fsdp", "cp", "tp")
+"""The pipeline is outermost, so that ranks that exchange tokens are neighbors."""
+
+
+def place_step(step: StepSpec, dims: ParallelDims) -> StepSpec:
+    """Return a step on a mesh as clusters run it.
+
+    FSDP reduces gradients in every microbatch, because whole gradients would not fit.
+    """
+    return replace(step.with_dims(dims), no_sync=not dims.is_sharded)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +72,7 @@ class Wanted:
 
     @property
     def schedules(self) -> tuple[tuple[str, int], ...]:
-        chunks = self.step.chunks
+        chunks = self.step.pipeline_options.stages_per_rank
         known = tuple(each for each in SCHEDULES if each[0] == self.schedule and not chunks)
         return known or ((self.schedule, chunks),) if self.schedule else SCHEDULES
 
@@ -74,9 +90,10 @@ def candidates(wanted: Wanted) -> Iterator[StepSpec]:
 
 def blocks(wanted: Wanted) -> Iterator[StepSpec]:
     for tp, cp, method in tokens_and_heads(wanted):
-        mesh = {"dp": 1, "pp": 1, "fsdp": wanted.gpus // tp // cp, "cp": cp, "tp": tp}
+        dims = ParallelDims(fsdp=wanted.gpus // tp // cp, cp=cp, tp=tp, order=_ORDER)
         for how in wanted.checkpointings:
-            step = wanted.step.on(mesh, cp_method=method).checkpointed(how)
+            step = replace(place_step(wanted.step, dims), cp_method=method)
+            step = step.with_checkpointing(how)
             for microbatch in wanted.microbatches:
                 if wanted.global_batch >= microbatch:
                     yield replace(step, microbatch=microbatch)
@@ -87,17 +104,17 @@ def tokens_and_heads(wanted: Wanted) -> Iterator[tuple[int, int, str]]:
     shape, moe = wanted.step.shape, wanted.step.moe
     methods = (wanted.cp_method,) if wanted.cp_method else CP_METHODS
     for tp in divisors(wanted.gpus):
-        if refuse_heads(shape, {"tp": tp}, experts=moe is not None):
+        if find_indivisible_heads(shape, tp, has_experts=moe is not None):
             continue
         for cp in divisors(wanted.gpus // tp):
             for method in methods if cp > 1 else methods[:1]:
-                if not refuse_sequence(shape, {"cp": cp, "tp": tp}, cp_method=method):
+                if not find_indivisible_sequence(shape, ParallelDims(cp=cp, tp=tp), method):
                     yield tp, cp, method
 
 
 def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
     """Yield the steps of a block with every pipeline, all data ranks in ``fsdp``; experts are not dealt out yet."""
-    cp, tp = block.size("cp"), block.size("tp")
+    cp, tp = block.dims.size("cp"), block.dims.size("tp")
     ranks, layers = wanted.gpus // cp // tp, block.shape.layers
     cannot_split = block.checkpointing != "none" or block.moe is not None
     for pp in divisors(ranks):
@@ -107,33 +124,34 @@ def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
         count, rest = divmod(wanted.global_batch, data * block.microbatch)
         if rest or not count:
             continue
-        mesh = {"dp": 1, "pp": pp, "fsdp": data, "cp": cp, "tp": tp}
-        step = block.on(mesh, microbatches=count)
+        dims = ParallelDims(pp=pp, fsdp=data, cp=cp, tp=tp, order=_ORDER)
+        step = replace(place_step(block, dims), microbatches=count)
         for schedule, chunks in wanted.schedules if pp > 1 else wanted.schedules[:1]:
             if pp == 1:
-                yield replace(step, schedule=schedule, chunks=0)
+                yield step.with_pipeline(schedule=schedule, stages_per_rank=0)
             elif wanted.schedule or (
                 pp * chunks <= layers
                 and not (cannot_split and find_schedule(schedule).splits_backward)
             ):
-                yield replace(
-                    step, schedule=schedule, chunks=chunks
-                )  # what is refused only if it was asked for
+                # A rule that the user's schedule breaks is reported later.
+                yield step.with_pipeline(schedule=schedule, stages_per_rank=chunks)
 
 
 def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
     """Yield a pipeline's steps with its experts over every ``ep`` and ``etp``, its layers dealt out to stages."""
-    shape, moe, mesh, pp = pipeline.shape, pipeline.moe, pipeline.mesh, pipeline.size("pp")
-    meshes: list[Mapping[str, int]] = [mesh]
+    shape, moe, dims, pp = pipeline.shape, pipeline.moe, pipeline.dims, pipeline.dims.pp
+    meshes = [dims]
     if moe is not None:
-        # the pipeline outermost, so that ranks that deal out experts are neighbours
-        outer = {"pp": pp, **mesh}
-        sizes = product(divisors(moe.experts), sorted({1, pipeline.size("tp")}))
-        every = [{**(outer if ep > 1 else mesh), "ep": ep, "etp": etp} for ep, etp in sizes]
-        meshes = [each for each in every if not refuse_experts(each, moe.experts)]
-    chunks = pipeline.chunks or find_schedule(pipeline.schedule).stages_per_rank
-    for mesh, split in product(meshes, splits(shape, moe, pp, chunks, pipeline.schedule)):
-        yield pipeline.on(mesh, split=split)
+        sizes = product(divisors(moe.experts), sorted({1, dims.tp}))
+        every = [
+            dims.resize(ep=ep, etp=etp, order=_EXPERT_ORDER if ep > 1 else _ORDER)
+            for ep, etp in sizes
+        ]
+        meshes = [mesh for mesh in every if not mesh.find_broken_rule(dims.ranks, moe.experts)]
+    schedule = pipeline.pipeline_options.schedule
+    layer_splits = splits(shape, moe, pp, pipeline.pipeline_size.stages_per_rank, schedule)
+    for mesh, split in product(meshes, layer_splits):
+        yield place_step(pipeline, mesh).with_pipeline(split=split)
 
 
 def shards(wanted: Wanted, stage: StepSpec) -> tuple[Iterator[StepSpec], Iterator[StepSpec]]:
@@ -142,21 +160,24 @@ def shards(wanted: Wanted, stage: StepSpec) -> tuple[Iterator[StepSpec], Iterato
 
 
 def _sharded(zero: int | None, stage: StepSpec) -> Iterator[StepSpec]:
-    data, mesh = stage.size("fsdp"), stage.mesh
+    data = stage.dims.fsdp
     for fsdp in reversed(divisors(data)):
-        each = replace(stage, mesh={**mesh, "dp": data // fsdp, "fsdp": fsdp})
+        dims = stage.dims.resize(dp=data // fsdp, fsdp=fsdp)
+        if dims.find_broken_rule(dims.ranks, stage.moe.experts if stage.moe else 0):
+            continue  # Experts would span replicas.
+        each = place_step(stage, dims)
         if fsdp > 1 and zero in (None, 3):
             yield each
         if (
-            fsdp > 1 and zero in (None, 2) and stage.size("pp") == 1
+            fsdp > 1 and zero in (None, 2) and stage.dims.size("pp") == 1
         ):  # which keeps parameters as it is
             yield replace(each, reshard=False)
 
 
 def _replicated(zero: int | None, stage: StepSpec) -> Iterator[StepSpec]:
-    each = replace(stage, mesh={**stage.mesh, "dp": stage.size("fsdp"), "fsdp": 1})
-    if zero in (None, 1) and each.size("dp", "cp") > 1:
-        yield replace(each, zero1="reduce_scatter")
+    each = place_step(stage, stage.dims.resize(dp=stage.dims.fsdp, fsdp=1))
+    if zero in (None, 1) and each.dims.size("dp", "cp") > 1:
+        yield replace(each, zero1="distributed")
     if zero in (None, 0):
         yield each
 
@@ -169,8 +190,10 @@ def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -
     even = [""] * (shape.layers % num_stages == 0)
     if pp == 1 or shape.layers < num_stages:
         return ("",)  # the latter is refused
-    step = StepSpec(shape=shape, moe=moe, mesh={"pp": pp}, schedule=schedule, chunks=chunks)
-    rank_of = {stage: rank for rank in range(pp) for stage in step.at_stage(rank).stages}
+    options = PipelineOptions(schedule=schedule, stages_per_rank=chunks)
+    size = options.get_size(pp, num_stages)
+    stages_of = find_schedule(schedule).stages_of
+    rank_of = {stage: rank for rank in range(pp) for stage in stages_of(rank, size)}
     last, head = rank_of[num_stages - 1], _head_layers(shape, moe)
     counts = [1] * num_stages
     loads = [(chunks + head * (rank == last), rank in (0, last), rank) for rank in range(pp)]
@@ -193,8 +216,9 @@ def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -
 def _head_layers(shape: Shape, moe: Moe | None) -> float:
     """Return how many layers' arithmetic the head is."""
     alike = moe and replace(moe, dense_layers=0)
-    two = StepSpec(shape=replace(shape, layers=2), moe=alike, mesh={"pp": 2})
-    layer, with_head = (stage_flops(two.at_stage(rank)).total for rank in (0, 1))
+    dims = ParallelDims(pp=2)
+    two = StepSpec(shape=replace(shape, layers=2), moe=alike, dims=dims, microbatches=2)
+    layer, with_head = (stage_flops(two.stage_view(rank)).total for rank in (0, 1))
     return with_head / layer - 1
 
 
@@ -209,8 +233,8 @@ def limits(wanted: Wanted) -> dict[str, str]:
     shape, batch, method = wanted.step.shape, wanted.global_batch, wanted.cp_method or CP_METHODS[0]
     experts, sizes = wanted.step.moe is not None, divisors(wanted.gpus)
     reasons: dict[str, Iterator[str | None]] = {
-        "tp": (refuse_heads(shape, {"tp": size}, experts=experts) for size in sizes),
-        "cp": (refuse_sequence(shape, {"cp": size}, cp_method=method) for size in sizes),
+        "tp": (find_indivisible_heads(shape, size, has_experts=experts) for size in sizes),
+        "cp": (find_indivisible_sequence(shape, ParallelDims(cp=size), method) for size in sizes),
         "pp": (f"layers({shape.layers}) < pp({size})" for size in sizes if size > shape.layers),
         "dp": (
             f"global batch({batch}) % (dp * fsdp)({size}) != 0" for size in sizes if batch % size

@@ -11,10 +11,10 @@ from functools import cached_property
 from statistics import fmean
 
 from parbench.bench.results.details import Action
-from parbench.workloads.costs.communication_pattern import Call, calls
-from parbench.workloads.costs.flops import again_bytes, flops_per_token, stage_flops
-from parbench.workloads.costs.memory import RankMemory, memory_of, updated_elements
-from parbench.workloads.costs.step_spec import Position, StepSpec
+from parbench.workloads.costs.communication_pattern import Call, list_calls
+from parbench.workloads.costs.flops import flops_per_token, recomputed_bytes, stage_flops
+from parbench.workloads.costs.memory import RankMemory, rank_memory, updated_elements
+from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import find_schedule
 from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
@@ -24,9 +24,8 @@ from parbench.workloads.planner.placement import place_of
 
 GIGA = 1e9
 MOST_ACTIONS = 40_000
-_HIDEABLE_CP = ("ring", "striped", "zigzag")
-SHARDING = ("dp", "edp", "fsdp")
-_WITHIN = ("tp", "cp", "ep", "etp")
+SHARDING = ("dp", "edp", "fsdp", "efsdp")
+_WITHIN = ("tp", "cp", "ring", "ulysses", "ep", "etp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class Axis:
 class Held:
     """One kind of rank, and what it holds."""
 
-    at: Position
+    at: RankView
     memory: RankMemory
 
 
@@ -63,7 +62,7 @@ class DryRun:
     spec: StepSpec
     hardware: Hardware
     ranks: tuple[Held, ...]
-    busiest: Position
+    busiest: RankView
     compute_seconds: float
     update_seconds: float
     bubble_seconds: float
@@ -117,7 +116,7 @@ class DryRun:
         return (
             self.tokens_per_second
             * flops_per_token(self.spec.shape, self.spec.moe)
-            / self.spec.world
+            / self.spec.ranks
         )
 
     @property
@@ -140,8 +139,8 @@ class DryRun:
     def missing(self) -> str:
         fullest = self.fullest
         return (
-            f"{self.spec.name} with {self.spec.mesh_text} needs {fullest.memory.total / 1e9:,.1f} GB on "
-            f"{fullest.at.words} ({fullest.memory.state / 1e9:,.1f} GB of state, "
+            f"{self.spec.name} with {self.spec.dims.label} needs {fullest.memory.total / 1e9:,.1f} GB on "
+            f"{fullest.at.label} ({fullest.memory.state / 1e9:,.1f} GB of state, "
             f"{fullest.memory.activations / 1e9:,.1f} GB of activations, {fullest.memory.buffers / 1e9:,.1f} GB of "
             f"buffers) > {self.hardware.usable_bytes / 1e9:,.1f} GB usable of {self.hardware.memory_bytes / 1e9:,.0f}"
         )
@@ -151,7 +150,7 @@ class DryRun:
 class Work:
     """One rank's microbatch: forward and backward with the communication that neither can hide, and its axes."""
 
-    at: Position
+    at: RankView
     compute_seconds: float
     forward: float
     backward: float
@@ -176,7 +175,7 @@ def dry_run(
     if it has one. ``held`` is what ranks hold, where that is known already.
     """
     seconds = seconds or by_hardware(hardware)
-    work = [work_of(at, hardware, seconds) for at in spec.positions]
+    work = [work_of(at, hardware, seconds) for at in spec.distinct_views]
     busiest = max(work, key=lambda each: each.microbatch)
     bubble, method = _bubble(spec, work, busiest, exact=exact)
     axes = []
@@ -194,7 +193,7 @@ def dry_run(
         ranks=held or held_by(spec),
         busiest=busiest.at,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
-        update_seconds=max(updated_elements(at) for at in spec.positions)
+        update_seconds=max(updated_elements(at) for at in spec.distinct_views)
         * spec.widths.updated
         / memory_rate,
         bubble_seconds=bubble,
@@ -204,31 +203,32 @@ def dry_run(
 
 
 def held_by(spec: StepSpec) -> tuple[Held, ...]:
-    return tuple(Held(at=at, memory=memory_of(at)) for at in spec.positions)
+    return tuple(Held(at=at, memory=rank_memory(at)) for at in spec.distinct_views)
 
 
-def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
+def work_of(at: RankView, hardware: Hardware, seconds: Seconds) -> Work:
     """Return a rank's microbatch: what stands in the way of its passes goes into them, the rest stays an axis."""
     spec, efficiency = at.spec, hardware.efficiency
     flops = stage_flops(at)
     rate = (
         hardware.flops_per_second
         * efficiency.gemm
-        * (1.0 if spec.mixed else hardware.float32_share)
+        * (1.0 if spec.has_master_weights else hardware.float32_share)
     )
-    moved = again_bytes(at) / (hardware.memory_bytes_per_second * efficiency.memory_rate)
-    compute = (flops.forward / rate, (flops.backward + flops.again) / rate + moved)
+    moved = recomputed_bytes(at) / (hardware.memory_bytes_per_second * efficiency.memory_rate)
+    compute = (flops.forward / rate, (flops.backward + flops.recomputed) / rate + moved)
     windows = {
         "cp": 3 * flops.attention / rate * spec.microbatches
-        if spec.cp_method in _HIDEABLE_CP
+        if spec.context_method.hides_communication
         else 0.0,
-        "fsdp": sum(compute) * (1 if spec.size("pp") > 1 else spec.microbatches),
+        "fsdp": sum(compute) * (1 if spec.dims.size("pp") > 1 else spec.microbatches),
         "ep": sum(compute) * spec.microbatches,
-        "dp": compute[1],
-        "edp": compute[1],
+        # The next forward pass hides the gathers of updated parameters (Megatron, overlap_param_gather).
+        "dp": sum(compute) if spec.zero1 else compute[1],
+        "edp": sum(compute) if spec.zero1 else compute[1],
     }
     by_axis: dict[str, list[PlacedCall]] = {}
-    for call in calls(at):
+    for call in list_calls(at):
         by_axis.setdefault(call.axis, []).append(placed(call, hardware, spec))
     axes = {
         name: _axis(name, group, efficiency.overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
@@ -237,7 +237,7 @@ def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
     blocking = (
         sum(axes[name].exposed_seconds for name in _WITHIN if name in axes) / spec.microbatches
     )
-    share = 1 / (1 + spec.forwards)
+    share = 1 / (1 + spec.forward_passes)
     return Work(
         at=at,
         compute_seconds=sum(compute),
@@ -249,7 +249,7 @@ def work_of(at: Position, hardware: Hardware, seconds: Seconds) -> Work:
 
 def placed(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
     return PlacedCall.of(
-        call, place_of(spec.mesh, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
+        call, place_of(spec.dims, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
     )
 
 
@@ -278,7 +278,7 @@ def _bubble(
     spec: StepSpec, work: Sequence[Work], busiest: Work, *, exact: bool
 ) -> tuple[float, str]:
     """Return the seconds in which the busiest rank waits for its pipeline, and how that was found."""
-    pp, chunks = spec.size("pp"), spec.stages_per_rank
+    pp, chunks = spec.dims.size("pp"), spec.stages_per_rank
     if pp == 1:
         return 0.0, "no pipeline"
     of_rank, hop = _of_rank(spec, work), _hop(busiest)
@@ -287,7 +287,7 @@ def _bubble(
         fmean(each.backward for each in of_rank) / 2,
     )
     passes = PassSeconds(forward, half, half)
-    form = find_schedule(spec.schedule).compute_bubble(spec.pipeline_size, passes)
+    form = find_schedule(spec.pipeline_options.schedule).compute_bubble(spec.pipeline_size, passes)
     if form.seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
         waited = _simulated(spec, of_rank, hop).makespan - spec.microbatches * busiest.microbatch
         return max(0.0, waited), "simulated with each stage's times and the link's latency"
@@ -298,7 +298,8 @@ def _bubble(
 def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
     """Return every action of a predicted pipeline, whatever found its bubble; ``seconds`` as of ``dry_run``."""
     work = [
-        work_of(at, run.hardware, seconds or by_hardware(run.hardware)) for at in run.spec.positions
+        work_of(at, run.hardware, seconds or by_hardware(run.hardware))
+        for at in run.spec.distinct_views
     ]
     return _simulated(
         run.spec, _of_rank(run.spec, work), _hop(max(work, key=lambda each: each.microbatch))
@@ -306,16 +307,13 @@ def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
 
 
 def _of_rank(spec: StepSpec, work: Sequence[Work]) -> Sequence[Work]:
-    """Return the work of every rank: the ends once each, the others as the middle one, or as their like if uneven."""
-    pp = spec.size("pp")
-    if spec.uneven:
-        kinds = {each.at.kind: each for each in work}
-        return [kinds[spec.at_stage(rank).kind] for rank in range(pp)]
-    return work if len(work) == pp else [work[0], *[work[1]] * (pp - 2), work[-1]]
+    """Return the work of every rank of the pipeline: that of a rank of the same kind."""
+    work_by_kind = {rank_work.at.kind: rank_work for rank_work in work}
+    return [work_by_kind[spec.stage_view(rank).kind] for rank in range(spec.dims.pp)]
 
 
 def _hop(busiest: Work) -> float:
-    messages = sum(call.times for call in calls(busiest.at) if call.axis == "pp")
+    messages = sum(call.times for call in list_calls(busiest.at) if call.axis == "pp")
     return busiest.axes["pp"].seconds / messages if "pp" in busiest.axes else 0.0
 
 
@@ -323,7 +321,7 @@ def _simulated(spec: StepSpec, work: Sequence[Work], hop: float) -> Timeline:
     """Return the schedule's own order of actions, each rank's times spread over its stages' layers."""
     seconds: dict[tuple[int, str], float] = {}
     for rank, each in enumerate(work):
-        at = spec.at_stage(rank)
+        at = spec.stage_view(rank)
         for stage in at.stages:
             share = at.layers_by_stage[stage] / at.layers
             forward, backward = each.forward * share, each.backward * share

@@ -14,19 +14,21 @@ from parbench.bench.results.document import (
     DocumentPart,
     DocumentTable,
 )
-from parbench.workloads.costs.communication_pattern import Call, calls
-from parbench.workloads.costs.memory import memory_of
+from parbench.workloads.costs.communication_pattern import Call, list_calls
+from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.planner.candidates import splits
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.planner.candidates import place_step, splits
 from parbench.workloads.planner.dry_run import GIGA
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.report.render import parameter_words
 
 MODEL, GPUS = "llama3-8b", 64
 _LETTERS = (
-    "One sequence a microbatch, no checkpointing. Psi parameters of e bytes, W of them that TP leaves whole; n ranks, "
-    "r = (n - 1) / n, HSDP n copies of f shards; L layers, D of them without the experts that the others have; M "
-    "microbatches of b sequences of s tokens; h hidden, of a token q queries and results, k keys and values."
+    "One sequence per microbatch, no checkpointing. Psi parameters of e bytes, of which H in norm and head and W "
+    "replicated by TP; gradients of g bytes; n ranks, r = (n - 1) / n, HSDP n replicas of f shards; L layers, D of "
+    "them without the experts that the others have; M microbatches of b sequences of s tokens; h hidden, per token q "
+    "elements of queries and results, k of keys and values."
 )
 
 
@@ -45,8 +47,8 @@ class Strategy:
     def calls(self) -> tuple[Call, ...]:
         """The strategy's own calls, of the rank that sends most."""
         every = (
-            [call for call in calls(at) if call.axis in self.axes.split()]
-            for at in self.spec.positions
+            [call for call in list_calls(at) if call.axis in self.axes.split()]
+            for at in self.spec.distinct_views
         )
         return tuple(max(every, key=lambda of: sum(call.sent for call in of)))
 
@@ -59,41 +61,43 @@ _SELDOM = "any; once a step"
 _EVERY = "across; a layer ahead"
 _TENSOR = "in a node; exposed"
 _CONTEXT = {
-    "zigzag": ("L b s k (2 e + 4) r", "neighbours; hidden"),
-    "allgather_kv": ("3 L b s k e r", "in a node; exposed"),
-    "ulysses": ("2 L b s (q + k) e r / n", "in a node; exposed"),
+    "zigzag": ("L * b * s * k * (2 * e + 4) * r", "neighbours; hidden"),
+    "allgather_kv": ("3 * L * b * s * k * e * r", "in a node; exposed"),
+    "ulysses": ("2 * L * b * s * (q + k) * e * r / n", "in a node; exposed"),
 }
 
 
 def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
     """Return those that the model allows, on all ranks or on as many of a node as its sizes divide among."""
     node = min(gpus_per_node, ranks)
-    whole, dp = step.on({"fsdp": ranks}), step.on({"dp": ranks})
-    zero1, zero2 = replace(dp, zero1="reduce_scatter"), replace(whole, reshard=False)
-    halves = step.on({"dp": ranks // node, "fsdp": node})
+    whole, dp = place_step(step, ParallelDims(fsdp=ranks)), place_step(step, ParallelDims(dp=ranks))
+    zero1, zero2 = replace(dp, zero1="distributed"), replace(whole, reshard=False)
+    halves = place_step(step, ParallelDims(dp=ranks // node, fsdp=node))
     tensor = _widest(step, "tp", node)
     plain = replace(tensor, sequence_parallel=False)
-    pipeline = _widest(replace(step, microbatches=4 * node, schedule="1f1b"), "pp", node)
-    pipeline = replace(pipeline, microbatches=4 * pipeline.size("pp"))
+    pipeline = _widest(replace(step, microbatches=4 * node), "pp", node)
+    pipeline = replace(pipeline, microbatches=4 * pipeline.dims.size("pp"))
     dense = step.moe and step.moe.dense_layers
-    layers = "4 (L + D)" if dense else "4 L" if step.moe else "8 L"
-    sums, gathers = "2 Psi e r", "3 Psi e r"
-    hybrid, pairs = (
-        "(3 (f - 1) + 2 r) Psi e / f",
-        "2 M b s h e" if pipeline.size("pp") > 2 else "M b s h e",
-    )
+    layers = "8 * L"
+    if step.moe:
+        layers = "4 * (L + D)" if dense else "4 * L"
+    activations = f"({layers} + 4) * b * s * h * e"
+    gathers = "2 * Psi * e - H * e"
+    shards = f"({gathers} + Psi * g) * r"
+    hybrid = f"({gathers} + Psi * g) * (f - 1) / f + 2 * Psi * g * r / f"
+    pairs = "2 * M * b * s * h * e" if pipeline.dims.pp > 2 else "M * b * s * h * e"
     found = [
-        Strategy("DDP", "the batch", _SELDOM, sums, "dp edp", dp),
-        Strategy("ZeRO-1", "optimizer", _SELDOM, sums, "dp edp", zero1),
-        Strategy("ZeRO-2", "+ gradients", _EVERY, sums, "fsdp", zero2),
-        Strategy("ZeRO-3, FSDP", "+ parameters", _EVERY, gathers, "fsdp", whole),
-        Strategy("HSDP", "state in a node", "node, sums across", hybrid, "fsdp dp edp", halves),
-        Strategy("TP", "matrices", _TENSOR, f"{layers} b s h e r", "tp", plain),
+        Strategy("DDP", "the batch", _SELDOM, "2 * Psi * g * r", "dp edp", dp),
+        Strategy("ZeRO-1", "optimizer", _SELDOM, "Psi * (g + e) * r", "dp edp", zero1),
+        Strategy("ZeRO-2", "+ gradients", _EVERY, "Psi * (e + g) * r", "fsdp efsdp", zero2),
+        Strategy("ZeRO-3, FSDP", "+ parameters", _EVERY, shards, "fsdp efsdp", whole),
+        Strategy("HSDP", "state in a node", "node, sums across", hybrid, "fsdp efsdp dp", halves),
+        Strategy("TP", "matrices", _TENSOR, f"{activations} * r", "tp", plain),
         Strategy(
             "TP + SP",
             "matrices, tokens",
             _TENSOR,
-            f"(({layers} + 4) b s h + 2 W) e r",
+            f"({activations} + 2 * W * g) * r",
             "tp",
             tensor,
         ),
@@ -107,21 +111,34 @@ def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]
             size for size in range(1, node + 1) if node % size == step.moe.experts % size == 0
         )
         formula, spec = (
-            f"4 {'(L - D)' if dense else 'L'} b s top_k h e r",
-            step.on({"dp": dealt, "ep": dealt}),
+            f"4 * {'(L - D)' if dense else 'L'} * b * s * top_k * h * e * r",
+            place_step(step, ParallelDims(dp=dealt, ep=dealt)),
         )
         found.append(Strategy("EP", "experts", "in a node; exposed", formula, "ep", spec))
-    return [one for one in found if one.spec.world > 1 and not one.spec.refusal()]
+    return [one for one in found if one.spec.ranks > 1 and not one.spec.find_broken_rule()]
 
 
 def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
     """Return it on the most ranks of a node that the rules allow on an axis."""
-    sized = (step.on({axis: size}) for size in range(node, 0, -1) if node % size == 0)
+    sized = (
+        place_step(step, ParallelDims().resize(**{axis: size}))
+        for size in range(node, 0, -1)
+        if node % size == 0
+    )
     cut = (
-        replace(spec, split=splits(spec.shape, spec.moe, spec.size("pp"), 1, "1f1b")[0])
+        spec.with_pipeline(split=splits(spec.shape, spec.moe, spec.dims.pp, 1, "1f1b")[0])
         for spec in sized
     )
-    return next(spec for spec in cut if not spec.refusal())
+    return next(spec for spec in cut if not spec.find_broken_rule())
+
+
+def held_state(spec: StepSpec) -> float:
+    """Return the bytes of state of the fullest rank, with parameters that ZeRO-2 keeps gathered."""
+    states: list[float] = []
+    for view in spec.distinct_views:
+        memory = rank_memory(view)
+        states.append(memory.state + (0.0 if spec.reshard else memory.buffers))
+    return max(states)
 
 
 def guide(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
@@ -137,19 +154,21 @@ def guide(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
 
 def _row(strategy: Strategy) -> list[Cell]:
     spec = strategy.spec
-    memory = max((memory_of(position) for position in spec.positions), key=lambda held: held.total)
+    memory = max(
+        (rank_memory(position) for position in spec.distinct_views), key=lambda held: held.total
+    )
     calls_by_op: Counter[str] = Counter()
     for call in strategy.calls:
         calls_by_op[call.op] += round(call.times)
     is_hybrid = strategy.name == "HSDP"
     return [
         strategy.name,
-        " x ".join(map(str, spec.mesh.values())) if is_hybrid else str(spec.world),
+        " x ".join(map(str, spec.dims.sizes.values())) if is_hybrid else str(spec.ranks),
         strategy.splits,
         ", ".join(f"{count} {op}" for op, count in calls_by_op.items()),
         strategy.formula,
         strategy.sent_bytes / GIGA,
-        memory.state / GIGA,
+        held_state(spec) / GIGA,
         memory.activations / GIGA,
         strategy.link,
     ]

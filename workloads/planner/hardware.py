@@ -24,7 +24,7 @@ PositiveShare = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
 Latency = Annotated[float, msgspec.Meta(ge=0, le=1000)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
-OVERLAP = dict.fromkeys(("dp", "edp", "fsdp", "cp"), 0.9)
+OVERLAP = dict.fromkeys(("dp", "edp", "fsdp", "efsdp", "cp"), 0.9)
 """By axis, the share of its communication that is assumed to hide behind compute."""
 HIDEABLE = (*OVERLAP, "ep")
 """The axes that may be given a share; ep's hides where another microbatch computes meanwhile, as in DualPipe."""

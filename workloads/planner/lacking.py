@@ -3,8 +3,12 @@
 from dataclasses import replace
 
 from parbench.bench.text import UserError
-from parbench.workloads.costs.memory import memory_of
-from parbench.workloads.mesh.axes import refuse_heads, refuse_sequence
+from parbench.workloads.costs.divisibility import (
+    find_indivisible_heads,
+    find_indivisible_sequence,
+)
+from parbench.workloads.costs.memory import rank_memory
+from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.planner.candidates import (
     CP_METHODS,
     SCHEDULES,
@@ -50,10 +54,10 @@ def lack_of(run: DryRun) -> str:
     """Return what a dry run that does not fit lacks, and the fewest GPUs that would do at its global batch."""
     spec = run.spec
     wanted = Wanted(
-        step=replace(spec, split=""),
-        gpus=spec.world,
+        step=spec.with_pipeline(split=""),
+        gpus=spec.ranks,
         global_batch=spec.global_batch,
-        schedule=spec.schedule if spec.size("pp") > 1 else "",
+        schedule=spec.pipeline_options.schedule if spec.dims.size("pp") > 1 else "",
         cp_method=spec.cp_method,
     )
     return f"{run.missing}; it has {_state(wanted, run.hardware)}; {smallest_words(wanted, run.hardware)}"
@@ -63,7 +67,7 @@ def smallest_words(wanted: Wanted, hardware: Hardware) -> str:
     best = smallest_feasible(wanted, hardware)
     if best is None:
         return f"no number of GPUs up to {MOST_GPUS} fits it at global batch {wanted.global_batch}"
-    return f"smallest feasible: {best.spec.world} GPUs as {chosen_of(best)}"
+    return f"smallest feasible: {best.spec.ranks} GPUs as {chosen_of(best)}"
 
 
 def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
@@ -76,12 +80,12 @@ def smallest_feasible(wanted: Wanted, hardware: Hardware) -> DryRun | None:
     tensor = [
         size
         for size in divisors(shape.heads)
-        if not refuse_heads(shape, {"tp": size}, experts=step.moe is not None)
+        if not find_indivisible_heads(shape, size, has_experts=step.moe is not None)
     ]
     context = [
         size
         for size in divisors(shape.sequence)
-        if not refuse_sequence(shape, {"cp": size}, cp_method=method)
+        if not find_indivisible_sequence(shape, ParallelDims(cp=size), method)
     ]
     sizes = {1}
     for axis in (tensor, range(1, shape.layers + 1), divisors(wanted.global_batch), context):
@@ -100,10 +104,10 @@ def _could_fit(wanted: Wanted, hardware: Hardware) -> bool:
         wanted, microbatch=wanted.microbatch or 1, schedule=wanted.schedule or SCHEDULES[0][0]
     )
     return any(
-        not spec.refusal()
-        and all(memory_of(at).total <= hardware.usable_bytes for at in spec.positions)
+        not spec.find_broken_rule()
+        and all(rank_memory(at).total <= hardware.usable_bytes for at in spec.distinct_views)
         for spec in candidates(least)
-        if spec.zero < 2 or spec.size("dp") == 1
+        if spec.zero_stage < 2 or spec.dims.size("dp") == 1
     )
 
 

@@ -10,16 +10,16 @@ import msgspec
 from parbench.bench.files import convert_read_errors, decode_json, read_text, read_toml
 from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
+from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.model.shapes import (
-    MOST_SIZE,
+    MAX_SIZE,
     Bias,
     Latent,
     Recipe,
-    Rest,
     Shape,
     Size,
+    SizeOrZero,
     require_shape,
 )
 
@@ -30,8 +30,8 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     experts: Size
     top_k: Size
     expert_ffn: Size
-    shared: Rest = 0
-    dense_layers: Rest = 0
+    shared: SizeOrZero = 0
+    dense_layers: SizeOrZero = 0
     shared_gate: bool = False
 
 
@@ -73,7 +73,7 @@ def _moe_of(mixture: Mixture, shape: Shape) -> Moe:
         raise UserError(f"dense_layers({mixture.dense_layers}) > layers({shape.layers})")
     given = msgspec.structs.asdict(mixture)
     own = {name: given.pop(name) for name in ("dense_layers", "shared_gate")}
-    return replace(moe_of({**given, "routing": BALANCED}, shape, 1), **own)
+    return replace(make_moe({**given, "routing": BALANCED}, shape, 1), **own)
 
 
 def read_model(path: Path) -> Model:
@@ -194,9 +194,9 @@ class _Keys:
             raise UserError(
                 f"model file {self.path} has no {key}, which a {self.content['model_type']} has"
             )
-        if type(value) is not int or not least <= value <= MOST_SIZE:
+        if type(value) is not int or not least <= value <= MAX_SIZE:
             raise UserError(
-                f"model file {self.path}: {key} = {value!r} is no whole number from {least} to {MOST_SIZE}"
+                f"model file {self.path}: {key} = {value!r} is no whole number from {least} to {MAX_SIZE}"
             )
         return value
 

@@ -8,16 +8,17 @@ from typing import NamedTuple
 import msgspec
 
 from parbench.bench.files import encode_json, write_output
-from parbench.bench.plan.groups import parse_mesh
 from parbench.bench.results.details import PLAN_FILE
 from parbench.bench.results.document import Document
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_choices
+from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.mesh.axes import CP_METHODS
 from parbench.workloads.model.shapes import PRECISIONS, Widths
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
-from parbench.workloads.planner.candidates import Wanted
+from parbench.workloads.planner.candidates import Wanted, place_step
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware, hardware_of
 from parbench.workloads.planner.lacking import lack_of, require_found
@@ -137,15 +138,14 @@ def spec_of(given: Given) -> StepSpec:
     """Return the step that the options mean; ``UserError`` by equation where a mesh cannot carry it."""
     if given.microbatches and given.global_batch:
         raise UserError("--microbatches and --global-batch say the same thing: give one of them")
-    spec = replace(
-        _without_mesh(given).on(parse_mesh(given.mesh or "")), microbatches=given.microbatches or 1
-    )
+    dims = ParallelDims.parse(given.mesh or "")
+    spec = replace(place_step(_without_mesh(given), dims), microbatches=given.microbatches or 1)
     if given.global_batch:
         spec = spec.with_batch(given.global_batch)
-    elif not given.microbatches and spec.size("pp") > 1:
-        spec = replace(spec, microbatches=4 * spec.size("pp"))
+    elif not given.microbatches and spec.dims.size("pp") > 1:
+        spec = replace(spec, microbatches=4 * spec.dims.size("pp"))
     spec = _with_zero(spec, given.zero)
-    spec.require(given.gpus or spec.world)
+    spec.require(given.gpus or spec.ranks)
     return spec
 
 
@@ -153,13 +153,15 @@ def _with_zero(spec: StepSpec, stage: int | None) -> StepSpec:
     """Return it with ZeRO's stage; ``fsdp`` shards gradients at least, ``dp`` the optimizer at most."""
     if stage is None:
         return spec
-    sharded = spec.size("fsdp") > 1
+    sharded = spec.dims.size("fsdp") > 1
     if (stage > 1) != sharded:
         rule = (
-            "needs fsdp > 1" if stage > 1 else f"is not allowed with fsdp({spec.size('fsdp')}) > 1"
+            "needs fsdp > 1"
+            if stage > 1
+            else f"is not allowed with fsdp({spec.dims.size('fsdp')}) > 1"
         )
         raise UserError(f"--zero({stage}) {rule}")
-    return replace(spec, zero1="reduce_scatter" if stage == 1 else "", reshard=stage != 2)
+    return replace(spec, zero1="distributed" if stage == 1 else "", reshard=stage != 2)
 
 
 def _without_mesh(given: Given) -> StepSpec:
@@ -168,14 +170,16 @@ def _without_mesh(given: Given) -> StepSpec:
     step = replace(
         model_of(given.model, given.sequence),
         microbatch=given.microbatch or 1,
-        element_bytes=PRECISIONS[given.precision],
-        schedule=given.schedule or DEFAULT_SCHEDULE,
-        chunks=given.chunks,
-        split=given.split,
+        bytes_per_element=PRECISIONS[given.precision],
+        pipeline_options=PipelineOptions(
+            schedule=given.schedule or DEFAULT_SCHEDULE,
+            stages_per_rank=given.chunks,
+            split=given.split,
+        ),
         cp_method=given.cp_method or "zigzag",
     )
     step = replace(step, state=Widths.parse(given.state, step.widths) if given.state else None)
-    return step.checkpointed(given.checkpointing or "none")
+    return step.with_checkpointing(given.checkpointing or "none")
 
 
 def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
@@ -249,7 +253,7 @@ def _validated(given: Given, path: Path) -> Answer:
 def _refuse_words(given: Given) -> None:
     find_schedule(given.schedule or DEFAULT_SCHEDULE)
     for option, word, allowed in (
-        ("cp-method", given.cp_method or "zigzag", CP_METHODS),
+        ("cp-method", given.cp_method or "zigzag", CONTEXT_METHODS),
         ("precision", given.precision, PRECISIONS),
     ):
         if word not in allowed:

@@ -5,25 +5,24 @@ from itertools import groupby
 from parbench.workloads.costs.memory import state_bytes
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.mesh.axes import multiplied
 from parbench.workloads.planner.dry_run import DryRun
 from parbench.workloads.planner.search import PURPOSES, WITHOUT, Found
 
 
 def settings_of(spec: StepSpec) -> str:
     """Return what is chosen beside the mesh."""
-    found = [f"microbatch {spec.microbatch}", f"checkpointing {spec.checkpointing_text}"]
-    if spec.size("dp", "fsdp") > 1:
-        found.append(f"ZeRO {spec.zero}")
-    if spec.size("cp") > 1:
+    found = [f"microbatch {spec.microbatch}", f"checkpointing {spec.checkpointing_label}"]
+    if spec.dims.size("dp", "fsdp") > 1:
+        found.append(f"ZeRO {spec.zero_stage}")
+    if spec.dims.size("cp") > 1:
         found.append(f"cp by {spec.cp_method}")
-    if spec.size("pp") > 1:
+    if spec.dims.size("pp") > 1:
         found.append(
-            spec.schedule
+            spec.pipeline_options.schedule
             + (f" of {spec.stages_per_rank} chunks" if spec.stages_per_rank > 1 else "")
         )
-    if spec.split:
-        found.append(f"layers {split_words(spec.split)}")
+    if spec.pipeline_options.split:
+        found.append(f"layers {split_words(spec.pipeline_options.split)}")
     return ", ".join(found)
 
 
@@ -37,7 +36,7 @@ def split_words(split: str) -> str:
 
 
 def chosen_of(run: DryRun) -> str:
-    return f"{run.spec.mesh_text} with {settings_of(run.spec)}"
+    return f"{run.spec.dims.label} with {settings_of(run.spec)}"
 
 
 def binding_of(run: DryRun) -> str:
@@ -53,7 +52,7 @@ def binding_of(run: DryRun) -> str:
         losses["batch" if run.spec.microbatch == 1 else "bubble"] = run.bubble_seconds
     if run.spec.checkpointing == "full":
         losses["memory"] = run.compute_seconds / (
-            1 + 3 * run.spec.every
+            1 + 3 * run.spec.checkpoint_every
         )  # the share that is executed twice
     losses["update"] = run.update_seconds
     worst, lost = max(losses.items(), key=lambda each: each[1])
@@ -64,7 +63,7 @@ def binding_of(run: DryRun) -> str:
 
 
 def _order(spec: StepSpec) -> str:
-    return ",".join(name for name, size in multiplied(spec.mesh).items() if size > 1)
+    return ",".join(name for name in spec.dims.order if spec.dims.size(name) > 1)
 
 
 def rationale(found: Found) -> list[str]:
@@ -79,7 +78,7 @@ def rationale(found: Found) -> list[str]:
         best.seconds,
         best.hardware.usable_bytes,
     )
-    size = spec.size
+    size = spec.dims.size
     lines = [
         f"fit: {state_bytes_of(spec) / 1e9:,.0f} GB of state over pp({size('pp')}) * tp({size('tp')}) * "
         f"fsdp({size('fsdp')}){' and ep(' + str(size('ep')) + ')' if size('ep') > 1 else ''} "
@@ -88,7 +87,7 @@ def rationale(found: Found) -> list[str]:
         f"buffers that is {memory.total / usable:.0%} of {usable / 1e9:,.1f} GB usable"
     ]
     axes = {axis.name: axis for axis in best.axes}
-    for name in (name for name in PURPOSES if spec.mesh.get(name, 1) > 1):
+    for name in (name for name in PURPOSES if spec.dims.size(name) > 1):
         if name not in axes:
             continue
         cost = f"{axes[name].exposed_seconds / seconds:.1%} of the step is exposed"
@@ -99,21 +98,21 @@ def rationale(found: Found) -> list[str]:
             f"without {name} nothing fits, no rule allows it, or it takes {WITHOUT:g} times as long"
         )
         if other is not None:
-            instead = f"without it the fastest is {other.spec.mesh_text}, {other.seconds / seconds - 1:+.1%}"
+            instead = f"without it the fastest is {other.spec.dims.label}, {other.seconds / seconds - 1:+.1%}"
         lines.append(
-            f"{name}={spec.mesh[name]} {PURPOSES[name]}, {axes[name].where}: {cost}; {instead}"
+            f"{name}={spec.dims.size(name)} {PURPOSES[name]}, {axes[name].where}: {cost}; {instead}"
         )
     if len(found.orders) > 1:
         others = (found.orders[1], found.orders[-1])
         first, slowest = (f"{_order(run.spec)}, {run.seconds / seconds - 1:+.1%}" for run in others)
         lines.append(f"order {_order(spec)}: another is {first}, the worst {slowest}")
-    num_axes = len(spec.mesh_text.split(","))
+    num_axes = len(spec.dims.label.split(","))
     simpler = next(
-        (run for run in found.best if len(run.spec.mesh_text.split(",")) < num_axes), None
+        (run for run in found.best if len(run.spec.dims.label.split(",")) < num_axes), None
     )
     if simpler is not None and simpler.seconds <= 1.03 * seconds:
         slower = f"{simpler.seconds / seconds - 1:.1%} slower, less than a prediction can tell"
-        lines.append(f"simpler: {simpler.spec.mesh_text} has fewer axes and is {slower}")
+        lines.append(f"simpler: {simpler.spec.dims.label} has fewer axes and is {slower}")
     lines.append(
         f"bound by {binding_of(best)}: {seconds:.3g} s a step, {best.tokens_per_second:,.0f} tokens/s, MFU "
         f"{best.mfu:.1%}, as predicted under the assumptions below"

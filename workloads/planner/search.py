@@ -12,21 +12,27 @@ from heapq import heappop, heappush
 from itertools import count, permutations
 from typing import Literal
 
-from parbench.bench.plan.groups import INSIDE
 from parbench.bench.text import UserError
-from parbench.workloads.costs.communication_pattern import calls
+from parbench.workloads.costs.communication_pattern import list_calls
 from parbench.workloads.costs.memory import (
-    activations_of,
+    activations_equation,
     buffers_equation,
-    memory_of,
-    state_of,
+    rank_memory,
+    state_memory,
     updated_elements,
 )
-from parbench.workloads.costs.step_spec import StageKind, StepSpec
-from parbench.workloads.mesh.axes import multiplied
+from parbench.workloads.costs.step_spec import StageKind, StepSpec, find_broken_pipeline
+from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
-from parbench.workloads.planner.candidates import Wanted, blocks, dealt_out, pipelines, shards
+from parbench.workloads.planner.candidates import (
+    Wanted,
+    blocks,
+    dealt_out,
+    pipelines,
+    place_step,
+    shards,
+)
 from parbench.workloads.planner.dry_run import (
     SHARDING,
     DryRun,
@@ -130,27 +136,25 @@ def _least_seconds(
     seconds: Seconds,
 ) -> float:
     """Return what a step takes at least: its share of all layers on one stage, and the bubble of a mean stage."""
-    ep, etp, pp, cp, tp = (step.size(name) for name in ("ep", "etp", "pp", "cp", "tp"))
-    key = (cp, tp, ep, etp, step.cp_method, step.microbatch, step.checkpointing_text)
+    ep, etp, pp, cp, tp = (step.dims.size(name) for name in ("ep", "etp", "pp", "cp", "tp"))
+    key = (cp, tp, ep, etp, step.cp_method, step.microbatch, step.checkpointing_label)
     if key not in works:
-        mesh = {
-            "dp": 1,
-            "pp": 1,
-            "fsdp": wanted.gpus // cp // tp,
-            "cp": cp,
-            "tp": tp,
-            "ep": ep,
-            "etp": etp,
-        }
-        works[key] = work_of(
-            step.on(mesh, microbatches=1, split="", chunks=0).at(0), hardware, seconds
+        order = tuple(name for name in step.dims.order if name != "pp")
+        dims = ParallelDims(
+            fsdp=wanted.gpus // cp // tp, cp=cp, tp=tp, ep=ep, etp=etp, order=(*order, "pp")
         )
+        single_stage = replace(place_step(step, dims), microbatches=1)
+        works[key] = work_of(single_stage.rank_view(0), hardware, seconds)
     work = works[key]
     if pp == 1:  # a block's microbatches are whatever its pipeline leaves
         return work.microbatch * wanted.global_batch * cp * tp / wanted.gpus / step.microbatch
     chunks, forward, half = step.stages_per_rank, work.forward / pp, work.backward / 2 / pp
     passes = PassSeconds(forward, half, half)
-    bubble = find_schedule(step.schedule).compute_bubble(step.pipeline_size, passes).seconds
+    bubble = (
+        find_schedule(step.pipeline_options.schedule)
+        .compute_bubble(step.pipeline_size, passes)
+        .seconds
+    )
     if bubble is None:  # until the last rank's first microbatch has come through the others
         bubble = (pp - 1) * forward / chunks
     return work.microbatch * step.microbatches / pp + bubble
@@ -188,22 +192,22 @@ class _Kept:
         open_axes = _OPEN[decided]
         lacks = [
             name
-            for name, size in fastest.spec.mesh.items()
+            for name, size in fastest.spec.dims.sizes.items()
             if size > 1 and name not in self.without
         ]
         return bound <= WITHOUT * fastest.seconds and any(
-            name in open_axes or step.size(name) == 1 for name in lacks
+            name in open_axes or step.dims.size(name) == 1 for name in lacks
         )
 
     def price(self, bound: float, stage: StepSpec) -> None:
         """Take the ways to shard a stage's state, of each kind what holds least first, as far as they could matter."""
-        how = (stage.schedule, stage.chunks, stage.split, stage.cp_method, stage.checkpointing_text)
-        key = (*stage.mesh.items(), *how)
-        if stage.shape.layers < stage.size("pp") * stage.stages_per_rank:
-            self._refuse(stage, stage.refusal() or "")
+        key = (stage.dims, stage.pipeline_options, stage.cp_method, stage.checkpointing_label)
+        broken_rule = find_broken_pipeline(stage)
+        if broken_rule is not None:
+            self._refuse(stage, broken_rule)
             return
-        first = stage.at_stage(0)
-        activations = activations_of(first)  # whatever shards state
+        first = stage.stage_view(0)
+        activations = activations_equation(first).value  # the same however state is sharded
         for sharded, specs in enumerate(shards(self.wanted, stage)):
             for i, spec in enumerate(specs):
                 if i == 0 and self._stops(bound, spec, first.kind, activations, (*key, sharded)):
@@ -237,7 +241,7 @@ class _Kept:
         if fits and self._dominated(bound, needed, spec):
             return True
         nearer = not fits and (self.nearest is None or needed < self.nearest[0])
-        reason = spec.refusal() if fits or nearer else None
+        reason = spec.find_broken_rule() if fits or nearer else None
         if fits and reason is None:
             return False
         if reason is not None:
@@ -247,20 +251,20 @@ class _Kept:
         self.too_large += 1
         self.full[key] = spec.microbatch
         if nearer:
-            self.nearest = (max(memory_of(at).total for at in spec.positions), spec)
+            self.nearest = (max(rank_memory(at).total for at in spec.distinct_views), spec)
         return True
 
     def _refuse(self, spec: StepSpec, reason: str) -> None:
         rule = re.split(r"\W+", reason.lstrip("("), maxsplit=1)[0]
         self.tried += 1
         self.refused[rule] += 1
-        self.equations.setdefault(rule, f"{spec.mesh_text}: {reason}")
+        self.equations.setdefault(rule, f"{spec.dims.label}: {reason}")
 
     def _sharding(self, spec: StepSpec, kind: StageKind) -> float:
         """Return what the first rank's state adds at least: its update, and what hides of no sum or gathering."""
-        key = (*spec.mesh.items(), spec.zero, kind, spec.microbatches)
+        key = (spec.dims, spec.zero_stage, kind, spec.microbatches)
         if key not in self.shardings:
-            at = spec.at_stage(0)
+            at = spec.stage_view(0)
             efficiency = self.hardware.efficiency
             seconds = (
                 updated_elements(at)
@@ -271,16 +275,16 @@ class _Kept:
                 call.times
                 * (1 - efficiency.overlap.get(call.axis, 0.0))
                 * self.seconds(placed(call, self.hardware, spec))
-                for call in calls(at)
+                for call in list_calls(at)
                 if call.axis in SHARDING
             )
         return self.shardings[key]
 
     def _state(self, spec: StepSpec, kind: StageKind) -> float:
-        key = (*spec.mesh.items(), spec.zero, kind)
+        key = (spec.dims, spec.zero_stage, kind)
         if key not in self.states:
-            at = spec.at_stage(0)
-            self.states[key] = state_of(at).state + buffers_equation(at).value
+            at = spec.stage_view(0)
+            self.states[key] = state_memory(at).state + buffers_equation(at).value
         return self.states[key]
 
     def _dominated(self, bound: float, largest: float, spec: StepSpec) -> bool:
@@ -288,9 +292,9 @@ class _Kept:
         if len(self.best) < self.top or bound <= _TIE * self.best[-1].seconds:
             return False
         fastest = self.best[0]
-        for name, size in fastest.spec.mesh.items():
+        for name, size in fastest.spec.dims.sizes.items():
             other = self.without.get(name)
-            if size > 1 and spec.size(name) == 1 and (other is None or bound < other.seconds):
+            if size > 1 and spec.dims.size(name) == 1 and (other is None or bound < other.seconds):
                 return False
         return bound > FRONT * fastest.seconds or any(
             run.seconds <= bound and _SMALLER * run.fullest.memory.total <= largest
@@ -299,11 +303,11 @@ class _Kept:
 
     def _add(self, run: DryRun) -> None:
         for name in PURPOSES:
-            if run.spec.size(name) == 1 and (
+            if run.spec.dims.size(name) == 1 and (
                 name not in self.without or run.seconds < self.without[name].seconds
             ):
                 self.without[name] = run
-        text = run.spec.mesh_text
+        text = run.spec.dims.label
         near = len(self.best) < self.top or run.seconds <= _TIE * self.best[-1].seconds
         if near and (text not in self.by_mesh or _rank(run) < _rank(self.by_mesh[text])):
             self.by_mesh[text] = run
@@ -318,7 +322,7 @@ class _Kept:
             others = [self._ordered(run) for run in best[:_REORDERED]]
             best = sorted([*(runs[0] for runs in others), *best[_REORDERED:]], key=_rank)
             orders = next(runs for runs in others if runs[0] is best[0])
-        used = [name for name, size in best[0].spec.mesh.items() if size > 1] if best else []
+        used = list(best[0].spec.dims.sizes) if best else []
         near = self.nearest[1] if self.nearest and not best else None
         return Found(
             best=tuple(best),
@@ -335,13 +339,13 @@ class _Kept:
     def _ordered(self, run: DryRun) -> tuple[DryRun, ...]:
         """Return a step with its axes in each order, the fastest first, and itself before any that is as fast."""
         spec = run.spec
-        inside = {name: spec.mesh[name] for name in spec.mesh if name in INSIDE}
-        long = [name for name, size in multiplied(spec.mesh).items() if size > 1]
+        dims = spec.dims
+        long = [name for name in dims.order if dims.size(name) > 1]
+        short = [name for name in dims.order if dims.size(name) == 1]
         runs = [run]
         for order in permutations(long):
             if list(order) != long:
-                mesh = {**{name: spec.mesh[name] for name in order}, **inside}
-                each = replace(spec, mesh=mesh)
+                each = replace(spec, dims=replace(dims, order=(*order, *short)))
                 runs.append(
                     dry_run(each, self.hardware, seconds=self.seconds, exact=False, held=run.ranks)
                 )
@@ -366,7 +370,12 @@ def _front(runs: list[DryRun]) -> list[DryRun]:
 def _rank(run: DryRun) -> tuple[float | int | bool, ...]:
     """Order by step time to three digits, then by axes, by what is computed again, by schedule and ZeRO, by memory."""
     spec = run.spec
-    num_axes = sum(size > 1 for size in spec.mesh.values())
-    again = (spec.checkpointing != "none", spec.forwards)
-    plain = (spec.split != "", spec.schedule != DEFAULT_SCHEDULE, spec.stages_per_rank, spec.zero)
+    num_axes = len(spec.dims.sizes)
+    again = (spec.checkpointing != "none", spec.forward_passes)
+    plain = (
+        spec.pipeline_options.split != "",
+        spec.pipeline_options.schedule != DEFAULT_SCHEDULE,
+        spec.stages_per_rank,
+        spec.zero_stage,
+    )
     return (float(f"{run.seconds:.3g}"), num_axes, *again, *plain, run.fullest.memory.total)

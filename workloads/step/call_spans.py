@@ -7,7 +7,7 @@ from parbench.bench.results.spans import Span
 from parbench.bench.results.step_trace import StepTrace
 
 
-def spans_of_calls(trace: StepTrace, axes: Sequence[str]) -> list[Span | None] | None:
+def find_call_spans(trace: StepTrace, axes: Sequence[str]) -> list[Span | None] | None:
     """Return the span of each call of a step, None for a call that the trace does not have.
 
     ``axes`` are those of the calls, in their order. The result is None if the trace does not fit

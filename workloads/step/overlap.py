@@ -1,13 +1,13 @@
-"""Where a step's time goes, from passes beside the timed one.
+"""The time of a step: compute, exposed communication, idle time, and waiting for slower ranks.
 
-Steps with and without communication in turns, whose difference is what communication costs (ECT), and traced steps with
-and without it, whose spans add up to the wall.
+Steps with and without communication are interleaved. Their difference is the effective
+communication time (ECT). The spans of profiled steps add up to the wall time.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 import torch.distributed as dist
@@ -20,19 +20,28 @@ from parbench.bench.results.spans import (
     Span,
     compute_breakdown,
     difference,
-    gaps,
-    intersection,
     length,
-    union,
 )
 from parbench.bench.results.stats import median
 from parbench.bench.results.step_trace import StepTrace, build_rank_timeline
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step.call_spans import spans_of_calls
-from parbench.workloads.step.layout import Grouped
-from parbench.workloads.step.probe import Begin, Step, take_turns, timed, trace_step
-from parbench.workloads.step.sent_bytes import OTHER, SentCall, Silenced, counted, fake_twins
+from parbench.workloads.step.call_spans import find_call_spans
+from parbench.workloads.step.probe import (
+    ResetFn,
+    Step,
+    repeat_within_budget,
+    time_step,
+    trace_step,
+)
+from parbench.workloads.step.sent_bytes import (
+    OTHER,
+    Groups,
+    NoCommMode,
+    SentCall,
+    make_fake_groups,
+    record_calls,
+)
 from parbench.workloads.step.turns import (
     cross_fitted,
     mean_rank,
@@ -41,308 +50,311 @@ from parbench.workloads.step.turns import (
     slowest,
 )
 
-_MOST_INTERVALS = 200_000
-_MOST_WATCHING = 0.05
-ByKind = Mapping[str, Sequence[float]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observed:
-    """One rank's steps: walls and traced arithmetic in seconds by kind, what traces say, and that of median wall.
-
-    What silences communication looks at every operator, which takes time; a watched step is looked at in the same way
-    and communicates, so that the difference is communication's alone. ``comm`` are the spans of each call and
-    ``unseen`` the axes with unseen calls in each plain trace; see ``Seen``.
-    """
-
-    calls: tuple[SentCall, ...]
-    members: dict[str, list[int]]
-    walls: dict[str, list[float]]
-    arithmetic: dict[str, list[float]]
-    breakdowns: list[Breakdown]
-    comm: list[list[Span | None]]
-    unseen: list[set[str]]
-    wait_seconds: list[float]
-    middle: int
-    timeline: RankTimeline
-    kernels: list[int | None]
-
-
-class Overlap:
-    """The probe of a step's time: compute, communication that nothing hides, idle, what a rank waits for.
-
-    ``notes_of`` says what there is to say of a plain step that takes so many seconds.
-    """
-
-    share = 1.0
-
-    def __init__(
-        self,
-        world: World,
-        layout: Grouped,
-        notes_of: Callable[[float], tuple[str, ...]] = lambda _: (),
-    ) -> None:
-        self._world, self._layout, self._notes_of = world, layout, notes_of
-
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> Observed:
-        """Take steps of all kinds in turns, as many as there is time for; without any, once."""
-        world = self._world
-        begin()
-        calls = counted(step, self._layout.axes)
-        twins = fake_twins(self._layout.axes)
-        looks: dict[str, Callable[[], AbstractContextManager[object]]] = {
-            "plain": nullcontext,
-            "watched": lambda: Silenced({}),
-            "silenced": lambda: Silenced(twins),
-        }
-        walls: dict[str, list[float]] = {kind: [] for kind in looks}
-        traces: dict[str, list[StepTrace]] = {kind: [] for kind in looks}
-
-        def turn() -> None:
-            # there and back again: what drifts meanwhile weighs on all kinds alike
-            for kind, look in list(looks.items())[:: -1 if len(traces["plain"]) % 2 else 1]:
-                begin()
-                with look():
-                    walls[kind].append(timed(step, world))
-                begin()
-                with look():
-                    traces[kind].append(trace_step(step, world.device))
-
-        try:
-            take_turns(world, budget_seconds, turn)
-        finally:
-            for twin in twins.values():
-                dist.destroy_process_group(twin)
-        plain = traces["plain"]
-        walls["traced"] = [trace.wall_seconds for trace in plain]
-        middle, late_ns = self._middle(plain)
-        seen = [held_against(trace, calls) for trace in plain]
-        return Observed(
-            calls=calls,
-            members={
-                name: dist.get_process_group_ranks(group)
-                for name, group in self._layout.axes.items()
-            },
-            walls=walls,
-            arithmetic={
-                kind: [length(trace.compute) / 1e9 for trace in traces[kind]] for kind in looks
-            },
-            breakdowns=[broken_down(*one) for one in zip(plain, seen, strict=True)],
-            comm=[one.spans for one in seen],
-            unseen=[one.unseen for one in seen],
-            wait_seconds=[waited(trace) for trace in plain],
-            middle=middle,
-            timeline=build_rank_timeline(world.rank, plain[middle], seen[middle].named, late_ns),
-            kernels=[trace.kernels for trace in plain],
-        )
-
-    def summarise(self, told: Sequence[Observed]) -> Explanation:
-        """Return how the time divides, what was sent, and the traced step of all ranks on one clock."""
-        calls, clock = told[0].calls, self._world.clock
-        plain = median(slowest([seen.walls["plain"] for seen in told]))
-        counts = Counter(replace(call, peer=None) for call in calls).items()
-        summed = tuple(
-            CountedCall(axis=c.axis, op=c.op, num_bytes=c.num_bytes, ranks=c.ranks, count=n)
-            for c, n in counts
-        )
-        timeline = Timeline(
-            clock=clock.method,
-            uncertainty_seconds=clock.uncertainty_ns / 1e9,
-            ranks=tuple(one.timeline for one in told),
-        )
-        shown = sum(len(rank.intervals) for rank in timeline.ranks) <= _MOST_INTERVALS
-        times, middle = self._times(told), told[0].middle
-        missed = sorted({axis for one in told for axis in one.unseen[middle]})
-        unknown = f"exposed, idle and wait are unknown: the profiler saw not all calls on {', '.join(missed)}"
-        return Explanation(
-            metrics={**times, **self._peers(told), **kernels_of([one.kernels for one in told])},
-            details=CommunicationDetails(comm_calls=summed, plain_step_seconds=plain).as_details,
-            notes=(
-                *self._notes_of(plain),
-                *([unknown] if missed else []),
-                *doubts_of_ect(self._world.device, times["watching_overhead"].value),
-            ),
-            timeline=timeline if shown else None,
-        )
-
-    def _middle(self, traces: Sequence[StepTrace]) -> tuple[int, int]:
-        """Return which traced step has the median wall, that of the slowest rank, and how much later it began here."""
-        offset_ns = self._world.clock.offsets_ns[self._world.global_rank]
-        mine = [(trace.wall_seconds, trace.start_ns - offset_ns) for trace in traces]
-        told = self._world.gather(mine)
-        walls = [max(wall for wall, _ in step) for step in zip(*told, strict=True)]
-        middle = sorted(range(len(walls)), key=lambda i: walls[i])[(len(walls) - 1) // 2]
-        return middle, mine[middle][1] - min(
-            start_ns for _, start_ns in (one[middle] for one in told)
-        )
-
-    def _times(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
-        """Return how the wall of a traced step divides on the slowest rank, in the iteration of median wall."""
-        middle = told[0].middle
-        last = max(told, key=lambda seen: seen.breakdowns[middle].wall_seconds)
-        one = last.breakdowns[middle]
-        how = f"the slowest rank's traced step of median wall, of {len(last.breakdowns)}"
-        # where spans were not told apart by axis, an axis' 0 would be untrue, as is any where calls were not seen
-        axes, unseen = (
-            () if OTHER in one.exposed_comm_seconds else self._layout.axes,
-            last.unseen[middle],
-        )
-        exposed = {**dict.fromkeys(axes, 0.0), **one.exposed_comm_seconds, **dict.fromkeys(unseen)}
-        parts = {
-            "compute": one.compute_seconds,
-            **{f"exposed_comm.{axis}": seconds for axis, seconds in exposed.items()},
-            "exposed_copy": one.copy_seconds,
-            "overlap": None if unseen else one.overlap,
-            "idle": None if unseen else one.idle_seconds,
-            "residual": one.residual_seconds,
-            "comm_wait": None if unseen else last.wait_seconds[middle],
-        }
-        return {
-            **make_values(parts, how),
-            **differences([seen.walls for seen in told], [seen.arithmetic for seen in told]),
-        }
-
-    def _peers(self, told: Sequence[Observed]) -> dict[str, MetricValue]:
-        """Return how long communication itself takes, and how long a rank waits in it for a peer to come."""
-        calls, comms = told[0].calls, [comm for seen in told for comm in seen.comm]
-        unseen = any(axes for seen in told for axes in seen.unseen)
-        if (
-            self._layout.holds_stage_only
-            or unseen
-            or any(len(comm) != len(calls) for comm in comms)
-        ):
-            return {}  # ranks make other calls, or the trace cannot be held against them
-        split = [
-            [_moved_and_waited(told, rank, i) for i in range(len(told[0].comm))]
-            for rank in range(len(told))
-        ]
-        moved = {
-            f"comm_transfer.{name}": cross_fitted(
-                [[one.get(name, 0.0) for one, _ in turns] for turns in split]
-            )
-            for name in self._layout.axes
-        }
-        waited = cross_fitted([[seconds for _, seconds in turns] for turns in split])
-        return make_values(moved | {"straggler_wait": waited}, "traced steps")
-
-
-def kernels_of(told: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
-    """Return the kernels of a step, of all ranks' traced ones; unknown where not all steps ran as many."""
-    known = [[count for count in steps if count is not None] for steps in told]
-    if not all(known):
-        return {}
-    alike = all(len(set(steps)) == 1 for steps in known)
-    return make_values(
-        {"kernels": sum(steps[0] for steps in known) / len(known) if alike else None},
-        "mean over ranks",
-    )
-
-
-def differences(walls: Sequence[ByKind], arithmetic: Sequence[ByKind]) -> dict[str, MetricValue]:
-    """Return what communication and looking at a step cost, of all ranks' seconds by kind of step, turn by turn."""
-    wall = {kind: slowest([one[kind] for one in walls]) for kind in walls[0]}
-    watched, silenced = (
-        mean_rank([one[kind] for one in arithmetic]) for kind in ("watched", "silenced")
-    )
-    each = "" if len(watched) > 1 else ", one turn tells none"
-    found = {
-        "ect": paired_difference(wall["watched"], wall["silenced"]),
-        "tracing_overhead": paired_overhead(wall["traced"], wall["plain"]),
-        "watching_overhead": paired_overhead(wall["watched"], wall["plain"]),
-    }
-    slowdown = {"compute_slowdown": paired_difference(watched, silenced)}
-    return make_values(found, f"the slowest rank of each turn{each}") | make_values(
-        slowdown, f"mean over ranks{each}"
-    )
-
-
-def doubts_of_ect(device: torch.device, watching: float | None) -> tuple[str, ...]:
-    """Return what to say of an ECT whose device waits for a host that is held up by looking at every operator."""
-    if device.type != "cuda" or watching is None or watching <= _MOST_WATCHING:
-        return ()
-    longer = f"the watched step takes {1 + watching:.2f} times as long as a plain one"
-    return (
-        f"ect is a lower bound: {longer}, and where a device waits for its host communication is hidden",
-    )
+_MAX_INTERVALS = 200_000
+_MAX_DISPATCH_OVERHEAD = 0.05
+SecondsByKind = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A trace's communication: the span of each call, None of one not seen, or none if they cannot be told apart; all
-    that was seen, with axis and operation; and the axes with calls that were not."""
+class MatchedTrace:
+    """The communication of a trace, matched with the calls of the step."""
 
     spans: list[Span | None]
+    """The span of each call, None for an unseen one; empty if spans and calls do not match."""
     named: list[tuple[str, str, Span]]
+    """Axis, operation and span of all communication in the trace."""
     unseen: set[str]
+    """The axes with calls that the trace does not have."""
 
 
-def held_against(trace: StepTrace, calls: Sequence[SentCall]) -> Seen:
-    """Hold a trace against the calls of a step, which makes the same in the same order each time.
+@dataclass(frozen=True, kw_only=True)
+class RankTimings:
+    """The measured steps of one rank.
 
-    A call on a group of one rank moves nothing, and need not be seen.
+    A step without communication runs in a dispatch mode, which handles every operator. An
+    instrumented step runs in the same mode with communication, so that both have its overhead.
     """
-    spans = spans_of_calls(trace, [call.axis for call in calls])
+
+    calls: tuple[SentCall, ...]
+    ranks_by_axis: dict[str, list[int]]
+    wall_seconds: dict[str, list[float]]
+    """By kind: uninstrumented, instrumented, without_comm, profiled."""
+    compute_seconds: dict[str, list[float]]
+    """By kind: uninstrumented, instrumented, without_comm; all of them profiled."""
+    breakdowns: list[Breakdown]
+    matched: list[MatchedTrace]
+    kernels: list[int | None]
+    median_step: int
+    """The index of the profiled step whose wall time is the median, the same on all ranks."""
+    timeline: RankTimeline
+
+
+@dataclass(frozen=True)
+class OverlapProbe:
+    """Measures compute, communication that compute does not hide, idle time and waiting."""
+
+    world: World
+    axes: Groups
+    _: KW_ONLY
+    ranks_differ: bool = False
+    """True if ranks make different calls, as the stages of a pipeline do."""
+    list_notes: Callable[[float], Sequence[str]] = lambda seconds: ()
+    """Returns notes about an uninstrumented step of so many seconds."""
+    share = 1.0
+
+    def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> RankTimings:
+        """Run interleaved steps of all kinds within the budget, at least one of each."""
+        world = self.world
+        reset()
+        calls = record_calls(step, self.axes)
+        fake_groups = make_fake_groups(self.axes)
+        modes: dict[str, Callable[[], AbstractContextManager[object]]] = {
+            "uninstrumented": nullcontext,
+            "instrumented": lambda: NoCommMode({}),
+            "without_comm": lambda: NoCommMode(fake_groups),
+        }
+        walls: dict[str, list[float]] = {kind: [] for kind in modes}
+        traces: dict[str, list[StepTrace]] = {kind: [] for kind in modes}
+
+        def run_all_kinds() -> None:
+            # The order alternates (ABBA), so that a drift has the same effect on all kinds.
+            kinds = list(modes)
+            if len(traces["uninstrumented"]) % 2:
+                kinds.reverse()
+            for kind in kinds:
+                reset()
+                with modes[kind]():
+                    walls[kind].append(time_step(step, world))
+                reset()
+                with modes[kind]():
+                    traces[kind].append(trace_step(step, world.device))
+
+        try:
+            repeat_within_budget(world, budget_seconds, run_all_kinds)
+        finally:
+            for group in fake_groups.values():
+                dist.destroy_process_group(group)
+        profiled = traces["uninstrumented"]
+        walls["profiled"] = [trace.wall_seconds for trace in profiled]
+        matched = [match_spans_to_calls(trace, calls) for trace in profiled]
+        median_step = find_median_index(slowest(world.gather(walls["profiled"])))
+        start_ns = profiled[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
+        late_ns = start_ns - min(world.gather(start_ns))
+        return RankTimings(
+            calls=calls,
+            ranks_by_axis={
+                axis: dist.get_process_group_ranks(group) for axis, group in self.axes.items()
+            },
+            wall_seconds=walls,
+            compute_seconds={
+                kind: [length(trace.compute) / 1e9 for trace in traces[kind]] for kind in modes
+            },
+            breakdowns=list(map(compute_time_breakdown, profiled, matched)),
+            matched=matched,
+            kernels=[trace.kernels for trace in profiled],
+            median_step=median_step,
+            timeline=build_rank_timeline(
+                world.rank, profiled[median_step], matched[median_step].named, late_ns
+            ),
+        )
+
+    def summarize(self, samples: Sequence[RankTimings]) -> Explanation:
+        """Return the parts of the time, the calls, and a timeline of all ranks on one clock."""
+        first = samples[0]
+        walls = [sample.wall_seconds["uninstrumented"] for sample in samples]
+        step_seconds = median(slowest(walls))
+        metrics = {
+            **self._summarize_breakdown(samples),
+            **summarize_differences(
+                [sample.wall_seconds for sample in samples],
+                [sample.compute_seconds for sample in samples],
+            ),
+            **self._summarize_peers(samples),
+            **summarize_kernels([sample.kernels for sample in samples]),
+        }
+        notes = list(self.list_notes(step_seconds))
+        unseen = set[str]().union(*(sample.matched[first.median_step].unseen for sample in samples))
+        if unseen:
+            axes = ", ".join(sorted(unseen))
+            notes.append(
+                f"exposed communication and idle are unknown: the profiler missed calls on {axes}"
+            )
+        notes += list_ect_caveats(self.world.device, metrics["watching_overhead"].value)
+        counts = Counter(first.calls)
+        comm_calls = tuple(
+            CountedCall(
+                axis=call.axis, op=call.op, num_bytes=call.num_bytes, ranks=call.ranks, count=count
+            )
+            for call, count in counts.items()
+        )
+        clock = self.world.clock
+        timeline = Timeline(
+            clock=clock.method,
+            uncertainty_seconds=clock.uncertainty_ns / 1e9,
+            ranks=tuple(sample.timeline for sample in samples),
+        )
+        num_intervals = sum(len(rank.intervals) for rank in timeline.ranks)
+        details = CommunicationDetails(comm_calls=comm_calls, plain_step_seconds=step_seconds)
+        return Explanation(
+            metrics=metrics,
+            details=details.as_details,
+            notes=tuple(notes),
+            timeline=timeline if num_intervals <= _MAX_INTERVALS else None,
+        )
+
+    def _summarize_breakdown(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
+        """Return the parts of the wall time of the median step on its slowest rank."""
+        step = samples[0].median_step
+        slowest_rank = max(samples, key=lambda sample: sample.breakdowns[step].wall_seconds)
+        breakdown = slowest_rank.breakdowns[step]
+        unseen = slowest_rank.matched[step].unseen
+        exposed: dict[str, float | None] = {}
+        if OTHER not in breakdown.exposed_comm_seconds:  # an axis without a span has none exposed
+            exposed |= dict.fromkeys(self.axes, 0.0)
+        exposed |= breakdown.exposed_comm_seconds
+        exposed |= dict.fromkeys(unseen)
+        parts = {
+            "compute": breakdown.compute_seconds,
+            "exposed_copy": breakdown.copy_seconds,
+            "overlap": None if unseen else breakdown.overlap,
+            "idle": None if unseen else breakdown.idle_seconds,
+            "residual": breakdown.residual_seconds,
+        }
+        parts |= {f"exposed_comm.{axis}": seconds for axis, seconds in exposed.items()}
+        num_steps = len(slowest_rank.breakdowns)
+        return make_values(
+            parts, f"the slowest rank of the median profiled step, of {num_steps} steps"
+        )
+
+    def _summarize_peers(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
+        """Return the time of transfers by axis, and of waiting in calls for slower ranks.
+
+        Both are unknown if ranks make different calls or a trace does not match its calls.
+        """
+        num_calls = len(samples[0].calls)
+        traces = [trace for sample in samples for trace in sample.matched]
+        is_matched = all(len(trace.spans) == num_calls and not trace.unseen for trace in traces)
+        if self.ranks_differ or not is_matched:
+            return {}
+        steps = range(len(samples[0].matched))
+        ranks = range(len(samples))
+        times = [[split_transfer_and_wait(samples, rank, step) for step in steps] for rank in ranks]
+        values = {"straggler_wait": cross_fitted([[wait for _, wait in turn] for turn in times])}
+        for axis in self.axes:
+            transfer = [[transfers.get(axis, 0.0) for transfers, _ in turn] for turn in times]
+            values[f"comm_transfer.{axis}"] = cross_fitted(transfer)
+        return make_values(values, "profiled steps")
+
+
+def find_median_index(values: Sequence[float]) -> int:
+    """Return the index of the median, of the lower one of two."""
+    indices = sorted(range(len(values)), key=values.__getitem__)
+    return indices[(len(values) - 1) // 2]
+
+
+def summarize_kernels(per_rank: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
+    """Return the kernels of a step, unknown if the steps of a rank have different counts."""
+    counts_by_rank = [set(counts) - {None} for counts in per_rank]
+    if not all(counts_by_rank):
+        return {}
+    mean = None
+    if all(len(counts) == 1 for counts in counts_by_rank):
+        mean = sum(count for counts in counts_by_rank for count in counts if count) / len(per_rank)
+    return make_values({"kernels": mean}, "mean over ranks")
+
+
+def summarize_differences(
+    walls: Sequence[SecondsByKind], compute: Sequence[SecondsByKind]
+) -> dict[str, MetricValue]:
+    """Return ECT and the overheads of measuring, from the seconds of each rank by kind of step."""
+    wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
+    instrumented = mean_rank([rank["instrumented"] for rank in compute])
+    without_comm = mean_rank([rank["without_comm"] for rank in compute])
+    suffix = "" if len(instrumented) > 1 else ", one turn has no difference"
+    values = {
+        "ect": paired_difference(wall["instrumented"], wall["without_comm"]),
+        "tracing_overhead": paired_overhead(wall["profiled"], wall["uninstrumented"]),
+        "watching_overhead": paired_overhead(wall["instrumented"], wall["uninstrumented"]),
+    }
+    slowdown = {"compute_slowdown": paired_difference(instrumented, without_comm)}
+    return {
+        **make_values(values, f"the slowest rank of each turn{suffix}"),
+        **make_values(slowdown, f"mean over ranks{suffix}"),
+    }
+
+
+def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str, ...]:
+    """Return a note if the dispatch mode delays the host so much that a device may wait for it."""
+    if device.type != "cuda" or overhead is None or overhead <= _MAX_DISPATCH_OVERHEAD:
+        return ()
+    return (
+        f"ect is a lower bound: instrumented steps take {1 + overhead:.2f} times as long as "
+        "others, and communication is hidden while the device waits for the host",
+    )
+
+
+def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> MatchedTrace:
+    """Match a trace with the calls of the step, which every step makes in the same order.
+
+    A call on a group of one rank sends nothing, and may be unseen.
+    """
+    spans = find_call_spans(trace, [call.axis for call in calls])
     if spans is None:
         axes = {call.axis for call in calls}
         axis = axes.pop() if len(axes) == 1 else OTHER
-        missed = set() if trace.comm else {call.axis for call in calls if call.ranks > 1}
-        return Seen([], [(axis, "communication", span) for span in trace.comm], missed)
-    together: dict[tuple[str, Span], list[str]] = {}
+        named = [(axis, "communication", span) for span in trace.comm]
+        missing = [] if trace.comm else calls
+        return MatchedTrace([], named, {call.axis for call in missing if call.ranks > 1})
+    unseen = set()
+    ops_by_span: defaultdict[tuple[str, Span], list[str]] = defaultdict(list)
     for call, span in zip(calls, spans, strict=True):
         if span is not None:
-            together.setdefault((call.axis, span), []).append(call.op)
-    named = [(axis, " + ".join(dict.fromkeys(ops)), span) for (axis, span), ops in together.items()]
-    return Seen(
-        spans,
-        named,
-        {c.axis for c, span in zip(calls, spans, strict=True) if span is None and c.ranks > 1},
-    )
+            ops_by_span[call.axis, span].append(call.op)
+        elif call.ranks > 1:
+            unseen.add(call.axis)
+    named = [
+        (axis, " + ".join(dict.fromkeys(ops)), span) for (axis, span), ops in ops_by_span.items()
+    ]
+    return MatchedTrace(spans, named, unseen)
 
 
-def broken_down(trace: StepTrace, seen: Seen) -> Breakdown:
-    by_axis: dict[str, list[Span]] = {}
-    for axis, _, span in seen.named:
-        by_axis.setdefault(axis, []).append(span)
+def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown:
+    """Return the parts of the wall time of a profiled step."""
+    spans_by_axis: defaultdict[str, list[Span]] = defaultdict(list)
+    for axis, _, span in matched.named:
+        spans_by_axis[axis].append(span)
     return compute_breakdown(
-        trace.step, trace.compute, by_axis, trace.copies, measured_wall_seconds=trace.wall_seconds
+        trace.step,
+        trace.compute,
+        spans_by_axis,
+        trace.copies,
+        measured_wall_seconds=trace.wall_seconds,
     )
 
 
-def waited(trace: StepTrace) -> float:
-    """Return the seconds in which the host issued communication, or did nothing while some was under way.
-
-    Of a device, whose host runs ahead and at the end stands still for whatever is left, those when it did nothing else.
-    """
-    comm = intersection(trace.comm, [trace.step])
-    if trace.issue_spans is not None:
-        return length(difference(comm, [*trace.compute, *trace.copies])) / 1e9
-    still = gaps(trace.host_busy, trace.step)
-    return length(union([*trace.host_comm, *intersection(still, comm)])) / 1e9
-
-
-def _moved_and_waited(
-    told: Sequence[Observed], rank: int, iteration: int
+def split_transfer_and_wait(
+    samples: Sequence[RankTimings], rank: int, step: int
 ) -> tuple[dict[str, float], float]:
-    """Return the seconds of one rank's traced step in which communication moved, by axis, and waited for a peer.
+    """Return the seconds of transfers by axis and of waiting for peers, in one step of one rank.
 
-    A call takes as long as on the rank of its group where it took least; what another rank spends before that in it, it
-    waits. Calls at the same time count once, and one of a single rank, which may not be seen, not at all.
+    The transfer of a call takes as long as the call on the rank of its group where it is shortest.
+    The earlier part of the call on another rank is waiting. Concurrent calls count once.
     """
-    moving: dict[str, list[Span]] = {}
-    waiting: list[Span] = []
-    for k, call in enumerate(told[rank].calls):
-        peers = told[rank].members.get(call.axis, range(len(told)))
-        spans = {
-            peer: span
-            for peer in (rank, *peers)
-            if (span := told[peer].comm[iteration][k]) is not None
-        }
-        if rank not in spans:
+    own = samples[rank]
+    transfers: defaultdict[str, list[Span]] = defaultdict(list)
+    waits: list[Span] = []
+    for index, call in enumerate(own.calls):
+        span = own.matched[step].spans[index]
+        if span is None:
             continue
-        least = min(stop - start for start, stop in spans.values())
-        start, stop = spans[rank]
-        moving.setdefault(call.axis, []).append((stop - least, stop))
-        waiting.append((start, stop - least))
-    everything = [span for spans in moving.values() for span in spans]
-    moved = {axis: length(spans) / 1e9 for axis, spans in moving.items()}
-    return moved, length(difference(waiting, everything)) / 1e9
+        shortest = length([span])
+        for peer in own.ranks_by_axis.get(call.axis, range(len(samples))):
+            peer_span = samples[peer].matched[step].spans[index]
+            if peer_span is not None:
+                shortest = min(shortest, length([peer_span]))
+        start, stop = span
+        transfers[call.axis].append((stop - shortest, stop))
+        waits.append((start, stop - shortest))
+    all_transfers = [span for spans in transfers.values() for span in spans]
+    seconds = {axis: length(spans) / 1e9 for axis, spans in transfers.items()}
+    return seconds, length(difference(waits, all_transfers)) / 1e9

@@ -1,12 +1,10 @@
-"""Peak rates of arithmetic from datasheets or as measured, and how much of a peak a step reaches.
+"""Peak rates of matrix multiplications, from datasheets or as measured.
 
-Datasheets' are dense, without sparsity, in FLOP/s, one device as torch sees it. A name that is not here has no known
-peak. What is measured is the best of several square matrix products; torch is imported for that alone.
+Rates are dense FLOP/s of one device as torch sees it. Torch is imported only to measure.
 """
 
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -14,58 +12,58 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_H100_SXM = {"bfloat16": 989.4e12, "float16": 989.4e12, "tf32": 494.7e12, "float32": 66.9e12}
-_HOPPER_NVL = {"bfloat16": 835.5e12, "float16": 835.5e12, "tf32": 417.5e12, "float32": 60e12}
-_A100 = {"bfloat16": 312e12, "float16": 312e12, "tf32": 156e12, "float32": 19.5e12}
-_MI300X = {"bfloat16": 1307.4e12, "float16": 1307.4e12, "tf32": 653.7e12, "float32": 163.4e12}
-
-# words of a device's name, all of which must be in it, the more particular first; "float32" is without TensorFloat-32
-PEAKS: tuple[tuple[tuple[str, ...], dict[str, float]], ...] = (
-    (("gb200",), {"bfloat16": 2500e12, "float16": 2500e12, "tf32": 1250e12, "float32": 80e12}),
-    (("b200",), {"bfloat16": 2250e12, "float16": 2250e12, "tf32": 1125e12, "float32": 75e12}),
-    (("gh200",), _H100_SXM),
-    (("h200", "nvl"), _HOPPER_NVL),
-    (("h200",), _H100_SXM),
-    (("h100", "nvl"), _HOPPER_NVL),
-    (("h100", "pcie"), {"bfloat16": 756e12, "float16": 756e12, "tf32": 378e12, "float32": 51.2e12}),
-    (("h100", "hbm3"), _H100_SXM),  # torch names the SXM board "NVIDIA H100 80GB HBM3"
-    (("h100", "sxm5"), _H100_SXM),
-    (("h20",), {"bfloat16": 148e12, "float16": 148e12, "tf32": 74e12, "float32": 44e12}),
-    (("a100",), _A100),
-    (("a800",), _A100),
-    (("a40",), {"bfloat16": 149.7e12, "float16": 149.7e12, "tf32": 74.8e12, "float32": 37.4e12}),
-    (("a30",), {"bfloat16": 165e12, "float16": 165e12, "tf32": 82e12, "float32": 10.3e12}),
-    (("a10",), {"bfloat16": 125e12, "float16": 125e12, "tf32": 62.5e12, "float32": 31.2e12}),
-    (("l40s",), {"bfloat16": 362.05e12, "float16": 362.05e12, "tf32": 183e12, "float32": 91.6e12}),
-    (("l40",), {"bfloat16": 181.05e12, "float16": 181.05e12, "tf32": 90.5e12, "float32": 90.5e12}),
-    (("l4",), {"bfloat16": 121e12, "float16": 121e12, "tf32": 60e12, "float32": 30.3e12}),
-    (("v100", "sxm2"), {"float16": 125e12, "float32": 15.7e12}),
-    (("v100", "sxm3"), {"float16": 125e12, "float32": 15.7e12}),
-    (("v100", "pcie"), {"float16": 112e12, "float32": 14e12}),
-    (("v100s",), {"float16": 130e12, "float32": 16.4e12}),
-    (("t4",), {"float16": 65e12, "float32": 8.1e12}),
-    (("mi325x",), _MI300X),
-    (("mi300x",), _MI300X),
+# The words of a device name, the more specific name first, and TFLOP/s of 16-bit types,
+# TensorFloat-32 and float32 without it. Without TensorFloat-32 a GPU has float16 but no bfloat16.
+PEAKS: tuple[tuple[str, float, float | None, float], ...] = (
+    ("gb200", 2500, 1250, 80),
+    ("b200", 2250, 1125, 75),
+    ("gh200", 989.4, 494.7, 66.9),
+    ("h200 nvl", 835.5, 417.5, 60),
+    ("h200", 989.4, 494.7, 66.9),
+    ("h100 nvl", 835.5, 417.5, 60),
+    ("h100 pcie", 756, 378, 51.2),
+    ("h100 hbm3", 989.4, 494.7, 66.9),  # torch names the SXM module "NVIDIA H100 80GB HBM3"
+    ("h100 sxm5", 989.4, 494.7, 66.9),
+    ("h20", 148, 74, 44),
+    ("a100", 312, 156, 19.5),
+    ("a800", 312, 156, 19.5),
+    ("a40", 149.7, 74.8, 37.4),
+    ("a30", 165, 82, 10.3),
+    ("a10", 125, 62.5, 31.2),
+    ("l40s", 362.05, 183, 91.6),
+    ("l40", 181.05, 90.5, 90.5),
+    ("l4", 121, 60, 30.3),
+    ("v100 sxm2", 125, None, 15.7),
+    ("v100 sxm3", 125, None, 15.7),
+    ("v100 pcie", 112, None, 14),
+    ("v100s", 130, None, 16.4),
+    ("t4", 65, None, 8.1),
+    ("mi325x", 1307.4, 653.7, 163.4),
+    ("mi300x", 1307.4, 653.7, 163.4),
 )
+_SECONDS_PER_SIZE = 0.05
 
 
 def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
-    """Return the dense FLOP/s of ``bfloat16``, ``float16``, ``tf32`` or ``float32`` on a device; None if unknown.
+    """Return the dense FLOP/s of ``bfloat16``, ``float16``, ``tf32`` or ``float32``, or None.
 
-    Names are matched by whole words, so that an A10G is no A10; a MIG slice is only a part of what its name says.
+    Names match by whole words, so an A10G is not an A10. A MIG slice is only a part of its device.
     """
     words = set(re.split(r"[^a-z0-9]+", gpu_name.lower()))
     if "mig" in words:
         return None
-    for needed, peaks in PEAKS:
-        if words.issuperset(needed):
-            return peaks.get(dtype)
+    for name, half, tf32, float32 in PEAKS:
+        if words.issuperset(name.split()):
+            bfloat16 = half if tf32 is not None else None
+            teraflops = {"bfloat16": bfloat16, "float16": half, "tf32": tf32, "float32": float32}
+            peak = teraflops.get(dtype)
+            return None if peak is None else peak * 1e12
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The most FLOP/s of one rank's device, and where the number is from: a datasheet, or ``measured``."""
+    """The peak rate of one rank's device."""
 
     flops_per_second: float
     source: str
@@ -73,60 +71,38 @@ class Peak:
 
 
 @cache
-def peak_of(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
-    """Return the datasheet's peak of a known GPU, None of an unknown one, and what a CPU rank shows, once a process."""
+def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
+    """Return the datasheet peak of a GPU, None if it is unknown, or the measured peak of a CPU."""
     import torch
 
     if device.type != "cuda":
-        measured = measured_peak(device, dtype, seconds=0.05)
-        return Peak(flops_per_second=measured, source="matrix products", measured=True)
-    name, kind = torch.cuda.get_device_name(device), str(dtype).removeprefix("torch.")
+        peak = measure_cpu_peak(dtype)
+        return Peak(flops_per_second=peak, source="matrix multiplications", measured=True)
+    gpu_name = torch.cuda.get_device_name(device)
+    kind = str(dtype).removeprefix("torch.")
     if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         kind = "tf32"
-    peak = datasheet_peak(name, kind)
-    return (
-        None
-        if peak is None
-        else Peak(flops_per_second=peak, source=f"datasheet of {name}, {kind}, dense")
-    )
+    datasheet = datasheet_peak(gpu_name, kind)
+    if datasheet is None:
+        return None
+    return Peak(flops_per_second=datasheet, source=f"datasheet of {gpu_name}, {kind}, dense")
 
 
-def measured_peak(
-    device: "torch.device", dtype: "torch.dtype", *, seconds: float = 0.1, sizes: Sequence[int] = ()
-) -> float:
-    """Return the best FLOP/s of m x m products, 2 m^3 operations each, spending about ``seconds`` on each m.
+def measure_cpu_peak(dtype: "torch.dtype") -> float:
+    """Return the best FLOP/s of square matrix multiplications.
 
-    Float32 runs as torch is set: with TensorFloat-32 where that is allowed. A training step can beat it on a busy host.
+    On a busy host a step can be faster.
     """
-    if seconds <= 0:
-        raise ValueError(f"seconds({seconds:g}) <= 0")
-    chosen = sizes or ((2048, 4096, 8192) if device.type == "cuda" else (256, 512, 1024))
-    return max(_rate(m, device, dtype, seconds) for m in chosen)
-
-
-def _rate(m: int, device: "torch.device", dtype: "torch.dtype", seconds: float) -> float:
-    """Return the FLOP/s of the fastest burst; bursts are long enough that waiting for the device is little of them."""
     import torch
 
-    a = torch.full((m, m), 0.5, device=device, dtype=dtype)
-    out = torch.empty_like(a)
-
-    def burst_seconds(calls: int) -> float:
-        finish()
-        start = time.perf_counter()
-        for _ in range(calls):
-            torch.mm(a, a, out=out)
-        finish()
-        return time.perf_counter() - start
-
-    def finish() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    burst_seconds(1)  # the first product also loads libraries and plans
-    best, stop = burst_seconds(1), time.perf_counter() + seconds
-    calls = max(1, min(100, int(seconds / 5 / best)))
-    best = min(best, burst_seconds(calls) / calls)
-    while time.perf_counter() < stop:
-        best = min(best, burst_seconds(calls) / calls)
-    return 2 * m**3 / best
+    best = 0.0
+    for size in (256, 512, 1024):
+        matrix = torch.full((size, size), 0.5, dtype=dtype)
+        product = torch.empty_like(matrix)
+        torch.mm(matrix, matrix, out=product)  # the first one loads libraries
+        stop = time.perf_counter() + _SECONDS_PER_SIZE
+        while time.perf_counter() < stop:
+            start = time.perf_counter()
+            torch.mm(matrix, matrix, out=product)
+            best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best

@@ -1,13 +1,16 @@
-"""Probes: what looks into more steps once the timed ones are done, each with its share of the time that is left."""
+"""Probes measure further steps after the timed ones, each within its share of the time budget."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.profiler import record_function
 
+from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.step_trace import (
     STEP,
     StepTrace,
@@ -19,92 +22,113 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.torch_internals import profiling, trace_events
 
+_CLOCK_READINGS = 20
+_MIN_REPEATS = 3
+_MAX_SECONDS_OF_MIN_REPEATS = 30.0
+
 Step = Callable[[], object]
-Begin = Callable[[], None]
+ResetFn = Callable[[], None]
+"""Resets the benchmark before a step, and returns on all ranks at the same time."""
 Moment = float | torch.cuda.Event
-RankObservation = TypeVar("RankObservation")
-_BRACKETS, _FEW_TURNS, _FEW_TURNS_SECONDS = 20, 3, 30.0
+Sample = TypeVar("Sample")
 
 
-class Probe(Protocol[RankObservation]):
-    """Something to find out about a step: every rank observes it, and then what all of them saw is put together."""
+@dataclass(frozen=True, kw_only=True)
+class ProbedStep:
+    """The parts of a training step on this rank that probes use."""
+
+    world: World
+    axes: Mapping[str, dist.ProcessGroup]
+    """The process group of each mesh axis."""
+    model: nn.Module
+    """Holds the parameters and buffers of this rank."""
+    optimizer: torch.optim.Optimizer
+    forward_backward: Callable[[], object]
+    """Runs all microbatches of a step, without the optimizer."""
+
+
+class Probe(Protocol[Sample]):
+    """A measurement of a step: every rank takes a sample, and then all samples are summarized."""
 
     @property
     def share(self) -> float:
-        """What it takes of the budget, relative to the shares of the other probes; 0 where it takes what it takes."""
+        """The weight of this probe in the time budget, 0 if it runs a fixed number of steps."""
 
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> RankObservation:
-        """Return what this rank sees; ``begin`` comes before each step, and every rank takes part in all of them."""
+    def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> Sample:
+        """Measure steps on this rank. All ranks take part, and call ``reset`` before each step."""
 
-    def summarise(self, told: Sequence[RankObservation]) -> Explanation:
-        """Return what the observations of all ranks, in order of global rank, say; the same on every rank."""
+    def summarize(self, samples: Sequence[Sample]) -> Explanation:
+        """Return the same explanation on every rank, from all samples in order of global rank."""
 
 
 def run_probes(
-    world: World, probes: Sequence[Probe[Any]], step: Step, begin: Begin, seconds: float
+    world: World, probes: Sequence[Probe[Any]], step: Step, reset: ResetFn, seconds: float
 ) -> Explanation:
-    """Run probes one after the other and return what all of them say; of equal names the later one's counts."""
-    whole = sum(probe.share for probe in probes) or 1.0
-    said = []
+    """Run the probes in order and merge their explanations; of equal names the last one counts."""
+    total_share = sum(probe.share for probe in probes) or 1.0
+    metrics: dict[str, MetricValue] = {}
+    details: dict[str, object] = {}
+    notes: list[str] = []
+    timeline = None
     for probe in probes:
-        seen = probe.observe(step, begin, seconds * probe.share / whole)
-        said.append(probe.summarise(world.gather(seen)))
-    return Explanation(
-        metrics={name: metric for one in said for name, metric in one.metrics.items()},
-        details={name: detail for one in said for name, detail in one.details.items()},
-        notes=tuple(note for one in said for note in one.notes),
-        timeline=next((one.timeline for one in reversed(said) if one.timeline is not None), None),
-    )
+        sample = probe.observe(step, reset, seconds * probe.share / total_share)
+        explanation = probe.summarize(world.gather(sample))
+        metrics |= explanation.metrics
+        details |= explanation.details
+        notes += explanation.notes
+        timeline = explanation.timeline or timeline
+    return Explanation(metrics=metrics, details=details, notes=tuple(notes), timeline=timeline)
 
 
-def take_turns(world: World, seconds: float, turn: Callable[[], object], most: int = 12) -> None:
-    """Take as many turns as there is time for, as many on every rank.
+def repeat_within_budget(
+    world: World, seconds: float, function: Callable[[], object], max_repeats: int = 12
+) -> None:
+    """Call a function as often as rank 0's time budget allows, equally often on every rank.
 
-    A few are taken in any case, for their median; one where there is no time at all, or where a few would take so long
-    that the case's time-out is near.
+    It is called three times at least, as their median requires, and once if the budget is 0 or if
+    three calls would take so long that the case might time out.
     """
-    began, done, wanted = time.perf_counter(), 0, 1
-    while done < wanted:
-        turn()
-        done += 1
-        each = (time.perf_counter() - began) / done
-        few = (
-            _FEW_TURNS
-            if seconds > 0 and _FEW_TURNS * each <= max(seconds, _FEW_TURNS_SECONDS)
-            else 1
-        )
-        wanted = int(world.broadcast_from_rank_0([max(few, min(most, int(seconds / each)))])[0])
+    start = time.perf_counter()
+    repeats = 0
+    limit = 1
+    while repeats < limit:
+        function()
+        repeats += 1
+        mean_seconds = (time.perf_counter() - start) / repeats
+        min_repeats = 1
+        max_seconds = max(seconds, _MAX_SECONDS_OF_MIN_REPEATS)
+        if seconds > 0 and _MIN_REPEATS * mean_seconds <= max_seconds:
+            min_repeats = _MIN_REPEATS
+        limit = max(min_repeats, min(max_repeats, int(seconds / mean_seconds)))
+        limit = int(world.broadcast_from_rank_0([limit])[0])
 
 
-def timed(step: Step, world: World) -> float:
-    """Return the seconds that one step takes, the device's work included."""
-    began = time.perf_counter()
+def time_step(step: Step, world: World) -> float:
+    """Return the seconds of one step, including the work of the device."""
+    start = time.perf_counter()
     step()
     world.sync()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def trace_step(step: Callable[[], object], device: torch.device) -> StepTrace:
-    """Return the trace of one step; on CUDA its end is when the device is done."""
-    on_cuda = device.type == "cuda"
+def trace_step(step: Step, device: torch.device) -> StepTrace:
+    """Return the trace of one step, which on CUDA ends when the device is idle."""
+    is_cuda = device.type == "cuda"
     with profiling(device) as profiler:
         start_ns = time.perf_counter_ns()
         with record_function(STEP):
             step()
-            if on_cuda:
+            if is_cuda:
                 torch.cuda.synchronize(device)
         wall_seconds = (time.perf_counter_ns() - start_ns) / 1e9
     events = trace_events(profiler)
-    found = (
-        build_device_trace(events, wall_seconds)
-        if on_cuda
-        else build_host_trace(events, wall_seconds)
-    )
-    return replace(found, start_ns=start_ns, phases=list_phases(events))
+    build_trace = build_device_trace if is_cuda else build_host_trace
+    trace = build_trace(events, wall_seconds)
+    return replace(trace, start_ns=start_ns, phases=list_phases(events))
 
 
-def moment(device: torch.device) -> Moment:
-    """Return now: seconds of ``time.perf_counter``, on CUDA an event in the stream, which costs the host nothing."""
+def record_moment(device: torch.device) -> Moment:
+    """Return ``time.perf_counter()``, or on CUDA an event in the stream, without a host delay."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -112,23 +136,28 @@ def moment(device: torch.device) -> Moment:
     return event
 
 
-def seconds_of(device: torch.device) -> tuple[Callable[[Moment], float], float]:
-    """Return what tells past moments' seconds by ``time.perf_counter``, and by how much it may be wrong.
+def make_moment_clock(device: torch.device) -> tuple[Callable[[Moment], float], float]:
+    """Return a function from moments to seconds of ``time.perf_counter``, and its uncertainty.
 
-    On CUDA it waits for the device, which then has nothing to do but to record an event: of several, the one whose
-    record and end on the host are closest together is taken to lie in their middle.
+    On CUDA it synchronizes the device and reads both clocks several times. The shortest reading
+    counts, and its event is taken to lie in the middle.
     """
     if device.type != "cuda":
-        return lambda then: float(cast(float, then)), 0.0
+        return lambda moment: float(cast(float, moment)), 0.0
     torch.cuda.synchronize(device)
-    width, at, now = min((_bracket(device) for _ in range(_BRACKETS)), key=lambda one: one[0])
-    return lambda then: at - float(cast(Any, then).elapsed_time(now)) / 1e3, width / 2
+    readings = [_read_clocks(device) for _ in range(_CLOCK_READINGS)]
+    width, middle, event = min(readings, key=lambda reading: reading[0])
+
+    def to_seconds(moment: Moment) -> float:
+        return middle - float(cast(Any, moment).elapsed_time(event)) / 1e3
+
+    return to_seconds, width / 2
 
 
-def _bracket(device: torch.device) -> tuple[float, float, Any]:
-    """Return how many seconds the host took for an event of an idle device, their middle, and the event."""
-    began = time.perf_counter()
-    event = cast(torch.cuda.Event, moment(device))
+def _read_clocks(device: torch.device) -> tuple[float, float, Any]:
+    """Return the duration of one event of an idle device on the host, its middle, and the event."""
+    start = time.perf_counter()
+    event = cast(torch.cuda.Event, record_moment(device))
     event.synchronize()
-    ended = time.perf_counter()
-    return ended - began, (began + ended) / 2, event
+    stop = time.perf_counter()
+    return stop - start, (start + stop) / 2, event

@@ -1,6 +1,6 @@
-"""What a step sends, seen where it is sent: every call to a process group, by mesh axis, and the step without them.
+"""The communication of a step, recorded where it is sent: every call to a process group.
 
-A dispatch mode sees the calls of DDP's reducer, of FSDP2, of DTensor and of functional collectives alike.
+A dispatch mode sees the calls of DDP's reducer, FSDP2, DTensor and functional collectives.
 """
 
 from collections import defaultdict
@@ -16,49 +16,44 @@ from torch.distributed.tensor import DTensor
 from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.world.benchmark import Explanation
 from parbench.workloads.costs.communication_pattern import bytes_by_axis, sent_bytes
-from parbench.workloads.step.layout import Grouped
-from parbench.workloads.step.probe import Begin, Step
+from parbench.workloads.step.probe import ResetFn, Step
 from parbench.workloads.torch_internals import (
     TorchDispatchMode,
-    boxed_group,
-    done_work,
-    fake_group,
-    group_named,
+    find_group,
+    make_fake_group,
+    make_finished_work,
+    unbox_group,
 )
 
 OTHER = "other"
 """The axis of calls on groups that belong to no axis."""
 
-ByAxis = Mapping[str, float]
+Groups = Mapping[str, dist.ProcessGroup]
+BytesByAxis = Mapping[str, float]
 _NAMESPACES = ("c10d::", "_c10d_functional::")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentCall:
-    """One communication: ``num_bytes`` is its size as nccl-tests counts it, on ``ranks`` ranks of an axis.
-
-    ``peer`` is the rank of the group that a send goes to, None of all else. ``sent`` are the bytes that leave this
-    rank: ring-optimal, but of an uneven all-to-all the rows for others, which no factor of its size tells: they are
-    ``by_data``, for another step may send more.
-    """
+    """A call of a collective, a send or a receive on this rank."""
 
     axis: str
     op: str
     num_bytes: int
+    """The size as nccl-tests defines it."""
     ranks: int
-    peer: int | None = None
     sent: float = field(default=0.0, compare=False)
-    by_data: bool = field(default=False, compare=False)
+    """Bytes that leave this rank: ring-optimal, or the rows for others of an uneven exchange."""
+    depends_on_data: bool = field(default=False, compare=False)
+    """True for an uneven exchange, which may send other bytes in the next step."""
 
 
-SHARE = -1  # The size is that of the first argument times the number of ranks.
-_CALLS_OF_OPERATIONS = {
-    (
-        "all_reduce",
-        0,
-    ): "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
+_INPUT_SHARE = -1
+_NAMES_BY_OPERATION = {
+    ("all_reduce", 0): "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ "
+    "all_reduce_coalesced",
     ("all_gather", 0): "_allgather_base_ allgather_ allgather_into_tensor_coalesced_",
-    ("all_gather", SHARE): "all_gather_into_tensor all_gather_into_tensor_coalesced",
+    ("all_gather", _INPUT_SHARE): "all_gather_into_tensor all_gather_into_tensor_coalesced",
     ("reduce_scatter", 0): "reduce_scatter_tensor reduce_scatter_tensor_coalesced",
     ("reduce_scatter", 1): "_reduce_scatter_base_ reduce_scatter_ reduce_scatter_tensor_coalesced_",
     ("all_to_all", 0): "all_to_all_single",
@@ -70,213 +65,209 @@ _CALLS_OF_OPERATIONS = {
     ("send", 0): "send",
     ("recv", 0): "recv_",
 }
-"""The calls of each operation that have the size in this argument: the first (0), the second (1), or a share."""
-_CALLS = {name: call for call, names in _CALLS_OF_OPERATIONS.items() for name in names.split()}
+"""The torch operators of each operation, by the index of the argument that has its size.
+
+With _INPUT_SHARE, the size is that of the first argument times the number of ranks.
+"""
+_OPERATIONS = {
+    name: operation for operation, names in _NAMES_BY_OPERATION.items() for name in names.split()
+}
 
 
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, keeps every call in ``calls``, in order."""
+class _CommMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that handles each operator with a process group among its arguments."""
 
-    def __init__(self, axes: Mapping[str, dist.ProcessGroup]) -> None:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let DTensor first split its operators into those of local tensors."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        group = find_group_argument(args) if func.name().startswith(_NAMESPACES) else None
+        if group is None:
+            return func(*args, **(kwargs or {}))
+        return self.handle(func, group, args, kwargs or {})
+
+    def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
+    """While entered, records every call in ``calls``, in order of issue."""
+
+    def __init__(self, axes: Groups) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._axes = {group.group_name: name for name, group in axes.items()}
         self.calls: list[SentCall] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Count what goes to a process group; a DTensor's operator is taken apart first, into those it is made of."""
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        name = func.name().partition(".")[0]
-        if name.startswith(_NAMESPACES):
-            self._count(name.partition("::")[2], args)
-        return func(*args, **(kwargs or {}))
+    def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
+        name = func.name().partition("::")[2].partition(".")[0]
+        if name in _OPERATIONS:
+            self.calls.append(self._make_call(name, group, args))
+        return func(*args, **kwargs)
 
-    def axis_of(self, group: dist.ProcessGroup) -> str:
+    def name_axis(self, group: dist.ProcessGroup) -> str:
         return self._axes.get(group.group_name, OTHER)
 
-    def _count(self, name: str, args: tuple[Any, ...]) -> None:
-        group = group_of(args)
-        if group is None or name not in _CALLS:
-            return
-        op, at = _CALLS[name]
-        num_bytes = _bytes(args[0]) * group.size() if at == SHARE else _bytes(args[at])
-        axis, ranks = self.axis_of(group), group.size()
-        peer = int(args[2]) if op == "send" else None
+    def _make_call(self, name: str, group: dist.ProcessGroup, args: Any) -> SentCall:
+        op, argument = _OPERATIONS[name]
+        ranks = group.size()
+        if argument == _INPUT_SHARE:
+            num_bytes = _count_bytes(args[0]) * ranks
+        else:
+            num_bytes = _count_bytes(args[argument])
         sent = sent_bytes(op, num_bytes, ranks)
-        if sends := list(args[4]) if name == "alltoall_base_" else []:
-            row = _bytes(args[1]) // sum(sends) if sum(sends) else 0
-            sent = float((sum(sends) - sends[group.rank()]) * row)
-        call = SentCall(
-            axis=axis,
+        rows_by_rank = list(args[4]) if name == "alltoall_base_" else []
+        if rows_by_rank:
+            num_rows = sum(rows_by_rank)
+            row_bytes = num_bytes // num_rows if num_rows else 0
+            sent = float(row_bytes * (num_rows - rows_by_rank[group.rank()]))
+        return SentCall(
+            axis=self.name_axis(group),
             op=op,
             num_bytes=num_bytes,
             ranks=ranks,
-            peer=peer,
             sent=sent,
-            by_data=bool(sends),
+            depends_on_data=bool(rows_by_rank),
         )
-        self.calls.append(call)
 
 
-class Silenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, communication costs nothing: it goes to a group of torch's fake backend, and is done at once.
+class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
+    """While entered, communication goes to fake groups, where it takes no time.
 
-    Results are meaningless numbers of the right shape. The twins of process groups are made by ``fake_twins``.
+    Results have the right shapes and arbitrary values. See ``make_fake_groups``.
     """
 
-    def __init__(self, twins: Mapping[str, dist.ProcessGroup]) -> None:
+    def __init__(self, fake_groups: Groups) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._twins = twins
+        self._fake_groups = fake_groups
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Send what goes to a process group to its twin instead, and of a DTensor's operator what it is made of."""
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        name = func.name()
-        group = group_of(args) if name.startswith(_NAMESPACES) else None
-        if group is None or group.group_name not in self._twins:
-            return func(*args, **(kwargs or {}))
-        twin = self._twins[group.group_name]
-        swapped = [_swap(arg, group.group_name, twin) for arg in args]
-        result = func(*swapped, **(kwargs or {}))
-        if (
-            isinstance(result, tuple | list)
-            and result
-            and isinstance(result[-1], torch.ScriptObject)
-        ):
-            return (
-                *result[:-1],
-                done_work(result[0]),
-            )  # with its tensors, as DDP's reducer expects of it
+    def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
+        name = group.group_name
+        if name not in self._fake_groups:
+            return func(*args, **kwargs)
+        fake = self._fake_groups[name]
+        result = func(*(_replace_group(arg, name, fake) for arg in args), **kwargs)
+        is_sequence = isinstance(result, tuple | list) and len(result) > 0
+        if is_sequence and isinstance(result[-1], torch.ScriptObject):
+            # DDP's reducer reads the tensors from the future of the work.
+            return (*result[:-1], make_finished_work(result[0]))
         return result
 
 
-def fake_twins(axes: Mapping[str, dist.ProcessGroup]) -> dict[str, dist.ProcessGroup]:
-    """Return by name a silent group of the same ranks for each axis; every rank of the world takes part."""
-    return {group.group_name: fake_group(group) for group in axes.values()}
+def make_fake_groups(axes: Groups) -> dict[str, dist.ProcessGroup]:
+    """Return a fake group of the same ranks for the name of each group; all ranks take part."""
+    return {group.group_name: make_fake_group(group) for group in axes.values()}
 
 
-def counted(
-    step: Callable[[], object], axes: Mapping[str, dist.ProcessGroup]
-) -> tuple[SentCall, ...]:
-    with Counted(axes) as mode:
+def record_calls(step: Callable[[], object], axes: Groups) -> tuple[SentCall, ...]:
+    """Return the calls of a step."""
+    with CommRecorder(axes) as mode:
         step()
     return tuple(mode.calls)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tally:
-    """What one rank sends in a step: bytes by axis, and by axis and operation its calls with their bytes.
+class CommVolume:
+    """The bytes that one rank sends in a step."""
 
-    The latter are None where data tell how many there are.
-    """
-
-    by_axis: ByAxis
+    by_axis: BytesByAxis
     by_op: Mapping[tuple[str, str], tuple[int, float | None]] = field(default_factory=dict)
+    """The number of calls of each axis and operation, and their bytes, None if data-dependent."""
 
     @classmethod
-    def of(cls, calls: Sequence[SentCall], axes: Iterable[str]) -> "Tally":
-        """Return what calls sent, 0 over one of ``axes`` without calls."""
-        alike: defaultdict[tuple[str, str], list[SentCall]] = defaultdict(list)
+    def sum(cls, calls: Sequence[SentCall], axes: Iterable[str]) -> "CommVolume":
+        """Return the volume of calls, 0 on one of ``axes`` without calls."""
+        calls_by_op: defaultdict[tuple[str, str], list[SentCall]] = defaultdict(list)
         for call in calls:
-            alike[call.axis, call.op].append(call)
-        by_op = {
-            key: (
-                len(of),
-                None if any(call.by_data for call in of) else sum(call.sent for call in of),
-            )
-            for key, of in alike.items()
-        }
+            calls_by_op[call.axis, call.op].append(call)
+        by_op: dict[tuple[str, str], tuple[int, float | None]] = {}
+        for key, equal_calls in calls_by_op.items():
+            total = sum(call.sent for call in equal_calls)
+            is_known = not any(call.depends_on_data for call in equal_calls)
+            by_op[key] = (len(equal_calls), total if is_known else None)
         return cls(by_axis=bytes_by_axis(calls, axes), by_op=by_op)
 
 
-def counts_of(told: Sequence[Tally]) -> dict[str, MetricValue]:
-    """Return the calls of a step by axis, and by axis and operation with their bytes, as means over ranks."""
-    calls: dict[str, float] = dict.fromkeys((axis for one in told for axis in one.by_axis), 0.0)
-    found: dict[str, float] = {}
-    for axis, op in dict.fromkeys(key for one in told for key in one.by_op):
-        each = [one.by_op.get((axis, op), (0, 0.0)) for one in told]
-        found[f"calls.{axis}.{op}"] = sum(count for count, _ in each) / len(told)
-        calls[axis] += found[f"calls.{axis}.{op}"]
-        known = [sent for _, sent in each if sent is not None]
-        if len(known) == len(told):
-            found[f"sent.{axis}.{op}"] = sum(known) / len(told)
-    return make_values(
-        {f"calls.{axis}": count for axis, count in calls.items()} | found, "mean over ranks"
-    )
+def summarize_counts(volumes: Sequence[CommVolume]) -> dict[str, MetricValue]:
+    """Return the calls of a step by axis and operation, with their bytes, as means over ranks."""
+    axes = [axis for volume in volumes for axis in volume.by_axis]
+    counts = dict.fromkeys((f"calls.{axis}" for axis in axes), 0.0)
+    sent: dict[str, float] = {}
+    for axis, op in dict.fromkeys(key for volume in volumes for key in volume.by_op):
+        per_rank = [volume.by_op.get((axis, op), (0, 0.0)) for volume in volumes]
+        mean_count = sum(count for count, _ in per_rank) / len(volumes)
+        counts[f"calls.{axis}.{op}"] = mean_count
+        counts[f"calls.{axis}"] += mean_count
+        known = [num_bytes for _, num_bytes in per_rank if num_bytes is not None]
+        if len(known) == len(volumes):
+            sent[f"sent.{axis}.{op}"] = sum(known) / len(volumes)
+    return make_values(counts | sent, "mean over ranks")
 
 
-class SentBytes:
-    """The probe of what a rank sends in a step by axis, counted and by closed form."""
+@dataclass(frozen=True)
+class CommBytesProbe:
+    """Compares the bytes that a rank sends on each axis with the analytical ones."""
 
+    axes: Groups
+    compute_expected: Callable[[], BytesByAxis]
+    """Called on all ranks after the recorded step, whose routing decides the bytes of experts."""
     share = 0.0
 
-    def __init__(self, layout: Grouped, expected: ByAxis) -> None:
-        self.layout, self.expected = layout, expected
-
-    def observe(self, step: Step, begin: Begin, budget_seconds: float) -> tuple[Tally, ByAxis]:
-        begin()
-        return Tally.of(counted(step, self.layout.axes), self.layout.axes), self.expected
+    def observe(
+        self, step: Step, reset: ResetFn, budget_seconds: float
+    ) -> tuple[CommVolume, BytesByAxis]:
+        reset()
+        volume = CommVolume.sum(record_calls(step, self.axes), self.axes)
+        return volume, self.compute_expected()
 
     @staticmethod
-    def summarise(told: Sequence[tuple[Tally, ByAxis]]) -> Explanation:
-        """Return calls, what the rank that sends most sends over each axis, the ratio to theory farthest from 1."""
-        metrics = counts_of([sent for sent, _ in told])
-        for axis in dict.fromkeys(name for sent, _ in told for name in sent.by_axis):
-            most, formula = max(told, key=lambda one: one[0].by_axis.get(axis, 0.0))
-            busiest = most.by_axis.get(axis, 0.0)
+    def summarize(samples: Sequence[tuple[CommVolume, BytesByAxis]]) -> Explanation:
+        metrics = summarize_counts([volume for volume, _ in samples])
+        for axis in dict.fromkeys(axis for volume, _ in samples for axis in volume.by_axis):
+            sent = [volume.by_axis.get(axis, 0.0) for volume, _ in samples]
+            busiest = max(range(len(samples)), key=sent.__getitem__)
             metrics |= make_values(
-                {f"bytes_sent.{axis}": busiest}, "ring-optimal, the rank that sends most"
+                {f"bytes_sent.{axis}": sent[busiest]}, "ring-optimal, maximum over ranks"
             )
-            if all(axis not in expected for _, expected in told):
+            if not any(axis in expected for _, expected in samples):
                 continue
-            pairs = [
-                (sent.by_axis.get(axis, 0.0), expected.get(axis, 0.0)) for sent, expected in told
-            ]
-            ratios = [
-                sent / expected if expected else float(sent == 0)
-                for sent, expected in pairs
-                if sent or expected
-            ]
-            ratio = max(ratios, key=lambda one: abs(one - 1), default=None)
+            expected = [expected.get(axis, 0.0) for _, expected in samples]
+            metrics |= make_values({f"bytes_expected.{axis}": expected[busiest]}, "the same rank")
             metrics |= make_values(
-                {f"bytes_expected.{axis}": formula.get(axis, 0.0)}, "the same rank"
-            )
-            metrics |= make_values(
-                {f"bytes_ratio.{axis}": ratio}, "the rank where they differ most"
+                {f"bytes_ratio.{axis}": find_worst_ratio(sent, expected)},
+                "the rank whose ratio differs most from 1",
             )
         return Explanation(metrics=metrics)
 
 
-def group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
-    """Return the process group among a call's arguments: an object of c10d's, a name in functional collectives."""
+def find_worst_ratio(sent: Sequence[float], expected: Sequence[float]) -> float | None:
+    """Return the ratio farthest from 1, 0 for unexpected bytes, None if there are no bytes."""
+    ratios = []
+    for sent_here, expected_here in zip(sent, expected, strict=True):
+        if expected_here:
+            ratios.append(sent_here / expected_here)
+        elif sent_here:
+            ratios.append(0.0)
+    return max(ratios, key=lambda ratio: abs(ratio - 1), default=None)
+
+
+def find_group_argument(args: Iterable[Any]) -> dist.ProcessGroup | None:
+    """Return the process group among the arguments of a c10d or functional collective."""
     for arg in args:
-        if (group := boxed_group(arg)) is not None:
+        group = unbox_group(arg)
+        if group is not None:
             return group
+    # A functional collective has the name of its group as its last string.
     names = [arg for arg in args if isinstance(arg, str)]
-    # a functional reduction names its kind before its group
-    return group_named(names[-1]) if names else None
+    return find_group(names[-1]) if names else None
 
 
-def _bytes(tensors: Any) -> int:
+def _count_bytes(tensors: Any) -> int:
     if isinstance(tensors, Tensor):
         return tensors.numel() * tensors.element_size()
-    return sum(_bytes(tensor) for tensor in tensors)
+    return sum(_count_bytes(tensor) for tensor in tensors)
 
 
-def _swap(arg: Any, name: str, twin: dist.ProcessGroup) -> Any:
-    if boxed_group(arg) is not None:
-        return twin.boxed()
-    return twin.group_name if isinstance(arg, str) and arg == name else arg
+def _replace_group(arg: Any, name: str, group: dist.ProcessGroup) -> Any:
+    if unbox_group(arg) is not None:
+        return group.boxed()
+    return group.group_name if isinstance(arg, str) and arg == name else arg

@@ -1,5 +1,6 @@
 """A user's training loop as a benchmark: a model, a batch, a loss and an optimizer, as they are."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.workloads.model.transformer import plain_name
-from parbench.workloads.step.layout import whole
+from parbench.workloads.step.verify import get_full_tensor, norm_of_all
 
 _NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
 _MAX_NAMED_GRADIENTS = 3
@@ -114,7 +115,7 @@ class TrainingLoop(Benchmark):
         gradients = {}
         for name, parameter in named:
             if parameter.grad is not None:
-                gradients[plain_name(name)] = whole(parameter.grad)
+                gradients[plain_name(name)] = get_full_tensor(parameter.grad)
         return gradients
 
     def _compare_with_reference(self, reference: nn.Module) -> list[str]:
@@ -122,7 +123,7 @@ class TrainingLoop(Benchmark):
         gradients = self._collect_gradients()
         weights = {}
         for name, parameter in self._model.named_parameters():
-            weights[plain_name(name)] = whole(parameter.detach())
+            weights[plain_name(name)] = get_full_tensor(parameter.detach())
         reference_parameters = {
             plain_name(name): parameter for name, parameter in reference.named_parameters()
         }
@@ -145,9 +146,11 @@ class TrainingLoop(Benchmark):
             if name not in gradients:
                 wrong.append(f"{name}: has no gradient")
                 continue
-            error = _compute_relative_error(gradients[name], expected)
-            if error > _MAX_ERRORS.get(expected.dtype, _MAX_ERROR_OF_HALF_PRECISION):
-                wrong.append(f"{name}: gradient is {error:.2g} of its length from the reference's")
+            norm = max(norm_of_all([expected]), sys.float_info.min)
+            error = norm_of_all([gradients[name].float() - expected.float()]) / norm
+            tolerance = _MAX_ERRORS.get(expected.dtype, _MAX_ERROR_OF_HALF_PRECISION)
+            if not error <= tolerance:  # NaN is wrong too
+                wrong.append(f"{name}: gradient differs by {error:.2g} of the reference's norm")
         return wrong
 
 
@@ -159,11 +162,3 @@ def _list_stage_parameters(schedule: Any) -> list[tuple[str, nn.Parameter]]:
         for name, parameter in stage.submod.named_parameters():
             parameters.append((f"{stage.stage_index}.{name}", parameter))
     return parameters
-
-
-def _compute_relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return |actual - expected| / |expected|; infinity if either is not finite."""
-    length = float(torch.linalg.vector_norm(expected.float()))
-    distance = float(torch.linalg.vector_norm(actual.float() - expected.float()))
-    error = distance / max(length, 1e-30)
-    return error if error == error else float("inf")

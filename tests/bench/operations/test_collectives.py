@@ -24,7 +24,7 @@ from parbench.bench.plan.catalogue import (
 from parbench.bench.plan.groups import form_groups
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World, select_subgroup
-from parbench.workloads.torch_internals import allocations, profiling
+from parbench.workloads.torch_internals import list_allocations, profiling
 from tests.support.ranks import Ranks
 
 Params = dict[str, Any]
@@ -305,7 +305,8 @@ def measure_peak_bytes(world: World, name: str, params: Params) -> int:
         # To count wrong elements takes more memory than to find none.
         operation.corrupt()
         operation.check()
-    return int(max(accumulate(allocations(profiler))))
+    changes = [num_bytes for _, num_bytes in list_allocations(profiler, world.device)]
+    return int(max(accumulate(changes)))
 
 
 def measure_all_peak_bytes(world: World, size_bytes: int) -> list[int]:

@@ -199,7 +199,7 @@ def test_missing_prefetch_is_found() -> None:
 
 
 def test_gradient_sum_of_each_microbatch_is_found() -> None:
-    params = {"accumulation": 8, "microbatch": 1}
+    params = {"microbatches": 8, "microbatch": 1}
     finding = get_finding(train("ddp", 0.3, params=params, defaults={"no_sync": False}))
     assert finding.kind == "small microbatches"
     assert "--set no_sync=false,true" in finding.command

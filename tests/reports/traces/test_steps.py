@@ -13,8 +13,8 @@ from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.reports.traces.causes import step_seconds
 from parbench.reports.traces.steps import RankSteps, job_of, read_job, read_steps, timeline_of
-from parbench.workloads.step.overlap import broken_down, held_against
-from parbench.workloads.step.sent_bytes import counted
+from parbench.workloads.step.overlap import compute_time_breakdown, match_spans_to_calls
+from parbench.workloads.step.sent_bytes import record_calls
 from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.drawn_steps import MB, draw_late_rank, draw_one_bucket, make_job
 from tests.support.kineto_files import RankFile
@@ -73,7 +73,7 @@ def trace_and_profile(
         step.reset()
         world.barrier()
         step.step()
-    calls = counted(step.step, step.layout.axes)
+    calls = record_calls(step.step, step.mesh.groups)
     step.reset()
     world.barrier()
     with profiling(world.device) as profiler, record_function(STEP):
@@ -81,14 +81,14 @@ def trace_and_profile(
     trace = build_host_trace(trace_events(profiler), 0.0)
     profiler.export_chrome_trace(str(Path(folder) / f"rank{world.rank}.json"))
     step.close()
-    return asdict(broken_down(trace, held_against(trace, calls)))
+    return asdict(compute_time_breakdown(trace, match_spans_to_calls(trace, calls)))
 
 
 def test_profiler_file_agrees_with_the_probe(two_ranks: Ranks, tmp_path: Path) -> None:
     probes = two_ranks.call(
         "tests.reports.traces.test_steps:trace_and_profile",
         name="fsdp",
-        params={"layers": 2, "compute": "timed:10ms"},
+        params={"layers": 2, "compute": "simulated:10ms"},
         folder=str(tmp_path),
     )
     job = read_job([tmp_path])

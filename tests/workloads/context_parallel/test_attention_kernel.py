@@ -9,9 +9,10 @@ from parbench.workloads.context_parallel.attention_kernel import (
     CpuFlash,
     CudaEfficient,
     CudaFlash,
-    Merged,
-    Timed,
-    kernel_for,
+    OnlineSoftmax,
+    SavedQueries,
+    SimulatedAttention,
+    choose_kernel,
 )
 from tests.support.cp_ranks import BLOCKS, AttentionBlock, compute_attention
 from tests.support.fake_time import FakeTime
@@ -26,7 +27,7 @@ def test_cpu_kernel_matches_formula(block: AttentionBlock) -> None:
     expected = compute_attention(q, k, v, block.allowed_pairs(), gradient)
 
     output, lse = kernel.forward(q, k, v, block.causal)
-    gradients = kernel.backward(gradient, q, k, v, output, lse, block.causal)
+    gradients = kernel.backward(SavedQueries(q, output, lse, gradient), k, v, block.causal)
 
     torch.testing.assert_close(output.double(), expected.output, rtol=0, atol=2e-6)
     torch.testing.assert_close(lse.double(), expected.lse, rtol=0, atol=2e-6)
@@ -34,14 +35,14 @@ def test_cpu_kernel_matches_formula(block: AttentionBlock) -> None:
         torch.testing.assert_close(result.double(), right, rtol=1e-5, atol=1e-5)
 
 
-def test_timed_kernel_waits_per_pair() -> None:
+def test_simulated_attention_takes_time_per_pair() -> None:
     """A backward pass takes twice as long as a forward pass."""
     clock = FakeTime()
-    kernel = Timed(clock.waiter(), seconds_per_pair=1e-3)
+    kernel = SimulatedAttention(clock.waiter(), seconds_per_pair=1e-3)
     q, k, v, _ = AttentionBlock(4, 4, True, heads=2, kv_heads=1, head_size=4).draw()
 
     output, lse = kernel.forward(q, k, v, True)
-    gradients = kernel.backward(output, q, k, v, output, lse, False)
+    gradients = kernel.backward(SavedQueries(q, output, lse, output), k, v, False)
 
     batch_heads = 2 * 2
     causal_pairs, all_pairs = 10, 16
@@ -70,13 +71,13 @@ def test_gpu_without_flash_uses_efficient_kernel(
 ) -> None:
     major, minor = divmod(round(10 * compute_capability), 10)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
-    assert isinstance(kernel_for(CUDA, dtype, head_size), CudaEfficient)
+    assert isinstance(choose_kernel(CUDA, dtype, head_size), CudaEfficient)
 
 
 def test_gpu_uses_flash_where_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert isinstance(kernel_for(CUDA, torch.bfloat16, 64), CudaFlash)
-    assert isinstance(kernel_for(CUDA, torch.float16, 256), CudaFlash)
+    assert isinstance(choose_kernel(CUDA, torch.bfloat16, 64), CudaFlash)
+    assert isinstance(choose_kernel(CUDA, torch.float16, 256), CudaFlash)
 
 
 @pytest.mark.parametrize("shift", [0.0, 500.0, -500.0])
@@ -85,24 +86,24 @@ def test_merged_blocks_are_attention(shift: float) -> None:
     torch.manual_seed(0)
     scores = torch.randn(2, 3, 5, 12) * 4 + shift
     values = torch.randn(2, 3, 12, 8)
-    merged = Merged(torch.empty(2, 3, 5, 8))
+    softmax = OnlineSoftmax(torch.empty(2, 3, 5, 8))
     for columns in (slice(9, 12), slice(2, 9), slice(1, 2), slice(0, 1)):
         block = scores[..., columns]
         output = block.softmax(dim=-1) @ values[..., columns, :]
-        merged.add(slice(0, 5), output, block.logsumexp(dim=-1))
+        softmax.add(slice(0, 5), output, block.logsumexp(dim=-1))
     scores, values = scores.double(), values.double()
     expected = scores.softmax(dim=-1) @ values
-    assert (merged.output() - expected).abs().max() < 2e-4
-    assert (merged.lse - scores.logsumexp(dim=-1)).abs().max() < 2e-4
+    assert (softmax.output() - expected).abs().max() < 2e-4
+    assert (softmax.lse - scores.logsumexp(dim=-1)).abs().max() < 2e-4
 
 
 def test_merged_bfloat16_blocks_round_once() -> None:
     """In bfloat16, 1 + 1/256 would be 1 at each of many additions."""
     value = torch.ones(1, 1, 1, 1, dtype=torch.bfloat16)
     small_lse = torch.full((1, 1, 1), -math.log(256))
-    merged = Merged(value)
-    merged.add(slice(0, 1), value, torch.zeros(1, 1, 1))
+    softmax = OnlineSoftmax(value)
+    softmax.add(slice(0, 1), value, torch.zeros(1, 1, 1))
     for _ in range(256):
-        merged.add(slice(0, 1), 2 * value, small_lse)
-    assert merged.output().item() == pytest.approx(1.5, abs=0.004)
-    assert merged.lse.item() == pytest.approx(math.log(2), abs=1e-4)
+        softmax.add(slice(0, 1), 2 * value, small_lse)
+    assert softmax.output().item() == pytest.approx(1.5, abs=0.004)
+    assert softmax.lse.item() == pytest.approx(math.log(2), abs=1e-4)

@@ -1,5 +1,6 @@
 """Attention over ranks equals attention of one process, and sends and computes what is planned."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from torch import Tensor
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention_kernel import CpuFlash
 from parbench.workloads.context_parallel.attention_methods import Ring, RingAttention
-from parbench.workloads.context_parallel.context_case import METHODS, ContextPlan
+from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
+from parbench.workloads.context_parallel.sequence_split import split_sequence
+from parbench.workloads.model.shapes import SHAPES
 from tests.support.cp_ranks import AttentionCase
 from tests.support.ranks import Ranks
 
@@ -36,7 +39,7 @@ def assert_right(ranks: Ranks, cases: list[AttentionCase], tolerance: float = 1e
 
 
 def test_two_ranks_attend_as_one(two_ranks: Ranks) -> None:
-    causal = [make_case(method, 2) for method in METHODS]
+    causal = [make_case(method, 2) for method in CONTEXT_METHODS]
     full = [make_case(method, 2, mask="full") for method in ("ring", "ulysses")]
     assert_right(two_ranks, [*causal, *full, make_case("usp", 2, ulysses=2)])
 
@@ -48,7 +51,7 @@ def test_two_ranks_attend_in_bfloat16(two_ranks: Ranks) -> None:
 
 @pytest.mark.full
 def test_four_ranks_attend_as_one(four_ranks: Ranks) -> None:
-    assert_right(four_ranks, [make_case(method, 4) for method in METHODS])
+    assert_right(four_ranks, [make_case(method, 4) for method in CONTEXT_METHODS])
 
 
 class LoggingKernel(CpuFlash):
@@ -83,19 +86,18 @@ class LoggingRing(Ring):
 
 def log_work(world: World) -> tuple[list[str], list[str]]:
     """Return the order of kernels and hops under a full mask, forward and backward."""
-    plan = ContextPlan(
-        method="ring", mask="full", sequence=4 * world.size, ranks=world.size, ulysses=1
-    )
+    shape = replace(SHAPES["tiny"], sequence=4 * world.size)
+    split = split_sequence("ring", shape, ranks=world.size, mask="full")
     log: list[str] = []
-    tiles = [plan.tiles(world.rank, step) for step in range(plan.num_steps)]
-    core = RingAttention(world.group, LoggingKernel(log), tiles)
+    kernel = LoggingKernel(log)
+    attention = RingAttention(world.group, kernel, split, world.rank, world.device)
     for name in ("keys", "gradients"):
-        ring = getattr(core, name)
+        ring = getattr(attention, name)
         ring.__class__ = LoggingRing
         ring.log = log
         ring.name = name
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
-    output = core(x, x, x)
+    output = attention(x, x, x)
     forward = list(log)
     log.clear()
     output.sum().backward()  # type: ignore[no-untyped-call]

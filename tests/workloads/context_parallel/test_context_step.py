@@ -5,59 +5,49 @@ from typing import Any
 import pytest
 
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention_kernel import CpuFlash, Timed
+from parbench.workloads.context_parallel.attention_kernel import CpuFlash, SimulatedAttention
 from parbench.workloads.context_parallel.attention_methods import RingAttention
-from parbench.workloads.context_parallel.context_case import METHODS
-from parbench.workloads.context_parallel.context_step import ContextStep
+from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
+from parbench.workloads.model.transformer import Attention
+from parbench.workloads.step.train_step import TrainStep
 from tests.support.ranks import Ranks
 from tests.support.training_steps import (
     Params,
+    assert_right,
     build_small_step,
     count_wrong_after_step,
-    measure_wrong_and_bytes,
 )
 
 MODULE = "tests.workloads.context_parallel.test_context_step"
-TIMED: Params = {"compute": "timed:1ms", "attention": "timed:2ms"}
-
-
-def build_step(world: World, params: Params) -> ContextStep:
-    step = build_small_step(world, "cp", params)
-    assert isinstance(step, ContextStep)
-    return step
-
-
-def measure_steps(world: World, cases: list[Params]) -> list[Any]:
-    return [measure_wrong_and_bytes(world, "cp", params) for params in cases]
-
-
-def assert_right(ranks: Ranks, cases: list[Params]) -> None:
-    for results in ranks.call(f"{MODULE}:measure_steps", cases=cases):
-        for params, (wrong, sent, expected) in zip(cases, results, strict=True):
-            assert wrong == [0, 0], params
-            assert sent == {axis: size for axis, size in expected.items() if size}, params
-            assert set(sent) > {"dp"}, params
 
 
 def test_context_step_matches_one_process(two_ranks: Ranks) -> None:
-    cases: list[Params] = [{"method": method, "layers": 1} for method in METHODS]
-    cases.append(
-        {"method": "zigzag", "mask": "full", "recipe": "llama", "checkpointing": "full"}
-    )
-    assert_right(two_ranks, cases)
+    for method in CONTEXT_METHODS:
+        assert_right(two_ranks, "cp", {"cp_method": method, "layers": 1})
+    params = {"cp_method": "zigzag", "mask": "full", "recipe": "llama", "checkpointing": "full"}
+    assert_right(two_ranks, "cp", params)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     "params",
     [
-        {"precision": "bfloat16", "accumulation": 2},
+        {"precision": "bfloat16", "microbatches": 2},
         {"recipe": "llama", "checkpointing": "selective"},
         {"checkpointing": "full"},
     ],
 )
 def test_context_step_options_match_one_process(two_ranks: Ranks, params: Params) -> None:
-    assert_right(two_ranks, [{"method": method, **params} for method in METHODS])
+    for method in CONTEXT_METHODS:
+        assert_right(two_ranks, "cp", {"cp_method": method, **params})
+
+
+def find_ring(step: TrainStep) -> RingAttention:
+    """Return the attention that all layers share."""
+    attention = step.model.get_submodule("layers.0.attention")
+    assert isinstance(attention, Attention)
+    assert isinstance(attention.core, RingAttention)
+    return attention.core
 
 
 class WrongKernel(CpuFlash):
@@ -81,11 +71,10 @@ class WrongKernel(CpuFlash):
 
 def count_wrong_of_kernel(world: World, direction: str) -> int:
     """Return the count of a check where the kernel of rank 1 is wrong."""
-    step = build_step(world, {"method": "zigzag"})
-    core = step._core
-    assert isinstance(core, RingAttention)
+    step = build_small_step(world, "cp", {"cp_method": "zigzag"})
+    attention = find_ring(step)
     if world.rank == 1:
-        core.kernel = WrongKernel(direction)
+        attention.kernel = WrongKernel(direction)
     wrong = count_wrong_after_step(step)
     step.close()
     return wrong
@@ -98,10 +87,10 @@ def test_wrong_kernel_of_one_rank_is_detected(two_ranks: Ranks, direction: str) 
 
 def count_wrong_of_positions(world: World, recipe: str) -> int:
     """Return the count of a check where tokens have the positions of a contiguous sequence."""
-    step = build_step(world, {"method": "zigzag", "recipe": recipe})
-    model: Any = step.layout.model
-    model.places = None
-    for layer in model.layers:
+    step = build_small_step(world, "cp", {"cp_method": "zigzag", "recipe": recipe})
+    model: Any = step.model
+    model.positions = None
+    for layer in model.layers.values():
         if layer.attention.rotate is not None:
             layer.attention.rotate = layer.attention.rotate.func
     wrong = count_wrong_after_step(step)
@@ -114,22 +103,25 @@ def test_wrong_positions_are_detected(two_ranks: Ranks, recipe: str) -> None:
     assert min(two_ranks.call(f"{MODULE}:count_wrong_of_positions", recipe=recipe)) > 0
 
 
-def measure_timed_kernel(world: World) -> tuple[float, int]:
+def measure_simulated_attention(world: World) -> tuple[float, int]:
     """Return the seconds of a pair, and the count of a check after a step."""
-    step = build_step(world, {"method": "ring", **TIMED})
-    core = step._core
-    assert isinstance(core, RingAttention)
-    kernel = core.kernel
-    assert isinstance(kernel, Timed)
+    step = build_small_step(world, "cp", {"cp_method": "ring", "compute": "simulated:6ms"})
+    attention = find_ring(step)
+    kernel = attention.kernel
+    assert isinstance(kernel, SimulatedAttention)
     wrong = count_wrong_after_step(step)
     step.close()
-    return kernel._seconds_per_pair, wrong
+    return kernel.seconds_per_pair, wrong
 
 
-def test_timed_attention_takes_its_time_on_the_mean_rank(two_ranks: Ranks) -> None:
-    microbatch, heads = 2, 4
-    causal_pairs = 16 * 17 / 2
-    pairs_per_rank = microbatch * heads * causal_pairs / 2
-    for seconds_per_pair, wrong in two_ranks.call(f"{MODULE}:measure_timed_kernel"):
-        assert seconds_per_pair * pairs_per_rank == pytest.approx(2e-3)
+def test_simulated_attention_takes_its_share(two_ranks: Ranks) -> None:
+    """A token's attention has h (s + 1) multiply-adds next to the weights of the linear layers."""
+    microbatch, heads, layers = 2, 4, 2
+    pairs_per_rank = microbatch * heads * (16 * 17 / 2) / 2
+    hidden, ffn = 32, 128
+    attention = hidden * 17
+    linear = 3 * hidden * hidden + 2 * hidden * ffn  # half as many heads of keys and values
+    share = attention / (attention + linear)
+    for seconds_per_pair, wrong in two_ranks.call(f"{MODULE}:measure_simulated_attention"):
+        assert seconds_per_pair * pairs_per_rank == pytest.approx(6e-3 / layers * share)
         assert wrong == 0

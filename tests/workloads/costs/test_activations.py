@@ -1,93 +1,79 @@
-"""Analytical activations equal the bytes that a stage's forward pass saves."""
+"""Analytical activations are close to the bytes that a forward pass saves on a CPU."""
 
+import gc
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from parbench.workloads.costs.memory import layer_equation, stage_equation
-from parbench.workloads.costs.step_spec import Position, StepSpec
-from parbench.workloads.expert_parallel.moe_case import moe_of
-from parbench.workloads.expert_parallel.moe_layer import exchange_ffns, mixtures
-from parbench.workloads.model.shapes import SHAPES, Shape
-from parbench.workloads.model.transformer import Transformer, build, checkpoint, cross_entropy
-from parbench.workloads.pipeline_parallel.stages import Chunk
-from parbench.workloads.step.memory import SavedTensors
+from parbench.workloads.costs.memory import activations_equation
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import SHAPES, Checkpointing
+from parbench.workloads.model.transformer import (
+    Transformer,
+    checkpoint_layers,
+    compute_loss,
+    cross_entropy,
+    draw_tokens,
+    get_dtype,
+    initialize,
+    make_meta_model,
+)
+from parbench.workloads.step.memory import count_saved_bytes
+from parbench.workloads.torch_internals import list_allocations, profiling
 
 MICROBATCH = 3
-GPT = replace(SHAPES["tiny"], sequence=16, vocabulary=64)
-LLAMA = replace(SHAPES["tiny-llama"], sequence=16, vocabulary=64)
-DTYPES = {4: torch.float32, 2: torch.bfloat16}
 
 
-def position_of(shape: Shape, **params: Any) -> Position:
-    defaults = {
-        "microbatch": MICROBATCH,
-        "element_bytes": 4,
-        "device": "cpu",
-        "microbatches": 4,
-    }
-    return StepSpec(shape=shape, ends="tokens", **{**defaults, **params}).at(0)
+CPU = torch.device("cpu")
 
 
-def build_model(spec: StepSpec) -> Transformer:
-    model = build(spec.shape, 0, torch.device("cpu"), DTYPES[spec.element_bytes])
-    if spec.moe is not None:
-        exchange_ffns(model, spec.shape, spec.moe, 0)
-        tokens = torch.arange(spec.local_tokens)
-        for mixture in mixtures(model):
-            mixture.given = torch.stack([tokens % 4, (tokens + 1) % 4], dim=1)
-    checkpoint(model, spec.checkpointing)
+def make_model(spec: StepSpec) -> Transformer:
+    model = make_meta_model(spec.shape, get_dtype(spec))
+    initialize(model, 0, CPU)
+    checkpoint_layers(model, spec.checkpointing)
     return model
 
 
-def measure_saved_bytes(position: Position, stage: int) -> int:
-    spec = position.spec
-    layers = position.layers_by_stage
-    chunk = Chunk(build_model(spec), sum(layers[:stage]), layers[stage])
-    size = (MICROBATCH, spec.shape.sequence)
-    tokens = torch.zeros(size, dtype=torch.long)
+def measure_saved_bytes(spec: StepSpec) -> int:
+    model = make_model(spec)
+    tokens = torch.zeros((MICROBATCH, spec.shape.sequence), dtype=torch.long)
     targets = torch.zeros_like(tokens)
-    hidden = torch.zeros(*size, spec.shape.hidden, dtype=DTYPES[spec.element_bytes])
-    hidden.requires_grad_()
-    with SavedTensors(chunk) as saved:
-        output = chunk(tokens if stage == 0 else hidden)
-        if chunk.head is not None:
-            cross_entropy(output, targets)
-    return saved.num_bytes
+    return count_saved_bytes(model, lambda: cross_entropy(model(tokens), targets))
 
 
-@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("shape", ["tiny", "tiny-llama"])
 @pytest.mark.parametrize(
-    ("checkpointing", "element_bytes"),
+    ("checkpointing", "bytes_per_element"),
     [("none", 4), ("none", 2), ("selective", 2), ("full", 4)],
 )
-def test_stage_saves_analytical_activations(
-    shape: Shape, checkpointing: str, element_bytes: int
+def test_activations_are_near_saved_bytes(
+    shape: str, checkpointing: Checkpointing, bytes_per_element: int
 ) -> None:
-    params = {"checkpointing": checkpointing, "element_bytes": element_bytes}
-    position = position_of(shape, mesh={"pp": 3}, split="1+2+1", **params)
-    for stage in range(3):
-        expected = stage_equation(position, stage).value
-        assert measure_saved_bytes(position, stage) == expected, stage
+    """The CPU's RMSNorm saves float32 copies, and RoPE a transposed result of attention."""
+    spec = StepSpec(
+        shape=replace(SHAPES[shape], sequence=16, vocabulary=64),
+        microbatch=MICROBATCH,
+        bytes_per_element=bytes_per_element,
+        checkpointing=checkpointing,
+    )
+    planned = activations_equation(spec.rank_view(0)).value
+    tolerance = 0.15 if shape == "tiny" else 0.3
+    assert planned == pytest.approx(measure_saved_bytes(spec), rel=tolerance)
 
 
-@pytest.mark.parametrize("shared", [0, 2])
-def test_experts_save_analytical_activations(shared: int) -> None:
-    shape = replace(LLAMA, layers=1)
-    moe = moe_of({"ep": 1, "experts": 4, "top_k": 2, "shared": shared}, shape, 1)
-    position = position_of(shape, moe=moe)
-    assert measure_saved_bytes(position, 0) == stage_equation(position, 0).value
-
-
-@pytest.mark.parametrize("element_bytes", [2, 4])
-def test_cuda_norms_save_only_their_input(element_bytes: int) -> None:
-    """Attention in float32 also returns its output once more on a CPU."""
-    cpu = position_of(LLAMA, element_bytes=element_bytes)
-    cuda = position_of(LLAMA, element_bytes=element_bytes, device="cuda")
-    num_elements = MICROBATCH * 16 * LLAMA.hidden
-    norms = 2 * num_elements * (8 - element_bytes)
-    attention = num_elements * 4 if element_bytes == 4 else 0
-    difference = layer_equation(cpu, "none").value - layer_equation(cuda, "none").value
-    assert difference == norms + attention
+@pytest.mark.parametrize(
+    ("shape", "checkpointing"), [("tiny-llama", "selective"), ("tiny", "full")]
+)
+def test_counted_activations_match_allocator(shape: str, checkpointing: Checkpointing) -> None:
+    """The allocator also keeps the loss. The tokens exist before the forward pass."""
+    spec = StepSpec(shape=SHAPES[shape], checkpointing=checkpointing, bytes_per_element=4)
+    model = make_model(spec)
+    tokens = draw_tokens(spec.shape, 2, 0, 0)
+    saved = count_saved_bytes(model, lambda: compute_loss(model, tokens))
+    gc.collect()  # The collection of earlier passes must not fall into the profile.
+    with profiling(CPU, memory=True) as profiler:
+        loss = compute_loss(model, tokens)
+    sizes = [num_bytes for _, num_bytes in list_allocations(profiler, CPU)]
+    allocated = sum(sizes) + tokens.nbytes - loss.nbytes
+    assert saved == allocated

@@ -1,35 +1,35 @@
-"""Calls and bytes of every strategy are what the papers state for each."""
+"""Calls and bytes of every preset and mesh are what the papers and torch's defaults imply."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from parbench.workloads.catalogue import STRATEGIES
 from parbench.workloads.costs.communication_pattern import (
     bytes_by_axis,
-    calls,
-    equation_of,
+    list_calls,
     sent_bytes,
+    sum_calls,
 )
-from parbench.workloads.costs.parameter_table import num_parameters
-from parbench.workloads.model.shapes import MIXED, SHAPES, Widths
+from parbench.workloads.costs.parameter_table import count_elements, num_parameters
+from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.presets import PRESETS
 from tests.support.planner_asks import make_spec
-from tests.support.training_steps import DEFINITION_BY_NAME
 
 TINY = SHAPES["tiny"]  # every parameter's rows divide by 4
 PSI, LAYERS, HIDDEN = num_parameters(TINY), TINY.layers, TINY.hidden
 TOKENS = 4 * 64
 ACTIVATION = TOKENS * HIDDEN * 4  # b s h e
-GATHER = PSI * 4 * 3 / 4
+HEAD = (TINY.vocabulary + 2) * HIDDEN
+SHARE = 3 / 4  # (n - 1) / n
+GATHER = PSI * 4 * SHARE
 """Bytes of one gather of all parameters in float32 over four ranks."""
 Params = dict[str, Any]
 
 
 def step_bytes(name: str, params: Params, ranks: int = 4) -> dict[str, float]:
     """Return the bytes that rank 0 sends in a step, by axis."""
-    case = DEFINITION_BY_NAME[name].complete({"shape": "tiny", "microbatch": 4, **params})
-    return bytes_by_axis(calls(STRATEGIES[name](case, ranks, "cpu").at(0)))
+    spec = PRESETS[name]({"shape": "tiny", "microbatch": 4, **params}, ranks)
+    return bytes_by_axis(list_calls(spec.rank_view(0)))
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_sent_bytes_of_operations(operation: str, num_bytes: float) -> None:
     [("dp=2,fsdp=2,pp=2,cp=2,tp=2", "llama3-8b"), ("fsdp=8,tp=2,ep=4", "mixtral-8x7b")],
 )
 def test_equations_give_bytes_of_calls(mesh: str, model: str) -> None:
-    all_calls = calls(make_spec(mesh, model, microbatches=4).at(0))
+    all_calls = list_calls(make_spec(mesh, model, microbatches=4).rank_view(0))
     for axis, num_bytes in bytes_by_axis(all_calls).items():
-        equation = equation_of([call for call in all_calls if call.axis == axis])
+        equation = sum_calls([call for call in all_calls if call.axis == axis])
         assert equation.value == pytest.approx(num_bytes)
         assert eval(equation.numbers) == pytest.approx(num_bytes)
 
@@ -65,45 +65,72 @@ def test_equations_give_bytes_of_calls(mesh: str, model: str) -> None:
 @pytest.mark.parametrize(
     ("name", "params", "num_bytes"),
     [
-        ("ddp", {"accumulation": 3}, 3 * 2 * GATHER),
-        ("ddp", {"accumulation": 3, "no_sync": True}, 2 * GATHER),
-        ("ddp", {"precision": "bfloat16"}, GATHER),
-        ("ddp", {"grad_compression": "bf16"}, GATHER),
-        ("zero1", {"accumulation": 3}, 3 * 2 * GATHER + PSI * 4),
-        ("zero1", {"optimizer": "distributed"}, 2 * GATHER),
-        ("fsdp", {"accumulation": 3}, 3 * 3 * GATHER),
-        ("fsdp", {"accumulation": 3, "no_sync": True}, (3 * 2 + 1) * GATHER),
-        ("fsdp", {"accumulation": 3, "reshard": False}, 3 * 2 * GATHER),
+        ("ddp", {"microbatches": 3}, 2 * GATHER),  # Gradients once, in the last microbatch.
+        ("ddp", {"microbatches": 3, "no_sync": False}, 3 * 2 * GATHER),
+        ("ddp", {"precision": "bfloat16"}, 2 * GATHER),  # Gradients are reduced in float32.
+        ("ddp", {"precision": "bfloat16", "reduce_dtype": "bfloat16"}, GATHER),
+        ("zero1", {"microbatches": 3}, 2 * GATHER),
+        ("zero1", {"precision": "bfloat16", "optimizer": "distributed"}, 1.5 * GATHER),
+        ("zero1", {"optimizer": "zero_redundancy"}, 2 * GATHER + PSI * 4),
     ],
 )
-def test_data_parallel_bytes(name: str, params: Params, num_bytes: float) -> None:
+def test_replicated_bytes(name: str, params: Params, num_bytes: float) -> None:
     assert step_bytes(name, params) == {"dp": pytest.approx(num_bytes)}
 
 
 @pytest.mark.parametrize(
-    ("mesh", "zero1", "factor"),
-    [("dp=8", "", 2.0), ("dp=8", "reduce_scatter", 1.5), ("fsdp=8", "", 4 / 3)],
+    ("params", "gathers", "head_gathers", "scatters"),
+    [
+        ({"microbatches": 3}, 6, 3, 1),
+        ({"microbatches": 3, "no_sync": False}, 6, 3, 3),
+        ({"microbatches": 3, "reshard": False}, 3, 3, 1),
+    ],
 )
-def test_gradients_are_sent_in_their_dtype(mesh: str, zero1: str, factor: float) -> None:
-    spec = make_spec(mesh, "llama3-8b", zero1=zero1)
-    float32 = replace(spec, state=Widths.parse("gradients=float32", MIXED))
-    [narrow_bytes] = bytes_by_axis(calls(spec.at(0))).values()
-    [float32_bytes] = bytes_by_axis(calls(float32.at(0))).values()
-    assert float32_bytes / narrow_bytes == pytest.approx(factor)
+def test_fsdp_bytes(params: Params, gathers: int, head_gathers: int, scatters: int) -> None:
+    """Norm and head stay gathered between forward and backward."""
+    others = gathers * (PSI - HEAD) + head_gathers * HEAD
+    expected = (others + scatters * PSI) * 4 * SHARE
+    assert step_bytes("fsdp", params) == {"fsdp": pytest.approx(expected)}
+
+
+def test_fsdp_shards_over_cp_too() -> None:
+    """A gather over fsdp x cp is one over all four ranks (torchtitan's fsdp mesh)."""
+    with_cp = bytes_by_axis(list_calls(make_spec("fsdp=2,cp=2", "tiny").rank_view(0)))
+    without_cp = bytes_by_axis(list_calls(make_spec("fsdp=4", "tiny").rank_view(0)))
+    assert with_cp["fsdp"] == without_cp["fsdp"]
+    assert "dp" not in with_cp
+
+
+def test_hsdp_reduces_shards_over_replicas() -> None:
+    sent = step_bytes("hsdp", {})
+    assert sent["dp"] == pytest.approx(2 * PSI / 2 * 4 / 2)
+    assert sent["fsdp"] == pytest.approx((3 * PSI - HEAD) * 4 / 2)
 
 
 @pytest.mark.parametrize(
     ("checkpointing", "reduces", "scatters"), [("none", 8, 8), ("full", 10, 11)]
 )
 def test_tensor_parallel_bytes(checkpointing: str, reduces: int, scatters: int) -> None:
-    """A recomputed layer stops before its last sum, of which a scatter is half."""
-    share = 3 / 4
-    norms = (2 * LAYERS + 1) * 2 * HIDDEN * 4
-    ends = (2 * ACTIVATION + 2 * norms) * share  # both gather; norms sum their gradients
+    """A recomputed layer stops before its last sum. Embedding and head add two sums."""
     params = {"checkpointing": checkpointing}
-    layer = ACTIVATION * share * LAYERS
-    assert step_bytes("tp", params)["tp"] == pytest.approx(reduces * layer)
-    assert step_bytes("tp_sp", params)["tp"] == pytest.approx(scatters * layer + ends)
+    layer = ACTIVATION * SHARE * LAYERS
+    vocabulary = (4 * ACTIVATION + 3 * 2 * TOKENS * 4) * SHARE
+    spec = PRESETS["tp_sp"]({"shape": "tiny"}, 4)
+    replicated = count_elements(spec.rank_view(0), "replicated")
+    expected = pytest.approx(reduces * layer + vocabulary)
+    assert step_bytes("tp", params)["tp"] == expected
+    sums = 2 * replicated * 4 * SHARE
+    expected = pytest.approx(scatters * layer + vocabulary + sums)
+    assert step_bytes("tp_sp", params)["tp"] == expected
+
+
+def test_full_k_recomputes_one_layer_in_k() -> None:
+    """Of layers 0 to 3 the layers 0 and 3 are recomputed."""
+    none, third = (
+        step_bytes("tp_sp", {"checkpointing": checkpointing})["tp"]
+        for checkpointing in ("none", "full:3")
+    )
+    assert third - none == pytest.approx(2 * 3 * ACTIVATION * SHARE)
 
 
 @pytest.mark.parametrize(("checkpointing", "forwards"), [("none", 1), ("full", 2)])
@@ -115,7 +142,7 @@ def test_context_parallel_bytes(checkpointing: str, forwards: int) -> None:
     params = {"kv_heads": 2, "checkpointing": checkpointing, "precision": "bfloat16"}
 
     def method_bytes(method: str, ulysses: int = 0) -> dict[str, float]:
-        return step_bytes("cp", {**params, "method": method, "ulysses": ulysses})
+        return step_bytes("cp", {**params, "cp_method": method, "ulysses": ulysses})
 
     ring = keys_and_values * (passes + 4)
     ulysses = (2 * queries + keys_and_values) * passes / 2
@@ -125,3 +152,23 @@ def test_context_parallel_bytes(checkpointing: str, forwards: int) -> None:
     )
     assert method_bytes("usp", ulysses=2)["ring"] == pytest.approx(ring)
     assert method_bytes("usp", ulysses=2)["ulysses"] == pytest.approx(ulysses)
+
+
+def test_ep_spans_tp() -> None:
+    """Four ranks with two each of eight experts, whose tokens tp splits."""
+    sent = step_bytes("ep_step", {"tp": 2, "ep": 4})
+    rows = TOKENS / 2 * 2 * HIDDEN * 4
+    counts = 8 * 8 * LAYERS
+    assert sent["ep"] == pytest.approx((4 * LAYERS * rows + counts) * SHARE)
+    assert "edp" not in sent
+
+
+def test_experts_are_their_own_fsdp_unit() -> None:
+    """With ep=2 of fsdp=4, two ranks shard the four experts of each rank."""
+    spec = PRESETS["hybrid"]({"mesh": "fsdp=4,ep=2", "experts": 8, "microbatches": 1}, 4)
+    view = spec.rank_view(0)
+    sent = bytes_by_axis(list_calls(view))
+    routed = count_elements(view, "routed")
+    dense = count_elements(view, "replicated", "split")
+    assert sent["efsdp"] == pytest.approx(3 * routed * 4 / 2)
+    assert sent["fsdp"] == pytest.approx((3 * dense - HEAD) * 4 * SHARE)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from parbench.workloads.costs.flops import again_bytes, flops_per_token, stage_flops
-from parbench.workloads.costs.parameter_table import layer_weights
+from parbench.workloads.costs.flops import flops_per_token, recomputed_bytes, stage_flops
+from parbench.workloads.costs.parameter_table import count_matmul_weights
 from parbench.workloads.model.shapes import SHAPES
 from tests.support.planner_asks import make_spec
 
@@ -16,46 +16,58 @@ def test_flops_per_token_match_hand_count() -> None:
     """6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B) with 12 h^2 weights per layer."""
     gpt2 = SHAPES["gpt2"]
     weights = 12 * 12 * 768**2 + 768 * 50257
-    assert layer_weights(gpt2) == 12 * 768**2
+    assert count_matmul_weights(gpt2) == 12 * 768**2
     assert flops_per_token(gpt2) == 6 * weights + 12 * 12 * 768 * 1024
 
 
 def test_stage_flops_skip_masked_pairs() -> None:
     """A causal kernel executes half of the attention that the model counts."""
     spec = make_spec("dp=1", "llama3-8b", microbatch=2)
-    flops = stage_flops(spec.at(0))
+    flops = stage_flops(spec.rank_view(0))
     counted = flops_per_token(spec.shape) * spec.local_tokens
-    assert flops.backward == 2 * flops.forward
-    assert flops.total + 3 * flops.attention == pytest.approx(counted)
+    assert flops.total - 3.5 * flops.attention + 6 * flops.attention == pytest.approx(counted)
+
+
+def test_backward_of_attention_is_two_and_a_half_forward() -> None:
+    """A fused kernel computes five GEMMs, of which one repeats the scores (Dao 2023)."""
+    flops = stage_flops(make_spec("dp=1", "llama3-8b").rank_view(0))
+    gemms = flops.forward - flops.attention
+    assert flops.backward == pytest.approx(2 * gemms + 2.5 * flops.attention)
+
+
+def test_full_mask_doubles_attention() -> None:
+    causal = stage_flops(make_spec("dp=1", "llama3-8b").rank_view(0)).attention
+    full = stage_flops(make_spec("dp=1", "llama3-8b", mask="full").rank_view(0)).attention
+    assert full == 2 * causal
 
 
 @pytest.mark.parametrize("model", ["llama3-70b", "mixtral-8x7b"])
 def test_stages_share_flops_of_the_model(model: str) -> None:
-    total = stage_flops(make_spec("dp=1", model).at(0)).total
+    total = stage_flops(make_spec("dp=1", model).rank_view(0)).total
     spec = make_spec("pp=4", model, microbatches=8)
-    first, middle, last = (stage_flops(position).total for position in spec.positions)
+    first, middle, last = (stage_flops(view).total for view in spec.distinct_views)
     assert first + 2 * middle + last == pytest.approx(total)
     assert first == middle < last
 
 
 @pytest.mark.parametrize(("mesh", "share"), [("tp=4", 0.25), ("cp=4", 0.25), ("fsdp=8", 1)])
 def test_axes_divide_flops(mesh: str, share: float) -> None:
-    single = stage_flops(make_spec("dp=1", "llama3-8b").at(0)).total
-    flops = stage_flops(make_spec(mesh, "llama3-8b").at(0))
+    single = stage_flops(make_spec("dp=1", "llama3-8b").rank_view(0)).total
+    flops = stage_flops(make_spec(mesh, "llama3-8b").rank_view(0))
     assert flops.total == pytest.approx(share * single)
 
 
 def test_full_checkpointing_repeats_layers_but_not_the_head() -> None:
-    position = make_spec("dp=1", "llama3-8b", checkpointing="full").at(0)
-    flops = stage_flops(position)
+    view = make_spec("dp=1", "llama3-8b", checkpointing="full").rank_view(0)
+    flops = stage_flops(view)
     head = 2 * HIDDEN * VOCABULARY * TOKENS
-    assert flops.again == pytest.approx(flops.forward - head)
-    assert again_bytes(position) == 0
+    assert flops.recomputed == pytest.approx(flops.forward - head)
+    assert recomputed_bytes(view) == 0
 
 
 def test_selective_checkpointing_moves_bytes_again() -> None:
     """Two norms, the SiLU of the gate and its product, in units of b s h e."""
-    position = make_spec("dp=1", "llama3-8b", checkpointing="selective").at(0)
+    view = make_spec("dp=1", "llama3-8b", checkpointing="selective").rank_view(0)
     unit = 2 * 32 * TOKENS * HIDDEN * 2
-    assert stage_flops(position).again == 0
-    assert again_bytes(position) / unit == pytest.approx(1 + 2 + 2 * 3.5 - 2, abs=0.01)
+    assert stage_flops(view).recomputed == 0
+    assert recomputed_bytes(view) / unit == pytest.approx(1 + 2 + 2 * 3.5 - 2, abs=0.01)

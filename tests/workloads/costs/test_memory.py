@@ -1,34 +1,40 @@
-"""A rank holds state by strategy, microbatches in flight by schedule, and activations."""
+"""A rank holds state by strategy, microbatches in flight by schedule, activations and buffers."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from parbench.bench.text import UserError
-from parbench.workloads.catalogue import STRATEGIES
+from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.memory import (
-    activations_of,
+    activations_equation,
     buffers_equation,
-    layer_equation,
+    layer_text,
     state_equation,
-    state_of,
+    state_memory,
 )
-from parbench.workloads.costs.parameter_table import elements_of, num_parameters
-from parbench.workloads.costs.step_spec import Position
+from parbench.workloads.costs.parameter_table import count_elements, num_parameters
+from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import MIXED, Widths
+from parbench.workloads.presets import PRESETS
 from tests.support.planner_asks import make_spec
-from tests.support.training_steps import DEFINITION_BY_NAME
 
 Params = dict[str, Any]
+# Float32 norm input, input of the head, and float32 logits of one microbatch of llama3-8b.
+HEAD_BYTES = 8192 * (2 * 4096 * 2 + 4 * 128256 + 12)
 
 
-def bytes_per_parameter(position: Position) -> list[float]:
+def bytes_per_parameter(view: RankView) -> list[float]:
     """Return the bytes of parameters, gradients and optimizer state for each parameter."""
-    state = state_of(position)
+    state = state_memory(view)
     parts = (state.parameters, state.gradients, state.optimizer)
-    assert state_equation(position).value == pytest.approx(sum(parts))
-    return [num_bytes / num_parameters(position.spec.shape) for num_bytes in parts]
+    assert state_equation(view).value == pytest.approx(sum(parts))
+    return [num_bytes / num_parameters(view.spec.shape) for num_bytes in parts]
+
+
+def layer_bytes(spec: StepSpec, checkpointing: str = "none") -> float:
+    text = layer_text(spec, checkpointing)
+    return Equation(text=text, symbols=spec.rank_view(0).symbols).value
 
 
 @pytest.mark.parametrize(
@@ -37,22 +43,20 @@ def bytes_per_parameter(position: Position) -> list[float]:
         ("ddp", {}, [2, 2, 12]),
         ("ddp", {"precision": "float32"}, [4, 4, 8]),
         ("zero1", {}, [2, 2, 12 / 4]),
-        ("zero1", {"optimizer": "distributed"}, [2, 2, 12 / 4]),
-        ("fsdp", {"reshard": False}, [2, 2 / 4, 12 / 4]),
+        ("zero1", {"optimizer": "zero_redundancy"}, [2, 2, 12 / 4]),
+        ("fsdp", {"reshard": False}, [2 / 4, 2 / 4, 12 / 4]),
         ("fsdp", {}, [2 / 4, 2 / 4, 12 / 4]),
     ],
 )
-def test_strategies_divide_state(name: str, params: Params, expected: list[float]) -> None:
+def test_presets_divide_state(name: str, params: Params, expected: list[float]) -> None:
     """ZeRO (arXiv 1910.02054) divides parameters, gradients and the optimizer's state."""
-    defaults = {"shape": "tiny", "precision": "bfloat16"}
-    case = DEFINITION_BY_NAME[name].complete({**defaults, **params})
-    position = STRATEGIES[name](case, 4, "cpu").at(0)
-    assert bytes_per_parameter(position) == pytest.approx(expected)
+    spec = PRESETS[name]({"shape": "tiny", "precision": "bfloat16", **params}, 4)
+    assert bytes_per_parameter(spec.rank_view(0)) == pytest.approx(expected)
 
 
-def test_timed_compute_has_no_optimizer_state() -> None:
-    spec = STRATEGIES["ddp"]({"shape": "tiny", "compute": "timed:1ms"}, 2, "cpu")
-    state = state_of(spec.at(0))
+def test_simulated_compute_has_no_optimizer_state() -> None:
+    spec = PRESETS["ddp"]({"shape": "tiny", "compute": "simulated:1ms"}, 2)
+    state = state_memory(spec.rank_view(0))
     assert state.optimizer == 0
     assert state.gradients > 0
 
@@ -66,8 +70,8 @@ def test_timed_compute_has_no_optimizer_state() -> None:
     ],
 )
 def test_state_has_chosen_widths(text: str, expected: list[float]) -> None:
-    position = make_spec("dp=8", "llama3-8b", state=Widths.parse(text, MIXED)).at(0)
-    assert bytes_per_parameter(position) == expected
+    spec = make_spec("dp=8", "llama3-8b", state=Widths.parse(text, MIXED))
+    assert bytes_per_parameter(spec.rank_view(0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -85,30 +89,49 @@ def test_wrong_widths_are_rejected(text: str, message: str) -> None:
         ("cp=4", {}, 16),
         ("tp=4", {}, 16 / 4),
         ("fsdp=64", {}, 16 / 64),
-        ("dp=2,cp=4", {"zero1": "reduce_scatter"}, 4 + 12 / 8),
+        ("fsdp=8,cp=8", {}, 16 / 64),  # FSDP shards over fsdp x cp.
+        ("dp=2,cp=4", {"zero1": "distributed"}, 4 + 12 / 8),
     ],
 )
 def test_axes_divide_state(mesh: str, params: Params, num_bytes: float) -> None:
-    position = make_spec(mesh, "llama3-8b", **params).at(0)
-    assert sum(bytes_per_parameter(position)) == pytest.approx(num_bytes, rel=1e-3)
+    view = make_spec(mesh, "llama3-8b", **params).rank_view(0)
+    assert sum(bytes_per_parameter(view)) == pytest.approx(num_bytes, rel=1e-3)
 
 
-@pytest.mark.parametrize("mesh", ["fsdp=8", "fsdp=8,ep=4"])
+@pytest.mark.parametrize("mesh", ["fsdp=8", "fsdp=8,ep=4", "fsdp=4,cp=2,ep=2"])
 def test_experts_are_divided_once(mesh: str) -> None:
     """FSDP shards only the experts that expert parallelism leaves to a rank."""
     spec = make_spec(mesh, "mixtral-8x7b")
     expected = 16 * num_parameters(spec.shape, spec.moe) / 8
-    assert state_of(spec.at(0)).state == pytest.approx(expected, rel=1e-6)
+    assert state_memory(spec.rank_view(0)).state == pytest.approx(expected, rel=1e-6)
+
+
+def test_fsdp_buffers_are_largest_units() -> None:
+    """Two gathered units in bfloat16, and the float32 gradients of one: here of the head."""
+    view = make_spec("fsdp=8", "llama3-8b").rank_view(0)
+    head = (128256 + 1) * 4096
+    assert buffers_equation(view).value == head * (2 * 2 + 4)
+    assert buffers_equation(make_spec("dp=8", "llama3-8b").rank_view(0)).value == 0
 
 
 @pytest.mark.parametrize(
-    ("mesh", "layers"), [("dp=8", 0), ("fsdp=8", 3), ("fsdp=4,pp=2", 2 * 32)]
+    ("mesh", "params", "gathered"),
+    [
+        ("fsdp=4,pp=2", {"no_sync": False}, 2),
+        ("fsdp=8", {"no_sync": True, "reshard": False}, 2),
+    ],
 )
-def test_buffers_are_gathered_parameters(mesh: str, layers: int) -> None:
-    """Two layers of parameters and one of gradients, or parameters and gradients of a stage."""
-    position = make_spec(mesh, "llama3-8b", microbatches=4).at(0)
-    layer_bytes = 2 * elements_of(position, "whole", "split") / 32
-    assert buffers_equation(position).value == pytest.approx(layers * layer_bytes)
+def test_fsdp_keeps_unreduced_gradients(mesh: str, params: Params, gathered: int) -> None:
+    """A pipeline reduces once per step, and others do so with ``no_sync``."""
+    view = make_spec(mesh, "llama3-8b", microbatches=4, **params).rank_view(0)
+    expected = count_elements(view) * (gathered + 4)
+    assert buffers_equation(view).value == pytest.approx(expected)
+
+
+def test_recomputed_layer_is_a_buffer() -> None:
+    spec = make_spec("dp=8", "llama3-8b", checkpointing="full")
+    expected = layer_bytes(spec) - layer_bytes(spec, "full")
+    assert buffers_equation(spec.rank_view(0)).value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -119,28 +142,39 @@ def test_unfilled_pipeline_holds_fewer_microbatches(
     schedule: str, microbatches: int, first: float, last: float
 ) -> None:
     spec = make_spec("pp=8", "llama3-8b", schedule=schedule, microbatches=microbatches)
-    assert spec.microbatches_in_flight(0) == first
-    assert spec.microbatches_in_flight(7) == last
-    fullest = max(activations_of(spec.at_stage(rank)) for rank in range(8))
-    assert fullest == max(map(activations_of, spec.positions))
+    views = [spec.stage_view(rank) for rank in range(8)]
+    assert views[0].microbatches_in_flight == first
+    assert views[7].microbatches_in_flight == last
+    fullest = max(activations_equation(view).value for view in views)
+    assert fullest == max(activations_equation(view).value for view in spec.distinct_views)
 
 
 @pytest.mark.parametrize(("schedule", "held"), [("1f1b", 1), ("zb_h1", 8), ("zb_h2", 15)])
 def test_split_backward_holds_logits(schedule: str, held: int) -> None:
     """A microbatch's logits stay until the weight gradient of the head (arXiv 2401.10241)."""
-    position = make_spec("pp=8", "llama3-8b", schedule=schedule, microbatches=32).at_stage(7)
-    stage = 4 * layer_equation(position, "none").value
-    head = 8192 * 4096 * 4 + 8192 * 128256 * 6
-    assert activations_of(position) == pytest.approx(held * (stage + head), rel=1e-3)
+    spec = make_spec("pp=8", "llama3-8b", schedule=schedule, microbatches=32)
+    stage = 4 * layer_bytes(spec)
+    activations = activations_equation(spec.stage_view(7)).value
+    assert activations == pytest.approx(held * (stage + HEAD_BYTES), rel=1e-3)
 
 
 def test_activations_of_pipeline_ranks() -> None:
     """The first rank holds most microbatches, and only the last one has logits."""
     spec = make_spec("pp=4", "llama3-8b", microbatches=8)
-    stage = 8 * layer_equation(spec.at(0), "none").value
-    head = 8192 * 4096 * 4 + 8192 * 128256 * 6
-    activations = [activations_of(spec.at_stage(rank)) for rank in range(4)]
-    expected = [4 * stage, 3 * stage, 2 * stage, stage + head]
+    stage = 8 * layer_bytes(spec)
+    activations = [activations_equation(spec.stage_view(rank)).value for rank in range(4)]
+    expected = [4 * stage, 3 * stage, 2 * stage, stage + HEAD_BYTES]
     assert activations == pytest.approx(expected, rel=1e-3)
-    last = activations_of(replace(spec, schedule="gpipe").at_stage(3))
-    assert last == pytest.approx(8 * (stage + head), rel=1e-3)
+    gpipe = spec.with_pipeline(schedule="gpipe")
+    last = activations_equation(gpipe.stage_view(3)).value
+    assert last == pytest.approx(8 * (stage + HEAD_BYTES), rel=1e-3)
+
+
+def test_layer_activations_match_korthikanti() -> None:
+    """A GPT layer saves 34 s b h / t bytes in 16 bits (arXiv 2205.05198, equation 5).
+
+    Two of them are dropout masks, which are not here, and flash attention saves its log-sum-exps.
+    """
+    spec = make_spec("tp=8", "gpt-175b")
+    unit = spec.local_tokens * spec.shape.hidden / 8
+    assert layer_bytes(spec) / unit == pytest.approx(32, rel=0.01)

@@ -8,35 +8,36 @@ import torch
 
 from parbench.workloads.costs.parameter_table import (
     ParameterPart,
+    list_parts,
     num_parameters,
-    parts_of,
 )
-from parbench.workloads.costs.step_spec import Position, StepSpec
-from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
-from parbench.workloads.expert_parallel.moe_layer import exchange_ffns
+from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
+from parbench.workloads.expert_parallel.moe_layer import replace_ffns_with_moe
 from parbench.workloads.model.shapes import SHAPES, Shape
-from parbench.workloads.model.transformer import build
+from parbench.workloads.model.transformer import make_meta_model
+from parbench.workloads.parallel.dims import ParallelDims
 
 GPT = replace(SHAPES["tiny"], hidden=32, ffn=64, sequence=16, vocabulary=50)
 LLAMA = replace(SHAPES["tiny-llama"], hidden=32, ffn=64, sequence=16, vocabulary=50)
 both_recipes = pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 
 
-MIXTURE = moe_of({"ep": 1, "experts": 4}, GPT, 1)
+MIXTURE = make_moe({"ep": 1, "experts": 4}, GPT, 1)
 
 
-def position_of(shape: Shape, **params: Any) -> Position:
-    return StepSpec(shape=shape, device="cpu", ends="tokens", **params).at(0)
+def view_of(shape: Shape, **params: Any) -> RankView:
+    return StepSpec(shape=shape, **params).rank_view(0)
 
 
 @both_recipes
 @pytest.mark.parametrize("moe", [None, MIXTURE], ids=["dense", "experts"])
 def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> None:
-    model = build(shape, 0, torch.device("cpu"))
+    model = make_meta_model(shape, torch.float32)
     if moe is not None:
-        exchange_ffns(model, shape, moe, 0)
+        replace_ffns_with_moe(model, shape, moe)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    parts = parts_of(position_of(shape, moe=moe))
+    parts = list_parts(view_of(shape, moe=moe))
     assert {part.name: part.size for part in parts} == expected
     assert num_parameters(shape, moe) == sum(
         parameter.numel() for parameter in model.parameters()
@@ -45,21 +46,20 @@ def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> Non
 
 @both_recipes
 def test_tp_divides_matrices_of_layers(shape: Shape) -> None:
-    full_parts = parts_of(position_of(shape))
-    rank_parts = parts_of(position_of(shape, mesh={"tp": 2}))
+    full_parts = list_parts(view_of(shape))
+    rank_parts = list_parts(view_of(shape, dims=ParallelDims(tp=2)))
     numel_by_name = {part.name: part.numel for part in rank_parts}
     for part in full_parts:
-        is_replicated_bias = part.name.endswith(("out.bias", "down.bias"))
-        is_in_layer = "attention." in part.name or "ffn." in part.name
-        ranks = 2 if is_in_layer and not is_replicated_bias else 1
+        is_full_bias = part.name.endswith(("out.bias", "down.bias"))
+        ranks = 2 if part.kind == "split" and not is_full_bias else 1
         assert numel_by_name[part.name] == part.numel / ranks, part.name
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(50, 4), (3, 4), (8, 3)])
 def test_shards_are_those_of_torch_chunk(rows: int, ranks: int) -> None:
-    part = ParameterPart(name="x", size=(rows, 2), kind="whole")
+    part = ParameterPart(name="x", size=(rows, 2), kind="replicated")
     chunks = [chunk.numel() for chunk in torch.empty(rows, 2).chunk(ranks)]
-    shards = [part.shard(ranks, rank) for rank in range(ranks)]
+    shards = [part.count_shard(ranks, rank) for rank in range(ranks)]
     assert shards[: len(chunks)] == chunks
     assert sum(shards) == part.numel
-    assert part.padded(ranks) == ranks * chunks[0]
+    assert part.count_padded(ranks) == ranks * chunks[0]

@@ -8,29 +8,31 @@ from torch import Tensor
 
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatch import (
-    Plan,
-    chunks_of,
-    make_plan,
-    start_trip,
+    EXCHANGES,
+    DispatchPlan,
+    make_exchange,
+    plan_dispatch,
+    split_plan,
 )
-from parbench.workloads.expert_parallel.routing import NOWHERE
+from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
+from parbench.workloads.expert_parallel.routing import NO_EXPERT
 from tests.support.ranks import Ranks
 
 NUM_EXPERTS = 5
 Pair = tuple[int, int, int]
 
 
-def list_pairs(plan: Plan) -> list[Pair]:
+def list_pairs(plan: DispatchPlan) -> list[Pair]:
     """Return the pairs of a plan that travel as expert, token and choice."""
     plan = plan.trim()
-    experts = plan.experts.tolist()
+    experts = plan.expert_ids[plan.tokens, plan.choices].tolist()
     tokens = plan.tokens.tolist()
     choices = plan.choices.tolist()
     return list(zip(experts, tokens, choices, strict=True))
 
 
 @given(
-    st.lists(st.permutations(range(NOWHERE, NUM_EXPERTS)), min_size=1, max_size=20),
+    st.lists(st.permutations(range(NO_EXPERT, NUM_EXPERTS)), min_size=1, max_size=20),
     st.integers(1, NUM_EXPERTS),
     st.integers(1, 25),
     st.integers(1, 4),
@@ -44,19 +46,19 @@ def test_plan_fills_experts_in_order_of_tokens(
     counts = [0] * NUM_EXPERTS
     for token, experts in enumerate(routes.tolist()):
         for choice, expert in enumerate(experts):
-            if expert != NOWHERE and counts[expert] < slots:
+            if expert != NO_EXPERT and counts[expert] < slots:
                 pairs.append((expert, token, choice))
                 counts[expert] += 1
-    plan = make_plan(routes, NUM_EXPERTS, slots)
+    plan = plan_dispatch(routes, NUM_EXPERTS, slots)
     assert list_pairs(plan) == sorted(pairs)
     assert plan.counts.tolist() == counts
     pairs_of_chunks: list[Pair] = []
-    for chunk in chunks_of(plan, min(num_chunks, len(permutations))):
+    for chunk in split_plan(plan, min(num_chunks, len(permutations))):
         pairs_of_chunks.extend(list_pairs(chunk))
     assert sorted(pairs_of_chunks) == sorted(pairs)
 
 
-UNROUTED = torch.full((6, 2), NOWHERE)
+UNROUTED = torch.full((6, 2), NO_EXPERT)
 ROUTES_BY_RANK = {
     "mixed": [
         torch.tensor([[0, 2], [3, 1], [2, 0], [1, 3], [0, 1], [3, 2]]),
@@ -75,14 +77,15 @@ def dispatch_once(
     generator = torch.Generator().manual_seed(7 + world.rank)
     x = torch.randn(6, 3, generator=generator).requires_grad_()
     weights = torch.rand(6, 2, generator=generator).requires_grad_()
-    plan = make_plan(routes, 4, slots=4)
-    trip = start_trip(variant, x, weights, plan, world.group if is_remote else None)
-    rows = trip.arrive()
+    plan = plan_dispatch(routes, 4, slots=4)
+    exchange = make_exchange(variant, x, weights, plan, world.group if is_remote else None)
+    exchange.start_dispatch()
+    rows = exchange.finish_dispatch()
     first = 2 * world.rank if is_remote else 0
     experts = torch.arange(first, first + len(rows.counts))
     factors = experts.repeat_interleave(rows.counts) + 1
-    trip.give_back(rows.tokens * factors[:, None])
-    out = trip.receive()
+    exchange.start_combine(rows.tokens * factors[:, None])
+    out = exchange.finish_combine()
     upstream = torch.randn(6, 3, generator=generator)
     out.backward(upstream)  # type: ignore[no-untyped-call]
     assert x.grad is not None
@@ -99,7 +102,11 @@ def compare_dispatch(world: World, variant: str, kind: str) -> tuple[list[int], 
     return rows, pairs
 
 
-@pytest.mark.parametrize("variant", ["all_to_all", "allgather"])
+def test_dispatchers_have_exchanges() -> None:
+    assert EXCHANGES.keys() == DISPATCHERS.keys()
+
+
+@pytest.mark.parametrize("variant", DISPATCHERS)
 @pytest.mark.parametrize("kind", ROUTES_BY_RANK)
 def test_dispatch_matches_one_process(two_ranks: Ranks, variant: str, kind: str) -> None:
     arguments = {"variant": variant, "kind": kind}

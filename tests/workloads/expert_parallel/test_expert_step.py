@@ -6,112 +6,84 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
-from parbench.workloads.costs.flops import flops_per_token
-from parbench.workloads.expert_parallel.expert_step import EpStep
-from parbench.workloads.expert_parallel.moe_layer import mixtures
-from parbench.workloads.step.probe import run_probes
-from tests.support.ep_steps import BFLOAT16, DROPS, build_step
+from parbench.workloads.expert_parallel.moe_layer import find_moe_layers
+from parbench.workloads.step.train_step import TrainStep
+from tests.support.ep_steps import BFLOAT16, DROPS
 from tests.support.ranks import Ranks
-from tests.support.training_steps import Params, count_wrong_after_step
+from tests.support.training_steps import (
+    Params,
+    assert_right,
+    build_small_step,
+    count_wrong_after_step,
+)
 
 LLAMA: Params = {"recipe": "llama"}
 ZIPF: Params = {"routing": "zipf", **DROPS}
-CHUNKS: Params = {"chunks": 3, "accumulation": 2, "routing": "hot_rank", **DROPS, **BFLOAT16}
+CHUNKS: Params = {"chunks": 3, "microbatches": 2, "routing": "hot_rank", **DROPS, **BFLOAT16}
 FSDP: Params = {"fsdp": True, "vocabulary": 61, "checkpointing": "full", "shared": 0}
-
-
-def measure(world: World, params: Params) -> tuple[list[int], dict[str, float | None]]:
-    """Return wrong elements after each of two steps, and sent over analytical bytes by axis."""
-    step = build_step(world, params)
-    wrong = [count_wrong_after_step(step) for _ in range(2)]
-    probe = step.expert_probe()
-    metrics = run_probes(world, [probe], step.step, step.reset, 0.0).metrics
-    ratios = {axis: metrics[f"bytes_ratio.{axis}"].value for axis in step.layout.axes}
-    step.close()
-    return wrong, ratios
-
-
-def assert_right(ranks: Ranks, params: Params, axes: str) -> None:
-    for wrong, ratios in ranks.call(f"{__name__}:measure", params=params):
-        assert wrong == [0, 0]
-        assert ratios == dict.fromkeys(axes.split(), 1.0)
 
 
 @pytest.mark.parametrize("params", [{**LLAMA, "aux": 0.1, "scores": "sigmoid"}, CHUNKS, FSDP])
 def test_expert_step_matches_one_process(two_ranks: Ranks, params: Params) -> None:
-    assert_right(two_ranks, params, "ep dp")
+    assert_right(two_ranks, "ep_step", params)
 
 
 def test_expert_replicas_match_one_process(two_ranks: Ranks) -> None:
-    assert_right(two_ranks, {"ep": 1, "routing": "balanced", **DROPS}, "dp edp")
+    assert_right(two_ranks, "ep_step", {"ep": 1, "routing": "balanced", **DROPS})
 
 
 def test_split_experts_match_one_process(two_ranks: Ranks) -> None:
     params = {"tp": 2, "etp": 2, "checkpointing": "full", "aux": 0.5, **DROPS}
-    assert_right(two_ranks, params, "etp tp dp")
+    assert_right(two_ranks, "ep_step", params)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("params", "axes"),
+    "params",
     [
-        ({"ep": 2, "accumulation": 2, **ZIPF}, "ep dp edp"),
-        ({"tp": 2, "ep": 2, **LLAMA, **BFLOAT16}, "ep dp tp adp edp"),
-        ({"etp": 2, "fsdp": True, **ZIPF}, "ep etp dp"),
-        ({"etp": 2, "variant": "allgather", "checkpointing": "full"}, "ep etp dp"),
+        {"ep": 2, "microbatches": 2, **ZIPF},
+        {"tp": 2, "ep": 2, **LLAMA, **BFLOAT16},
+        {"tp": 2, "etp": 2, "fsdp": True, **ZIPF},
     ],
 )
-def test_options_on_four_ranks(four_ranks: Ranks, params: Params, axes: str) -> None:
-    assert_right(four_ranks, params, axes)
+def test_options_on_four_ranks(four_ranks: Ranks, params: Params) -> None:
+    assert_right(four_ranks, "ep_step", params)
 
 
-def count_wrong(world: World, params: Params) -> int:
-    step = build_step(world, params)
-    wrong = count_wrong_after_step(step)
-    step.close()
-    return wrong
-
-
-@pytest.mark.parametrize("tp", [1, 2])
-def test_timed_gradients_are_averaged(two_ranks: Ranks, tp: int) -> None:
-    params = {"compute": "timed:4ms", "routing": "hot_rank", "tp": tp}
-    assert two_ranks.call(f"{__name__}:count_wrong", params=params) == [0, 0]
-
-
-def scale_gradient(step: EpStep, name: str) -> None:
-    parameter = step.layout.model.get_parameter(name)
+def scale_gradient(step: TrainStep, name: str) -> None:
+    parameter = step.model.get_parameter(name)
     parameter.register_hook(lambda gradient: gradient * 1.001)  # type: ignore[no-untyped-call]
 
 
-def raise_capacity(step: EpStep) -> None:
-    for mixture in mixtures(step.layout.model):
+def raise_capacity(step: TrainStep) -> None:
+    for mixture in find_moe_layers(step.model):
         mixture.moe = replace(mixture.moe, capacity=0.9)
 
 
-def forget_balance(step: EpStep) -> None:
-    for mixture in mixtures(step.layout.model):
-        mixture.register_forward_hook(lambda module, args, out: setattr(module, "aux", None))
+def forget_balance(step: TrainStep) -> None:
+    for mixture in find_moe_layers(step.model):
+        mixture.register_forward_hook(
+            lambda module, args, out: setattr(module, "aux_loss", None)
+        )
 
 
-def take_first_tokens(step: EpStep) -> None:
-    step._positions = range(len(step._positions))
+def forget_partial_sums(step: TrainStep) -> None:
+    step.parts[0].partial_parameters.clear()
 
 
-MUTANTS: dict[str, Callable[[EpStep], object]] = {
+MUTANTS: dict[str, Callable[[TrainStep], object]] = {
     "expert gradient": lambda step: scale_gradient(step, "layers.0.ffn.experts.down"),
     "router gradient": lambda step: scale_gradient(step, "layers.1.ffn.router.weight"),
     "capacity": raise_capacity,
     "balance loss": forget_balance,
-    "attention gradients summed": lambda step: step._copies.update(adp=[]),
-    "first tokens on all ranks": take_first_tokens,
+    "sum over tp": forget_partial_sums,
 }
 
 
 def count_wrong_of_mutant(world: World, mutant: str, tp: int) -> int:
     """Return wrong elements of all ranks for a step that becomes wrong before its check."""
-    step = build_step(world, {"aux": 0.5, "tp": tp, **ZIPF})
+    step = build_small_step(world, "ep_step", {"aux": 0.5, "tp": tp, **ZIPF})
     assert count_wrong_after_step(step) == 0
     MUTANTS[mutant](step)
     wrong = sum(world.gather(step.check()))
@@ -126,8 +98,7 @@ def count_wrong_of_mutant(world: World, mutant: str, tp: int) -> int:
         ("router gradient", 1),
         ("capacity", 1),
         ("balance loss", 1),
-        ("attention gradients summed", 2),
-        ("first tokens on all ranks", 2),
+        ("sum over tp", 2),
     ],
 )
 def test_mutant_is_detected(two_ranks: Ranks, mutant: str, tp: int) -> None:
@@ -136,7 +107,7 @@ def test_mutant_is_detected(two_ranks: Ranks, mutant: str, tp: int) -> None:
 
 
 def explain(world: World, params: Params) -> dict[str, Any]:
-    step = build_step(world, params)
+    step = build_small_step(world, "ep_step", params)
     step.step()
     metrics = step.explain_step(step.reset, 0.0).metrics
     step.close()
@@ -151,19 +122,3 @@ def test_explanation_of_expert_step(two_ranks: Ranks) -> None:
     for part in ("parameters", "gradients", "optimizer"):
         counted = metrics[f"memory_counted.{part}"]
         assert metrics[f"memory_formula.{part}"] == pytest.approx(counted, rel=0.01), part
-
-
-def describe(world: World) -> tuple[Description, float]:
-    step = build_step(world, {"capacity": 1.0})
-    step.close()
-    return step.describe(), flops_per_token(step.spec.shape, step.moe)
-
-
-def test_description_of_expert_step(two_ranks: Ranks) -> None:
-    description, flops = two_ranks.call(f"{__name__}:describe")[0]
-    details = description.details
-    assert details["slots"] == 8
-    assert details["expert_ffn"] == 64
-    assert details["flops_per_rank"] == details["tokens_per_step"] * flops / 2
-    assert details["routed_parameters"] == 2 * 8 * 2 * 32 * 64
-    assert details["parameters"] > details["routed_parameters"]

@@ -7,8 +7,8 @@ import pytest
 
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.moe_case import VARIANTS
-from parbench.workloads.step.layout import local
+from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
+from parbench.workloads.parallel.mesh import local_tensor
 from tests.support.ep_steps import (
     BFLOAT16,
     DROPS,
@@ -20,6 +20,7 @@ from tests.support.training_steps import Params, count_wrong_after_step
 
 PAIRS = 64  # of a rank: 32 tokens take two experts each
 HIDDEN = 32
+COUNTS = 4 * 8  # dispatch also sends the number of rows of four experts
 ZIPF: Params = {"routing": "zipf", **DROPS}
 
 
@@ -53,7 +54,7 @@ def check_dispatch(world: World, variant: str) -> tuple[int, int]:
     return counts
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", DISPATCHERS)
 def test_dispatch_matches_one_process(two_ranks: Ranks, variant: str) -> None:
     for unset, wrong in two_ranks.call(f"{__name__}:check_dispatch", variant=variant):
         assert unset == PAIRS // 2 * HIDDEN
@@ -64,7 +65,7 @@ LAYER_CORRUPTIONS: list[Callable[[Any], object]] = [
     lambda step: step._out.data.mul_(1.001),
     lambda step: step.x.grad.mul_(1.001),
     lambda step: setattr(step.layer.router.weight, "grad", None),
-    lambda step: local(step.layer.experts.up.grad)[-1].mul_(1.001),
+    lambda step: local_tensor(step.layer.experts.up.grad)[-1].mul_(1.001),
 ]
 DISPATCH_CORRUPTIONS: list[Callable[[Any], object]] = [
     lambda step: step._out[3, 5].add_(0.01),
@@ -95,18 +96,18 @@ def test_corrupted_layer_and_dispatch_are_detected(two_ranks: Ranks) -> None:
     assert dispatch == [1, HIDDEN]
 
 
-def check_timed_layer(world: World) -> tuple[int, int]:
-    """Return counts of right rows of timed experts, and without every second expert."""
-    step = build_layer(world, {"compute": "timed:1ms", "routing": "zipf"})
+def check_simulated_layer(world: World) -> tuple[int, int]:
+    """Return counts of right rows of simulated experts, and without every second expert."""
+    step = build_layer(world, {"compute": "simulated:1ms", "routing": "zipf"})
     right = count_wrong_after_step(step)
-    step._kept = lambda routes: routes % 2 == 0  # type: ignore[method-assign]
+    step._find_kept = lambda expert_ids: expert_ids % 2 == 0  # type: ignore[method-assign]
     wrong = step.check()
     step.close()
     return right, wrong
 
 
-def test_misplaced_rows_of_timed_experts_are_counted(two_ranks: Ranks) -> None:
-    for right, wrong in two_ranks.call(f"{__name__}:check_timed_layer"):
+def test_misplaced_rows_of_simulated_experts_count(two_ranks: Ranks) -> None:
+    for right, wrong in two_ranks.call(f"{__name__}:check_simulated_layer"):
         assert right == 0
         assert wrong > 0
 
@@ -123,12 +124,12 @@ def explain(ranks: Ranks, params: Params) -> dict[str, Any]:
     return metrics
 
 
-def test_explanation_of_balanced_routes(two_ranks: Ranks) -> None:
+def test_explanation_of_balanced_routing(two_ranks: Ranks) -> None:
     metrics = explain(two_ranks, {"routing": "balanced"})
     assert metrics["imbalance_time"] == 0.0
     assert metrics["imbalance.rank"] == 1.0
     sent = PAIRS * HIDDEN * 4 / 2
-    assert metrics["dispatch_bytes"] == sent
+    assert metrics["dispatch_bytes"] == sent + COUNTS
     assert metrics["dispatch_bytes_even"] == sent
 
 
@@ -143,15 +144,17 @@ def test_explanation_of_hot_rank_has_drops(two_ranks: Ranks) -> None:
 def test_explanation_of_hot_rank_has_bandwidths(two_ranks: Ranks) -> None:
     """A quarter of rank 0's pairs leave it, and three quarters of rank 1's come and return."""
     metrics = explain(two_ranks, {"routing": "hot_rank"})
-    assert metrics["dispatch_bytes"] == 48 * HIDDEN * 4, "the busiest rank's"
-    seconds = metrics["combine_time"]
-    logical = seconds * metrics["combine_bandwidth.logical"]
-    wire = seconds * metrics["combine_bandwidth.wire"]
-    assert logical == pytest.approx(PAIRS * HIDDEN * 4)
-    assert wire == pytest.approx(48 * HIDDEN * 4)
-    counts = 4 * 8  # dispatch also sends the number of rows of four experts
-    dispatched = metrics["dispatch_time"] * metrics["dispatch_bandwidth.wire"]
-    assert dispatched == pytest.approx(48 * HIDDEN * 4 + counts)
+    sent = 48 * HIDDEN * 4
+    assert metrics["dispatch_bytes"] == sent + COUNTS, "the busiest rank's"
+    for part, expected in (("dispatch", sent + COUNTS), ("combine", sent)):
+        num_bytes = metrics[f"{part}_time"] * metrics[f"{part}_bandwidth.wire"]
+        assert num_bytes == pytest.approx(expected)
+    for part in ("packing", "transfer"):
+        assert 0 < metrics[f"dispatch_{part}_time"] < metrics["dispatch_time"] * 2
+
+
+def test_bytes_of_split_experts(two_ranks: Ranks) -> None:
+    assert explain(two_ranks, {"etp": 2})["bytes_ratio.etp"] == 1.0
 
 
 def describe_dispatch(world: World) -> tuple[Description, float | None]:

@@ -7,7 +7,7 @@ import pytest
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import flops_per_token
-from parbench.workloads.expert_parallel.moe_case import Moe, moe_of, num_expert_parameters
+from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters, make_moe
 from parbench.workloads.model.shapes import SHAPES
 from tests.support.training_steps import DEFINITION_BY_NAME
 
@@ -15,8 +15,8 @@ TINY = SHAPES["tiny"]
 Params = dict[str, Any]
 
 
-def make_moe(nproc: int = 4, **params: Any) -> Moe:
-    return moe_of({"microbatch": 4, **params}, TINY, nproc)
+def make_tiny_moe(ranks: int = 4, tp: int = 1, **params: Any) -> Moe:
+    return make_moe({"microbatch": 4, **params}, TINY, ranks, tp)
 
 
 def refuse(name: str, nproc: int, params: Params) -> str | None:
@@ -26,7 +26,7 @@ def refuse(name: str, nproc: int, params: Params) -> str | None:
 
 
 def test_moe_defaults() -> None:
-    moe = make_moe()
+    moe = make_tiny_moe()
     assert moe.ep == 4
     assert moe.experts == 8
     assert moe.top_k == 2
@@ -41,7 +41,7 @@ def test_moe_defaults() -> None:
     ],
 )
 def test_moe_expert_ffn(params: Params, expert_ffn: int) -> None:
-    assert make_moe(**params).expert_ffn == expert_ffn
+    assert make_tiny_moe(**params).expert_ffn == expert_ffn
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_moe_expert_ffn(params: Params, expert_ffn: int) -> None:
         ({"ep": 3}, "world size(4) % ep(3) != 0"),
         ({"experts": 6}, "experts(6) % ep(4) != 0"),
         ({"top_k": 9}, "top_k(9) > experts(8)"),
-        ({"expert_ffn": 30}, "expert_ffn(30) % 8 != 0"),
+        ({"expert_ffn": 30}, "expert_ffn(30) / etp(1) % 8 != 0"),
         ({"chunks": 300}, "chunks(300) > tokens of a microbatch(256)"),
         ({"ep": 4, "etp": 2}, "world size(4) % (ep(4) * etp(2)) != 0"),
         ({"routing": "hot"}, "'hot'"),
@@ -63,9 +63,7 @@ def test_impossible_mixture_is_refused(params: Params, message: str) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"tp": 3}, "world size(8) % tp(3) != 0"),
-        ({"tp": 8}, "heads(4) % tp(8) != 0"),
-        ({"tp": 2, "fsdp": True}, "tp(2) > 1 with fsdp(true)"),
+        ({"variant": "allgather", "chunks": 2}, "chunks(2) > 1 with variant(allgather)"),
         ({"checkpointing": "selective"}, "checkpointing(selective)"),
     ],
 )
@@ -73,16 +71,37 @@ def test_impossible_step_is_refused(params: Params, message: str) -> None:
     assert message in str(refuse("ep_step", 8, params))
 
 
+@pytest.mark.parametrize(
+    ("params", "ep", "etp"),
+    [
+        ({}, 2, 2),
+        ({"ep": 4}, 4, 1),  # 4 * 2 does not divide 4 ranks
+        ({"expert_ffn": 24}, 4, 1),  # half of it is not a multiple of 16 bytes
+        ({"etp": 4}, 1, 4),
+    ],
+)
+def test_etp_is_tp_by_default(params: Params, ep: int, etp: int) -> None:
+    moe = make_tiny_moe(tp=2, **params)
+    assert (moe.ep, moe.etp) == (ep, etp)
+
+
+def test_slots_are_rounded_up() -> None:
+    assert make_tiny_moe(capacity=1.25).slots(61) == 20
+    assert make_tiny_moe(capacity=0.1 * 3).slots(40) == 3  # 0.1 * 3 is above 0.3
+    assert make_tiny_moe(capacity=0.001).slots(64) == 1
+    assert make_tiny_moe().slots(64) is None
+
+
 def test_negative_capacity_is_refused() -> None:
     with pytest.raises(UserError, match=r"capacity\(-0.5\) < 0"):
-        make_moe(capacity=-0.5)
+        make_tiny_moe(capacity=-0.5)
 
 
 def test_flops_of_mixture() -> None:
     """Two experts of half the size and no shared one are the dense FFN and a router."""
-    routed_flops = flops_per_token(TINY, make_moe(1, shared=0))
+    routed_flops = flops_per_token(TINY, make_tiny_moe(1, shared=0))
     router = 6 * TINY.layers * TINY.hidden * 8
     assert routed_flops == flops_per_token(TINY) + router
-    moe = make_moe(1, shared=1)
-    shared_expert = 6 * TINY.layers * num_expert_parameters(TINY, moe)
+    moe = make_tiny_moe(1, shared=1)
+    shared_expert = 6 * TINY.layers * count_expert_parameters(TINY, moe)
     assert flops_per_token(TINY, moe) == routed_flops + shared_expert

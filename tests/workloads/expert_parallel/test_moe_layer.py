@@ -8,19 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from parbench.workloads.expert_parallel import dispatch
-from parbench.workloads.expert_parallel.dispatch import Rows, Stages, Trip
-from parbench.workloads.expert_parallel.moe_case import Moe, moe_of
+from parbench.workloads.expert_parallel.dispatch import ExpertRows, TokenExchange
+from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.expert_parallel.moe_layer import (
-    DenseMoe,
     MoeLayer,
-    aux_loss,
-    balance_loss,
-    exchange_ffns,
-    mixtures,
+    ReferenceMoeLayer,
+    compute_balance_loss,
+    find_moe_layers,
+    pop_aux_loss,
+    replace_ffns_with_moe,
+    weigh_experts,
 )
-from parbench.workloads.expert_parallel.routing import routes
+from parbench.workloads.expert_parallel.routing import draw_experts
 from parbench.workloads.model.shapes import Shape
-from parbench.workloads.model.transformer import Transformer, build, draw_tokens
+from parbench.workloads.model.transformer import (
+    Transformer,
+    draw_tokens,
+    initialize,
+    make_meta_model,
+)
 from tests.support.fake_time import FakeTime
 
 CPU = torch.device("cpu")
@@ -32,8 +38,8 @@ BATCH = 2
 TOKENS = 32
 
 
-def make_moe(shape: Shape = GPT, **params: Any) -> Moe:
-    return moe_of({"microbatch": BATCH, **params}, shape, 1)
+def make_small_moe(shape: Shape = GPT, **params: Any) -> Moe:
+    return make_moe({"microbatch": BATCH, **params}, shape, 1)
 
 
 def make_layer(moe: Moe, kind: type[MoeLayer] = MoeLayer) -> MoeLayer:
@@ -44,19 +50,20 @@ def make_layer(moe: Moe, kind: type[MoeLayer] = MoeLayer) -> MoeLayer:
     return layer
 
 
-def make_model(moe: Moe, shape: Shape = GPT, *, dense: bool = False) -> Transformer:
-    model = build(shape, 0, CPU)
-    exchange_ffns(model, shape, moe, 0, dense=dense)
+def make_model(moe: Moe, shape: Shape = GPT, kind: type[MoeLayer] = MoeLayer) -> Transformer:
+    model = make_meta_model(shape, torch.float32)
+    replace_ffns_with_moe(model, shape, moe, kind=kind)
+    initialize(model, 0, CPU)
     return model
 
 
-def run_layer(shape: Shape, moe: Moe, *, dense: bool) -> dict[str, Tensor]:
+def run_layer(shape: Shape, moe: Moe, kind: type[MoeLayer]) -> dict[str, Tensor]:
     """Return the output and all gradients of a model's first layer."""
-    layer = mixtures(make_model(moe, shape, dense=dense))[0]
+    layer = find_moe_layers(make_model(moe, shape, kind))[0]
     layer.router.weight.data.mul_(20)  # scores that differ
     generator = moe.generator(0, 4)
     if generator is not None:
-        layer.given = torch.tensor(routes(generator, 0, 32, TOKENS))
+        layer.assigned_ids = torch.tensor(draw_experts(generator, 0, 32, TOKENS))
     random = torch.Generator().manual_seed(1)
     x = torch.randn(BATCH, 16, shape.hidden, generator=random).requires_grad_()
     out = layer(x)
@@ -72,7 +79,7 @@ def run_layer(shape: Shape, moe: Moe, *, dense: bool) -> dict[str, Tensor]:
     "params",
     [
         {"routing": "hot_rank:3", "capacity": 0.5},
-        {"scores": "sigmoid"},
+        {"scores": "sigmoid", "renormalize": False},
         {"shared": 2, "expert_ffn": 24},
         {"shared": 0, "top_k": 1},
         {"top_k": 8, "capacity": 0.75},
@@ -80,32 +87,51 @@ def run_layer(shape: Shape, moe: Moe, *, dense: bool) -> dict[str, Tensor]:
     ],
 )
 def test_layer_matches_dense_layer(shape: Shape, params: dict[str, Any]) -> None:
-    moe = make_moe(shape, **params)
-    actual = run_layer(shape, moe, dense=False)
-    expected = run_layer(shape, moe, dense=True)
+    moe = make_small_moe(shape, **params)
+    actual = run_layer(shape, moe, MoeLayer)
+    expected = run_layer(shape, moe, ReferenceMoeLayer)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_dense_layer_of_one_token() -> None:
-    """Compare with the sum over its experts of score times FFN, and the shared expert."""
-    layer = make_layer(make_moe(), DenseMoe)
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_reference_layer_of_one_token(renormalize: bool) -> None:
+    """Compare with the sum over its experts of weight times FFN, and the shared expert."""
+    layer = make_layer(make_small_moe(renormalize=renormalize), ReferenceMoeLayer)
     generator = torch.Generator().manual_seed(0)
     token = torch.randn(1, 32, generator=generator)
-    scores = (token @ layer.router.weight.T).softmax(-1)[0]
+    logits = (token @ layer.router.weight.T)[0]
+    chosen = logits.topk(2).indices
+    weights = logits[chosen].softmax(-1) if renormalize else logits.softmax(-1)[chosen]
     assert layer.shared is not None
     expected = layer.shared(token)
-    for expert in scores.topk(2).indices.tolist():
+    for weight, expert in zip(weights, chosen.tolist(), strict=True):
         hidden = nn.functional.gelu(token @ layer.experts.up[expert])
-        output = hidden @ layer.experts.down[expert]
-        expected = expected + scores[expert] * output
+        expected = expected + weight * (hidden @ layer.experts.down[expert])
     torch.testing.assert_close(layer(token[None])[0], expected)
+
+
+def test_single_expert_is_not_renormalized() -> None:
+    """Otherwise its weight would be 1, and the router would have no gradient."""
+    scores = torch.tensor([[0.7, 0.3]])
+    moe = make_small_moe(top_k=1, experts=2)
+    assert weigh_experts(moe, scores, torch.tensor([[0]])).item() == pytest.approx(0.7)
+
+
+def test_reference_layer_has_capacity_of_each_source() -> None:
+    """All tokens choose the same experts; each source keeps its first two."""
+    layer = make_layer(make_small_moe(capacity=1.0, shared=0), ReferenceMoeLayer)
+    assert isinstance(layer, ReferenceMoeLayer)
+    layer.assigned_ids = torch.tensor([[0, 1]] * 16)
+    layer.positions_by_source = [range(0, 16, 2), range(1, 16, 2)]
+    out = layer(torch.ones(1, 16, 32))
+    assert out.any(-1)[0].tolist() == [True] * 4 + [False] * 12
 
 
 @pytest.mark.parametrize("counts", [[0, 4, 0], [0, 0, 0]])
 def test_experts_without_rows_have_zero_gradients(counts: list[int]) -> None:
-    experts = make_layer(make_moe(experts=3)).experts
+    experts = make_layer(make_small_moe(experts=3)).experts
     x = torch.randn(sum(counts), 32, requires_grad=True)
-    out = experts(Rows(tokens=x, counts=torch.tensor(counts)))
+    out = experts(ExpertRows(tokens=x, counts=torch.tensor(counts)))
     out.backward(torch.ones(out.shape))
     assert experts.up.grad is not None
     has_gradient = [bool(gradient.any()) for gradient in experts.up.grad]
@@ -115,47 +141,54 @@ def test_experts_without_rows_have_zero_gradients(counts: list[int]) -> None:
 def test_balance_loss() -> None:
     even_scores = torch.full((8, 4), 0.25)
     even_routes = torch.tensor([[0, 1], [2, 3]] * 4)
-    assert float(balance_loss(even_scores, even_routes)) == pytest.approx(1.0)
+    assert float(compute_balance_loss(even_scores, even_routes)) == pytest.approx(1.0)
     scores = torch.tensor([[0.7, 0.1, 0.1, 0.1]] * 8)
     uneven_routes = torch.tensor([[0, 1]] * 8)
     expected = 4 * (0.5 * 0.7 + 0.5 * 0.1)
-    assert float(balance_loss(scores, uneven_routes)) == pytest.approx(expected)
+    assert float(compute_balance_loss(scores, uneven_routes)) == pytest.approx(expected)
     # The sum of sigmoid scores is not 1.
-    assert float(balance_loss(scores / 2, uneven_routes)) == pytest.approx(expected)
+    assert float(compute_balance_loss(scores / 2, uneven_routes)) == pytest.approx(expected)
 
 
 def test_aux_loss_is_mean_over_layers() -> None:
-    model = make_model(make_moe(aux=0.5))
+    model = make_model(make_small_moe(aux=0.5))
     tokens = draw_tokens(GPT, BATCH, 0, 0)
     model(tokens[:, :-1])
     losses = []
-    for mixture in mixtures(model):
-        assert mixture.aux is not None
-        losses.append(float(mixture.aux.detach()))
-    loss = aux_loss(model)
-    assert isinstance(loss, Tensor)
+    for mixture in find_moe_layers(model):
+        assert mixture.aux_loss is not None
+        losses.append(float(mixture.aux_loss.detach()))
+    loss = pop_aux_loss(model)
     assert float(loss.detach()) == pytest.approx(0.5 * sum(losses) / 2)
-    assert aux_loss(model) == 0.0  # the layers forget their losses
+    assert pop_aux_loss(model) == 0.0  # the layers forget their losses
 
 
-def test_chunk_travels_during_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_is_sent_during_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
 
-    def stages(chunk: int) -> Stages:
-        log.append(f"send {chunk}")
-        yield
-        log.append(f"compute {chunk}")
-        yield Rows(tokens=torch.zeros(0, 32), counts=torch.zeros(8, dtype=torch.int64))
-        log.append(f"return {chunk}")
-        yield
-        log.append(f"receive {chunk}")
-        yield torch.full((TOKENS, 32), float(chunk + 1))
+    class LoggedExchange(TokenExchange):
+        def start_dispatch(self) -> None:
+            self.chunk = len([entry for entry in log if entry.startswith("send")])
+            log.append(f"send {self.chunk}")
 
-    numbers = iter(range(2))
-    monkeypatch.setattr(dispatch, "start_trip", lambda *args: Trip(stages(next(numbers))))
-    layer = make_layer(make_moe(chunks=2))
+        def finish_dispatch(self) -> ExpertRows:
+            log.append(f"compute {self.chunk}")
+            return ExpertRows(torch.zeros(0, 32), torch.zeros(8, dtype=torch.int64))
+
+        def start_combine(self, results: Tensor) -> None:
+            log.append(f"return {self.chunk}")
+
+        def finish_combine(self) -> Tensor:
+            log.append(f"receive {self.chunk}")
+            return torch.full((TOKENS, 32), float(self.chunk + 1))
+
+    def make_exchange(name: str, *arguments: Any) -> TokenExchange:
+        return LoggedExchange(*arguments)
+
+    monkeypatch.setattr(dispatch, "make_exchange", make_exchange)
+    layer = make_layer(make_small_moe(chunks=2))
     pairs = torch.zeros(TOKENS, 2, dtype=torch.int64)
-    out = layer.route(torch.zeros(TOKENS, 32), torch.ones(TOKENS, 2), pairs)
+    out = layer.run_experts(torch.zeros(TOKENS, 32), torch.ones(TOKENS, 2), pairs)
     assert log == [
         *("send 0", "send 1"),
         *("compute 0", "return 0", "compute 1", "return 1"),
@@ -166,11 +199,11 @@ def test_chunk_travels_during_compute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_timed_rows_wait_twice_as_long_backward() -> None:
     clock = FakeTime()
-    experts = make_layer(make_moe()).experts
+    experts = make_layer(make_small_moe()).experts
     experts.waiter = clock.waiter()
     experts.seconds_per_row = 0.25
     x = torch.ones(100, 32, requires_grad=True)
-    out = experts(Rows(tokens=x, counts=torch.tensor([100])))
+    out = experts(ExpertRows(tokens=x, counts=torch.tensor([100])))
     assert not out.any()
     out.sum().backward()
     assert clock.sleeps == pytest.approx([25.0, 50.0])

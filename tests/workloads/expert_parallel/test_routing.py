@@ -1,4 +1,4 @@
-"""Routes depend only on generator, seed, step and token, and have the analytical loads."""
+"""Experts depend only on generator, seed, step and token, and have analytical loads."""
 
 from collections import Counter
 from dataclasses import replace
@@ -12,12 +12,11 @@ from parbench.bench.text import UserError
 from parbench.workloads.expert_parallel.routing import (
     GENERATORS,
     Generator,
-    capacity,
-    expected_loads,
+    compute_inclusion,
+    compute_popularity,
+    count_run_tokens,
+    draw_experts,
     parse_routing,
-    popularity,
-    routes,
-    run_tokens,
 )
 
 
@@ -29,7 +28,7 @@ def make_generator(routing: str, **changes: Any) -> Generator:
 
 def count_loads(generator: Generator, step: int, tokens: int) -> list[int]:
     counts = Counter[int]()
-    for experts in routes(generator, step, 0, tokens):
+    for experts in draw_experts(generator, step, 0, tokens):
         counts.update(experts)
     return [counts[expert] for expert in range(generator.experts)]
 
@@ -48,11 +47,13 @@ def test_parse_routing_refuses_strength(text: str) -> None:
 
 
 def test_popularity_of_generators() -> None:
-    shares = sorted(popularity(make_generator("zipf:2")), reverse=True)
+    shares = sorted(compute_popularity(make_generator("zipf:2")), reverse=True)
     ratios = [shares[0] / share for share in shares]
     assert ratios == pytest.approx([rank**2 for rank in range(1, 9)])
-    assert popularity(make_generator("zipf")) != popularity(make_generator("zipf", seed=1))
-    hot = popularity(make_generator("hot_rank:3"))
+    assert compute_popularity(make_generator("zipf")) != compute_popularity(
+        make_generator("zipf", seed=1)
+    )
+    hot = compute_popularity(make_generator("hot_rank:3"))
     assert hot == pytest.approx([3 / 12] * 2 + [1 / 12] * 6)
 
 
@@ -63,38 +64,31 @@ def test_popularity_of_generators() -> None:
     st.integers(1, 8),
 )
 @settings(max_examples=40, deadline=None)
-def test_routes_have_k_different_experts(
+def test_tokens_have_k_different_experts(
     name: str, experts: int, top_k: int, parts: int
 ) -> None:
     generator = make_generator(name, experts=experts, top_k=min(top_k, experts), parts=parts)
-    for chosen in routes(generator, 1, 37, 50):
+    for chosen in draw_experts(generator, 1, 37, 50):
         assert len(chosen) == generator.top_k
         assert len(set(chosen)) == generator.top_k
         assert 0 <= min(chosen) <= max(chosen) < experts
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_routes_do_not_depend_on_batch(name: str) -> None:
+def test_experts_do_not_depend_on_batch(name: str) -> None:
     generator = make_generator(name)
-    batch = routes(generator, 1, 0, 400)
-    assert routes(generator, 1, 37, 101) == batch[37:138]
-    assert routes(generator, 0, 0, 400) != batch
-    assert routes(replace(generator, seed=1), 1, 0, 400) != batch
+    batch = draw_experts(generator, 1, 0, 400)
+    assert draw_experts(generator, 1, 37, 101) == batch[37:138]
+    assert draw_experts(generator, 0, 0, 400) != batch
+    assert draw_experts(replace(generator, seed=1), 1, 0, 400) != batch
 
 
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (5, 3)])
-def test_loads_agree_with_expected_loads(name: str, experts: int, top_k: int) -> None:
+def test_loads_agree_with_inclusion(name: str, experts: int, top_k: int) -> None:
     """One token per run is the most that they differ by."""
     runs = 8
     generator = make_generator(name, experts=experts, top_k=top_k)
-    tokens = runs * run_tokens(experts)
-    expected = expected_loads(generator, tokens)
+    tokens = runs * count_run_tokens(experts)
+    expected = [tokens * share for share in compute_inclusion(generator)]
     assert count_loads(generator, 1, tokens) == pytest.approx(expected, abs=runs)
-
-
-def test_capacity_is_rounded_up() -> None:
-    assert capacity(1.0, 2, 64, 8) == 16
-    assert capacity(1.25, 2, 61, 8) == 20
-    assert capacity(0.1 * 3, 2, 40, 8) == 3  # 0.1 * 3 is above 0.3
-    assert capacity(0.001, 2, 64, 8) == 1

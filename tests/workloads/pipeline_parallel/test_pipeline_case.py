@@ -4,17 +4,18 @@ import pytest
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Value
+from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.pipeline_parallel.pipeline_case import (
+    PipelineOptions,
     expand_all_schedules,
-    make_pipeline,
 )
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
-from tests.support.mesh_steps import PIPELINE
 
 Params = dict[str, Value]
 
 TINY = SHAPES["tiny"]
+[PIPELINE] = [definition for definition in DEFINITIONS if definition.short_name == "pp"]
 ORDER: Params = {"order": "0F0,0B0;1F0,1B0", "microbatches": 1}
 
 
@@ -27,8 +28,8 @@ def refuse(params: Params, ranks: int = 2) -> str | None:
 
 
 def test_pipeline_of_custom_order() -> None:
-    params: Params = {"schedule": "1f1b", **ORDER}
-    order = make_pipeline(params, TINY, 2).order
+    options = PipelineOptions(rows=str(ORDER["order"]))
+    order = options.build(ranks=2, microbatches=1, layers=TINY.layers).order
     for rank in range(2):
         assert list(map(str, order.actions_by_rank[rank])) == [f"{rank}F0", f"{rank}B0"]
     assert refuse(ORDER) is None

@@ -13,14 +13,15 @@ from parbench.bench.world.world import World
 from parbench.workloads.pipeline_parallel.bubbles import measure_latency
 from parbench.workloads.pipeline_parallel.pipeline_probe import (
     RankSteps,
+    find_slowest_pipeline,
     merge_steps,
     summarize_bubble,
 )
 from parbench.workloads.pipeline_parallel.schedule import PipelineSize
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
-from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
+from tests.support.training_steps import Params, build_small_step
 
 MODULE = "tests.workloads.pipeline_parallel.test_pipeline_probe"
 
@@ -63,8 +64,7 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     values = values_of(summarize_bubble(steps, measure_latency([median], order), None))
 
     assert values["makespan"] == pytest.approx(median.makespan)
-    assert values["non_pipeline_time"] == pytest.approx(0.25)
-    assert values["compute"] == pytest.approx(12.0)
+    assert steps.outside_seconds == pytest.approx([0.25] * 3)
     assert values["idle_schedule"] == pytest.approx(ideal.idle / 2)
     assert values["idle_imbalance"] == pytest.approx((imbalanced.idle - ideal.idle) / 2)
     assert values["idle_p2p"] == pytest.approx((median.idle - imbalanced.idle) / 2)
@@ -75,8 +75,27 @@ def test_bubble_metrics_of_simulated_steps() -> None:
     assert values["bubble_fraction_formula"] == pytest.approx(1 / 5)
 
 
+def test_slowest_pipeline_is_chosen_by_other_steps() -> None:
+    """Of each step, the other half of the steps chooses the pipeline."""
+    order = SCHEDULES["1f1b"].make_order(PipelineSize(2, 4))
+    fast = simulate(order, balanced_seconds)
+    slow = simulate(order, lambda action: 2 * balanced_seconds(action))
+    first = merge_steps(
+        [make_record([slow, fast], rank, outside=1) for rank in range(2)], order
+    )
+    second = merge_steps(
+        [make_record([fast, fast], rank, outside=2) for rank in range(2)], order
+    )
+    chosen = find_slowest_pipeline([second, first])
+    assert [timeline.makespan for timeline in chosen.timelines] == pytest.approx(
+        [fast.makespan, fast.makespan]
+    )
+    assert chosen.outside_seconds == pytest.approx([2, 1])
+
+
 def explain(world: World, params: Params, own_cores: bool) -> Explanation:
-    step = build_small_pipeline(world, {"schedule": "1f1b", "microbatches": 4, **params})
+    sizes = {"schedule": "1f1b", "microbatches": 4, "microbatch": 1, "layers": 2 * world.size}
+    step = build_small_step(world, "pp", {**sizes, **params})
     step.step()
     affinity = {world.rank} if own_cores else {0}
     with pytest.MonkeyPatch.context() as patch:
@@ -88,13 +107,12 @@ def explain(world: World, params: Params, own_cores: bool) -> Explanation:
 
 def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
     """Simulated compute needs no cores of its own."""
-    params = {"compute": "timed:5ms"}
+    params = {"compute": "simulated:5ms"}
     [explanation, _] = two_ranks.call(f"{MODULE}:explain", params=params, own_cores=False)
     values = values_of(explanation.metrics)
     details = explanation.details["pipeline"]
     idle = sum(values[f"idle_{cause}"] for cause in IDLE_CAUSES)
-    assert idle == pytest.approx(values["idle"], abs=1e-12)
-    assert values["bubble_overhead"] == pytest.approx(values["idle"] / values["compute"])
+    assert values["bubble_overhead"] == pytest.approx(idle / (values["makespan"] - idle))
     assert details["in_flight_by_rank"] == [2.0, 1.0]
     makespan_us = max(row[-1][2] for row in details["measured"])
     for rank, row in enumerate(details["measured"]):

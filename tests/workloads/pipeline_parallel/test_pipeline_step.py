@@ -29,8 +29,8 @@ def measure_steps(world: World, cases: list[Params]) -> list[tuple[int, float, f
     for params in cases:
         step = build_small_pipeline(world, {"microbatches": 4, **params})
         wrong = count_wrong_after_step(step)
-        sent = measure_sent_bytes(step)["pp"]
-        results.append((wrong, sent, step.expected_bytes()["pp"]))
+        sent = measure_sent_bytes(step)["pp.send"]
+        results.append((wrong, sent, step.compute_expected_bytes()["pp"]))
         step.close()
     return results
 
@@ -70,17 +70,11 @@ def test_pipeline_step_on_four_ranks(four_ranks: Ranks) -> None:
 def count_wrong(world: World, corruption: str) -> int:
     """Return the count of a check after a corrupted step."""
     step = build_small_pipeline(world, {"schedule": "1f1b", "microbatches": 4})
-    model = step.layout.model
-    run = step.layout.forward_backward
-    assert run is not None
+    model = step.model
+    run = step.forward_backward
 
-    def forward_backward(microbatches: Any) -> Any:
-        first, second, third, fourth = microbatches
-        if corruption == "another order":
-            return run([third, fourth, first, second])
-        if corruption == "a microbatch twice":
-            return run([first, second, third, first])
-        loss = run(microbatches)
+    def forward_backward() -> Any:
+        loss = run()
         if corruption == "one bit" and world.rank == 0:
             gradient = model.get_parameter("layers.0.ffn.up.weight").grad
             assert gradient is not None
@@ -88,11 +82,16 @@ def count_wrong(world: World, corruption: str) -> int:
             element.copy_(torch.nextafter(element, torch.tensor(1.0)))
         return loss
 
-    object.__setattr__(step.layout, "forward_backward", forward_backward)
+    step.forward_backward = forward_backward  # type: ignore[method-assign]
+    first, second, third, fourth = step.microbatches
+    if corruption == "another order":
+        step.microbatches = [third, fourth, first, second]
+    if corruption == "a microbatch twice":
+        step.microbatches = [first, second, third, first]
     step.step()
     if corruption == "a lost parameter" and world.rank == 0:
         parameters = dict(model.named_parameters())
-        del parameters["tokens.weight"]
+        del parameters["token_embedding.weight"]
         object.__setattr__(model, "named_parameters", lambda: iter(parameters.items()))
     wrong = step.check()
     step.close()

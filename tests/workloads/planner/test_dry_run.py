@@ -1,27 +1,18 @@
 """A dry run takes the time computed by hand, and has the bytes and memory of real ranks."""
 
-import gc
 from dataclasses import replace
 
 import msgspec
 import pytest
-import torch
 
-from parbench.workloads.costs.flops import again_bytes, stage_flops
+from parbench.workloads.costs.flops import recomputed_bytes, stage_flops
 from parbench.workloads.costs.memory import owned_elements
-from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.model.transformer import build, checkpoint, draw_tokens, loss_of
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
-from parbench.workloads.step.memory import SavedTensors
-from parbench.workloads.torch_internals import allocations, profiling
-from tests.studies import planned_components
-from tests.studies.planned_components import BALANCED_EXPERTS, POINTS, Point, make_point
 from tests.support.planner_asks import H100, SIMPLE_HARDWARE, make_spec
-from tests.support.ranks import Ranks
 
 FAST_LINKS = msgspec.structs.replace(SIMPLE_HARDWARE, inside_bytes_per_second=1e30)
 
@@ -34,16 +25,20 @@ def make_slow_hardware(**overlap: float) -> Hardware:
     """Return hardware with slow links that hides a share of some axes' communication."""
     efficiency = msgspec.structs.replace(SIMPLE_HARDWARE.efficiency, overlap=overlap)
     return msgspec.structs.replace(
-        SIMPLE_HARDWARE, efficiency=efficiency, across_bytes_per_second=1e7
+        SIMPLE_HARDWARE,
+        efficiency=efficiency,
+        across_bytes_per_second=1e7,
     )
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_dry_run_of_one_rank_is_compute_and_update(checkpointing: str) -> None:
     spec = make_spec("dp=1", "llama3-8b", microbatches=3, checkpointing=checkpointing)
-    position = spec.at(0)
+    position = spec.rank_view(0)
     run = dry_run(spec, SIMPLE_HARDWARE)
-    microbatch_seconds = stage_flops(position).total / 100e12 + again_bytes(position) / 1e12
+    microbatch_seconds = (
+        stage_flops(position).total / 100e12 + recomputed_bytes(position) / 1e12
+    )
     assert run.axes == ()
     assert run.compute_seconds == pytest.approx(3 * microbatch_seconds)
     assert run.update_seconds == pytest.approx(owned_elements(position) * 28 / 1e12)
@@ -70,21 +65,23 @@ def test_dry_run_hides_share_of_overlap(overlap: float) -> None:
     [("fsdp=64", "llama3-8b", "fsdp"), ("fsdp=64,ep=8,tp=4", "mixtral-8x7b", "ep")],
 )
 def test_dry_run_hides_no_longer_than_compute(mesh: str, model: str, axis: str) -> None:
-    run = dry_run(make_spec(mesh, model, microbatches=2), make_slow_hardware(**{axis: 1.0}))
+    hardware = make_slow_hardware(**{axis: 1.0})
+    hardware = msgspec.structs.replace(hardware, inside_bytes_per_second=1e7)
+    run = dry_run(make_spec(mesh, model, microbatches=2), hardware)
     assert axis_of(run, axis).hidden_seconds == pytest.approx(run.compute_seconds)
 
 
 def test_dry_run_hides_ddp_during_one_backward_pass() -> None:
     spec = make_spec("dp=64", "llama3-8b", microbatches=4)
     run = dry_run(spec, make_slow_hardware(dp=1.0))
-    backward_seconds = stage_flops(spec.at(0)).backward / 100e12
+    backward_seconds = stage_flops(spec.rank_view(0)).backward / 100e12
     assert axis_of(run, "dp").hidden_seconds == pytest.approx(backward_seconds)
 
 
 def test_dry_run_hides_ring_attention_only() -> None:
     hardware = make_slow_hardware(cp=1.0)
     spec = make_spec("cp=16", "llama3-8b", cp_method="ring", microbatches=2)
-    attention_seconds = stage_flops(spec.at(0)).attention / 100e12
+    attention_seconds = stage_flops(spec.rank_view(0)).attention / 100e12
     ring = axis_of(dry_run(spec, hardware), "cp")
     assert ring.hidden_seconds == pytest.approx(2 * 3 * attention_seconds)
     ulysses = make_spec("cp=4", "llama3-8b", cp_method="ulysses")
@@ -94,8 +91,9 @@ def test_dry_run_hides_ring_attention_only() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_dry_run_bubble_of_equal_stages(schedule: str) -> None:
     model = model_of("small-llama")
-    # A vocabulary of two leaves no head, so that all stages take as long.
-    model = replace(model, shape=replace(model.shape, vocabulary=2))
+    # Short sequences and a vocabulary of two leave no attention and no head, so that all stages
+    # and both halves of the backward pass take as long.
+    model = replace(model, shape=replace(model.shape, vocabulary=2, sequence=2))
     spec = make_spec("pp=4", model, schedule=schedule, microbatches=16)
     run = dry_run(spec, FAST_LINKS)
     third = run.compute_seconds / 16 / 3
@@ -106,7 +104,7 @@ def test_dry_run_bubble_of_equal_stages(schedule: str) -> None:
 
 def test_dry_run_computes_at_the_slowest_stage() -> None:
     spec = make_spec("pp=4", "llama3-8b", microbatches=64)
-    flops = [stage_flops(position).total for position in spec.positions]
+    flops = [stage_flops(position).total for position in spec.distinct_views]
     assert flops[-1] > flops[0]
     run = dry_run(spec, FAST_LINKS)
     assert run.compute_seconds == pytest.approx(64 * flops[-1] / 100e12)
@@ -115,11 +113,11 @@ def test_dry_run_computes_at_the_slowest_stage() -> None:
 def test_dry_run_of_llama3_70b_on_1024_gpus() -> None:
     """Llama 3 reports an MFU of 38 to 43 % (arXiv 2407.21783, table 4)."""
     run = dry_run(make_spec("dp=8,fsdp=4,pp=4,tp=8", "llama3-70b", microbatches=32), H100)
-    assert run.seconds == pytest.approx(9.7, abs=0.05)
+    assert run.seconds == pytest.approx(9.8, abs=0.05)
     assert run.mfu == pytest.approx(0.41, abs=0.005)
     assert run.mfu == pytest.approx(run.model_flops_per_second / 989.4e12)
     assert run.tokens_per_second == pytest.approx(1024 * 8192 / run.seconds)
-    assert run.fullest.memory.total == pytest.approx(64e9, rel=0.01)
+    assert run.fullest.memory.total == pytest.approx(49.9e9, rel=0.01)
 
 
 @pytest.mark.parametrize(("missing_bytes", "fits"), [(0, True), (1, False)])
@@ -133,48 +131,11 @@ def test_dry_run_fits_if_the_fullest_rank_fits(missing_bytes: int, fits: bool) -
 def test_dry_run_caveat_of_mfu_above_one() -> None:
     """The MFU counts all pairs of attention, of which a causal mask executes half."""
     model = model_of("llama3-8b", 4194304)
-    run = dry_run(make_spec("cp=64,tp=8", model, checkpointing="selective"), H100)
-    executed = 0.55 * run.compute_seconds / run.seconds
+    efficiency = msgspec.structs.replace(H100.efficiency, gemm=0.7)
+    hardware = msgspec.structs.replace(H100, efficiency=efficiency)
+    run = dry_run(make_spec("cp=64,tp=8", model, checkpointing="selective"), hardware)
+    executed = 0.7 * run.compute_seconds / run.seconds
     assert run.mfu > 1
     [caveat] = run.caveats
     assert f"{executed:.1%} of the peak" in caveat
     assert dry_run(make_spec("fsdp=8", "llama3-8b"), H100).caveats == ()
-
-
-def assert_planned(step: Point, ranks: Ranks) -> None:
-    missed = [row for row in planned_components.compare(step, ranks) if row.is_missed]
-    assert missed == [], step.label
-
-
-def test_dry_run_matches_counts_of_real_ranks(two_ranks: Ranks) -> None:
-    assert_planned(make_point(2, "tp_sp", "tiny-llama", "selective"), two_ranks)
-
-
-@pytest.mark.full
-def test_dry_run_matches_counts_of_all_strategies(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    """The study planned_components compares the other steps, also on 8 ranks."""
-    mesh = "dp=2,fsdp=2,ep=2"
-    experts = make_point(4, "hybrid", "tiny", "full", mesh=mesh, **BALANCED_EXPERTS)
-    assert_planned(experts, four_ranks)
-    for step in POINTS:
-        if step.num_ranks == 2:
-            assert_planned(step, two_ranks)
-        elif step.num_ranks == 4 and step.checkpointing == "none":
-            assert_planned(step, four_ranks)
-
-
-@pytest.mark.parametrize(
-    ("shape", "checkpointing"), [("tiny-llama", "selective"), ("tiny", "full")]
-)
-def test_counted_activations_match_allocator(shape: str, checkpointing: str) -> None:
-    """The allocator also keeps the loss. The tokens exist before the forward pass."""
-    model = build(SHAPES[shape], 0, torch.device("cpu"))
-    tokens = draw_tokens(SHAPES[shape], 2, 0, 0)
-    checkpoint(model, checkpointing)
-    with SavedTensors(model) as saved:
-        loss_of(model, tokens)
-    gc.collect()  # The collection of earlier passes must not fall into the profile.
-    with profiling(torch.device("cpu"), memory=True) as profiler:
-        loss = loss_of(model, tokens)
-    allocated = sum(allocations(profiler)) + tokens.nbytes - loss.nbytes
-    assert saved.num_bytes == allocated

@@ -3,7 +3,7 @@
 import pytest
 
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.parameter_table import elements_of, num_parameters
+from parbench.workloads.costs.parameter_table import count_elements, num_parameters
 from parbench.workloads.planner.guide import Strategy, strategies
 from parbench.workloads.planner.models import model_of
 
@@ -11,13 +11,15 @@ from parbench.workloads.planner.models import model_of
 def evaluate_formula(strategy: Strategy) -> float:
     """Evaluate the formula of a strategy with the sizes of its step."""
     spec, shape, moe = strategy.spec, strategy.spec.shape, strategy.spec.moe
-    ranks = spec.world // (spec.size("fsdp") if "dp" in strategy.axes.split() else 1)
+    ranks = spec.ranks // (spec.dims.fsdp if "dp" in strategy.axes.split() else 1)
     symbols: dict[str, float] = {
         "Psi": num_parameters(shape, moe),
-        "e": spec.element_bytes,
+        "e": spec.bytes_per_element,
         "n": ranks,
         "r": (ranks - 1) / ranks,
-        "f": spec.size("fsdp"),
+        "f": spec.dims.fsdp,
+        "g": spec.reduce_bytes,
+        "H": shape.hidden * (shape.vocabulary + 1),
         "L": shape.layers,
         "M": spec.microbatches,
         "b": spec.microbatch,
@@ -26,7 +28,7 @@ def evaluate_formula(strategy: Strategy) -> float:
         "q": shape.heads * (shape.head_size + shape.value_size),
         "k": shape.kv_heads * (shape.head_size + shape.value_size),
         "D": moe.dense_layers if moe else 0,
-        "W": elements_of(spec.at(0), "whole"),
+        "W": count_elements(spec.rank_view(0), "replicated"),
         "top_k": moe.top_k if moe else 0,
     }
     return Equation(text=strategy.formula, symbols=symbols).value

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.moe_case import moe_of
+from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.planner.candidates import Wanted, candidates
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware
@@ -25,14 +25,14 @@ def test_lacking_memory_is_stated_with_smallest_gpus() -> None:
     request = make_request("llama3-70b", 8, 4, schedule="1f1b", microbatch=1)
     message = message_of_search(request)
     assert "1,129 GB of state over 8 x 80 GB (73.6 GB usable)" in message
-    assert "144.0 GB a GPU even as tp=8 with microbatch 1, checkpointing full" in message
+    assert "143.4 GB a GPU even as tp=8 with microbatch 1, checkpointing full" in message
     assert "16 GPUs as pp=2,tp=8 with microbatch 1, checkpointing full" in message
 
 
 def test_lacking_memory_of_a_mesh_is_stated_by_part() -> None:
     message = lack_of(dry_run(make_spec("tp=8", "llama3-70b", microbatches=4), H100))
-    assert "tp=8 needs 188.1 GB on pp rank 0" in message
-    assert "141.1 GB of state, 46.9 GB of activations" in message
+    assert "tp=8 needs 168.9 GB on pp rank 0" in message
+    assert "141.1 GB of state, 27.8 GB of activations" in message
     assert "16 GPUs as pp=2,tp=8" in message
 
 
@@ -61,7 +61,7 @@ def make_tiny_mixture() -> StepSpec:
         "expert_ffn": 352,
         "routing": "balanced",
     }
-    return replace(step, moe=moe_of(params, step.shape, 1))
+    return replace(step, moe=make_moe(params, step.shape, 1))
 
 
 def test_smallest_gpus_match_exhaustive_search() -> None:
@@ -69,9 +69,11 @@ def test_smallest_gpus_match_exhaustive_search() -> None:
     request = make_request(make_tiny_mixture(), 1, 4)
     run = smallest_feasible(request, hardware)
     assert run is not None
-    assert run.spec.world > 1
+    assert run.spec.ranks > 1
     assert run.spec.global_batch == 4
-    for gpus in range(1, run.spec.world):
+    for gpus in range(1, run.spec.ranks):
         for step in candidates(replace(request, gpus=gpus)):
-            is_possible = step.refusal() is None and dry_run(step, hardware, exact=False).fits
+            is_possible = (
+                step.find_broken_rule() is None and dry_run(step, hardware, exact=False).fits
+            )
             assert not is_possible, step

@@ -10,6 +10,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import sent_bytes
+from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.planner.link_time import (
     PlacedCall,
     beyond,
@@ -61,7 +62,7 @@ def test_collective_uses_one_card_per_rank(on_node: int, rails: int, cards: int)
 def test_pod_links_are_oversubscribed() -> None:
     """In a pod 32 ranks share 32 cards / 8, which is half of the 8 cards of a node."""
     hardware = msgspec.structs.replace(SIMPLE_HARDWARE, nodes_per_pod=4, oversubscription=8.0)
-    place = place_of({"fsdp": 64}, ("fsdp",), gpus_per_node=8, nodes_per_pod=4)
+    place = place_of(ParallelDims(fsdp=64), ("fsdp",), gpus_per_node=8, nodes_per_pod=4)
     call = make_call("all_gather", place=place)
     flat_seconds = by_hardware(SIMPLE_HARDWARE)(call)
     assert by_hardware(hardware)(call) == pytest.approx(2 * flat_seconds)

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from parbench.workloads.costs.flops import flops_per_token, product_weights, stage_flops
-from parbench.workloads.costs.memory import layer_equation
+from parbench.workloads.costs.equation import Equation
+from parbench.workloads.costs.flops import flops_per_token, matmul_weights, stage_flops
+from parbench.workloads.costs.memory import layer_text
 from parbench.workloads.costs.parameter_table import (
-    elements_of,
+    count_elements,
     num_active_parameters,
     num_parameters,
 )
@@ -51,28 +52,29 @@ def test_deepseek_flops_match_hand_count() -> None:
     layers = 61 * (queries + keys_and_values + output) + 3 * dense + 58 * experts
     weights = layers + 7168 * 129280
     scores = 61 * 128 * (192 + 128) * 4096
-    assert product_weights(model.shape, model.moe) == weights
+    assert matmul_weights(model.shape, model.moe) == weights
     assert flops_per_token(model.shape, model.moe) == 6 * (weights + scores)
 
 
 def test_deepseek_stages_cover_the_model() -> None:
     """The first three layers have no experts. Stages of 2 and 19 layers divide them."""
-    spec = replace(make_spec("pp=4,ep=8,dp=8", "deepseek-v3"), split="2+19+20+20")
-    stages = [spec.at_stage(rank) for rank in range(4)]
-    model = make_spec("dp=8,ep=8", "deepseek-v3").at(0)
+    spec = make_spec("pp=4,ep=8,dp=8", "deepseek-v3", split="2+19+20+20", microbatches=4)
+    stages = [spec.stage_view(rank) for rank in range(4)]
+    model = make_spec("dp=8,ep=8", "deepseek-v3").rank_view(0)
     assert [stage.dense_layers for stage in stages] == [2, 1, 0, 0]
-    assert sum(elements_of(stage) for stage in stages) == elements_of(model)
+    assert sum(count_elements(stage) for stage in stages) == count_elements(model)
     flops = sum(stage_flops(stage).total for stage in stages)
     assert flops == pytest.approx(stage_flops(model).total)
 
 
 def test_latent_attention_activations_match_hand_count() -> None:
     """Bytes of one token in a dense layer on one of four ranks that split heads and tokens."""
-    position = replace(make_spec("tp=4", "deepseek-v3"), moe=None).at(0)
+    spec = replace(make_spec("tp=4", "deepseek-v3"), moe=None)
     heads = 128 * (2 * 192 + 2 * 128) * 2 / 4
     log_sum_exps = 4 * 128 / 4
     norms = 2 * (7168 * 2 + 4) / 4
-    feed_forward = 7168 * 2 + 4 * 18432 * 2 / 4
-    latents = 7168 * 2 + 2 * (1536 + 512) * 2
+    feed_forward = 7168 * 2 / 4 + 4 * 18432 * 2 / 4
+    latents = 7168 * 2 / 4 + 2 * (1536 + 512) * 2 / 4
     expected = norms + latents + heads + log_sum_exps + feed_forward
-    assert layer_equation(position, "none").value / 4096 == expected
+    equation = Equation(text=layer_text(spec, "none"), symbols=spec.rank_view(0).symbols)
+    assert equation.value / 4096 == expected

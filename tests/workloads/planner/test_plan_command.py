@@ -31,7 +31,7 @@ def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
     result = plan_command("--model llama3-70b --mesh tp=8 --json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["fits"] is False
-    assert "parbench: llama3-70b with tp=8 needs 188.1 GB" in result.stderr
+    assert "parbench: llama3-70b with tp=8 needs 168.9 GB" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
         ("--model llama3-70b --mesh dp=8,fsdp=4,pp=4,tp=8", "1024 GPUs (h100)"),
         ("--model llama3-8b --mesh fsdp=8 --explain", "arXiv 1910.02054"),
         ("--model tiny --gpus 2 --schedule 1f1b", "global batch 2"),
-        ("--guide", "2 Psi e r"),
+        ("--guide", "2 * Psi * g * r"),
         ("--guide --model mixtral-8x7b --gpus 16 --json", '"strategy":"DDP"'),
     ],
 )
@@ -122,10 +122,10 @@ def test_plan_options_reach_the_step() -> None:
         )
     )
     assert step.shape.sequence == 16384
-    assert step.element_bytes == 4
+    assert step.bytes_per_element == 4
     assert step.cp_method == "ulysses"
-    assert step.chunks == 4
-    assert step.schedule == "interleaved"
+    assert step.pipeline_options.stages_per_rank == 4
+    assert step.pipeline_options.schedule == "interleaved"
     assert step.checkpointing == "full"
 
 
@@ -138,7 +138,7 @@ def test_search_uses_its_options() -> None:
 
 
 def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand) -> None:
-    target = "parbench.workloads.data_parallel.ddp:prepare"
+    target = "parbench.workloads.step.train_step:ddp"
     metrics = {"step_time": seconds_metric(0.02), "compute": counted_metric(0.01, "s")}
     case = make_case("workload.ddp", target, {"shape": "tiny", "microbatch": 4})
     records = [*curve_records(), ok_record(case, metrics=metrics)]

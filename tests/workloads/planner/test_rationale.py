@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
 from parbench.workloads.planner.rationale import binding_of, rationale
 from parbench.workloads.planner.search import search
@@ -15,11 +16,11 @@ def test_rationale_explains_each_axis() -> None:
     request = make_request("llama3-70b", 16, 16, schedule="1f1b", microbatch=1)
     result = search(request, H100)
     best = result.best[0]
-    simpler = replace(best, spec=replace(best.spec, mesh={"fsdp": 16}))
+    simpler = replace(best, spec=replace(best.spec, dims=ParallelDims(fsdp=16)))
     lines = rationale(
         replace(result, best=(best, simpler), without={"pp": None, "tp": simpler})
     )
-    assert best.spec.mesh == {"dp": 1, "pp": 2, "fsdp": 1, "cp": 1, "tp": 8}
+    assert best.spec.dims.sizes == {"pp": 2, "tp": 8}
     [fit, tensor, pipeline, *_, shorter, binding] = lines
     assert "1,129 GB of state" in fit
     assert "without it the fastest is fsdp=16" in tensor

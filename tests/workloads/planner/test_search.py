@@ -19,7 +19,7 @@ from tests.support.planner_asks import H100, make_request
 
 def run_all_candidates(request: Wanted, hardware: Hardware) -> list[DryRun]:
     """Return the dry run of every candidate that breaks no rule."""
-    steps = [step for step in candidates(request) if step.refusal() is None]
+    steps = [step for step in candidates(request) if step.find_broken_rule() is None]
     return [dry_run(step, hardware, exact=False) for step in steps]
 
 
@@ -27,7 +27,7 @@ def list_best_seconds(runs: list[DryRun]) -> list[float]:
     """Return the time of the fastest step of each mesh, fastest first."""
     seconds_by_mesh: dict[str, float] = defaultdict(lambda: math.inf)
     for run in runs:
-        mesh = run.spec.mesh_text
+        mesh = run.spec.dims.label
         seconds_by_mesh[mesh] = min(seconds_by_mesh[mesh], run.seconds)
     return sorted(seconds_by_mesh.values())
 
@@ -36,14 +36,14 @@ def assert_search_is_exhaustive(request: Wanted, hardware: Hardware) -> None:
     fitting = [run for run in run_all_candidates(request, hardware) if run.fits]
     result = search(request, hardware, top=8)
     fastest = result.best[0]
-    assert len({run.spec.mesh_text for run in result.best}) == 8
+    assert len({run.spec.dims.label for run in result.best}) == 8
     for run, seconds in zip(result.best, list_best_seconds(fitting), strict=False):
         assert run.fits
-        assert run.spec.refusal() is None
+        assert run.spec.find_broken_rule() is None
         assert run.spec.global_batch == request.global_batch
         assert run.seconds <= seconds * 1.01
     for axis, run_without in result.without.items():
-        times = [run.seconds for run in fitting if run.spec.size(axis) == 1]
+        times = [run.seconds for run in fitting if run.spec.dims.size(axis) == 1]
         if run_without is None:
             assert min(times, default=math.inf) > 4 * fastest.seconds
         else:
@@ -92,22 +92,22 @@ def find_best(model: StepSpec, batch: int, hardware: Hardware = H100) -> StepSpe
 
 
 def test_search_selects_cp_for_long_sequences() -> None:
-    assert find_best(model_of("llama3-8b", 131072), batch=2).size("cp") > 1
+    assert find_best(model_of("llama3-8b", 131072), batch=2).dims.cp > 1
 
 
 def test_search_selects_ep_for_experts() -> None:
-    assert find_best(model_of("mixtral-8x7b"), batch=16).size("ep") > 1
+    assert find_best(model_of("mixtral-8x7b"), batch=16).dims.ep > 1
 
 
 def test_search_selects_pp_on_slow_networks() -> None:
     """A slow network forbids sharding across nodes."""
     hardware = msgspec.structs.replace(H100, across_bytes_per_second=1e8)
-    assert find_best(model_of("llama3-70b"), batch=4, hardware=hardware).size("pp") > 1
+    assert find_best(model_of("llama3-70b"), batch=4, hardware=hardware).dims.pp > 1
 
 
 def test_search_keeps_small_models_simple() -> None:
     [run] = search(make_request("small-llama", 8, 64, schedule="1f1b"), H100, top=1).best
-    assert run.spec.size("pp", "tp") == 1
+    assert run.spec.dims.size("pp", "tp") == 1
     assert run.spec.checkpointing == "none"
 
 

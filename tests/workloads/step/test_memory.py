@@ -13,7 +13,11 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
-from parbench.workloads.step.memory import OverTime, curve, peak_during
+from parbench.workloads.step.memory import (
+    MemoryTimelineProbe,
+    peak_during,
+    reduce_points,
+)
 from parbench.workloads.step.probe import run_probes
 from tests.support.ranks import Ranks
 from tests.support.training_steps import Params, build_small_step
@@ -28,7 +32,7 @@ def measure(world: World, name: str, params: Params) -> tuple[Explanation, int]:
     step = build_small_step(world, name, {"kv_heads": 4, **params})
     step.reset()
     step.step()
-    memory = run_probes(world, step.probes()[:1], step.step, world.barrier, 0.0)
+    memory = run_probes(world, [step.make_memory_probe()], step.step, world.barrier, 0.0)
     step.close()
     return memory, num_parameters(step.spec.shape)
 
@@ -53,8 +57,7 @@ def assert_state(memory: Explanation, expected: Sequence[float]) -> None:
     [
         ("ddp", "float32", (4, 4, 8)),
         ("zero1", "bfloat16", (2, 2, 12 / 2)),  # 32-bit masters belong to the optimizer
-        ("zero2", "float32", (4, 4 / 2, 8 / 2)),
-        ("zero3", "bfloat16", (2 / 2, 2 / 2, 12 / 2)),
+        ("fsdp", "bfloat16", (2 / 2, 2 / 2, 12 / 2)),
     ],
 )
 def test_state_is_sharded_as_in_zero(
@@ -64,8 +67,15 @@ def test_state_is_sharded_as_in_zero(
     arguments = {"name": name, "params": {"precision": precision}}
     (memory, num_elements), _ = two_ranks.call(f"{__name__}:measure", **arguments)
     assert_state(memory, [num_bytes * num_elements for num_bytes in bytes_per_parameter])
-    if name == "zero2":  # keeps its shards next to gathered parameters
-        assert memory.metrics["memory.buffers"].value == 4 / 2 * num_elements
+
+
+def test_gathered_parameters_are_buffers(two_ranks: Ranks) -> None:
+    """FSDP without resharding keeps its shards next to the gathered parameters."""
+    (memory, num_elements), _ = two_ranks.call(
+        f"{__name__}:measure", name="fsdp", params={"reshard": False}
+    )
+    assert memory.metrics["memory.parameters"].value == 4 / 2 * num_elements
+    assert memory.metrics["memory.buffers"].value == 4 * num_elements
 
 
 def test_checkpointing_reduces_activations(two_ranks: Ranks) -> None:
@@ -92,13 +102,13 @@ def test_peak_during_step() -> None:
     assert peak_during(lambda: None, torch.device("meta")) is None
 
 
-def test_curve_keeps_peaks_and_last_point() -> None:
-    assert curve([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2))
+def test_points_keep_peaks_and_last_point() -> None:
+    assert reduce_points([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2))
     changes = []
     for microsecond in range(0, 1000, 2):
         change = 90 if microsecond == 900 else 10
         changes += [(microsecond, change), (microsecond + 1, -change)]
-    points = curve(changes, most=10)
+    points = reduce_points(changes, max_points=10)
     assert len(points) == 11
     assert (900, 90) in points
     assert points[-1] == (999, 0)
@@ -115,7 +125,7 @@ def test_memory_over_time_of_step() -> None:
             time.sleep(0.002)
         del second
 
-    probe = OverTime(CPU)
+    probe = MemoryTimelineProbe(CPU)
     memory = probe.observe(step, lambda: None, 0.0)
     assert memory is not None
     microsecond, num_bytes = memory.peak
@@ -123,7 +133,7 @@ def test_memory_over_time_of_step() -> None:
     assert memory.find_phase(microsecond) == "backward"
     assert memory.points[-1][1] == 0
     larger = msgspec.structs.replace(memory, points=((0, 1), (9, 8 * MIB)))
-    assert probe.summarise([memory, larger, None]).details["memory_over_time"]["rank"] == 1
+    assert probe.summarize([memory, larger, None]).details["memory_over_time"]["rank"] == 1
     assert probe.observe(lambda: None, lambda: None, 0.0) is None
 
 

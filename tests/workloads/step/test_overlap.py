@@ -12,12 +12,11 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step import overlap
 from parbench.workloads.step.overlap import (
-    broken_down,
-    differences,
-    doubts_of_ect,
-    held_against,
-    kernels_of,
-    waited,
+    compute_time_breakdown,
+    list_ect_caveats,
+    match_spans_to_calls,
+    summarize_differences,
+    summarize_kernels,
 )
 from parbench.workloads.step.probe import trace_step
 from parbench.workloads.step.sent_bytes import OTHER, SentCall
@@ -30,20 +29,20 @@ NS = 1e-9
 
 def test_differences_of_walls_and_compute() -> None:
     first_walls = {
-        "plain": [1.0, 2.0],
-        "traced": [2.0, 4.0],
-        "watched": [5.0, 1.0],
-        "silenced": [1.0, 1.0],
+        "uninstrumented": [1.0, 2.0],
+        "profiled": [2.0, 4.0],
+        "instrumented": [5.0, 1.0],
+        "without_comm": [1.0, 1.0],
     }
     second_walls = {
-        "plain": [1.0, 1.0],
-        "traced": [1.0, 1.0],
-        "watched": [2.0, 4.0],
-        "silenced": [3.0, 2.0],
+        "uninstrumented": [1.0, 1.0],
+        "profiled": [1.0, 1.0],
+        "instrumented": [2.0, 4.0],
+        "without_comm": [3.0, 2.0],
     }
-    compute = {"watched": [4.0, 6.0], "silenced": [1.0, 1.0]}
-    no_compute = {"watched": [0.0, 0.0], "silenced": [1.0, 1.0]}
-    metrics = differences([first_walls, second_walls], [compute, no_compute])
+    compute = {"instrumented": [4.0, 6.0], "without_comm": [1.0, 1.0]}
+    no_compute = {"instrumented": [0.0, 0.0], "without_comm": [1.0, 1.0]}
+    metrics = summarize_differences([first_walls, second_walls], [compute, no_compute])
     assert metrics["ect"].value == pytest.approx(2.0)
     assert metrics["compute_slowdown"].value == pytest.approx(1.5)
     assert metrics["tracing_overhead"].value == pytest.approx(1.0)
@@ -98,8 +97,8 @@ def test_explanation_of_four_ranks_adds_up(
 def explain_fake_traces(world: World, comm_is_seen: bool) -> Explanation:
     """Return the explanation of a DDP step in which rank 1 comes 5 ms late to the only call.
 
-    Of nine traces, three are silenced: their compute takes 2, 3 and 2 ms less. The clock of
-    rank 1 is 77 ms ahead, and it begins 2 us after rank 0.
+    Of nine traces, three are without communication: their compute takes 2, 3 and 2 ms less. The
+    clock of rank 1 is 77 ms ahead, and it begins 2 us after rank 0.
     """
     offsets_ns = (0, 77 * MS)
     clock = replace(world.clock, offsets_ns=offsets_ns, uncertainty_ns=500)
@@ -134,7 +133,6 @@ def test_explanation_of_late_rank(two_ranks: Ranks) -> None:
         "exposed_copy": 1,
         "idle": 7,
         "residual": 2,
-        "comm_wait": 5,
         "compute_slowdown": 7 / 3,
         "comm_transfer.dp": 5,
         "straggler_wait": 5,
@@ -152,7 +150,7 @@ def test_explanation_of_late_rank(two_ranks: Ranks) -> None:
 
 def test_unseen_communication_is_unknown(two_ranks: Ranks) -> None:
     explanation, _ = two_ranks.call(f"{__name__}:explain_fake_traces", comm_is_seen=False)
-    for name in ("exposed_comm.dp", "overlap", "idle", "comm_wait"):
+    for name in ("exposed_comm.dp", "overlap", "idle"):
         assert explanation.metrics[name].value is None, name
     assert metric_value(explanation, "compute") == pytest.approx(8e-3)
     assert any("dp" in note for note in explanation.notes)
@@ -179,13 +177,15 @@ def test_kernel_of_send_and_recv_counts_once() -> None:
         comm=[(200, 300), (500, 600)],
         launch_times=[65, 365],
     )
-    matched = held_against(trace, [SEND, RECV, SEND, RECV])
+    matched = match_spans_to_calls(trace, [SEND, RECV, SEND, RECV])
     assert matched.spans == [(200, 300), (200, 300), (500, 600), (500, 600)]
     assert matched.named == [
         ("cp", "send + recv", (200, 300)),
         ("cp", "send + recv", (500, 600)),
     ]
-    assert broken_down(trace, matched).exposed_comm_seconds == pytest.approx({"cp": 150 * NS})
+    assert compute_time_breakdown(trace, matched).exposed_comm_seconds == pytest.approx(
+        {"cp": 150 * NS}
+    )
 
 
 def test_call_without_kernel_is_unseen() -> None:
@@ -195,7 +195,7 @@ def test_call_without_kernel_is_unseen() -> None:
         launch_times=[50],
     )
     calls = [sent_call("dp", "all_reduce"), sent_call("tp", "all_reduce")]
-    matched = held_against(trace, calls)
+    matched = match_spans_to_calls(trace, calls)
     assert matched.spans == [None, (100, 600)]
     assert matched.unseen == {"dp"}
 
@@ -208,30 +208,22 @@ def test_kernel_of_no_call_hides_axes(axes: list[str], axis: str) -> None:
         launch_times=[20, 50, None],
     )
     calls = [sent_call(name, "all_reduce") for name in axes]
-    matched = held_against(trace, calls)
+    matched = match_spans_to_calls(trace, calls)
     assert matched.spans == []
     assert {name for name, _, _ in matched.named} == {axis}
 
 
-def test_device_waits_for_exposed_communication() -> None:
-    trace = make_trace(
-        compute=[(0, 800)],
-        issue_spans=[(10, 30)],
-        comm=[(100, 850)],
-        launch_times=[20],
-    )
-    assert waited(trace) == pytest.approx(50 * NS)
-
-
-def test_ect_is_doubted_if_watching_slows_a_gpu() -> None:
+def test_ect_is_a_bound_if_the_mode_slows_a_gpu() -> None:
     cuda = torch.device("cuda", 0)
-    [note] = doubts_of_ect(cuda, 0.3)
+    [note] = list_ect_caveats(cuda, 0.3)
     assert "1.30" in note
-    assert doubts_of_ect(cuda, 0.04) == ()
-    assert doubts_of_ect(torch.device("cpu"), 0.5) == ()
+    assert list_ect_caveats(cuda, 0.04) == ()
+    assert list_ect_caveats(torch.device("cpu"), 0.5) == ()
 
 
 def test_kernels_are_counted_per_step() -> None:
-    assert kernels_of([[10, 10, 10], [12, 12, 12]])["kernels"].value == 11.0
-    assert kernels_of([[10, 11, 10], [12, 12, 12]])["kernels"].value is None  # steps differ
-    assert kernels_of([[None, None], [None, None]]) == {}
+    assert summarize_kernels([[10, 10, 10], [12, 12, 12]])["kernels"].value == 11.0
+    assert (
+        summarize_kernels([[10, 11, 10], [12, 12, 12]])["kernels"].value is None
+    )  # steps differ
+    assert summarize_kernels([[None, None], [None, None]]) == {}

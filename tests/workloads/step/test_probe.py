@@ -1,4 +1,4 @@
-"""Probes share the time budget, and take as many turns as there is time for."""
+"""Probes share the time budget, and repeat steps within their parts of it."""
 
 import itertools
 import time
@@ -12,7 +12,12 @@ import torch
 from parbench.bench.results.metrics import make_value
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step.probe import moment, run_probes, seconds_of, take_turns
+from parbench.workloads.step.probe import (
+    make_moment_clock,
+    record_moment,
+    repeat_within_budget,
+    run_probes,
+)
 from tests.support.fake_time import HeldTime
 from tests.support.ranks import Ranks
 
@@ -26,13 +31,13 @@ class BudgetProbe:
     share: float
 
     def observe(
-        self, step: Callable[[], object], begin: Callable[[], None], budget_seconds: float
+        self, step: Callable[[], object], reset: Callable[[], None], budget_seconds: float
     ) -> float:
-        begin()
+        reset()
         step()
         return budget_seconds + self.world.rank
 
-    def summarise(self, budgets: Sequence[float]) -> Explanation:
+    def summarize(self, budgets: Sequence[float]) -> Explanation:
         return Explanation(
             metrics={"ect": make_value("ect", sum(budgets))},
             details={self.name: list(budgets)},
@@ -49,14 +54,14 @@ def run_three_probes(world: World) -> tuple[Explanation, list[str]]:
         BudgetProbe(world, "rest", 3.0),
     ]
     explanation = run_probes(
-        world, probes, lambda: log.append("step"), lambda: log.append("begin"), 8.0
+        world, probes, lambda: log.append("step"), lambda: log.append("reset"), 8.0
     )
     return explanation, log
 
 
 def test_probes_share_budget(two_ranks: Ranks) -> None:
     for explanation, log in two_ranks.call(f"{__name__}:run_three_probes"):
-        assert log == ["begin", "step"] * 3
+        assert log == ["reset", "step"] * 3
         assert explanation.details == {
             "none": [0.0, 1.0],
             "quarter": [2.0, 3.0],
@@ -67,27 +72,27 @@ def test_probes_share_budget(two_ranks: Ranks) -> None:
         assert explanation.metrics["ect"].value == 13.0
 
 
-def count_turns(world: World, budget_seconds: float, turn_seconds: float) -> int:
-    """Return the number of turns, which take time only on rank 0."""
-    turns = itertools.count()
+def count_repeats(world: World, budget_seconds: float, step_seconds: float) -> int:
+    """Return the number of repeats, which take time only on rank 0."""
+    repeats = itertools.count()
 
-    def turn() -> None:
-        next(turns)
-        time.sleep(turn_seconds if world.rank == 0 else 0.0)
+    def step() -> None:
+        next(repeats)
+        time.sleep(step_seconds if world.rank == 0 else 0.0)
 
-    take_turns(world, budget_seconds, turn, most=5)
-    return next(turns)
+    repeat_within_budget(world, budget_seconds, step, max_repeats=5)
+    return next(repeats)
 
 
 @pytest.mark.parametrize(
-    ("budget_seconds", "turn_seconds", "expected"),
+    ("budget_seconds", "step_seconds", "expected"),
     [(0.0, 0.0, 1), (1e-6, 0.01, 3), (60.0, 0.0, 5)],
 )
-def test_all_ranks_take_turns_of_rank_0(
-    two_ranks: Ranks, budget_seconds: float, turn_seconds: float, expected: int
+def test_all_ranks_repeat_as_rank_0(
+    two_ranks: Ranks, budget_seconds: float, step_seconds: float, expected: int
 ) -> None:
-    arguments = {"budget_seconds": budget_seconds, "turn_seconds": turn_seconds}
-    assert two_ranks.call(f"{__name__}:count_turns", **arguments) == [expected] * 2
+    arguments = {"budget_seconds": budget_seconds, "step_seconds": step_seconds}
+    assert two_ranks.call(f"{__name__}:count_repeats", **arguments) == [expected] * 2
 
 
 def test_moment_of_device_on_host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +118,8 @@ def test_moment_of_device_on_host_clock(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: clock.sleep_ns(1_000))
     device = torch.device("cuda", 0)
-    event: Any = moment(device)
+    event: Any = record_moment(device)
     clock.sleep_ns(5_000_000)
-    to_seconds, uncertainty = seconds_of(device)
+    to_seconds, uncertainty = make_moment_clock(device)
     assert uncertainty == pytest.approx(3e-6)
     assert to_seconds(event) - event.recorded_ns / 1e9 == pytest.approx(1e-6)

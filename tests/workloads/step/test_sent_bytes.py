@@ -1,4 +1,4 @@
-"""The calls of a step are counted by axis and operation, and can be silenced."""
+"""The calls of a step are counted by axis and operation, and can be replaced by fake ones."""
 
 from collections import Counter
 
@@ -9,13 +9,13 @@ import torch.distributed as dist
 from parbench.bench.world.world import World
 from parbench.workloads.step.sent_bytes import (
     OTHER,
-    SentBytes,
+    CommBytesProbe,
+    CommVolume,
+    NoCommMode,
     SentCall,
-    Silenced,
-    Tally,
-    counted,
-    counts_of,
-    fake_twins,
+    make_fake_groups,
+    record_calls,
+    summarize_counts,
 )
 from tests.support.ranks import Ranks
 from tests.support.training_steps import build_trained_step
@@ -23,24 +23,28 @@ from tests.support.training_steps import build_trained_step
 Call = tuple[str, str, int, int]
 
 LAYER = 50_688
-ROOT = 18_688
+EMBEDDINGS = 10_240
+HEAD = 8_448
 ACTIVATION = 4_096
+LOSS = 128
 CALLS: dict[str, dict[Call, int]] = {
     "ddp": {("dp", "all_reduce", 4 * 30_016, 2): 1},
-    "zero3": {
-        ("dp", "all_gather", LAYER, 2): 4,
-        ("dp", "all_gather", ROOT, 2): 2,
-        ("dp", "reduce_scatter", LAYER, 2): 2,
-        ("dp", "reduce_scatter", ROOT, 2): 1,
+    "fsdp": {
+        ("fsdp", "all_gather", LAYER, 2): 4,
+        ("fsdp", "all_gather", EMBEDDINGS, 2): 2,
+        ("fsdp", "all_gather", HEAD, 2): 1,
+        ("fsdp", "reduce_scatter", LAYER, 2): 2,
+        ("fsdp", "reduce_scatter", EMBEDDINGS, 2): 1,
+        ("fsdp", "reduce_scatter", HEAD, 2): 1,
     },
-    "tp": {("tp", "all_reduce", ACTIVATION, 2): 8},
+    "tp": {("tp", "all_reduce", ACTIVATION, 2): 10, ("tp", "all_reduce", LOSS, 2): 3},
 }
 """Calls of a step by axis, operation, bytes and ranks."""
 
 
 def count_calls(world: World, name: str) -> Counter[Call]:
     step = build_trained_step(world, name, kv_heads=4)
-    calls = counted(step.step, step.layout.axes)
+    calls = record_calls(step.step, step.mesh.groups)
     step.close()
     return Counter((call.axis, call.op, call.num_bytes, call.ranks) for call in calls)
 
@@ -52,32 +56,39 @@ def test_counted_calls_of_step(two_ranks: Ranks, name: str) -> None:
 
 
 def step_on_rank_0(world: World, name: str) -> None:
-    """Let only rank 0 take a silenced step."""
+    """Let only rank 0 take a step without communication."""
     step = build_trained_step(world, name)
-    twins = fake_twins(step.layout.axes)
+    fake_groups = make_fake_groups(step.mesh.groups)
     if world.rank == 0:
-        with Silenced(twins):
+        with NoCommMode(fake_groups):
             step.step()
     world.barrier()
-    for twin in twins.values():
-        dist.destroy_process_group(twin)
+    for group in fake_groups.values():
+        dist.destroy_process_group(group)
     step.close()
 
 
-@pytest.mark.parametrize("name", ["ddp", "zero3", "tp_sp", "ep_step"])
-def test_silenced_step_needs_no_other_rank(two_ranks: Ranks, name: str) -> None:
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "tp_sp", "ep_step"])
+def test_step_without_comm_needs_no_other_rank(two_ranks: Ranks, name: str) -> None:
     two_ranks.call(f"{__name__}:step_on_rank_0", name=name)
 
 
-def sent_call(axis: str, op: str, sent: float, by_data: bool = False) -> SentCall:
-    return SentCall(axis=axis, op=op, num_bytes=int(sent), ranks=2, sent=sent, by_data=by_data)
+def sent_call(axis: str, op: str, sent: float, depends_on_data: bool = False) -> SentCall:
+    return SentCall(
+        axis=axis,
+        op=op,
+        num_bytes=int(sent),
+        ranks=2,
+        sent=sent,
+        depends_on_data=depends_on_data,
+    )
 
 
 def test_counts_are_means_over_ranks() -> None:
     sums = [sent_call("dp", "all_reduce", 8.0), sent_call("dp", "all_reduce", 4.0)]
-    first = Tally.of([*sums, sent_call("pp", "send", 6.0)], ["dp"])
-    second = Tally.of([sent_call("dp", "all_reduce", 12.0)], ["dp"])
-    counts = counts_of((first, second))
+    first = CommVolume.sum([*sums, sent_call("pp", "send", 6.0)], ["dp"])
+    second = CommVolume.sum([sent_call("dp", "all_reduce", 12.0)], ["dp"])
+    counts = summarize_counts((first, second))
     assert counts["calls.dp"].value == 1.5
     assert counts["calls.dp.all_reduce"].value == 1.5
     assert counts["sent.dp.all_reduce"].value == 12.0
@@ -86,18 +97,18 @@ def test_counts_are_means_over_ranks() -> None:
 
 
 def test_counts_leave_out_bytes_that_depend_on_data() -> None:
-    even = Tally.of([sent_call("ep", "all_to_all", 8.0)], [])
-    uneven = Tally.of([sent_call("ep", "all_to_all", 8.0, by_data=True)], [])
-    assert counts_of((even, even))["sent.ep.all_to_all"].value == 8.0
-    assert counts_of((even, uneven)).keys() == {"calls.ep", "calls.ep.all_to_all"}
+    even = CommVolume.sum([sent_call("ep", "all_to_all", 8.0)], [])
+    uneven = CommVolume.sum([sent_call("ep", "all_to_all", 8.0, depends_on_data=True)], [])
+    assert summarize_counts((even, even))["sent.ep.all_to_all"].value == 8.0
+    assert summarize_counts((even, uneven)).keys() == {"calls.ep", "calls.ep.all_to_all"}
 
 
 def test_bytes_are_of_rank_that_sends_most() -> None:
     """The ratio is of the rank that differs most. Unexpected bytes have a ratio of 0."""
-    first = Tally(by_axis={"tp": 8.0, "ep": 4.0})
-    second = Tally(by_axis={"tp": 3.0})
+    first = CommVolume(by_axis={"tp": 8.0, "ep": 4.0})
+    second = CommVolume(by_axis={"tp": 3.0})
     records = [(first, {"tp": 8.0, "ep": 0.0}), (second, {"tp": 4.0})]
-    metrics = SentBytes.summarise(records).metrics
+    metrics = CommBytesProbe.summarize(records).metrics
     assert metrics["bytes_sent.tp"].value == 8
     assert metrics["bytes_expected.tp"].value == 8
     assert metrics["bytes_ratio.tp"].value == 0.75
@@ -114,8 +125,8 @@ def exchange_rows(world: World) -> list[tuple[str, float, bool]]:
         dist.all_to_all_single(received, rows, group=world.group)
         dist.all_to_all_single(received, rows, sizes, sizes, group=world.group)
 
-    calls = [*counted(exchange, {"ep": world.group}), *counted(exchange, {})]
-    return [(call.axis, call.sent, call.by_data) for call in calls]
+    calls = [*record_calls(exchange, {"ep": world.group}), *record_calls(exchange, {})]
+    return [(call.axis, call.sent, call.depends_on_data) for call in calls]
 
 
 def test_exchange_with_sizes_depends_on_data(two_ranks: Ranks) -> None:

@@ -79,15 +79,15 @@ def _shares(runs: Sequence[Run], hardware: Hardware) -> tuple[list[float], dict[
             values.get("compute"),
             _peak(record.details.get("peak"), hardware, spec, record.world.device),
         )
-        if compute and peak and not spec.timed:
-            executed = max(stage_flops(spec.at(rank)).total for rank in range(record.world.size))
-            products.append(executed * spec.microbatches / compute / peak)
-        for axis, shown in {name: spec.axis_names.get(name, name) for name in spec.mesh}.items():
-            took, exposed = (
-                values.get(f"comm_transfer.{shown}"),
-                values.get(f"exposed_comm.{shown}", 0.0),
+        if compute and peak and not spec.is_simulated:
+            executed = max(
+                stage_flops(spec.rank_view(rank)).total for rank in range(record.world.size)
             )
-            if axis in HIDEABLE and took and f"exposed_comm.{shown}" in record.metrics:
+            products.append(executed * spec.microbatches / compute / peak)
+        for axis in HIDEABLE:
+            took = values.get(f"comm_transfer.{axis}")
+            exposed = values.get(f"exposed_comm.{axis}", 0.0)
+            if took and f"exposed_comm.{axis}" in record.metrics:
                 overlaps[axis].append(min(1.0, max(0.0, 1 - exposed / took)))
     return products, dict(overlaps)
 
@@ -99,7 +99,8 @@ def _peak(known: object, hardware: Hardware, spec: StepSpec, device: str) -> flo
     return (
         None
         if device == "cpu"
-        else hardware.flops_per_second * (1.0 if spec.mixed else hardware.float32_share)
+        else hardware.flops_per_second
+        * (1.0 if spec.has_master_weights else hardware.float32_share)
     )
 
 

@@ -20,10 +20,10 @@ from parbench.bench.results.metrics import MetricValue, merge_metrics
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError, format_table, pluralize
-from parbench.workloads.catalogue import DEFINITIONS, STRATEGIES
-from parbench.workloads.costs.communication_pattern import bytes_by_axis, calls
-from parbench.workloads.costs.memory import memory_of
-from parbench.workloads.costs.parameter_table import ParameterPart, parts_of
+from parbench.workloads.catalogue import DEFINITIONS
+from parbench.workloads.costs.communication_pattern import bytes_by_axis, list_calls
+from parbench.workloads.costs.memory import rank_memory
+from parbench.workloads.costs.parameter_table import ParameterPart, list_parts
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
@@ -37,6 +37,7 @@ from parbench.workloads.planner.link_time import (
     curves_of,
 )
 from parbench.workloads.planner.placement import Place
+from parbench.workloads.presets import PRESETS
 
 _MOST_RANKS = 1 << 14
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
@@ -54,7 +55,7 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
             steps.setdefault(record.case.id, []).append(record)
     if not steps:
         raise UserError(
-            f"{run.path} holds no training step: a validation needs some of {', '.join(STRATEGIES)}"
+            f"{run.path} holds no training step: a validation needs some of {', '.join(PRESETS)}"
         )
     curves = curves_of(fits)
     if not curves:
@@ -92,8 +93,8 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
     compute = metrics.get("compute", unknown).value if declared is None else declared
     if compute is None:
         return "its compute was not measured alone"
-    ranks = [spec.at(rank) for rank in range(world.size)]
-    busiest = max(map(calls, ranks), key=lambda of: sum(call.sent for call in of))
+    ranks = [spec.rank_view(rank) for rank in range(world.size)]
+    busiest = max(map(list_calls, ranks), key=lambda of: sum(call.sent for call in of))
     # all alike, as the run's own collectives were measured
     on_node = -(-world.size // max(1, world.nodes))
     moving = [
@@ -110,7 +111,7 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         else 0.0,
         backend=world.backend,
     )
-    held = [memory_of(at) for at in ranks]
+    held = [rank_memory(at) for at in ranks]
     rows = [
         ("step_time", "step_time", "s", time.seconds),
         *(
@@ -163,15 +164,13 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
 def spec_of_record(record: Record) -> StepSpec | str:
     """Return a record's step, or why what it sends and holds follows from no closed form."""
     name = record.case.short_name
-    strategy, definition = STRATEGIES.get(name), _DEFINITIONS.get(record.case.name)
+    preset, definition = PRESETS.get(name), _DEFINITIONS.get(record.case.name)
     if record.world.size > _MOST_RANKS:
         return f"{name}: its {record.world.size} ranks are more than {_MOST_RANKS}, each of which is counted"
-    if strategy is None or definition is None:
+    if preset is None or definition is None:
         return f"{name}: {'no training step' if definition else 'no step of this suite'}"
     params = definition.complete(record.case.params)
-    if params.get("attention", "real") != "real":
-        return f"{name} with attention = {params['attention']}: waits of tiles are no compute that was declared"
-    spec = strategy(params, record.world.size, record.world.device)
+    spec = preset(params, record.world.size)
     moe = spec.moe
     if moe is None:
         return spec
@@ -264,9 +263,9 @@ class Bucket:
 
 def declared_compute(spec: StepSpec) -> float | None:
     """Return the compute of a step whose compute is timed: 3 T a microbatch, a forward again if checkpointed."""
-    if spec.timed_seconds is None:
+    if spec.simulated_seconds is None:
         return None
-    return (4 if spec.checkpointing == "full" else 3) * spec.timed_seconds * spec.microbatches
+    return (4 if spec.checkpointing == "full" else 3) * spec.simulated_seconds * spec.microbatches
 
 
 def row_time(
@@ -299,14 +298,14 @@ def row_time(
             rule=f"{spec.order.name} simulated, each message {hop * 1e3:.3g} ms on its way"
             + (" once its receiver asks for it" if rendezvous else ""),
         )
-    if spec.overlaps and set(spec.mesh) == {"dp"}:
+    if set(spec.dims.sizes) <= {"dp", "cp"}:
         summed = [call for call in calls if call.op == "all_reduce"]
         rule = "no rank to sum with"
         if summed:
             exposed, rule = _bucketed(spec, summed[0], calls, seconds, compute_seconds)
         elif calls:
             rule = "gradients are scattered after the backward pass, and parameters gathered after the update"
-    elif spec.overlaps and "fsdp" in spec.mesh and (backend != "gloo" or spec.prefetches):
+    elif spec.dims.is_sharded and (backend != "gloo" or spec.prefetch):
         # NCCL also scatters beside the next layer, where gloo blocks
         windows = {"all_gather": compute_seconds}
         if backend != "gloo":
@@ -327,11 +326,12 @@ def _bucketed(
     compute_seconds: float,
 ) -> tuple[dict[str, float], str]:
     """DDP: each bucket under what is left of the backward pass; ZeRO-1's broadcasts come after the update."""
-    width = spec.reduced_bytes or spec.element_bytes
     buckets = buckets_of(
-        list(parts_of(spec.at(0))), bucket_bytes=spec.bucket_bytes, element_bytes=width
+        list(list_parts(spec.rank_view(0))),
+        bucket_bytes=spec.bucket_bytes,
+        bytes_per_element=spec.reduce_bytes,
     )
-    rounds = spec.microbatches if spec.each_microbatch else 1
+    rounds = spec.gradient_syncs
     window = compute_seconds * _BACKWARD / spec.microbatches
     exposed = rounds * exposed_seconds(
         buckets, lambda size: seconds(replace(summed, num_bytes=size)), window
@@ -343,7 +343,7 @@ def _bucketed(
 
 
 def buckets_of(
-    parts: Sequence[ParameterPart], *, bucket_bytes: int, element_bytes: int
+    parts: Sequence[ParameterPart], *, bucket_bytes: int, bytes_per_element: int
 ) -> list[Bucket]:
     """Return DDP's buckets in the order in which they are summed; the backward pass goes by the elements of layers.
 
@@ -355,7 +355,7 @@ def buckets_of(
     in_layers = [part.numel if part.name.startswith("layers.") else 0 for part in parts]
     held = behind = 0
     for i, (part, numel) in enumerate(zip(reversed(parts), reversed(in_layers), strict=True), 1):
-        held += part.numel * element_bytes
+        held += part.numel * bytes_per_element
         behind += numel
         if held >= cap_bytes or i == len(parts):
             found.append(Bucket(size_bytes=held, ready=behind / sum(in_layers)))
@@ -388,7 +388,7 @@ def _makespan(
     spec: StepSpec, busy_seconds: float, hop_seconds: float, *, rendezvous: bool
 ) -> float:
     """Return how long a schedule takes whose mean rank is busy for so long, each stage as its layers have it."""
-    order, layers = spec.order, spec.at(0).layers_by_stage
+    order, layers = spec.order, spec.rank_view(0).layers_by_stage
     layer = busy_seconds * order.ranks / order.microbatches / sum(layers)
     share = {"F": _FORWARD, "B": _BACKWARD, "I": _BACKWARD / 2, "W": _BACKWARD / 2}
 

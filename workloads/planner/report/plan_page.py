@@ -87,7 +87,7 @@ def with_variants(document: Document, run: DryRun, seconds: Seconds | None = Non
 def _document(run: DryRun, parts: Sequence[DocumentPart], problem: str = "") -> Document:
     spec, usable = run.spec, run.hardware.usable_bytes
     return Document(
-        name=f"plan {spec.name} on {spec.world} GPUs",
+        name=f"plan {spec.name} on {spec.ranks} GPUs",
         heading=f"{batch_words(run)}; {settings_of(spec)}",
         parts=parts,
         tiles=[
@@ -105,7 +105,7 @@ def _document(run: DryRun, parts: Sequence[DocumentPart], problem: str = "") -> 
 
 def _step_part(run: DryRun, seconds: Seconds | None) -> DocumentPart:
     used = run.fullest.memory.total / run.hardware.usable_bytes
-    per_gpu = run.tokens_per_second / run.spec.world
+    per_gpu = run.tokens_per_second / run.spec.ranks
     summary = (
         f"{run.tokens_per_second:,.0f} tokens/s, {per_gpu:,.0f} per GPU, {run.model_flops_per_second / 1e12:.4g} "
         f"TFLOP/s per GPU, MFU {run.mfu:.1%}, memory {used:.0%} of {run.hardware.usable_bytes / GIGA:.1f} GB usable"
@@ -125,7 +125,8 @@ def _assumptions(run: DryRun, notes: Sequence[str], *, explain: bool) -> Documen
         caption="declared, not measured; --hardware FILE.toml changes them",
         columns=[DocumentColumn(title="assumed", help="a rate, a share or a source")],
         rows=[
-            [assumption] for assumption in assumptions(run.hardware, run.spec.element_bytes, notes)
+            [assumption]
+            for assumption in assumptions(run.hardware, run.spec.bytes_per_element, notes)
         ],
     )
     formulas = [_formulas(run)] if explain else []
@@ -136,8 +137,8 @@ def _assumptions(run: DryRun, notes: Sequence[str], *, explain: bool) -> Documen
 
 def label_of(run: DryRun) -> str:
     spec = run.spec
-    schedule = f" {spec.schedule}" if spec.size("pp") > 1 else ""
-    return f"{spec.mesh_text} {spec.checkpointing_text}{schedule} x{spec.microbatch}"
+    schedule = f" {spec.pipeline_options.schedule}" if spec.dims.size("pp") > 1 else ""
+    return f"{spec.dims.label} {spec.checkpointing_label}{schedule} x{spec.microbatch}"
 
 
 def _held(held: Held) -> dict[str, float]:
@@ -161,7 +162,7 @@ _COLUMNS = (
 
 def _row(run: DryRun) -> list[Cell]:
     memory = run.fullest.memory.total / GIGA
-    words = (run.spec.mesh_text, settings_of(run.spec), binding_of(run))
+    words = (run.spec.dims.label, settings_of(run.spec), binding_of(run))
     return [*words, run.seconds, run.tokens_per_second, run.mfu, memory]
 
 
@@ -174,7 +175,7 @@ def _candidates(found: Found, top: int) -> DocumentTable:
         caption="each mesh once, with as much checkpointing as it needs",
         columns=_COLUMNS,
         rows=list(map(_row, shown)),
-        notes=[f"{run.spec.mesh_text}: {caveat}." for run in shown for caveat in run.caveats],
+        notes=[f"{run.spec.dims.label}: {caveat}." for run in shown for caveat in run.caveats],
         figures=[
             StackedBars(
                 title="Where the step's time goes",
@@ -233,14 +234,14 @@ def _refused(found: Found, wanted: Wanted) -> DocumentTable:
 
 def _step(run: DryRun, seconds: Seconds | None) -> DocumentTable:
     figures: list[StackedBars | GanttChart] = []
-    if run.spec.size("pp") > 1:
+    if run.spec.dims.size("pp") > 1:
         facts, microbatches = _pipeline(run, seconds), run.spec.microbatches
-        told = f"{run.spec.schedule}, simulated with each stage's times and the link's latency."
+        told = f"{run.spec.pipeline_options.schedule}, simulated with each stage's times and the link's latency."
         if facts.microbatches < microbatches:
             told += f" Of {microbatches} microbatches {facts.microbatches} are drawn: the others repeat the middle."
         figures.append(GanttChart(title="The pipeline", caption=told, facts=facts))
     else:
-        bars = {run.spec.mesh_text: run.parts}
+        bars = {run.spec.dims.label: run.parts}
         figures.append(
             StackedBars(
                 title="The step", caption="Of the busiest rank.", quantity="step", bars=bars
@@ -260,7 +261,7 @@ def _step(run: DryRun, seconds: Seconds | None) -> DocumentTable:
             for name, value in (*run.parts.items(), ("step", run.seconds))
         ],
         notes=[
-            *([f"Bubble: {run.bubble_method}."] if run.spec.size("pp") > 1 else []),
+            *([f"Bubble: {run.bubble_method}."] if run.spec.dims.size("pp") > 1 else []),
             *map(str, run.caveats),
         ],
         figures=figures,
@@ -268,7 +269,7 @@ def _step(run: DryRun, seconds: Seconds | None) -> DocumentTable:
 
 
 def _pipeline(run: DryRun, seconds: Seconds | None) -> details.PipelineDetails:
-    spec, ranks = run.spec, run.spec.size("pp")
+    spec, ranks = run.spec, run.spec.dims.size("pp")
     legible = max(2, _LEGIBLE // (2 * ranks * ranks * spec.stages_per_rank)) * ranks
     spec = replace(spec, microbatches=min(spec.microbatches, legible))
     predicted = make_detail_rows(pipeline_of(replace(run, spec=spec), seconds))
@@ -320,14 +321,14 @@ def _memory(run: DryRun) -> DocumentTable:
             DocumentColumn(title="total", help="all components at once", unit="GB"),
         ],
         rows=[
-            [held.at.words, *_held(held).values(), held.memory.total / GIGA] for held in run.ranks
+            [held.at.label, *_held(held).values(), held.memory.total / GIGA] for held in run.ranks
         ],
         figures=[
             StackedBars(
                 title="What memory holds",
                 caption="Of each kind of rank.",
                 quantity="memory",
-                bars={held.at.words: _held(held) for held in run.ranks},
+                bars={held.at.label: _held(held) for held in run.ranks},
                 limit=_limit(run.hardware),
             )
         ],

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from parbench.workloads.costs.communication_pattern import SOURCES, calls, equation_of
+from parbench.workloads.costs.communication_pattern import SOURCES, list_calls, sum_calls
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.flops import again_bytes, product_weights, stage_flops
+from parbench.workloads.costs.flops import matmul_weights, recomputed_bytes, stage_flops
 from parbench.workloads.costs.memory import (
     activations_equation,
     buffers_equation,
@@ -16,8 +16,8 @@ from parbench.workloads.costs.memory import (
     updated_elements,
 )
 from parbench.workloads.costs.parameter_table import (
-    ends_elements,
-    layer_elements,
+    Parts,
+    list_units,
     num_active_parameters,
     num_parameters,
 )
@@ -34,8 +34,8 @@ from parbench.workloads.planner.search import Found
 def batch_words(run: DryRun) -> str:
     spec = run.spec
     return (
-        f"{spec.name} on {spec.world} GPUs ({run.hardware.name}), mesh {spec.mesh_text}: global batch "
-        f"{spec.global_batch} = {spec.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
+        f"{spec.name} on {spec.ranks} GPUs ({run.hardware.name}), mesh {spec.dims.label}: global batch "
+        f"{spec.global_batch} = {spec.dims.size('dp', 'fsdp')} data ranks x {spec.microbatches} microbatches x "
         f"{spec.microbatch}, sequence {spec.shape.sequence}, {parameter_words(spec.shape, spec.moe)}"
     )
 
@@ -48,7 +48,7 @@ def parameter_words(shape: Shape, moe: Moe | None) -> str:
     return f"{whole / factor:.4g} {unit} parameters{active}"
 
 
-def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = ()) -> list[str]:
+def assumptions(hardware: Hardware, bytes_per_element: int, notes: Sequence[str] = ()) -> list[str]:
     e = hardware.efficiency
     links = [
         f"links at {e.links_inside:.0%} of {hardware.inside_bytes_per_second / 1e9:.4g} GB/s inside a node of "
@@ -60,7 +60,7 @@ def assumptions(hardware: Hardware, element_bytes: int, notes: Sequence[str] = (
     return [
         f"matrix products, and attention's half that no mask hides, at {e.gemm:.0%} of "
         f"{hardware.flops_per_second / 1e12:.4g} TFLOP/s"
-        + ("" if element_bytes == 2 else f" * {hardware.float32_share:g} for float32"),
+        + ("" if bytes_per_element == 2 else f" * {hardware.float32_share:g} for float32"),
         *([f"links: {hardware.links_from}"] if hardware.links_from else links),
         f"memory at {e.memory_rate:.0%} of {hardware.memory_bytes_per_second / 1e12:.4g} TB/s, {e.memory:.0%} of "
         f"{hardware.memory_bytes / 1e9:.4g} GB usable",
@@ -96,22 +96,22 @@ def dry_run_json(run: DryRun, notes: Sequence[str] = ()) -> dict[str, Any]:
         "model": spec.name,
         "parameters": num_parameters(spec.shape, spec.moe),
         "active_parameters": num_active_parameters(spec.shape, spec.moe),
-        "gpus": spec.world,
-        "mesh": dict(spec.mesh),
+        "gpus": spec.ranks,
+        "mesh": spec.dims.sizes,
         "microbatch": spec.microbatch,
         "microbatches": spec.microbatches,
         "global_batch": spec.global_batch,
         "sequence": spec.shape.sequence,
-        "element_bytes": spec.element_bytes,
-        "checkpointing": spec.checkpointing_text,
-        "schedule": spec.schedule,
+        "bytes_per_element": spec.bytes_per_element,
+        "checkpointing": spec.checkpointing_label,
+        "schedule": spec.pipeline_options.schedule,
         "chunks": spec.stages_per_rank,
-        "split": spec.split,
+        "split": spec.pipeline_options.split,
         "cp_method": spec.cp_method,
-        "zero": spec.zero,
+        "zero": spec.zero_stage,
         "fits": run.fits,
         "memory_bytes": [
-            {"rank": held.at.words, **asdict(held.memory), "total": held.memory.total}
+            {"rank": held.at.label, **asdict(held.memory), "total": held.memory.total}
             for held in run.ranks
         ],
         "usable_bytes": run.hardware.usable_bytes,
@@ -180,49 +180,50 @@ def _formula(name: str, equation: Equation, unit: str, source: str) -> Formula:
 
 def _memory_formulas(run: DryRun) -> list[Formula]:
     at = run.fullest.at
-    whole, split = (layer_elements(at, kind) for kind in ("whole", "split"))
-    symbols: dict[str, float] = {
-        "whole": whole,
-        "split": split,
-        "ends": ends_elements(at),
-        "D": at.dense_layers,
+    units, moe = list_units(at), at.spec.moe
+    dense_layers = units.layers[-1][1] if at.dense_layers else ()
+    symbols = {
+        "layers": at.layers - at.dense_layers,
+        "layer": _count_unsplit(units.layers[0][1]),
+        "dense_layers": at.dense_layers,
+        "dense_layer": _count_unsplit(dense_layers),
+        "embedding": _count_unsplit(units.embeddings),
+        "norm_and_head": _count_unsplit(units.head),
     }
-    symbols |= {"L": at.layers, "dense": layer_elements(at, dense=True)}
-    text = (
-        "(L - D) (whole + split) + D dense + ends"
-        if at.dense_layers
-        else "L (whole + split) + ends"
-    )
-    held = Equation(text=text, symbols=symbols)  # before fsdp shards them
-    found = [_formula("parameters of a rank", held, "elements", "parbench.workloads.costs")]
-    moe = at.spec.moe
+    dense = "dense_layers * dense_layer + " if at.dense_layers else ""
+    text = f"layers * layer + {dense}embedding + norm_and_head"
+    parameters = Equation(text=text, symbols=symbols)  # before FSDP shards them
+    found = [_formula("parameters of a rank", parameters, "elements", _OWN)]
     if moe is not None:
-        symbols = {
-            "L": at.layers - at.dense_layers,
-            "x": moe.experts_per_rank,
-            "expert": layer_elements(at, "routed") / moe.experts_per_rank,
+        routed = sum(part.numel for part in units.layers[0][1] if part.kind == "routed")
+        expert_symbols: dict[str, float] = {
+            "layers": at.layers - at.dense_layers,
+            "experts_per_rank": moe.experts_per_rank,
+            "expert": routed / moe.experts_per_rank,
         }
-        found.append(
-            _formula(
-                "experts of a rank", Equation(text="L x expert", symbols=symbols), "elements", _OWN
-            )
-        )
+        experts = Equation(text="layers * experts_per_rank * expert", symbols=expert_symbols)
+        found.append(_formula("experts of a rank", experts, "elements", _OWN))
     found.append(_formula("state", state_equation(at), "B", "arXiv 1910.02054, figure 1"))
-    source = (
-        "arXiv 2205.05198 without dropout and with fused attention; as ranks' tensors are counted"
-    )
+    source = "arXiv 2205.05198 without dropout and with flash attention"
     found.append(_formula("activations", activations_equation(at), "B", source))
     if run.fullest.memory.buffers:
         found.append(_formula("buffers", buffers_equation(at), "B", _OWN))
     return found
 
 
+def _count_unsplit(parts: Parts) -> int:
+    """Return the elements of a unit without routed experts."""
+    return sum(part.numel for part in parts if part.kind != "routed")
+
+
 def _axis_formulas(run: DryRun) -> list[Formula]:
     found = []
     for axis in run.axes:
-        of = [[call for call in calls(held.at) if call.axis == axis.name] for held in run.ranks]
+        of = [
+            [call for call in list_calls(held.at) if call.axis == axis.name] for held in run.ranks
+        ]
         most = max(of, key=lambda made: sum(call.sent for call in made))
-        found.append(_formula(f"bytes on {axis.name}", equation_of(most), "B", SOURCES[axis.name]))
+        found.append(_formula(f"bytes on {axis.name}", sum_calls(most), "B", SOURCES[axis.name]))
         found.append(
             Formula(
                 name=f"time on {axis.name}",
@@ -239,23 +240,23 @@ def _axis_formulas(run: DryRun) -> list[Formula]:
 def _time_formulas(run: DryRun) -> list[Formula]:
     spec, hardware = run.spec, run.hardware
     update = Equation(
-        text=f"{spec.widths.updated} owned / (rate share)",
+        text=f"{spec.widths.updated} * owned / (rate * share)",
         symbols={
             "owned": max(updated_elements(held.at) for held in run.ranks),
             "rate": hardware.memory_bytes_per_second,
             "share": hardware.efficiency.memory_rate,
         },
     )
-    counted = "2 FLOPs a weight and token, attention 4 s h / 2 for the mask; efficiency assumed"
+    counted = "2 FLOPs per weight and token, half of attention is masked; efficiency assumed"
     return [
         _formula("compute", _compute(run), "s", counted),
         Formula(
             name="bubble",
             equation=run.bubble_method,
-            numbers=f"P {spec.size('pp')}, M {spec.microbatches}, v {spec.stages_per_rank}",
+            numbers=f"P {spec.dims.size('pp')}, M {spec.microbatches}, v {spec.stages_per_rank}",
             value=run.bubble_seconds,
             unit="s",
-            source=find_schedule(spec.schedule).source,
+            source=find_schedule(spec.pipeline_options.schedule).source,
         ),
         _formula("update", update, "s", _OWN),
         _formula("mfu", _mfu(run), "", "PaLM, arXiv 2204.02311, appendix B"),
@@ -265,12 +266,12 @@ def _time_formulas(run: DryRun) -> list[Formula]:
 def _compute(run: DryRun) -> Equation:
     """Return FLOPs of forward, backward and what is computed again, and the bytes that ``selective`` moves again."""
     spec, hardware = run.spec, run.hardware
-    flops, moved = stage_flops(run.busiest), again_bytes(run.busiest)
+    flops, moved = stage_flops(run.busiest), recomputed_bytes(run.busiest)
     symbols = {
         "M": spec.microbatches,
         "forward": flops.forward,
         "backward": flops.backward,
-        "again": flops.again,
+        "recomputed": flops.recomputed,
         "peak": hardware.flops_per_second,
         "gemm": hardware.efficiency.gemm,
         "float32": hardware.float32_share,
@@ -278,11 +279,10 @@ def _compute(run: DryRun) -> Equation:
         "rate": hardware.memory_bytes_per_second,
         "share": hardware.efficiency.memory_rate,
     }
-    arithmetic = (
-        f"(forward + backward + again) / ({'peak gemm' if spec.mixed else 'peak float32 gemm'})"
-    )
+    rate = "peak * gemm" if spec.has_master_weights else "peak * float32 * gemm"
+    arithmetic = f"(forward + backward + recomputed) / ({rate})"
     return Equation(
-        text=f"M ({arithmetic} + moved / (rate share))" if moved else f"M {arithmetic}",
+        text=f"M * ({arithmetic} + moved / (rate * share))" if moved else f"M * {arithmetic}",
         symbols=symbols,
     )
 
@@ -292,12 +292,12 @@ def _mfu(run: DryRun) -> Equation:
     spec, shape = run.spec, run.spec.shape
     symbols = {
         "tokens": run.tokens_per_second,
-        "N": product_weights(shape, spec.moe),
+        "N": matmul_weights(shape, spec.moe),
         "L": shape.layers,
         "H": shape.heads,
         "Q": (shape.head_size + shape.value_size) / 2,
         "T": shape.sequence,
-        "GPUs": spec.world,
+        "GPUs": spec.ranks,
         "peak": run.hardware.flops_per_second,
     }
-    return Equation(text="tokens (6 N + 12 L H Q T) / (GPUs peak)", symbols=symbols)
+    return Equation(text="tokens * (6 * N + 12 * L * H * Q * T) / (GPUs * peak)", symbols=symbols)

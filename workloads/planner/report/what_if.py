@@ -8,6 +8,7 @@ import msgspec
 from parbench.bench.results.document import Cell, DocumentColumn, DocumentTable, StackedBars
 from parbench.bench.text import UserError
 from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.planner.candidates import place_step
 from parbench.workloads.planner.dry_run import DryRun, dry_run
 from parbench.workloads.planner.hardware import OVERLAP, Hardware
 from parbench.workloads.planner.link_time import Seconds
@@ -39,32 +40,32 @@ def what_if(run: DryRun, seconds: Seconds | None = None) -> Iterator[tuple[str, 
         yield "links inside a node half as fast", priced(slower("inside_bytes_per_second"))
     yield "no communication hidden", priced(hiding({}))
     overlap = hardware.efficiency.overlap
-    if spec.size("ep") > 1 and "ep" not in overlap:
+    if spec.dims.size("ep") > 1 and "ep" not in overlap:
         yield (
             "tokens sent beside other microbatches' compute",
             priced(hiding(overlap | {"ep": OVERLAP["edp"]})),
         )
     yield "twice the batch", priced(step=replace(spec, microbatches=2 * spec.microbatches))
-    axis = "fsdp" if spec.size("fsdp") > spec.size("dp") else "dp"
-    wider = spec.on({"dp": 1, **spec.mesh} | {axis: 2 * spec.size(axis)})
-    yield "twice the GPUs and batch", wider.refusal() or priced(step=wider)
+    axis = "fsdp" if spec.dims.size("fsdp") > spec.dims.size("dp") else "dp"
+    wider = place_step(spec, spec.dims.resize(**{axis: 2 * spec.dims.size(axis)}))
+    yield "twice the GPUs and batch", wider.find_broken_rule() or priced(step=wider)
     try:
         same = wider.with_batch(spec.global_batch)
     except UserError as error:
         yield "twice the GPUs", str(error)
     else:
-        yield "twice the GPUs", same.refusal() or priced(step=same)
+        yield "twice the GPUs", same.find_broken_rule() or priced(step=same)
 
 
 def what_if_table(run: DryRun, seconds: Seconds | None) -> DocumentTable:
     told = dict(what_if(run, seconds))
-    a_gpu = run.tokens_per_second / run.spec.world
+    a_gpu = run.tokens_per_second / run.spec.ranks
     rows: list[list[Cell]] = []
     for name, other in told.items():
         if isinstance(other, str):
             rows.append([name, *[None] * 5, f"cannot be: {other}"])
             continue
-        of_each = other.tokens_per_second / other.spec.world
+        of_each = other.tokens_per_second / other.spec.ranks
         memory = other.fullest.memory.total / 1e9
         fits = "" if other.fits else "does not fit"
         bound = "; ".join(filter(None, (binding_of(other), fits)))

@@ -31,11 +31,12 @@ def make_step(
 ) -> Record:
     """Return a step of which 8 ms of communication were partly exposed."""
     target = f"parbench.workloads.data_parallel.{name}:prepare"
+    axis = "fsdp" if name == "fsdp" else "dp"
     metrics = {
         "step_time": seconds_metric(0.02),
         "compute": counted_metric(compute_seconds, "s"),
-        "exposed_comm.dp": counted_metric(exposed, "s"),
-        "comm_transfer.dp": counted_metric(0.008, "s"),
+        f"exposed_comm.{axis}": counted_metric(exposed, "s"),
+        f"comm_transfer.{axis}": counted_metric(0.008, "s"),
     }
     details = {"peak": {"flops_per_second": 1e12, "source": "measured"}}
     case = make_case(f"workload.{name}", target, {"shape": "tiny", **params})
@@ -49,7 +50,7 @@ def run_of(*records: Record) -> Run:
 def count_flops(record: Record) -> float:
     spec = spec_of_record(record)
     assert not isinstance(spec, str)
-    return stage_flops(spec.at(0)).total * spec.microbatches
+    return stage_flops(spec.rank_view(0)).total * spec.microbatches
 
 
 def test_calibration_averages_runs() -> None:
@@ -67,7 +68,7 @@ def test_calibration_averages_runs() -> None:
 
 def test_calibration_assigns_overlap_of_fsdp() -> None:
     """Simulated compute says nothing about matrix multiplications."""
-    step = make_step("fsdp", exposed=0.004, compute="timed:10ms")
+    step = make_step("fsdp", exposed=0.004, compute="simulated:10ms")
     hardware, _ = calibrated([run_of(step)], SIMPLE_HARDWARE)
     assert hardware.efficiency.overlap == {"fsdp": pytest.approx(0.5)}
     assert hardware.efficiency.gemm == SIMPLE_HARDWARE.efficiency.gemm

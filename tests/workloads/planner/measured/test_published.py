@@ -14,7 +14,7 @@ def test_published_speeds_are_predicted() -> None:
     assert median(errors) < 0.15
     assert max(errors) < 0.4
     for run in RUNS:
-        assert run.spec.refusal() is None, run.name
+        assert run.spec.find_broken_rule() is None, run.name
         if run.metric is not GPU_HOURS:
             assert run.hardware.efficiency == PRESETS["h100"].efficiency, run.name
 
@@ -24,4 +24,5 @@ def test_published_pipeline_scales_with_bubble() -> None:
     runs = [run for run in RUNS if run.name == "GPT 175 B" and run.hardware.name == "selene"]
     few_gpus, _, many_gpus = (run.predicted for run in runs)
     slowdown = (1 + 11 / 96) / (1 + 11 / 384)
-    assert few_gpus / many_gpus == pytest.approx(slowdown, rel=0.02)
+    # Gradients of four times the replicas are reduced behind fewer microbatches.
+    assert few_gpus / many_gpus == pytest.approx(slowdown, rel=0.03)

@@ -15,10 +15,9 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
-from parbench.workloads.catalogue import STRATEGIES
-from parbench.workloads.costs.communication_pattern import calls
-from parbench.workloads.costs.memory import activations_of
-from parbench.workloads.costs.parameter_table import num_parameters, parts_of
+from parbench.workloads.costs.communication_pattern import list_calls
+from parbench.workloads.costs.memory import activations_equation
+from parbench.workloads.costs.parameter_table import list_parts, num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import Transformer
@@ -34,6 +33,7 @@ from parbench.workloads.planner.measured.validate import (
     validation_text,
 )
 from parbench.workloads.planner.placement import Place
+from parbench.workloads.presets import PRESETS
 from tests.support.reports_fixtures import (
     counted_metric,
     curve_records,
@@ -43,7 +43,6 @@ from tests.support.reports_fixtures import (
     ok_record,
     seconds_metric,
 )
-from tests.support.training_steps import DEFINITION_BY_NAME, resolve_preset
 
 PSI = num_parameters(SHAPES["small"])
 REDUCE_SECONDS = 20e-6 + 4 * PSI / 3e9
@@ -113,8 +112,8 @@ def test_validation_averages_repetitions() -> None:
 
 
 def test_validation_compares_bytes_and_memory() -> None:
-    params = DEFINITION_BY_NAME["ddp"].complete(make_record().case.params)
-    activations = activations_of(STRATEGIES["ddp"](params, 4, "cpu").at(0))
+    spec = PRESETS["ddp"](make_record().case.params, 4)
+    activations = activations_equation(spec.rank_view(0)).value
     sent_bytes = 2 * 4 * PSI * 3 / 4
     metrics = {
         "bytes_sent.dp": counted_metric(2 * sent_bytes, "B"),
@@ -138,7 +137,7 @@ def test_validation_compares_bytes_and_memory() -> None:
             make_record(metrics={"compute": counted_metric(None, "s")}),
             "compute was not measured",
         ),
-        (make_record("cp", method="ring"), "p2p.unidirectional"),
+        (make_record("cp", cp_method="ring"), "p2p.unidirectional"),
     ],
 )
 def test_validation_states_why_steps_are_left_out(record: Record, reason: str) -> None:
@@ -163,9 +162,7 @@ def test_validation_round_trips_and_prints() -> None:
 
 
 def make_step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
-    name, params = resolve_preset(name, params)
-    params = DEFINITION_BY_NAME[name].complete({"shape": "tiny", **params})
-    return STRATEGIES[name](params, ranks, "cpu")
+    return PRESETS[name]({"shape": "tiny", "microbatch": 4, **params}, ranks)
 
 
 def call_seconds(call: PlacedCall) -> float:
@@ -175,7 +172,8 @@ def call_seconds(call: PlacedCall) -> float:
 def calls_of(step: StepSpec) -> list[PlacedCall]:
     """Return the calls of rank 0, whose place is one rank per node."""
     return [
-        PlacedCall.of(call, Place(ranks=call.ranks, on_node=1)) for call in calls(step.at(0))
+        PlacedCall.of(call, Place(ranks=call.ranks, on_node=1))
+        for call in list_calls(step.rank_view(0))
     ]
 
 
@@ -188,7 +186,7 @@ def predict(step: StepSpec, compute: float = 0.3) -> RowTime:
     return row_time(step, calls_of(step), call_seconds, compute_seconds=compute)
 
 
-@pytest.mark.parametrize(("name", "axis"), [("tp_sp", "tp"), ("zero2", "dp"), ("zero3", "dp")])
+@pytest.mark.parametrize(("name", "axis"), [("tp_sp", "tp"), ("fsdp", "fsdp")])
 def test_row_time_adds_exposed_calls(name: str, axis: str) -> None:
     step = make_step(name)
     row = predict(step)
@@ -198,7 +196,9 @@ def test_row_time_adds_exposed_calls(name: str, axis: str) -> None:
 
 def test_row_time_hides_ddp_buckets_during_backward() -> None:
     step = make_step("ddp", bucket_mb=1.0)
-    buckets = buckets_of(list(parts_of(step.at(0))), bucket_bytes=MEBI, element_bytes=4)
+    buckets = buckets_of(
+        list(list_parts(step.rank_view(0))), bucket_bytes=MEBI, bytes_per_element=4
+    )
     [call] = calls_of(step)
 
     def bucket_seconds(size_bytes: int) -> float:
@@ -237,7 +237,7 @@ def test_row_time_of_gloo_messages_waits_for_receiver(backend: str, num_messages
     ("bucket_bytes", "caps"), [(50_000, [50_000]), (MEBI, [MEBI]), (0, [MEBI, 25 * MEBI])]
 )
 def test_buckets_match_torch(bucket_bytes: int, caps: list[int]) -> None:
-    parts = list(parts_of(make_step("ddp").at(0)))
+    parts = list(list_parts(make_step("ddp").rank_view(0)))
     with torch.device("meta"):
         parameters = dict(Transformer(SHAPES["tiny"]).named_parameters())
     tensors = [torch.empty(parameters[part.name].shape) for part in reversed(parts)]
@@ -246,5 +246,5 @@ def test_buckets_match_torch(bucket_bytes: int, caps: list[int]) -> None:
     expected = []
     for indices in indices_by_bucket:
         expected.append(sum(tensors[index].numel() * 4 for index in indices))
-    buckets = buckets_of(parts, bucket_bytes=bucket_bytes, element_bytes=4)
+    buckets = buckets_of(parts, bucket_bytes=bucket_bytes, bytes_per_element=4)
     assert [bucket.size_bytes for bucket in buckets] == expected

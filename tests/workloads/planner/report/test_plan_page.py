@@ -65,7 +65,7 @@ def test_page_of_too_large_step(tmp_path: Path, plan_command: PlanCommand) -> No
     path = tmp_path / "plan.json"
     result = plan_command(f"--model llama3-70b --mesh tp=8 -o {path}")
     assert result.exit_code == 2
-    assert "188.1 GB" in result.stderr
+    assert "168.9 GB" in result.stderr
     tables = json.loads(path.read_text())
     assert {"time", "memory", "what-if", "equations"} <= tables.keys()
 

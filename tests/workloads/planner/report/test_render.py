@@ -24,9 +24,9 @@ WORDED_FORMULAS = ("bubble", "time on")
         (
             "dp=2,fsdp=4,tp=2",
             "llama3-8b",
-            {"microbatches": 3, "device": "cpu", "ends": "tokens"},
+            {"microbatches": 3},
         ),
-        ("fsdp=2,tp=4", "gpt-7.5b", {"element_bytes": 4, "checkpointing": "selective"}),
+        ("fsdp=2,tp=4", "gpt-7.5b", {"bytes_per_element": 4, "checkpointing": "selective"}),
         ("cp=4,tp=2", "llama3-8b", {"cp_method": "ulysses", "checkpointing": "full"}),
         ("fsdp=16,pp=2,tp=4,ep=2", "mixtral-8x7b", {"microbatches": 4}),
     ],

@@ -14,7 +14,7 @@ def test_what_if_changes_one_thing() -> None:
     assert variants["no communication hidden"].exposed_seconds > run.exposed_seconds
     assert variants["twice the batch"].spec.global_batch == 128
     assert run.seconds < variants["twice the batch"].seconds < 2 * run.seconds
-    assert variants["twice the GPUs"].spec.world == 128
+    assert variants["twice the GPUs"].spec.ranks == 128
     assert variants["twice the GPUs and batch"].spec.global_batch == 128
 
 

@@ -1,0 +1,74 @@
+"""Tensor-parallel layers match one process, and send and save the analytical bytes."""
+
+from typing import Any
+
+import pytest
+
+from parbench.bench.world.world import World
+from parbench.workloads import tensor_parallel_layers
+from parbench.workloads.costs.tp_layer import make_tp_layer
+from parbench.workloads.tensor_parallel_layers import TpLayerBenchmark
+from tests.support.ranks import Ranks
+
+CASES = [
+    ("tp_linear", {"style": "column"}),
+    ("tp_linear", {"style": "row"}),
+    ("tp_ffn", {"style": "megatron"}),
+    ("tp_ffn", {"style": "naive", "recipe": "llama"}),
+    ("tp_ffn", {"style": "megatron", "recipe": "llama", "precision": "bfloat16"}),
+    ("tp_ffn", {"style": "naive"}),
+]
+SIZES: dict[str, Any] = {
+    "shape": "tiny",
+    "hidden": 32,
+    "ffn": 64,
+    "sequence": 8,
+    "microbatch": 2,
+    "precision": "float32",
+}
+
+
+def build(world: World, name: str, params: dict[str, Any]) -> TpLayerBenchmark:
+    benchmark: TpLayerBenchmark = getattr(tensor_parallel_layers, name)(world, **SIZES | params)
+    return benchmark
+
+
+def measure(world: World, name: str, params: dict[str, Any]) -> tuple[list[int], Any]:
+    """Return the counts of checks, of which the last is of a wrong gradient, and metrics."""
+    benchmark = build(world, name, params)
+    benchmark.step()
+    wrong = [benchmark.check()]
+    benchmark.reset()
+    benchmark.step()
+    wrong.append(benchmark.check())
+    assert benchmark.x.grad is not None
+    benchmark.x.grad.mul_(1.1)
+    wrong.append(benchmark.check())
+    explanation = benchmark.explain_step(benchmark.reset, 0.0)
+    benchmark.close()
+    return wrong, {name: metric.value for name, metric in explanation.metrics.items()}
+
+
+def measure_all(world: World) -> list[tuple[list[int], Any]]:
+    return [measure(world, name, params) for name, params in CASES]
+
+
+def test_tp_layers_match_one_process(two_ranks: Ranks) -> None:
+    for results in two_ranks.call(f"{__name__}:measure_all"):
+        for case, (wrong, metrics) in zip(CASES, results, strict=True):
+            assert wrong[:2] == [0, 0], case
+            assert wrong[2] > 0, case
+            assert metrics["bytes_ratio.tp"] == 1.0, case
+            saved = metrics["memory_counted.activations"]
+            assert metrics["memory_formula.activations"] == saved, case
+
+
+def test_naive_ffn_sends_and_saves_more() -> None:
+    megatron, naive = (
+        make_tp_layer({**SIZES, "style": style}, 2) for style in ("megatron", "naive")
+    )
+    # An all-gather sends half of the bytes of an all-reduce.
+    hidden, ffn = 32, 64
+    ratio = naive.compute_sent_bytes() / megatron.compute_sent_bytes()
+    assert ratio == pytest.approx((1.5 * ffn + 1.5 * hidden) / (2 * hidden))
+    assert naive.compute_saved_bytes() > megatron.compute_saved_bytes()

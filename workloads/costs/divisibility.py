@@ -1,0 +1,35 @@
+"""The equations by which axes divide a model. Pure.
+
+Each rule returns its equation with numbers if it is broken, and None otherwise.
+"""
+
+from parbench.workloads.context_parallel.context_methods import find_context_method
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.parallel.dims import ParallelDims
+
+
+def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) -> str | None:
+    """Return the size of a layer that ``tp`` does not divide. It does not split experts."""
+    names = (
+        ["heads", "kv_heads", "hidden"] if has_experts else ["heads", "kv_heads", "hidden", "ffn"]
+    )
+    for name in names:
+        if getattr(shape, name) % tp:
+            return f"{name}({getattr(shape, name)}) % tp({tp}) != 0"
+    return None
+
+
+def find_indivisible_sequence(
+    shape: Shape, dims: ParallelDims, cp_method: str, ulysses: int = 0
+) -> str | None:
+    """Return the equation by which ``cp`` or ``tp`` do not divide tokens, or ``cp`` heads."""
+    cp, tp = dims.cp, dims.tp
+    method = find_context_method(cp_method)
+    if cp > 1:
+        rule = method.find_broken_rule(shape, ranks=cp, ulysses=ulysses, tp=tp)
+        if rule:
+            return rule
+    if shape.sequence // cp % tp:
+        divisor = f"(cp({cp}) * tp({tp}))" if cp > 1 else f"tp({tp})"
+        return f"sequence({shape.sequence}) % {divisor} != 0"
+    return None

@@ -1,0 +1,322 @@
+"""Simulated compute: the parameters, shapes and communication of a model, with known compute times.
+
+A sleep or a spinning kernel takes the place of each matrix multiplication. A sleeping rank needs no
+core, so that overlap and bubbles are real even if there are more ranks than cores. T is the time of
+one rank's forward pass of one microbatch. Input gradients and weight gradients take T each.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.profiler import record_function
+
+from parbench.bench.results.stats import median
+from parbench.bench.world.torch_compat import spin
+from parbench.workloads.model.transformer import Attention
+
+COMPUTE_RANGE = "parbench:compute"
+_CALIBRATION_CYCLES = 20_000_000
+_CALIBRATION_ROUNDS = 3
+_MAX_CLOCK_CHANGE = 0.01
+_MIN_SPIN_SECONDS = 0.25  # The clocks of an idle GPU rise within part of a second.
+_MAX_SPINS = 60
+
+
+class SimulatedCompute:
+    """Simulates compute of known length. On CUDA, the device spins in its current stream.
+
+    On a CPU, the time by which one part is too long is taken from the next parts. On CUDA, lengths
+    come from one calibration, because the host must not wait for the device.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._device = device
+        self._clock = clock
+        self._sleep = sleep
+        self._debt_seconds = 0.0
+        self.forward_scale = 1.0
+        self.backward_scale = 1.0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A note if the clock of the GPU did not settle in the calibration."""
+        if self._device.type != "cuda":
+            return ()
+        change = _calibrate_spin(self._device).change
+        if change <= _MAX_CLOCK_CHANGE:
+            return ()
+        return (
+            f"simulated compute: times may be wrong by {change:.0%}, "
+            "because the GPU's clock did not settle",
+        )
+
+    @contextmanager
+    def taking(self, seconds: float) -> Iterator[None]:
+        """Let the body and the simulated compute after it take ``seconds``. 0 only runs the body."""
+        if seconds <= 0:
+            yield
+            return
+        end = self._clock() + seconds - self._debt_seconds
+        with record_function(COMPUTE_RANGE):
+            yield
+            if self._device.type == "cuda":
+                spin(int(seconds * _calibrate_spin(self._device).cycles_per_second))
+            else:
+                remaining_seconds = end - self._clock()
+                if remaining_seconds > 0:
+                    self._sleep(remaining_seconds)
+        # Leaving the range takes time, too.
+        self._debt_seconds = self._clock() - end
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished all simulated compute."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def reset_debt(self) -> None:
+        """Let the next part take its full time, as at the start of a step."""
+        self._debt_seconds = 0.0
+
+
+@dataclass(frozen=True)
+class SpinRate:
+    """The speed of a device's spinning kernel, and its relative change between two runs."""
+
+    cycles_per_second: float
+    change: float
+
+
+@cache
+def _calibrate_spin(device: torch.device) -> SpinRate:
+    seconds, change = repeat_until_settled(lambda: _measure_spin(device))
+    return SpinRate(_CALIBRATION_CYCLES / seconds, change)
+
+
+def repeat_until_settled(measure: Callable[[], float]) -> tuple[float, float]:
+    """Return the last of repeated measurements in seconds, and its relative change.
+
+    It ends when two measurements agree within 1 % after some time, or after 60 of them.
+    """
+    seconds = [measure()]
+    change = inf
+    while len(seconds) < _MAX_SPINS and (
+        change > _MAX_CLOCK_CHANGE or sum(seconds) < _MIN_SPIN_SECONDS
+    ):
+        seconds.append(measure())
+        change = abs(seconds[-1] / seconds[-2] - 1)
+    return seconds[-1], change
+
+
+def _measure_spin(device: torch.device) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        start.record()
+        spin(_CALIBRATION_CYCLES)
+        end.record()
+        end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+class SimulatedLinear(nn.Linear):
+    """A Linear that takes time. Outputs and input gradients are 0.
+
+    Weight gradients are ``gradient_value``, whose mean over data ranks is ``mean_gradient_value``.
+    Weights may be DTensors on one axis, as ``ColwiseParallel`` and ``RowwiseParallel`` create them.
+    """
+
+    seconds: float
+    compute: SimulatedCompute
+    gradient_value: float = 1.0
+    mean_gradient_value: float = 1.0
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in the signature of torch
+        """Simulate the forward pass. Backward simulates the input gradient, then the weight's."""
+        if not isinstance(self.weight, DTensor):
+            return self._simulate(input, self.weight, self.bias)
+        assert isinstance(input, DTensor), "the parallel style gives a sharded Linear a DTensor"
+        [weight_placement] = self.weight.placements
+        [input_placement] = input.placements
+        gradient_placement, output_placement = _find_placements(
+            weight_placement, input_placement, input.dim() - 1
+        )
+        bias = self.bias.to_local() if isinstance(self.bias, DTensor) else self.bias
+        local_input = input.to_local(grad_placements=[gradient_placement])
+        local_output = self._simulate(local_input, self.weight.to_local(), bias)
+        output: Tensor = DTensor.from_local(
+            local_output, input.device_mesh, [output_placement], run_check=False
+        )
+        return output
+
+    def _simulate(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # Autograd runs the last node first: the input gradient, for which other ranks may wait.
+        token: Tensor = _WeightGradient.apply(weight, bias, x.detach(), self)  # type: ignore[no-untyped-call]
+        output: Tensor = _ForwardAndInputGradient.apply(x, len(weight), self)  # type: ignore[no-untyped-call]
+        joined: Tensor = _Join.apply(output, token)  # type: ignore[no-untyped-call]
+        return joined
+
+
+def _find_placements(
+    weight: Placement, input_placement: Placement, feature_dim: int
+) -> tuple[Placement, Placement]:
+    """Return the placements of the input's gradient and of the output."""
+    if weight == Shard(0):
+        assert input_placement == Replicate(), f"a column-parallel input is {input_placement}"
+        return Partial(), Shard(feature_dim)
+    if weight == Shard(1):
+        assert input_placement in (Shard(feature_dim), Shard(-1)), (
+            f"a row-parallel input is {input_placement}"
+        )
+        return Shard(feature_dim), Partial()
+    assert weight == Replicate(), f"weights are {weight}"
+    return input_placement, input_placement
+
+
+class _ForwardAndInputGradient(torch.autograd.Function):
+    """Forward and the input gradient, which a schedule can run without the weight gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_outputs: int, linear: SimulatedLinear) -> Tensor:
+        ctx.size = x.shape
+        ctx.linear = linear
+        with linear.compute.taking(linear.seconds * linear.compute.forward_scale):
+            return x.new_zeros(*x.shape[:-1], num_outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        linear = ctx.linear
+        with linear.compute.taking(linear.seconds * linear.compute.backward_scale):
+            return gradients[0].new_zeros(ctx.size), None, None
+
+
+class _WeightGradient(torch.autograd.Function):
+    """The weight gradient, until which the input is saved as in a real Linear."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, bias: Tensor | None, x: Tensor, linear: SimulatedLinear
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.size = weight.shape
+        ctx.has_bias = bias is not None
+        ctx.linear = linear
+        return weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        _ = ctx.saved_tensors  # Reading it recomputes a checkpointed layer.
+        token = gradients[0]
+        linear = ctx.linear
+        with linear.compute.taking(linear.seconds * linear.compute.backward_scale):
+            weight = token.new_full(ctx.size, linear.gradient_value)
+            bias = token.new_full(ctx.size[:1], linear.gradient_value) if ctx.has_bias else None
+            return weight, bias, None, None
+
+
+class _Join(torch.autograd.Function):
+    """The node where the two gradients split. It costs nothing, even if it runs twice."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, token: Tensor) -> Tensor:
+        ctx.dtype = token.dtype
+        ctx.mark_dirty(output)  # neither a copy nor a view, about which FSDP warns
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients[0], gradients[0].new_zeros((), dtype=ctx.dtype)
+
+
+def simulate_linears(
+    model: nn.Module, seconds_per_forward: float, compute: SimulatedCompute
+) -> None:
+    """Replace the compute of ``model.layers`` by simulated compute of ``seconds_per_forward``.
+
+    Each layer takes the same time, and each Linear a share by its number of weights. Attention
+    becomes a sum that keeps shapes and gradients, and the head a Linear that takes no time. Norms
+    and activations stay. Call it before weights are sharded, with all layers of this rank.
+    """
+    layers = list(model.get_submodule("layers").children())
+    for layer in layers:
+        linears = [module for module in layer.modules() if isinstance(module, nn.Linear)]
+        num_weights = sum(linear.weight.numel() for linear in linears)
+        for linear in linears:
+            share = linear.weight.numel() / num_weights
+            _simulate_linear(linear, seconds_per_forward / len(layers) * share, compute)
+        for module in layer.modules():
+            if isinstance(module, Attention):
+                module.core = _add_heads
+                module.rotate = None
+    head = getattr(model, "head", None)
+    if isinstance(head, nn.Linear):
+        _simulate_linear(head, 0.0, compute)
+
+
+def _simulate_linear(linear: nn.Linear, seconds: float, compute: SimulatedCompute) -> None:
+    # It keeps its name, its parameters and its base class, which other code depends on.
+    linear.__class__ = SimulatedLinear
+    assert isinstance(linear, SimulatedLinear)
+    linear.seconds = seconds
+    linear.compute = compute
+
+
+def _add_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return q + k + v of shape (b, a, s, d), with keys and values repeated for query heads."""
+    return q + (k + v).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+
+
+def set_distinct_gradients(model: nn.Module, rank: int, data_size: int, divisor: int) -> None:
+    """Give data ranks different gradients, so that a missing rank or group changes their mean.
+
+    A rank's value is ``divisor`` once or twice, by a bit of its number, and by another bit in the
+    next Linear. Gradients are divided by ``divisor`` before they are summed, and bfloat16 adds
+    integers up to 256 exactly in every order.
+    """
+    num_bits = max(1, (data_size - 1).bit_length())
+    linears = (module for module in model.modules() if isinstance(module, SimulatedLinear))
+    for number, linear in enumerate(linears):
+        bit = number % num_bits
+        values = [float(divisor * (1 + (data_rank >> bit & 1))) for data_rank in range(data_size)]
+        linear.gradient_value = values[rank]
+        linear.mean_gradient_value = sum(values) / data_size
+
+
+def calibrate(
+    compute: SimulatedCompute, seconds_per_forward: float, forward: Callable[[], Tensor]
+) -> None:
+    """Shorten simulated compute by the host's own time, so that forward takes T and backward 2 T.
+
+    ``forward`` runs the model before it is distributed. Costs of the distribution remain visible.
+    """
+    forward_seconds = []
+    backward_seconds = []
+    for _ in range(1 + _CALIBRATION_ROUNDS):
+        compute.reset_debt()
+        start = _synchronize_and_read_clock(compute)
+        loss = forward()
+        middle = _synchronize_and_read_clock(compute)
+        loss.backward()  # type: ignore[no-untyped-call]
+        end = _synchronize_and_read_clock(compute)
+        forward_seconds.append(middle - start)
+        backward_seconds.append(end - middle)
+    forward_ratio = median(forward_seconds[1:]) / seconds_per_forward
+    backward_ratio = median(backward_seconds[1:]) / (2 * seconds_per_forward)
+    compute.forward_scale = max(0.0, 2 - forward_ratio)
+    compute.backward_scale = max(0.0, 2 - backward_ratio)
+
+
+def _synchronize_and_read_clock(compute: SimulatedCompute) -> float:
+    compute.synchronize()
+    return time.perf_counter()

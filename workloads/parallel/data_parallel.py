@@ -1,0 +1,105 @@
+"""Data parallelism by torch: DistributedDataParallel, and FSDP2 with the units of torchtitan."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, though not in __all__
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from parbench.workloads.model.transformer import Transformer
+
+
+def wrap_in_ddp(
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    bucket_bytes: int,
+    reduce_dtype: torch.dtype,
+) -> DistributedDataParallel:
+    """Return the model under DDP, with gradients that are views of the buckets.
+
+    ``bucket_bytes`` of 0 is torch's default: 1 MiB for the first bucket, 25 MiB for the others.
+    """
+    ddp = DistributedDataParallel(
+        model,
+        process_group=group,
+        bucket_cap_mb=bucket_bytes / 2**20 if bucket_bytes else None,
+        gradient_as_bucket_view=True,
+        device_ids=[device] if device.type == "cuda" else None,
+    )
+    if any(parameter.dtype != reduce_dtype for parameter in model.parameters()):
+        ddp.register_comm_hook(group, make_reduce_hook(reduce_dtype))
+    return ddp
+
+
+def make_reduce_hook(
+    dtype: torch.dtype,
+) -> Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[Tensor]]:
+    """Return a communication hook of DDP that averages gradients in ``dtype``."""
+
+    def reduce(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        gradients = bucket.buffer()
+        reduced = gradients.to(dtype).div_(group.size())
+        work = dist.all_reduce(reduced, group=group, async_op=True)
+        assert work is not None
+
+        def copy_back(future: torch.futures.Future[Any]) -> Tensor:
+            return gradients.copy_(future.value()[0])
+
+        return work.get_future().then(copy_back)
+
+    return reduce
+
+
+def shard_modules(
+    modules: list[nn.Module],
+    mesh: DeviceMesh,
+    *,
+    reshard: bool,
+    reduce_dtype: torch.dtype,
+    ignored: Iterable[nn.Parameter] = (),
+) -> FSDPModule:
+    """Make one FSDP unit of some modules, which are gathered and reduced together."""
+    # Split logits are a view of a DTensor, and no operation changes them in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+    unit = fully_shard(
+        modules if len(modules) > 1 else modules[0],
+        mesh=mesh,
+        reshard_after_forward=reshard,
+        mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype),
+        ignored_params=set(ignored),
+    )
+    first = unit[0] if isinstance(unit, list) else unit
+    assert isinstance(first, FSDPModule)
+    return first
+
+
+def prefetch_units(root: FSDPModule, units: list[list[FSDPModule]], device_type: str) -> None:
+    """Gather the parameters of each unit while the unit before computes.
+
+    A unit may be several FSDP modules: a layer and its experts.
+    """
+    if device_type == "cpu":
+        # On CUDA this would give up FSDP's own streams.
+        root._set_unshard_async_op(async_op=True)
+    for unit, following in pairwise(units):
+        unit[0].set_modules_to_forward_prefetch(following)
+        following[0].set_modules_to_backward_prefetch(unit)
+
+
+def list_outer_modules(part: Transformer) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Return the embeddings of a part, and its norm and head, as far as it has them."""
+    embeddings = [part.token_embedding, part.position_embedding]
+    head = [part.norm, part.head]
+    return (
+        [module for module in embeddings if module is not None],
+        [module for module in head if module is not None],
+    )

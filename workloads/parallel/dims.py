@@ -1,0 +1,228 @@
+"""The axes of a step's mesh: their sizes, and the groups of ranks along them. Pure.
+
+``dp`` replicates parameters, ``fsdp`` shards them, ``pp`` splits layers into stages, ``cp`` splits
+sequences, and ``tp`` splits the matrices of a layer and the tokens between its blocks. They
+multiply to the number of ranks. ``ep`` and ``etp`` lie inside other axes and do not multiply.
+
+**Experts.** The ranks of one stage, counted in the order dp, fsdp, cp, tp with the innermost axis
+fastest, form a sequence. ``etp`` takes neighbors of ``tp`` and splits each expert among them.
+``ep`` takes blocks of neighbors of what remains and spreads experts over them. Ranks with the same
+experts are replicas, called ``edp``. With fsdp > 1 the replicas within a rank of ``dp`` are called
+``efsdp`` and shard the experts, and the replicas of a shard differ in ``dp`` only.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from parbench.bench.plan.groups import INSIDE, parse_mesh
+from parbench.bench.text import UserError, format_choices
+
+AXES = ("dp", "fsdp", "pp", "cp", "tp")
+"""The axes that multiply to the number of ranks, outermost first by default."""
+EXPERT_AXES = ("dp", "fsdp", "cp", "tp")
+"""The axes whose ranks share the experts of a stage."""
+
+Groups = list[list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelDims:
+    """The size of each axis, and the order of the axes that multiply."""
+
+    dp: int = 1
+    fsdp: int = 1
+    pp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    etp: int = 1
+    order: tuple[str, ...] = AXES  # all of AXES, outermost first
+
+    @staticmethod
+    def parse(text: str, ranks: int = 1) -> "ParallelDims":
+        """Return the axes of ``dp=2,pp=2,tp=2``; an empty text is ``dp`` over all ranks.
+
+        Raises ``UserError`` if an axis is not known.
+        """
+        return ParallelDims.from_sizes(parse_mesh(text) if text else {"dp": ranks})
+
+    @staticmethod
+    def from_sizes(sizes: Mapping[str, int]) -> "ParallelDims":
+        """Return axes with these sizes, outermost first. Axes that are missing have one rank."""
+        for name in sizes:
+            if name not in (*AXES, *INSIDE):
+                raise UserError(
+                    f"mesh axis {name!r} is not {format_choices((*AXES, *INSIDE), name)}"
+                )
+        first = [name for name in sizes if name in AXES]
+        order = (*first, *(name for name in AXES if name not in sizes))
+        return ParallelDims(order=order).resize(**sizes)
+
+    def resize(self, **changes: Any) -> "ParallelDims":
+        """Return the axes with other sizes, or in another ``order``."""
+        return replace(self, **changes)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks: the product of the axes that lie inside no other."""
+        return self.dp * self.fsdp * self.pp * self.cp * self.tp
+
+    def size(self, *axes: str) -> int:
+        """Return the product of some axes."""
+        product = 1
+        for axis in axes:
+            product *= getattr(self, axis)
+        return product
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The axes with more than one rank, outermost first, then ``ep`` and ``etp``."""
+        every = {name: self.size(name) for name in (*self.order, *INSIDE)}
+        return {name: size for name, size in every.items() if size > 1}
+
+    @property
+    def label(self) -> str:
+        """The mesh as users write it, without axes of one rank."""
+        return ",".join(f"{name}={size}" for name, size in (self.sizes or {"dp": 1}).items())
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if FSDP shards parameters."""
+        return self.fsdp > 1
+
+    @property
+    def shard_axes(self) -> tuple[str, ...]:
+        """The axes over which FSDP shards parameters. Ranks of ``cp`` hold the same parameters."""
+        return ("fsdp", "cp") if self.is_sharded else ()
+
+    @property
+    def shard_size(self) -> int:
+        """The number of ranks that shard each parameter."""
+        return self.size(*self.shard_axes)
+
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """The axes over which gradients are all-reduced."""
+        return ("dp",) if self.is_sharded else ("dp", "cp")
+
+    @property
+    def data_ranks(self) -> int:
+        """The number of ranks over which the loss is averaged."""
+        return self.dp * self.fsdp * self.cp
+
+    @property
+    def expert_replicas(self) -> int:
+        """The number of ranks that have the same experts of a stage."""
+        return self.size(*EXPERT_AXES) // (self.ep * self.etp)
+
+    @property
+    def expert_shards(self) -> int:
+        """The number of ranks over which FSDP shards an expert: ``efsdp``."""
+        return self.expert_replicas // self.dp if self.is_sharded else 1
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Return the position of a rank on each axis that multiplies. The innermost is fastest."""
+        coordinate = {}
+        for name in reversed(self.order):
+            rank, coordinate[name] = divmod(rank, self.size(name))
+        return coordinate
+
+    def index(self, rank: int, *axes: str) -> int:
+        """Return the position of a rank in its group along some axes, the last of them fastest."""
+        coordinate = self.coordinate(rank)
+        index = 0
+        for axis in axes:
+            index = index * self.size(axis) + coordinate[axis]
+        return index
+
+    def groups(self, *axes: str) -> Groups:
+        """Return the groups of ranks that differ on some axes only, each sorted by ``index``."""
+        others = [name for name in self.order if name not in axes]
+        groups = self._group(lambda rank: (self.index(rank, *others),))
+        return [sorted(ranks, key=lambda rank: self.index(rank, *axes)) for ranks in groups]
+
+    def shard_groups(self) -> Groups:
+        """Return the groups over which FSDP shards parameters: fsdp x cp."""
+        return self.groups(*self.shard_axes)
+
+    def expert_position(self, rank: int) -> "ExpertPosition":
+        """Return the position of a rank among those that share the experts of its stage."""
+        index, etp = divmod(self.index(rank, *EXPERT_AXES), self.etp)
+        replica, ep = divmod(index, self.ep)
+        return ExpertPosition(self.index(rank, "pp"), replica, ep, etp)
+
+    def expert_groups(self) -> Groups:
+        """Return the groups over which experts are spread: ``ep``."""
+        return self._group_experts("ep")
+
+    def expert_split_groups(self) -> Groups:
+        """Return the groups whose ranks split the same experts: ``etp``."""
+        return self._group_experts("etp")
+
+    def expert_replica_groups(self) -> Groups:
+        """Return the groups whose ranks have the same experts, ordered by dp and then ``efsdp``."""
+        return self._group_experts("replica")
+
+    def expert_shard_groups(self) -> Groups:
+        """Return the groups over which FSDP shards experts: ``efsdp``."""
+        groups: Groups = []
+        for ranks in self.expert_replica_groups():
+            starts = range(0, len(ranks), self.expert_shards)
+            groups += [ranks[start : start + self.expert_shards] for start in starts]
+        return groups
+
+    def _group_experts(self, field: str) -> Groups:
+        """Return the groups of ranks whose expert positions differ in one field, sorted by it."""
+
+        def get_others(rank: int) -> tuple[int, ...]:
+            return self.expert_position(rank)._replace(**{field: 0})
+
+        groups = self._group(get_others)
+        return [sorted(ranks, key=self.expert_position) for ranks in groups]
+
+    def _group(self, key: Callable[[int], tuple[int, ...]]) -> Groups:
+        """Return the ranks with the same key as a group."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.ranks):
+            groups.setdefault(key(rank), []).append(rank)
+        return list(groups.values())
+
+    def find_broken_rule(self, ranks: int, experts: int = 0) -> str | None:
+        """Return the first equation that the axes do not satisfy, None if they satisfy all.
+
+        ``ranks`` is the world size, ``experts`` the number of routed experts, 0 of a dense model.
+        """
+        if self.ranks != ranks:
+            axes = [name for name in self.order if self.size(name) > 1]
+            return f"{self._format_product(axes or ['dp'])} != world size({ranks})"
+        if not experts:
+            return self._find_unused_expert_axis()
+        if self.tp % self.etp:
+            return f"tp({self.tp}) % etp({self.etp}) != 0"
+        if experts % self.ep:
+            return f"experts({experts}) % ep({self.ep}) != 0"
+        axes = ["fsdp", "cp", "tp"] if self.is_sharded else ["dp", "cp", "tp"]
+        if self.size(*axes) % (self.ep * self.etp):
+            product = self._format_product(axes)
+            divisor = self._format_product(["ep", "etp"] if self.etp > 1 else ["ep"])
+            return f"({product}) % ({divisor}) != 0"
+        return None
+
+    def _find_unused_expert_axis(self) -> str | None:
+        for axis in INSIDE:
+            if self.size(axis) > 1:
+                return f"{axis}({self.size(axis)}) > 1 without experts: set experts=N"
+        return None
+
+    def _format_product(self, axes: Iterable[str]) -> str:
+        return " * ".join(f"{axis}({self.size(axis)})" for axis in axes)
+
+
+class ExpertPosition(NamedTuple):
+    """The position of a rank among those that share the experts of a stage."""
+
+    stage: int  # the position along pp
+    replica: int  # along edp: the position along dp, then along efsdp
+    ep: int
+    etp: int

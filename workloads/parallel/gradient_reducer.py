@@ -1,0 +1,162 @@
+"""Sums of gradients over a process group, bucket by bucket, during the last backward pass.
+
+DistributedDataParallel does the same, but rejects DTensors and knows no pipelines.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
+from parbench.workloads.parallel.mesh import local_tensor
+
+
+class BucketTracker:
+    """Calls ``start(index)`` for each bucket whose parameters all have their gradients.
+
+    A parameter may be in several buckets. Gradients count while the tracker is active.
+    """
+
+    def __init__(
+        self, buckets: Sequence[Sequence[nn.Parameter]], start: Callable[[int], None]
+    ) -> None:
+        self._start = start
+        self._sizes = [len(parameters) for parameters in buckets]
+        self._missing: list[int] = []
+        self.is_active = False
+        indices: dict[nn.Parameter, list[int]] = {}
+        for index, parameters in enumerate(buckets):
+            for parameter in parameters:
+                indices.setdefault(parameter, []).append(index)
+        for parameter, touched in indices.items():
+            hook = partial(self._count, touched)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def activate(self) -> None:
+        """Count the gradients of the following backward pass, the last one before an update."""
+        self._missing = list(self._sizes)
+        self.is_active = True
+
+    def start_remaining(self) -> None:
+        """Start the buckets of a pass whose gradients were written without autograd's hooks."""
+        for index, missing in enumerate(self._missing):
+            if missing:
+                self._start(index)
+        self._missing = []
+        self.is_active = False
+
+    def _count(self, touched: Sequence[int], _: Tensor) -> None:
+        if not self.is_active:
+            return
+        for index in touched:
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                self._start(index)
+
+
+class GradientReducer:
+    """Divides gradients and sums them over a group by asynchronous all_reduces of buckets.
+
+    Without a group it only divides. ``bucket_bytes`` of 0 is torch's default for DDP: 1 MiB for the
+    first bucket, 25 MiB for the others.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        group: dist.ProcessGroup | None,
+        *,
+        divisor: int,
+        dtype: torch.dtype,
+        bucket_bytes: int = 0,
+    ) -> None:
+        self._group = group
+        self._divisor = divisor
+        self._dtype = dtype
+        backward_order = list(parameters)[::-1]
+        self._buckets = split_buckets(backward_order, bucket_bytes)
+        self._tracker = BucketTracker(self._buckets, self._reduce)
+        self._reductions: list[tuple[int, Tensor, dist.Work | None]] = []
+
+    def activate(self) -> None:
+        """Reduce each bucket during the following backward pass, once its gradients are there."""
+        self._tracker.activate()
+
+    def start_remaining(self) -> None:
+        """Reduce the buckets whose gradients were written without autograd's hooks."""
+        self._tracker.start_remaining()
+
+    def wait(self, *, is_last: bool = True) -> None:
+        """Return when all gradients are reduced.
+
+        If another microbatch follows, its reduction includes these gradients of every rank, so that
+        they are scaled down before.
+        """
+        scale = self._divisor / (1 if self._group is None else self._group.size())
+        for index, flat, work in self._reductions:
+            if work is not None:
+                work.wait()
+            if not is_last:
+                flat *= scale
+            unflatten_gradients(self._buckets[index], flat)
+        self._reductions.clear()
+
+    def _reduce(self, index: int) -> None:
+        flat = flatten_gradients(self._buckets[index], self._dtype)
+        flat /= self._divisor
+        work = None
+        if self._group is not None:
+            work = dist.all_reduce(flat, group=self._group, async_op=True)
+        self._reductions.append((index, flat, work))
+
+
+def sum_gradients(
+    parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, dtype: torch.dtype
+) -> None:
+    """Sum the gradients of parameters over a group by one all_reduce in ``dtype``."""
+    flat = flatten_gradients(parameters, dtype)
+    dist.all_reduce(flat, group=group)
+    unflatten_gradients(parameters, flat)
+
+
+def split_buckets(
+    parameters: Iterable[nn.Parameter], bucket_bytes: int
+) -> list[list[nn.Parameter]]:
+    """Return parameters in buckets. A bucket is closed by the parameter that reaches its size."""
+    buckets: list[list[nn.Parameter]] = []
+    bucket: list[nn.Parameter] = []
+    num_bytes = 0
+    for parameter in parameters:
+        bucket.append(parameter)
+        num_bytes += local_tensor(parameter).nbytes
+        default = DEFAULT_BUCKET_BYTES if buckets else DEFAULT_FIRST_BUCKET_BYTES
+        if num_bytes >= (bucket_bytes or default):
+            buckets.append(bucket)
+            bucket = []
+            num_bytes = 0
+    if bucket:
+        buckets.append(bucket)
+    return buckets
+
+
+def flatten_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> Tensor:
+    """Return a new tensor with this rank's parts of gradients, one after the other."""
+    parts = []
+    for parameter in parameters:
+        assert parameter.grad is not None, "every parameter has a gradient in every step"
+        parts.append(local_tensor(parameter.grad).flatten().to(dtype))
+    return torch.cat(parts)
+
+
+def unflatten_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
+    """Write a tensor of ``flatten_gradients`` back into the gradients."""
+    gradients = []
+    for parameter in parameters:
+        assert parameter.grad is not None
+        gradients.append(local_tensor(parameter.grad))
+    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))

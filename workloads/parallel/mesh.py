@@ -1,0 +1,162 @@
+"""The process groups of a step by axis, and the device meshes of FSDP, DTensor and experts."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from parbench.bench.world.world import World, make_group
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.torch_internals import forget_meshes
+
+Partition = Sequence[Sequence[int]]
+"""Disjoint groups that together contain every rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The groups of a rank.
+
+    An axis never shares the group of the world, because bytes are counted by group.
+    """
+
+    dims: ParallelDims
+    groups: Mapping[str, dist.ProcessGroup]
+    """This rank's group of each axis that communicates: dp, fsdp, pp, tp, ep, etp, edp or efsdp,
+    and cp, or ulysses and ring."""
+    shards: DeviceMesh | None
+    """The mesh (dp, fsdp), or (fsdp), that FSDP shards parameters over."""
+    tensor: DeviceMesh | None
+    """The mesh (tp)."""
+    experts: DeviceMesh | None
+    """The mesh (ep, etp), or one of them, that experts are distributed over."""
+    expert_shards: DeviceMesh | None
+    """The mesh (dp, efsdp), or (efsdp), that FSDP shards experts over, None if it does not."""
+
+    def close(self) -> None:
+        """Destroy the groups; every rank calls it."""
+        destroy_groups(self.groups.values())
+
+
+def build_mesh(
+    world: World,
+    dims: ParallelDims,
+    *,
+    has_experts: bool = False,
+    context_groups: Mapping[str, Partition] | None = None,
+) -> Mesh:
+    """Make every group, in the same order on every rank.
+
+    ``context_groups`` are the groups of context parallelism by axis.
+    """
+    partitions = {**_list_partitions(dims, has_experts=has_experts), **(context_groups or {})}
+    groups = {name: make_group(world, parts) for name, parts in partitions.items()}
+    # A group that one rank destroys while another rank still connects breaks on that rank.
+    world.barrier()
+    table = _MeshTable(world, dims, partitions, groups)
+    shards, tensor = None, None
+    if dims.is_sharded:
+        root = table.build([*_keep_large(dims, "dp"), "fsdp", *_keep_large(dims, "tp")])
+        shards = root["dp", "fsdp"] if dims.dp > 1 else root["fsdp"]
+        tensor = root["tp"] if dims.tp > 1 else None
+    elif dims.tp > 1:
+        tensor = table.build(["tp"])
+    experts, expert_shards = None, None
+    expert_axes = _keep_large(dims, "ep", "etp")
+    if has_experts and dims.expert_shards > 1:
+        root = table.build([*_keep_large(dims, "dp"), "efsdp", *expert_axes])
+        expert_shards = root["dp", "efsdp"] if dims.dp > 1 else root["efsdp"]
+        experts = _slice(root, expert_axes)
+    elif has_experts and expert_axes:
+        experts = table.build(expert_axes)
+    return Mesh(
+        dims=dims,
+        groups=groups,
+        shards=shards,
+        tensor=tensor,
+        experts=experts,
+        expert_shards=expert_shards,
+    )
+
+
+def _list_partitions(dims: ParallelDims, *, has_experts: bool) -> dict[str, Partition]:
+    """Return the groups of each axis with more than one rank."""
+    partitions: dict[str, Partition] = {
+        "dp": dims.groups(*dims.replica_axes),
+        "fsdp": dims.shard_groups() if dims.is_sharded else [],
+        "pp": dims.groups("pp"),
+        "tp": dims.groups("tp"),
+    }
+    if has_experts:
+        partitions["ep"] = dims.expert_groups()
+        partitions["etp"] = dims.expert_split_groups()
+        partitions["efsdp"] = dims.expert_shard_groups()
+        if not dims.is_sharded:
+            partitions["edp"] = dims.expert_replica_groups()
+    return {name: parts for name, parts in partitions.items() if parts and len(parts[0]) > 1}
+
+
+@dataclass(frozen=True)
+class _MeshTable:
+    """Builds device meshes of this rank's stage from groups that exist."""
+
+    world: World
+    dims: ParallelDims
+    partitions: Mapping[str, Partition]
+    groups: Mapping[str, dist.ProcessGroup]
+
+    def build(self, axes: Sequence[str]) -> DeviceMesh:
+        """Return the mesh of some axes, of the ranks that differ from this one on these only."""
+        ranks = {self.world.rank}
+        for axis in axes:
+            parts = self.partitions[axis]
+            ranks = {peer for part in parts if ranks.intersection(part) for peer in part}
+        in_order = sorted(ranks, key=lambda rank: [self._index(rank, axis) for axis in axes])
+        sizes = [self.groups[axis].size() for axis in axes]
+        return DeviceMesh.from_group(
+            [self.groups[axis] for axis in axes],
+            self.world.device.type,
+            mesh=torch.tensor(in_order, dtype=torch.int).view(sizes),
+            mesh_dim_names=tuple(axes),
+        )
+
+    def _index(self, rank: int, axis: str) -> int:
+        """Return the position of a rank in its group; torch sorts the ranks of a group."""
+        [ranks] = [part for part in self.partitions[axis] if rank in part]
+        return sorted(ranks).index(rank)
+
+
+def _keep_large(dims: ParallelDims, *axes: str) -> list[str]:
+    return [axis for axis in axes if dims.size(axis) > 1]
+
+
+def _slice(root: DeviceMesh, axes: Sequence[str]) -> DeviceMesh | None:
+    if not axes:
+        return None
+    return root[tuple(axes)] if len(axes) > 1 else root[axes[0]]
+
+
+def destroy_groups(groups: Collection[dist.ProcessGroup]) -> None:
+    """Destroy groups and make DTensor forget their meshes.
+
+    For DTensor, meshes of the same ranks and names are equal, so that a later mesh would get the
+    destroyed groups.
+    """
+    for group in groups:
+        dist.destroy_process_group(group)
+    if groups:
+        forget_meshes()
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor that may be distributed, gathered on every rank of its mesh."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that may be distributed."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,270 @@
+"""Applies every parallelism to a model, or to the part of it that a pipeline stage holds.
+
+The order is that of torchtitan: experts, tensor parallelism, activation checkpointing, data
+parallelism. Parts are on the meta device until FSDP has sharded them, so that no rank ever has
+more than one full parameter.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from parbench.bench.world.world import World
+from parbench.workloads.context_parallel.attention import install_attention
+from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.expert_parallel.moe_layer import (
+    ExpertPlacement,
+    MoeLayer,
+    find_moe_layers,
+    replace_ffns_with_moe,
+)
+from parbench.workloads.model.transformer import (
+    DTYPES,
+    Core,
+    Layer,
+    Transformer,
+    checkpoint_layers,
+    get_dtype,
+    initialize,
+    make_meta_model,
+)
+from parbench.workloads.parallel import data_parallel, tensor_parallel
+from parbench.workloads.parallel.gradient_reducer import GradientReducer, sum_gradients
+from parbench.workloads.parallel.mesh import Mesh
+from parbench.workloads.parallel.positions import TokenPositions
+from parbench.workloads.parallel.zero1 import DistributedOptimizer
+
+
+@dataclass(kw_only=True)
+class ParallelPart:
+    """A part of the model after ``parallelize``."""
+
+    part: Transformer
+    module: nn.Module
+    """The module to call: the part, or DDP around it."""
+    mesh: Mesh
+    reduce_dtype: torch.dtype
+    logits_width: int
+    """The size of the vocabulary of this rank's logits."""
+    partial_parameters: list[nn.Parameter]
+    """The parameters whose gradients are summed over ``tp`` once per step."""
+    reducers: list[GradientReducer | DistributedOptimizer] = field(default_factory=list)
+
+    def add_reducer(
+        self,
+        parameters: Iterable[nn.Parameter],
+        group: dist.ProcessGroup | None,
+        divisor: int,
+        bucket_bytes: int,
+    ) -> None:
+        """Sum the gradients of parameters over a group in every step, and divide them."""
+        reducer = GradientReducer(
+            parameters,
+            group,
+            divisor=divisor,
+            dtype=self.reduce_dtype,
+            bucket_bytes=bucket_bytes,
+        )
+        self.reducers.append(reducer)
+
+    @property
+    def moe_layers(self) -> Mapping[int, MoeLayer]:
+        """The MoE layers by number of the layer."""
+        return {
+            int(name): layer.ffn
+            for name, layer in self.part.layers.items()
+            if isinstance(layer.ffn, MoeLayer)
+        }
+
+    def sync_gradients(self, *, is_synced: bool) -> AbstractContextManager[object]:
+        """Return the context of a microbatch, whose backward pass reduces gradients or not."""
+        if isinstance(self.part, FSDPModule):
+            self.part.set_requires_gradient_sync(is_synced)
+        if isinstance(self.module, DistributedDataParallel) and not is_synced:
+            return self.module.no_sync()
+        if is_synced:
+            for reducer in self.reducers:
+                reducer.activate()
+        return nullcontext()
+
+    def finish_microbatch(self) -> None:
+        """Reduce the gradients so far, so that the next microbatch adds to the reduced ones."""
+        for reducer in self.reducers:
+            reducer.start_remaining()
+            reducer.wait(is_last=False)
+
+    def finish_gradients(self) -> None:
+        """Return when the gradients of a step are those of the mean loss."""
+        for reducer in self.reducers:
+            reducer.start_remaining()
+            reducer.wait()
+        if self.partial_parameters:
+            group = self.mesh.groups["tp"]
+            sum_gradients(self.partial_parameters, group, self.reduce_dtype)
+
+
+def build_parts(view: RankView, seed: int, mesh: Mesh) -> dict[int, Transformer]:
+    """Return this rank's part of the model for each of its stages, on the meta device."""
+    spec = view.spec
+    parts = {}
+    for stage in view.stages:
+        first = sum(view.layers_by_stage[:stage])
+        part = make_meta_model(
+            spec.shape,
+            get_dtype(spec),
+            range(first, first + view.layers_by_stage[stage]),
+            has_embedding=stage == 0,
+            has_head=stage == len(view.layers_by_stage) - 1,
+        )
+        if spec.moe is not None:
+            placement = make_placement(mesh)
+            replace_ffns_with_moe(part, spec.shape, spec.moe, placement=placement)
+        parts[stage] = part
+    return parts
+
+
+def make_placement(mesh: Mesh) -> ExpertPlacement:
+    """Return the groups that share one replica of the experts."""
+    return ExpertPlacement(
+        ep_group=mesh.groups.get("ep"), etp_group=mesh.groups.get("etp"), mesh=mesh.experts
+    )
+
+
+def parallelize(
+    part: Transformer,
+    world: World,
+    mesh: Mesh,
+    spec: StepSpec,
+    positions: TokenPositions,
+    attention: Core | None,
+) -> ParallelPart:
+    """Distribute a part of the model over the mesh and initialize its weights.
+
+    ``attention`` is that over the ranks of ``cp``, None if each layer has its own.
+    """
+    part.positions = torch.tensor(positions.between_blocks, device=world.device)
+    if positions.split is not None:
+        attended = torch.tensor(positions.attended, device=world.device)
+        install_attention(part, attention, attended)
+    partial_names: set[str] = set()
+    if mesh.tensor is not None:
+        apply_tensor_parallelism(part, mesh, spec)
+        if spec.sequence_parallel:
+            partial_names = list_partial_names(part)
+    checkpoint_layers(part, spec.checkpointing, spec.checkpoint_every)
+    if mesh.dims.is_sharded:
+        apply_fsdp(part, mesh, spec)
+    initialize(part, world.seed, world.device)
+    if mesh.tensor is not None and mesh.shards is None and part.token_embedding is not None:
+        tensor_parallel.split_embedding_gradient(part.token_embedding)
+    width = tensor_parallel.count_local_vocabulary(spec.shape.vocabulary, mesh.tensor)
+    parallel_part = ParallelPart(
+        part=part,
+        module=part,
+        mesh=mesh,
+        reduce_dtype=DTYPES[spec.reduce_bytes],
+        logits_width=width,
+        partial_parameters=[p for name, p in part.named_parameters() if name in partial_names],
+    )
+    if spec.zero1 != "distributed":
+        apply_replication(parallel_part, spec, world.device)
+    return parallel_part
+
+
+def apply_tensor_parallelism(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
+    """Split the layers, the token embedding and the head over ``tp``."""
+    assert mesh.tensor is not None
+    for layer in part.layers.values():
+        assert isinstance(layer, Layer)
+        tensor_parallel.split_layer(layer, mesh.tensor, sequence_parallel=spec.sequence_parallel)
+    tensor_parallel.split_vocabulary(part, mesh.tensor, sequence_parallel=spec.sequence_parallel)
+
+
+def list_partial_names(part: Transformer) -> set[str]:
+    """Return the names of parameters that ``tp`` does not split, before FSDP shards them.
+
+    They are norms, learned positions, routers and shared experts, of which each rank of ``tp`` sees
+    its part of the sequence. Routed experts are not among them.
+    """
+    experts = set(list_experts(part))
+    return {
+        name
+        for name, parameter in part.named_parameters()
+        if not isinstance(parameter, DTensor) and parameter not in experts
+    }
+
+
+def list_experts(part: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of routed experts."""
+    return [p for layer in find_moe_layers(part) for p in layer.experts.parameters()]
+
+
+def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
+    """Shard the embeddings, each layer, each layer's experts, and the norm with the head.
+
+    The norm and the head stay gathered until their backward pass, which follows at once. In a
+    pipeline all parameters stay gathered until the end of the step.
+    """
+    assert mesh.shards is not None
+    reduce_dtype = DTYPES[spec.reduce_bytes]
+    reshard = spec.reshard and mesh.dims.pp == 1
+    embeddings, head = data_parallel.list_outer_modules(part)
+    units: list[list[FSDPModule]] = []
+
+    ignored = list_experts(part) if mesh.expert_shards is None else []
+
+    def shard(modules: list[nn.Module], mesh: DeviceMesh, *, reshard: bool) -> FSDPModule:
+        return data_parallel.shard_modules(
+            modules, mesh, reshard=reshard, reduce_dtype=reduce_dtype, ignored=ignored
+        )
+
+    if embeddings:
+        units.append([shard(embeddings, mesh.shards, reshard=reshard)])
+    for layer in part.layers.values():
+        nested = []
+        if isinstance(layer.ffn, MoeLayer) and mesh.expert_shards is not None:
+            experts = shard([layer.ffn.experts], mesh.expert_shards, reshard=reshard)
+            # Tokens of several ranks meet in an expert, so that its replicas are fewer.
+            experts.set_gradient_divide_factor(mesh.dims.data_ranks)
+            experts.set_force_sum_reduction_for_comms(True)
+            nested.append(experts)
+        units.append([shard([layer], mesh.shards, reshard=reshard), *nested])
+    if head:
+        units.append([shard(head, mesh.shards, reshard=False)])
+    root = shard([part], mesh.shards, reshard=reshard)
+    if spec.prefetch:
+        data_parallel.prefetch_units(root, units, mesh.shards.device_type)
+
+
+def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch.device) -> None:
+    """Average the gradients that FSDP does not: by DDP, or by reducers where DDP cannot."""
+    part, mesh = parallel_part.part, parallel_part.mesh
+    dims = mesh.dims
+    experts = list_experts(part)
+    group = mesh.groups.get("dp")
+    if group is not None and not dims.is_sharded and dims.tp == dims.pp == 1 and not experts:
+        parallel_part.module = data_parallel.wrap_in_ddp(
+            part,
+            group,
+            device,
+            bucket_bytes=spec.bucket_bytes,
+            reduce_dtype=parallel_part.reduce_dtype,
+        )
+        return
+    if group is not None and not dims.is_sharded:
+        expert_set = set(experts)
+        dense = [parameter for parameter in part.parameters() if parameter not in expert_set]
+        parallel_part.add_reducer(dense, group, dims.dp * dims.cp, spec.bucket_bytes)
+    if experts and mesh.expert_shards is None:
+        # With FSDP, ranks with the same experts differ along dp only.
+        replicas = group if dims.is_sharded else mesh.groups.get("edp")
+        if replicas is not None or dims.data_ranks > 1:
+            parallel_part.add_reducer(experts, replicas, dims.data_ranks, spec.bucket_bytes)

@@ -1,0 +1,112 @@
+"""The tokens of a rank: its positions of each sequence, in attention and between blocks.
+
+``cp`` splits a sequence for attention, and with sequence parallelism ``tp`` splits what remains
+between blocks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from parbench.bench.world.world import World
+from parbench.workloads.context_parallel.attention import build_attention
+from parbench.workloads.context_parallel.attention_kernel import (
+    choose_kernel,
+    make_simulated_attention,
+)
+from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
+from parbench.workloads.costs.compute_shares import compute_shares
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.simulated_compute import SimulatedCompute
+from parbench.workloads.model.transformer import Core, get_dtype
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.parallel.mesh import Partition
+
+
+@dataclass(frozen=True)
+class TokenPositions:
+    """The positions of a rank's tokens."""
+
+    split: SequenceSplit | None
+    """The split of a sequence over ``cp``, None for one rank."""
+    attended: list[int]
+    """Positions of the tokens whose queries attention computes on this rank."""
+    between_blocks: list[int]
+    """Positions of the tokens that this rank has between blocks."""
+    by_source: list[list[int]]
+    """The positions between blocks of every rank that shares the sequence."""
+
+    @staticmethod
+    def of(spec: StepSpec, rank: int) -> "TokenPositions":
+        """Return the positions of a rank of a step."""
+        dims = spec.dims
+        split = None
+        attended = [list(range(spec.shape.sequence))]
+        if dims.cp > 1:
+            split = split_sequence(
+                spec.cp_method,
+                spec.shape,
+                ranks=dims.cp,
+                ulysses=spec.ulysses,
+                mask=spec.mask,
+                tp=dims.tp,
+            )
+            attended = [split.list_tokens(cp_rank) for cp_rank in range(dims.cp)]
+        tp = dims.tp if spec.sequence_parallel else 1
+        size = spec.shape.sequence // dims.cp // tp
+        by_source = [
+            positions[start * size : (start + 1) * size]
+            for positions in attended
+            for start in range(tp)
+        ]
+        cp_index = dims.index(rank, "cp")
+        tp_index = dims.index(rank, "tp") if tp > 1 else 0
+        return TokenPositions(
+            split=split,
+            attended=attended[cp_index],
+            between_blocks=by_source[cp_index * tp + tp_index],
+            by_source=by_source,
+        )
+
+    @property
+    def keys_per_query(self) -> float:
+        """The mean number of keys of a query if attention has a simulated time, 0 otherwise."""
+        return 0.0 if self.split is None else self.split.num_pairs / self.split.sequence
+
+    def list_context_groups(self, dims: ParallelDims) -> dict[str, Partition]:
+        """Return the groups of all ranks for each axis of context parallelism."""
+        partitions: dict[str, list[list[int]]] = {}
+        if self.split is None:
+            return {}
+        for ranks in dims.groups("cp"):
+            groups = self.split.method.list_axis_groups(ranks, self.split.ulysses)
+            for axis, parts in groups.items():
+                partitions.setdefault(axis, []).extend(list(part) for part in parts)
+        return dict(partitions.items())
+
+    def make_attention(
+        self,
+        spec: StepSpec,
+        world: World,
+        groups: Mapping[str, dist.ProcessGroup],
+        compute: SimulatedCompute,
+    ) -> Core | None:
+        """Return attention over the ranks of ``cp``, None for that of one rank."""
+        if self.split is None:
+            return None
+        dims = spec.dims
+        if spec.simulated_seconds is None:
+            kernel = choose_kernel(world.device, get_dtype(spec), spec.shape.head_size)
+        else:
+            shares = compute_shares(spec.shape, spec.moe, keys_per_query=self.keys_per_query)
+            seconds = spec.simulated_seconds * dims.pp / spec.shape.layers * shares.attention
+            kernel = make_simulated_attention(
+                compute,
+                seconds,
+                self.split,
+                microbatch=spec.microbatch,
+                heads=spec.shape.heads // dims.tp,
+            )
+        cp_rank = dims.index(world.rank, "cp")
+        return build_attention(self.split, cp_rank, world.device, groups, kernel)

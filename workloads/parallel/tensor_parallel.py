@@ -1,0 +1,113 @@
+"""Tensor parallelism by torch's styles: matrices split by columns and rows, and the vocabulary.
+
+Blocks take and give plain tensors. With sequence parallelism a rank has its part of the sequence
+between blocks: they gather it before their columns and scatter the sums of their rows. Parameters
+outside of blocks then see only these positions, so that their gradients are summed over ``tp``
+once per step (Korthikanti et al., arXiv 2205.05198, section 4.2).
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from parbench.workloads.model.transformer import Ffn, Layer, Transformer, cross_entropy
+from parbench.workloads.parallel.mesh import local_tensor
+
+_SEQUENCE = Shard(1)
+_VOCABULARY = Shard(-1)
+
+
+def split_layer(layer: Layer, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Split attention by heads and the FFN by columns; a mixture of experts is not split."""
+    outside = _place_sequence(sequence_parallel=sequence_parallel)
+    styles = _split_block("attention", ["q", "k", "v"], "out", outside)
+    if isinstance(layer.ffn, Ffn):
+        columns = ["up"] if layer.ffn.gate is None else ["gate", "up"]
+        styles |= _split_block("ffn", columns, "down", outside)
+    parallelize_module(layer, mesh, styles)
+
+
+def split_vocabulary(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Split the token embedding and the head of a part by vocabulary, where it has them."""
+    outside = _place_sequence(sequence_parallel=sequence_parallel)
+    styles: dict[str, ParallelStyle] = {}
+    if part.token_embedding is not None:
+        styles["token_embedding"] = RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=outside
+        )
+    if part.head is not None:
+        styles["head"] = ColwiseParallel(input_layouts=outside, output_layouts=_VOCABULARY)
+    parallelize_module(part, mesh, styles)
+
+
+def split_embedding_gradient(embedding: nn.Embedding) -> None:
+    """Let each rank keep the gradient of its part of the vocabulary.
+
+    Torch computes that of the full vocabulary on every rank. FSDP takes its part itself.
+    """
+    weight = embedding.weight
+    assert isinstance(weight, DTensor)
+    placements = weight.placements
+    weight.register_hook(lambda gradient: gradient.redistribute(placements=placements))  # type: ignore[no-untyped-call]
+
+
+def _place_sequence(*, sequence_parallel: bool) -> Placement:
+    return _SEQUENCE if sequence_parallel else Replicate()
+
+
+def _split_block(
+    block: str, columns: Iterable[str], rows: str, outside: Placement
+) -> dict[str, ParallelStyle]:
+    styles: dict[str, ParallelStyle] = {
+        block: PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),)),
+        f"{block}.{rows}": RowwiseParallel(output_layouts=outside),
+    }
+    for name in columns:
+        styles[f"{block}.{name}"] = ColwiseParallel()
+    return styles
+
+
+def make_loss(mesh: DeviceMesh | None, vocabulary: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the mean cross-entropy of logits (b, s, vocabulary) and targets (b, s).
+
+    On a mesh, logits are this rank's part of the vocabulary (b, s, part), and no rank gathers them.
+    The loss and its backward pass belong within ``use_loss``.
+    """
+    if mesh is None:
+        return cross_entropy
+
+    def compute_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        tokens = logits.flatten(0, 1).float()
+        size = torch.Size((len(tokens), vocabulary))
+        distributed = DTensor.from_local(
+            tokens, mesh, [Shard(1)], run_check=False, shape=size, stride=(vocabulary, 1)
+        )
+        return local_tensor(F.cross_entropy(distributed, targets.flatten()))
+
+    return compute_loss
+
+
+def use_loss(mesh: DeviceMesh | None) -> AbstractContextManager[None]:
+    """Return the context of forward and backward passes in which logits are split."""
+    return nullcontext() if mesh is None else loss_parallel()
+
+
+def count_local_vocabulary(vocabulary: int, mesh: DeviceMesh | None) -> int:
+    """Return the size of this rank's part of the vocabulary; the last ranks may have less."""
+    if mesh is None:
+        return vocabulary
+    part = -(-vocabulary // mesh.size())
+    return max(0, min(part, vocabulary - part * mesh.get_local_rank()))

@@ -1,0 +1,131 @@
+"""ZeRO-1: every rank has all parameters and gradients, and the optimizer's state of its part.
+
+``DistributedOptimizer`` follows the literature (ZeRO, arXiv 1910.02054, section 5; Megatron's
+distributed optimizer): buckets of gradients are reduce-scattered during backward, and the updated
+parts of parameters are all-gathered. Torch's ZeroRedundancyOptimizer all-reduces all gradients and
+broadcasts every parameter from the rank that updates it.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from parbench.workloads.model.optimizer import LEARNING_RATE, choose_optimizer, make_optimizer
+from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES
+from parbench.workloads.parallel.gradient_reducer import BucketTracker
+from parbench.workloads.torch_internals import load_zero_redundancy_optimizer
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """AdamW whose rank r updates the r-th part of each bucket.
+
+    Parameters and gradients are views of two buffers in the order of backward, padded at the end to
+    a multiple of the ranks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        group: dist.ProcessGroup,
+        *,
+        bucket_bytes: int,
+        reduce_dtype: torch.dtype,
+        is_simulated: bool = False,
+    ) -> None:
+        self._group = group
+        self._dtype = reduce_dtype
+        ranks = group.size()
+        parameters = list(model.parameters())[::-1]
+        first = parameters[0].detach()
+        count = sum(parameter.numel() for parameter in parameters)
+        padded = -(-count // ranks) * ranks
+        weights = first.new_zeros(padded)
+        self._gradients = first.new_zeros(padded)
+        num_bytes = bucket_bytes or DEFAULT_BUCKET_BYTES
+        size = max(1, num_bytes // first.element_size() // ranks) * ranks
+        self._weight_buckets = torch.split(weights, size)
+        self._gradient_buckets = torch.split(self._gradients, size)
+        self._views: list[tuple[nn.Parameter, Tensor]] = []
+        buckets: list[list[nn.Parameter]] = [[] for _ in self._weight_buckets]
+        start = 0
+        for parameter in parameters:
+            stop = start + parameter.numel()
+            weights[start:stop].copy_(parameter.detach().flatten())
+            parameter.data = weights[start:stop].view(parameter.shape)
+            self._views.append((parameter, self._gradients[start:stop].view(parameter.shape)))
+            for bucket in range(start // size, (stop - 1) // size + 1):
+                buckets[bucket].append(parameter)
+            start = stop
+        self._shards = [
+            nn.Parameter(bucket.chunk(ranks)[group.rank()]) for bucket in self._weight_buckets
+        ]
+        super().__init__(self._shards, {"lr": LEARNING_RATE})
+        self.optim = make_optimizer(self._shards, first.dtype, is_simulated=is_simulated)
+        self._tracker = BucketTracker(buckets, self._reduce)
+        self._reductions: list[tuple[int, Tensor, dist.Work | None]] = []
+        self.zero_grad()
+
+    def activate(self) -> None:
+        """Reduce each bucket during the following backward pass, once its gradients are there."""
+        self._tracker.activate()
+
+    def start_remaining(self) -> None:
+        """Reduce the buckets that hooks did not."""
+        self._tracker.start_remaining()
+
+    def wait(self, *, is_last: bool = True) -> None:
+        """Return when this rank's parts of gradients are reduced; only those of a step are."""
+        assert is_last, "a distributed optimizer reduces once per step"
+        for index, shard, work in self._reductions:
+            if work is not None:
+                work.wait()
+            self._shards[index].grad = shard.to(self._shards[index].dtype)
+        self._reductions.clear()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set gradients to zero; those of parameters stay views of the buffer."""
+        self._gradients.zero_()
+        self.optim.zero_grad(set_to_none)
+        for parameter, gradient in self._views:
+            parameter.grad = gradient
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update this rank's parts, and gather those of all ranks."""
+        self.optim.step()
+        works = [
+            all_gather_single(bucket, shard.detach(), self._group, async_op=True)
+            for bucket, shard in zip(self._weight_buckets, self._shards, strict=True)
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    def gather_gradients(self) -> None:
+        """Give every rank all gradients, which only a check requires."""
+        for bucket, shard in zip(self._gradient_buckets, self._shards, strict=True):
+            assert shard.grad is not None, "gradients are gathered after a backward pass"
+            all_gather_single(bucket, shard.grad, self._group)
+
+    def _reduce(self, index: int) -> None:
+        # A new tensor where the type differs, the buffer itself otherwise.
+        gradients = self._gradient_buckets[index].to(self._dtype)
+        gradients /= self._group.size()
+        shard = gradients.new_empty(len(gradients) // self._group.size())
+        work = reduce_scatter_single(shard, gradients, self._group, async_op=True)
+        self._reductions.append((index, shard, work))
+
+
+def make_zero_redundancy_optimizer(
+    model: nn.Module, group: dist.ProcessGroup, dtype: torch.dtype, *, is_simulated: bool = False
+) -> torch.optim.Optimizer:
+    """Return torch's ZeroRedundancyOptimizer of AdamW."""
+    return load_zero_redundancy_optimizer()(
+        model.parameters(),
+        optimizer_class=choose_optimizer(dtype, is_simulated=is_simulated),
+        process_group=group,
+        lr=LEARNING_RATE,
+    )

@@ -1,0 +1,248 @@
+"""The named training steps: each is a mesh and a few settings of one description. Pure.
+
+A preset is a function of a case's parameters and the number of ranks. It raises ``UserError`` with
+the equation that does not hold if the step cannot run there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import cast
+
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.cases import Params
+from parbench.bench.plan.params import Param, Value, choice
+from parbench.bench.text import UserError
+from parbench.workloads.context_parallel.context_methods import CP_METHOD, MASK, ULYSSES
+from parbench.workloads.costs.step_spec import StepSpec, ZeroOne, parse_checkpointing
+from parbench.workloads.expert_parallel.moe_case import MOE_PARAMS, make_moe
+from parbench.workloads.model.shapes import (
+    COMMON,
+    PRECISIONS,
+    SMALL,
+    parse_compute,
+    shape_of,
+)
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
+from parbench.workloads.pipeline_parallel.pipeline_case import SCHEDULE, PipelineOptions
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
+
+Preset = Callable[[Params, int], StepSpec]
+"""Of a case's parameters and the number of ranks."""
+
+DEFAULT_EXPERTS = 8
+
+
+def _switch(name: str, default: bool, help_text: str) -> Param:
+    return Param(name=name, kind="bool", default=default, optional=True, help=help_text)
+
+
+def _mesh(default: str) -> Param:
+    axes = "dp, fsdp, pp, cp, tp; ep and etp lie inside others"
+    help_text = f"ranks of each axis, outermost first: {axes}; empty = {default}"
+    return Param(name="mesh", kind="mesh", default="", help=help_text)
+
+
+BUCKET = Param(
+    name="bucket_mb",
+    kind="float",
+    default=0.0,
+    minimum=0.0,
+    maximum=1e6,
+    help="MiB of a gradient bucket; 0 = torch's default: 1 for the first bucket, 25 for others",
+)
+NO_SYNC = _switch("no_sync", True, "reduce gradients in the last microbatch only")
+RESHARD = _switch("reshard", True, "free parameters after forward and gather them for backward")
+PREFETCH = choice(
+    "prefetch", "explicit: gather each layer's parameters one layer ahead", "default", "explicit"
+)
+OPTIMIZER = choice(
+    "optimizer",
+    "distributed: reduce_scatter and all_gather; zero_redundancy: torch's, with broadcasts",
+    "distributed",
+    "zero_redundancy",
+)
+SEQUENCE_PARALLEL = _switch(
+    "sequence_parallel", True, "shard the tokens between the blocks of a layer over tp"
+)
+CONTEXT = (replace(CP_METHOD, default="zigzag"), ULYSSES)
+HSDP_MESH = _mesh("two replicas, dp=2")
+MIXTURE = tuple(param for param in MOE_PARAMS if param.name not in ("ep", "etp", "chunks"))
+"""The parameters of experts, without those that a mesh has."""
+HYBRID = (
+    _mesh("dp over all ranks"),
+    Param(
+        name="schedule",
+        kind="str",
+        default=SCHEDULE.default,
+        choices=tuple(SCHEDULES),
+        optional=True,
+        help="order of forward and backward passes of pp",
+    ),
+    *(param for param in PIPELINE if param is not SCHEDULE),
+    *CONTEXT,
+    SEQUENCE_PARALLEL,
+    BUCKET,
+    NO_SYNC,
+    RESHARD,
+    PREFETCH,
+    *(replace(param, optional=True) for param in MIXTURE if param.name != "experts"),
+    Param(
+        name="experts",
+        kind="int",
+        default=0,
+        minimum=0,
+        optional=True,
+        help=f"routed experts per layer; 0 = dense, or {DEFAULT_EXPERTS} if the mesh has ep",
+    ),
+)
+"""The parameters of ``hybrid`` that not every step has."""
+
+
+def build_step(params: Params, dims: ParallelDims) -> StepSpec:
+    """Return the step of some parameters on a mesh. Those that are missing have their defaults."""
+    defaults = {param.name: param.default for param in (*COMMON, *HYBRID, MASK)}
+    values: dict[str, Value] = {**defaults, **params}
+    checkpointing, every = parse_checkpointing(str(values["checkpointing"]))
+    return StepSpec(
+        shape=shape_of(values),
+        dims=dims,
+        name=str(values["shape"]),
+        microbatch=int(values["microbatch"]),
+        microbatches=int(values["microbatches"]),
+        bytes_per_element=PRECISIONS[str(values["precision"])],
+        reduce_bytes=PRECISIONS[str(values["reduce_dtype"])],
+        checkpointing=checkpointing,
+        checkpoint_every=every,
+        sequence_parallel=bool(values["sequence_parallel"]),
+        zero1=cast(ZeroOne, values.get("optimizer", "")),
+        reshard=bool(values["reshard"]),
+        no_sync=bool(values["no_sync"]),
+        bucket_bytes=int(float(values["bucket_mb"]) * 2**20),
+        prefetch=values["prefetch"] == "explicit",
+        pipeline_options=PipelineOptions.from_params(values),
+        cp_method=str(values["cp_method"]),
+        ulysses=int(values["ulysses"]),
+        mask=str(values["mask"]),
+        simulated_seconds=parse_compute(str(values["compute"])),
+        reference_fits=values["check"] != SMALL,
+    )
+
+
+def _checked(spec: StepSpec, ranks: int) -> StepSpec:
+    """Return a step that can run on so many ranks. Raises ``UserError`` otherwise."""
+    rule = spec.find_broken_rule(ranks)
+    if rule is not None:
+        raise UserError(rule)
+    return spec
+
+
+def ddp(params: Params, ranks: int) -> StepSpec:
+    return _checked(build_step(params, ParallelDims(dp=ranks)), ranks)
+
+
+def zero1(params: Params, ranks: int) -> StepSpec:
+    return ddp({OPTIMIZER.name: OPTIMIZER.default, **params}, ranks)
+
+
+def fsdp(params: Params, ranks: int) -> StepSpec:
+    return _checked(build_step(params, ParallelDims(fsdp=ranks)), ranks)
+
+
+def hsdp(params: Params, ranks: int) -> StepSpec:
+    """FSDP within each replica. By default there are two replicas."""
+    replicas = 2 if ranks >= 4 else 1
+    text = str(params.get("mesh", "")) or f"dp={replicas},fsdp={ranks // replicas}"
+    dims = ParallelDims.parse(text)
+    if dims.size("dp", "fsdp") != dims.ranks:
+        raise UserError(f"mesh {text!r} has axes of hybrid: hsdp has dp and fsdp")
+    return _checked(build_step(params, dims), ranks)
+
+
+def tp(params: Params, ranks: int) -> StepSpec:
+    dims = ParallelDims(tp=ranks)
+    return _checked(build_step({**params, "sequence_parallel": False}, dims), ranks)
+
+
+def tp_sp(params: Params, ranks: int) -> StepSpec:
+    return _checked(build_step(params, ParallelDims(tp=ranks)), ranks)
+
+
+def tp_fsdp(params: Params, ranks: int) -> StepSpec:
+    tp_ranks = int(params.get("tp", 2))
+    dims = ParallelDims(fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
+    return _checked(build_step(params, dims), ranks)
+
+
+def pp(params: Params, ranks: int) -> StepSpec:
+    if ranks == 1:
+        raise UserError("ranks(1) < 2: one rank is not a pipeline")
+    return _checked(build_step(params, ParallelDims(pp=ranks)), ranks)
+
+
+def cp(params: Params, ranks: int) -> StepSpec:
+    return _checked(build_step(params, ParallelDims(cp=ranks)), ranks)
+
+
+def ep_step(params: Params, ranks: int) -> StepSpec:
+    """Experts inside data parallelism, whose attention ``tp`` may split."""
+    tp_ranks = int(params.get("tp", 1))
+    axis = "fsdp" if params.get("fsdp") else "dp"
+    dims = ParallelDims.from_sizes({axis: max(1, ranks // tp_ranks), "tp": tp_ranks})
+    return _expert_step(params, dims, ranks, _select(params, MOE_PARAMS))
+
+
+def ep_layer(params: Params, ranks: int) -> StepSpec:
+    """One MoE layer: the neighbors that split an expert are ranks of ``tp``."""
+    return ep_step({**params, "tp": max(1, int(params.get("etp", 1)))}, ranks)
+
+
+def hybrid(params: Params, ranks: int) -> StepSpec:
+    """Any combination on one mesh."""
+    dims = ParallelDims.parse(str(params.get("mesh", "")), ranks)
+    if not int(params.get("experts", 0)):
+        return _checked(build_step(params, dims), ranks)
+    mesh: dict[str, Value] = {"ep": dims.ep, "etp": dims.etp}
+    return _expert_step(params, dims, ranks, {**_select(params, MIXTURE), **mesh})
+
+
+def _select(params: Params, names: Iterable[Param]) -> dict[str, Value]:
+    return {param.name: params[param.name] for param in names if param.name in params}
+
+
+def _expert_step(
+    params: Params, dims: ParallelDims, ranks: int, settings: Mapping[str, Value]
+) -> StepSpec:
+    """Return a step with experts, whose parameters are ``settings``."""
+    spec = build_step(params, dims)
+    batch: dict[str, Value] = {
+        "microbatch": spec.microbatch,
+        "checkpointing": spec.checkpointing,
+    }
+    stage_ranks = max(1, ranks // dims.pp)
+    moe = make_moe({**settings, **batch}, spec.shape, stage_ranks, dims.tp)
+    dims = dims.resize(ep=moe.ep, etp=moe.etp)
+    return _checked(replace(spec, dims=dims, moe=moe), ranks)
+
+
+def add_experts(params: Params, world: WorldSpec) -> Iterable[Params]:
+    """Give a mesh with ``ep`` or ``etp`` experts, unless ``experts`` is set."""
+    dims = ParallelDims.parse(str(params.get("mesh", "")))
+    if dims.size("ep", "etp") > 1 and "experts" not in params:
+        return [{**params, "experts": DEFAULT_EXPERTS}]
+    return [params]
+
+
+PRESETS: Mapping[str, Preset] = {
+    "ddp": ddp,
+    "zero1": zero1,
+    "fsdp": fsdp,
+    "hsdp": hsdp,
+    "tp": tp,
+    "tp_sp": tp_sp,
+    "tp_fsdp": tp_fsdp,
+    "pp": pp,
+    "cp": cp,
+    "ep_step": ep_step,
+    "hybrid": hybrid,
+}

@@ -1,0 +1,701 @@
+"""A training step on any mesh: forward, backward, reduction of gradients, and the optimizer.
+
+A rank takes its positions of its sequences through its layers. Gradients are those of the mean loss
+over all tokens of the global batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from parbench.bench.launch.messages import Work
+from parbench.bench.plan.params import Value
+from parbench.bench.results.details import Action, BytesFormulaDetails, MeshDetails
+from parbench.bench.world.benchmark import Benchmark, Description, Explanation
+from parbench.bench.world.world import World
+from parbench.workloads.context_parallel.attention import make_full_mask_model
+from parbench.workloads.context_parallel.context_probe import (
+    AttentionProbe,
+    compute_expected_bytes,
+)
+from parbench.workloads.costs.communication_pattern import (
+    attention_bytes,
+    bytes_by_axis,
+    list_calls,
+    sum_calls,
+)
+from parbench.workloads.costs.compute_shares import compute_shares
+from parbench.workloads.costs.flops import flops_per_token
+from parbench.workloads.costs.memory import (
+    activations_equation,
+    layers_equation,
+    state_memory,
+)
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
+from parbench.workloads.expert_parallel.moe_layer import (
+    MoeLayer,
+    list_kernel_notes,
+    pop_aux_loss,
+    simulate_experts,
+)
+from parbench.workloads.expert_parallel.step_routing import StepRouting
+from parbench.workloads.model.optimizer import make_optimizer
+from parbench.workloads.model.shapes import WHOLE
+from parbench.workloads.model.simulated_compute import (
+    SimulatedCompute,
+    SimulatedLinear,
+    calibrate,
+    set_distinct_gradients,
+    simulate_linears,
+)
+from parbench.workloads.model.transformer import (
+    DTYPES,
+    Transformer,
+    compute_loss,
+    draw_tokens,
+    get_dtype,
+    initialize,
+    make_meta_model,
+    merge_parts,
+)
+from parbench.workloads.parallel import tensor_parallel
+from parbench.workloads.parallel.mesh import build_mesh
+from parbench.workloads.parallel.parallelize import (
+    ParallelPart,
+    build_parts,
+    list_experts,
+    make_placement,
+    parallelize,
+)
+from parbench.workloads.parallel.positions import TokenPositions
+from parbench.workloads.parallel.zero1 import (
+    DistributedOptimizer,
+    make_zero_redundancy_optimizer,
+)
+from parbench.workloads.pipeline_parallel import stages as pipeline_stages
+from parbench.workloads.pipeline_parallel.pipeline_probe import BubbleProbe
+from parbench.workloads.presets import PRESETS, Preset
+from parbench.workloads.step.memory import MemoryProbe, MemoryTimelineProbe, count_saved_bytes
+from parbench.workloads.step.overlap import OverlapProbe
+from parbench.workloads.step.peaks import Peak, find_peak
+from parbench.workloads.step.probe import Probe, ProbedStep, run_probes
+from parbench.workloads.step.reference_choice import does_reference_fit, shrink_model
+from parbench.workloads.step.sent_bytes import CommBytesProbe
+from parbench.workloads.step.verify import Verifier, count_wrong_fills
+
+SMALL_MODEL_NOTE = (
+    "verified on a small model of the same recipe: at this size only replicas are compared, and "
+    "the loss and gradients are checked to be finite"
+)
+SIMULATED_NOTE = (
+    "simulated compute: ranks wait instead of computing, and weights do not change. Overlap is "
+    "real, results are not"
+)
+EXPERT_CLAIM = (
+    "the whole training step: what dispatch and combine cost is claimed for this model and batch"
+)
+KEPT_SHARDS_NOTE = (
+    "reshard=false: FSDP2 keeps its shard next to the gathered parameters, which counts as a buffer"
+)
+
+
+class Microbatch(NamedTuple):
+    """One microbatch of this rank: tokens (b, s) and the next tokens (b, s)."""
+
+    tokens: Tensor
+    targets: Tensor
+
+
+class TrainStep(Benchmark):
+    """One training step on the mesh of its description."""
+
+    def __init__(self, world: World, spec: StepSpec) -> None:
+        self._world = world
+        self.spec = spec
+        self._view = spec.rank_view(world.rank)
+        self._compute = SimulatedCompute(world.device)
+        # Attention has its own: time that another wait exceeds must not shorten a block.
+        self._attention_compute = SimulatedCompute(world.device)
+        self._positions = TokenPositions.of(spec, world.rank)
+        self.mesh = build_mesh(
+            world,
+            spec.dims,
+            has_experts=spec.moe is not None,
+            context_groups=self._positions.list_context_groups(spec.dims),
+        )
+        self._routing = self._make_routing()
+        self._compute_loss = tensor_parallel.make_loss(self.mesh.tensor, spec.shape.vocabulary)
+        self._notes = self._simulate_and_list_notes()
+        self.parts = self._build_parts()
+        self.model: nn.Module = merge_parts([part.part for part in self.parts.values()])
+        self.optimizer = self._make_optimizer()
+        self._recorder = pipeline_stages.Recorder(world.device, self._prepare_action)
+        self._run_pipeline = self._make_pipeline()
+        self._verifier = self._make_verifier()
+        self._peak = self._agree_on_peak()
+        self.small_model_wrong = 0
+        """Wrong elements of a small model of the same recipe, if the reference does not fit."""
+        self.small_model_differences: tuple[str, ...] = ()
+        self._step_number = 0
+        self._draw()
+
+    def step(self) -> None:
+        """Train on this rank's part of the current batch."""
+        self.optimizer.zero_grad()
+        self.forward_backward()
+        with record_function("parbench:update"):
+            self.optimizer.step()
+
+    def reset(self) -> None:
+        """Draw the next batch."""
+        self._compute.reset_debt()
+        self._attention_compute.reset_debt()
+        self._recorder.forget()
+        self._step_number += 1
+        self._draw()
+
+    def forward_backward(self) -> Tensor | None:
+        """Compute the gradients of a step.
+
+        Returns the mean loss of this rank's microbatches, None if another rank knows it.
+        """
+        with tensor_parallel.use_loss(self.mesh.tensor):
+            if self._run_pipeline is not None:
+                tokens = torch.cat([microbatch.tokens for microbatch in self.microbatches])
+                targets = torch.cat([microbatch.targets for microbatch in self.microbatches])
+                loss = self._run_pipeline(tokens, targets)
+            else:
+                loss = self._accumulate_gradients()
+        for part in self.parts.values():
+            part.finish_gradients()
+        return loss
+
+    def _accumulate_gradients(self) -> Tensor:
+        """Run forward and backward of one microbatch after the other."""
+        [part] = self.parts.values()
+        total = torch.zeros((), device=self._world.device)
+        for index in range(len(self.microbatches)):
+            is_last = index == len(self.microbatches) - 1
+            with part.sync_gradients(is_synced=is_last or not self.spec.no_sync):
+                with record_function("parbench:forward"):
+                    loss = self._run_forward(part, index) / len(self.microbatches)
+                with record_function("parbench:backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]
+            if not is_last and not self.spec.no_sync:
+                part.finish_microbatch()
+            total += loss.detach()
+        return total
+
+    def _run_forward(self, part: ParallelPart, index: int) -> Tensor:
+        self._assign_experts(part, index)
+        microbatch = self.microbatches[index]
+        loss = self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
+        if self.spec.moe is None or not self.spec.moe.aux:
+            return loss
+        # Router gradients are summed over tp, and the losses of ranks are averaged.
+        aux_loss = pop_aux_loss(part.part)
+        part_of_sum = aux_loss / self.spec.dims.tp
+        return loss + part_of_sum + (aux_loss - part_of_sum).detach()
+
+    def _assign_experts(self, part: ParallelPart, index: int) -> None:
+        """Let the MoE layers of a part use the routing of a microbatch."""
+        if self._routing is not None:
+            self._routing.assign(part.moe_layers, self._microbatch_numbers[index])
+
+    def _prepare_action(self, action: Action) -> None:
+        """Prepare an action of the pipeline, outside of its time."""
+        # The next action does not make up for one that took too long, which would move a bubble.
+        self._compute.reset_debt()
+        self._attention_compute.reset_debt()
+        if action.kind in ("F", "B"):
+            self._assign_experts(self.parts[action.stage], action.microbatch)
+
+    @property
+    def moe_layers(self) -> dict[int, MoeLayer]:
+        """This rank's MoE layers by number of the layer."""
+        layers: dict[int, MoeLayer] = {}
+        for part in self.parts.values():
+            layers.update(part.moe_layers)
+        return layers
+
+    # Construction
+
+    def _make_routing(self) -> StepRouting | None:
+        if self.spec.moe is None:
+            return None
+        return StepRouting(
+            self._world,
+            self.spec,
+            self.spec.moe,
+            self._positions.between_blocks,
+            self._positions.by_source,
+        )
+
+    def _simulate_and_list_notes(self) -> list[str]:
+        """Calibrate simulated compute, and return what its clock makes doubtful."""
+        spec = self.spec
+        if spec.simulated_seconds is None:
+            return []
+        if spec.moe is None:
+            calibrate_linears(spec, self._world, self._compute, spec.simulated_seconds)
+        notes = self._world.gather(self._compute.notes)
+        return list(dict.fromkeys(note for of_rank in notes for note in of_rank))
+
+    def _build_parts(self) -> dict[int, ParallelPart]:
+        parts = build_parts(self._view, self._world.seed, self.mesh)
+        attention = self._positions.make_attention(
+            self.spec, self._world, self.mesh.groups, self._attention_compute
+        )
+        built = {}
+        for stage, part in parts.items():
+            if self.spec.is_simulated:
+                self._simulate_part(part)
+            built[stage] = parallelize(
+                part, self._world, self.mesh, self.spec, self._positions, attention
+            )
+            if self.spec.is_simulated:
+                self._set_distinct_gradients(built[stage])
+        return built
+
+    def _simulate_part(self, part: Transformer) -> None:
+        """Let a part wait for its share of T, the time of a rank's forward pass."""
+        spec = self.spec
+        assert spec.simulated_seconds is not None
+        shares = compute_shares(spec.shape, spec.moe, keys_per_query=self._positions.keys_per_query)
+        layers = spec.shape.layers / spec.dims.pp
+        seconds = spec.simulated_seconds * len(part.layers) / layers
+        if spec.moe is None:
+            simulate_linears(part, seconds * shares.linear, self._compute)
+            return
+        simulate_experts(
+            part,
+            seconds * shares.experts,
+            spec.microbatch * len(self._positions.between_blocks),
+            self._compute,
+            linear_seconds=seconds * shares.linear,
+        )
+
+    def _set_distinct_gradients(self, parallel_part: ParallelPart) -> None:
+        """Give data ranks different gradients, so that a missing one changes their mean."""
+        dims = self.spec.dims
+        index = dims.index(self._world.rank, "dp", "fsdp", "cp")
+        set_distinct_gradients(parallel_part.part, index, dims.data_ranks, dims.data_ranks)
+        summed_over_tp = set(parallel_part.partial_parameters)
+        for module in parallel_part.part.modules():
+            if isinstance(module, SimulatedLinear) and module.weight in summed_over_tp:
+                module.mean_gradient_value *= dims.tp
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        spec = self.spec
+        dtype = get_dtype(spec)
+        group = self.mesh.groups.get("dp")
+        if not spec.zero1 or group is None:
+            return make_optimizer(self.model.parameters(), dtype, is_simulated=spec.is_simulated)
+        if spec.zero1 == "zero_redundancy":
+            return make_zero_redundancy_optimizer(
+                self.model, group, dtype, is_simulated=spec.is_simulated
+            )
+        optimizer = DistributedOptimizer(
+            self.model,
+            group,
+            bucket_bytes=spec.bucket_bytes,
+            reduce_dtype=DTYPES[spec.reduce_bytes],
+            is_simulated=spec.is_simulated,
+        )
+        [part] = self.parts.values()
+        part.reducers.append(optimizer)
+        return optimizer
+
+    def _make_pipeline(self) -> Callable[[Tensor, Tensor], Tensor | None] | None:
+        spec = self.spec
+        if spec.pipeline is None:
+            return None
+        stages = pipeline_stages.make_stages(
+            self.parts, spec, self._recorder, self._world, self.mesh.groups["pp"]
+        )
+
+        def compute_part_of_loss(logits: Tensor, targets: Tensor) -> Tensor:
+            return self._compute_loss(logits, targets) / spec.microbatches
+
+        return pipeline_stages.make_train(
+            spec.pipeline.order, stages, self._recorder, compute_part_of_loss
+        )
+
+    def _make_verifier(self) -> Verifier:
+        spec = self.spec
+        order: Sequence[int] = ()
+        if spec.pipeline is not None and spec.ranks == spec.dims.pp:
+            order = pipeline_stages.find_gradient_order(spec.pipeline.order, self._world.rank)
+        gather_gradients = None
+        if isinstance(self.optimizer, DistributedOptimizer):
+            gather_gradients = self.optimizer.gather_gradients
+        return Verifier(
+            world=self._world,
+            model=self.model,
+            build_reference=self._build_reference,
+            reference_loss=self._compute_reference_loss,
+            dtype=get_dtype(spec),
+            reduce_dtype=DTYPES[spec.reduce_bytes],
+            data_size=spec.dims.dp * spec.dims.fsdp,
+            exact_order=order,
+            replicas=self._list_replicas(),
+            holds_stage_only=spec.pipeline is not None,
+            gather_gradients=gather_gradients or (lambda: None),
+        )
+
+    def _list_replicas(self) -> list[tuple[Any, list[nn.Parameter]]]:
+        """Return the groups whose ranks have equal parameters, with these parameters."""
+        groups = self.mesh.groups
+        experts = list_experts(self.model)
+        expert_set = set(experts)
+        dense = [p for p in self.model.parameters() if p not in expert_set]
+        partial_parameters = []
+        for part in self.parts.values():
+            partial_parameters += part.partial_parameters
+        replicas = []
+        if "dp" in groups:
+            sharded_experts = experts if self.spec.dims.is_sharded else []
+            replicas.append((groups["dp"], dense + sharded_experts))
+        if "tp" in groups:
+            replicas.append((groups["tp"], partial_parameters))
+        if "edp" in groups:
+            replicas.append((groups["edp"], experts))
+        return replicas
+
+    def _build_reference(self, dtype: torch.dtype) -> nn.Module:
+        """Return the model of a single process with the weights of the seed."""
+        shape = self.spec.shape
+        if self._routing is not None:
+            model: nn.Module = self._routing.make_reference_model(dtype)
+        elif self.spec.mask == "full":
+            model = make_full_mask_model(shape, dtype)
+        else:
+            model = make_meta_model(shape, dtype)
+        initialize(model, self._world.seed, self._world.device)
+        return model
+
+    def _compute_reference_loss(self, model: nn.Module, tokens: Tensor, number: int) -> Tensor:
+        """Return the mean loss of a microbatch of the global batch in a single process."""
+        if self._routing is not None:
+            return self._routing.compute_reference_loss(model, tokens, number)
+        return compute_loss(model, tokens)
+
+    # Batch
+
+    @property
+    def _data_index(self) -> int:
+        return self.spec.dims.index(self._world.rank, "dp", "fsdp")
+
+    @property
+    def _microbatch_numbers(self) -> range:
+        """The numbers of this rank's microbatches in the global batch."""
+        first = self._data_index * self.spec.microbatches
+        return range(first, first + self.spec.microbatches)
+
+    def _draw(self) -> None:
+        """Draw the global batch and this rank's microbatches of it."""
+        spec = self.spec
+        device = self._world.device
+        batch = draw_tokens(spec.shape, spec.global_batch, self._world.seed, self._step_number)
+        self._batch = batch.to(device)
+        first = self._data_index * spec.num_sequences
+        sequences = self._batch[first : first + spec.num_sequences]
+        positions = torch.tensor(self._positions.attended, device=device)
+        tokens = torch.split(sequences.index_select(1, positions), spec.microbatch)
+        targets = torch.split(sequences.index_select(1, positions + 1), spec.microbatch)
+        self.microbatches = [Microbatch(*pair) for pair in zip(tokens, targets, strict=True)]
+        if self._routing is not None:
+            self._routing.draw(self._step_number, self._microbatch_numbers)
+
+    # Verification
+
+    def check(self) -> int:
+        """Return the number of wrong elements of weights, gradients, loss and updates."""
+        if self.spec.is_simulated:
+            if isinstance(self.optimizer, DistributedOptimizer):
+                self.optimizer.gather_gradients()
+            return count_wrong_fills(self.model, self.spec.microbatches, self._world.size)
+        if self._routing is None:
+            return self._verify()
+        return self._routing.count_wrong(self.moe_layers, self._batch, self._verify)
+
+    def _verify(self) -> int:
+        if not self.spec.reference_fits:
+            wrong = self._verifier.check_without_reference(self._compute_gradients)
+            return self.small_model_wrong + wrong
+        batch = torch.split(self._batch, self.spec.microbatch)
+        return self._verifier.count_wrong(batch, self._compute_gradients, self.step)
+
+    def _compute_gradients(self) -> Tensor | None:
+        self.optimizer.zero_grad()
+        return self.forward_backward()
+
+    def differences(self) -> Sequence[str]:
+        """Return a phrase for each wrong tensor of the last check."""
+        return (*self.small_model_differences, *self._verifier.differences)
+
+    # Description and explanation
+
+    def describe(self) -> Description:
+        """Return tokens, parameters and FLOPs, and what the row cannot claim."""
+        spec = self.spec
+        tokens = spec.tokens
+        flops = self._flops_per_rank
+        work = [Work(name="tokens_per_second", amount=tokens)]
+        peak = None
+        if self._peak is not None:
+            work.append(Work(name="mfu", amount=flops / self._peak.flops_per_second))
+            peak = {"flops_per_second": self._peak.flops_per_second, "source": self._peak.source}
+        axes = {name: {"ranks": group.size()} for name, group in self.mesh.groups.items()}
+        details: dict[str, Any] = {
+            "parameters": num_parameters(spec.shape, spec.moe),
+            "tokens_per_step": tokens,
+            "flops_per_rank": flops,
+            "flops_convention": (
+                "PaLM: 6 N + 12 L H Q T per token, with full attention and without recomputation"
+            ),
+            "peak": peak,
+            "optimizer": "AdamW",
+            "mesh": spec.dims.sizes,
+            **MeshDetails(axes=axes).as_details,
+            **self._bytes_formula(),
+        }
+        return Description(
+            headline="step_time", work=tuple(work), details=details, notes=tuple(self._list_notes())
+        )
+
+    def _list_notes(self) -> list[str]:
+        spec = self.spec
+        notes = list(self._notes)
+        if spec.is_simulated:
+            notes.append(SIMULATED_NOTE)
+        elif not spec.reference_fits:
+            notes.append(SMALL_MODEL_NOTE)
+        if spec.pipeline is not None:
+            notes += pipeline_stages.list_notes(spec.pipeline.order, self._world)
+        if spec.moe is not None and not spec.is_simulated:
+            notes += list_kernel_notes(self._world.device, get_dtype(spec))
+        return notes
+
+    def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+        """Return the results of the probes; the model is not usable afterwards."""
+        return run_probes(self._world, self.list_probes(), self.step, begin, budget_seconds)
+
+    def list_probes(self) -> list[Probe[Any]]:
+        """Return the probes in order: steps without communication come after all others."""
+        spec = self.spec
+        probes: list[Probe[Any]] = []
+        if spec.moe is None:
+            probes.append(CommBytesProbe(self.mesh.groups, self.compute_expected_bytes))
+        else:
+            probes.append(self.make_expert_probe())
+        if self._positions.split is not None and spec.pipeline is None:
+            probes.append(self._make_attention_probe())
+        if spec.pipeline is not None:
+            probes.append(self._make_bubble_probe())
+        overlap = OverlapProbe(
+            self._world,
+            self.mesh.groups,
+            ranks_differ=spec.pipeline is not None,
+            list_notes=self._list_peak_notes,
+        )
+        timeline = MemoryTimelineProbe(self._world.device)
+        return [*probes, self.make_memory_probe(), overlap, timeline]
+
+    def make_expert_probe(self) -> ExpertProbe:
+        """Return the probe of routing, which also counts the bytes of all axes."""
+        assert self._routing is not None
+        expected = self.compute_expected_bytes()
+        return ExpertProbe(
+            world=self._world,
+            spec=self.spec,
+            tokens=self.spec.microbatch * len(self._positions.between_blocks),
+            layers=self.moe_layers,
+            routing=self._routing,
+            placement=make_placement(self.mesh),
+            axes=self.mesh.groups,
+            expected_bytes={
+                axis: sent for axis, sent in expected.items() if axis not in ("ep", "etp")
+            },
+            claim=EXPERT_CLAIM,
+            share=0.5,
+        )
+
+    def _make_attention_probe(self) -> AttentionProbe:
+        split = self._positions.split
+        assert split is not None
+        expected = compute_expected_bytes(
+            attention_bytes(self._view),
+            layers=self._view.layers,
+            recomputations=self.spec.forward_passes - 1,
+        )
+        return AttentionProbe(
+            groups=self.mesh.groups,
+            split=split,
+            expected=expected,
+            zero_grad=self.optimizer.zero_grad,
+            forward=lambda: self._run_forward(self.parts[0], 0),
+        )
+
+    def _make_bubble_probe(self) -> BubbleProbe:
+        pipeline = self.spec.pipeline
+        assert pipeline is not None
+        return BubbleProbe(
+            world=self._world,
+            order=pipeline.order,
+            pipelines=self.spec.dims.groups("pp"),
+            recorder=self._recorder,
+            layers_by_stage=pipeline.layers_by_stage,
+            layer_bytes=layers_equation(self._view, self.spec.checkpointing).value,
+            simulated_seconds=self.spec.simulated_seconds,
+        )
+
+    def make_memory_probe(self) -> MemoryProbe:
+        formula: dict[str, float] = asdict(state_memory(self._view))
+        if not self.spec.is_simulated:
+            formula["activations"] = activations_equation(self._view).value
+        is_kept = self.spec.dims.is_sharded and not self.spec.reshard
+        return MemoryProbe(
+            step=ProbedStep(
+                world=self._world,
+                axes=self.mesh.groups,
+                model=self.model,
+                optimizer=self.optimizer,
+                forward_backward=self.forward_backward,
+            ),
+            count_activations=self._count_activations,
+            formula=formula,
+            notes=(KEPT_SHARDS_NOTE,) if is_kept else (),
+        )
+
+    def _count_activations(self) -> float:
+        """Return the bytes that the microbatches in flight of all stages save for backward."""
+        saved = {stage: self._count_saved_bytes(stage) for stage in self.parts}
+        if self.spec.pipeline is None:
+            return float(sum(saved.values()))
+        return self.spec.pipeline.order.peak_held(self._view.pp_rank, saved.__getitem__)
+
+    def _count_saved_bytes(self, stage: int) -> int:
+        """Return the bytes that a stage saves for backward of its first microbatch."""
+        part = self.parts[stage]
+        microbatch = self.microbatches[0]
+        x = microbatch.tokens
+        if stage > 0:
+            size = (len(x), len(self._positions.between_blocks), self.spec.shape.hidden)
+            x = torch.zeros(size, device=x.device, dtype=get_dtype(self.spec), requires_grad=True)
+
+        def run_forward() -> None:
+            output = part.module(x)
+            if part.part.head is not None:
+                self._compute_loss(output, microbatch.targets)
+
+        self._assign_experts(part, 0)
+        with tensor_parallel.use_loss(self.mesh.tensor):
+            return count_saved_bytes(part.part, run_forward)
+
+    def compute_expected_bytes(self) -> dict[str, float]:
+        """Return the analytical bytes that this rank sends in a step, by axis."""
+        return bytes_by_axis(list_calls(self._view), self.mesh.groups)
+
+    def _bytes_formula(self) -> dict[str, object]:
+        """Return the equation of the bytes of each axis, for rank 0 so that all ranks agree."""
+        calls = list_calls(self.spec.rank_view(0))
+        texts = {}
+        for axis in dict.fromkeys(call.axis for call in calls):
+            texts[axis] = sum_calls(call for call in calls if call.axis == axis).text
+        return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
+
+    def _list_peak_notes(self, step_seconds: float) -> Sequence[str]:
+        """Return a note if a step of so many seconds has an MFU above 100 %."""
+        if self._peak is None:
+            return []
+        peak = self._peak
+        mfu = self._flops_per_rank / step_seconds / peak.flops_per_second
+        if mfu <= 1:
+            return []
+        if peak.measured:
+            return [
+                f"mfu is above 100 %: the measured peak of {peak.flops_per_second:.3g} FLOP/s is too low"
+            ]
+        return [
+            f"mfu is above 100 %: {mfu:.0%} of {peak.flops_per_second:.4g} FLOP/s ({peak.source}). "
+            "It counts full attention, as PaLM does, and a causal kernel computes about half of it"
+        ]
+
+    def close(self) -> None:
+        """Destroy the process groups."""
+        self.mesh.close()
+
+    @property
+    def _flops_per_rank(self) -> float:
+        spec = self.spec
+        return spec.tokens * flops_per_token(spec.shape, spec.moe) / self._world.size
+
+    def _agree_on_peak(self) -> Peak | None:
+        """Return the highest peak of any rank, because measured peaks vary; None in simulations."""
+        if self.spec.is_simulated:
+            return None
+        peaks = self._world.gather(find_peak(self._world.device, get_dtype(self.spec)))
+        known = [peak for peak in peaks if isinstance(peak, Peak)]
+        return max(known, key=lambda peak: peak.flops_per_second, default=None)
+
+
+def calibrate_linears(
+    spec: StepSpec, world: World, compute: SimulatedCompute, seconds: float
+) -> None:
+    """Shorten simulated compute by the host's own time in a rank's share of the plain layers."""
+    layers = max(1, spec.shape.layers // spec.dims.pp)
+    is_full = spec.dims.pp == 1
+    model = make_meta_model(spec.shape, get_dtype(spec), range(layers), has_head=is_full)
+    share_seconds = seconds * layers * spec.dims.pp / spec.shape.layers
+    simulate_linears(model, share_seconds, compute)
+    initialize(model, world.seed, world.device)
+    tokens = draw_tokens(spec.shape, spec.microbatch, world.seed, 0).to(world.device)
+
+    def run_forward() -> Tensor:
+        return compute_loss(model, tokens) if is_full else model(tokens[:, :-1]).sum()
+
+    calibrate(compute, share_seconds, run_forward)
+
+
+def build(preset: Preset, world: World, **params: Value) -> TrainStep:
+    """Return the step of a preset.
+
+    If its reference does not fit in memory, a small model is verified first.
+    """
+    spec = preset(params, world.size)
+    check = str(params.get("check", "auto"))
+    is_verified = spec.is_simulated or check == WHOLE
+    if is_verified or (check == "auto" and does_reference_fit(world, spec)):
+        return TrainStep(world, replace(spec, reference_fits=True))
+    small_params = {**params, **shrink_model(spec, params), "check": WHOLE}
+    small = TrainStep(world, preset(small_params, world.size))
+    small.reset()
+    small.step()
+    wrong = small.check()
+    differences = [f"on a small model: {text}" for text in small.differences()]
+    small.close()
+    step = TrainStep(world, replace(spec, reference_fits=False))
+    step.small_model_wrong = wrong
+    step.small_model_differences = tuple(differences)
+    return step
+
+
+ddp = partial(build, PRESETS["ddp"])
+zero1 = partial(build, PRESETS["zero1"])
+fsdp = partial(build, PRESETS["fsdp"])
+hsdp = partial(build, PRESETS["hsdp"])
+tp = partial(build, PRESETS["tp"])
+tp_sp = partial(build, PRESETS["tp_sp"])
+tp_fsdp = partial(build, PRESETS["tp_fsdp"])
+pp = partial(build, PRESETS["pp"])
+cp = partial(build, PRESETS["cp"])
+ep_step = partial(build, PRESETS["ep_step"])
+hybrid = partial(build, PRESETS["hybrid"])

@@ -1,0 +1,417 @@
+"""The numerical check of a step against a single-process reference.
+
+Each gradient is compared with the float32 gradient of one process, by the L2 norm of the
+difference. Float32 gradients have a fixed relative tolerance. Low-precision gradients may have a
+small multiple of the error of one process in the same precision. Both limits have a part that is
+relative to the norm of all gradients together, because after many steps on random tokens the
+gradients of queries and keys are mostly rounding errors.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from parbench.bench.world.world import World
+from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
+from parbench.workloads.model.simulated_compute import SimulatedLinear
+from parbench.workloads.model.transformer import plain_name
+
+RELATIVE_TOLERANCE = 1e-4
+"""Limit of a float32 gradient's distance, relative to its own norm.
+
+Sums in another order differ by up to 1e-5 at 256 sequences per rank. A reduction in bfloat16
+differs by 5e-4 or more.
+"""
+NOISE_FLOOR = 1e-8
+"""The same limit relative to the norm of all gradients: rounding errors of a gradient near zero.
+
+Measured over 150 steps of two models on random tokens: a right gradient needs at most 6e-10, and
+the smallest gradient of any parameter is 4e-8, so that a missing one is still beyond the limit.
+"""
+LOW_PRECISION_FACTOR = 3
+"""Limit of a low-precision gradient's distance, relative to the reference's in that precision.
+
+Two right gradients have independent errors of about the same size, but those of queries and keys
+vary: over 150 steps of two models in bfloat16 their errors differed by up to a factor of 2.7,
+beyond the two limits below.
+"""
+LOW_PRECISION_EPSILONS = 2
+"""The same limit relative to the gradient's own norm, in machine epsilons.
+
+The error of a few elements is chance.
+"""
+LOW_PRECISION_NOISE_FLOOR = 5e-6
+"""The same limit relative to the norm of all gradients. A right gradient needs at most 2.2e-6."""
+ALL_GRADIENTS_FACTOR = 1.5
+"""Limit of the distance of all low-precision gradients together, relative to the reference's.
+
+Errors of single tensors average out, so this limit finds a wrong common factor, such as one rank of
+64 that is missing in the mean.
+"""
+_UPDATE_TOLERANCE = 0.05
+"""Limit of a float32 weight's distance after two steps, in learning rates."""
+_MOVEMENT_TOLERANCE = 0.3
+"""Limit of the distance of all low-precision weights, relative to the movement of two steps.
+
+A right run was measured at 0.01, a run without one of the steps at 0.5.
+"""
+_MIN_RELATIVE_GRADIENT = 1e-3
+"""AdamW's first steps follow the sign of a gradient, so smaller ones are left out of updates."""
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass
+class Verifier:
+    """Compares a step with a single process. Every rank has its own reference, and takes part."""
+
+    world: World
+    model: nn.Module
+    """Has the parameters of this rank under their names in the full model, plain or DTensors."""
+    _: KW_ONLY
+    build_reference: Callable[[torch.dtype], nn.Module]
+    """Returns the model of one process, with the weights of the seed."""
+    reference_loss: Callable[[nn.Module, Tensor, int], Tensor]
+    """The mean loss of one process on a microbatch with this index in the global batch."""
+    dtype: torch.dtype
+    reduce_dtype: torch.dtype
+    """The type in which gradients are summed over data ranks."""
+    data_size: int
+    """The number of ranks with different sequences."""
+    replicas: Sequence[tuple[dist.ProcessGroup, Sequence[Tensor]]]
+    """Groups of ranks, each with the parameters that have equal local values on these ranks."""
+    exact_order: Sequence[int] = ()
+    """The order in which the only data rank accumulates its microbatches.
+
+    The reference then has equal bits.
+    """
+    holds_stage_only: bool = False
+    """True if other ranks have other layers."""
+    gather_gradients: Callable[[], None] = lambda: None
+    """Makes all gradients available on every rank."""
+    differences: list[str] = field(default_factory=list, init=False)
+    """The differences that the last check found."""
+    _has_compared_updates: bool = field(default=False, init=False)
+
+    @property
+    def is_float32(self) -> bool:
+        return self.dtype == self.reduce_dtype == torch.float32
+
+    def count_wrong(
+        self,
+        microbatches: Sequence[Tensor],
+        compute_gradients: Callable[[], Tensor | None],
+        step: Callable[[], None],
+    ) -> int:
+        """Return the number of wrong elements of replicas, gradients, the loss and two updates.
+
+        ``microbatches`` are those of the global batch, in order of data ranks. Before the first
+        check the model has taken one step on it. This check takes the second step.
+        """
+        self.differences = []
+        wrong = 0
+        if not self._has_compared_updates:
+            self._has_compared_updates = True
+            step()
+            wrong += self._record(
+                self._count_wrong_updates(microbatches),
+                "weights after two steps differ from the reference's",
+            )
+        wrong += self._count_replica_mismatches()
+        own_weights = self._collect_weights()
+        weights = self._gather_stages(own_weights) if self.holds_stage_only else own_weights
+        expected_loss, expected = self._run(
+            self._load_reference(weights, torch.float32), microbatches, torch.float32
+        )
+        low_loss, low_precision = None, None
+        if not self.is_float32:
+            low_loss, low_precision = self._run(
+                self._load_reference(weights, self.dtype), microbatches, self.reduce_dtype
+            )
+        for name in sorted(expected.keys() - weights.keys()):
+            wrong += self._record(expected[name].numel(), f"{name} is on no rank")
+        loss = compute_gradients()
+        self.gather_gradients()
+        actual = {
+            plain_name(name): get_full_tensor(gradient)
+            for name, gradient in _list_gradients(self.model)
+        }
+        own_expected = {name: expected[name] for name in own_weights}
+        # A GPU may add in another order each time, so only a CPU has equal bits.
+        if self.exact_order and self.is_float32 and self.world.device.type == "cpu":
+            wrong_tensors = compare_bits(actual, own_expected)
+        else:
+            norm = norm_of_all(expected.values())
+            wrong_tensors = compare(actual, own_expected, low_precision, norm)
+        for tensor in wrong_tensors:
+            wrong += self._record(tensor.num_elements, f"gradient of {tensor}")
+        return wrong + self._count_wrong_loss(loss, expected_loss, low_loss)
+
+    def check_without_reference(self, compute_gradients: Callable[[], Tensor | None]) -> int:
+        """Return the number of elements that differ between replicas, or are not finite."""
+        self.differences = []
+        wrong = self._count_replica_mismatches()
+        loss = compute_gradients()
+        if loss is not None:
+            wrong += self._record(int(not loss.isfinite()), "loss is not finite")
+        for name, gradient in _list_gradients(self.model):
+            not_finite = int((~get_local_tensor(gradient).isfinite()).sum())
+            wrong += self._record(not_finite, f"gradient of {plain_name(name)} is not finite")
+        return wrong
+
+    def _record(self, wrong: int, difference: str) -> int:
+        if wrong:
+            self.differences.append(difference)
+        return wrong
+
+    def _collect_weights(self) -> dict[str, Tensor]:
+        weights = {}
+        for name, parameter in self.model.named_parameters():
+            weights[plain_name(name)] = get_full_tensor(parameter.detach())
+        return weights
+
+    def _gather_stages(self, own_weights: Tensors) -> Tensors:
+        """Return the weights of all pipeline stages, sent by the first rank of each."""
+        names = tuple(own_weights)
+        first_rank = self.world.gather(names).index(names)
+        sent = {}
+        if self.world.global_rank == first_rank:
+            sent = {name: weight.cpu() for name, weight in own_weights.items()}
+        per_rank = self.world.gather(sent)
+        gathered = {name: weight for weights in per_rank for name, weight in weights.items()}
+        return {**gathered, **own_weights}
+
+    def _count_replica_mismatches(self) -> int:
+        wrong = 0
+        for group, parameters in self.replicas:
+            mismatches = count_replica_mismatches(parameters, group)
+            wrong += self._record(mismatches, "weights differ from those of the first replica")
+        return wrong
+
+    def _count_wrong_loss(
+        self, loss: Tensor | None, expected: float, low_precision: float | None
+    ) -> int:
+        """Compare the mean of the ranks' losses, without ranks that have no loss."""
+        per_rank = self.world.gather(None if loss is None else float(loss))
+        known = [value for value in per_rank if value is not None]
+        mean = sum(known) / len(known)
+        limit = RELATIVE_TOLERANCE * abs(expected)
+        if self.dtype != torch.float32 and low_precision is not None:
+            error = abs(low_precision - expected)
+            limit = torch.finfo(self.dtype).eps * abs(expected) + LOW_PRECISION_FACTOR * error
+        is_right = abs(mean - expected) <= limit  # false for NaN
+        text = f"loss is {mean:.6g}, the reference's {expected:.6g} (tolerance {limit:.2g})"
+        return self._record(int(not is_right), text)
+
+    def _count_wrong_updates(self, microbatches: Sequence[Tensor]) -> int:
+        """Compare weights after two steps where both gradients are large enough."""
+        start = self.build_reference(self.dtype)
+        reference = self.build_reference(self.dtype)
+        optimizer = make_optimizer(reference.parameters(), self.dtype)
+        masks: dict[str, Tensor] = {}
+        for _ in range(2):
+            _, gradients = self._run(reference, microbatches, self.reduce_dtype)
+            for name, gradient in gradients.items():
+                parameter = reference.get_parameter(name)
+                parameter.grad = gradient.to(parameter.dtype)
+                is_large = gradient.abs() > _MIN_RELATIVE_GRADIENT * gradient.abs().max()
+                masks[name] = is_large & masks.get(name, is_large)
+            optimizer.step()
+            optimizer.zero_grad()
+        distances = []
+        movements = []
+        for name, weight in self._collect_weights().items():
+            if name in masks:
+                expected = reference.get_parameter(name).detach()
+                first = start.get_parameter(name).detach()
+                distances.append((weight.float() - expected.float())[masks[name]])
+                movements.append((first.float() - expected.float())[masks[name]])
+        if self.is_float32:
+            limit = _UPDATE_TOLERANCE * LEARNING_RATE
+            return sum(int((~(distance.abs() <= limit)).sum()) for distance in distances)
+        if norm_of_all(distances) <= _MOVEMENT_TOLERANCE * norm_of_all(movements):
+            return 0
+        return sum(map(len, distances))
+
+    def _load_reference(self, weights: Tensors, dtype: torch.dtype) -> nn.Module:
+        """Return the reference model with these weights."""
+        model = self.build_reference(dtype)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in weights:
+                    parameter.copy_(weights[name])
+        return model
+
+    def _run(
+        self, model: nn.Module, microbatches: Sequence[Tensor], reduce_dtype: torch.dtype
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Return the mean loss of the global batch and its gradients.
+
+        Gradients accumulate in the dtype of the model. If that is not ``reduce_dtype``, those of
+        each data rank do so separately, and their sum is stored in the dtype of the model.
+        """
+        dtype = next(model.parameters()).dtype
+        ranks = 1 if dtype == reduce_dtype else self.data_size
+        per_rank = len(microbatches) // ranks
+        mean_loss = 0.0
+        sums: dict[str, Tensor] = {}
+        for rank in range(ranks):
+            for number in self.exact_order or range(per_rank):
+                microbatch = rank * per_rank + number
+                loss = self.reference_loss(model, microbatches[microbatch], microbatch) / per_rank
+                loss.backward()  # type: ignore[no-untyped-call]
+                mean_loss += float(loss.detach()) / ranks
+            for name, gradient in _list_gradients(model):
+                part = gradient.to(reduce_dtype) / ranks
+                sums[name] = sums[name] + part if name in sums else part
+            model.zero_grad()
+        if dtype != torch.float32:
+            sums = {name: gradient.to(dtype) for name, gradient in sums.items()}
+        return mean_loss, sums
+
+
+def get_full_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor with the elements of all ranks of its mesh, on every rank."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def get_local_tensor(tensor: Tensor) -> Tensor:
+    """Return the elements of a tensor on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _list_gradients(model: nn.Module) -> list[tuple[str, Tensor]]:
+    parameters = model.named_parameters()
+    return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
+
+
+@dataclass(frozen=True)
+class WrongTensor:
+    """A tensor that differs from its reference."""
+
+    name: str
+    num_elements: int
+    difference: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.difference}"
+
+
+def norm_of_all(tensors: Iterable[Tensor]) -> float:
+    """Return the L2 norm of all tensors together."""
+    return math.hypot(*(float(tensor.float().norm()) for tensor in tensors))
+
+
+def compare(
+    actual: Tensors, expected: Tensors, low_precision: Tensors | None, norm: float
+) -> Iterator[WrongTensor]:
+    """Yield the tensors that are not within the limits of ``expected``, the float32 reference.
+
+    ``low_precision`` has the reference's tensors in the precision that is checked, None for
+    float32. ``norm`` is that of all gradients of the reference. An absent tensor is wrong unless
+    its reference is zero. So is a tensor of zeros, if a single process computes another value in
+    the same precision. If every low-precision tensor is right, all are compared together.
+    """
+    distances: list[float] = []
+    errors: list[float] = []
+    all_right = True
+    for name, reference in expected.items():
+        size = float(reference.norm())
+        limit = RELATIVE_TOLERANCE * size + NOISE_FLOOR * norm
+        if low_precision is not None:
+            error = float((low_precision[name].float() - reference).norm())
+            errors.append(error)
+            epsilon = torch.finfo(low_precision[name].dtype).eps
+            limit = LOW_PRECISION_FACTOR * error + LOW_PRECISION_EPSILONS * epsilon * size
+            limit += LOW_PRECISION_NOISE_FLOOR * norm
+        tensor = actual.get(name)
+        is_right = size == 0
+        if tensor is not None:
+            distance = float((tensor.float() - reference).norm())
+            distances.append(distance)
+            is_right = distance <= limit < math.inf  # false for NaN
+            if low_precision is not None and low_precision[name].any() and not tensor.any():
+                is_right = False
+        if not is_right:
+            all_right = False
+            yield WrongTensor(name, reference.numel(), _describe(tensor, reference))
+    distance = math.hypot(*distances)
+    error = math.hypot(*errors)
+    if low_precision is not None and all_right and distance > ALL_GRADIENTS_FACTOR * error:
+        num_elements = sum(reference.numel() for reference in expected.values())
+        ratio = distance / max(error, sys.float_info.min)
+        text = f"are {ratio:.2g} times as far from the reference as those of a single process"
+        yield WrongTensor("all parameters together", num_elements, text)
+
+
+def compare_bits(actual: Tensors, expected: Tensors) -> Iterator[WrongTensor]:
+    """Yield the tensors with an element that is not equal. An absent tensor is zero."""
+    for name, reference in expected.items():
+        tensor = actual.get(name)
+        wrong = int((reference != (0 if tensor is None else tensor)).sum())
+        if wrong:
+            yield WrongTensor(name, wrong, _describe(tensor, reference))
+
+
+def _describe(tensor: Tensor | None, reference: Tensor) -> str:
+    """Describe a wrong tensor: missing, a multiple of the reference, or its relative distance."""
+    if not reference.any():
+        return "is not zero, as the reference is"
+    if tensor is None:
+        return "is missing"
+    if not tensor.any():
+        return "is zero"
+    size = reference.norm()
+    factor = float((tensor.float() * reference).sum() / size.square())
+    rest = float((tensor.float() - factor * reference).norm() / size)
+    if abs(factor - 1) > 2 * rest:
+        return f"is {factor:.3g} of the reference"
+    distance = float((tensor.float() - reference).norm() / size)
+    return f"differs from the reference by {distance:.2g} of its norm"
+
+
+def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> int:
+    """Return the number of gradient elements of simulated compute that are not the ranks' mean."""
+    wrong = 0
+    for module in model.modules():
+        if isinstance(module, SimulatedLinear):
+            gradient = module.weight.grad
+            full = None if gradient is None else get_full_tensor(gradient)
+            wrong += count_unfilled(full, microbatches * module.mean_gradient_value, num_ranks)
+    return wrong
+
+
+def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> int:
+    """Return the number of elements that are not the ranks' mean, 1 if the gradient is absent.
+
+    Ranks may divide before they sum, and sum in any order. Each rank adds at least
+    2 / (3 num_ranks) of the mean, so that in bfloat16 a missing rank is found for up to 26 ranks.
+    For more ranks the rounding errors may be as large.
+    """
+    if gradient is None:
+        return 1
+    tolerance = RELATIVE_TOLERANCE
+    if gradient.dtype != torch.float32:
+        # A quarter of the bound of num_ranks roundings; those of a ring were an eighth of it.
+        roundings = num_ranks * torch.finfo(gradient.dtype).eps / 8
+        tolerance = max(1 / (2 * num_ranks), roundings)
+    is_right = (gradient.float() - expected).abs() <= tolerance * abs(expected)  # not for NaN
+    return int((~is_right).sum())
+
+
+def count_replica_mismatches(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> int:
+    """Return the number of local elements that differ in a bit from those of the group's rank 0."""
+    wrong = 0
+    for tensor in tensors:
+        own = get_local_tensor(tensor.detach())
+        reference = own.clone()
+        dist.broadcast(reference, group=group, group_src=0)
+        differs = own.flatten().view(torch.uint8) != reference.flatten().view(torch.uint8)
+        wrong += int(differs.view(-1, own.element_size()).any(dim=1).sum())
+    return wrong
