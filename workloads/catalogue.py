@@ -96,11 +96,14 @@ def _step(
     )
 
 
+ONE_OF_EACH_KIND = ("smoke", "node")
+"""The tags of the steps that the default run measures: one of each kind of parallelism."""
+
 # fmt: off
 DEFINITIONS = (
     _step(
         "ddp", "DDP: gradients are all-reduced in buckets",
-        BUCKET, NO_SYNC, tags=("smoke", "node"),
+        BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
     _step(
         "zero1", "ZeRO-1: data parallel, optimizer state sharded",
@@ -108,14 +111,14 @@ DEFINITIONS = (
     ),
     _step(
         "fsdp", "FSDP2: parameters and all state sharded; ZeRO-3, or ZeRO-2 with reshard=false",
-        RESHARD, PREFETCH, NO_SYNC, tags=("smoke",),
+        RESHARD, PREFETCH, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
     _step(
         "hsdp", "FSDP2, sharded within groups and replicated",
         presets.HSDP_MESH, RESHARD, PREFETCH, NO_SYNC,
     ),
     _step("tp", "tensor parallel without sequence parallelism"),
-    _step("tp_sp", "tensor and sequence parallel", tags=("smoke",)),
+    _step("tp_sp", "tensor and sequence parallel", tags=ONE_OF_EACH_KIND),
     _step(
         "tp_fsdp", "tensor parallel layers inside FSDP2",
         TP, RESHARD, PREFETCH, NO_SYNC, tags=("smoke",),
@@ -132,16 +135,16 @@ DEFINITIONS = (
     ),
     _step(
         "ep_step", "expert parallel inside data parallel; tp=N splits attention",
-        *MOE_PARAMS, EXPERT_TP, EXPERT_FSDP, BUCKET, NO_SYNC, tags=("smoke",),
+        *MOE_PARAMS, EXPERT_TP, EXPERT_FSDP, BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
     _step(
         "pp", "pipeline parallel; schedules from GPipe to DualPipeV, or a custom one with order=",
-        *PIPELINE, common=_common(DEFAULT_MICROBATCHES), tags=("smoke",),
+        *PIPELINE, common=_common(DEFAULT_MICROBATCHES), tags=ONE_OF_EACH_KIND,
         expand=expand_all_schedules,
     ),
     _step(
         "cp", "context parallel: sequences split over ranks",
-        *CONTEXT, MASK, BUCKET, NO_SYNC, tags=("smoke",),
+        *CONTEXT, MASK, BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
     _step(
         "hybrid", "any combination on one mesh, such as --mesh dp=2,pp=2,tp=2",

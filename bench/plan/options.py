@@ -234,6 +234,8 @@ def _list_candidates(
     entries = options.entries or preset.entries
     matching = [entry for entry in entries if matches(definition.name, entry.name)]
     for entry in matching or [Entry(name=definition.name)]:
+        if spec.nproc < entry.min_ranks:
+            continue
         # The parameters vary in the order in which they are written.
         settings = {**entry.set, **options.preset_overrides, **options.settings}
         if options.entries:

@@ -110,6 +110,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: str
     set: Mapping[str, Setting] = {}
+    min_ranks: Count = 0  # with fewer ranks the entry is left out
 
 
 _CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
@@ -182,12 +183,17 @@ PRESETS = {
         measure=Measure(precision=0.05, max_iterations=200),
     ),
     "node": Preset(
-        help="how does this node communicate? and DDP; 5 repetitions",
+        help="how does this node communicate, and what do steps cost? 5 repetitions",
         lasts="under 2 min",
         entries=(
             *_make_entries_for_tag("main", size_bytes="1K:16M:x4", mode="blocking"),
             *_make_entries_for_tag("main", size_bytes="1K,16M", mode="pipelined"),
             *_make_entries_for_tag("sized", size_bytes="1M"),
+            Entry(
+                name="all_reduce",
+                set={"size_bytes": "64K,1M,16M", "group": "pairs", "group_index": "0"},
+                min_ranks=4,
+            ),
             Entry(name="copy", set={"size_bytes": "16M"}),
         ),
         repetitions=5,  # A regression check needs at least as many.
