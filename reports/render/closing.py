@@ -20,7 +20,9 @@ from parbench.reports.sections.row_columns import size_columns
 _WIDTH, _LINES, _BAR = 80, 40, 20
 _MAX_TABULATED_OPERATIONS, _MAX_TABULATED_ROWS = 3, 60
 _MOST_SENTENCES, _MOST_COMPARISONS, _SENTENCE_LINES = 4, 2, 3
-_MOST_STEPS, _STEPS_BESIDE = 6, 3  # the latter where there are operations too
+_MAX_STEPS = 6
+_MAX_NAME = 14  # of a step in the table
+_STEP_PARTS = {"compute": 8, "exposed": 8, "idle": 6}  # with the widths of their columns
 
 
 def render_closing(report: Report, width: int | None = None, color: bool = False) -> str:
@@ -32,7 +34,9 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     sheet.tell(front.where, *report.emulated[:1])
     write_verdicts(sheet, front.verdicts)
     first, last = _first(report), ["", f"All rows  parbench show --all {front.path}"]
-    steps = _steps(front.steps, _STEPS_BESIDE if front.operations else _MOST_STEPS)
+    has_short_names = all(len(step.name) <= _MAX_NAME for step in front.steps)
+    list_steps = _list_steps_in_table if front.operations and has_short_names else _steps
+    steps = list_steps(front.steps, _MAX_STEPS)
     rows = _rows_of_few_operations(report)
     if rows:
         _write_series(sheet, rows)
@@ -117,6 +121,25 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
             lines.append(f"    (shares of a traced step, which took {cells.duration(traced)})")
     left = len(steps) - most
     return lines + ([f"  and {left} more"] if left > 0 else [])
+
+
+def _list_steps_in_table(steps: Sequence[Step], max_steps: int) -> list[str]:
+    """Return a line for each step: its time, the parts of it, and its memory."""
+    if not steps:
+        return []
+    header = f"{'Training steps':16}{'time':>22}{'compute':>8}{'exposed':>8}{'idle':>6}"
+    lines = ["", f"{header}{'overlap':>8}{'memory':>11}"]
+    for step in steps[:max_steps]:
+        time = cells.measured(step.row.metrics.get(step.row.headline))
+        line = f"  {step.name:{_MAX_NAME}}{time:>22}"
+        for part, width in _STEP_PARTS.items():
+            line += f"{_percent(step.parts.get(part)):>{width}}"
+        line += f"{_percent(step.overlap):>8}{cells.num_bytes(held_bytes(step.row)):>11}"
+        lines.append(line)
+    num_hidden = len(steps) - max_steps
+    if num_hidden > 0:
+        lines.append(f"  and {num_hidden} more")
+    return lines
 
 
 def _first(report: Report) -> list[str]:
