@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
-from parbench.workloads.parallel.mesh import local_tensor
+from parbench.workloads.parallel.mesh import get_local_tensor
 
 
 class BucketTracker:
@@ -131,7 +131,7 @@ def split_buckets(
     num_bytes = 0
     for parameter in parameters:
         bucket.append(parameter)
-        num_bytes += local_tensor(parameter).nbytes
+        num_bytes += get_local_tensor(parameter).nbytes
         default = DEFAULT_BUCKET_BYTES if buckets else DEFAULT_FIRST_BUCKET_BYTES
         if num_bytes >= (bucket_bytes or default):
             buckets.append(bucket)
@@ -147,7 +147,7 @@ def flatten_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) ->
     parts = []
     for parameter in parameters:
         assert parameter.grad is not None, "every parameter has a gradient in every step"
-        parts.append(local_tensor(parameter.grad).flatten().to(dtype))
+        parts.append(get_local_tensor(parameter.grad).flatten().to(dtype))
     return torch.cat(parts)
 
 
@@ -156,7 +156,7 @@ def unflatten_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> Non
     gradients = []
     for parameter in parameters:
         assert parameter.grad is not None
-        gradients.append(local_tensor(parameter.grad))
+        gradients.append(get_local_tensor(parameter.grad))
     parts = torch.split(flat, [gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
