@@ -9,6 +9,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 from parbench.workloads.parallel.mesh import get_local_tensor
@@ -27,13 +28,19 @@ class BucketTracker:
         self._sizes = [len(parameters) for parameters in buckets]
         self._missing: list[int] = []
         self.is_active = False
+        self._hooks: list[RemovableHandle] = []
         indices: dict[nn.Parameter, list[int]] = {}
         for index, parameters in enumerate(buckets):
             for parameter in parameters:
                 indices.setdefault(parameter, []).append(index)
         for parameter, touched in indices.items():
             hook = partial(self._count, touched)
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Remove the hooks, whose cycles the garbage collector does not find."""
+        for hook in self._hooks:
+            hook.remove()
 
     def activate(self) -> None:
         """Count the gradients of the following backward pass, the last one before an update."""
@@ -103,6 +110,10 @@ class GradientReducer:
                 flat *= scale
             unflatten_gradients(self._buckets[index], flat)
         self._reductions.clear()
+
+    def close(self) -> None:
+        """Remove the hooks of the parameters."""
+        self._tracker.close()
 
     def _reduce(self, index: int) -> None:
         flat = flatten_gradients(self._buckets[index], self._dtype)
