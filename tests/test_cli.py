@@ -117,7 +117,7 @@ def test_crash_exit_code_is_4(
         ("--set layer=2", ["layer", "did you mean 'layers'"]),
         ("--set layers", ["'layers'", "NAME=VALUE"]),
         ("--only tp --nproc 4 --set heads=2", ["heads(2) % tp(4) != 0"]),
-        ("--only tp_fsdp --nproc 4 --set tp=3", ["dp(1) * tp(3) != world size(4)"]),
+        ("--only tp_fsdp --nproc 4 --set tp=3", ["tp(3) != world size(4)"]),
         ("--preset nodes", ["nodes", "did you mean 'node'"]),
         ("--backend mpi", ["mpi", "gloo or nccl"]),
         ("--budget soon", ["soon", "90s"]),

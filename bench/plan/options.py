@@ -38,6 +38,7 @@ from parbench.bench.plan.plan import (
     FEW_OPERATIONS,
     FEW_OPERATIONS_REPETITIONS,
     LARGE_BYTES,
+    MIN_RANKS_OF_GROUPS,
     PRESETS,
     SHORT_REPETITIONS,
     SHORT_SECONDS_PER_CASE,
@@ -232,10 +233,10 @@ def _list_candidates(
     has_preset_sizes = not options.entries and "size_bytes" not in options.settings
     params_by_name = {param.name: param for param in definition.params}
     entries = options.entries or preset.entries
+    if not options.has_named_cases and spec.nproc >= MIN_RANKS_OF_GROUPS:
+        entries += preset.entries_of_groups
     matching = [entry for entry in entries if matches(definition.name, entry.name)]
     for entry in matching or [Entry(name=definition.name)]:
-        if spec.nproc < entry.min_ranks:
-            continue
         # The parameters vary in the order in which they are written.
         settings = {**entry.set, **options.preset_overrides, **options.settings}
         if options.entries:

@@ -34,9 +34,12 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     sheet.tell(front.where, *report.emulated[:1])
     write_verdicts(sheet, front.verdicts)
     first, last = _first(report), ["", f"All rows  parbench show --all {front.path}"]
-    has_short_names = all(len(step.name) <= _MAX_NAME for step in front.steps)
-    list_steps = _list_steps_in_table if front.operations and has_short_names else _steps
-    steps = list_steps(front.steps, _MAX_STEPS)
+    if not front.operations:
+        steps = _steps(front.steps, _MAX_STEPS)
+    elif all(len(step.name) <= _MAX_NAME for step in front.steps):
+        steps = _list_steps_in_table(front.steps, _MAX_STEPS)
+    else:
+        steps = _steps(front.steps, _MAX_STEPS // 2)
     rows = _rows_of_few_operations(report)
     if rows:
         _write_series(sheet, rows)

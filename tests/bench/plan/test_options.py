@@ -77,6 +77,15 @@ def list_values(run_plan: Plan, name: str) -> list[Any]:
     return [case.params.get(name) for case in run_plan.cases]
 
 
+def test_default_run_has_groups_of_four_ranks() -> None:
+    def list_groups(options: Options) -> set[object]:
+        return {case.params.get("group") for case in plan(options).cases} - {None, "world"}
+
+    assert list_groups(Options(nproc=4)) == {"pairs"}
+    assert list_groups(Options(nproc=2)) == set()
+    assert list_groups(Options(nproc=4, only=("all_reduce",))) == set()
+
+
 def test_plan_file_overrides_preset(plan_file: Path) -> None:
     run_plan = plan(Options(plan_file=plan_file, only=("all_reduce",)))
     assert run_plan.preset == "full"
