@@ -213,7 +213,9 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
         asked = f"; with DDP, bucket_cap_mb={smaller} makes several" if own and not command else ""
         sentence += f" nothing hides them: {told}{asked}"
         yield finding(kind="one bucket", cost=share, sentence=sentence, command=command)
-    elif whole.get("prefetch") == "default" and share >= 2 * _LEAST:
+    elif (
+        whole.get("prefetch") == "default" and row.value("bytes_sent.fsdp") and share >= 2 * _LEAST
+    ):
         sentence = f"{name} gathers parameters without explicit prefetch: {told}"
         command = _run(found, row, prefetch="default,explicit")
         yield finding(kind="no prefetch", cost=share, sentence=sentence, command=command)

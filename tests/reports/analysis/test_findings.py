@@ -91,6 +91,8 @@ def train(
         "idle": 0.1 * idle,
     }
     metrics = step_metrics(0.1) | counted_metrics("s", seconds)
+    if name == "fsdp":
+        metrics |= counted_metrics("B", {"bytes_sent.fsdp": 1 << 20})
     details = {"comm_calls": calls or []}
     return [ok_record(case, i, 0.1, metrics=metrics, details=details) for i in range(3)]
 
@@ -196,6 +198,8 @@ def test_missing_prefetch_is_found() -> None:
     assert finding.command == "parbench run --only fsdp --set prefetch=default,explicit"
     explicit = train(exposed=0.3, params={"prefetch": "explicit"})
     assert get_kinds(explicit) == ["exposed communication"]
+    without_fsdp = train("hybrid", exposed=0.3, defaults={"prefetch": "default"})
+    assert get_kinds(without_fsdp) == ["exposed communication"]
 
 
 def test_gradient_sum_of_each_microbatch_is_found() -> None:
