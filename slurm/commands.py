@@ -92,24 +92,21 @@ def resume(context: click.Context, folder: Path) -> None:
 
 @slurm.command(epilog="Example: parbench slurm screen --nodes 4 --size 16M")
 @click.option(
-    "--nodes", type=click.IntRange(min=1), help="Number of nodes. Default: all of the allocation."
+    "--nodes", type=click.IntRange(min=3), help="Number of nodes. Default: all of the allocation."
 )
 @click.option("--partition", help="Partition of a new allocation.")
 @click.option("--time", default="10m", show_default=True, help="Time limit of a new allocation.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a new allocation.")
-@click.option("--rounds", type=int, default=5, show_default=True, help="Rounds of pairs.")
-@click.option("--size", help="Bytes of an exchange. Default: 128M between GPUs, otherwise 4M.")
 @click.option(
-    "--budget", metavar="TIME", help="Time for all rounds. Default: 60 s and 2 s for each."
+    "--rounds", type=click.IntRange(min=3), default=5, show_default=True, help="Rounds of pairs."
 )
+@click.option("--size", help="Bytes of an exchange. Default: 128M between GPUs, otherwise 4M.")
 @click.option(
     "--timeout", default="20s", show_default=True, help="Time after which a round counts as hung."
 )
+@click.option("--devices/--no-devices", default=True, help="First run parbench check. The default.")
 @click.option(
-    "--devices/--no-devices", default=True, show_default=True, help="First run parbench check."
-)
-@click.option(
-    "--out", type=_PATH, default=Path("runs/screen"), show_default=True, help="Folder of results."
+    "--out", type=_PATH, default=Path("runs/screen"), help="Folder of results: runs/screen."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def screen(**values: Any) -> None:

@@ -162,15 +162,12 @@ def format_limit(seconds: float) -> str:
     return f"{hours}:{minutes:02}:00"
 
 
-def end_time(job: Mapping[str, str], environ: Mapping[str, str]) -> float:
+def end_time(job: Mapping[str, str]) -> float:
     """Return the end of a job in seconds since the epoch, infinity without a limit.
 
-    ``job`` are the facts of ``scontrol show job``. If it is empty, SLURM_JOB_END_TIME counts.
+    ``job`` are the facts of ``scontrol show job``.
     """
-    if job.get("TimeLimit") == "UNLIMITED":
-        return math.inf
     end = job.get("EndTime", "Unknown")
-    if end not in ("Unknown", "N/A", "None"):
-        return datetime.fromisoformat(end).timestamp()  # local time
-    variable = environ.get("SLURM_JOB_END_TIME", "")
-    return float(variable) if variable.isdecimal() and int(variable) > 0 else math.inf
+    if end in ("Unknown", "N/A", "None"):
+        return math.inf
+    return datetime.fromisoformat(end).timestamp()  # local time

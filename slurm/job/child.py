@@ -94,8 +94,6 @@ class Child:
 
     def read_last_message(self) -> str:
         """Return the last line of this child in the log."""
-        with suppress(OSError), self._log.open("rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(end - 4096, self._log_start))
-            return get_last_line(log.read().decode(errors="replace"))
+        with suppress(OSError):
+            return get_last_line(self._log.read_bytes()[self._log_start :].decode(errors="replace"))
         return ""

@@ -19,7 +19,6 @@ class NodeMonitor:
 
     def __init__(self, slurm: Slurm, environ: Mapping[str, str]) -> None:
         self._slurm = slurm
-        self._job = environ.get("SLURM_JOB_ID", "")
         self._own_node = environ.get("SLURMD_NODENAME", "")
         self._nodes: tuple[str, ...] = ()
         self._node_by_host: Mapping[str, str] = {}
@@ -33,27 +32,14 @@ class NodeMonitor:
         states: Mapping[str, str] = {}
         with suppress(SlurmError):
             states = self._slurm.node_states(self._nodes) if self._nodes else {}
-        allocated = self._list_allocated()
         for node in self._nodes:
-            if is_down(states.get(node, "")) or node not in allocated:
+            if is_down(states.get(node, "")):
                 self._dead.setdefault(node, "is down")
         for host in _list_silent_hosts(records):
             node = self._node_by_host.get(host, self._own_node)
             if node != self._own_node:
                 self._dead.setdefault(node, "does not answer")
         return set(self._dead)
-
-    def _list_allocated(self) -> tuple[str, ...]:
-        """Return the nodes that a running job still has.
-
-        A node that was down may be up again without belonging to the job. A job that ends returns
-        its nodes one by one, which does not mean that they are dead.
-        """
-        with suppress(SlurmError):
-            facts = self._slurm.show_job(self._job) if self._job else ()
-            if facts and facts[0].get("JobState") == "RUNNING":
-                return self._slurm.host_names(facts[0].get("NodeList", "")) or self._nodes
-        return self._nodes
 
     def list_alive(self) -> tuple[str, ...]:
         """Return the nodes that are not known to be dead; empty outside of a job."""

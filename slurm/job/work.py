@@ -1,5 +1,6 @@
 """The work of a job: it measures one point after another until its time ends."""
 
+import math
 import os
 import signal
 import time
@@ -82,7 +83,6 @@ class Worker:
         self._sweep = sweep
         self._slurm = slurm
         self._command = command
-        self._environ = environ
         self._job = environ.get("SLURM_JOB_ID", "")
         self._nodes = NodeMonitor(slurm, environ)
         self._is_out_of_time = False
@@ -110,12 +110,12 @@ class Worker:
 
     def _read_progress(self, point: Point) -> Progress:
         """Read the progress of a point, again if the file system does not answer."""
-        for _ in range(_READ_ATTEMPTS - 1):
+        for _ in range(_READ_ATTEMPTS):
             progress = read_progress(self._folder, point.id)
             if not progress.problem:
-                return progress
+                break
             time.sleep(_RECORDS_INTERVAL_SECONDS)
-        return read_progress(self._folder, point.id)
+        return progress
 
     def _find_obstacle(self, point: Point, progress: Progress) -> str:
         """Return why a point cannot be measured now, empty if it can."""
@@ -142,7 +142,7 @@ class Worker:
         facts: tuple[Mapping[str, str], ...] = ()
         with suppress(SlurmError):
             facts = self._slurm.show_job(self._job) if self._job else ()
-        return end_time(facts[0] if facts else {}, self._environ)
+        return end_time(facts[0]) if facts else math.inf
 
     def _measure(self, point: Point, progress: Progress) -> None:
         """Run a child for a point until the child, the job or one of the nodes ends."""
@@ -164,35 +164,35 @@ class Worker:
             raise
         finally:
             child.end(_PATIENCE_SECONDS)
-        after = self._read_progress(point)
-        self._num_measured += after.measured - progress.measured
-        failures = list_new_failures(after, progress)
+        latest = self._read_progress(point)
+        self._num_measured += latest.measured - progress.measured
+        failures = list_new_failures(latest, progress)
         has_dead_node = not self._nodes.update(failures).isdisjoint(nodes)
-        if has_dead_node and (failures or not after.is_complete):
-            reason = f"{self._nodes.describe()}: {after.reason or reason}"
-            abandon_run(after)
-        elif not after.is_complete:
-            reason = reason or describe_end(after, child)
-        self._report(point, reason=reason, nodes=after.hosts or nodes)
+        if has_dead_node and (failures or not latest.is_complete):
+            reason = f"{self._nodes.describe()}: {latest.reason or reason}"
+            abandon_run(latest)
+        elif not latest.is_complete:
+            reason = reason or describe_end(latest, child)
+        self._report(point, reason=reason, nodes=nodes)
 
-    def _watch(self, point: Point, child: Child, nodes: Sequence[str], before: Progress) -> str:
+    def _watch(self, point: Point, child: Child, nodes: Sequence[str], earlier: Progress) -> str:
         """Wait for the child, and return why it is to be stopped; empty if it has ended."""
-        end = self._get_end()
+        end_seconds = self._get_end()
         records_time = slurm_time = time.monotonic()
         num_failures = 0
         while child.exit_code is None:
-            if time.time() > end - MARGIN_SECONDS:
+            if time.time() > end_seconds - MARGIN_SECONDS:
                 self._is_out_of_time = True
                 return "the job's time ended"
             now = time.monotonic()
             if now > records_time + _RECORDS_INTERVAL_SECONDS:
                 records_time = now
-                failures = list_new_failures(read_progress(self._folder, point.id), before)
+                failures = list_new_failures(read_progress(self._folder, point.id), earlier)
                 has_new_failure = len(failures) > num_failures
                 if has_new_failure or now > slurm_time + _SLURM_INTERVAL_SECONDS:
                     slurm_time = now
                     num_failures = len(failures)
-                    end = self._get_end()
+                    end_seconds = self._get_end()
                     if not self._nodes.update(failures).isdisjoint(nodes):
                         return "a node is dead"
             time.sleep(0.1)
@@ -216,26 +216,23 @@ class Worker:
 
 def describe_end(progress: Progress, child: Child) -> str:
     """Describe the end of a child that left measurements missing."""
-    code = child.exit_code or 0
-    end = describe_exit(code).removeprefix("ended by ")
-    message = child.read_last_message()
-    parts = [progress.reason or "the run did not begin", f"the run ended with {end}"]
-    text = ", ".join(parts)
-    return f"{text}: {message}" if message and message != str(progress.run) else text
+    exit_text = describe_exit(child.exit_code or 0).removeprefix("ended by ")
+    text = f"{progress.reason or 'the run did not begin'}, the run ended with {exit_text}"
+    return f"{text}: {child.read_last_message()}".removesuffix(": ")
 
 
-def list_new_failures(progress: Progress, before: Progress) -> list[Record]:
+def list_new_failures(progress: Progress, earlier: Progress) -> list[Record]:
     """Return the failures of a point that it did not have before."""
-    return [record for record in progress.failures if record not in before.failures]
+    return [record for record in progress.failures if record not in earlier.failures]
 
 
-def remove_failures(progress: Progress, before: Progress) -> None:
+def remove_failures(progress: Progress, earlier: Progress) -> None:
     """Remove new failures from a run, which the end of the job may have caused."""
-    failures = list_new_failures(progress, before)
+    failures = list_new_failures(progress, earlier)
     if progress.run is not None and failures:
         file = progress.run / "records.jsonl"
-        kept = [record for record in read_records(file) if record not in failures]
-        replace_file(file, b"".join(map(encode_record, kept)))
+        records = [record for record in read_records(file) if record not in failures]
+        replace_file(file, b"".join(map(encode_record, records)))
 
 
 def abandon_run(progress: Progress) -> None:

@@ -53,7 +53,8 @@ def check_nodes(
 
 
 def _read_result(node: str, folder: Path, problem: str) -> HostResult:
-    output, errors = folder / f"{node}.out", folder / f"{node}.err"
-    output_bytes = output.read_bytes() if output.exists() else b""
-    error_bytes = errors.read_bytes() if errors.exists() else b""
-    return parse_result(node, output_bytes, error_bytes or problem.encode(), 4)
+    contents = []
+    for suffix in ("out", "err"):
+        file = folder / f"{node}.{suffix}"
+        contents.append(file.read_bytes() if file.exists() else b"")
+    return parse_result(node, contents[0], contents[1] or problem.encode(), 4)

@@ -13,13 +13,12 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.results.samples import load_rank_samples, make_samples_path
 from parbench.bench.results.stats import median
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, parse_duration
 from parbench.slurm.screen.ratios import Exchange
 from parbench.slurm.screen.rounds import Round
 
 _BLAMED_CAUSES = ("died", "absent", "waiting")
 _START_SECONDS = 60
-_SECONDS_PER_ROUND = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +27,7 @@ class Setup:
 
     size: str
     rails: int  # ranks on each node
-    timeout: str
-    budget: str | None
+    timeout: str  # of a round
     node_by_host: Mapping[str, str]
 
 
@@ -37,7 +35,6 @@ class Setup:
 class Measurement:
     """The exchanges of a run of rounds."""
 
-    run: Path
     nodes: tuple[str, ...]  # of the exchanges' indices
     exchanges: tuple[Exchange, ...] = ()
     silent: Mapping[str, str]  # nodes that did not answer, with the reason
@@ -84,7 +81,7 @@ def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
     return PlanFile(
         preset="smoke",
         repetitions=1,
-        budget=setup.budget or _START_SECONDS + _SECONDS_PER_ROUND * len(rounds),
+        budget=_START_SECONDS + parse_duration(setup.timeout) * len(rounds),
         timeout=setup.timeout,
         case=tuple(cases),
     )
@@ -106,7 +103,6 @@ def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measuremen
         if not silent and record.status in ("failed", "hang", "wrong"):
             silent = find_silent_nodes(record, nodes, setup.node_by_host)
     return Measurement(
-        run=run.path,
         nodes=_read_nodes(run, setup) if good else tuple(nodes),
         exchanges=tuple(exchanges),
         silent=silent,

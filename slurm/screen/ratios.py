@@ -4,8 +4,8 @@ An exchange is as slow as the slower of its two ends. The excess of an exchange 
 its duration relative to the median of other pairs in its round and rail, because a whole round may
 be slow. The excess of a rail of a node is the median over its partners, and that of a node the
 median over its rails. The slowest node is set aside with its exchanges, and the others are compared
-again, until none is slow; then the rails are. Most pairs must be fast, so at most about a quarter of
-the nodes may be slow.
+again, until none is slow; then the rails are. Most pairs must be fast, so at most about a quarter
+of the nodes may be slow.
 """
 
 import math
@@ -83,8 +83,8 @@ def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> li
     """Return the suspects that are slow in other exchanges too, with good partners."""
     confirmed = []
     for suspect in suspects:
-        others = [other.endpoint for other in suspects if other is not suspect]
-        good = [entry for entry in exchanges if not any(other.has(entry) for other in others)]
+        endpoints = [ratio.endpoint for ratio in suspects if ratio is not suspect]
+        good = [entry for entry in exchanges if not any(part.has(entry) for part in endpoints)]
         ratio = compare(suspect.endpoint, good)
         if ratio is not None and ratio.is_slow:
             confirmed.append(ratio)
@@ -93,31 +93,33 @@ def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> li
 
 def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
     """Return the ratio of a node or rail, None if it has fewer than two partners."""
-    own = [entry for entry in exchanges if endpoint.has(entry)]
-    partners = {sum(entry.nodes) - endpoint.node for entry in own}
-    rails = {entry.rail for entry in own}
-    others = [
+    own_exchanges = [entry for entry in exchanges if endpoint.has(entry)]
+    partners = {sum(entry.nodes) - endpoint.node for entry in own_exchanges}
+    rails = {entry.rail for entry in own_exchanges}
+    other_exchanges = [
         entry for entry in exchanges if entry.rail in rails and endpoint.node not in entry.nodes
     ]
-    if len(partners) < _MIN_PARTNERS or {entry.rail for entry in others} != rails:
+    if len(partners) < _MIN_PARTNERS or {entry.rail for entry in other_exchanges} != rails:
         return None
-    levels = _compute_levels(others)
+    levels = _compute_levels(other_exchanges)
     by_rail: dict[int, list[float]] = defaultdict(list)
     num_compared = 0
-    for entry in own:
+    for entry in own_exchanges:
         level = levels.get((entry.round, entry.rail), levels[None, entry.rail])
         by_rail[entry.rail].append(math.log(entry.seconds) - level.value)
         num_compared += level.count
     excess = median_low(median(excesses) for excesses in by_rail.values())
-    pairs_per_level = num_compared / len(own)
-    variance = _VARIANCE_OF_MEDIAN * (1 + _VARIANCE_OF_MEDIAN / pairs_per_level) / len(own)
-    standard_error = _estimate_noise(others, levels) * math.sqrt(variance)
+    pairs_per_level = num_compared / len(own_exchanges)
+    variance = (
+        _VARIANCE_OF_MEDIAN * (1 + _VARIANCE_OF_MEDIAN / pairs_per_level) / len(own_exchanges)
+    )
+    standard_error = _estimate_noise(other_exchanges, levels) * math.sqrt(variance)
     return Ratio(
         endpoint=endpoint,
         ratio=math.exp(excess),
         threshold=max(MIN_RATIO, math.exp(_MIN_STANDARD_ERRORS * standard_error)),
         partners=tuple(sorted(partners)),
-        num_exchanges=len(own),
+        num_exchanges=len(own_exchanges),
     )
 
 

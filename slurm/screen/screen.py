@@ -26,7 +26,6 @@ from parbench.slurm.screen.rounds import plan_confirmation, plan_tournament
 from parbench.slurm.system import SLURM, Slurm, SlurmError, format_limit
 
 MIN_NODES = 3
-MIN_ROUNDS = 3
 _MAX_CORE_GROUPS = 8
 _SIZES = {"cuda": "128M", "cpu": "4M"}
 """The bytes of an exchange, large enough that bandwidth decides about its duration."""
@@ -44,7 +43,6 @@ class ScreenOptions:
     rounds: int = 5
     size: str | None = None
     time: str = "10m"
-    budget: str | None = None
     timeout: str = "20s"
     devices: bool = True
     gpus_per_node: int | None = None
@@ -125,7 +123,6 @@ def screen(
         size=options.size or _SIZES[device],
         rails=len(machine.gpus) or 1,
         timeout=options.timeout,
-        budget=options.budget,
         node_by_host=node_by_host,
     )
     screening = add_checks(screen_nodes(nodes, options.rounds, setup, folder), checks)
@@ -137,21 +134,10 @@ def screen(
 
 def check_options(options: ScreenOptions) -> None:
     """Raise ``UserError`` for an option that is not allowed, before anything starts."""
-    if options.rounds < MIN_ROUNDS:
-        reason = "a node needs several partners"
-        raise UserError(f"--rounds {options.rounds}: at least {MIN_ROUNDS}, because {reason}")
     if options.size is not None and parse_size(options.size) < 1:
         raise UserError("--size 0: at least 1 byte is needed")
-    for text in (options.time, options.budget, options.timeout):
-        if text is not None:
-            parse_duration(text)
-    _check_num_nodes(options.nodes or MIN_NODES)
-
-
-def _check_num_nodes(number: int) -> None:
-    if number < MIN_NODES:
-        reason = "of two nodes the measurement does not show which one is slow"
-        raise UserError(f"nodes({number}) < {MIN_NODES}: {reason}; use more nodes")
+    parse_duration(options.time)
+    parse_duration(options.timeout)
 
 
 def build_salloc_command(options: ScreenOptions, arguments: Sequence[str]) -> list[str]:
@@ -174,9 +160,11 @@ def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm)
     nodes = slurm.host_names(environ.get("SLURM_JOB_NODELIST", ""))
     if options.nodes is not None and options.nodes > len(nodes):
         raise UserError(f"--nodes {options.nodes}: job {environ['SLURM_JOB_ID']} has {len(nodes)}")
-    chosen = nodes[: options.nodes]
-    _check_num_nodes(len(chosen))
-    return chosen
+    selection = nodes[: options.nodes]
+    if len(selection) < MIN_NODES:
+        reason = "of two nodes the measurement does not show which one is slow"
+        raise UserError(f"nodes({len(selection)}) < {MIN_NODES}: {reason}; use more nodes")
+    return selection
 
 
 def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Path) -> Screening:
@@ -268,7 +256,7 @@ def _get_sort_key(verdict: Verdict) -> tuple[str, int, int]:
 
 
 def add_checks(screening: Screening, checks: Sequence[HostResult]) -> Screening:
-    """Add the checks of devices. A node with a bad device is bad, even if its exchanges are fine."""
+    """Add the checks of devices. A node with a bad device is not fine."""
     bad_names = {}
     problems = []
     for check in checks:

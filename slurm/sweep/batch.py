@@ -57,7 +57,7 @@ def _build_batch(sweep: Sweep, name: str, points: tuple[Point, ...]) -> Batch:
 
 
 def format_script(sweep: Sweep, folder: Path, batch: Batch) -> str:
-    """Return a batch script. ``exec`` replaces the shell, so that Slurm's signals reach parbench."""
+    """Return a batch script. ``exec`` replaces the shell, so that signals reach parbench."""
     options = {**_list_options(sweep, folder, batch), **sweep.file.slurm.format_options()}
     command = [sweep.python, "-m", "parbench", "slurm", "work", str(folder)]
     if batch.tasks:

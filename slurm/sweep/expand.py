@@ -76,7 +76,7 @@ class Expansion:
     def format_value(self, name: str, value: Value) -> str:
         """Return the text of a value, the same for ``"1K"`` and 1024."""
         if name in SHAPE or is_variable(name):
-            return str(value).lower() if isinstance(value, bool) else str(value)
+            return _format_plain(value)
         params = {key: param for case in self._params_of_case for key, param in case.items()}
         if name not in params:
             allowed = format_choices(sorted(params) or ["none without a [[case]]"], name)
@@ -89,7 +89,7 @@ class Expansion:
             raise UserError(f"{name} = {value!r} has {len(values)} values, a point has one; {hint}")
         if params[name].kind == "size":
             return format_size(int(values[0]))
-        return str(values[0]).lower() if params[name].kind == "bool" else str(values[0])
+        return _format_plain(values[0])
 
     def remove_excluded(self, rows: Sequence[Row]) -> list[Row]:
         """Remove the rows that match every key of a table of ``exclude``.
@@ -111,11 +111,11 @@ class Expansion:
         if name not in rows[0]:
             allowed = format_choices(rows[0], name)
             raise UserError(f"{name!r} is not a key of the points; allowed are {allowed}")
-        known = dict.fromkeys(row[name] for row in rows)
+        known_texts = dict.fromkeys(row[name] for row in rows)
         texts = self._format_values(name, setting)
         for text in texts:
-            if text not in known:
-                allowed = format_choices(known, text)
+            if text not in known_texts:
+                allowed = format_choices(known_texts, text)
                 raise UserError(f"no point has {name} = {text}; allowed are {allowed}")
         return texts
 
@@ -146,6 +146,10 @@ class Expansion:
             cases=tuple(cases),
             seconds=0.0,
         )
+
+
+def _format_plain(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _matches(row: Row, excluded: Mapping[str, Sequence[str]]) -> bool:

@@ -9,6 +9,7 @@ import hashlib
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,11 +25,9 @@ from parbench.bench.files import (
     replace_file,
 )
 from parbench.bench.plan.plan import Entry
-from parbench.bench.results.records import check_schema
 from parbench.bench.text import UserError
 from parbench.slurm.sweep.sweepfile import Distribution, SweepFile
 
-SCHEMA = 1
 FOLDERS = ("points", "jobs", "attempts", "runs", "logs")
 _SWEEP = "sweep.json"
 
@@ -58,7 +57,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """A submitted sweep. The index of a point is its task in an array of jobs."""
 
-    schema: int = SCHEMA
     name: str
     created: str
     file: SweepFile
@@ -80,7 +78,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The last attempt at a point. It explains the state of a point and does not decide it."""
 
-    job: str
+    job: str = ""
     nodes: tuple[str, ...] = ()
     seconds: float = 0.0
     reason: str = ""  # why the point is not complete
@@ -119,14 +117,10 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
 def load_sweep(folder: Path) -> Sweep:
     """Return the sweep of a folder; ``UserError`` if it is not one of this version."""
     file = folder / _SWEEP
-    if not folder.exists():
-        raise UserError(f"no such folder: {folder}")
     if not file.exists():
         raise UserError(f"{folder} is not a sweep: it has no {_SWEEP}")
     with convert_read_errors(file):
-        content = read_file(file)
-        check_schema(content, str(file), SCHEMA)
-        return decode_json(content, Sweep)
+        return decode_json(read_file(file), Sweep)
 
 
 def write_job(file: Path, job: Job) -> None:
@@ -149,11 +143,11 @@ def write_attempt(folder: Path, point_id: str, attempt: Attempt) -> None:
     replace_file(folder / "attempts" / f"{point_id}.json", msgspec.json.encode(attempt))
 
 
-def load_attempt(folder: Path, point_id: str) -> Attempt | None:
-    """Return the last attempt at a point, None if there was none."""
-    file = folder / "attempts" / f"{point_id}.json"
-    with convert_read_errors(file):
-        return decode_json(read_file(file), Attempt) if file.exists() else None
+def load_attempt(folder: Path, point_id: str) -> Attempt:
+    """Return the last attempt at a point, an empty one if there is none that can be read."""
+    with suppress(OSError, ValueError):
+        return decode_json(read_file(folder / "attempts" / f"{point_id}.json"), Attempt)
+    return Attempt()
 
 
 def plan_path(folder: Path, point_id: str) -> Path:

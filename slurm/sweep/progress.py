@@ -6,7 +6,7 @@ from typing import Literal
 
 from parbench.bench.launch.driver import remaining
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import Run, list_runs, load_run
+from parbench.bench.results.runs import list_runs, load_run
 from parbench.bench.text import UserError
 from parbench.slurm.sweep.folder import runs_path
 
@@ -22,7 +22,6 @@ class Progress:
     planned: int = 0
     measured: int = 0
     failures: tuple[Record, ...] = ()  # wrong results first, then hangs and errors
-    hosts: tuple[str, ...] = ()  # of the ranks, each once
     problem: str = ""  # why the run cannot be read now
 
     @property
@@ -58,26 +57,21 @@ def read_progress(folder: Path, point_id: str) -> Progress:
 
     An error of reading is temporary on a network file system. It is reported as a problem.
     """
+    runs_folder = runs_path(folder, point_id)
     try:
-        runs = list_runs(runs_path(folder, point_id))
+        runs = list_runs(runs_folder)
         if not runs:
             return Progress()
-        return summarize_run(load_run(runs[-1]))
+        run = load_run(runs[-1])
     except (UserError, OSError) as error:
-        return Progress(run=runs_path(folder, point_id), problem=str(error))
-
-
-def summarize_run(run: Run) -> Progress:
-    """Return the progress of a point from its run."""
+        return Progress(run=runs_folder, problem=str(error))
     planned = len(run.info.plan.cases) * run.info.plan.repetitions
     failures = []
     for status in ("wrong", "hang", "failed"):
         failures += [record for record in run.records if record.status == status]
-    environment = run.info.environment or {}
     return Progress(
         run=run.path,
         planned=planned,
         measured=planned - len(remaining(run)),
         failures=tuple(failures),
-        hosts=tuple(dict.fromkeys(environment.get("hosts") or ())),
     )

@@ -13,7 +13,6 @@ import msgspec
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.text import format_table
 from parbench.slurm.sweep.folder import (
-    Attempt,
     Job,
     Point,
     load_attempt,
@@ -164,7 +163,7 @@ def _get_point_status(
     jobs: Sequence[JobStatus],
     tasks: Sequence[QueuedJob],
 ) -> PointStatus:
-    attempt = _load_attempt(folder, point)
+    attempt = load_attempt(folder, point.id)
     state: PointState
     reason = progress.reason
     if progress.state == "complete":
@@ -182,16 +181,10 @@ def _get_point_status(
         id=point.id,
         label=point.label,
         state=state,
-        nodes=progress.hosts or attempt.nodes,
+        nodes=attempt.nodes,
         reason=reason,
         run=str(progress.run.relative_to(folder)) if progress.run else "",
     )
-
-
-def _load_attempt(folder: Path, point: Point) -> Attempt:
-    with suppress(ValueError):  # It only explains the state.
-        return load_attempt(folder, point.id) or Attempt(job="")
-    return Attempt(job="")
 
 
 def format_status(status: SweepStatus) -> str:
@@ -235,17 +228,13 @@ WriteReport = Callable[[Sequence[Path], Path], None]
 
 
 def collect(folder: Path, write_report: WriteReport | None = None, slurm: Slurm = SLURM) -> int:
-    """Print the state and the run of each point, and write one report of the complete runs.
+    """Print the status of a sweep, and write one report of the complete runs.
 
     Returns the exit code of the sweep.
     """
     folder = folder.absolute()
     status = get_status(folder, slurm)
-    for point in status.points:
-        reason = f"({point.reason})" if point.reason else ""
-        parts = [point.id, f"{point.state:11}", point.label, point.run, reason]
-        click.echo("  ".join(part for part in parts if part))
-    click.echo(status.summarize())
+    click.echo(format_status(status))
     runs = [folder / point.run for point in status.points if point.is_complete]
     if write_report is not None and runs:
         write_report(runs, folder / "report.html")

@@ -64,7 +64,10 @@ def submit(
         click.echo(f"note: {note}")
     parent = out or Path(file.out)
     if dry_run:
-        _print_scripts(sweep, parent)
+        example = parent.absolute() / f"UTC-{make_slug(sweep.name)}-HEX"
+        for batch in build_batches(sweep, points):
+            click.echo(f"\n{format_script(sweep, example, batch)}")
+        click.echo("dry run: nothing was submitted")
         return 0
     folder = create_folder(parent, sweep.name)
     try:
@@ -83,14 +86,6 @@ def submit(
     return 0
 
 
-def _print_scripts(sweep: Sweep, parent: Path) -> None:
-    folder = parent.absolute() / f"UTC-{make_slug(sweep.name)}-HEX"
-    first, *others = build_batches(sweep, sweep.points)
-    click.echo(f"\n{format_script(sweep, folder, first)}")
-    more = f"; {pluralize(len(others), 'more script')} of the same form" if others else ""
-    click.echo(f"dry run: nothing was submitted{more}")
-
-
 def format_points(sweep: Sweep) -> str:
     """Return a table of the points with their cost, and its sum.
 
@@ -99,21 +94,14 @@ def format_points(sweep: Sweep) -> str:
     rows = [("point", "label", "time", "node-hours")]
     for point in sweep.points:
         node_hours = f"{point.nodes * point.seconds / 3600:.2g}"
-        rows.append((point.id, point.label, format_estimate(point.seconds), node_hours))
+        rows.append((point.id, point.label, format_duration(point.seconds), node_hours))
     seconds = sum(point.seconds for point in sweep.points)
     node_seconds = max(point.nodes for point in sweep.points) * seconds
     if sweep.file.mode == "array":
         node_seconds = sum(point.nodes * point.seconds for point in sweep.points)
     count = pluralize(len(sweep.points), "point")
-    cost = f"{count}, about {format_estimate(seconds)}, {node_seconds / 3600:.2g} node-hours"
+    cost = f"{count}, about {format_duration(seconds)}, {node_seconds / 3600:.2g} node-hours"
     return f"{format_table(rows, right_aligned=(2, 3))}\n{cost}"
-
-
-def format_estimate(seconds: float) -> str:
-    """Return seconds below two minutes, minutes below three hours, otherwise hours."""
-    if seconds < 120:
-        return format_duration(seconds)
-    return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"
 
 
 def submit_points(

@@ -35,7 +35,7 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_dead_node: Literal["fail", "go-on"] = "fail"
 
     def format_options(self) -> dict[str, str | bool]:
-        """Return the options as text. One without a value is True, and one that is false is left out."""
+        """Return the options as text, True for one without a value, without those that are false."""
         texts: dict[str, str | bool] = {}
         for name, value in self.options.items():
             if value is not False:
@@ -103,24 +103,14 @@ def _check(file: SweepFile) -> None:
     if file.link is not None:
         with locate_errors("$.link"):
             parse_link(file.link)
-    _check_job(file)
-
-
-def _check_job(file: SweepFile) -> None:
     for name in file.environment:
         if not is_variable(name):
             hint = "write capital letters, digits and underscores"
             raise UserError(f"$.environment: {name!r} is not allowed as a variable; {hint}")
-    for name, value in file.slurm.options.items():
+    for name in file.slurm.options:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             hint = "write it without dashes in front"
             raise UserError(f"$.slurm.options: {name!r} is not a long option of sbatch; {hint}")
         if name in " ".join(_RESERVED_OPTIONS).split():
             problem = "is set by parbench, or not supported; leave it out"
             raise UserError(f"$.slurm.options: {name!r} {problem}")
-        if not str(value).isprintable():
-            raise UserError(f"$.slurm.options: {name} = {value!r} is not one printable line")
-    for index, line in enumerate(file.prologue):
-        if "\n" in line:
-            hint = "write each line as its own text"
-            raise UserError(f"$.prologue[{index}]: {line!r} has more than one line; {hint}")

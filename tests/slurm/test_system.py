@@ -126,17 +126,11 @@ def test_node_states_of_some_or_all_nodes(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "end", "seconds"),
+    ("end", "seconds"),
     [
-        ("01:00:00", "2026-11-21T21:38:33", datetime(2026, 11, 21, 21, 38, 33).timestamp()),
-        ("UNLIMITED", "2026-11-21T21:38:33", math.inf),
-        ("01:00:00", "Unknown", math.inf),
+        ("2026-11-21T21:38:33", datetime(2026, 11, 21, 21, 38, 33).timestamp()),
+        ("Unknown", math.inf),
     ],
 )
-def test_end_time_of_a_job_that_scontrol_shows(limit: str, end: str, seconds: float) -> None:
-    assert end_time({"TimeLimit": limit, "EndTime": end}, {}) == seconds
-
-
-@pytest.mark.parametrize(("variable", "seconds"), [("1700000000", 1.7e9), ("soon", math.inf)])
-def test_end_time_without_scontrol(variable: str, seconds: float) -> None:
-    assert end_time({}, {"SLURM_JOB_END_TIME": variable}) == seconds
+def test_end_time_of_a_job(end: str, seconds: float) -> None:
+    assert end_time({"EndTime": end}) == seconds

@@ -98,7 +98,7 @@ def array(workspace: Path) -> None:
     assert_done(folder, num_records=9)
     assert (workspace / "prologue ran").exists()
     assert [len(point.nodes) for point in get_status(folder).points] == [4, 2, 2]
-    [task] = Slurm().show_job(load_jobs(folder)[0].id)
+    task = Slurm().show_job(load_jobs(folder)[0].id)[0]
     assert task["Comment"] == 'a "b" # c'
     error = usage_error(
         submit_stand_ins,
@@ -128,7 +128,7 @@ def time_ends(workspace: Path) -> None:
 
 
 def load_first_attempt(folder: Path) -> Attempt:
-    return load_attempt(folder, load_sweep(folder).points[0].id) or Attempt(job="")
+    return load_attempt(folder, load_sweep(folder).points[0].id)
 
 
 def update_job(job_id: str, setting: str) -> None:

@@ -10,21 +10,10 @@ from tests.support.sweeps import FakeSlurm
 
 CASE = make_fake_case(0)
 ENVIRON = {
-    "SLURM_JOB_ID": "7",
     "SLURM_JOB_NODELIST": "n1,n2,n3,n4",
     "SLURMD_NODENAME": "n1",
 }
 NO_ANSWER = "no answer (process is stopped)"
-
-
-def make_slurm(
-    nodes: dict[str, str] | None = None,
-    *,
-    allocated: str = "n1,n2,n3,n4",
-    state: str = "RUNNING",
-) -> FakeSlurm:
-    job = {"JobId": "7", "JobState": state, "NodeList": allocated}
-    return FakeSlurm(nodes=nodes, jobs={"7": job})
 
 
 def make_hang(states: dict[str, str]) -> Record:
@@ -38,28 +27,13 @@ def make_hang(states: dict[str, str]) -> Record:
 
 @pytest.mark.parametrize("state", ["down", "idle*", "unknown"])
 def test_node_that_slurm_lost_is_dead(state: str) -> None:
-    slurm = make_slurm({"n1": "mixed", "n2": "drained", "n3": state})
+    slurm = FakeSlurm(nodes={"n1": "mixed", "n2": "drained", "n3": state})
     nodes = NodeMonitor(slurm, ENVIRON)
     assert nodes.update() == {"n3"}
     assert nodes.list_alive() == ("n1", "n2", "n4")
     assert nodes.describe() == "n3 is down"
     slurm.nodes = {}
     assert nodes.update() == {"n3"}, "a dead node stays dead for the job"
-
-
-@pytest.mark.parametrize(
-    ("allocated", "state", "dead"),
-    [
-        ("n1,n2,n4", "RUNNING", {"n3"}),
-        ("n1", "COMPLETING", set()),
-        ("(null)", "PENDING", set()),
-    ],
-)
-def test_node_that_a_running_job_lost_is_dead(
-    allocated: str, state: str, dead: set[str]
-) -> None:
-    slurm = make_slurm(allocated=allocated, state=state)
-    assert NodeMonitor(slurm, ENVIRON).update() == dead
 
 
 @pytest.mark.parametrize(
@@ -76,11 +50,11 @@ def test_node_that_a_running_job_lost_is_dead(
     ids=["silent", "own-host", "all-silent", "same-short-name"],
 )
 def test_silent_hosts_of_a_hang_are_dead(states: dict[str, str], dead: set[str]) -> None:
-    assert NodeMonitor(make_slurm(), ENVIRON).update([make_hang(states)]) == dead
+    assert NodeMonitor(FakeSlurm(), ENVIRON).update([make_hang(states)]) == dead
 
 
 def test_monitor_without_an_answer_of_slurm() -> None:
-    slurm = make_slurm({"n2": "down"})
+    slurm = FakeSlurm(nodes={"n2": "down"})
     nodes = NodeMonitor(slurm, ENVIRON)
     slurm.is_down = True
     hang = make_hang({"n1.cluster": "timed", "n3.cluster": NO_ANSWER})

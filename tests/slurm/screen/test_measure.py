@@ -48,7 +48,6 @@ SETUP = Setup(
     size="1M",
     rails=1,
     timeout="20s",
-    budget=None,
     node_by_host={f"{node}.cluster": node for node in NODES},
 )
 HOSTS = tuple(SETUP.node_by_host)
@@ -211,10 +210,17 @@ def test_screenings_at_once_read_their_own_runs(
             measure_rounds(NODES, [((0, 1),)], SETUP, tmp_path / "second" / "rounds")
         return CompletedProcess(command, 0)
 
+    read: list[Path] = []
+
+    def load(path: Path) -> Run:
+        read.append(path.parent)
+        return load_run(path)
+
     monkeypatch.setattr(screen_measure, "run_child", run_child)
+    monkeypatch.setattr(screen_measure, "load_run", load)
     measurement = measure_rounds(NODES, [((0, 1),)], SETUP, tmp_path / "first" / "rounds")
-    assert measurement.run.parent == tmp_path / "first" / "rounds"
     assert len(measurement.exchanges) == 2
+    assert read == [tmp_path / "second" / "rounds", tmp_path / "first" / "rounds"]
 
 
 def test_measurement_without_a_run_is_an_error(

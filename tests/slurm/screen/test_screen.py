@@ -36,7 +36,7 @@ ENVIRON = {
     "SLURM_JOB_NODELIST": ",".join(NODES),
     "SLURMD_NODENAME": "n1",
 }
-SETUP = Setup(size="1M", rails=2, timeout="20s", budget=None, node_by_host={})
+SETUP = Setup(size="1M", rails=2, timeout="20s", node_by_host={})
 FOLDER = Path("out")
 
 
@@ -77,7 +77,6 @@ class SimulatedNodes:
         exchanges = tuple(simulate(cluster, rounds, self._rng))
         is_complete = not run.silent and not run.problem
         return Measurement(
-            run=folder / "run",
             nodes=run.nodes or tuple(nodes),
             exchanges=exchanges if is_complete else (),
             silent=dict.fromkeys(run.silent, "did not arrive"),
@@ -220,8 +219,6 @@ def test_allocation_limits_the_nodes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (ScreenOptions(nodes=2), "nodes(2) < 3"),
-        (ScreenOptions(rounds=2), "--rounds 2"),
         (ScreenOptions(size="0"), "--size 0"),
         (ScreenOptions(time="soon"), "'soon'"),
     ],

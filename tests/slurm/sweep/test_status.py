@@ -177,8 +177,7 @@ def test_collect_reports_complete_points_and_suggests_resume(
     assert collect(folder, write_report, FakeSlurm()) == 1
     assert reports == {folder / "report.html": runs}
     output = capsys.readouterr().out
-    assert str(runs[0].relative_to(folder)) in output
-    assert "(wrong: " in output
+    assert "wrong: " in output
     assert "not begun: job 7 ended" in output
     assert f"parbench slurm resume {folder}" in output
 

@@ -41,8 +41,6 @@ def test_options_become_text(tmp_path: Path) -> None:
         ("backend = 'ncll'", "$.backend", "did you mean 'nccl'?"),
         ("environment = { 'A-B' = 1 }", "$.environment", "'A-B'"),
         ("slurm.options.nodes = 4", "$.slurm.options", "'nodes'"),
-        ('slurm.options.comment = "a\\n#SBATCH --x"', "$.slurm.options", "one printable line"),
-        ('prologue = ["a", "b\\nc"]', "$.prologue[1]", "more than one line"),
     ],
 )
 def test_error_names_the_file_and_the_place(
