@@ -49,7 +49,7 @@ def build_command(request: PointRequest) -> list[str]:
 
 def build_environment(request: PointRequest) -> dict[str, str]:
     """Return the variables of a child. An empty value of the sweep removes a variable."""
-    variables = {**os.environ, **request.point.environment}
+    variables = {**os.environ, **request.point.variables}
     container = request.sweep.file.container
     if container is not None:
         variables[OPTIONS_VARIABLE] = f"--container-image={container}"

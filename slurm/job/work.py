@@ -158,9 +158,9 @@ class Worker:
             # At once: the ranks get the same signal, and their end must not count as a failure.
             child.send_signal(signal.SIGTERM)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._report(point, reason="Slurm ended the job", nodes=nodes)
             child.end(_INTERRUPTED_PATIENCE_SECONDS)
             remove_failures(read_progress(self._folder, point.id), progress)
-            self._report(point, reason="Slurm ended the job", nodes=nodes)
             raise
         finally:
             child.end(_PATIENCE_SECONDS)

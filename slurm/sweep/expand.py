@@ -121,14 +121,13 @@ class Expansion:
 
     def make_point(self, row: Row, varied: set[str]) -> Point:
         """Build a point without its id and duration. Its label shows what is ``varied``."""
-        environment = {name: text for name, text in row.items() if is_variable(name)}
-        settings = {name: row[name] for name in row if name not in (*SHAPE, *environment)}
+        variables = {name: text for name, text in row.items() if is_variable(name)}
+        settings = {name: row[name] for name in row if name not in (*SHAPE, *variables)}
+        differences = [f"{name}={text}" for name, text in variables.items() if name in varied]
         parts = [f"{pluralize(int(row['nodes']), 'node')} x {row['ntasks_per_node']}"]
         if "distribution" in varied or row["distribution"] != "block":
             parts.append(row["distribution"])
-        for name, text in {**settings, **environment}.items():
-            if name in varied:
-                parts.append(f"{name}={text}")
+        parts += [f"{name}={text}" for name, text in settings.items()] + differences
         if "repeat" in varied:
             parts.append(f"repeat {row['repeat']}")
         cases = []
@@ -142,7 +141,8 @@ class Expansion:
             ntasks_per_node=int(row["ntasks_per_node"]),
             distribution=cast(Distribution, row["distribution"]),
             repeat=int(row["repeat"]),
-            environment=environment,
+            environment=", ".join(differences),
+            variables=variables,
             cases=tuple(cases),
             seconds=0.0,
         )

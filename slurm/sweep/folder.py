@@ -41,7 +41,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     ntasks_per_node: int
     distribution: Distribution
     repeat: int  # from 1
-    environment: dict[str, str]  # An empty value removes the variable.
+    environment: str  # the variables that differ between points
+    variables: dict[str, str]  # of the environment; an empty value removes a variable
     cases: tuple[Entry, ...]  # empty for those of the preset
     seconds: float  # expected
 

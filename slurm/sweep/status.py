@@ -99,11 +99,7 @@ def get_status(folder: Path, slurm: Slurm = SLURM) -> SweepStatus:
         problem = str(error)
     # After the queue: a job that has left it has written all of its records.
     progress = {point.id: read_progress(folder, point.id) for point in sweep.points}
-    incomplete = {name for name, state in progress.items() if not state.is_complete}
-    job_statuses = {}
-    for job in jobs:
-        is_explained = not incomplete.isdisjoint(job.points)
-        job_statuses[job.id] = _get_job_status(job, queue, slurm, is_explained)
+    job_statuses = {job.id: _get_job_status(job, queue, slurm) for job in jobs}
     points = []
     for index, point in enumerate(sweep.points):
         own_jobs = [job_statuses[job.id] for job in jobs if point.id in job.points]
@@ -130,10 +126,8 @@ def compute_exit_code(points: Iterable[Progress]) -> int:
     return combine_exit_codes(codes)
 
 
-def _get_job_status(
-    job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm, is_explained: bool
-) -> JobStatus:
-    """Return the status of a job; with ``is_explained`` Slurm is also asked for its end."""
+def _get_job_status(job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm) -> JobStatus:
+    """Return the status of a job, or how it has ended."""
     if queue is None:
         return JobStatus(id=job.id, state="unknown", is_alive=None)
     queued = [entry for entry in queue if entry.id == job.id]
@@ -141,7 +135,7 @@ def _get_job_status(
     for entry in queued:
         has_reason = entry.state == "PENDING" and entry.reason != "None"
         states.append(f"{entry.state} ({entry.reason})" if has_reason else entry.state)
-    if not queued and is_explained:
+    if not queued:
         with suppress(SlurmError):
             states = [facts.get("JobState", "unknown") for facts in slurm.show_job(job.id)]
     counts = Counter(states or ["ended"])

@@ -30,7 +30,8 @@ def make_point(
         "ntasks_per_node": 1,
         "distribution": "block",
         "repeat": 1,
-        "environment": {},
+        "environment": "",
+        "variables": {},
         "cases": (Entry(name="collective.all_reduce", set={"size_bytes": "1K"}),),
     }
     return Point(**{**defaults, "nodes": nodes, "seconds": seconds, **fields})

@@ -51,7 +51,7 @@ def test_child_gets_variables_and_srun_options(tmp_path: Path, monkeypatch: Any)
     monkeypatch.setenv("REMOVED", "1")
     request = make_request(
         tmp_path,
-        point=make_point(environment={"A": "7", "REMOVED": ""}),
+        point=make_point(variables={"A": "7", "REMOVED": ""}),
         sweep=make_sweep([POINT], container="a"),
     )
     script = 'echo "$A" ${REMOVED-none} $PARBENCH_SRUN_OPTIONS >&2'

@@ -38,7 +38,7 @@ def test_expand_smallest_file_to_one_point() -> None:
     assert point.ntasks_per_node == 1
     assert point.distribution == "block"
     assert point.repeat == 1
-    assert point.environment == {}
+    assert point.variables == {}
     assert point.seconds == 16.0, "the budget and ten seconds to start"
     assert point.cases == (Entry(name="all_reduce", set={"size_bytes": "64K"}),)
 
@@ -57,9 +57,10 @@ def test_expand_contains_every_combination_once() -> None:
 def test_values_of_variables_are_an_axis() -> None:
     environment = {"NCCL_DEBUG": "WARN", "NCCL_ALGO": ["Ring", "Tree", ""], "FAST": True}
     points = expand_points(environment=environment)
-    assert [point.environment["NCCL_ALGO"] for point in points] == ["Ring", "Tree", ""]
-    assert {point.environment["FAST"] for point in points} == {"true"}
+    assert [point.variables["NCCL_ALGO"] for point in points] == ["Ring", "Tree", ""]
+    assert {point.variables["FAST"] for point in points} == {"true"}
     assert points[0].label == "2 nodes x 1, NCCL_ALGO=Ring"
+    assert points[0].environment == "NCCL_ALGO=Ring"
     assert points[0].cases == points[1].cases
 
 
@@ -152,17 +153,17 @@ def test_plan_point_chooses_a_backend() -> None:
         {"nodes": 4},
         {"distribution": "cyclic"},
         {"repeat": 2},
-        {"environment": {"A": "1"}},
+        {"variables": {"A": "1"}},
         {"cases": ()},
     ],
 )
 def test_point_id_depends_on_what_is_measured(changes: dict[str, Any]) -> None:
-    point = make_point(environment={"A": "1", "B": "2"})
+    point = make_point(variables={"A": "1", "B": "2"})
     changed = msgspec.structs.replace(point, **changes)
     assert changed.with_id().id != point.with_id().id
 
 
 def test_point_id_ignores_the_label_and_the_order_of_variables() -> None:
-    point = make_point(environment={"A": "1", "B": "2"})
-    renamed = make_point(label="renamed", seconds=99.0, environment={"B": "2", "A": "1"})
+    point = make_point(variables={"A": "1", "B": "2"})
+    renamed = make_point(label="renamed", seconds=99.0, variables={"B": "2", "A": "1"})
     assert renamed.with_id().id == point.with_id().id
