@@ -11,6 +11,7 @@ from parbench.bench.plan.plan import Entry, Plan
 from parbench.slurm.sweep.expand import expand, plan_point
 from parbench.slurm.sweep.folder import Point
 from parbench.slurm.sweep.sweepfile import SweepFile
+from tests.support.paths import ROOT
 from tests.support.refusals import usage_error
 from tests.support.sweeps import make_point
 
@@ -167,3 +168,10 @@ def test_point_id_ignores_the_label_and_the_order_of_variables() -> None:
     point = make_point(variables={"A": "1", "B": "2"})
     renamed = make_point(label="renamed", seconds=99.0, variables={"B": "2", "A": "1"})
     assert renamed.with_id().id == point.with_id().id
+
+
+def test_sweep_of_the_tutorial_has_ten_points() -> None:
+    text = (ROOT / "docs" / "guides" / "slurm-tutorial.md").read_text()
+    block = text.partition("```toml\n")[2].partition("```")[0]
+    points, _ = expand(msgspec.toml.decode(block, type=SweepFile), DEFINITIONS)
+    assert len(points) == 10
