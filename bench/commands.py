@@ -231,10 +231,10 @@ def run(
     holds report.html.
     """
     from parbench.bench.launch.measure import run_options
-    from parbench.bench.launch.processes import exit_now, terminated_as_interrupted
+    from parbench.bench.launch.processes import convert_sigterm_to_interrupt, exit_now
     from parbench.bench.plan.options import Options
 
-    click.get_current_context().with_resource(terminated_as_interrupted())
+    click.get_current_context().with_resource(convert_sigterm_to_interrupt())
     if as_json and output_format != "tables":
         problem = f"--json and --format {output_format} are different forms of the output"
         raise UserError(f"{problem}: leave out one of them")
@@ -301,9 +301,9 @@ Examples:
 def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
     """List what can be measured; with a name, its parameters."""
     from parbench.bench.plan import listing
-    from parbench.bench.plan.cases import load_catalogue, select
+    from parbench.bench.plan.cases import load_catalogue, select_definitions
 
-    definitions = select(load_catalogue(hooks.modules), names)
+    definitions = select_definitions(load_catalogue(hooks.modules), names)
     if markdown:
         text = listing.render_markdown(definitions)
     elif names:
@@ -331,14 +331,14 @@ def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
     if selftest:
         from parbench.bench import selftest as selftest_module
 
-        proofs = selftest_module.selftest(hooks.modules, nproc)
-        click.echo(selftest_module.render(proofs))
-        sys.exit(ExitCode.OK if all(proof.found for proof in proofs) else ExitCode.BAD)
+        results = selftest_module.selftest(hooks.modules, nproc)
+        click.echo(selftest_module.render(results))
+        sys.exit(ExitCode.OK if all(result.is_proved for result in results) else ExitCode.BAD)
     import msgspec
 
     from parbench.bench.machine import doctor as doctor_module
 
-    findings = doctor_module.examine_here(os.environ)
+    findings = doctor_module.examine_this_host(os.environ)
     if as_json:
         click.echo(msgspec.json.encode(findings))
     else:

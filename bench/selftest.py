@@ -16,17 +16,17 @@ _MIN_SLOW_SHARE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class InjectionResult:
     """The result of one injection."""
 
     injection: str
-    found: bool
+    is_proved: bool
     """True if the record names the cause and the right rank."""
-    told: str
-    """The finding as text."""
+    message: str
+    """The evidence of the record as text."""
 
 
-def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, ...]:
+def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[InjectionResult, ...]:
     """Measure an all_reduce undisturbed, then with each injection, and judge the records."""
     undisturbed = Options(
         only=("all_reduce",),
@@ -35,7 +35,7 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, .
         budget="20s",
         preset="smoke",
     )
-    proofs = []
+    results = []
     for injection in (None, f"late:{_RANK}:3ms", f"slow:{_RANK}:100%", f"corrupt:{_RANK}"):
         options = replace(undisturbed, nproc=nproc, inject=injection)
         with tempfile.TemporaryDirectory(prefix="parbench-selftest-") as folder:
@@ -43,43 +43,37 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Proof, .
             assert path is not None, "a self-test starts its own ranks"
             record = load_run(path).records[-1]
         kind = (injection or "none").partition(":")[0]
-        proofs.append(judge(kind, record))
-    return tuple(proofs)
+        results.append(judge(kind, record))
+    return tuple(results)
 
 
-def judge(injection: str, record: Record) -> Proof:
-    """Return True if a record names an injection of this kind and its rank."""
+def judge(injection: str, record: Record) -> InjectionResult:
+    """Judge if a record names an injection of this kind and its rank, and quote its evidence."""
+    is_proved = False
+    message = record.reason
     if injection == "none":
-        return Proof(
-            injection=injection, found=record.status == "ok", told=record.reason or "all right"
-        )
-    if injection == "corrupt":
+        is_proved = record.status == "ok"
+    elif injection == "corrupt":
         is_blamed = list(record.wrong_by_rank) == [_RANK]
-        found = record.status == "wrong" and is_blamed and not record.metrics
-        return Proof(injection=injection, found=found, told=record.reason or "nothing was wrong")
-    arrival = record.arrival
-    rank: int | None = None
-    share: float | None = None
-    if arrival is not None:
-        is_late = injection == "late"
-        rank = arrival.late_rank if is_late else arrival.last_out_rank
-        share = arrival.share if is_late else arrival.last_out_share
-    if rank is None or share is None:
-        return Proof(
-            injection=injection, found=False, told=record.reason or f"no rank was {injection}"
-        )
-    verb, min_share = (
-        ("arrived", _MIN_LATE_SHARE) if injection == "late" else ("left", _MIN_SLOW_SHARE)
-    )
-    message = f"rank {rank} {verb} last in {share:.0%} of iterations"
-    return Proof(injection=injection, found=rank == _RANK and share >= min_share, told=message)
+        is_proved = record.status == "wrong" and is_blamed and not record.metrics
+    elif record.arrival is not None:
+        arrival = record.arrival
+        verb, min_share = "arrived", _MIN_LATE_SHARE
+        rank, share = arrival.late_rank, arrival.share or 0.0
+        if injection == "slow":
+            verb, min_share = "left", _MIN_SLOW_SHARE
+            rank, share = arrival.last_out_rank, arrival.last_out_share or 0.0
+        is_proved = rank == _RANK and share >= min_share
+        message = f"rank {rank} {verb} last in {share:.0%} of iterations"
+    message = message or f"the record is {record.status}"
+    return InjectionResult(injection=injection, is_proved=is_proved, message=message)
 
 
-def render(proofs: Sequence[Proof]) -> str:
+def render(results: Sequence[InjectionResult]) -> str:
     """Return one line for each injection."""
-    width = max(len(proof.injection) for proof in proofs)
+    width = max(len(result.injection) for result in results)
     lines = []
-    for proof in proofs:
-        verdict = "proved" if proof.found else "NOT FOUND"
-        lines.append(f"{proof.injection:<{width}}  {verdict}  {proof.told}")
+    for result in results:
+        verdict = "proved" if result.is_proved else "NOT FOUND"
+        lines.append(f"{result.injection:<{width}}  {verdict}  {result.message}")
     return "\n".join(lines)

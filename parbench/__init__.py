@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from parbench.bench.text import UserError
     from parbench.bench.world.benchmark import Benchmark
     from parbench.bench.world.world import World
 
-__all__ = ["Benchmark", "UserError", "World", "load", "load_samples", "step_of"]
+__all__ = ["Benchmark", "UserError", "World", "figures", "load", "load_samples", "step_of"]
 
 _MODULE_OF_CLASS = {
     "Benchmark": "parbench.bench.world.benchmark",
@@ -71,6 +74,24 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
 
     loaded_runs = read_runs(runs)
     return rank_samples_frame(loaded_runs) if by_rank else samples_frame(loaded_runs)
+
+
+def figures(*runs: str | Path) -> "Mapping[str, Figure]":
+    """Return the figures of the report on the given runs by name, such as ``figures(run)["bandwidth"]``.
+
+    They are matplotlib figures, which are drawn when they are read. The names are those of the files that
+    ``parbench report --figures`` writes.
+
+    Args:
+        runs: A run folder, several, or a sweep folder.
+
+    Raises:
+        UserError: A folder contains no run or cannot be read.
+    """
+    from parbench.reports.figures.svg import Figures
+    from parbench.reports.render.show import load_report
+
+    return Figures(load_report([Path(run) for run in runs]).charts)
 
 
 def step_of(

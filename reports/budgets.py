@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.results.budgets import Budget, read_budgets, resolve_metric
+from parbench.bench.results.budgets import MetricBudget, read_budgets, resolve_metric
 from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import pluralize
@@ -31,7 +31,7 @@ CODES: Mapping[Standing, ExitCode] = {
 class Judged:
     """How a budget stands over all cases that it fits, and the sentence that says so."""
 
-    budget: Budget
+    budget: MetricBudget
     word: Standing
     told: str
 
@@ -45,7 +45,7 @@ def judge_run(path: Path, file: Path, code: int) -> int:
     return exit_code(found, code)
 
 
-def judge(run: Run, budgets: Sequence[Budget]) -> tuple[Judged, ...]:
+def judge(run: Run, budgets: Sequence[MetricBudget]) -> tuple[Judged, ...]:
     """Return how a run keeps each budget, over all its cases that fit."""
     rows = {row.case.id: row for row in summarize(run).rows}
     ceiling = ceiling_of(run, [*rows.values()])
@@ -85,7 +85,7 @@ class _Standing:
 
 
 def _of_case(
-    budget: Budget, label: str, row: Row | None, known: Mapping[str, MetricValue]
+    budget: MetricBudget, label: str, row: Row | None, known: Mapping[str, MetricValue]
 ) -> list[_Standing]:
     if row is None or not row.repetitions or not row.metrics:
         why = "; ".join(row.reasons) or row.status if row else "it has no record"
@@ -115,7 +115,7 @@ def _of_case(
     return found
 
 
-def _together(budget: Budget, each: Sequence[_Standing]) -> Judged:
+def _together(budget: MetricBudget, each: Sequence[_Standing]) -> Judged:
     """Return the worst of all cases; of several as bad the one that is farthest from what it has to be."""
     first = min(each, key=lambda one: ([*CODES].index(one.word), -one.distance))
     alike = {one.case for one in each if one.word == first.word}

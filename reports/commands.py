@@ -8,6 +8,8 @@ import click
 
 from parbench.bench.commands import RunPath, budgets_option
 from parbench.reports.regression.commands import (
+    FIGURES,
+    figure_option,
     floor_option,
     form_option,
     history_option,
@@ -54,6 +56,7 @@ Examples:
   parbench report RUN_ON_2 RUN_ON_4 RUN_ON_8 -o scaling.html
   parbench report sweeps/links
   parbench report RUN --format markdown >> $GITHUB_STEP_SUMMARY
+  parbench report RUN --figures figures --figure-format pdf,png
 """
 _EXPORT_EXAMPLES = """\b
 Examples:
@@ -64,13 +67,45 @@ Examples:
 """
 
 
+def _split_formats(
+    context: click.Context, parameter: click.Parameter, value: str
+) -> tuple[str, ...]:
+    formats = tuple(dict.fromkeys(value.split(",")))
+    for name in formats:
+        if name not in FIGURES:
+            allowed = "one or more of png, svg and pdf, such as --figure-format png,pdf"
+            raise click.BadParameter(f"{name!r} is not a format of figures: write {allowed}")
+    return formats
+
+
 @click.command(epilog=_REPORT_EXAMPLES)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @_output_option(
     help="File to write. Default for html: report.html in the run's folder, or here for several runs; else stdout."
 )
 @form_option(type=click.Choice(REPORTS), default="html")
-def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
+@click.option(
+    "--figures",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Also write each figure to this folder, in a size for papers.",
+)
+@click.option(
+    "--figure-format",
+    "formats",
+    metavar="FORMAT[,...]",
+    default="png",
+    show_default=True,
+    callback=_split_formats,
+    help="Formats of figures: png, svg, pdf.",
+)
+def report(
+    runs: tuple[Path, ...],
+    output: Path | None,
+    form: str,
+    figures: Path | None,
+    formats: tuple[str, ...],
+) -> None:
     """Write the report of a run, or of several side by side.
 
     RUN is a run's folder, latest, a sweep's folder, or a folder of runs. One HTML file, readable offline; its path is
@@ -78,7 +113,7 @@ def report(runs: tuple[Path, ...], output: Path | None, form: str) -> None:
     """
     from parbench.reports.render.show import build_report
 
-    click.get_current_context().exit(build_report(runs, form, output))
+    click.get_current_context().exit(build_report(runs, form, output, figures, formats))
 
 
 @click.command(epilog="Example: parbench show --all latest")
@@ -153,7 +188,8 @@ def explain(
 @unknown_option
 @budgets_option
 @history_option(help="The history file in which main~1 and last:10 are looked up.")
-def compare(base: Path, new: Path, output: Path | None, **given: Any) -> None:
+@figure_option(help="Also draw each change with its interval to this file: .png, .svg or .pdf.")
+def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **given: Any) -> None:
     """Compare two runs: what became slower or faster?
 
     BASE and NEW are runs' folders, latest, folders of runs (taken as one), or from the history: main, main~1, last:10
@@ -172,7 +208,7 @@ def compare(base: Path, new: Path, output: Path | None, **given: Any) -> None:
     """
     from parbench.reports.regression.compare_show import compare_runs
 
-    text, code = compare_runs(str(base), str(new), **given)
+    text, code = compare_runs(str(base), str(new), figure=figure, **given)
     _write(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)
 

@@ -4,24 +4,24 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from markupsafe import Markup
-
 from parbench.bench.results.document import (
     Cell,
     Document,
     DocumentColumn,
     DocumentTable,
+    Figure,
     GanttChart,
     StackedBars,
     Unit,
 )
 from parbench.reports import cells, report
 from parbench.reports.analysis.verdicts import Verdict
-from parbench.reports.figures.bars import draw_stacks
-from parbench.reports.figures.gantt import detail_of, draw_pipeline, last_of
-from parbench.reports.figures.lines import draw_points
-from parbench.reports.figures.palette import MEMORY, STEP
-from parbench.reports.figures.svg import Drawing, figure
+from parbench.reports.figures.changes import chart_pareto
+from parbench.reports.figures.chart import Chart, list_charts
+from parbench.reports.figures.pipeline import chart_predicted_pipeline
+from parbench.reports.figures.quantities import Quantity
+from parbench.reports.figures.steps import chart_stacks
+from parbench.reports.figures.style import MEMORY, STEP
 from parbench.reports.render.show import rendered
 from parbench.reports.render.terminal import render_text, width_of
 from parbench.reports.report import Report, Section
@@ -32,13 +32,9 @@ _TEXTS: dict[Unit, Callable[[float | None], str]] = {
     "GB": lambda value: cells.quantity(value, "GB"),
     "share": cells.percent,
 }
-_STACKS: dict[str, tuple[dict[str, str], Unit, str]] = {
-    "memory": (MEMORY, "GB", "memory of a rank"),
-    "step": (
-        {**STEP, "bubble": STEP["idle"], "update": STEP["non-pipeline"]},
-        "s",
-        "time of a step",
-    ),
+_STACKS: dict[str, tuple[dict[str, str], Quantity]] = {
+    "memory": (MEMORY, Quantity(title="memory of a rank", text=_TEXTS["GB"], is_log=False)),
+    "step": (STEP, Quantity(title="time of a step", text=_TEXTS["s"], is_log=False)),
 }
 
 
@@ -107,18 +103,23 @@ def text_of(column: DocumentColumn, cell: Cell) -> str:
     return _TEXTS[column.unit](cell)
 
 
-def _figures(table: DocumentTable) -> Iterator[Markup]:
-    for i, one in enumerate(table.figures):
-        told = one.caption
-        drawn: Drawing | None
-        if isinstance(one, GanttChart):
-            detail = detail_of(one)
-            drawn = draw_pipeline(one, detail, last_of(one.facts.predicted or ()))
-            told = f"{told} {detail.note}".rstrip()
-        elif isinstance(one, StackedBars):
-            hues, unit, quantity = _STACKS[one.quantity]
-            drawn = draw_stacks([*one.bars.items()], hues, quantity, _TEXTS[unit], one.limit)
-        else:
-            axes = [(axis.title, _TEXTS[axis.unit]) for axis in (one.x, one.y)]
-            drawn = draw_points(one.points, one.front, *axes)
-        yield from figure(drawn, f"{table.id}-figure-{i}", one.title, told)
+def _figures(table: DocumentTable) -> Iterator[Chart]:
+    for number, figure in enumerate(table.figures, start=1):
+        yield from list_charts(_chart(f"{table.id}_figure_{number}", figure))
+
+
+def _chart(name: str, figure: Figure) -> Chart | None:
+    if isinstance(figure, GanttChart):
+        return chart_predicted_pipeline(name, figure.title, figure.caption, figure.facts)
+    if isinstance(figure, StackedBars):
+        hues, quantity = _STACKS[figure.quantity]
+        stacks = list(figure.bars.items())
+        return chart_stacks(
+            name, figure.title, figure.caption, stacks, hues, quantity, figure.limit
+        )
+    axes = (_quantity(figure.x), _quantity(figure.y))
+    return chart_pareto(name, figure.title, figure.caption, figure.points, figure.front, axes)
+
+
+def _quantity(axis: DocumentColumn) -> Quantity:
+    return Quantity(title=axis.title, text=_TEXTS[axis.unit])

@@ -6,7 +6,7 @@ and JSON are four, and another would be a file beside them.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from parbench.bench.plan.catalogue import describe_busbw_factors
 from parbench.bench.results.metrics import Metric, MetricValue
@@ -18,9 +18,7 @@ from parbench.reports.analysis.findings import Finding
 from parbench.reports.analysis.labels import Fact
 from parbench.reports.analysis.summary import Summary
 from parbench.reports.analysis.verdicts import Problem, Verdict
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
+from parbench.reports.figures.chart import Chart
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -140,7 +138,7 @@ class Table(Generic[T]):
     columns: tuple[Column[T], ...]
     rows: tuple[T, ...]
     notes: tuple[str, ...] = ()
-    figures: "Callable[[], Iterable[Markup]]" = tuple
+    figures: Callable[[], Iterable[Chart]] = tuple
     where: Where = "everywhere"
 
     @property
@@ -205,7 +203,7 @@ class Report:
     heading: str = ""
     tiles: tuple[tuple[str, str], ...] = ()
     front: Front | None = None
-    figures: "Callable[[], Iterable[Markup]]" = tuple
+    figures: Callable[[], Iterable[Chart]] = tuple
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -213,6 +211,13 @@ class Report:
     not_measured: tuple[Problem, ...] = ()
     environment: tuple[Fact, ...] = ()
     footnotes: tuple[str, ...] = ()
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """All figures of the page in order."""
+        tables = (table for section in self.sections for table in section.on_page)
+        of_tables = (chart for table in tables for chart in table.figures())
+        return (*self.figures(), *of_tables)
 
 
 PROBLEM_COLUMNS: tuple[Column[Problem], ...] = (

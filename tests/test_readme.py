@@ -152,7 +152,7 @@ def test_command_runs_with_fake_ranks(
         monkeypatch.setattr(show, "rendered", lambda report, form: b"")
     if args[0] == "run" and "--resume" not in args:
         args += ["--repetitions", "1"]
-    if "last:10" in args:
+    if "last:10" in args or args[:2] == ["history", "show"]:
         CliRunner().invoke(cli.main, ["history", "add", str(BASE), str(NEW)])
     result = CliRunner().invoke(cli.main, args)
     is_comparison = args[0] in ("compare", "history")

@@ -101,8 +101,8 @@ def make_options(
     )
 
 
-def get_rate_name(record: Record) -> str:
-    """Return the name of a record's quantity, with a suffix if each rank was measured alone."""
+def get_quantity_name(record: Record) -> str:
+    """Return the name of the quantity that a record measures, with a suffix if ranks took turns."""
     params = record.case.all_params
     case = record.case.short_name
     if case == "gemm":
@@ -121,7 +121,7 @@ def read_rates(run: Run) -> Rates:
     rates: Rates = {}
     for record in run.records:
         if record.status == "ok":
-            name = get_rate_name(record)
+            name = get_quantity_name(record)
             for ranks, rate in _compute_rates(run, record):
                 by_ranks = rates.setdefault(name, {})
                 by_ranks.setdefault(ranks, {})[record.repetition] = rate
@@ -152,7 +152,7 @@ def _compute_amount(record: Record) -> float:
 
 
 def _list_concurrent_groups(record: Record, ranks: Ranks) -> list[Ranks]:
-    name = get_rate_name(record)
+    name = get_quantity_name(record)
     if name == "pairs":
         return list(parse_pairs(str(record.details["pairs"]), record.world.size))
     if name == "all ranks":

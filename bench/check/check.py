@@ -11,15 +11,15 @@ from parbench.bench.check.cases import make_options
 from parbench.bench.check.gpus import add_gpu_facts, run_watched
 from parbench.bench.check.health import (
     Device,
+    Fault,
     Health,
-    Reason,
     add_measurements,
     compare_with_peers,
     list_problems,
 )
 from parbench.bench.check.infiniband import judge_ports, read_ports
 from parbench.bench.launch.measure import run_options
-from parbench.bench.machine.doctor import examine_here
+from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, group_cores
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine, inspect_machine
@@ -132,7 +132,7 @@ def _list_disturbances(
     environ: Mapping[str, str], machine: Machine, *, has_gpus: bool
 ) -> list[str]:
     """Return the doctor's findings about this host, from before the check's own work."""
-    findings = examine_here(environ, machine, gpus=has_gpus)
+    findings = examine_this_host(environ, machine, gpus=has_gpus)
     return [
         f"{finding.topic}: {finding.facts} -> {finding.fix}"
         for finding in findings
@@ -167,7 +167,7 @@ def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
     if machine.silent_gpus and failure.kind == "no library":
         problem = machine.describe_silent_gpus()
         raise UserError(f"{problem}; {failure.fix}; --device cpu checks the cores")
-    reason = Reason(text=f"does not answer: {failure.describe()}", fix=failure.fix)
+    reason = Fault(text=f"does not answer: {failure.describe()}", fix=failure.fix)
     return tuple(
         Device(host=host, name=f"GPU {address}", kind="GPU", rank=-1, reasons=(reason,), ran=False)
         for address in machine.silent_gpus

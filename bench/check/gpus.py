@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from parbench.bench.check.health import Device, Reason
+from parbench.bench.check.health import Device, Fault
 from parbench.bench.machine.gpu import (
     NO_FAILURE,
     POWER_CAP,
@@ -67,7 +67,7 @@ def add_gpu_facts(
         reasons = find_faults(after, peers, link_errors)
         if report.failure != NO_FAILURE and before.uuid not in reported:
             text = f"does not answer any more: {report.failure.describe()}"
-            reasons = (*reasons, Reason(text=text, fix=report.failure.fix))
+            reasons = (*reasons, Fault(text=text, fix=report.failure.fix))
         facts = {topic.name: topic.describe(after) or UNKNOWN for topic in list_gpu_topics(peers)}
         if link_errors:
             increases = [f"{name} +{count}" for name, count in link_errors.items()]
@@ -78,7 +78,7 @@ def add_gpu_facts(
 
 def find_faults(
     gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int]
-) -> tuple[Reason, ...]:
+) -> tuple[Fault, ...]:
     """Return the faults of a GPU with their fixes."""
     slowdowns = list_slowdowns(gpu)
     is_halted = any(reason.startswith("hardware") for reason in slowdowns)
@@ -90,8 +90,8 @@ def find_faults(
         if topic.is_disturbing(gpu) and not is_normal:
             text = f"{topic.name}: {topic.describe(gpu)}"
             is_bad = topic.name in _BAD_TOPICS or (is_clocks and is_halted)
-            faults.append(Reason(text=text, fix=topic.fix, is_bad=is_bad))
+            faults.append(Fault(text=text, fix=topic.fix, is_bad=is_bad))
     for name, count in link_errors.items():
         text = f"NVLink: {count} more {name} meanwhile"
-        faults.append(Reason(text=text, fix=NVLINK_FIX, is_bad=name in _BAD_COUNTERS))
+        faults.append(Fault(text=text, fix=NVLINK_FIX, is_bad=name in _BAD_COUNTERS))
     return tuple(faults)

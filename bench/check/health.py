@@ -46,8 +46,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     mads: float | None = None  # the same in units of the variation
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault and its fix. It makes a device bad, or should only be watched."""
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault of a device or link with its fix. A fault that is not bad should be watched."""
 
     text: str
     fix: str
@@ -66,7 +66,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     rates: dict[str, Rate] = {}
     facts: dict[str, str] = {}  # of the driver, by topic
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[Fault, ...] = ()
     ran: bool = True
 
     @property
@@ -87,7 +87,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # cuda or cpu
     driver: str = "-"
     devices: tuple[Device, ...] = ()
-    links: tuple[Reason, ...] = ()  # pairs of devices that are slow although their devices are not
+    links: tuple[Fault, ...] = ()  # pairs of devices that are slow although their devices are not
     ports: tuple[Port, ...] = ()
     bus_bandwidth: float | None = None  # of all devices together, None if there is only one
     problems: tuple[str, ...] = ()  # cases without a result
@@ -116,8 +116,11 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_measurements(
     devices: Sequence[Device], run: Run
-) -> tuple[tuple[Device, ...], tuple[Reason, ...], float | None]:
-    """Return the devices with rates and wrong results, slow links, and the bus bandwidth."""
+) -> tuple[tuple[Device, ...], tuple[Fault, ...], float | None]:
+    """Add the rates and wrong results of a run to the devices.
+
+    Returns the devices, the slow links, and the bus bandwidth of all devices together in B/s.
+    """
     rates = read_rates(run)
     [by_repetition] = rates.pop("all ranks", {(): {}}).values()
     wrong_results = _count_wrong_records(run)
@@ -128,7 +131,7 @@ def add_measurements(
         wrong = wrong_results.get(device.rank)
         if wrong is not None:
             text = f"wrong results in {', '.join(wrong)} ({pluralize(wrong.total(), 'time')})"
-            reasons = (*reasons, Reason(text=text, fix=CORRUPT_FIX))
+            reasons = (*reasons, Fault(text=text, fix=CORRUPT_FIX))
         ran = bool(device_rates) or wrong is not None
         measured_devices.append(replace(device, rates=device_rates, reasons=reasons, ran=ran))
     bus_bandwidth = median(list(by_repetition.values())) if by_repetition else None
@@ -236,7 +239,7 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
             peers = "" if texts else " under its peers"
             texts.append(f"{100 * gap.share:.0f} %{peers} in {name} ({gap.mads:.1f} MADs)")
     reasons = [
-        Reason(text=f"{', '.join(texts)}, {_IN_ALL_REPETITIONS}", fix=fix, is_comparison=True)
+        Fault(text=f"{', '.join(texts)}, {_IN_ALL_REPETITIONS}", fix=fix, is_comparison=True)
         for fix, texts in texts_by_fix.items()
     ]
     return replace(device, rates=rates, reasons=(*device.reasons, *reasons))
@@ -244,7 +247,7 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
 
 def _find_slow_links(
     devices: Sequence[Device], pairs: Mapping[Ranks, Mapping[int, float]], run: Run
-) -> tuple[Reason, ...]:
+) -> tuple[Fault, ...]:
     """Find pairs that are slower than others with the same connection, unlike their devices.
 
     A device all of whose pairs are slow is slow itself, which its own rate shows.
@@ -266,5 +269,5 @@ def _find_slow_links(
             peers = f"its peers with {connection}" if connection else "its peers"
             share = f"{100 * gap.share:.0f} % under {peers}"
             text = f"{link}: {share}, {gap.mads:.1f} MADs, {_IN_ALL_REPETITIONS}"
-            reasons.append(Reason(text=text, fix=LINK_FIX))
+            reasons.append(Fault(text=text, fix=LINK_FIX))
     return tuple(reasons)

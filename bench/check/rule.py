@@ -31,7 +31,7 @@ Table = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """The distance of a device from its peers in one quantity."""
+    """The difference between the rate of a device and the median rate of its peers."""
 
     share: float  # of the peers' rate that the device lacks, negative if it is faster
     mads: float  # the same in units of the variation

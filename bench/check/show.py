@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from parbench.bench.check.cases import QUANTITIES
-from parbench.bench.check.health import Device, Health, Rate, Reason
+from parbench.bench.check.health import Device, Fault, Health, Rate
 from parbench.bench.text import format_duration, format_list, format_table, pluralize
 
 _TERA = 1e12
@@ -51,7 +51,7 @@ def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> lis
 
     A reason of several devices, such as a driver that does not answer, is printed once.
     """
-    names: dict[Reason, list[str]] = {}
+    names: dict[Fault, list[str]] = {}
     for device in devices:
         name = f"{device.host} {device.name}" if with_host else device.name
         for reason in device.reasons:

@@ -11,9 +11,18 @@ from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
 from parbench.bench.launch.launchers import Ranks, find_process_state, remove_if_empty
 from parbench.bench.launch.mailbox import JOB, MAIL
-from parbench.bench.launch.messages import Done, Finished, HangReport, Hello, Job, Outcome, Raised
+from parbench.bench.launch.messages import (
+    BlockResult,
+    HangReport,
+    Hello,
+    Job,
+    JobDone,
+    Outcome,
+    RankError,
+)
 
 START_SECONDS = 120.0
+"""Ranks may take this long to start, and as long again to join each other."""
 _GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _OWN_DEADLINE_SECONDS = 5.0
@@ -47,10 +56,6 @@ class Attempt:
                 names = self.evidence.format_ranks(missing)
                 reason = f"{names} did not start within {timeout_seconds:.0f} s"
                 return Outcome(status="failed", reason=reason)
-        for hello in hellos.values():
-            if hello.size != self._size:
-                problem = f"is in a world of {hello.size} ranks; {self._size} were asked for"
-                return Outcome(status="failed", reason=f"rank {hello.rank} {problem}")
         return None
 
     def send_job(self, job: Job) -> None:
@@ -96,10 +101,10 @@ class Attempt:
         hellos = self.evidence.hellos
         self._ranks.end(hellos.values())
         deadline = time.monotonic() + timeout_seconds
-        while self._find_remaining() and time.monotonic() < deadline:
+        while self._find_running_ranks() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         remaining = []
-        for rank, state in self._find_remaining().items():
+        for rank, state in self._find_running_ranks().items():
             name = self.evidence.format_ranks([rank])
             remaining.append(f"{name} (process {hellos[rank].pid} is {state})")
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
@@ -107,7 +112,7 @@ class Attempt:
             remove_if_empty(file)
         return remaining
 
-    def _find_remaining(self) -> dict[int, str]:
+    def _find_running_ranks(self) -> dict[int, str]:
         """Return the state of each rank that has not ended."""
         states = {}
         for rank, hello in sorted(self.evidence.hellos.items()):
@@ -122,15 +127,15 @@ class Attempt:
         messages = self._ranks.mailbox.receive()
         for rank, message in messages:
             match message:
-                case Finished():
+                case BlockResult():
                     self._outcomes[message.index] = message.outcome
                 case Hello():
                     evidence.hellos[rank] = message
-                case Raised():
+                case RankError():
                     evidence.errors[rank] = message
                 case HangReport():
                     evidence.reports[rank] = message
-                case Done():
+                case JobDone():
                     evidence.cpu_seconds[rank] = message.cpu_seconds
         if not messages:
             time.sleep(_POLL_SECONDS)
@@ -172,7 +177,7 @@ class Attempt:
     def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
         """Explain a hang once all ranks have reported that can."""
         evidence = self.evidence
-        self._poll_until(lambda: evidence.num_reports() == self._size, _GRACE_SECONDS)
+        self._poll_until(lambda: evidence.count_complete_reports() == self._size, _GRACE_SECONDS)
         stacks = {}
         for rank in evidence.hellos:
             file = self._folder / f"rank-{rank}.stack"

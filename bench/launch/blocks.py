@@ -13,10 +13,10 @@ from parbench.bench.plan.cases import Case
 
 BLOCKS = 10
 """The second from either end of ten medians enclose the true one 97.9 times in a hundred."""
-_MAX_READY_BYTES = 512 << 20
+_MAX_INTERLEAVED_BYTES = 512 << 20
 """The size of all cases together that are kept ready. An operation holds several times its size."""
 _DEFAULT_BYTES = 1 << 20
-_READY_KINDS = ("collective", "p2p", "memory", "compute")
+_INTERLEAVED_KINDS = ("collective", "p2p", "memory", "compute")
 """A step's model is large and slow to prepare, and the size of a custom step is not known."""
 
 
@@ -30,7 +30,7 @@ def order_blocks(
     same cases in each. The order depends on the seed and the repetition only.
     """
     random = Random(f"{seed} {repetition}")
-    ready = _choose_ready(cases)
+    ready = _choose_interleaved_cases(cases)
     passes = [random.sample(ready, len(ready)) for _ in range(BLOCKS)]
     single = [index for index in range(len(cases)) if index not in set(ready)]
     if repetition:
@@ -60,13 +60,13 @@ def make_blocks(
     return blocks + [Block(case=index) for index in extra]
 
 
-def _choose_ready(cases: Sequence[Case]) -> list[int]:
-    """Return the cases that are kept ready between several blocks, the smallest first."""
+def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
+    """Return the cases that have several blocks, the smallest first; they stay prepared between."""
     ready = []
-    free_bytes = _MAX_READY_BYTES
+    free_bytes = _MAX_INTERLEAVED_BYTES
     for index in sorted(range(len(cases)), key=lambda index: _num_bytes(cases[index])):
         free_bytes -= _num_bytes(cases[index])
-        if free_bytes >= 0 and cases[index].name.partition(".")[0] in _READY_KINDS:
+        if free_bytes >= 0 and cases[index].name.partition(".")[0] in _INTERLEAVED_KINDS:
             ready.append(index)
     return ready
 

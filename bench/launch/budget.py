@@ -23,37 +23,29 @@ class CostModel:
     """The cost of a repetition without its cases, None before the first."""
     case_seconds: Mapping[str, float] = field(default_factory=dict)
     """By the id of the case."""
-    name_seconds: Mapping[str, float] = field(default_factory=dict)
-    """The mean over the cases of a name."""
 
     def with_repetition(self, seconds: float, records: Iterable[Record]) -> "CostModel":
         """Return the model after another repetition, which took so long."""
         startup_seconds = seconds
         case_seconds = dict(self.case_seconds)
-        by_name: dict[str, list[float]] = {}
         for record in records:
             startup_seconds -= record.seconds
             if record.status == "ok":
                 least = compute_least_seconds(record)
                 least = min(least, case_seconds.get(record.case.id, math.inf))
                 case_seconds[record.case.id] = least
-                by_name.setdefault(record.case.name, []).append(least)
         if self.startup_seconds is not None:
             startup_seconds = min(startup_seconds, self.startup_seconds)
-        means = {name: fmean(values) for name, values in by_name.items()}
         return CostModel(
             startup_seconds=max(startup_seconds, 0.0),
             case_seconds=case_seconds,
-            name_seconds={**self.name_seconds, **means},
         )
 
     def estimate_case(self, case: Case) -> float:
-        """Estimate the cost of a case.
-
-        One that was never measured costs as others of its name, or else as all others.
-        """
-        seconds = self.case_seconds.get(case.id, self.name_seconds.get(case.name))
-        return fmean(self.case_seconds.values() or [0.0]) if seconds is None else seconds
+        """Estimate the cost of a case, the mean of all cases for one that was never measured."""
+        if case.id in self.case_seconds:
+            return self.case_seconds[case.id]
+        return fmean(self.case_seconds.values() or [0.0])
 
     def estimate_repetition(self, cases: Iterable[Case]) -> float:
         """Estimate the cost of a repetition.
@@ -73,7 +65,7 @@ class CostModel:
 
 
 def compute_least_seconds(record: Record) -> float:
-    """Return the time of a case with the fewest iterations; there are more if there is time."""
+    """Return the seconds that a case would have taken with the fewest iterations."""
     values = record.samples.values
     if not values:
         return record.seconds
@@ -102,7 +94,7 @@ class TimeBudget:
         self, seconds: float, costs: CostModel, repetitions: Sequence[Sequence[Case]]
     ) -> None:
         self.costs = costs
-        self.num_made = 0
+        self.num_completed = 0
         self.num_fitting = len(repetitions)
         """The number of repetitions to come for which there is time, with the present one."""
         self._repetitions = repetitions
@@ -110,7 +102,7 @@ class TimeBudget:
         # The last cases may take a little longer rather than be left out after all others.
         self._last_end = self._end + min(0.1 * seconds, 5.0)
 
-    def seconds_left(self) -> float:
+    def compute_remaining_seconds(self) -> float:
         """Return the time in which cases may begin."""
         return max(self._last_end - time.monotonic(), 0.0)
 
@@ -123,21 +115,19 @@ class TimeBudget:
         if costs.startup_seconds is None:
             costs = CostModel(startup_seconds=time.monotonic() - began)
         seconds = self._end - began
-        num_fitting = costs.count_fitting(seconds, self._repetitions[self.num_made :])
+        num_fitting = costs.count_fitting(seconds, self._repetitions[self.num_completed :])
         return began + seconds / max(num_fitting, 1)
 
-    def complete_repetition(self) -> bool:
-        """Count the present repetition; return whether there is time for fewer than before."""
-        self.num_made += 1
-        expected = self.num_fitting - 1
-        seconds = self.seconds_left()
-        to_come = self._repetitions[self.num_made :]
+    def complete_repetition(self) -> None:
+        """Count the present repetition, and those to come for which there is time."""
+        self.num_completed += 1
+        seconds = self.compute_remaining_seconds()
+        to_come = self._repetitions[self.num_completed :]
         self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
-        return self.num_fitting < expected
 
-    def progress(self, share: float) -> float:
+    def compute_progress(self, share: float) -> float:
         """Return the share of the run that is done with this share of the present repetition."""
-        return (self.num_made + share) / (self.num_made + self.num_fitting)
+        return (self.num_completed + share) / (self.num_completed + self.num_fitting)
 
 
 def format_budget(seconds: float) -> str:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from parbench.bench.launch.attempt import START_SECONDS, Attempt
 from parbench.bench.launch.blocks import make_blocks, order_blocks
-from parbench.bench.launch.budget import TimeBudget, compute_costs, suggest_budget
+from parbench.bench.launch.budget import TimeBudget, compute_costs
 from parbench.bench.launch.failures import find_silent_hosts
 from parbench.bench.launch.gpu_memory import measure_gpu_memory, wait_for_gpu_memory
 from parbench.bench.launch.launchers import Ranks
@@ -26,10 +26,9 @@ from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Plan, Skipped, case_weight, sampling_seconds
+from parbench.bench.plan.plan import Plan, SkippedCase, compute_sampling_seconds, get_case_weight
 from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
-from parbench.bench.text import format_duration
 
 DEVICE_VARIABLE = "PARBENCH_DEVICE"
 """Ranks on the CPU leave CUDA alone, even to describe themselves."""
@@ -38,7 +37,6 @@ _GONE_SECONDS = 30.0
 """A driver may take this long to free what a killed process held on a GPU."""
 _RETRY_SECONDS = 30.0
 """Ranks on a host that was only busy start in this time. A dead one is not waited for as long."""
-_MAX_NAMED_CASES = 3
 
 StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
 """Starts all ranks with a new folder for their files and additional variables."""
@@ -49,17 +47,16 @@ class RunListener(Protocol):
 
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None: ...
     def show_progress(self, case: Case, share: float) -> None: ...
-    def print_message(self, message: str) -> None: ...
 
 
-def remaining(run: Run, *, fills: bool = False) -> tuple[tuple[int, Case], ...]:
-    """Return the repetitions and cases without a record.
+def list_pending(run: Run, *, with_out_of_budget: bool = False) -> tuple[tuple[int, Case], ...]:
+    """List the measurements without a record, each as its repetition and its case.
 
-    With ``fills`` also those that were out of budget.
+    ``with_out_of_budget`` adds those whose record states that the time budget was over.
     """
     done = set()
     for record in run.records:
-        if not (fills and record.is_out_of_budget):
+        if not (with_out_of_budget and record.is_out_of_budget):
             done.add((record.repetition, record.case.id))
     pairs = itertools.product(range(run.info.plan.repetitions), run.info.plan.cases)
     return tuple((number, case) for number, case in pairs if (number, case.id) not in done)
@@ -110,14 +107,17 @@ class Driver:
         """The time up to which repetitions are accounted for in run.json."""
         self._silent_hosts: set[str] = set()
         """Hosts whose ranks did not report when the last ranks hung."""
-        self._left_out: dict[str, Case] = {}
         self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
         """Whether ranks on other hosts describe their GPUs, which the first ones do."""
 
-    def drive(self, pending: Sequence[tuple[int, Case]], skipped: Sequence[Skipped] = ()) -> None:
-        """Record what the plan skips, and make the repetitions for which there is time."""
+    def drive(
+        self, pending: Sequence[tuple[int, Case]], skipped: Sequence[SkippedCase] = ()
+    ) -> None:
+        """Measure the pending repetitions for which there is time, and record the skipped cases."""
         for entry in skipped:
-            self._recorder.write(0, entry.case, skip(SkipReason.IMPOSSIBLE, entry.reason))
+            self._recorder.write(
+                0, entry.case, make_skipped_outcome(SkipReason.IMPOSSIBLE, entry.reason)
+            )
         repetitions = group_by_repetition(pending)
         cases_of_each = list(repetitions.values())
         budget = TimeBudget(self._plan.budget_seconds, self._budget.costs, cases_of_each)
@@ -131,22 +131,20 @@ class Driver:
             self._record_skipped(number, [case for case in cases if case.id in failures])
             untried = {case.id: case for case in cases if case.id not in failures}
             self._measure(Repetition(number=number, cases=untried))
-            fits_fewer = budget.complete_repetition()
-            if fits_fewer and budget.costs.case_seconds:
-                self._warn_of_missing_repetitions(cases_of_each)
-        self._report_unmeasured_cases()
+            budget.complete_repetition()
 
     def _record_skipped(self, number: int, cases: Sequence[Case]) -> None:
         """Record that cases are not measured: they failed before, or there is no time."""
         for case in cases:
             failure = self._recorder.failures.get(case.id)
             if failure is None:
-                self._left_out[case.id] = case
                 self._recorder.write(number, case, OUT_OF_BUDGET)
                 continue
             cause = f"{failure.status} in repetition {failure.repetition + 1} ({failure.reason})"
             reason = f"not tried again: {cause}"
-            self._recorder.write(number, case, skip(SkipReason.EARLIER_FAILURE, reason))
+            self._recorder.write(
+                number, case, make_skipped_outcome(SkipReason.EARLIER_FAILURE, reason)
+            )
 
     def _measure(self, repetition: Repetition) -> None:
         """Measure the cases; ranks that fail end their case, and new ones measure the rest."""
@@ -198,7 +196,7 @@ class Driver:
                 if not repetition.began:
                     repetition.began = began
                     repetition.deadline = self._compute_deadline(repetition)
-                self._follow(repetition, attempt)
+                self._run_job(repetition, attempt)
             return failure
         finally:
             self._end(attempt, memory)
@@ -207,8 +205,8 @@ class Driver:
         """End the ranks and what they hold on GPUs, which the next ranks would meet."""
         deadline = time.monotonic() + _GONE_SECONDS
         remains = attempt.end(_GONE_SECONDS)
-        places = [hello.place for hello in attempt.evidence.hellos.values()]
-        gpus = {place.gpu for place in places if place is not None and place.gpu}
+        hellos = attempt.evidence.hellos.values()
+        gpus = {hello.place.gpu for hello in hellos if hello.place.gpu}
         remains += wait_for_gpu_memory(memory, gpus, deadline)
         self._recorder.cleanup_notes = []
         if remains:
@@ -218,11 +216,11 @@ class Driver:
 
     def _compute_deadline(self, repetition: Repetition) -> float:
         cases = list(repetition.cases.values())
-        sampling_end = time.monotonic() + sampling_seconds(cases, self._plan.measure)
+        sampling_end = time.monotonic() + compute_sampling_seconds(cases, self._plan.measure)
         return min(self._budget.compute_deadline(repetition.began), sampling_end)
 
-    def _follow(self, repetition: Repetition, attempt: Attempt) -> None:
-        """Give the ranks their job, and record what they measure."""
+    def _run_job(self, repetition: Repetition, attempt: Attempt) -> None:
+        """Send the ranks their job, and record their outcomes and the load of this host."""
         hellos = [hello for _, hello in sorted(attempt.evidence.hellos.items())]
         self._recorder.store_environment(hellos)
         self._needs_gpu_reports = False
@@ -251,7 +249,7 @@ class Driver:
             plan=replace(self._plan, cases=tuple(cases), skipped=()),
             blocks=make_blocks(order, extra, weights, costs),
             budget_seconds=max(repetition.deadline - time.monotonic(), 0.0),
-            run_seconds=self._budget.seconds_left(),
+            run_seconds=self._budget.compute_remaining_seconds(),
         )
 
     def _record_outcomes(self, repetition: Repetition, attempt: Attempt, job: Job) -> None:
@@ -265,7 +263,7 @@ class Driver:
             done_weight += block.weight
             if case.id not in repetition.cases:
                 continue
-            self._listener.show_progress(case, self._budget.progress(min(share, 1.0)))
+            self._listener.show_progress(case, self._budget.compute_progress(min(share, 1.0)))
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()
             outcome = attempt.wait_for_block(number, self._plan.timeout_seconds)
@@ -286,34 +284,9 @@ class Driver:
         repetition.records.append(record)
         repetition.partial_outcomes.pop(case.id, None)
         del repetition.cases[case.id]
-        if record.is_out_of_budget:
-            self._left_out[case.id] = case
-
-    def _warn_of_missing_repetitions(self, repetitions: Sequence[Sequence[Case]]) -> None:
-        costs = self._budget.costs
-        num_fitting = self._budget.num_made + self._budget.num_fitting
-        seconds = format_duration(costs.estimate_repetition(repetitions[num_fitting]))
-        budget = format_duration(self._plan.budget_seconds)
-        share = f"the budget of {budget} holds {num_fitting} of {len(repetitions)} repetitions"
-        advice = f"--budget {suggest_budget(self._plan, costs, num_fitting)} holds all"
-        self._listener.print_message(f"a repetition takes about {seconds}: {share}; {advice}")
-
-    def _report_unmeasured_cases(self) -> None:
-        """Name the cases that no repetition had time for."""
-        costs = self._budget.costs
-        cases = [case for case in self._left_out.values() if case.id not in costs.case_seconds]
-        if not cases or not costs.case_seconds:
-            return
-        labels = []
-        for case in cases[:_MAX_NAMED_CASES]:
-            labels.append(f"{case.label} (about {format_duration(costs.estimate_case(case))})")
-        if len(cases) > len(labels):
-            labels.append(f"{len(cases) - len(labels)} more")
-        advice = f"go on with: parbench run --resume {self._run.path}"
-        self._listener.print_message(f"no time for {', '.join(labels)}; {advice}")
 
 
-def skip(skip_reason: SkipReason, reason: str) -> Outcome:
+def make_skipped_outcome(skip_reason: SkipReason, reason: str) -> Outcome:
     return Outcome(status="skipped", reason=reason, skip_reason=skip_reason)
 
 
@@ -322,7 +295,7 @@ def compute_weight(case: Case, half_width: float | None, plan: Plan) -> float:
 
     It is more for steps than for collectives, and for what is not yet precise.
     """
-    weight = case_weight(case)
+    weight = get_case_weight(case)
     if half_width is not None:
         weight *= min(max(half_width / plan.measure.precision, 0.2), 5.0)
     return weight

@@ -25,8 +25,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from parbench.bench.launch.launchers import (
     FOLDER_VARIABLE,
     WORKER,
+    find_loopback_variables,
     kill_descendants,
-    loopback_variables,
     make_folder,
 )
 from parbench.bench.launch.mailbox import FolderMailbox
@@ -78,17 +78,16 @@ def connect_store(environ: Mapping[str, str]) -> Store:
     torchrun may start the same ranks again with the same store.
     """
     prefix = f"parbench/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-    return PrefixStore(prefix, _open_store(environ, is_server=False))
+    return PrefixStore(prefix, _open_launcher_store(environ, is_server=False))
 
 
-def _open_store(environ: Mapping[str, str], *, is_server: bool) -> TCPStore:
-    return TCPStore(
-        environ["MASTER_ADDR"],
-        int(environ["MASTER_PORT"]),
-        is_master=is_server,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=_CONNECT_SECONDS),
-    )
+def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
+    timeout = timedelta(seconds=_CONNECT_SECONDS)
+    return TCPStore(host, port, is_master=is_server, wait_for_workers=False, timeout=timeout)
+
+
+def _open_launcher_store(environ: Mapping[str, str], *, is_server: bool) -> TCPStore:
+    return open_store(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_server=is_server)
 
 
 class ExternalLauncher:
@@ -97,7 +96,7 @@ class ExternalLauncher:
     def __init__(self, size: int) -> None:
         adopt_orphans()
         is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
-        self._server = None if is_served else _open_store(os.environ, is_server=True)
+        self._server = None if is_served else _open_launcher_store(os.environ, is_server=True)
         self._store = connect_store(os.environ)
         self._size = size
         self._number = 0
@@ -204,7 +203,7 @@ def start_worker(number: int, folder: Path, variables: Mapping[str, str]) -> Pro
     Its output must not mix with what the driver prints.
     """
     joined = Joined.find(os.environ)
-    interface = loopback_variables() if joined is not None and joined.one_node else {}
+    interface = find_loopback_variables() if joined is not None and joined.one_node else {}
     own_variables = {FOLDER_VARIABLE: str(folder), STORE_VARIABLE: str(number)}
     return subprocess.Popen(
         [sys.executable, "-m", WORKER],

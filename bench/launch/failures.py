@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from parbench.bench.launch.flight_recorder import Waits, find_waits
 from parbench.bench.launch.launchers import find_process_state
-from parbench.bench.launch.messages import HangReport, Hello, Outcome, Raised
+from parbench.bench.launch.messages import HangReport, Hello, Outcome, RankError
 from parbench.bench.launch.processes import describe_exit
 from parbench.bench.results.records import Culprit, CulpritCause, RankState
 
@@ -16,7 +16,7 @@ class Evidence:
     """Everything that the driver has learned of the ranks of one start, by rank."""
 
     hellos: dict[int, Hello] = field(default_factory=dict)
-    errors: dict[int, Raised] = field(default_factory=dict)
+    errors: dict[int, RankError] = field(default_factory=dict)
     reports: dict[int, HangReport] = field(default_factory=dict)
     """The last reports of ranks whose block exceeded its deadline."""
     cpu_seconds: dict[int, float] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Evidence:
     last_error: str = ""
     """The last message of the rank or the launcher that failed."""
 
-    def num_reports(self) -> int:
+    def count_complete_reports(self) -> int:
         """Return the number of ranks that have reported everything about a hang."""
         return sum(not report.more for report in self.reports.values())
 

@@ -22,7 +22,10 @@ def measure_gpu_memory(device: str) -> dict[str, int]:
 def wait_for_gpu_memory(
     before: Mapping[str, int], uuids: Collection[str], deadline: float
 ) -> list[str]:
-    """Wait until GPUs have no more memory in use than before, and describe those that have."""
+    """Wait until GPUs have no more memory in use than ``before``, at most until ``deadline``.
+
+    Returns a phrase for each GPU that still has more in use.
+    """
     while True:
         used_bytes = measure_gpu_memory("cuda") if uuids else {}
         remains = []

@@ -21,7 +21,7 @@ import psutil
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.mailbox import FolderMailbox, Mailbox
 from parbench.bench.launch.messages import Hello
-from parbench.bench.launch.processes import describe_exit, die_with_parent, process_space
+from parbench.bench.launch.processes import describe_exit, die_with_parent, get_process_space
 from parbench.bench.machine.environment import find_interface
 from parbench.bench.machine.slurm_allocation import (
     INTERFACE_VARIABLE,
@@ -103,7 +103,10 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         if self.has_ended():  # killed, perhaps because memory was short
             self._start()
         processes: list[ForkServerProcess] = []
-        with suppress(OSError, EOFError), hidden_main():  # a dead server, which the ranks report
+        with (
+            suppress(OSError, EOFError),
+            hide_main_module(),
+        ):  # a dead server, which the ranks report
             for rank in range(size):
                 own_cpus = list(cpus[rank]) if cpus else []
                 arguments = (rank, size, str(folder.absolute()), dict(variables), own_cpus)
@@ -132,7 +135,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         return read_last_line(self._log)
 
     def _start(self) -> None:
-        with changed_environment(self._variables):
+        with set_variables(self._variables):
             forkserver.ensure_running()
         server = forkserver._forkserver
         self.pid: int = server._forkserver_pid  # type: ignore[attr-defined]  # no public name
@@ -224,7 +227,7 @@ def kill_descendants(pid: int) -> None:
 
 
 @contextmanager
-def hidden_main() -> Iterator[None]:
+def hide_main_module() -> Iterator[None]:
     """Hide the main module, which a new rank would import, so that scripts need no guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -235,7 +238,7 @@ def hidden_main() -> Iterator[None]:
 
 
 @contextmanager
-def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
+def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Set variables for processes that are started within."""
     before = dict(os.environ)
     os.environ.update(variables)
@@ -271,7 +274,7 @@ class SrunRanks:
         env = {**os.environ, **variables, **own_variables}
         with self._log.open("wb") as file:
             self._process = Popen(
-                srun_command(layout, folder, os.environ, nodelist),
+                build_rank_command(layout, folder, os.environ, nodelist),
                 env=env,
                 stdin=DEVNULL,
                 stdout=file,
@@ -295,7 +298,7 @@ class SrunRanks:
         """Kill the ranks of this host, end srun, and let Slurm kill the step on other nodes."""
         hellos = list(hellos)
         was_running = not self.have_ended()
-        here = process_space()
+        here = get_process_space()
         for hello in hellos:
             if hello.process_space == here:
                 with suppress(ProcessLookupError):
@@ -314,7 +317,7 @@ class SrunRanks:
                 subprocess.run(command, capture_output=True, timeout=10, check=False)
 
 
-def srun_command(
+def build_rank_command(
     layout: NodeLayout, logs: Path, environ: Mapping[str, str], nodelist: str | None = None
 ) -> list[str]:
     """Return the command of a job step whose tasks are the ranks.
@@ -325,7 +328,7 @@ def srun_command(
     """
     options = [
         f"--nodes={layout.nodes}",
-        f"--ntasks={layout.ranks}",
+        f"--ntasks={layout.num_ranks}",
         f"--ntasks-per-node={layout.ntasks_per_node}",
         f"--distribution={layout.distribution}",
         "--kill-on-bad-exit=1",
@@ -358,7 +361,7 @@ def find_process_state(hello: Hello) -> str | None:
     It is None if this process cannot see it. A zombie is gone, unless threads of it remain in a
     kernel driver.
     """
-    if hello.process_space != process_space():
+    if hello.process_space != get_process_space():
         return None
     try:
         process = psutil.Process(hello.pid)
@@ -374,7 +377,7 @@ def read_last_line(log: Path) -> str:
     return f"{text} ({log.parent.name}/{log.name})" if text else ""
 
 
-def loopback_variables() -> dict[str, str]:
+def find_loopback_variables() -> dict[str, str]:
     """Return the variables that keep gloo's groups within this node.
 
     By host name gloo may choose an interface that is not up.

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from parbench.bench.launch.budget import RESERVE, compute_costs
-from parbench.bench.launch.driver import Driver, StartRanks, group_by_repetition, remaining
-from parbench.bench.launch.launchers import ForkServer, SrunRanks, loopback_variables
-from parbench.bench.launch.processes import terminated_as_interrupted
+from parbench.bench.launch.driver import Driver, StartRanks, group_by_repetition, list_pending
+from parbench.bench.launch.launchers import ForkServer, SrunRanks, find_loopback_variables
+from parbench.bench.launch.processes import convert_sigterm_to_interrupt
 from parbench.bench.launch.recorder import FAILED_STATUSES, Recorder
-from parbench.bench.machine.doctor import examine_here
+from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.machine.machine import find_package_version
-from parbench.bench.machine.mpi import variables_of_mpi
+from parbench.bench.machine.mpi import find_mpi_variables
 from parbench.bench.machine.slurm_allocation import (
     Allocation,
     check_srun,
@@ -33,7 +33,7 @@ from parbench.bench.machine.slurm_allocation import (
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
-from parbench.bench.plan.plan import Plan, sampling_seconds
+from parbench.bench.plan.plan import Plan, compute_sampling_seconds
 from parbench.bench.results.budgets import read_budgets
 from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
@@ -135,7 +135,7 @@ def run_options(
     ``cpus`` are those that each rank of this host is bound to, none if ranks are not bound. A bad
     file of ``budgets`` is refused before any rank starts.
     """
-    os.environ.update(variables_of_mpi(os.environ))
+    os.environ.update(find_mpi_variables(os.environ))
     joined = Joined.find(os.environ)
     refuse_few_open_files()
     if joined is not None and joined.rank != 0:
@@ -186,7 +186,7 @@ def resume(
         choose_layout(Allocation.find(os.environ), **msgspec.structs.asdict(plan.spread))
     elif nodelist is not None:
         raise UserError(f"--nodelist {nodelist}: {path} was not measured by srun, but on one node")
-    repetitions = group_by_repetition(remaining(run, fills=True)).values()
+    repetitions = group_by_repetition(list_pending(run, with_out_of_budget=True)).values()
     costs = compute_costs(run)
     needed = RESERVE * sum(map(costs.estimate_repetition, repetitions))
     seconds = max(plan.budget_seconds, needed) if budget is None else parse_duration(budget)
@@ -205,7 +205,7 @@ def describe_duration(plan: Plan) -> str:
 
 
 def _expected_seconds(plan: Plan) -> float:
-    per_repetition = 1.0 + sampling_seconds(plan.cases, plan.measure)
+    per_repetition = 1.0 + compute_sampling_seconds(plan.cases, plan.measure)
     return min(_STARTUP_SECONDS + plan.repetitions * per_repetition, plan.budget_seconds)
 
 
@@ -230,12 +230,12 @@ def _drive(
 ) -> Path:
     began = time.monotonic()
     plan = run.info.plan
-    pending = remaining(run, fills=True)
+    pending = list_pending(run, with_out_of_budget=True)
     skipped = () if run.records else plan.skipped
     num_cases = len(pending) + len(skipped)
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
-        stack.enter_context(terminated_as_interrupted())
+        stack.enter_context(convert_sigterm_to_interrupt())
         display = Display(num_cases, _expected_seconds(plan), as_json=as_json)
         stack.enter_context(display)
         if message:
@@ -243,7 +243,7 @@ def _drive(
         elif plan.measure.seconds_per_case is not None:
             display.print_message(describe_duration(plan))
         start_ranks = choose_launcher(run, joined, nodelist, stack, cpus)
-        recorder = Recorder(run, writer, find_facts(plan), display.show_record)
+        recorder = Recorder(run, writer, collect_host_facts(plan), display.show_record)
         is_one_host = plan.spread is None and (joined is None or joined.one_node)
         driver = Driver(run, recorder, start_ranks, display, began=began, is_one_host=is_one_host)
         try:
@@ -253,14 +253,14 @@ def _drive(
     return run.path
 
 
-def find_facts(plan: Plan) -> dict[str, dict[str, Any]]:
+def collect_host_facts(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the facts about the environment that ranks do not report.
 
     They are the disturbances of this host and Slurm's allocation.
     """
     layout = plan.spread
     disturbances = {}
-    for finding in examine_here(os.environ, gpus=plan.device == "cuda"):
+    for finding in examine_this_host(os.environ, gpus=plan.device == "cuda"):
         # The interface matters between nodes only.
         if finding.disturbs and (layout is not None or finding.topic != "interface"):
             disturbances[finding.topic] = finding.facts
@@ -300,7 +300,7 @@ def choose_launcher(
     threads = inspect_rank_machine(os.environ, allocation).cores // ranks_per_node
     defaults = {"OMP_NUM_THREADS": str(max(1, threads))}
     if layout is None:
-        defaults |= loopback_variables()
+        defaults |= find_loopback_variables()
     own = {name: value for name, value in defaults.items() if name not in os.environ}
     if layout is not None:
         return lambda folder, variables: SrunRanks(layout, folder, {**own, **variables}, nodelist)

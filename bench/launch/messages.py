@@ -9,28 +9,27 @@ from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import (
-    Arrival,
     Check,
     Culprit,
     RankState,
     SkipReason,
     Status,
     Stop,
+    Stragglers,
 )
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank has started and waits for its job."""
+    """The first message of a rank, which waits for its job."""
 
     rank: int
-    size: int
     host: str
     pid: int
     environment: dict[str, Any]
     """The environment of this rank, including what all ranks share."""
     process_space: str = ""
     """Ranks with the same value share their process ids with each other."""
-    place: RankPlace | None = None
+    place: RankPlace
     step: str = ""
     """Slurm's job step."""
 
@@ -65,7 +64,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     transfer_seconds: list[float] = []
     issue_seconds: list[float] = []
     last_arriver_seconds: list[float] = []
-    arrival: Arrival | None = None
+    arrival: Stragglers | None = None
     injected: str = ""
     ranks: list[RankState] = []
     """The state of each rank. The driver sets it if the ranks failed and cannot continue."""
@@ -87,15 +86,15 @@ OUT_OF_BUDGET = Outcome(
 )
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The block at ``index`` has ended with this outcome of its case, by rank 0."""
+class BlockResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The outcome of a case so far, which rank 0 sends after the block at ``index``."""
 
     index: int
     outcome: Outcome
 
 
-class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank cannot continue because of an exception."""
+class RankError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The exception because of which a rank cannot continue."""
 
     error: str
     stack: str
@@ -125,8 +124,8 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """True if the second report follows."""
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank has completed its job."""
+class JobDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The last message of a rank, which has completed its job."""
 
     cpu_seconds: float = 0.0
 
@@ -154,7 +153,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """After this time no case is begun."""
 
 
-Message = Hello | Finished | Raised | HangReport | Done
+Message = Hello | BlockResult | RankError | HangReport | JobDone
 """What a rank sends to the driver."""
 
 # msgspec inspects the types of a message when a decoder is built. Two threads that do this for

@@ -14,9 +14,7 @@ def describe_hosts(hellos: Sequence[Hello]) -> dict[str, Any]:
     hosts = [hello.host for hello in hellos]
     if len(set(hosts)) == 1:
         return {}
-    switches = {
-        hello.host: hello.place.switches for hello in hellos if hello.place and hello.place.switches
-    }
+    switches = {hello.host: hello.place.switches for hello in hellos if hello.place.switches}
     return {"hosts": hosts, **({"switches": switches} if switches else {})}
 
 
@@ -48,8 +46,6 @@ def _check_cpus(hellos: Sequence[Hello]) -> list[str]:
     warnings = []
     single_cpus: Counter[tuple[str, int]] = Counter()
     for hello in hellos:
-        if hello.place is None:
-            continue
         cpus = hello.place.cpus
         promised = str(hello.environment.get("variables", {}).get("SLURM_CPUS_PER_TASK", ""))
         if promised.isdecimal() and len(cpus) < int(promised):

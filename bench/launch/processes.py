@@ -18,17 +18,15 @@ PARBENCH = (sys.executable, "-m", "parbench")
 
 def die_with_parent(sign: int) -> None:
     """Request this signal for the end of the thread that started this process; 0 is none."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
     """Become the parent of the processes that children of this process leave behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
-def process_space() -> str:
+def get_process_space() -> str:
     """Return a text that is the same for processes that can see each other by process id.
 
     Host names do not suffice: those of containers and images may be equal. Machines differ in
@@ -55,7 +53,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
+def convert_sigterm_to_interrupt() -> Iterator[None]:
     """Let SIGTERM interrupt as Ctrl-C does; only a main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -87,7 +85,7 @@ def run_child(
         preexec_fn=lambda: die_with_parent(signal.SIGTERM),
     ) as child:
         try:
-            with terminated_as_interrupted():
+            with convert_sigterm_to_interrupt():
                 _, errors = child.communicate()
         except KeyboardInterrupt:
             child.terminate()

@@ -9,7 +9,11 @@ from msgspec.structs import replace
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.messages import Hello, Outcome, Work
 from parbench.bench.launch.placement import describe_hosts, find_misplacements
-from parbench.bench.machine.environment import describe_relations, difference, split_environments
+from parbench.bench.machine.environment import (
+    describe_relations,
+    find_differing_values,
+    split_environments,
+)
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus
 from parbench.bench.machine.gpu_inventory import GpuInventory
 from parbench.bench.plan.cases import Case
@@ -70,15 +74,14 @@ class Recorder:
         )
         for group, facts in self._facts.items():
             common[group] = {**common.get(group, {}), **facts}
-        places = [hello.place for hello in hellos if hello.place is not None]
-        if len(places) == len(hellos):
-            common["locality"] = describe_relations(places, self._gpus.links)
-            common |= describe_hosts(hellos)
+        places = [hello.place for hello in hellos]
+        common["locality"] = describe_relations(places, self._gpus.links)
+        common |= describe_hosts(hellos)
         if self._info.environment is None:
             self._info = replace(self._info, environment=common)
             with convert_write_errors(self._path / "run.json"):
                 write_run_info(self._path, self._info)
-        changed = difference(self._info.environment or {}, common)
+        changed = find_differing_values(self._info.environment or {}, common)
         self._environment = {"changed": changed} if changed else {}
         for hello, own in zip(hellos, differences, strict=True):
             if own:

@@ -12,7 +12,12 @@ from typing import Any
 
 import psutil
 
-from parbench.bench.machine.environment import VOLATILE, capture, format_cpus, parse_cpus
+from parbench.bench.machine.environment import (
+    VOLATILE,
+    capture_environment,
+    format_cpus,
+    parse_cpus,
+)
 from parbench.bench.machine.gpu import Gpu, has_library
 from parbench.bench.machine.gpu_topics import (
     DRIVER_FIX,
@@ -22,7 +27,7 @@ from parbench.bench.machine.gpu_topics import (
     list_gpu_topics,
 )
 from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
-from parbench.bench.machine.machine import Machine, inspect_machine, try_call
+from parbench.bench.machine.machine import Machine, inspect_machine, is_older, try_call
 from parbench.bench.machine.world_spec import (
     WorldSpec,
     choose_world,
@@ -77,7 +82,7 @@ def sample_load() -> dict[str, Any]:
     }
 
 
-def examine_here(
+def examine_this_host(
     environ: Mapping[str, str], machine: Machine | None = None, *, gpus: bool = True
 ) -> tuple[Finding, ...]:
     """Examine this machine, without its ``gpus`` for a run on the CPU.
@@ -85,7 +90,7 @@ def examine_here(
     ``machine`` is known from an earlier step.
     """
     machine = machine or inspect_machine(environ)
-    environment = capture(environ)
+    environment = capture_environment(environ)
     environment[VOLATILE] |= {**sample_load(), "has_nvml": gpus and has_library(environ)}
     if not gpus:
         machine = replace(machine, gpus=(), silent_gpus=(), driver_cuda_version=None)
@@ -98,15 +103,12 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
     except UserError:
         # Without torch, or with GPUs that cannot be used, which have findings of their own.
         world = None
-    process = environment.get("process", {})
-    variables = environment.get("variables", {})
-    has_nvml = environment.get(VOLATILE, {}).get("has_nvml", False)
     return (
         _examine_torch(machine),
-        *_examine_ranks(machine, world, process.get("affinity")),
+        *_examine_ranks(machine, world, environment["process"]["affinity"]),
         *_examine_host(machine, environment),
-        _examine_threads(machine.cores, world, variables.get("OMP_NUM_THREADS")),
-        *_examine_gpus(machine, has_nvml=has_nvml),
+        _examine_threads(machine.cores, world, environment["variables"].get("OMP_NUM_THREADS")),
+        *_examine_gpus(machine, has_nvml=environment[VOLATILE]["has_nvml"]),
     )
 
 
@@ -135,15 +137,11 @@ def _examine_torch(machine: Machine) -> Finding:
     if version is None:
         facts = "not installed" if machine.torch_has_cuda is None else None
         return _make_finding("torch", facts, True, "pip install 'torch>=2.11'")
-    match = re.match(r"(\d+)\.(\d+)", version)
-    is_old = match is not None and (int(match[1]), int(match[2])) < _MIN_TORCH
     fix = "pip install --upgrade 'torch>=2.11': older ones are not supported"
-    return _make_finding("torch", version, is_old, fix)
+    return _make_finding("torch", version, is_older(version, _MIN_TORCH), fix)
 
 
-def _examine_ranks(
-    machine: Machine, world: WorldSpec | None, affinity: str | None
-) -> list[Finding]:
+def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> list[Finding]:
     cores = _examine_cores(machine, affinity)
     if world is None:
         unknown = [Finding(topic=topic, facts=UNKNOWN) for topic in ("device", "ranks")]
@@ -161,8 +159,8 @@ def _examine_ranks(
     return [device, _make_finding("ranks", facts, world.nproc > num_physical, fix), cores]
 
 
-def _examine_cores(machine: Machine, affinity: str | None) -> Finding:
-    num_allowed = machine.cores if affinity is None else len(parse_cpus(affinity))
+def _examine_cores(machine: Machine, affinity: str) -> Finding:
+    num_allowed = len(parse_cpus(affinity))
     has_quota = machine.cores < num_allowed
     facts = f"{machine.cores} available"
     if has_quota:
@@ -173,17 +171,17 @@ def _examine_cores(machine: Machine, affinity: str | None) -> Finding:
 
 
 def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Finding]:
-    host = environment.get("host", {})
-    load = environment.get(VOLATILE, {})
+    host = environment["host"]
+    load = environment[VOLATILE]
     host_cores = machine.host_cores or 0  # The load average counts all of them.
-    average = load.get("one_minute") if host_cores else None
-    governor = host.get("governor")
-    clock_source = host.get("clock_source")
-    steal = load.get("steal_percent")
-    is_virtual = host.get("virtualised")
+    average = load["one_minute"] if host_cores else None
+    governor = host["governor"]
+    clock_source = host["clock_source"]
+    steal = load["steal_percent"]
+    is_virtual = host["virtualised"]
     memory = machine.memory_bytes
-    shm = load.get("shm_bytes")
-    swap = load.get("swap_used_bytes")
+    shm = load["shm_bytes"]
+    swap = load["swap_used_bytes"]
     average_facts = _format(average, f"{{:.2f}} on {pluralize(host_cores, 'core')} of the host")
     is_shm_low = bool(machine.gpus) and (shm or 0) < _MIN_SHM_BYTES
     return [
@@ -206,16 +204,13 @@ def _format(value: float | None, template: str) -> str | None:
 
 
 def _examine_interface(environment: Mapping[str, Any]) -> Finding:
-    host = environment.get("host", {})
-    chosen_interface = environment.get("variables", {}).get("GLOO_SOCKET_IFNAME")
+    host = environment["host"]
+    chosen_interface = environment["variables"].get("GLOO_SOCKET_IFNAME")
     if chosen_interface:
         return _make_finding("interface", f"{chosen_interface} (GLOO_SOCKET_IFNAME)", False)
-    if "address" not in host:
-        return Finding(topic="interface", facts=UNKNOWN)
     address = host["address"]
-    interface = environment.get("process", {}).get("interface") or UNKNOWN
-    name = host.get("name") or "the host name"
-    facts = f"{interface} ({name} resolves to {address or 'nothing'})"
+    interface = environment["process"]["interface"] or UNKNOWN
+    facts = f"{interface} ({host['name']} resolves to {address or 'nothing'})"
     is_local = address is None or ipaddress.ip_address(address).is_loopback
     return _make_finding("interface", facts, is_local)
 

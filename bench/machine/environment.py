@@ -43,14 +43,13 @@ _SYSTEM = "sys/devices/system"
 _MAX_RELATED_RANKS = 64  # The table of all pairs of more ranks is too long to read.
 
 
-def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
+def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
     """Return the environment of this process, unknown as None.
 
     ``root`` holds the ``proc`` and ``sys`` to read.
     """
     address = find_host_address()
     variables = select_recorded_variables(environ)
-    load = try_call(os.getloadavg)
     versions = {name: find_package_version(name) for name in ("torch", "numpy", "parbench")}
     return {
         "host": _capture_host(root, address),
@@ -62,7 +61,7 @@ def capture(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, 
             "interface": variables.get("GLOO_SOCKET_IFNAME") or find_interface(address),
         },
         # The number of processes that run or wait for a core.
-        VOLATILE: {"one_minute": None if load is None else round(load[0], 2)},
+        VOLATILE: {"one_minute": round(os.getloadavg()[0], 2)},
     }
 
 
@@ -190,8 +189,10 @@ def split_environments(
     return _nest(common), rank_leaves
 
 
-def difference(base: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return values that differ as path -> [base, changed], without volatile values."""
+def find_differing_values(
+    base: Mapping[str, Any], changed: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """Return ``[base, changed]`` by path for each value that differs and is not volatile."""
     base_leaves = flatten(base)
     changed_leaves = flatten(changed)
     differences = {}
@@ -202,7 +203,7 @@ def difference(base: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str,
     return differences
 
 
-def emulation(environ: Mapping[str, str]) -> str:
+def get_emulation(environ: Mapping[str, str]) -> str:
     """Return a text about the nodes or links that are not real, empty if all are."""
     return environ.get(EMULATED_VARIABLE, "")
 

@@ -127,7 +127,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     cuda_version: str | None = None  # the newest CUDA that the driver supports, with cuda-compat
     failure: GpuFailure = NO_FAILURE
 
-    def links_by_pair(self) -> Links:
+    def get_links_by_pair(self) -> Links:
         return {frozenset((first, second)): connection for first, second, connection in self.links}
 
 

@@ -36,7 +36,7 @@ class GpuInventory:
 
     def _add(self, report: GpuReport) -> None:
         self._gpus |= {gpu.uuid: gpu for gpu in report.gpus}
-        self.links |= report.links_by_pair()
+        self.links |= report.get_links_by_pair()
 
     def add_facts(self, environments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the environments of ranks with facts about their GPUs in place of the reports."""

@@ -35,7 +35,7 @@ def list_gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
         GpuTopic(
             "processes",
             _describe_processes,
-            lambda gpu: bool(gpu.processes) or _has_busy_memory(gpu),
+            lambda gpu: bool(gpu.processes) or _has_much_memory_in_use(gpu),
             "end them, or leave these GPUs out (CUDA_VISIBLE_DEVICES): they share time, memory and links",
         ),
         GpuTopic(
@@ -98,13 +98,13 @@ def format_gibibytes(num_bytes: int | None, suffix: str) -> str | None:
     return None if num_bytes is None else f"{num_bytes / (1 << 30):.2f} GiB {suffix}"
 
 
-def _has_busy_memory(gpu: Gpu) -> bool:
+def _has_much_memory_in_use(gpu: Gpu) -> bool:
     return (gpu.memory_used_bytes or 0) > _BUSY_BYTES
 
 
 def _describe_processes(gpu: Gpu) -> str | None:
     # A container does not show processes of others.
-    if not gpu.processes and _has_busy_memory(gpu):
+    if not gpu.processes and _has_much_memory_in_use(gpu):
         return f"none shown, but {format_gibibytes(gpu.memory_used_bytes, 'in use')}"
     if gpu.processes is None:
         return None

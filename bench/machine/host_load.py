@@ -7,7 +7,6 @@ import msgspec
 import psutil
 
 from parbench.bench.limits import NonNegative, NumRanks
-from parbench.bench.machine.machine import try_call
 
 BUSY_SHARE = 0.25  # of the host's cores: a higher load disturbs
 STEAL_PERCENT = 2.0
@@ -38,8 +37,7 @@ class LoadMeter:
     """Measures the load of this host from its creation on."""
 
     def __init__(self) -> None:
-        load_average = try_call(os.getloadavg)
-        self._one_minute = None if load_average is None else round(load_average[0], 2)
+        self._one_minute = round(os.getloadavg()[0], 2)
         self._start = time.monotonic()
         self._start_times = psutil.cpu_times()
 

@@ -122,6 +122,12 @@ def find_package_version(name: str) -> str | None:
     return try_call(lambda: importlib.metadata.version(name))
 
 
+def is_older(version: str | None, minimum: tuple[int, int]) -> bool:
+    """Return True if a version such as ``2.11.0+cpu`` is known to be older than the minimum."""
+    match = re.match(r"(\d+)\.(\d+)", version or "")
+    return match is not None and (int(match[1]), int(match[2])) < minimum
+
+
 def read_text(path: Path) -> str | None:
     """Return the text of a file; None if it cannot be read."""
     return try_call(lambda: path.read_text(encoding="utf-8", errors="replace").strip())
@@ -134,10 +140,8 @@ def parse_count(text: str | None) -> int | None:
 
 
 def get_affinity(pid: int = 0) -> frozenset[int]:
-    """Return the CPUs that a process may be scheduled on, all if the system has no affinity."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(pid))
-    return frozenset(range(os.cpu_count() or 1))
+    """Return the CPUs that a process may be scheduled on."""
+    return frozenset(os.sched_getaffinity(pid))
 
 
 def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:

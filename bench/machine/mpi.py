@@ -58,7 +58,7 @@ _LAUNCHERS = (
 )
 
 
-def variables_of_mpi(environ: Mapping[str, str]) -> dict[str, str]:
+def find_mpi_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return torch's variables for this rank, empty if no MPI launcher has started several or torch's are set.
 
     Ranks of one host meet at a port that the job determines. Raises ``UserError`` if ranks may be on several hosts and

@@ -38,7 +38,7 @@ class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     distribution: Literal["block", "cyclic"] = "block"
 
     @property
-    def ranks(self) -> int:
+    def num_ranks(self) -> int:
         return self.nodes * self.ntasks_per_node
 
 
@@ -80,10 +80,10 @@ def check_srun() -> None:
 
 
 def build_srun_command(environ: Mapping[str, str], *options: str) -> list[str]:
-    """Return the command of a job step that shares its nodes with others.
+    """Return the srun command of a job step that shares its nodes with other steps.
 
-    The last options are those of the site or the sweep, for example for a container. The variable
-    has one a line.
+    The last options are those of the site or the sweep, for example for a container. They are the
+    lines of PARBENCH_SRUN_OPTIONS.
     """
     site_options = [line for line in environ.get(OPTIONS_VARIABLE, "").splitlines() if line]
     shared_options = ["--mpi=none", "--overlap", "--input=none", "--export=ALL"]

@@ -1,10 +1,9 @@
 """The world of a run: number of ranks, backend and device, from the options and the machine."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parbench.bench.machine.machine import SHARING_VARIABLE, Machine
+from parbench.bench.machine.machine import SHARING_VARIABLE, Machine, is_older
 from parbench.bench.text import UserError, format_list, pluralize, suggest_similar
 
 DEVICES = ("cpu", "cuda")
@@ -258,9 +257,7 @@ def _check_cuda(machine: Machine) -> None:
 
 def _check_sharing(machine: Machine, ranks: int) -> None:
     """Refuse more NCCL ranks than GPUs, unless NCCL is set to accept them."""
-    match = re.match(r"(\d+)\.(\d+)", machine.nccl_version or "")
-    is_old = match is not None and (int(match[1]), int(match[2])) < _SHARING_NCCL
-    if machine.may_share_gpus and not is_old:
+    if machine.may_share_gpus and not is_older(machine.nccl_version, _SHARING_NCCL):
         return
     num_gpus = len(machine.gpus)
     fewer = f"--nproc {num_gpus}" if num_gpus > 1 else "--device cpu"

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from parbench.bench.operations.data_pattern import DataPattern, poison
-from parbench.bench.operations.operation import Operation, describe, make_pattern
+from parbench.bench.operations.operation import Operation, describe_operation, make_pattern
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
-from parbench.bench.plan.groups import skewed_counts
+from parbench.bench.plan.groups import split_with_skew
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.torch_compat import (
     REDUCE_OPS,
@@ -46,11 +46,11 @@ def all_reduce(
 
     return Operation(
         call=reduce_buffer if is_in_place else reduce_copy,
-        gathered=is_in_place,
+        has_batched_call=is_in_place,
         restore=pattern.make_filler(buffer, world.rank) if is_in_place else None,
         output=buffer,
         expected=lambda: pattern.compute_reduction(0, count),
-        description=describe(
+        description=describe_operation(
             "all_reduce",
             world.size,
             size_bytes,
@@ -81,7 +81,7 @@ def all_reduce_two_step(
         restore=pattern.make_filler(buffer, world.rank),
         output=buffer,
         expected=lambda: pattern.compute_reduction(0, count),
-        description=describe("all_reduce_two_step", world.size, size_bytes),
+        description=describe_operation("all_reduce_two_step", world.size, size_bytes),
     )
 
 
@@ -107,11 +107,11 @@ def all_gather(
 
     return Operation(
         call=partial(all_gather_single, gathered, shard, world.group),
-        gathered=True,
+        has_batched_call=True,
         restore=restore,
         output=gathered,
         expected=lambda: _concatenate_shards(pattern, world.size, count),
-        description=describe(
+        description=describe_operation(
             "all_gather",
             world.size,
             size_bytes,
@@ -142,11 +142,11 @@ def reduce_scatter(
     shard = source[start:][:count] if is_in_place else pattern.allocate(count)
     return Operation(
         call=partial(reduce_scatter_single, shard, source, world.group, redop),
-        gathered=True,
+        has_batched_call=True,
         restore=pattern.make_filler(source, world.rank) if is_in_place else None,
         output=shard,
         expected=lambda: pattern.compute_reduction(start, count),
-        description=describe(
+        description=describe_operation(
             "reduce_scatter",
             world.size,
             size_bytes,
@@ -170,7 +170,7 @@ def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
         call=partial(dist.all_to_all_single, received, source, group=world.group),
         output=received,
         expected=expected,
-        description=describe("all_to_all", world.size, size_bytes),
+        description=describe_operation("all_to_all", world.size, size_bytes),
     )
 
 
@@ -185,7 +185,7 @@ def all_to_all_v(
     pattern = make_pattern(world, dtype)
     rank = world.rank
     num_elements = size_bytes // pattern.itemsize
-    send_counts = list(skewed_counts(world.size, skew, num_elements))
+    send_counts = list(split_with_skew(world.size, skew, num_elements))
     recv_counts = [send_counts[rank]] * world.size
     source = pattern.compute_values(rank, 0, num_elements)
     received = pattern.allocate(sum(recv_counts))
@@ -209,7 +209,7 @@ def all_to_all_v(
         ),
         output=received,
         expected=expected,
-        description=describe(
+        description=describe_operation(
             "all_to_all_v",
             world.size,
             max(sent_bytes, max_received),
@@ -222,7 +222,7 @@ def all_to_all_v(
 def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0) -> Operation:
     """Gather uneven shards, rank 0's larger by a share ``skew`` of S, into S on every rank."""
     pattern = make_pattern(world, dtype)
-    counts = skewed_counts(world.size, skew, size_bytes // pattern.itemsize)
+    counts = split_with_skew(world.size, skew, size_bytes // pattern.itemsize)
     source = pattern.compute_values(world.rank, 0, counts[world.rank])
     gathered = pattern.allocate(sum(counts))
     parts = list(torch.split(gathered, list(counts)))
@@ -250,7 +250,7 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
         call=broadcast_parts if on_gloo else gather_parts,
         output=gathered,
         expected=expected,
-        description=describe(
+        description=describe_operation(
             "all_gather_v",
             world.size,
             size_bytes,
@@ -269,7 +269,7 @@ def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Op
         restore=pattern.make_filler(buffer, root) if world.rank == root else None,
         output=buffer,
         expected=lambda: pattern.compute_values(root, 0, len(buffer)),
-        description=describe("broadcast", world.size, size_bytes),
+        description=describe_operation("broadcast", world.size, size_bytes),
     )
 
 
@@ -296,7 +296,7 @@ def reduce(
         restore=pattern.make_filler(buffer, world.rank),
         output=result,
         expected=lambda: pattern.compute_reduction(0, len(result)),
-        description=describe("reduce", world.size, size_bytes),
+        description=describe_operation("reduce", world.size, size_bytes),
     )
 
 
@@ -311,7 +311,9 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
         call=partial(dist.gather, source, parts, group=world.group, group_dst=root),
         output=gathered,
         expected=lambda: _concatenate_shards(pattern, world.size, count)[: len(gathered)],
-        description=describe("gather", world.size, size_bytes, send_bytes=size_bytes // world.size),
+        description=describe_operation(
+            "gather", world.size, size_bytes, send_bytes=size_bytes // world.size
+        ),
     )
 
 
@@ -327,7 +329,7 @@ def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Oper
         call=partial(dist.scatter, shard, parts, group=world.group, group_src=root),
         output=shard,
         expected=lambda: pattern.compute_values(root, world.rank * count, count),
-        description=describe(
+        description=describe_operation(
             "scatter",
             world.size,
             size_bytes,

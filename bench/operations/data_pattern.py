@@ -24,8 +24,6 @@ _MAX_VALUE = 1 << 24
 _MIN_TERMS = 4
 """Fewest different terms of a sum."""
 _MAX_EXPONENT = 16
-_COMMON_SEED = 1 << 31
-"""A seed of the hash that is not a rank."""
 _COMPARED_ELEMENTS = 1 << 22
 
 Codes = npt.NDArray[np.int64]
@@ -61,8 +59,7 @@ class DataPattern:
         self._exact_up_to = DTYPES[dtype].exact_up_to
         self._num_ranks = num_ranks
         self._device = device
-        # A product of bools is a logical and.
-        self._redop = "min" if (dtype, redop) == ("bool", "product") else redop
+        self._redop = redop
         self.itemsize = self._dtype.itemsize
 
     def allocate(self, count: int) -> torch.Tensor:
@@ -70,18 +67,20 @@ class DataPattern:
 
     def compute_values(self, rank: int, start: int, count: int) -> torch.Tensor:
         """Return a rank's elements ``start`` to ``start + count``."""
-        return self._repeat(self._compute_codes(rank, _table_length(start + count)), start, count)
+        return self._repeat(
+            self._compute_codes(rank, _compute_table_length(start + count)), start, count
+        )
 
     def make_filler(self, buffer: torch.Tensor, rank: int) -> Callable[[], None]:
         """Return a function that writes the first elements of a rank into all of ``buffer``."""
-        table = self._compute_codes(rank, _table_length(len(buffer)))
+        table = self._compute_codes(rank, _compute_table_length(len(buffer)))
         return self._make_copier(buffer, table, 0)
 
     def compute_reduction(self, start: int, count: int) -> torch.Tensor:
         """Return elements ``start`` to ``start + count`` of the reduction over all ranks."""
         joins: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum, "product": np.multiply}
         join = joins.get(self._redop, np.add)
-        length = _table_length(start + count)
+        length = _compute_table_length(start + count)
         # A product of factors 2 can exceed the integers.
         accumulator = np.float64 if self._dtype.is_floating_point else np.int64
         table: Table = self._compute_codes(0, length).astype(accumulator)
@@ -130,7 +129,7 @@ class DataPattern:
         index = np.arange(length, dtype=np.int64)
         match self._redop:
             case "":
-                return self._compute_moved(rank, index)
+                return self._compute_moved_values(rank, index)
             case "sum":
                 return self._compute_terms(rank, index)
             case "product":
@@ -144,15 +143,14 @@ class DataPattern:
                 lowest, highest = self._extremes
                 return lowest + highest - self._compute_maxima(rank, index)
 
-    def _compute_moved(self, rank: int, index: Codes) -> Codes:
+    def _compute_moved_values(self, rank: int, index: Codes) -> Codes:
         """Permute the pairs of rank and index, in blocks of as many indices as fit the dtype."""
-        is_bool = self._dtype is torch.bool
-        num_bits = 1 if is_bool else min(self._exact_up_to, _MAX_VALUE).bit_length() - 1
+        num_bits = min(self._exact_up_to, _MAX_VALUE).bit_length() - 1
         rank_bits = (self._num_ranks - 1).bit_length()
         index_bits = max(num_bits - rank_bits, 0)
         number = (rank << index_bits) + index % (1 << index_bits)
         key = _hash(rank >> num_bits, index >> index_bits)
-        return _permute(number, num_bits, key) + int(not is_bool)
+        return _permute(number, num_bits, key) + 1
 
     def _compute_terms(self, rank: int, index: Codes) -> Codes:
         limit = min(self._exact_up_to, _MAX_VALUE * self._num_ranks)
@@ -172,17 +170,11 @@ class DataPattern:
         is_extreme = self._is_own(rank, index)
         lowest, highest = self._extremes
         half = (highest + 1 - lowest) // 2
-        if self._dtype is torch.bool:
-            # Otherwise all results of bools would be the same, as the first n are.
-            has_extreme = _hash(_COMMON_SEED, index) % 2 == 1
-            is_extreme &= (index < self._num_ranks) | has_extreme
         return lowest + _hash(rank, index) % half + np.where(is_extreme, half, 0)
 
     @property
     def _extremes(self) -> tuple[int, int]:
         """The least and the largest number of a minimum or maximum."""
-        if self._dtype is torch.bool:
-            return 0, 1
         half = min(self._exact_up_to, _MAX_VALUE) // 2
         return 1, 2 * half
 
@@ -233,7 +225,7 @@ def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
     return permuted
 
 
-def _table_length(count: int) -> int:
+def _compute_table_length(count: int) -> int:
     """Return the length of the part of a table that the first ``count`` elements use."""
     if count <= PERIOD:
         return count
@@ -242,11 +234,9 @@ def _table_length(count: int) -> int:
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill with NaN or the smallest integer, which no result contains; a bool has no such value."""
+    """Fill with NaN or the smallest integer, which no result contains."""
     if tensor.dtype.is_floating_point:
         return tensor.fill_(float("nan"))
-    if tensor.dtype is torch.bool:
-        return tensor.fill_(1)
     return tensor.fill_(torch.iinfo(tensor.dtype).min)
 
 

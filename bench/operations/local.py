@@ -11,11 +11,10 @@ import torch.distributed as dist
 from parbench.bench.launch.messages import Work
 from parbench.bench.operations.data_pattern import DataPattern, dtype_of
 from parbench.bench.operations.operation import Operation, make_pattern
+from parbench.bench.plan.catalogue import NO_LOAD
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.torch_compat import all_gather_single
 from parbench.bench.world.world import World
-
-NOTHING = "nothing"
 
 _NUM_ROWS = 5
 _NUM_COLUMNS = 7
@@ -157,7 +156,7 @@ def background_load(kind: str, world: World) -> Iterator[list[float]]:
     Yields the times of the load's rounds in ms, which are only measured on a device.
     """
     rounds_ms: list[float] = []
-    if kind == NOTHING:
+    if kind == NO_LOAD:
         yield rounds_ms
         return
     all_ranks = (tuple(range(len(world.hosts))),)

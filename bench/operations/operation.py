@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from parbench.bench.launch.messages import Work
 from parbench.bench.operations.data_pattern import DataPattern, count_wrong, poison
-from parbench.bench.plan.catalogue import busbw_factor
+from parbench.bench.plan.catalogue import get_busbw_factor
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.world import World
 
@@ -24,7 +24,7 @@ class Operation(Benchmark):
     expected: Callable[[], torch.Tensor]
     description: Description
     restore: Callable[[], object] | None = None  # before each call, instead of poisoning the output
-    gathered: bool = False
+    has_batched_call: bool = False
     """Whether torch has one call for many tensors, which it uses for coalesced calls."""
 
     def step(self) -> None:
@@ -54,12 +54,8 @@ class Operation(Benchmark):
         return self.expected()
 
     def corrupt(self) -> None:
-        """Make the last element wrong: no result is 0, except of bools."""
-        last = self.output[-1:]
-        if last.dtype is torch.bool:
-            last.logical_not_()
-        else:
-            last.zero_()
+        """Make the last element wrong, because no result is 0."""
+        self.output[-1:].zero_()
 
     def describe(self) -> Description:
         return self.description
@@ -70,7 +66,7 @@ def make_pattern(world: World, dtype: str, redop: str = "") -> DataPattern:
     return DataPattern(dtype, world.size, world.device, redop)
 
 
-def describe(
+def describe_operation(
     name: str,
     num_ranks: int,
     size_bytes: int,
@@ -87,7 +83,7 @@ def describe(
     the description.
     """
     if factor is None:
-        factor = busbw_factor(name, num_ranks)
+        factor = get_busbw_factor(name, num_ranks)
     assert factor is not None, name
     algbw = Work(name="algbw", amount=size_bytes)
     busbw = Work(name="busbw", amount=size_bytes * factor)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from parbench.bench.operations.operation import Operation, describe, make_pattern
-from parbench.bench.plan.groups import format_pairs, pairs_of
+from parbench.bench.operations.operation import Operation, describe_operation, make_pattern
+from parbench.bench.plan.groups import choose_pairs, format_pairs
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 
@@ -59,7 +59,7 @@ def round_of_pairs(
     """
     if world.size < 2:
         raise UserError(f"a round needs a pair: size({world.size}) < 2 ranks")
-    round_pairs = pairs_of(world.size, round, pairs)
+    round_pairs = choose_pairs(world.size, round, pairs)
     peers = {}
     for first, second in round_pairs:
         peers[first] = second
@@ -114,5 +114,7 @@ def _exchange(
         call=there_and_back if in_turn else at_once,
         output=received,
         expected=lambda: pattern.compute_values(source or 0, 0, len(received)),
-        description=describe("sendrecv", world.size, size_bytes, hops=2 if in_turn else 1),
+        description=describe_operation(
+            "sendrecv", world.size, size_bytes, hops=2 if in_turn else 1
+        ),
     )

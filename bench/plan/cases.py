@@ -104,7 +104,7 @@ class BenchmarkDefinition:
             param.name: param.parse(values.get(param.name, param.default)) for param in self.params
         }
 
-    def case(self, values: Mapping[str, object]) -> Case:
+    def build_case(self, values: Mapping[str, object]) -> Case:
         """Return the case with these values and the defaults of other parameters."""
         params = self.complete(values)
         defaults = {}
@@ -127,7 +127,7 @@ def load_catalogue(modules: Iterable[str]) -> tuple[BenchmarkDefinition, ...]:
     return tuple(definitions)
 
 
-def select(
+def select_definitions(
     catalogue: Sequence[BenchmarkDefinition], patterns: Sequence[str]
 ) -> tuple[BenchmarkDefinition, ...]:
     """Return the definitions that match any pattern, all without patterns.

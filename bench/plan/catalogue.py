@@ -4,11 +4,11 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, Expansion, Params, keep_params
-from parbench.bench.plan.groups import FORMS, groups_of, num_rounds, pairs_of
+from parbench.bench.plan.groups import FORMS, choose_pairs, count_rounds, form_groups
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError, format_size
 
@@ -33,7 +33,6 @@ DTYPES = {
     "int32": Dtype(4, (1 << 31) - 1),
     "int8": Dtype(1, (1 << 7) - 1),
     "uint8": Dtype(1, (1 << 8) - 1),
-    "bool": Dtype(1, 1),
 }
 
 
@@ -60,7 +59,7 @@ class OperationSpec(BenchmarkDefinition):
     coalesced: tuple[str, ...] = ()  # The backends that can launch several at once.
 
     @property
-    def reduces(self) -> bool:
+    def is_reduction(self) -> bool:
         return REDOP in self.params
 
     @property
@@ -147,7 +146,7 @@ def _count_ranks(params: Params, spec: WorldSpec) -> int:
     if "group" not in params:
         return spec.nproc
     group, index = str(params["group"]), int(params["group_index"])
-    groups = groups_of(group, spec.nproc, spec.hosts)
+    groups = form_groups(group, spec.nproc, spec.hosts)
     if index >= len(groups):
         raise UserError(f"group_index {index} is not one of the {len(groups)} groups of {group!r}")
     return len(groups[index])
@@ -166,8 +165,6 @@ def _refuse_dtype(case: CaseInWorld) -> str | None:
     backend = case.spec.backend
     if backend == "gloo" and dtype.startswith("float8"):
         return f"{backend} does not support {dtype}: use dtype=bfloat16, or --backend nccl"
-    if case.params.get("redop") == "sum" and dtype == "bool":
-        return "the sum of bool is not a bool: use redop=max, min or product"
     return None
 
 
@@ -184,9 +181,9 @@ def _refuse_average(case: CaseInWorld) -> str | None:
         bug = "is wrong in NCCL before 2.29.7 (github.com/NVIDIA/nccl/issues/1950)"
         return f"the average of one rank {bug}: use redop=sum"
     exact_up_to = DTYPES[dtype].exact_up_to
-    for other in (n - 1, n + 1):
-        if other and _round_share(other, exact_up_to) == _round_share(n, exact_up_to):
-            return f"averages of {n} and {other} ranks are equal in {dtype}: use dtype=float32"
+    for wrong_n in (n - 1, n + 1):
+        if wrong_n and _round_share(wrong_n, exact_up_to) == _round_share(n, exact_up_to):
+            return f"averages of {n} and {wrong_n} ranks are equal in {dtype}: use dtype=float32"
     return None
 
 
@@ -211,14 +208,14 @@ def _refuse_size(case: CaseInWorld) -> str | None:
         hint = f"nearest are {lower} and {lower + step}" if lower else f"the least is {step}"
         return f"size {size} B is not a multiple of {factors} ({dtype}); {hint}"
     rank_bytes = case.spec.rank_bytes
-    needed = bytes_needed(size)
+    needed = estimate_needed_bytes(size)
     if rank_bytes is not None and needed > rank_bytes:
         available = f"{rank_bytes / 1e9:.1f} GB are available"
         return f"size {format_size(size)} needs about {needed / 1e9:.1f} GB a rank; {available}"
     return None
 
 
-def bytes_needed(size: int) -> int:
+def estimate_needed_bytes(size: int) -> int:
     """Return the memory of the largest operation: input, output, reference, copies of a library.
 
     The two-step all-reduce takes up to 7.5 sizes on gloo, which may keep the copies of the
@@ -236,7 +233,7 @@ def _refuse_ranks(case: CaseInWorld) -> str | None:
         return f"source {params['source']} and target {params['target']} are one rank: use two"
     if "round" in params:
         try:
-            pairs_of(n, int(params["round"]), str(params["pairs"]))
+            choose_pairs(n, int(params["round"]), str(params["pairs"]))
         except UserError as error:
             return str(error)
     return None
@@ -317,10 +314,10 @@ RULES = (
 # --- Expansions: from the parameters of a user to those of each case ---
 
 
-def each_group(params: Params, spec: WorldSpec) -> Iterable[Params]:
+def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
     """Return the parameters of every group, alone and concurrent with the other groups."""
     text = str(params.get("group", "world"))
-    groups = groups_of(text, spec.nproc, spec.hosts)
+    groups = form_groups(text, spec.nproc, spec.hosts)
     if text == "world":
         return [params]
     indices = [params["group_index"]] if "group_index" in params else range(len(groups))
@@ -334,7 +331,7 @@ def each_group(params: Params, spec: WorldSpec) -> Iterable[Params]:
     return expanded
 
 
-def each_pair(params: Params, spec: WorldSpec) -> Iterable[Params]:
+def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
     """Return the parameters of every ordered pair of different ranks."""
     ranks = range(spec.nproc)
     sources = [int(params["source"])] if "source" in params else ranks
@@ -347,11 +344,11 @@ def each_pair(params: Params, spec: WorldSpec) -> Iterable[Params]:
     return pairs
 
 
-def each_round(params: Params, spec: WorldSpec) -> Iterable[Params]:
+def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
     """Return the parameters of every round in which ranks meet in pairs."""
     if "round" in params or params.get("pairs"):
         return [params]
-    return [{**params, "round": index} for index in range(num_rounds(spec.nproc))]
+    return [{**params, "round": index} for index in range(count_rounds(spec.nproc))]
 
 
 # --- The table ---
@@ -363,29 +360,26 @@ def _operation(
     name: str,
     help_text: str,
     *params: Param,
-    tags: tuple[str, ...] = (),
     function: str | None = None,
-    expand: Expansion = each_group,
+    expand: Expansion = expand_groups,
     busbw: Factor | None = None,
     sharded: bool = False,
-    in_place: bool = False,
-    asynchronous: bool = True,
-    coalesced: tuple[str, ...] = (),
+    **fields: Any,
 ) -> OperationSpec:
-    """Declare an operation, whose function has its name by default."""
+    """Declare an operation, whose function has its name by default.
+
+    ``fields`` are other fields of the declaration.
+    """
     kind, _, short_name = name.partition(".")
     return OperationSpec(
         name=name,
         target=f"parbench.bench.operations.{_MODULES[kind]}:{function or short_name}",
         help=help_text,
         params=params,
-        tags=tags,
         expand=expand,
         busbw=busbw,
         sharded=sharded or busbw is RING,  # The factor is the share of the other ranks.
-        in_place=in_place,
-        asynchronous=asynchronous,
-        coalesced=coalesced,
+        **fields,
     )
 
 
@@ -493,19 +487,19 @@ OPERATIONS = (
     _operation(
         "p2p.matrix", "one sends to another, every pair in turn",
         *DATA, *ENDS,
-        tags=("sized",), busbw=ONE, function="unidirectional", expand=each_pair,
+        tags=("sized",), busbw=ONE, function="unidirectional", expand=expand_pairs,
     ),
     _operation(
         "p2p.pairwise", "all ranks at once, in pairs; round by round, until each has met each",
         *DATA, ROUND, PAIRS, DIRECTION, REPEAT,
-        busbw=ONE, function="round_of_pairs", expand=each_round,
+        busbw=ONE, function="round_of_pairs", expand=expand_rounds,
     ),
 )
 # fmt: on
 DEFINITIONS: tuple[BenchmarkDefinition, ...] = OPERATIONS
 
 
-def busbw_factor(operation: str, n: int) -> float | None:
+def get_busbw_factor(operation: str, n: int) -> float | None:
     """Return busbw / algbw of an operation on ``n`` ranks; None if it is not known."""
     for spec in OPERATIONS:
         if spec.short_name == operation and spec.busbw is not None:

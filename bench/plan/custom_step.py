@@ -33,7 +33,7 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
     try:
         # The output of a module is in the logs of the ranks, which import it themselves.
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-            params = params_of(load_target(target))
+            params = list_params(load_target(target))
     except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         raise UserError(f"--target {target!r} cannot be used: {kind}{error}") from error
@@ -51,7 +51,7 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
     )
 
 
-def params_of(prepare: Callable[..., object]) -> tuple[Param, ...]:
+def list_params(prepare: Callable[..., object]) -> tuple[Param, ...]:
     """Return the parameters that follow ``world``.
 
     Raises ``UserError`` if one has no default that a record can hold.

@@ -36,13 +36,13 @@ def parse_mesh(text: str) -> dict[str, int]:
     return axes
 
 
-def mesh_group(mesh: str, axis: str) -> str:
+def format_mesh_group(mesh: str, axis: str) -> str:
     """Return the text of the groups along an axis of a mesh."""
     sizes = " ".join(f"{name}={size}" for name, size in parse_mesh(mesh).items())
     return f"{sizes}:{axis}"
 
 
-def groups_of(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple[Ranks, ...]:
+def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple[Ranks, ...]:
     """Return the groups of a world of ``size`` ranks; ``UserError`` if it cannot form them.
 
     ``hosts`` are those of the ranks. Without them all ranks are on one node.
@@ -105,19 +105,19 @@ def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
     return _group_by_key(first_ranks)
 
 
-def num_rounds(n: int) -> int:
+def count_rounds(n: int) -> int:
     """Return the rounds in which each of ``n`` ranks meets every other: n - 1, or n if n is odd."""
     return max(n - 1 + n % 2, 1)
 
 
-def round_pairs(n: int, index: int) -> tuple[Pair, ...]:
+def list_round_pairs(n: int, index: int) -> tuple[Pair, ...]:
     """Return the pairs of a round of ``n`` ranks, the smaller rank first.
 
     If n is odd, one rank has no partner. This is the circle method of round-robin tournaments:
     the last rank stays and the others rotate around it. The numbers of two partners add up to
     twice the round, modulo the number of rounds.
     """
-    rounds = num_rounds(n)
+    rounds = count_rounds(n)
     if not 0 <= index < rounds:
         raise UserError(
             f"round {index} is not one of the {rounds} rounds of {n} ranks, 0 to {rounds - 1}"
@@ -161,12 +161,12 @@ def format_pairs(pairs: tuple[Pair, ...]) -> str:
     return " ".join(f"{first}-{second}" for first, second in pairs)
 
 
-def pairs_of(n: int, index: int, text: str) -> tuple[Pair, ...]:
-    """Return the pairs that a text lists, or those of a round if it is empty."""
-    return parse_pairs(text, n) if text.strip() else round_pairs(n, index)
+def choose_pairs(n: int, index: int, text: str) -> tuple[Pair, ...]:
+    """Return the pairs in ``text``, or without a text those of round ``index`` of ``n`` ranks."""
+    return parse_pairs(text, n) if text.strip() else list_round_pairs(n, index)
 
 
-def skewed_counts(num_ranks: int, skew: float, count: int) -> tuple[int, ...]:
+def split_with_skew(num_ranks: int, skew: float, count: int) -> tuple[int, ...]:
     """Return the shard sizes of ``count`` elements: rank 0 gets a share ``skew`` more than others.
 
     Rank 0 also gets the remainder of the division.

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from parbench.bench.limits import MAX_REPETITIONS
-from parbench.bench.machine.environment import emulation
+from parbench.bench.machine.environment import get_emulation
 from parbench.bench.machine.machine import Machine, count_available_cores, try_call
 from parbench.bench.machine.slurm_allocation import (
     Allocation,
@@ -27,11 +27,11 @@ from parbench.bench.plan.cases import (
     Params,
     load_catalogue,
     matches,
-    select,
+    select_definitions,
 )
 from parbench.bench.plan.catalogue import DTYPES
 from parbench.bench.plan.custom_step import define_custom_step
-from parbench.bench.plan.groups import INSIDE, mesh_group, parse_mesh
+from parbench.bench.plan.groups import INSIDE, format_mesh_group, parse_mesh
 from parbench.bench.plan.params import Value, refuse_unknown
 from parbench.bench.plan.plan import (
     BEYOND_CACHE,
@@ -47,11 +47,11 @@ from parbench.bench.plan.plan import (
     Plan,
     PlanFile,
     Preset,
-    Skipped,
-    case_weight,
+    SkippedCase,
+    compute_short_budget,
+    get_case_weight,
     parse_fault,
     read_plan_file,
-    short_budget,
 )
 from parbench.bench.text import UserError, format_choices, parse_duration, parse_link
 
@@ -94,9 +94,10 @@ class Options:
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
-    """Return the plan for the options; ``UserError`` if it cannot run here.
+    """Plan a run: choose its ranks from the options and this machine, and its cases.
 
-    ``joined`` describes ranks that another launcher has started.
+    ``joined`` describes ranks that another launcher has started. Raises ``UserError`` if the run is
+    impossible here.
     """
     folder = Path.cwd()
     if options.target is None:
@@ -113,11 +114,13 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     notes = (*spec.notes, spec.sharing, injection_note)
     return msgspec.structs.replace(
         plan,
-        emulation=emulation(os.environ),
+        emulation=get_emulation(os.environ),
         notes=tuple(note for note in notes if note),
         path=None if options.target is None else str(folder),
         injection=fault,
-        measure=plan.measure.to_fill() if has_budget and plan.repetitions > 1 else plan.measure,
+        measure=plan.measure.extend_to_budget()
+        if has_budget and plan.repetitions > 1
+        else plan.measure,
         link_bytes_per_second=None if options.link is None else parse_link(options.link),
         spread=layout,
     )
@@ -135,7 +138,7 @@ def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
 
 
 def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: WorldSpec) -> Plan:
-    """Return the plan.
+    """Return the plan of the cases that the options select, for ranks that are chosen.
 
     Raises ``UserError`` if it names a case that does not exist, or one that cannot run here.
     """
@@ -157,7 +160,7 @@ def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: 
         if reason is None:
             cases.append(case)
         else:
-            skipped.append(Skipped(case=case, reason=reason))
+            skipped.append(SkippedCase(case=case, reason=reason))
     repetitions, budget_seconds, measure = _choose_duration(options, preset, cases)
     timeout = options.timeout
     return Plan(
@@ -184,11 +187,11 @@ def _choose_duration(
     if options.preset is not None or not options.has_named_cases:
         return options.repetitions or preset.repetitions, preset.budget_seconds, preset.measure
     # The duration follows from the number of cases.
-    has_few_operations = sum(map(case_weight, cases)) <= FEW_OPERATIONS
+    has_few_operations = sum(map(get_case_weight, cases)) <= FEW_OPERATIONS
     repetitions = FEW_OPERATIONS_REPETITIONS if has_few_operations else SHORT_REPETITIONS
     repetitions = options.repetitions or repetitions
     measure = msgspec.structs.replace(preset.measure, seconds_per_case=SHORT_SECONDS_PER_CASE)
-    return repetitions, short_budget(cases, measure, repetitions), measure
+    return repetitions, compute_short_budget(cases, measure, repetitions), measure
 
 
 def _select_definitions(
@@ -198,8 +201,8 @@ def _select_definitions(
 
     Raises ``UserError`` if there are none, or none has a parameter that is set.
     """
-    in_only = select(catalogue, options.only)
-    in_file = select(catalogue, [entry.name for entry in options.entries])
+    in_only = select_definitions(catalogue, options.only)
+    in_file = select_definitions(catalogue, [entry.name for entry in options.entries])
     definitions = [definition for definition in in_file if definition in in_only]
     if not options.only and not options.entries and preset_name != "full":
         definitions = [entry for entry in definitions if preset_name in entry.tags]
@@ -207,7 +210,7 @@ def _select_definitions(
         raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
     _check_settings(options.settings, definitions)
     for entry in options.entries:
-        _check_settings(entry.set, select(catalogue, [entry.name]))
+        _check_settings(entry.set, select_definitions(catalogue, [entry.name]))
     return definitions
 
 
@@ -259,9 +262,9 @@ def _expand(
     definition: BenchmarkDefinition, params: Params, spec: WorldSpec
 ) -> Iterator[Candidate]:
     try:
-        cases = [definition.case(expanded) for expanded in definition.expand(params, spec)]
+        cases = [definition.build_case(expanded) for expanded in definition.expand(params, spec)]
     except UserError as error:
-        yield definition.case(params), str(error)
+        yield definition.build_case(params), str(error)
         return
     for case in cases:
         yield case, definition.refuse(case.all_params, spec)
@@ -339,11 +342,11 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
         distribution=options.distribution,
     )
     sharing = spec.sharing
-    if emulation(os.environ):  # All nodes share the cores of this machine.
-        sharing = describe_sharing(machine, layout.ranks, spec.device)
+    if get_emulation(os.environ):  # All nodes share the cores of this machine.
+        sharing = describe_sharing(machine, layout.num_ranks, spec.device)
     spec = replace(
         spec,
-        nproc=layout.ranks,
+        nproc=layout.num_ranks,
         nodes=layout.nodes,
         distribution=layout.distribution,
         sharing=sharing,
@@ -395,7 +398,7 @@ def _apply_mesh(options: Options, joined: Joined | None) -> Options:
     """
     mesh, settings = options.mesh, options.settings
     if options.group is not None:
-        group = options.group if mesh is None else mesh_group(mesh, options.group)
+        group = options.group if mesh is None else format_mesh_group(mesh, options.group)
         return replace(options, settings={**settings, "group": group})
     if mesh is None:
         return options

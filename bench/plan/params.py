@@ -38,7 +38,7 @@ MAX_FLOAT = sys.float_info.max
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of a case."""
+    """The declaration of a parameter: its kind, default, help and allowed values."""
 
     name: str
     kind: Kind

@@ -50,7 +50,7 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
 
 
-class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+class SkippedCase(msgspec.Struct, frozen=True, kw_only=True):
     """A case of the plan that cannot run here, with the reason."""
 
     case: Case
@@ -71,7 +71,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     # limits it.
     seconds_per_case: NonNegative | None = None
 
-    def to_fill(self) -> "Measure":
+    def extend_to_budget(self) -> "Measure":
         """Return the rule for a budget that the user gave, which uses all of it."""
         return msgspec.structs.replace(
             self, max_iterations=max(self.max_iterations, 2000), more_blocks=10
@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     preset: str
     cases: tuple[Case, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedCase, ...]
     nproc: NumRanks
     backend: str
     device: str
@@ -115,7 +115,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 _CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
 
-def case_weight(case: Case) -> float:
+def get_case_weight(case: Case) -> float:
     """Return the usual duration of a case relative to a collective operation.
 
     A training step with its explanation takes about as long as 20 collectives.
@@ -131,17 +131,17 @@ FEW_OPERATIONS_REPETITIONS = 5
 SHORT_SECONDS_PER_CASE = 0.3
 
 
-def sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
+def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
     """Return the seconds of one repetition for samples; infinity if only the budget limits them."""
     if measure.seconds_per_case is None:
         return math.inf
-    return measure.seconds_per_case * sum(map(case_weight, cases))
+    return measure.seconds_per_case * sum(map(get_case_weight, cases))
 
 
-def short_budget(cases: Sequence[Case], measure: Measure, repetitions: int) -> float:
+def compute_short_budget(cases: Sequence[Case], measure: Measure, repetitions: int) -> float:
     """Return a time limit (s) that a run of named cases reaches only on a slow or busy machine."""
     import_seconds, startup_seconds = 30.0, 10.0
-    repetition_seconds = startup_seconds + 3 * sampling_seconds(cases, measure)
+    repetition_seconds = startup_seconds + 3 * compute_sampling_seconds(cases, measure)
     return import_seconds + repetitions * repetition_seconds
 
 

@@ -12,12 +12,12 @@ import torch
 from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Outcome
-from parbench.bench.operations.local import NOTHING, background_load
+from parbench.bench.operations.local import background_load
 from parbench.bench.plan.cases import EXPLAINER, Case
-from parbench.bench.plan.catalogue import MODES, RUNNER_PARAMS, bytes_needed
+from parbench.bench.plan.catalogue import MODES, NO_LOAD, RUNNER_PARAMS, estimate_needed_bytes
 from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
-from parbench.bench.rank.timing import Progress, TimedSamples, Timing
+from parbench.bench.rank.timing import CaseTimer, Progress, TimedSamples
 from parbench.bench.results.records import (
     Check,
     SkipReason,
@@ -26,7 +26,12 @@ from parbench.bench.results.records import (
     find_stragglers,
 )
 from parbench.bench.text import UserError, format_list, format_size
-from parbench.bench.world.benchmark import Benchmark, Description, Differing, Explained
+from parbench.bench.world.benchmark import (
+    Benchmark,
+    Description,
+    SupportsDifferences,
+    SupportsExplanation,
+)
 from parbench.bench.world.world import IdleBenchmark, Subgroup, World, select_subgroup
 
 _MAX_NAMED_DIFFERENCES = 3
@@ -51,7 +56,7 @@ class FaultInjector:
         self.check = benchmark.check
         self.describe = benchmark.describe
         self.close = benchmark.close
-        self.gathered = getattr(benchmark, "gathered", False)
+        self.has_batched_call = getattr(benchmark, "has_batched_call", False)
 
     def step(self) -> None:
         began = time.perf_counter()
@@ -72,9 +77,9 @@ class CaseEndedError(Exception):
 
 
 class CaseRun:
-    """A case on the ranks, in one block or in several between those of other cases.
+    """The measurement of one case, in one block or in several between blocks of other cases.
 
-    Every rank takes part.
+    All ranks of the world call its methods together.
     """
 
     def __init__(
@@ -91,30 +96,29 @@ class CaseRun:
         self._progress = progress
         self._fault = fault
         self._mode = str(case.all_params.get("mode", "blocking"))
-        self._load = str(case.all_params.get("background", NOTHING))
+        self._load = str(case.all_params.get("background", NO_LOAD))
         self._resources = ExitStack()
         self._wall_seconds = 0.0
         # Set by the preparation:
         self._benchmark: Benchmark | None = None
-        self._timing: Timing
+        self._timer: CaseTimer
         self._description: Description
         self._ranks: tuple[int, ...] = ()
         self._has_check = False
         self._can_explain = False
         self._is_repeatable = False  # whether many steps leave the result of one
 
-    def visit(self, seconds: float, num_later: int = 0, *, alone: bool = True) -> Outcome:
-        """Measure for about so many seconds, with ``num_later`` blocks to come.
+    def run_block(self, seconds: float, num_later: int = 0, *, is_only: bool = True) -> Outcome:
+        """Measure one block for about ``seconds``, with ``num_later`` blocks to come.
 
-        A case that has one block, ``alone``, is measured until it is precise enough. A case that
-        fails has no further blocks. Returns the outcome of all blocks so far; that of rank 0
-        counts.
+        The only block of a case is measured until the median is precise enough. A case that fails
+        has no further blocks. Returns the outcome of all blocks so far; that of rank 0 counts.
         """
         began = time.perf_counter()
         try:
             if self._benchmark is None:
                 self._prepare()
-            outcome = self._measure_block(began, seconds, num_later, alone)
+            outcome = self._measure_block(began, seconds, num_later, is_only)
         except CaseEndedError as end:
             injected = self._fault.text if self._fault else ""
             outcome = replace(end.outcome, injected=injected)
@@ -126,8 +130,8 @@ class CaseRun:
         self._wall_seconds += time.perf_counter() - began
         return replace(outcome, wall_seconds=self._wall_seconds)
 
-    def end(self) -> Outcome:
-        """Return the outcome of the blocks so far, because there is no time for more."""
+    def end_early(self) -> Outcome:
+        """End a case without its later blocks, and return the outcome of the blocks so far."""
         self.close()
         outcome = self._make_outcome(num_later=0)
         return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
@@ -158,8 +162,8 @@ class CaseRun:
         self._benchmark = benchmark = self._make_explainable(benchmark)
         check = getattr(benchmark.check, "__func__", None)
         self._has_check = any(world.gather(check is not Benchmark.check))
-        self._timing = self._make_timing(benchmark, subgroup)
-        self._resources.callback(self._timing.close)
+        self._timer = self._make_timer(benchmark, subgroup)
+        self._resources.callback(self._timer.close)
         descriptions = world.gather(benchmark.describe())
         first_rank = self._ranks[0]
         self._description = descriptions[first_rank]
@@ -179,13 +183,13 @@ class CaseRun:
             return load_target(EXPLAINER)(self._world, benchmark)
         return benchmark
 
-    def _make_timing(self, benchmark: Benchmark, subgroup: Subgroup) -> Timing:
+    def _make_timer(self, benchmark: Benchmark, subgroup: Subgroup) -> CaseTimer:
         fault = self._fault
         is_late = fault is not None and fault.kind == "late"
         late_seconds = 0.0
         if fault is not None and is_late and fault.rank == self._world.global_rank:
             late_seconds = fault.amount
-        return Timing(
+        return CaseTimer(
             benchmark,
             self._world,
             self._progress,
@@ -193,7 +197,7 @@ class CaseRun:
             subgroup,
             mode=self._mode,
             late_seconds=late_seconds,
-            has_load=self._load != NOTHING,
+            has_load=self._load != NO_LOAD,
         )
 
     def _check_first_step(self, benchmark: Benchmark) -> None:
@@ -206,10 +210,10 @@ class CaseRun:
             benchmark.step()
             self._world.sync()
             self._is_repeatable = not any(self._world.gather(benchmark.check()))
-            self._check("in a replay before the timed region", self._timing.replay)
-        if self._load != NOTHING:
+            self._check("in a replay before the timed region", self._timer.replay)
+        if self._load != NO_LOAD:
             # CUDA may wait for an idle device to load a kernel, and none is idle during a load.
-            self._timing.stopwatch.start_line(1)
+            self._timer.stopwatch.start_line(1)
 
     def _refuse_fault_without_effect(self) -> None:
         fault = self._fault
@@ -220,18 +224,20 @@ class CaseRun:
         if fault.kind == "slow" and self._mode == "async":
             raise _make_skip_error(fault, "a step of mode async can only be late")
 
-    def _measure_block(self, began: float, seconds: float, num_later: int, alone: bool) -> Outcome:
+    def _measure_block(
+        self, began: float, seconds: float, num_later: int, is_only: bool
+    ) -> Outcome:
         """Measure, check and, if this block is the only one, explain."""
-        timing = self._timing
-        explains = alone and self._can_explain
+        timing = self._timer
+        explains = is_only and self._can_explain
         seconds_to_measure = seconds
         if explains:
             # Such a benchmark is a step, whose preparation takes a considerable part of the time.
             seconds_to_measure = _EXPLAINED_SHARE * seconds - (time.perf_counter() - began)
         seconds_to_measure = max(seconds_to_measure, 0.0)
         with background_load(self._load, self._world):
-            if alone:
-                timing.measure_at_once(seconds_to_measure)
+            if is_only:
+                timing.measure_until_precise(seconds_to_measure)
             else:
                 timing.measure_block(seconds_to_measure, num_later)
         if self._is_repeatable:
@@ -248,16 +254,19 @@ class CaseRun:
         return outcome
 
     def _check(self, when: str, step: Callable[[], object] | None = None) -> None:
-        """Check the last step, or one that is taken now; a wrong result ends the case."""
+        """Compare the results of ``step``, or of the last step, with the reference.
+
+        Raises ``CaseEndedError`` on all ranks if a result of any rank is wrong.
+        """
         assert self._benchmark is not None
         self._progress.phase = "check"
         if step is not None:
-            self._timing.stopwatch.start_line()
+            self._timer.stopwatch.start_line()
             step()
             self._world.sync()
         benchmark = self._benchmark
         num_wrong = benchmark.check()
-        differences = benchmark.differences() if isinstance(benchmark, Differing) else ()
+        differences = benchmark.differences() if isinstance(benchmark, SupportsDifferences) else ()
         results = self._world.gather((num_wrong, differences))
         wrong_by_rank = {rank: num for rank, (num, _) in enumerate(results) if num}
         if not wrong_by_rank:
@@ -283,7 +292,7 @@ class CaseRun:
             wall_seconds=self._wall_seconds,
             injected=self._fault.text if self._fault else "",
         )
-        samples = self._timing.samples
+        samples = self._timer.samples
         if samples is None:
             return outcome
         outcome = _add_samples(outcome, samples, self._description, self._world, list(self._ranks))
@@ -293,8 +302,8 @@ class CaseRun:
     def _explain(self, outcome: Outcome, seconds: float) -> Outcome:
         self._progress.phase = "explain"
         [remaining_seconds] = self._world.broadcast_from_rank_0([max(seconds, 0.0)])
-        benchmark = cast(Explained, self._benchmark)
-        explanation = benchmark.explain(self._timing.stopwatch.start_line, remaining_seconds)
+        benchmark = cast(SupportsExplanation, self._benchmark)
+        explanation = benchmark.explain_step(self._timer.stopwatch.start_line, remaining_seconds)
         timeline = explanation.timeline
         return replace(
             outcome,
@@ -309,7 +318,7 @@ def _can_explain(benchmark: Benchmark) -> bool | None:
     """Return True if the benchmark explains itself, and None for a rank with an injected fault."""
     if isinstance(benchmark, FaultInjector):
         return None
-    return isinstance(benchmark, Explained)
+    return isinstance(benchmark, SupportsExplanation)
 
 
 def _make_skip_error(fault: FaultSpec, reason: str) -> CaseEndedError:
@@ -326,7 +335,7 @@ def _refuse_too_large(case: Case, world: World) -> None:
     cached = reserved - torch.cuda.memory_allocated(world.device)
     free = min(world.gather(torch.cuda.mem_get_info(world.device)[0] + cached))
     size_bytes = int(case.all_params["size_bytes"])
-    needed = bytes_needed(size_bytes)
+    needed = estimate_needed_bytes(size_bytes)
     if needed > free:
         amounts = f"about {needed / 1e9:.1f} GB a rank; {free / 1e9:.1f} GB of the device are free"
         raise UserError(f"size {format_size(size_bytes)} needs {amounts}")

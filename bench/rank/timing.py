@@ -38,7 +38,7 @@ Sampler = Callable[[], int | None]
 
 
 class Progress:
-    """Counts the steps that this rank has begun in the current case, for another thread."""
+    """The phase and the number of steps of this rank in its case, for the watchdog's thread."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -46,7 +46,8 @@ class Progress:
         self.steps = 0
         self.began_ns = time.time_ns()  # of the current block
 
-    def where(self) -> HangReport:
+    def make_hang_report(self) -> HangReport:
+        """Describe where the measuring thread is, from its stack; another thread calls this."""
         # DDP waits for its buckets in autograd's engine, and NCCL's work in a synchronize.
         waiting_modules = ("torch.distributed", "torch.autograd", "torch.cuda")
         frame = sys._current_frames().get(self._thread)
@@ -76,7 +77,7 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
         return _capture_graph(benchmark, repeat)
     if mode == "coalesced" and world is not None:
         # torch 2.11 does not wait for tensors that it gathers itself if it has a device.
-        gathers = world.backend == "gloo" or getattr(benchmark, "gathered", False)
+        gathers = world.backend == "gloo" or getattr(benchmark, "has_batched_call", False)
         group = world.group
         device = None if gathers else world.device
 
@@ -219,10 +220,11 @@ def _time_on_host(sampler: Sampler) -> Stamp:
     return arrival, done, done - arrival, issued - arrival if issued else 0, 0
 
 
-class Timing:
-    """Times a case in one go or in several blocks, and decides how many samples are enough.
+class CaseTimer:
+    """Takes the samples of a case, in one block or in several, until they are precise enough.
 
-    Every rank takes part, measured or not. The stamps are on rank 0.
+    All ranks of the world call its methods together, also those that are not measured. Rank 0
+    gathers the stamps and decides how many samples to take.
     """
 
     def __init__(
@@ -299,7 +301,7 @@ class Timing:
         self._sampler = None
         self._replay = None
 
-    def measure_at_once(self, seconds: float) -> None:
+    def measure_until_precise(self, seconds: float) -> None:
         """Take samples until the median is precise enough or the time is over."""
         began = time.perf_counter()
         sampler = self._warm_up(seconds)

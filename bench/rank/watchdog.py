@@ -99,7 +99,7 @@ class Watchdog:
     def _report(self) -> None:
         """Report the state of this rank, and end it unless its block ends or the driver ends it."""
         index, began = self._index, self._began
-        state = replace(self._progress.where(), index=index)
+        state = replace(self._progress.make_hang_report(), index=index)
         if not self._is_alarmed():
             self._mailbox.put(ALARM, f"{self._rank} {index}".encode())
         self._mailbox.post(self._rank, replace(state, more=True))

@@ -16,7 +16,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, MutableMapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,26 @@ from msgspec.structs import replace
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from parbench.bench.launch.attempt import START_SECONDS
+from parbench.bench.launch.external import (
+    STORE_VARIABLE,
+    StoreMailbox,
+    connect_store,
+    open_store,
+)
+from parbench.bench.launch.launchers import FOLDER_VARIABLE
 from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox, Mailbox, wait_for
 from parbench.bench.launch.messages import (
     JOB_DECODER,
     OUT_OF_BUDGET,
-    Done,
-    Finished,
+    BlockResult,
     Hello,
     Job,
-    Raised,
+    JobDone,
+    RankError,
 )
-from parbench.bench.launch.processes import exit_now, process_space
-from parbench.bench.machine.environment import capture, find_interface, locate_rank
+from parbench.bench.launch.processes import exit_now, get_process_space
+from parbench.bench.machine.environment import capture_environment, find_interface, locate_rank
 from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE, capture_gpu
 from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, list_host_addresses
@@ -45,11 +52,9 @@ from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.rank.watchdog import Watchdog
 from parbench.bench.results.runs import utc_now
-from parbench.bench.world.torch_compat import nccl_version
+from parbench.bench.world.torch_compat import find_nccl_version
 from parbench.bench.world.world import World, disable_tf32, open_world
 
-START_SECONDS = 120.0
-"""Ranks may take this long to start, and as long again to join each other."""
 _JOB_SECONDS = 600.0
 """A rank whose driver has vanished waits this long for its job."""
 _MIN_CASE_SECONDS = 0.02
@@ -69,13 +74,11 @@ def main() -> None:
     if "RANK" not in os.environ:
         for name, slurm_name in _SRUN_VARIABLES.items():
             os.environ[name] = os.environ[slurm_name]
-    folder = Path(os.environ["PARBENCH_FOLDER"])
-    prefix = os.environ.get("PARBENCH_STORE")
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    prefix = os.environ.get(STORE_VARIABLE)
     if prefix is None:
         run_rank(FolderMailbox(folder), None, folder)
     else:
-        from parbench.bench.launch.external import StoreMailbox, connect_store
-
         # A client of a store does one operation at a time, and the watchdog may need it while
         # this thread waits.
         mail_store = PrefixStore(f"{prefix}/mail", connect_store(os.environ))
@@ -99,7 +102,7 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
     try:
         serves_store = store is None and rank == 0
         store = store or meet_ranks(mailbox, os.environ)
-        watchdog.store_address = find_address(store, os.environ)
+        watchdog.store_address = find_server_address(store, os.environ)
         mailbox.post(rank, make_hello(os.environ))
         job = JOB_DECODER.decode(wait_for(mailbox, JOB, _JOB_SECONDS))
         plan = job.plan
@@ -115,7 +118,7 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
             plan.backend, plan.device, plan.measure.seed, timeout_seconds, store
         ) as world:
             measure_cases(job, world, progress, watchdog, mailbox)
-        mailbox.post(rank, Done(cpu_seconds=time.process_time() - began))
+        mailbox.post(rank, JobDone(cpu_seconds=time.process_time() - began))
     except Exception as error:  # noqa: BLE001 - the driver reports it, whatever it is
         report_and_block(mailbox, rank, error)
     finally:
@@ -140,7 +143,7 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
     return store
 
 
-def find_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
+def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
     """Return the address of the server of a store, None if it is in this process."""
     if environ["RANK"] == "0":
         return None
@@ -164,11 +167,6 @@ def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
     if other_addresses and environ.get(INTERFACE_VARIABLE) == find_interface(first_address):
         interface = find_interface(other_addresses[0])
         environ[INTERFACE_VARIABLE] = interface or environ[INTERFACE_VARIABLE]
-
-
-def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
-    timeout = timedelta(seconds=START_SECONDS)
-    return TCPStore(host, port, is_master=is_server, wait_for_workers=False, timeout=timeout)
 
 
 def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
@@ -201,7 +199,7 @@ def measure_cases(
         watchdog.begin(number, job.plan.timeout_seconds)
         starts.setdefault(index, utc_now())
         world.recalibrate_stale_clock()
-        seconds = clock.share(number, remaining.total())
+        seconds = clock.compute_block_seconds(number, remaining.total())
         clock.pause(index)
         may_begin, may_continue = world.broadcast_from_rank_0(
             [clock.may_begin(), clock.may_continue()]
@@ -214,13 +212,13 @@ def measure_cases(
             outcome = OUT_OF_BUDGET
         elif is_new or may_continue:
             is_alone = is_new and num_later == 0
-            outcome = runs[index].visit(seconds, num_later, alone=is_alone)
+            outcome = runs[index].run_block(seconds, num_later, is_only=is_alone)
         else:
-            outcome = runs[index].end()
+            outcome = runs[index].end_early()
         clock.note_block_end(index)
         if world.global_rank == 0:
             outcome = replace(outcome, started=starts[index])
-            mailbox.post(0, Finished(index=number, outcome=outcome))
+            mailbox.post(0, BlockResult(index=number, outcome=outcome))
         if not outcome.more:
             remaining[index] = 0
             runs.pop(index, None)
@@ -230,7 +228,7 @@ def measure_cases(
 
 
 class RepetitionClock:
-    """Shares the time of a repetition among blocks; rank 0's decides."""
+    """Divides the time of a repetition among its blocks. The clock of rank 0 decides."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -240,10 +238,10 @@ class RepetitionClock:
         self._costs = accumulate_from_end([block.cost_seconds for block in job.blocks])
         self._ends: dict[int, float] = {}
 
-    def share(self, number: int, num_later: int = 0) -> float:
-        """Return the time (s) of a block that begins now, with ``num_later`` after it.
+    def compute_block_seconds(self, number: int, num_later: int = 0) -> float:
+        """Return the seconds for a block that begins now, with ``num_later`` blocks after it.
 
-        It has its cost, and of the time that all costs leave its share by weight.
+        They are its cost, and a share by weight of the time that the costs of all blocks leave.
         """
         seconds = self._job.budget_seconds - self._elapsed()
         block = self._job.blocks[number]
@@ -289,7 +287,9 @@ def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
     """
     first_line = f"{type(error).__name__}: {error}".splitlines()[0]
     traceback.print_exc()
-    mailbox.post(rank, Raised(error=first_line, stack=traceback.format_exc(), seconds=time.time()))
+    mailbox.post(
+        rank, RankError(error=first_line, stack=traceback.format_exc(), seconds=time.time())
+    )
     threading.Event().wait()
 
 
@@ -300,14 +300,14 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
     }
-    environment = {**capture(environ), "torch": facts}
+    environment = {**capture_environment(environ), "torch": facts}
     uuid = None
     if environ.get("PARBENCH_DEVICE") == "cuda" and torch.cuda.is_available():
         index = choose_gpu_index(environ, torch.cuda.device_count())
         device = torch.cuda.get_device_properties(index)
         uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
         facts["gpu"] = device.name
-        facts["nccl"] = nccl_version()
+        facts["nccl"] = find_nccl_version()
         facts["float32_matmul"] = disable_tf32()
         has_report = environ.get(REPORT_VARIABLE) == "1"
         environment |= capture_gpu(environ, uuid, has_report=has_report)
@@ -316,10 +316,9 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
     host = socket.gethostname()
     return Hello(
         rank=int(environ["RANK"]),
-        size=int(environ["WORLD_SIZE"]),
         host=host,
         pid=os.getpid(),
-        process_space=process_space(),
+        process_space=get_process_space(),
         place=locate_rank(host, environ, uuid),
         environment=environment,
         step="{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(environ) if is_in_step else "",

@@ -1,4 +1,4 @@
-"""Budgets: limits of the metrics of cases, as a file has them."""
+"""Limits of the metrics of cases, from the file of ``--budgets``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parbench.bench.files import read_toml
 from parbench.bench.plan.cases import Case, matches
-from parbench.bench.plan.plan import Skipped
+from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import METRICS, Metric, find_metric
 from parbench.bench.text import UserError, format_list, suggest_similar
 
@@ -27,8 +27,8 @@ _EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """A limit of one metric of some cases."""
+class MetricBudget:
+    """A limit of one metric that some cases have to keep, such as ``exposed_fraction < 10%``."""
 
     cases: str
     """A glob of names or labels."""
@@ -53,8 +53,8 @@ class Budget:
 def read_budgets(
     path: Path,
     cases: Sequence[Case],
-    skipped: Sequence[Skipped] = (),
-) -> tuple[Budget, ...]:
+    skipped: Sequence[SkippedCase] = (),
+) -> tuple[MetricBudget, ...]:
     """Return the budgets in a file.
 
     Raises ``UserError`` if there are none, if a metric is unknown, or if a glob fits none of the
@@ -74,7 +74,9 @@ def read_budgets(
     return tuple(budgets)
 
 
-def _describe_unused(budget: Budget, cases: Sequence[Case], skipped: Sequence[Skipped]) -> str:
+def _describe_unused(
+    budget: MetricBudget, cases: Sequence[Case], skipped: Sequence[SkippedCase]
+) -> str:
     for skip in skipped:
         if budget.applies_to(skip.case):
             return f"{budget.cases!r} fits only what cannot run here: {skip.reason}"
@@ -95,7 +97,7 @@ def resolve_metric(name: str) -> Metric | None:
     return metric
 
 
-def _parse_budget(path: Path, cases: str, name: str, text: str) -> Budget:
+def _parse_budget(path: Path, cases: str, name: str, text: str) -> MetricBudget:
     place = f"budgets {path}: {name} of {cases!r}"
     metric = resolve_metric(name)
     if metric is None:
@@ -110,4 +112,6 @@ def _parse_budget(path: Path, cases: str, name: str, text: str) -> Budget:
         raise UserError(f"{place} has to be {text!r}, which is not understood: write {syntax}")
     comparison, digits, unit = match.groups()
     number = float(digits) * factors[unit]
-    return Budget(cases=cases, metric=name, text=text.strip(), comparison=comparison, number=number)
+    return MetricBudget(
+        cases=cases, metric=name, text=text.strip(), comparison=comparison, number=number
+    )

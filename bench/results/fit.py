@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations, groupby, pairwise
+from itertools import combinations, pairwise
 from statistics import variance
 
 import numpy as np
@@ -106,8 +106,6 @@ class CurveFit:
     """The lines of a curve in the order of size."""
 
     segments: tuple[Segment, ...]
-    half_bandwidth_bytes: float | None
-    """That of the last line."""
     outliers: tuple[tuple[int, float], ...]
     """Sizes far from the curve with their relative errors, which are time over model less 1."""
     residual: float
@@ -115,6 +113,11 @@ class CurveFit:
     repetitions: int
     """The number of repetitions that the intervals are over, one for intervals within a repetition."""
     method: str
+
+    @property
+    def half_bandwidth_bytes(self) -> float | None:
+        """n_1/2 of the last line."""
+        return self.segments[-1].half_bandwidth_bytes
 
     @property
     def breakpoints(self) -> tuple[float, ...]:
@@ -136,10 +139,10 @@ class CurveFit:
 def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     """Return the latency and bandwidth that explain times, None with fewer than three sizes.
 
-    Sizes and times are above zero.
+    Sizes and times are above zero, and no two points have the same size.
     """
     assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
-    curve = _select_curve(points)
+    curve = sorted(points, key=lambda point: point.size_bytes)
     if len(curve) < MIN_SIZES:
         return None
     sizes = np.array([float(point.size_bytes) for point in curve])
@@ -156,26 +159,20 @@ def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
     repetitions = sorted(set[int].intersection(*(set(point.repetitions) for point in curve)))
     segments = []
     for line in lines:
+        on_line = [point for point in curve if point.size_bytes in line.sizes]
+        repetition_times = [
+            [point.repetitions[repetition] for point in on_line] for repetition in repetitions
+        ]
         weights = line.compute_weights(scale)
-        if len(repetitions) > 1:
-            on_line = [point for point in curve if point.size_bytes in line.sizes]
-            repetition_times = [
-                [point.repetitions[repetition] for point in on_line] for repetition in repetitions
-            ]
-            intervals = _intervals_over_repetitions(
-                line, weights, time_error, np.array(repetition_times)
-            )
-        else:
-            intervals = _intervals_of_covariance(line, weights, time_error, freedom)
-        segments.append(_make_segment(line, weights, time_error, intervals))
+        segments.append(
+            _make_segment(line, weights, time_error, freedom, np.array(repetition_times))
+        )
     residual = float(np.median(abs(errors)))
     is_outlier = abs(errors) > max(MIN_OUTLIER_ERROR, OUTLIER_SIGMAS * _SIGMA_OF_MAD * residual)
     outliers = zip(sizes[is_outlier], errors[is_outlier], strict=True)
-    last = segments[-1]
     num_repetitions = max(1, len(repetitions))
     return CurveFit(
         segments=tuple(segments),
-        half_bandwidth_bytes=last.half_bandwidth_bytes,
         outliers=tuple((int(size), float(error)) for size, error in outliers),
         residual=residual,
         repetitions=num_repetitions,
@@ -189,16 +186,6 @@ def describe_intervals(repetitions: int) -> str:
         return f"95 % t intervals from the fit's covariance, {WITHIN_REPETITION}"
     freedom = f"{repetitions - 1} degree{'s' if repetitions > 2 else ''} of freedom"
     return f"95 % Student's t intervals over the lines of {repetitions} repetitions, {freedom}"
-
-
-def _select_curve(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Return one point for each size, from the smallest: of several the lower median time."""
-    ordered = sorted(points, key=lambda point: (point.size_bytes, point.seconds))
-    curve = []
-    for _, group in groupby(ordered, key=lambda point: point.size_bytes):
-        same_size = list(group)
-        curve.append(same_size[(len(same_size) - 1) // 2])
-    return curve
 
 
 def _estimate_noise(curve: Sequence[CurvePoint]) -> float:
@@ -284,9 +271,11 @@ def _rejects_fewer_lines(
     fewer_errors = _get_errors(fewer)
     more_errors = _get_errors(more)
     num_ignored = max(1, len(fewer_errors) // 10)
-    kept = np.argsort(abs(fewer_errors), kind="stable")[:-num_ignored]
-    freedom = len(kept) - 2 * len(more)
-    gain = _log_mean_square(fewer_errors[kept], noise) - _log_mean_square(more_errors[kept], noise)
+    inliers = np.argsort(abs(fewer_errors), kind="stable")[:-num_ignored]
+    freedom = len(inliers) - 2 * len(more)
+    gain = _log_mean_square(fewer_errors[inliers], noise) - _log_mean_square(
+        more_errors[inliers], noise
+    )
     extra = len(more) - len(fewer) - 1
     # For sums of squares in ratio x, p is x^(d/2) with 2 and d degrees of freedom, and at most
     # x^(d/2) (1 + d/2) with 4.
@@ -374,75 +363,57 @@ def _find_crossing(left: _Line | Segment, right: _Line | Segment) -> float | Non
     return size if left.last_bytes <= size <= right.first_bytes else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Intervals:
-    """The 95 % intervals of a line."""
-
-    latency_low: float
-    latency_high: float
-    slope_low: float
-    slope_high: float
-
-
-def _is_flat(line: _Line, time_error: float) -> bool:
-    """Return True if the slope is within two standard errors that it would have if it were 0."""
-    size_spread = math.sqrt(len(line.sizes) * line.sizes.var())
-    return line.seconds_per_byte <= 2 * time_error * float(line.fitted[0]) / size_spread
-
-
-def _get_latency(line: _Line, weights: _Array, time_error: float) -> float:
-    """Return the latency, which is the mean time of a flat line."""
-    if _is_flat(line, time_error):
-        return float(weights @ line.times) / float(weights.sum())
-    return line.latency_seconds
-
-
-def _compute_gradients(line: _Line, weights: _Array, time_error: float) -> tuple[_Array, _Array]:
-    """Return the derivatives of latency and slope with respect to each time."""
-    total, mean_size, squares = _compute_moments(line.sizes, weights)
-    of_slope = weights * (line.sizes - mean_size) / squares
-    of_latency = weights / total
-    if not _is_flat(line, time_error):
-        of_latency = of_latency - mean_size * of_slope
-    return of_latency, of_slope
-
-
-def _intervals_of_covariance(
+def _make_segment(
     line: _Line,
     weights: _Array,
     time_error: float,
     freedom: int,
-) -> _Intervals:
-    """Return intervals within a repetition; ``time_error`` is the relative standard error of a time."""
-    factor = time_error * t_quantile(0.5 + CONFIDENCE / 2, freedom)
-    gradients = _compute_gradients(line, weights, time_error)
-    widths = [factor * math.sqrt(float((part**2 / weights).sum())) for part in gradients]
-    latency = _get_latency(line, weights, time_error)
-    latency_width, slope_width = widths
-    return _Intervals(
-        latency_low=max(0.0, latency - latency_width),
-        latency_high=latency + latency_width,
-        slope_low=line.seconds_per_byte - slope_width,
-        slope_high=line.seconds_per_byte + slope_width,
-    )
-
-
-def _intervals_over_repetitions(
-    line: _Line,
-    weights: _Array,
-    time_error: float,
     repetition_times: _Array,
-) -> _Intervals:
-    """Return intervals over repetitions, each of which has a row in ``repetition_times``."""
-    of_latency, of_slope = _compute_gradients(line, weights, time_error)
-    latency = _get_latency(line, weights, time_error)
-    latency_low, latency_high = _interval_around(latency, repetition_times @ of_latency)
-    slope_low, slope_high = _interval_around(line.seconds_per_byte, repetition_times @ of_slope)
-    return _Intervals(
+) -> Segment:
+    """Return a line with its intervals.
+
+    Args:
+        line: the line that was fitted.
+        weights: those of its times.
+        time_error: the relative standard error of a time.
+        freedom: the degrees of freedom of the fit.
+        repetition_times: the times of each repetition in a row. Intervals are over repetitions if
+            there are several, otherwise they follow from the covariance of the fit.
+
+    """
+    total, mean_size, squares = _compute_moments(line.sizes, weights)
+    # The slope is within two standard errors that it would have if it were 0.
+    size_spread = math.sqrt(len(line.sizes) * line.sizes.var())
+    is_flat = line.seconds_per_byte <= 2 * time_error * float(line.fitted[0]) / size_spread
+    slope = line.seconds_per_byte
+    # The derivatives of latency and slope with respect to each time.
+    slope_gradient = weights * (line.sizes - mean_size) / squares
+    latency_gradient = weights / total
+    if is_flat:
+        latency = float(weights @ line.times) / total
+    else:
+        latency = line.latency_seconds
+        latency_gradient = latency_gradient - mean_size * slope_gradient
+    if len(repetition_times) > 1:
+        latency_low, latency_high = _interval_around(latency, repetition_times @ latency_gradient)
+        slope_low, slope_high = _interval_around(slope, repetition_times @ slope_gradient)
+    else:
+        factor = time_error * t_quantile(0.5 + CONFIDENCE / 2, freedom)
+        latency_width = factor * math.sqrt(float((latency_gradient**2 / weights).sum()))
+        slope_width = factor * math.sqrt(float((slope_gradient**2 / weights).sum()))
+        latency_low = max(0.0, latency - latency_width)
+        latency_high = latency + latency_width
+        slope_low = slope - slope_width
+        slope_high = slope + slope_width
+    return Segment(
+        first_bytes=line.first_bytes,
+        last_bytes=line.last_bytes,
+        latency_seconds=latency,
         latency_low=latency_low,
         latency_high=latency_high,
-        slope_low=slope_low,
-        slope_high=slope_high,
+        bytes_per_second=None if is_flat else 1 / slope,
+        bytes_per_second_low=1 / slope_high if slope_high > 0 else None,
+        bytes_per_second_high=1 / slope_low if slope_low > 0 and not is_flat else None,
     )
 
 
@@ -458,23 +429,3 @@ def _interval_around(center: float, values: _Array) -> tuple[float, float]:
         return center / ratio, center * ratio
     width = factor * float(values.std(ddof=1))
     return max(0.0, center - width), center + width
-
-
-def _make_segment(
-    line: _Line,
-    weights: _Array,
-    time_error: float,
-    intervals: _Intervals,
-) -> Segment:
-    is_flat = _is_flat(line, time_error)
-    has_upper_bound = intervals.slope_low > 0 and not is_flat
-    return Segment(
-        first_bytes=line.first_bytes,
-        last_bytes=line.last_bytes,
-        latency_seconds=_get_latency(line, weights, time_error),
-        latency_low=intervals.latency_low,
-        latency_high=intervals.latency_high,
-        bytes_per_second=None if is_flat else 1 / line.seconds_per_byte,
-        bytes_per_second_low=1 / intervals.slope_high if intervals.slope_high > 0 else None,
-        bytes_per_second_high=1 / intervals.slope_low if has_upper_bound else None,
-    )

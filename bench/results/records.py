@@ -33,8 +33,8 @@ from parbench.bench.text import UserError
 SCHEMA = 2
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks that most often arrive last at an iteration and leave it last."""
+class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank that most often arrives last at an iteration, and the one that leaves it last."""
 
     method: str
     """A phrase about how the clocks of the ranks were compared."""
@@ -54,8 +54,8 @@ def find_stragglers(
     skew_seconds: Sequence[float],
     method: str,
     uncertainty: float,
-) -> Arrival:
-    """Return the ranks that are last most often.
+) -> Stragglers:
+    """Find the rank that most often arrives last, and the one that most often leaves last.
 
     ``last_arrivals`` and ``last_exits`` have the last rank of each iteration, ``skew_seconds`` the
     time between its first and its last arrival.
@@ -64,7 +64,7 @@ def find_stragglers(
     late_ranks = [rank for rank, skew in skews if skew > uncertainty]
     late_rank, late_share = _find_most_common(late_ranks, len(last_arrivals))
     last_out_rank, last_out_share = _find_most_common(last_exits, len(last_arrivals))
-    return Arrival(
+    return Stragglers(
         method=method,
         uncertainty=uncertainty,
         late_rank=late_rank,
@@ -235,7 +235,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     samples: Samples = Samples()
     metrics: dict[str, MetricValue] = {}
     noise: Noise | None = None
-    arrival: Arrival | None = None
+    arrival: Stragglers | None = None
     injected: str = ""
     """The fault that was injected on purpose."""
     details: dict[str, Any] = {}

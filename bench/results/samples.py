@@ -30,11 +30,9 @@ def load_rank_samples(run: Run, record: Record) -> "dict[str, np.ndarray[Any, An
         if not file.exists():
             return {}
         try:
-            arrays = _load_arrays(file)
+            return _load_arrays(file)
         except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
             raise ValueError(str(error)) from error
-        _check_arrays(arrays, record.world.size)
-    return arrays
 
 
 def _load_arrays(file: Path) -> "dict[str, np.ndarray[Any, Any]]":
@@ -43,21 +41,3 @@ def _load_arrays(file: Path) -> "dict[str, np.ndarray[Any, Any]]":
     names = ("ranks", "steps_per_sample", *STAMPS)
     with file.open("rb") as content, np.load(content, allow_pickle=False) as archive:
         return {name: archive[name] for name in names if name in archive}
-
-
-def _check_arrays(arrays: "dict[str, np.ndarray[Any, Any]]", max_ranks: int) -> None:
-    """Raise ``ValueError`` if a type or a shape is not that of samples."""
-    for name, array in arrays.items():
-        if array.dtype != "int64":
-            raise ValueError(f"{name} is an array of {array.dtype}, not of 64-bit integers")
-    ranks = arrays.get("ranks")
-    if ranks is None or ranks.ndim != 1 or len(ranks) > max_ranks:
-        raise ValueError(f"its ranks are not a list of at most {max_ranks}")
-    shapes = {arrays[name].shape for name in STAMPS if name in arrays}
-    has_rows = all(len(shape) == 2 and shape[0] == len(ranks) and shape[1] for shape in shapes)
-    if len(shapes) > 1 or not has_rows:
-        stamps = " and ".join(map(str, shapes))
-        raise ValueError(f"its stamps are of shape {stamps}, for {len(ranks)} ranks")
-    steps = arrays.get("steps_per_sample")
-    if steps is not None and (steps.ndim or steps < 1):
-        raise ValueError("steps_per_sample is not a count")

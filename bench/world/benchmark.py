@@ -58,8 +58,8 @@ class Benchmark(Protocol):
 
 
 @runtime_checkable
-class Differing(Protocol):
-    """A benchmark that can name what its last check found wrong."""
+class SupportsDifferences(Protocol):
+    """A benchmark that can describe the wrong results of its last check."""
 
     def differences(self) -> Sequence[str]:
         """Return a phrase for each wrong result on this rank.
@@ -69,11 +69,11 @@ class Differing(Protocol):
 
 
 @runtime_checkable
-class Explained(Protocol):
-    """A benchmark that can explain the time of a step."""
+class SupportsExplanation(Protocol):
+    """A benchmark that can explain where the time of a step goes, such as a training step."""
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Take further steps on every rank and explain their time; rank 0's result counts.
+    def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+        """Profile further steps on every rank for at most ``budget_seconds``; rank 0's result counts.
 
         ``begin`` is called before each step. It resets the benchmark, and all ranks leave it
         together, except a rank that an injected fault delays. This method is called last, after

@@ -117,7 +117,7 @@ def replace_default_timeout(timeout: timedelta) -> Iterator[None]:
         variables.update(defaults)
 
 
-def nccl_version() -> str:
+def find_nccl_version() -> str:
     """Return the version of the loaded NCCL, or else the one that torch was compiled with.
 
     torch only has the latter. Private: the name of its library.

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import Store
 from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.machine import read_text
 from parbench.bench.plan.cases import Params
-from parbench.bench.plan.groups import Ranks, groups_of
+from parbench.bench.plan.groups import Ranks, form_groups
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import replace_default_timeout
 
@@ -41,7 +41,7 @@ class Clock:
     taken_ns: int = 0  # time of the calibration on rank 0's clock, 0 if all ranks share one clock
 
 
-def calibrate(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
+def calibrate_clocks(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
     """Measure the clocks of all hosts against rank 0's; every rank calls it."""
     boot_ids: list[str | None] = [None] * size
     # Ranks with the same kernel have a common clock.
@@ -135,7 +135,7 @@ class World:
         [is_stale] = self.broadcast_from_rank_0([float(age_ns > _STALE_SECONDS * 1e9)])
         if not is_stale:
             return
-        clock = calibrate(self.rank, self.size, self.control)
+        clock = calibrate_clocks(self.rank, self.size, self.control)
         pairs = zip(clock.offsets_ns, self.clock.offsets_ns, strict=True)
         drift_ns = max(abs(offset - earlier) for offset, earlier in pairs)
         self.clock = replace(clock, uncertainty_ns=clock.uncertainty_ns + drift_ns)
@@ -201,7 +201,7 @@ def open_world(
             backend=backend,
             group=group,
             control=control,
-            clock=calibrate(rank, size, control),
+            clock=calibrate_clocks(rank, size, control),
             seed=seed,
         )
 
@@ -271,7 +271,7 @@ def select_subgroup(world: World, params: Params) -> Subgroup:
     all_ranks = tuple(range(len(world.hosts)))
     if text == "world":
         return Subgroup(ranks=all_ranks, active=all_ranks, world=world)
-    parts = groups_of(text, len(all_ranks), world.hosts)
+    parts = form_groups(text, len(all_ranks), world.hosts)
     group = world.group if len(parts) == 1 else world.get_process_group(parts, "measured")
     [own_ranks] = [ranks for ranks in parts if world.global_rank in ranks]
     own_rank = own_ranks.index(world.global_rank)

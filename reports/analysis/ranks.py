@@ -14,7 +14,7 @@ import numpy as np
 
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.machine.host_load import HostLoad
-from parbench.bench.results.records import Arrival, Record
+from parbench.bench.results.records import Record, Stragglers
 from parbench.bench.results.runs import Run
 from parbench.bench.results.samples import load_rank_samples
 from parbench.bench.results.stats import median
@@ -225,7 +225,7 @@ class Late:
     """A row with the median seconds by which each rank arrives after the first; no rank without readable samples."""
 
     row: Row
-    arrival: Arrival
+    arrival: Stragglers
     seconds_by_rank: Mapping[int, float]
 
 
@@ -353,7 +353,7 @@ def agreed(named: Mapping[int, Sequence[Vote]], repetitions: int, size: int) -> 
     return None
 
 
-def _arrivals(rows: Iterable[Row]) -> Iterator[tuple[Record, Arrival, float]]:
+def _arrivals(rows: Iterable[Row]) -> Iterator[tuple[Record, Stragglers, float]]:
     for row in rows:
         for one in row.measured:
             if one.arrival and (time := _value_of(one, row.headline)):

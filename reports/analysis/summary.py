@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Skipped
+from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import MetricValue, collect_by_name, merge_metrics
 from parbench.bench.results.records import Check, Record, Status, WorldInfo
 from parbench.bench.results.runs import Run
@@ -159,7 +159,7 @@ class Summary:
     """A run, ready to be shown."""
 
     rows: tuple[Row, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedCase, ...]
     missing: tuple[Missing, ...]
     tally: Tally
 

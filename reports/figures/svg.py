@@ -1,208 +1,194 @@
-"""Drawings as inline SVG, which take the page's colours and letters: text, boxes, legends, scales and their ticks."""
+"""Figures as inline SVG for the page, and as files for papers and slides."""
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from statistics import fmean as mean
-from typing import Literal
-from xml.sax.saxutils import escape
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape, quoteattr
 
 from markupsafe import Markup
 
+from parbench.bench.files import convert_write_errors
+from parbench.bench.text import escape_unprintable
 from parbench.reports import cells
+from parbench.reports.figures import style
+from parbench.reports.figures.chart import Chart
 
-NARROW, WIDE = 520.0, 1000.0
-FONT = 12.0
-_LETTER, _MOST_TICKS = 0.6, 5  # of the size of the font
-HATCHED = "url(#hatched)"
-"""A pattern that the page declares once: communication that nothing hides, in more than its colour."""
-Anchor = Literal["start", "middle", "end"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-
-def width_of(words: str, size: float = FONT) -> float:
-    return _LETTER * size * len(words)
-
-
-class Drawing:
-    """What is drawn from the top down; ``top`` is where the next thing stands, and in the end the height."""
-
-    def __init__(self, width: float = NARROW) -> None:
-        self.width, self.top = width, 8.0
-        self._parts: list[str] = []
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        words: str,
-        anchor: Anchor = "start",
-        style: str = "",
-        css: str = "",
-    ) -> None:
-        place = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        given = f' class="{css}"' if css else ""
-        look = f' style="{style}"' if style else ""
-        shown = escape(cells.visible(words))
-        self._parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" dy=".35em"{place}{given}{look}>{shown}</text>'
-        )
-
-    def path(self, path: str, style: str, told: str = "") -> None:
-        title = f"<title>{escape(cells.visible(told))}</title>" if told else ""
-        self._parts.append(f'<path d="{path}" style="{style}">{title}</path>')
-
-    def rule(self, path: str, style: str = "stroke:var(--faint)") -> None:
-        self.path(path, f"fill:none;{style}")
-
-    def box(
-        self, x: float, y: float, width: float, height: float, style: str, told: str = ""
-    ) -> None:
-        self.path(f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z", style, told)
-
-    def legend(self, items: Iterable[tuple[str, float, str]], left: float = 8.0) -> None:
-        """Draw words, each after a swatch of a share of the line's height, in as many lines as they need."""
-        x, line = left, 1.5 * FONT
-        for words, share, style in items:
-            width = 34 + width_of(words)
-            if x + width > self.width and x > left:
-                x, self.top = left, self.top + line
-            self.box(x, self.top + 6 - share * FONT / 2, 20, share * FONT, style)
-            self.text(x + 26, self.top + 6, words)
-            x += width
-        self.top += line
-
-    def axis_left(
-        self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str, right: float
-    ) -> float:
-        """Draw what an axis is, and a rule for each tick with its words on the left; return where rules begin."""
-        left = 16 + max((width_of(told) for _, told in ticks), default=0.0)
-        self.text(4, 10, words)
-        for value, told in ticks:
-            self.rule(f"M{left:.1f} {scale(value):.1f}H{right:.1f}")
-            self.text(left - 6, scale(value), told, "end")
-        return left
-
-    def axis_below(self, scale: "Scale", ticks: Sequence[tuple[float, str]], words: str) -> None:
-        """Draw an axis at the top of what is next, with ticks no closer than their words allow."""
-        y, end = self.top, -math.inf
-        self.rule(f"M{scale.first:.1f} {y:.1f}H{scale.last:.1f}", "stroke:currentColor")
-        for value, told in ticks:
-            x, half = scale(value), width_of(told) / 2
-            self.rule(f"M{x:.1f} {y:.1f}v4", "stroke:currentColor")
-            if x - half > end + 4:
-                self.text(x, y + 4 + 0.8 * FONT, told, "middle")
-                end = x + half
-        self.text((scale.first + scale.last) / 2, y + 6 + 2 * FONT, words, "middle")
-        self.top += 8 + 2.6 * FONT
-
-    def svg(self, name: str, title: str, told: str) -> str:
-        """Return all as an element; ``name`` begins its ids, which must be the page's only ones."""
-        return (
-            f'<svg viewBox="0 0 {self.width:.0f} {self.top:.0f}" role="img" '
-            f'aria-labelledby="{name}-title {name}-desc" font-size="{FONT:g}">'
-            f'<title id="{name}-title">{escape(cells.visible(title))}</title>'
-            f'<desc id="{name}-desc">{escape(cells.visible(told))}</desc>{"".join(self._parts)}</svg>'
-        )
+SVG = "{http://www.w3.org/2000/svg}"
+LINK = "{http://www.w3.org/1999/xlink}href"
+_NUMBER = re.compile(r"-?\d+\.\d+")
+_FONT_FAMILY = re.compile(r"font-family: [^;]*;? ?")
+_DROPPED_ATTRIBUTES = ("clip-path", "id")
 
 
-def figure(drawing: Drawing | None, name: str, title: str, told: str = "") -> list[Markup]:
-    """Return a drawing under its caption, as figures are that follow each other; nothing for None."""
-    if drawing is None:
-        return []
-    caption = Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(
-        cells.visible(title), told
+def render_inline(chart: Chart) -> Markup:
+    """Return a caption and the figure, in the colors of the page, light or dark."""
+    title = cells.visible(chart.title)
+    caption = Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(title, chart.caption)
+    svg = Markup(_render_svg(chart))
+    if chart.is_wide:
+        # A small window scrolls a wide figure, also by keys.
+        region = Markup('<div class="chart" role="group" tabindex="0" aria-label="{}">')
+        svg = region.format(title) + svg + Markup("</div>")
+    return caption + svg
+
+
+def draw(chart: Chart) -> "Figure":
+    """Return the figure of a chart in the style of the project."""
+    with style.use_style():
+        return chart.draw()
+
+
+def save_charts(charts: Iterable[Chart], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write each chart as ``NAME.FORMAT`` and return the files. Equal charts have equal bytes."""
+    files = []
+    for chart in charts:
+        figure = draw(chart)
+        for suffix in formats:
+            file = folder / f"{chart.name}.{suffix}"
+            file.write_bytes(encode(figure, suffix))
+            files.append(file)
+    return files
+
+
+def save_chart(chart: Chart, file: Path) -> None:
+    """Write a chart in the format of the file's suffix."""
+    with convert_write_errors(file):
+        file.write_bytes(encode(draw(chart), file.suffix[1:]))
+
+
+def encode(figure: "Figure", suffix: str) -> bytes:
+    """Return a figure as ``png``, ``svg`` or ``pdf``, on white."""
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
+    return _save(figure, suffix, dates[suffix], facecolor=style.color("back"))
+
+
+class Figures(Mapping[str, "Figure"]):
+    """The figures of a report by name. A figure is drawn when it is read for the first time."""
+
+    def __init__(self, charts: Iterable[Chart]) -> None:
+        self._charts = {chart.name: chart for chart in charts}
+        self._drawn: dict[str, Figure] = {}
+
+    def __getitem__(self, name: str) -> "Figure":
+        if name not in self._drawn:
+            self._drawn[name] = draw(self._charts[name])
+        return self._drawn[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._charts)
+
+    def __len__(self) -> int:
+        return len(self._charts)
+
+    def __repr__(self) -> str:
+        return f"Figures({', '.join(self._charts)})"
+
+
+def _save(
+    figure: "Figure", suffix: str, metadata: Mapping[str, Any], salt: str = "", **options: Any
+) -> bytes:
+    import matplotlib as mpl
+
+    content = io.BytesIO()
+    with style.use_style(), mpl.rc_context({"svg.hashsalt": salt or "parbench"}):
+        figure.savefig(content, format=suffix, metadata=dict(metadata), **options)
+    return content.getvalue()
+
+
+def _render_svg(chart: Chart) -> str:
+    """Return an element whose ids start with the name of the chart."""
+    none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    content = _save(draw(chart), "svg", none, salt=chart.name, transparent=True)
+    root = ElementTree.fromstring(escape_unprintable(content.decode(), "\n\t"))
+    parts = "".join(_write(child) for child in root if child.tag != f"{SVG}metadata")
+    description = f"{chart.caption} The table next to it contains the same numbers.".lstrip()
+    title_id = f"{chart.name}-title"
+    description_id = f"{chart.name}-desc"
+    return (
+        f'<svg viewBox="{root.get("viewBox")}" role="img" '
+        f'aria-labelledby="{title_id} {description_id}">'
+        f'<title id="{title_id}">{_escape(chart.title)}</title>'
+        f'<desc id="{description_id}">{_escape(description)}</desc>{parts}</svg>'
     )
-    chart = Markup(
-        drawing.svg(name, title, f"{told} The table beside it holds the same numbers.".lstrip())
-    )
-    if drawing.width == WIDE:
-        # a small window scrolls it, by keys too
-        around = Markup('<div class="chart" role="group" tabindex="0" aria-label="{}">').format(
-            cells.visible(title)
-        )
-        chart = around + chart + Markup("</div>")
-    return [caption + chart]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """Where values from ``low`` to ``high`` stand between two places, by their logarithms if asked."""
-
-    low: float
-    high: float
-    first: float
-    last: float
-    is_log: bool = False
-
-    def __call__(self, value: float) -> float:
-        low, high, value = (
-            math.log(one) if self.is_log else one for one in (self.low, self.high, value)
-        )
-        return self.first + (self.last - self.first) * (value - low) / (high - low)
-
-
-def even_ticks(
-    longest: float, words: Callable[[float], str], most: int = _MOST_TICKS
-) -> list[tuple[float, str]]:
-    """Return a few ticks from zero on: of bytes at powers of two, else at 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(longest / most))
-    step = next(factor * power for factor in (1, 2, 5, 10) if longest / (factor * power) <= most)
-    if words is cells.num_bytes:
-        step = 2.0 ** math.ceil(math.log2(longest / most))
-    return [
-        (i * step, _brief(words(i * step))) for i in range(math.floor(longest / step + 1e-9) + 1)
-    ]
+def _write(element: ElementTree.Element) -> str:
+    """Return an element without what the page does not need."""
+    tag = element.tag.removeprefix(SVG)
+    if tag == "style" or "fill: none; opacity: 0" in element.get("style", ""):
+        return ""
+    identifier = element.get("id", "")
+    content = "".join(map(_write, element))
+    if tag == "g":
+        if not content:
+            return ""
+        if identifier.startswith("title:"):
+            title = _escape(identifier.removeprefix("title:"))
+            return f"<g><title>{title}</title>{content}</g>"
+    if tag == "clipPath" or (tag == "defs" and not content):
+        return ""
+    attributes = _write_attributes(tag, element)
+    if tag == "g" and not attributes:
+        return content
+    text = _escape(element.text or "") if tag == "text" else ""
+    return f"<{tag}{attributes}>{text}{content}</{tag}>"
 
 
-def log_ticks(low: float, high: float, words: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Return ticks at powers of ten, and between them where there are few."""
-    exponents, shown = (
-        range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1),
-        list[float](),
-    )
-    for factors in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)):
-        if len(shown) < 3:
-            every = [factor * 10.0**exponent for exponent in exponents for factor in factors]
-            shown = [tick for tick in every if low <= tick * 1.0001 and tick <= high * 1.0001]
-    return [(tick, _brief(words(tick))) for tick in shown[:: -(-len(shown) // 8) or 1]]
+def _write_attributes(tag: str, element: ElementTree.Element) -> str:
+    written = []
+    for name, value in element.attrib.items():
+        is_target = name == "id" and tag in ("path", "pattern")
+        if name in _DROPPED_ATTRIBUTES and not is_target:
+            continue
+        if name == "fill":
+            # The background of a hatch. Only a style takes variables in every browser.
+            name = "style"
+            value = f"fill: {value}"
+        if name == "style":
+            value = _write_style(value)
+        elif name == "d":
+            value = _write_path(value)
+        elif name != "id":
+            value = _NUMBER.sub(_round, value)
+        if name == "transform" and value.startswith(("rotate(-0 ", "rotate(0 ")):
+            continue
+        written.append(f" {'href' if name == LINK else name}={quoteattr(value)}")
+    return "".join(written)
 
 
-def time_ticks(seconds: float) -> tuple[str, list[tuple[float, str]]]:
-    """Return the unit of an axis of time, and its ticks in that unit."""
-    ticks = even_ticks(seconds, str, 8)
-    units = ((1.0, "s"), (1e-3, "ms"))
-    factor, unit = next((one for one in units if ticks[1][0] >= one[0]), (1e-6, "us"))
-    return unit, [(tick, f"{tick / factor:.6g}") for tick, _ in ticks]
+def _write_style(text: str) -> str:
+    """Return a style with the colors and the font of the page."""
+    text = _FONT_FAMILY.sub("", text)
+    for light, variable in style.variables_by_color().items():
+        text = text.replace(light, variable)
+    return text.replace(": ", ":").replace("; ", ";")
 
 
-def elided(label: str, most: int = 48) -> str:
-    """Return a label that fits: its first word and its last ones, which tell it apart."""
-    if len(label) <= most:
-        return label
-    [head, *rest] = label.split(" ")
-    while rest and len(f"{head} ... {' '.join(rest)}") > most:
-        rest.pop(0)
-    return f"{head} ... {' '.join(rest)}" if rest else f"{label[: most - 3]}..."
+def _write_path(text: str) -> str:
+    """Return a path with one decimal, and with short commands for horizontal and vertical lines."""
+    point = ["", ""]
+    commands = []
+    for line in text.splitlines():
+        letter, *numbers = _NUMBER.sub(_round, line).split()
+        command = letter + " ".join(numbers)
+        if letter == "L" and numbers[1] == point[1]:
+            command = f"H{numbers[0]}"
+        elif letter == "L" and numbers[0] == point[0]:
+            command = f"V{numbers[1]}"
+        point = numbers[-2:] or point
+        commands.append(command)
+    return "".join(commands)
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return places as near as can be to those given, in their order, a gap apart; within bounds if there is room."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    # those that would meet stand together around their mean
-    blocks: list[list[float]] = []
-    for rank, i in enumerate(order):
-        blocks.append([places[i] - rank * gap])
-        while len(blocks) > 1 and mean(blocks[-2]) > mean(blocks[-1]):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    found = [0.0] * len(places)
-    least, most = low, max(low, high - (len(places) - 1) * gap)
-    for rank, (i, at) in enumerate(
-        zip(order, (mean(of) for of in blocks for _ in of), strict=True)
-    ):
-        found[i] = min(max(at, least), most) + rank * gap
-    return found
+def _round(match: re.Match[str]) -> str:
+    return f"{round(float(match[0]), 1) + 0.0:g}"
 
 
-def _brief(text: str) -> str:
-    number, _, unit = text.partition(" ")
-    return f"{float(number):.12g} {unit}".rstrip() if float(number) else "0"
+def _escape(text: str) -> str:
+    return escape(cells.visible(text))

@@ -81,7 +81,7 @@ def _parse_row(
         raise UserError(f"{row.where}: the columns {', '.join(row)} hold no latency")
     params: dict[str, Value] = {"size_bytes": row.whole("size"), "mode": "blocking"}
     notes = ["OSU prints a time alone: bandwidths are computed of size and time"]
-    if operation.sharded and not operation.reduces:  # Every rank contributes a message.
+    if operation.sharded and not operation.is_reduction:  # Every rank contributes a message.
         params["size_bytes"] *= ranks
         notes.append(f"OSU's size is one rank's message: S is {ranks} times that")
     if dtype:

@@ -9,7 +9,7 @@ import msgspec
 from parbench.bench.files import convert_read_errors, read_file
 from parbench.bench.machine.machine import find_package_version
 from parbench.bench.plan.cases import Case, make_case
-from parbench.bench.plan.catalogue import busbw_factor
+from parbench.bench.plan.catalogue import get_busbw_factor
 from parbench.bench.plan.plan import Measure, Plan
 from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
 from parbench.bench.results.runs import create_run, open_writer, utc_now, write_run_info
@@ -119,7 +119,7 @@ def _record(case: Case, found: ImportedResult, foreign: ImportedRun, file: str) 
         noise=compute_noise(Samples(values=list(found.samples))),
         details={
             "size_bytes": case.params["size_bytes"],
-            "busbw_factor": busbw_factor(case.short_name, found.group_ranks or foreign.ranks),
+            "busbw_factor": get_busbw_factor(case.short_name, found.group_ranks or foreign.ranks),
             **({"group_size": found.group_ranks} if found.group_ranks else {}),
             "convention": "nccl-tests",
             "iterations": found.iterations,

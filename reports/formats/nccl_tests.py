@@ -104,7 +104,7 @@ def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
 def _params(case: Case) -> dict[str, Any]:
     """Return a case's parameters, with what goes without saying."""
     operation = _OPERATIONS[case.name]
-    redop = "sum" if operation.reduces else "none"
+    redop = "sum" if operation.is_reduction else "none"
     return {
         "mode": "unknown",
         "redop": redop,

@@ -7,6 +7,7 @@ from click.core import ParameterSource
 
 from parbench.bench.commands import RunPath
 from parbench.reports.regression.commands import (
+    figure_option,
     floor_option,
     form_option,
     history_option,
@@ -100,18 +101,24 @@ def list_runs(branch: str | None, file: Path) -> None:
 @click.argument("pattern", default="*")
 @click.option("--branch", help="Only runs of this branch.")
 @form_option(type=click.Choice(("text", "json")), default="text")
+@figure_option(help="Also draw the first six series to this file: .png, .svg or .pdf.")
 @_file_option
-def show(pattern: str, branch: str | None, form: str, file: Path) -> None:
+def show(pattern: str, branch: str | None, form: str, figure: Path | None, file: Path) -> None:
     """Show how series developed, and where their level changed.
 
     PATTERN is a glob for their cases.
     """
     from parbench.reports.history.database import open_history
     from parbench.reports.history.levels import StepRule
-    from parbench.reports.history.show import render_courses
+    from parbench.reports.history.show import draw_courses, find_courses, render_courses
 
+    rule = StepRule()
     with open_history(file) as found:
-        click.echo(render_courses(found, pattern, branch, StepRule(), form), nl=False)
+        lines = found.runs(branch)
+        courses = find_courses(found, pattern, lines)
+    if figure is not None:
+        draw_courses(courses, lines, rule, figure)
+    click.echo(render_courses(courses, rule, form), nl=False)
 
 
 @history.command(

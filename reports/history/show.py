@@ -3,17 +3,20 @@
 import csv
 import io
 from collections import Counter
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from msgspec.structs import asdict
 
 from parbench.bench.text import UserError, format_table, pluralize
 from parbench.reports import cells
 from parbench.reports.analysis.labels import operation
-from parbench.reports.history.database import History
+from parbench.reports.history.database import History, Line
 from parbench.reports.history.gate import Check, Finding
 from parbench.reports.history.levels import FALSE_DISCOVERY_RATE, StepRule, segments
 from parbench.reports.regression.compare import VERDICTS, Word, counts_of, json_text, world_words
+from parbench.reports.regression.environment import Identity
 from parbench.reports.regression.noise_floor import told
 from parbench.reports.render.markdown import escaped
 
@@ -175,20 +178,46 @@ def render_json(found: Check, code: int) -> str:
     )
 
 
-def render_courses(
-    history: History, pattern: str, branch: str | None, rule: StepRule, form: str = "text"
-) -> str:
-    """Return the courses of series that fit a glob: bars and levels as text, or as JSON all times in seconds."""
-    lines = history.runs(branch)
-    courses = [
-        (one, times)
-        for number, one in history.series().items()
-        if fnmatchcase(one.case.label, pattern) or fnmatchcase(one.case.name, pattern)
-        if (times := history.times(number, lines))
-    ]
+Courses = list[tuple[Identity, tuple[tuple[Line, float], ...]]]
+"""Series with their seconds by run."""
+
+
+def find_courses(history: History, pattern: str, lines: Sequence[Line]) -> Courses:
+    """Return the series whose label or name fits a glob; ``UserError`` if there is none."""
+    courses = []
+    for number, series in history.series().items():
+        names = (series.case.label, series.case.name)
+        times = history.times(number, lines)
+        if times and any(fnmatchcase(name, pattern) for name in names):
+            courses.append((series, times))
     if not courses:
         allowed = "write a case's name or a glob, such as '*all_reduce*'"
         raise UserError(f"no series of the history fits {pattern!r}: {allowed}")
+    return courses
+
+
+def draw_courses(courses: Courses, lines: Sequence[Line], rule: StepRule, file: Path) -> None:
+    """Draw the seconds of each series over the runs, with the levels of its newest runs."""
+    from parbench.reports.figures.changes import HistorySeries, chart_history
+    from parbench.reports.figures.svg import save_chart
+
+    places = {line.number: place for place, line in enumerate(lines)}
+    series = []
+    for one, times in courses:
+        seconds_by_place = {places[line.number]: seconds for line, seconds in times}
+        window = list(seconds_by_place)[-rule.window :]
+        levels = [
+            (window[level.start], window[level.stop - 1], level.seconds)
+            for level in segments([seconds_by_place[place] for place in window], rule)
+        ]
+        label = f"{one.case.label}, {world_words(one.world)}"
+        series.append(HistorySeries(label=label, seconds_by_place=seconds_by_place, levels=levels))
+    runs = [line.commit[:8] or line.started[:10] for line in lines]
+    save_chart(chart_history(runs, series), file)
+
+
+def render_courses(courses: Courses, rule: StepRule, form: str = "text") -> str:
+    """Return the courses of series: bars and levels as text, or as JSON all times in seconds."""
     if form == "json":
         plain = []
         for one, times in courses:

@@ -8,6 +8,17 @@ import click
 from click.core import ParameterSource
 
 FILE = Path("runs/history.sqlite")
+FIGURES = ("png", "svg", "pdf")
+
+
+def _check_suffix(
+    context: click.Context, parameter: click.Parameter, file: Path | None
+) -> Path | None:
+    if file is not None and file.suffix[1:] not in FIGURES:
+        raise click.BadParameter(f"{file} is not a figure: its name ends with .png, .svg or .pdf")
+    return file
+
+
 history_option = partial(
     click.option,
     "--history",
@@ -21,6 +32,13 @@ runs_option = partial(
     click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True
 )
 form_option = partial(click.option, "--format", "form", show_default=True, help="The form.")
+figure_option = partial(
+    click.option,
+    "--figure",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_check_suffix,
+)
 floor_option = click.option(
     "--floor",
     envvar="PARBENCH_FLOOR",

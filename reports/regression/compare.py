@@ -16,7 +16,7 @@ from msgspec import structs
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import encode_json
-from parbench.bench.machine.environment import difference
+from parbench.bench.machine.environment import find_differing_values
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, WorldInfo
 from parbench.bench.results.runs import Run
@@ -270,7 +270,7 @@ def pool(runs: Sequence[Run], name: str) -> Run:
             (own if fits else left_out).append(record)
         if run.records and not own:
             continue
-        common = difference(newest.environment or {}, run.info.environment or {})
+        common = find_differing_values(newest.environment or {}, run.info.environment or {})
         for record in own:
             changed = {**common, **(record.environment.get("changed") or {})}
             environment = {**record.environment, **({"changed": changed} if changed else {})}

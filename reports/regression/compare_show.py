@@ -17,10 +17,11 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError, format_duration, pluralize
 from parbench.reports import cells
-from parbench.reports.analysis.labels import operation, short_labels
+from parbench.reports.analysis.labels import operation, row_label, short_labels
 from parbench.reports.analysis.summary import Row
 from parbench.reports.analysis.verdicts import emulations
 from parbench.reports.budgets import judge
+from parbench.reports.figures.primitives import IntervalRow
 from parbench.reports.history.runs import find_run
 from parbench.reports.regression.ab import LOOKS, SHORTEST_SECONDS
 from parbench.reports.regression.compare import (
@@ -68,8 +69,12 @@ def compare_runs(
     fail_on_unknown: bool = False,
     history: Path | None = None,
     budgets: Path | None = None,
+    figure: Path | None = None,
 ) -> tuple[str, int]:
-    """Return a comparison as text, and the exit code; words, ``floor`` and ``history`` as the command takes them."""
+    """Return a comparison as text, and the exit code; words, ``floor`` and ``history`` as the command takes them.
+
+    The effects are also drawn to a file if there is one.
+    """
     newer = find_run(new, history)
     older = find_run(base, history, without=newer.info.id)
     if older.path.resolve() == newer.path.resolve():
@@ -86,11 +91,40 @@ def compare_runs(
     )
     comparison = advised(comparison)
     code = comparison.code(fail_on_unknown=fail_on_unknown)
+    if figure is not None:
+        draw_effects(comparison, figure)
     if form == "table":
         return as_table(comparison, width=width_of(sys.stdout)), code
     if form == "json":
         return as_json(comparison, code=code), code
     return (as_junit if form == "junit" else as_markdown)(comparison), code
+
+
+_HUES: dict[Word, str] = {"SLOWER": "red", "FASTER": "green", "SAME": "grey"}
+
+
+def draw_effects(comparison: Comparison, file: Path) -> None:
+    """Draw the effect of each series with its interval; ``UserError`` if no effect is known."""
+    from parbench.reports.figures.changes import chart_effects
+    from parbench.reports.figures.svg import save_chart
+
+    labels = short_labels([one.row for one in comparison.series])
+    rows = []
+    for one in comparison.series:
+        effect = one.effect
+        if effect is not None:
+            low = effect.change if effect.low is None else effect.low
+            high = effect.change if effect.high is None else effect.high
+            name = row_label(one.row) if one.row.is_communication else labels[one.case.id]
+            label = f"{name}: {one.word}"
+            interval = (effect.change, low, high)
+            rows.append(
+                IntervalRow(label=label, interval=interval, hue=_HUES.get(one.word, "blue"))
+            )
+    chart = chart_effects(rows, comparison.rule.floor)
+    if chart is None:
+        raise UserError("no figure: no series was measured in both runs")
+    save_chart(chart, file)
 
 
 def advised(

@@ -9,7 +9,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parbench.bench.text import escape_unprintable, format_duration
-from parbench.reports.figures.palette import style_sheet
+from parbench.reports.figures.style import style_sheet
+from parbench.reports.figures.svg import render_inline
 from parbench.reports.render.data import embedded_json
 from parbench.reports.report import Report, terms
 
@@ -43,6 +44,7 @@ def _rendered(template: str, **context: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["render_inline"] = render_inline
     return environment.get_template(template).render(
         policy=_policy(script),
         style=Markup(style_sheet() + (_HERE / "page.css").read_text(encoding="utf-8")),

@@ -12,7 +12,7 @@ import click
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.results.runs import load_run
-from parbench.bench.text import UserError, format_duration
+from parbench.bench.text import UserError, format_duration, pluralize
 from parbench.reports.analysis.several import gather, is_sweep, unfolded
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.render.closing import render_closing
@@ -78,34 +78,51 @@ def rendered(report: Report, form: str) -> bytes:
     return texts[form](report).encode(errors="replace")
 
 
-def build(paths: Sequence[Path], form: str) -> tuple[bytes, int]:
-    """Return the report of one run or several, or of a sweep, and the exit code.
-
-    ``UserError`` where a folder is no run; one that holds a run which cannot be read has a page that says why, and the
-    exit code 4.
-    """
+def load_report(paths: Sequence[Path]) -> Report:
+    """Return the report of one run or several, or of a sweep; ``UserError`` if one cannot be read."""
     paths = unfolded(paths)
     if len(paths) > 1 or is_sweep(paths[0]):
-        return rendered(report_of_several(gather(paths, whole=True)), form), 0
+        return report_of_several(gather(paths, whole=True))
+    return report_of(load_run(paths[0]))
+
+
+def build(
+    paths: Sequence[Path], form: str, figures: Path | None = None, formats: Sequence[str] = ()
+) -> tuple[bytes, int]:
+    """Return the report of one run or several, or of a sweep, and the exit code.
+
+    Figures are also written to a folder if there is one. ``UserError`` where a folder is no run; one that holds a run
+    which cannot be read has a page that says why, and the exit code 4.
+    """
     try:
-        return rendered(report_of(load_run(paths[0])), form), 0
+        report = load_report(paths)
     except UserError as error:
-        if form != "html" or not (paths[0] / "run.json").is_file():
+        [path, *others] = unfolded(paths)
+        if form != "html" or others or not (path / "run.json").is_file():
             raise
         from parbench.reports.render.page import render_refusal
 
-        return render_refusal(paths[0].resolve().name, str(error)).encode(
-            errors="replace"
-        ), ExitCode.DID_NOT_RUN
+        page = render_refusal(path.resolve().name, str(error))
+        return page.encode(errors="replace"), ExitCode.DID_NOT_RUN
+    if figures is not None:
+        write_figures(report, figures, formats)
+    return rendered(report, form), 0
 
 
-def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = None) -> int:
+def build_report(
+    paths: Sequence[Path],
+    form: str = "html",
+    out: Path | None = None,
+    figures: Path | None = None,
+    formats: Sequence[str] = (),
+) -> int:
     """Write the report of one run or several, or of a sweep, and return the exit code.
 
     A page goes to ``out``, by default ``report.html`` in the run's or the sweep's folder, or here for several, and
-    where it is is printed; another format goes to ``out`` or to standard output.
+    where it is is printed; another format goes to ``out`` or to standard output. Figures go to a folder in each of the
+    formats, which is printed on standard error.
     """
-    content, code = build(paths, form)
+    content, code = build(paths, form, figures, formats)
     target = out
     if target is None and form == "html":
         target = paths[0] / REPORT if len(paths) == 1 else Path(REPORT)
@@ -115,6 +132,17 @@ def build_report(paths: Sequence[Path], form: str = "html", out: Path | None = N
         write_output(target, content)
         click.echo(str(target))
     return code
+
+
+def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
+    """Write every figure of a report to a folder, and print what was written on standard error."""
+    from parbench.reports.figures.svg import save_charts
+
+    with convert_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        files = save_charts(report.charts, folder, formats)
+    count = pluralize(len(files) // len(formats), "figure")
+    click.echo(f"{folder}: {count} as {', '.join(formats)}", err=True)
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from markupsafe import Markup
-
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.attention import OF_METHOD, Context, read_context
 from parbench.reports.analysis.labels import differences
 from parbench.reports.analysis.summary import Row, unreadable
-from parbench.reports.figures.lines import draw_methods
-from parbench.reports.figures.svg import figure
+from parbench.reports.figures.chart import Chart
+from parbench.reports.figures.lines import chart_context_methods
 from parbench.reports.report import Column, Section, Table, known, number, words
 from parbench.reports.sections.row_columns import headline, metric_column, metric_columns
 
@@ -36,11 +34,9 @@ def attention_section(found: Analysis) -> Section | None:
     return Section(id="context", title="Context parallelism", tables=tuple(tables), notes=unread)
 
 
-def _draw(found: Analysis) -> Iterator[Markup]:
-    told = "A line for each method; bars are 95 % intervals; of one repetition alone, within this repetition."
-    for i, one in enumerate(found.context_comparisons, start=1):
-        for j, (what, chart) in enumerate(draw_methods(one.lines).items(), start=1):
-            yield from figure(chart, f"context-{i}-{j}", f"{one.title}: {what}", told)
+def _draw(found: Analysis) -> Iterator[Chart]:
+    for index, comparison in enumerate(found.context_comparisons, start=1):
+        yield from chart_context_methods(index, comparison)
 
 
 def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:

@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from markupsafe import Markup
-
 from parbench.bench.results.fit import CurveFit, describe_intervals
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import WITHIN_REPETITION
@@ -31,8 +29,13 @@ from parbench.reports.analysis.fits import Curve, fit_notes
 from parbench.reports.analysis.labels import operation
 from parbench.reports.analysis.ranks import WITHIN
 from parbench.reports.analysis.summary import Alike, Row
-from parbench.reports.figures.lines import RATE, TIME, curve_lines, draw_kinds, draw_sizes
-from parbench.reports.figures.svg import figure
+from parbench.reports.figures.chart import Chart, list_charts
+from parbench.reports.figures.lines import (
+    chart_bandwidth_and_time,
+    chart_efficiency,
+    chart_groups,
+    chart_latency,
+)
 from parbench.reports.report import Column, Section, Table, known, measurement, number, words
 from parbench.reports.sections.row_columns import (
     IDENTITY,
@@ -42,8 +45,7 @@ from parbench.reports.sections.row_columns import (
 )
 
 PLOTTED = "plotted data"
-_MOST_OPERATIONS = 6
-_INTERVALS = "Bands are 95 % intervals; of one repetition alone, within this repetition."
+_MAX_OPERATIONS = 6
 
 
 def communication_section(found: Analysis) -> Section | None:
@@ -73,7 +75,7 @@ def communication_section(found: Analysis) -> Section | None:
             caption=PLOTTED,
             columns=communication_columns(of),
             rows=tuple(of),
-            figures=partial(_curves, found, title, of, f"communication-{i}"),
+            figures=partial(_charts, found, i, title, of),
             where="page",
         )
         for i, (title, of) in enumerate(series.items(), start=1)
@@ -134,17 +136,10 @@ def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
     yield replace(table, id="busbw-over-size", title=title, columns=(*told, *rates), notes=(note,))
 
 
-def _curves(found: Analysis, title: str, rows: Sequence[Row], name: str) -> Iterator[Markup]:
+def _charts(found: Analysis, number: int, title: str, rows: Sequence[Row]) -> Iterator[Chart]:
     curves = [curve for curve in found.curves if curve.rows[0] in rows]
-    bandwidth = draw_sizes(curve_lines(rows, "busbw"), RATE, found.ceiling)
-    lines = curve_lines(rows, "time", curves)
-    alone = len({operation(row.case) for row in rows} - {line.label for line in lines})
-    told = (
-        f"{_INTERVALS} {f'{alone} with a single size stand in the table.' * (alone > 0)}".rstrip()
-    )
-    fits = f"{told} Thin dashes are fits." if curves else told
-    yield from figure(bandwidth, f"{name}-busbw", f"Bus bandwidth over size: {title}", told)
-    yield from figure(draw_sizes(lines, TIME), f"{name}-time", f"Time over size: {title}", fits)
+    yield from chart_bandwidth_and_time(number, title, rows, curves, found.ceiling)
+    yield from list_charts(chart_latency(number, title, rows))
 
 
 def _fits(found: Analysis) -> Iterator[Table[Curve]]:
@@ -156,6 +151,7 @@ def _fits(found: Analysis) -> Iterator[Table[Curve]]:
             columns=_fit_columns(found.curves),
             rows=found.curves,
             notes=fit_notes(found.curves, found.ceiling),
+            figures=lambda: list_charts(chart_efficiency(found.communication, found.ceiling)),
         )
 
 
@@ -388,13 +384,11 @@ def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
     )
 
 
-def _draw_kinds(found: Sequence[Kinds]) -> Iterator[Markup]:
-    for i, (series, rows) in enumerate(
-        list(series_of_kinds(found).items())[:_MOST_OPERATIONS], start=1
-    ):
-        title = f"Within and across nodes: {', '.join(word for word in series if word != cells.UNKNOWN)}"
-        told = "A line for each kind of group."
-        yield from figure(draw_kinds(rows), f"group-kinds-{i}", title, told)
+def _draw_kinds(found: Sequence[Kinds]) -> Iterator[Chart]:
+    series = list(series_of_kinds(found).items())[:_MAX_OPERATIONS]
+    for index, (names, rows) in enumerate(series, start=1):
+        title = ", ".join(name for name in names if name != cells.UNKNOWN)
+        yield from list_charts(chart_groups(index, title, rows))
 
 
 def _group_columns(found: Sequence[Grouped]) -> tuple[Column[Grouped], ...]:

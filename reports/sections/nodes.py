@@ -20,8 +20,8 @@ from parbench.reports.analysis.ranks import (
     RepetitionLoad,
     repetitions_of,
 )
-from parbench.reports.figures.heat_maps import draw_pairs
-from parbench.reports.figures.svg import figure
+from parbench.reports.figures.chart import list_charts
+from parbench.reports.figures.pairs import chart_pairs
 from parbench.reports.report import Column, Section, Table, known, number, words
 from parbench.reports.sections.communication import PLOTTED
 from parbench.reports.sections.row_columns import (
@@ -98,9 +98,6 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
     title = f"Rank to rank: bus bandwidth in GB/s, {told}"
     ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
     notes = distance_words(matrix, nodes) if nodes else ()
-    drawing = (
-        "Ranks stand node by node; thin lines part nodes, thick ones switches." if nodes else ""
-    )
     yield Table(
         id=f"pairs-{index}",
         title=title,
@@ -108,7 +105,7 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
         columns=communication_columns(rows),
         rows=rows,
         notes=notes,
-        figures=lambda: figure(draw_pairs(matrix, nodes), f"pairs-{index}-rates", title, drawing),
+        figures=lambda: list_charts(chart_pairs(index, title, matrix, nodes)),
         where="page",
     )
 

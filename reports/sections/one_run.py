@@ -2,10 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-
-from markupsafe import Markup
 
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
@@ -13,11 +11,10 @@ from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.analysis import Analysis, analyse, front_of
 from parbench.reports.analysis.contrasts import settings_words
 from parbench.reports.analysis.findings import look_at_first
-from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import environment_facts, short_labels
 from parbench.reports.analysis.ranks import measuring_words
 from parbench.reports.analysis.steps import broken_down, calls_of
-from parbench.reports.analysis.summary import Row, Summary, summarize
+from parbench.reports.analysis.summary import Summary, summarize
 from parbench.reports.analysis.verdicts import (
     Verdict,
     bad_rows,
@@ -26,11 +23,10 @@ from parbench.reports.analysis.verdicts import (
     other_claims,
     warnings_of,
 )
-from parbench.reports.figures.gantt import detail_of, draw_pipeline, last_of
-from parbench.reports.figures.lines import RATE, Line, curve_lines, draw_sizes
-from parbench.reports.figures.palette import OPERATIONS
-from parbench.reports.figures.svg import NARROW, WIDE, figure
-from parbench.reports.figures.timeline import draw_first, view_of
+from parbench.reports.figures.chart import Chart, list_charts
+from parbench.reports.figures.lines import chart_bandwidth_overview
+from parbench.reports.figures.pipeline import chart_measured_pipeline
+from parbench.reports.figures.timeline import chart_profiled_step
 from parbench.reports.report import Report, Section
 from parbench.reports.sections.attention import attention_section
 from parbench.reports.sections.communication import (
@@ -48,7 +44,8 @@ from parbench.reports.sections.nodes import (
 from parbench.reports.sections.predictions import predicted_section
 from parbench.reports.sections.steps import step_section
 
-_MOST_LINES, _MOST_BOXES = 6, 1500  # of the first screen
+_MAX_BOXES = 1500
+"""Of the first screen."""
 SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
     node_section,
     communication_section,
@@ -79,7 +76,7 @@ def report_of(run: Run, *more: Verdict) -> Report:
         claims=other_claims(run),
         heading=heading(run, summary),
         front=front,
-        figures=partial(draw_first_screen, found),
+        figures=partial(chart_first_screen, found),
         warnings=warnings_of(run),
         problems=bad_rows(summary),
         findings=look_at_first(found),
@@ -111,44 +108,27 @@ def heading(run: Run, summary: Summary) -> str:
     return "; ".join([*parts, f"started {run.info.started}", measuring_words(run)])
 
 
-def draw_first_screen(found: Analysis) -> list[Markup]:
-    """Return the figures of the first screen; one alone is as wide as the page."""
-    lines = first_lines(found.communication)
+def chart_first_screen(found: Analysis) -> list[Chart]:
+    """Return bandwidth and a step next to each other, or a single figure."""
+    bandwidth = chart_bandwidth_overview(found.communication, found.ceiling)
+    return list_charts(bandwidth, _chart_first_step(found, is_wide=bandwidth is None))
+
+
+def _chart_first_step(found: Analysis, *, is_wide: bool) -> Chart | None:
+    """Return the first profiled step, as a pipeline if it is one."""
+    labels = short_labels(found.steps)
     timeline = next((one for one in found.timelines if one.timeline), None)
     pipeline = next((one for one in found.pipelines if one.facts.measured), None)
-    is_pipelined = pipeline and (not timeline or timeline.row.case.id == pipeline.row.case.id)
-    width = NARROW if lines and (timeline or pipeline) else WIDE
-    bandwidth = draw_sizes(lines, RATE, found.ceiling, width)
-    shown = figure(
-        bandwidth, "first-bandwidth", "Bus bandwidth over size", "Bands are 95 % intervals."
-    )
-    labels = short_labels(found.steps)
-    if is_pipelined and pipeline and pipeline.facts.measured:
-        detail, span = detail_of(pipeline, _MOST_BOXES), last_of(pipeline.facts.measured)
-        step = draw_pipeline(pipeline, detail, span, width=width, is_alone=True)
-        told = f"Repetition {pipeline.repetition + 1}, each gap in the colour of its cause."
-        shown += figure(step, "first-step", f"Pipeline: {labels[pipeline.row.case.id]}", told)
-    elif timeline and timeline.timeline:
-        step = draw_first(timeline.timeline, view_of(timeline.timeline, _MOST_BOXES), width)
-        told = f"Repetition {timeline.repetition + 1}; what a step waits for is hatched or grey."
-        shown += figure(step, "first-step", f"Traced step: {labels[timeline.row.case.id]}", told)
-    return shown
-
-
-def first_lines(rows: Sequence[Row]) -> tuple[Line, ...]:
-    """Return a line for each of six operations at most, of the mode and type in which most were measured."""
-    series = group_by(rows, lambda row: (row.case.params.get("mode"), row.case.params.get("dtype")))
-    lines = max((curve_lines(of, "busbw") for of in series.values()), key=len, default=())
-    known = [*OPERATIONS]
-
-    def place(line: Line) -> tuple[bool, int]:
-        [name, *params] = line.label.split(" ")
-        return bool(params), known.index(name) if name in known else len(known)
-
-    plainest = {
-        line.label.partition(" ")[0]: line for line in sorted(lines, key=place, reverse=True)
-    }
-    return tuple(sorted(plainest.values(), key=place)[:_MOST_LINES])
+    if pipeline and (not timeline or timeline.row.case.id == pipeline.row.case.id):
+        title = f"Pipeline: {labels[pipeline.row.case.id]}"
+        return chart_measured_pipeline(title, pipeline, is_wide=is_wide, max_boxes=_MAX_BOXES)
+    if timeline and timeline.timeline:
+        title = f"Profiled step: {labels[timeline.row.case.id]}"
+        caption = f"Repetition {timeline.repetition + 1}. Waiting is hatched or grey."
+        return chart_profiled_step(
+            title, caption, timeline.timeline, is_wide=is_wide, max_boxes=_MAX_BOXES
+        )
+    return None
 
 
 def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:

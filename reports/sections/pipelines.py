@@ -3,19 +3,16 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.pipelines import Entry, Pipeline, comparisons, schedule_labels
-from parbench.reports.figures.gantt import detail_of, draw_pipeline, gantt_words, span_of
-from parbench.reports.figures.svg import figure
-from parbench.reports.figures.timeline import shared
+from parbench.reports.figures.chart import Chart
+from parbench.reports.figures.pipeline import chart_pipelines
 from parbench.reports.report import Column, Table, known, number, words
 from parbench.reports.sections.row_columns import headline, metric_columns
 
 # of all charts together, so that the page stays under a megabyte
-_MOST_BOXES = 5000
+_MAX_BOXES = 5000
 _count = cells.formatted("{:.4g}")
 
 
@@ -50,15 +47,10 @@ def pipeline_tables(found: Analysis) -> Iterator[Table[Any]]:
                 )
 
 
-def _draw(found: Sequence[Pipeline]) -> Iterator[Markup]:
-    labels, shown = schedule_labels(found), [one for one in found if one.facts.measured]
-    axes = shared([*map(span_of, shown)])
-    for i, (one, (span, told)) in enumerate(zip(shown, axes, strict=True), start=1):
-        detail = detail_of(one, _MOST_BOXES // len(found))
-        chart, label = draw_pipeline(one, detail, span), labels[one.row.case.id]
-        yield from figure(
-            chart, f"pipelines-{i}", f"Pipeline: {label}", f"{gantt_words(one, detail)}{told}"
-        )
+def _draw(found: Sequence[Pipeline]) -> Iterator[Chart]:
+    labels = schedule_labels(found)
+    measured = [(labels[step.row.case.id], step) for step in found if step.facts.measured]
+    return chart_pipelines(measured, _MAX_BOXES)
 
 
 def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:

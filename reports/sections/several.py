@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from markupsafe import Markup
-
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
@@ -32,8 +30,9 @@ from parbench.reports.analysis.verdicts import (
     told_of_runs,
     verdict_words,
 )
-from parbench.reports.figures.lines import EFFICIENCY, RATE, TIME, draw_against
-from parbench.reports.figures.svg import figure
+from parbench.reports.figures import quantities
+from parbench.reports.figures.chart import Chart, list_charts, number_name
+from parbench.reports.figures.lines import chart_scaling
 from parbench.reports.report import (
     PROBLEM_COLUMNS,
     Column,
@@ -46,7 +45,7 @@ from parbench.reports.report import (
 )
 from parbench.reports.sections.one_run import heading
 
-MOST_LINES, MOST_COLUMNS = 12, 8
+MAX_LINES, MOST_COLUMNS = 12, 8
 _RUN_HELP = "the run, and the point of a sweep that it measured"
 _PERFECT = "A level line at 100 % is perfect scaling."
 
@@ -181,7 +180,7 @@ def _differences(several: RunSet) -> Section:
 def _over_nodes(found: Sequence[OverNodes]) -> Section | None:
     if not found:
         return None
-    notes = [f"The first {MOST_LINES} of each kind are drawn."] if len(found) > MOST_LINES else []
+    notes = [f"The first {MAX_LINES} of each kind are drawn."] if len(found) > MAX_LINES else []
     if (repeats := max(one.repeats for one in found)) > 1:
         notes.append(f"Up to {repeats} repeats: the one with the median time is shown.")
     table = Table(
@@ -244,41 +243,48 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
     )
 
 
-def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Markup]:
+def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Chart]:
     def lines(
         series: Sequence[OverNodes], value: Callable[[OverNodes, int], float | None]
     ) -> dict[str, dict[int, float]]:
-        return {
-            one.label: {n: known for n in one.scaled.rows if (known := value(one, n)) is not None}
-            for one in series[:MOST_LINES]
-        }
+        lines = {}
+        for one in series[:MAX_LINES]:
+            values = {nodes: value(one, nodes) for nodes in one.scaled.rows}
+            lines[one.label] = {
+                nodes: known for nodes, known in values.items() if known is not None
+            }
+        return lines
+
+    def rate(one: OverNodes, nodes: int) -> float | None:
+        bytes_per_second = one.shown(nodes)
+        return None if bytes_per_second is None else bytes_per_second / cells.GIGA
 
     operations = [one for one in found if one.scaled.first.is_communication]
     steps = [one for one in found if not one.scaled.first.is_communication]
-    told = lines(operations, OverNodes.shown).items()
-    rates = {label: {n: rate / cells.GIGA for n, rate in of.items()} for label, of in told}
-    asked = (
+    charts = (
         (
-            rates,
-            RATE,
             "Bus bandwidth against nodes",
             "A line for each operation, size and distribution.",
+            lines(operations, rate),
+            quantities.BANDWIDTH,
         ),
         (
-            lines(steps, OverNodes.shown),
-            TIME,
             "Step time against nodes",
             "A line for each step and distribution.",
+            lines(steps, OverNodes.shown),
+            quantities.TIME,
         ),
         (
-            lines(found, lambda one, n: one.scaled.efficiency(n)),
-            EFFICIENCY,
             "Efficiency against nodes",
             _PERFECT,
+            lines(found, lambda one, nodes: one.scaled.efficiency(nodes)),
+            quantities.EFFICIENCY,
         ),
     )
-    for i, (of, level, title, what) in enumerate(asked, start=1):
-        yield from figure(draw_against(of, level), f"over-nodes-{i}", title, what)
+    for index, (title, caption, values, quantity) in enumerate(charts, start=1):
+        name = number_name("over_nodes", index)
+        chart = chart_scaling(name, title, caption, values, "nodes", quantity)
+        yield from list_charts(chart)
 
 
 def _scaling(several: RunSet) -> Section | None:
@@ -303,15 +309,17 @@ def _scaling(several: RunSet) -> Section | None:
         told = f"the speed-up from the smallest world to {ranks} ranks over what they let hope for"
         return number(f"efficiency {ranks}", lambda one: one.efficiency(ranks), cells.percent, told)
 
-    def draw() -> list[Markup]:
-        lines = {
-            name(one.first): {
-                n: known for n in one.rows if (known := one.efficiency(n)) is not None
+    def draw() -> list[Chart]:
+        lines = {}
+        for one in cases[:MAX_LINES]:
+            values = {ranks: one.efficiency(ranks) for ranks in one.rows}
+            lines[name(one.first)] = {
+                ranks: known for ranks, known in values.items() if known is not None
             }
-            for one in cases[:MOST_LINES]
-        }
-        chart = draw_against(lines, EFFICIENCY, "ranks")
-        return figure(chart, "scaling-efficiency", "Efficiency against ranks", _PERFECT)
+        title = "Efficiency against ranks"
+        quantity = quantities.EFFICIENCY
+        chart = chart_scaling("scaling", title, _PERFECT, lines, "ranks", quantity)
+        return list_charts(chart)
 
     counts = sorted({ranks for one in cases for ranks in one.rows})
     columns: tuple[Column[Scaled], ...] = (
@@ -330,8 +338,8 @@ def _scaling(several: RunSet) -> Section | None:
         caption="rates at each number of ranks, and efficiency against the smallest",
         columns=columns,
         rows=cases,
-        notes=(f"The first {MOST_LINES} of {len(cases)} cases are drawn.",)
-        if len(cases) > MOST_LINES
+        notes=(f"The first {MAX_LINES} of {len(cases)} cases are drawn.",)
+        if len(cases) > MAX_LINES
         else (),
         figures=draw,
     )

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from markupsafe import Markup
-
 from parbench.bench.results.metrics import find_metric
 from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
@@ -34,20 +32,14 @@ from parbench.reports.analysis.steps import (
     worst_ratio,
 )
 from parbench.reports.analysis.summary import Row
-from parbench.reports.figures.bars import (
-    draw_breakdown,
-    draw_memory,
-    draw_memory_over_time,
-    draw_steps,
+from parbench.reports.figures.chart import Chart, list_charts
+from parbench.reports.figures.steps import (
+    chart_breakdown,
+    chart_memory,
+    chart_memory_over_time,
+    chart_step_times,
 )
-from parbench.reports.figures.svg import figure
-from parbench.reports.figures.timeline import (
-    draw_timeline,
-    extent_of,
-    shared,
-    timeline_words,
-    view_of,
-)
+from parbench.reports.figures.timeline import chart_timelines
 from parbench.reports.report import Column, Section, Table, known, number, words
 from parbench.reports.sections.pipelines import pipeline_tables
 from parbench.reports.sections.row_columns import (
@@ -70,7 +62,7 @@ _LETTERS = (
     "tokens, b sequences of s; h hidden; L layers; R ranks on the axis."
 )
 # of all timelines together, so that the page stays under a megabyte
-_MOST_SPANS = 12000
+_MAX_SPANS = 8000
 
 
 def step_section(found: Analysis) -> Section | None:
@@ -102,8 +94,6 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
         case: list(prediction.notes) if prediction else [] for case, prediction in told.items()
     }
     notes = {row.case.id: [*row.notes, *notes[row.case.id]] for row in steps}
-    title = "Step time, repetition by repetition (squares) and over all repetitions (diamonds)"
-    intervals = "Lines are 95 % intervals; of one repetition alone, within this repetition."
     yield Table(
         id="steps-table",
         title="Steps",
@@ -112,7 +102,7 @@ def _steps(found: Analysis) -> Iterator[Table[Row]]:
         rows=steps,
         # sentences would make the table wider than any page: they stand below it
         notes=_attributed(steps, notes),
-        figures=lambda: figure(draw_steps(steps), "steps-time", title, intervals),
+        figures=lambda: list_charts(chart_step_times(steps)),
     )
 
 
@@ -187,8 +177,6 @@ def _times(found: Analysis) -> Iterator[Table[Row]]:
         )
         told = "the traced step from start to end: the sum of its parts"
         whole: Column[Row] = number("traced step", traced_seconds, cells.duration, told)
-        title = "Where the time went: the parts of each step"
-        told = "Each bar is a traced step, its parts in the legend's order."
         yield Table(
             id="step-time",
             title="Where the time went",
@@ -201,7 +189,7 @@ def _times(found: Analysis) -> Iterator[Table[Row]]:
             ),
             rows=rows,
             notes=_differing(rows),
-            figures=lambda: figure(draw_breakdown(steps), "steps-breakdown", title, told),
+            figures=lambda: list_charts(chart_breakdown(steps)),
         )
 
 
@@ -279,16 +267,14 @@ def _timelines(found: Analysis) -> Iterator[Table[Busy]]:
     )
 
 
-def _draw_timelines(found: Analysis) -> Iterator[Markup]:
+def _draw_timelines(found: Analysis) -> Iterator[Chart]:
     labels = short_labels(found.steps)
-    shown = [(one, one.timeline) for one in found.timelines if one.timeline]
-    axes = shared([extent_of(timeline)[1] for _, timeline in shown])
-    for i, ((one, timeline), (span, own)) in enumerate(zip(shown, axes, strict=True), start=1):
-        label, view = labels[one.row.case.id], view_of(timeline, _MOST_SPANS // len(shown))
-        told = f"Repetition {one.repetition + 1}. {timeline_words(timeline, view)}{own}"
-        yield from figure(
-            draw_timeline(timeline, view, span), f"timeline-{i}", f"Traced step: {label}", told
-        )
+    steps = [
+        (labels[traced.row.case.id], traced.repetition, traced.timeline)
+        for traced in found.timelines
+        if traced.timeline
+    ]
+    return chart_timelines(steps, _MAX_SPANS)
 
 
 def _busy_columns(steps: Sequence[Row], lines: Sequence[Busy]) -> tuple[Column[Busy], ...]:
@@ -333,7 +319,6 @@ def _memory(found: Analysis) -> Iterator[Table[MemoryLine]]:
         component: Column[MemoryLine] = words(
             "component", lambda line: line.component, "what the bytes hold"
         )
-        told = "Each bar is what the fullest rank holds, its components in the legend's order."
         yield Table(
             id="step-memory",
             title="Memory by component",
@@ -344,9 +329,7 @@ def _memory(found: Analysis) -> Iterator[Table[MemoryLine]]:
                 *map(of_source, SOURCES),
             ),
             rows=lines,
-            figures=lambda: figure(
-                draw_memory(steps), "steps-memory", "Memory by component, measured", told
-            ),
+            figures=lambda: list_charts(chart_memory(steps)),
         )
 
 
@@ -376,13 +359,5 @@ def _memory_over_time(found: Analysis) -> Iterator[Table[Held]]:
                 ),
             ),
             rows=lines,
-            figures=lambda: _draw_memory_over_time(lines),
+            figures=lambda: chart_memory_over_time(lines),
         )
-
-
-def _draw_memory_over_time(lines: Sequence[Held]) -> Iterator[Markup]:
-    labels = short_labels([line.row for line in lines])
-    for i, line in enumerate(lines, start=1):
-        told = f"Repetition {line.repetition + 1}, rank {line.memory.rank}, above what it held when the step began."
-        title = f"Memory over time: {labels[line.row.case.id]}"
-        yield from figure(draw_memory_over_time(line.memory), f"memory-time-{i}", title, told)

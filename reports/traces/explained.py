@@ -7,8 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from markupsafe import Markup
-
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import difference, length
 from parbench.bench.text import format_size, pluralize
@@ -17,8 +15,8 @@ from parbench.reports.analysis.findings import Finding
 from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.analysis.verdicts import Verdict
-from parbench.reports.figures.svg import WIDE, figure
-from parbench.reports.figures.timeline import draw_first, timeline_words, view_of
+from parbench.reports.figures.chart import Chart
+from parbench.reports.figures.timeline import chart_profiled_step, choose_view, describe_timeline
 from parbench.reports.report import Report, Section, Table, number, words
 from parbench.reports.traces.causes import (
     LEAST_SHARE,
@@ -37,6 +35,7 @@ from parbench.reports.traces.steps import (
 )
 
 _MOST_RANKS = 16
+_MAX_BOXES = 4000
 _count = cells.formatted("{:.4g}")
 
 
@@ -110,11 +109,14 @@ def report_of_traces(
     )
 
 
-def _draw(job: Job) -> list[Markup]:
+def _draw(job: Job) -> list[Chart]:
     timeline = timeline_of(job)
-    view = view_of(timeline)
-    told = f"{timeline_words(timeline, view)} What a step waits for is hatched or empty."
-    return figure(draw_first(timeline, view, WIDE), "first-step", "Traced step", told)
+    words = describe_timeline(timeline, choose_view(timeline))
+    caption = f"{words} What a step waits for is hatched or empty."
+    chart = chart_profiled_step(
+        "Profiled step", caption, timeline, is_wide=True, max_boxes=_MAX_BOXES
+    )
+    return [chart]
 
 
 def _verdict(job: Job) -> Verdict:

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from parbench.bench.plan.catalogue import busbw_factor
+from parbench.bench.plan.catalogue import get_busbw_factor
 from parbench.bench.results.records import Timeline
 from parbench.bench.results.spans import Breakdown, Span, compute_breakdown, intersection
 from parbench.bench.results.step_trace import CallFacts, StepTrace, build_rank_timeline
@@ -65,7 +65,7 @@ class SharedCall:
     def busbw(self) -> float | None:
         """Bus bandwidth in B/s by nccl-tests' convention."""
         size, num_bytes = self.facts.size, self.facts.num_bytes
-        factor = busbw_factor(self.facts.op, size) if size else None
+        factor = get_busbw_factor(self.facts.op, size) if size else None
         if factor is None or num_bytes is None or self.transfer_ns <= 0:
             return None
         return factor * num_bytes / self.transfer_ns * 1e9

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from parbench.bench.files import replace_file
-from parbench.bench.launch.processes import describe_exit, terminated_as_interrupted
+from parbench.bench.launch.processes import convert_sigterm_to_interrupt, describe_exit
 from parbench.bench.results.records import Record, encode_record, read_records
 from parbench.bench.results.runs import utc_now
 from parbench.bench.text import UserError
@@ -55,7 +55,7 @@ def work(
         points = (get_task_point(sweep, environ.get("SLURM_ARRAY_TASK_ID", "")),)
     worker = Worker(folder, sweep, slurm, command, environ)
     # Slurm ends a job with SIGTERM.
-    with suppress(KeyboardInterrupt), terminated_as_interrupted():
+    with suppress(KeyboardInterrupt), convert_sigterm_to_interrupt():
         worker.measure_points(points)
     return compute_exit_code(read_progress(folder, point.id) for point in points)
 

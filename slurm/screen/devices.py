@@ -6,7 +6,7 @@ from pathlib import Path
 
 from parbench.bench.check.cases import make_options
 from parbench.bench.check.hosts import OVERHEAD_SECONDS, HostResult, compare_hosts, parse_result
-from parbench.bench.launch.processes import PARBENCH, terminated_as_interrupted
+from parbench.bench.launch.processes import PARBENCH, convert_sigterm_to_interrupt
 from parbench.bench.machine.slurm_allocation import build_srun_command
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.catalogue import DEFINITIONS
@@ -43,7 +43,7 @@ def check_nodes(
     command += ["--budget", f"{seconds:.0f}s", "--out", str(folder)]
     limit = seconds + OVERHEAD_SECONDS
     problem = f"no answer within {limit:.0f} s"
-    with terminated_as_interrupted():
+    with convert_sigterm_to_interrupt():
         try:
             completed = subprocess.run(command, env=environ, capture_output=True, timeout=limit)
             problem = get_last_line(completed.stderr.decode(errors="replace"))

@@ -6,7 +6,7 @@ NIC) only meets the same rail of other nodes.
 
 from collections.abc import Collection, Sequence
 
-from parbench.bench.plan.groups import Pair, num_rounds, round_pairs
+from parbench.bench.plan.groups import Pair, count_rounds, list_round_pairs
 
 Round = tuple[Pair, ...]
 """Pairs of the indices of nodes, the smaller first."""
@@ -19,13 +19,13 @@ def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
 
     In a small cluster each node meets every other equally often.
     """
-    available = num_rounds(num_nodes)
+    available = count_rounds(num_nodes)
     if num_nodes == 3:
         min_rounds = max(min_rounds, _MIN_ROUNDS_OF_THREE)
     count = min_rounds
     if available < min_rounds:
         count = -(-min_rounds // available) * available
-    return [round_pairs(num_nodes, index % available) for index in range(count)]
+    return [list_round_pairs(num_nodes, index % available) for index in range(count)]
 
 
 def plan_confirmation(num_nodes: int, suspects: Collection[int], min_rounds: int) -> list[Round]:

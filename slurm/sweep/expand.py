@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import BenchmarkDefinition, select
+from parbench.bench.plan.cases import BenchmarkDefinition, select_definitions
 from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.plan.params import Param, Value
@@ -35,7 +35,7 @@ class Expansion:
         self._catalogue = catalogue
         self._params_of_case: list[dict[str, Param]] = []
         for case in file.case:
-            definitions = select(catalogue, [case.name])
+            definitions = select_definitions(catalogue, [case.name])
             params = [param for definition in definitions for param in definition.params]
             self._params_of_case.append({param.name: param for param in params})
 

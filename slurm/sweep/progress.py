@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from parbench.bench.launch.driver import remaining
+from parbench.bench.launch.driver import list_pending
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import list_runs, load_run
 from parbench.bench.text import UserError
@@ -72,6 +72,6 @@ def read_progress(folder: Path, point_id: str) -> Progress:
     return Progress(
         run=run.path,
         planned=planned,
-        measured=planned - len(remaining(run)),
+        measured=planned - len(list_pending(run)),
         failures=tuple(failures),
     )

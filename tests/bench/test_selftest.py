@@ -1,8 +1,8 @@
-"""The self-test: a fault is found only if the records name the cause and the right rank."""
+"""The self-test: a fault is proved only if the records name the cause and the right rank."""
 
 import pytest
 
-from parbench.bench.results.records import Arrival, Record
+from parbench.bench.results.records import Record, Stragglers
 from parbench.bench.selftest import judge, render, selftest
 from tests.support.reports_fixtures import collective_case, failed_record, ok_record
 
@@ -12,41 +12,41 @@ OTHER_SHARES = {"late_rank": 0, "share": 1.0, "last_out_rank": 0, "last_out_shar
 
 def make_record(**arrival: int | float | None) -> Record:
     fields = {**OTHER_SHARES, **arrival}
-    arrival_record = Arrival(method="one clock", uncertainty=1e-6, **fields)  # type: ignore[arg-type]
+    arrival_record = Stragglers(method="one clock", uncertainty=1e-6, **fields)  # type: ignore[arg-type]
     return ok_record(CASE, arrival=arrival_record)
 
 
 def test_undisturbed_run_must_be_right() -> None:
-    assert judge("none", ok_record(CASE)).found
-    proof = judge("none", failed_record(CASE, reason="it broke"))
-    assert not proof.found
-    assert proof.told == "it broke"
+    assert judge("none", ok_record(CASE)).is_proved
+    result = judge("none", failed_record(CASE, reason="it broke"))
+    assert not result.is_proved
+    assert result.message == "it broke"
 
 
 @pytest.mark.parametrize(
     ("rank", "share", "is_proved"), [(1, 0.95, True), (1, 0.94, False), (0, 1.0, False)]
 )
 def test_late_rank_must_arrive_last(rank: int, share: float, is_proved: bool) -> None:
-    proof = judge("late", make_record(late_rank=rank, share=share))
-    assert proof.found is is_proved
-    assert proof.told == f"rank {rank} arrived last in {share:.0%} of iterations"
+    result = judge("late", make_record(late_rank=rank, share=share))
+    assert result.is_proved is is_proved
+    assert result.message == f"rank {rank} arrived last in {share:.0%} of iterations"
 
 
 @pytest.mark.parametrize(
     ("rank", "share", "is_proved"), [(1, 0.8, True), (1, 0.79, False), (0, 1.0, False)]
 )
 def test_slow_rank_must_leave_last(rank: int, share: float, is_proved: bool) -> None:
-    proof = judge("slow", make_record(last_out_rank=rank, last_out_share=share))
-    assert proof.found is is_proved
-    assert proof.told == f"rank {rank} left last in {share:.0%} of iterations"
+    result = judge("slow", make_record(last_out_rank=rank, last_out_share=share))
+    assert result.is_proved is is_proved
+    assert result.message == f"rank {rank} left last in {share:.0%} of iterations"
 
 
 @pytest.mark.parametrize("injection", ["late", "slow"])
 def test_record_that_blames_no_rank_proves_nothing(injection: str) -> None:
     nobody = dict.fromkeys(OTHER_SHARES)
-    assert not judge(injection, make_record(**nobody)).found
+    assert not judge(injection, make_record(**nobody)).is_proved
     hang = failed_record(CASE, status="hang", reason="it hung")
-    assert judge(injection, hang).told == "it hung"
+    assert judge(injection, hang).message == "it hung"
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,21 @@ def test_corrupt_rank_must_be_the_only_wrong_one(
     wrong_by_rank: dict[int, int], is_proved: bool
 ) -> None:
     record = failed_record(CASE, 0, "wrong", "results differ", wrong_by_rank=wrong_by_rank)
-    proof = judge("corrupt", record)
-    assert proof.found is is_proved
-    assert proof.told == "results differ"
+    result = judge("corrupt", record)
+    assert result.is_proved is is_proved
+    assert result.message == "results differ"
 
 
 def test_corrupt_result_must_have_no_time() -> None:
     metrics = ok_record(CASE).metrics
     record = failed_record(CASE, status="wrong", wrong_by_rank={1: 1}, metrics=metrics)
-    assert not judge("corrupt", record).found
-    assert not judge("corrupt", ok_record(CASE)).found
+    assert not judge("corrupt", record).is_proved
+    assert not judge("corrupt", ok_record(CASE)).is_proved
 
 
 @pytest.mark.full
 @pytest.mark.measures
 def test_every_injection_is_found_here() -> None:
-    proofs = selftest(("parbench.bench.plan.catalogue",), 2)
-    assert [proof.injection for proof in proofs] == ["none", "late", "slow", "corrupt"]
-    assert all(proof.found for proof in proofs), render(proofs)
+    results = selftest(("parbench.bench.plan.catalogue",), 2)
+    assert [result.injection for result in results] == ["none", "late", "slow", "corrupt"]
+    assert all(result.is_proved for result in results), render(results)

@@ -26,8 +26,8 @@ def measure_case(
     """Measure a case between two marks, and return its status, reason and details."""
     definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
     mark(f"{label}:start")
-    case_run = CaseRun(definitions[name].case(params), world, MEASURE, Progress(), None)
-    outcome = case_run.visit(SECONDS_PER_CASE, alone=alone)
+    case_run = CaseRun(definitions[name].build_case(params), world, MEASURE, Progress(), None)
+    outcome = case_run.run_block(SECONDS_PER_CASE, is_only=alone)
     mark(f"{label}:end")
     return outcome.status, outcome.reason, outcome.details
 
@@ -46,7 +46,7 @@ def measure_cases(
 def take_step(world: World, name: str, params: dict[str, Any], label: str) -> None:
     """Take a step between two marks, after the steps that DistributedDataParallel measures."""
     definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
-    benchmark = make_benchmark(definitions[name].case(params), world, fault=None)
+    benchmark = make_benchmark(definitions[name].build_case(params), world, fault=None)
     for _ in range(STEPS_MEASURED_BY_DDP + 1):
         benchmark.reset()
         benchmark.step()

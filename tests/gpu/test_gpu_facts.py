@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from parbench.bench.machine.doctor import examine_here
+from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.gpu import Gpu, read_report, select_visible
 from parbench.bench.machine.gpu_topics import UNKNOWN
 from tests.support.paths import Command, environment
@@ -42,7 +42,7 @@ def test_visible_gpus_equal_cuda_devices() -> None:
     uuids = [gpu.uuid for gpu in select_visible(report.gpus, os.environ)]
     assert len(uuids) == torch.cuda.device_count()
     assert read_first_gpu().uuid == uuids[0]
-    known_pairs = report.links_by_pair().keys()
+    known_pairs = report.get_links_by_pair().keys()
     for first in uuids:
         for second in uuids:
             assert first == second or frozenset((first, second)) in known_pairs
@@ -52,7 +52,7 @@ def test_visible_gpus_equal_cuda_devices() -> None:
     "topic", ["driver", "processes", "clocks", "power", "memory", "pcie", "persistence"]
 )
 def test_doctor_knows_data_center_gpu(topic: str) -> None:
-    findings = {finding.topic: finding for finding in examine_here(os.environ)}
+    findings = {finding.topic: finding for finding in examine_this_host(os.environ)}
     assert findings[f"gpu {topic}"].facts != UNKNOWN
 
 

@@ -28,7 +28,7 @@ def explain_ddp_step(world: World) -> tuple[Explanation, bool]:
     step = build_small_step(world, "ddp", {})
     step.reset()
     step.step()
-    explanation = step.explain(step.reset, 2.0)
+    explanation = step.explain_step(step.reset, 2.0)
     has_bubble = can_measure_bubble(world, 0.01)
     step.close()
     return explanation, has_bubble

@@ -17,7 +17,7 @@ from parbench.bench.plan.plan import Measure
 from parbench.bench.rank import runner
 from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer
 from parbench.bench.rank.runner import CaseRun
-from parbench.bench.rank.timing import Progress, TimedSamples, Timing
+from parbench.bench.rank.timing import CaseTimer, Progress, TimedSamples
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.world import World, select_subgroup
 from tests.support.fakes import NotingBenchmark
@@ -55,8 +55,8 @@ def build_small_copy(world: World) -> Operation:
 
 def measure_timing(benchmark: Benchmark, world: World, mode: str) -> TimedSamples:
     subgroup = select_subgroup(world, {})
-    timing = Timing(benchmark, world, Progress(), MEASURE, subgroup, mode=mode)
-    timing.measure_at_once(1.0)
+    timing = CaseTimer(benchmark, world, Progress(), MEASURE, subgroup, mode=mode)
+    timing.measure_until_precise(1.0)
     assert timing.samples is not None
     return timing.samples
 
@@ -84,8 +84,10 @@ def measure_late_copy(world: World) -> tuple[float, list[float]]:
     measure = Measure(warmup=2, min_iterations=6, max_iterations=6)
     benchmark = build_small_copy(world)
     subgroup = select_subgroup(world, {})
-    timing = Timing(benchmark, world, Progress(), measure, subgroup, late_seconds=late_seconds)
-    timing.measure_at_once(5.0)
+    timing = CaseTimer(
+        benchmark, world, Progress(), measure, subgroup, late_seconds=late_seconds
+    )
+    timing.measure_until_precise(5.0)
     timed = timing.samples
     if timed is None:
         return 0.0, []
@@ -144,7 +146,7 @@ def test_empty_capture_is_wrong(nccl_world: World) -> None:
         # torch warns that the graph is empty.
         warnings.simplefilter("ignore")
         with mock.patch.object(runner, "make_benchmark", return_value=EagerOnlyBenchmark()):
-            outcome = run.visit(5.0)
+            outcome = run.run_block(5.0)
     assert outcome.status == "wrong"
     assert "replay" in outcome.reason
 
@@ -159,14 +161,14 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
             continue
         definition = operation
         sizes = {"size_bytes": 4096} if operation.busbw else {}
-        case = definition.case({"mode": mode, **sizes})
+        case = definition.build_case({"mode": mode, **sizes})
         if definition.refuse(case.all_params, spec) is not None:
             continue
         with warnings.catch_warnings():
             # NCCL launches nothing for one rank in place, so the graph is empty.
             warnings.simplefilter("ignore")
             run = CaseRun(case, nccl_world, measure, Progress(), None)
-            outcome = run.visit(1.0)
+            outcome = run.run_block(1.0)
         results[case.label] = (outcome.status, outcome.reason)
         assert len(outcome.last_arriver_seconds) == len(outcome.seconds)
     assert results

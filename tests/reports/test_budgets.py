@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from parbench import cli
 from parbench.bench.plan.cases import make_case
-from parbench.bench.results.budgets import Budget
+from parbench.bench.results.budgets import MetricBudget
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.budgets import exit_code, judge
@@ -29,12 +29,14 @@ LARGE = collective_case("all_reduce", 1 << 24)
 SMALL = collective_case("all_reduce", 1024)
 
 
-def limit(metric: str, comparison: str, number: float, cases: str = "*") -> Budget:
+def limit(metric: str, comparison: str, number: float, cases: str = "*") -> MetricBudget:
     text = f"{comparison}{number:g}"
-    return Budget(cases=cases, metric=metric, text=text, comparison=comparison, number=number)
+    return MetricBudget(
+        cases=cases, metric=metric, text=text, comparison=comparison, number=number
+    )
 
 
-def check(run: Run, budget: Budget) -> tuple[str, int]:
+def check(run: Run, budget: MetricBudget) -> tuple[str, int]:
     """Return the sentence on a budget and the exit code."""
     (verdict,) = judge(run, [budget])
     return verdict.told, exit_code([verdict])
@@ -56,7 +58,7 @@ def train_record(**metrics: float | None) -> Record:
         (limit("step_time", "<", 0.001), "10.0 ms [9.00, 11.0]"),
     ],
 )
-def test_exceeded_budget_names_case_limit_and_value(budget: Budget, value: str) -> None:
+def test_exceeded_budget_names_case_limit_and_value(budget: MetricBudget, value: str) -> None:
     sentence, code = check(run_from_records(train_record()), budget)
     assert code == 1
     for fact in (budget.metric, "step.ddp", budget.text, value):
@@ -88,7 +90,7 @@ def test_share_of_copy_uses_the_copy_of_the_run() -> None:
 @pytest.mark.parametrize(
     "budget", [limit("overlap", ">", -1), limit("bubble_fraction", "<", 1)]
 )
-def test_unknown_metric_is_never_kept(budget: Budget) -> None:
+def test_unknown_metric_is_never_kept(budget: MetricBudget) -> None:
     _, code = check(run_from_records(train_record(overlap=None)), budget)
     assert code == 3
 
@@ -130,7 +132,7 @@ NOT_RUN = limit("time", "<", 1, "all_reduce")
     ],
 )
 def test_exit_code_is_the_worst_of_budgets_and_run(
-    budgets: list[Budget], run_code: int, code: int
+    budgets: list[MetricBudget], run_code: int, code: int
 ) -> None:
     run = run_from_records(train_record(), failed_record(LARGE))
     assert exit_code(judge(run, budgets), run_code) == code

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+import parbench
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError
 from parbench.reports.commands import TOOLS, compare, export, import_files, report, show
@@ -60,6 +61,25 @@ def test_report_writes_a_page_and_prints_its_path(run: Path, tmp_path: Path) -> 
     assert read_output(report, run) == f"{run / 'report.html'}\n"
     assert (run / "report.html").read_bytes() == target.read_bytes()
     assert "all_reduce" in target.read_text()
+
+
+def test_report_writes_figures_in_each_format(tmp_path: Path) -> None:
+    curve = [ok_record(collective_case(size_bytes=size)) for size in (1024, 4096)]
+    run = write_run(tmp_path, run_from_records(*curve))
+    folder = tmp_path / "figures"
+    output = read_output(report, run, "--figures", folder, "--figure-format", "svg,pdf")
+    assert f"{folder}: 4 figures as svg, pdf" in output
+    names = {file.stem for file in folder.iterdir()}
+    assert names == set(parbench.figures(run))
+    assert {"bandwidth", "time_by_size", "latency_ecdf"} <= names
+    assert len(list(folder.iterdir())) == 2 * len(names)
+    assert parbench.figures(run)["bandwidth"].axes
+
+
+def test_report_refuses_other_formats_of_figures(run: Path) -> None:
+    result = invoke(report, run, "--figures", "figures", "--figure-format", "png,gif")
+    assert result.exit_code == 2
+    assert "'gif' is not a format of figures" in result.output
 
 
 @pytest.fixture

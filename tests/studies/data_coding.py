@@ -74,8 +74,7 @@ class Reduction:
         self._count = max(num_ranks, 64)
         self._terms = stack_values(self._pattern, num_ranks, self._count)
         self._result = self._pattern.compute_reduction(0, self._count).double().numpy()
-        is_logical = dtype == "bool" and redop == "product"
-        self._join = np.minimum if is_logical else JOIN[redop]
+        self._join = JOIN[redop]
         assert not self._differs(list(range(num_ranks)))
 
     def _differs(self, ranks: list[int]) -> bool:
@@ -92,7 +91,7 @@ class Reduction:
         for rank in ranks:
             others = ranks[:rank] + ranks[rank + 1 :]
             yield "dropped rank", self._differs(others)
-            if not is_extreme and self.dtype != "bool":
+            if not is_extreme:
                 yield "rank counted twice", self._differs([*ranks, rank])
             if not is_extreme and self.num_ranks <= 128:
                 next_rank = (rank + 1) % self.num_ranks
@@ -119,7 +118,6 @@ class Reduction:
         """Leave the input as it is, or swap chunks of the result."""
         yield "stale buffer", bool((self._terms != self._result).any())
         num_chunks = min(self.num_ranks, 128)
-        # The first results of bools are the same.
         results = (
             self._pattern.compute_reduction(self.num_ranks, num_chunks * 48).double().numpy()
         )
@@ -131,8 +129,6 @@ def compute_chunk_length(dtype: str, num_ranks: int) -> int:
     """Return the elements with which two of n^2 chunks are equal by chance in 1 of 1000 trials."""
     rank_bits = (num_ranks - 1).bit_length()
     value_bits = min(DTYPES[dtype].exact_up_to, 1 << 24).bit_length() - 1
-    if dtype == "bool":
-        value_bits = 1
     if value_bits >= 2 * rank_bits:
         return 1
     return -(-(4 * rank_bits + 10) // value_bits)

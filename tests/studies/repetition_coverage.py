@@ -27,7 +27,7 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from parbench.bench.launch.blocks import BLOCKS
 from parbench.bench.plan.plan import Measure
-from parbench.bench.rank.timing import DURATION, Progress, Sampler, Timing
+from parbench.bench.rank.timing import DURATION, CaseTimer, Progress, Sampler
 from parbench.bench.results.stats import Estimate, estimate_median
 from parbench.bench.world.world import Subgroup
 
@@ -106,7 +106,7 @@ class SingleRankWorld:
         return values
 
 
-class SimulatedTiming(Timing):
+class SimulatedTiming(CaseTimer):
     """Applies parbench's rule to a series of times in place of a clock."""
 
     def __init__(self, series: Series, gap: int, measure: Measure) -> None:

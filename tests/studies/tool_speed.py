@@ -22,7 +22,7 @@ import pytest
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.options import Options, plan_run
-from parbench.bench.results.records import SCHEMA, Arrival, Record, WorldInfo
+from parbench.bench.results.records import SCHEMA, Record, Stragglers, WorldInfo
 from parbench.bench.results.runs import list_runs, load_run, open_writer
 from parbench.cli import DEFINITIONS
 from tests.support.reports_fixtures import (
@@ -72,7 +72,7 @@ def make_cases(number: int) -> list[Case]:
 
 def make_records(cases: list[Case], ranks: int, repetitions: int) -> Iterator[Record]:
     world = WorldInfo(size=ranks, nodes=max(1, ranks // 8), backend="nccl", device="cuda")
-    arrival = Arrival(
+    arrival = Stragglers(
         method="ping-pong",
         uncertainty=1e-6,
         late_rank=3,

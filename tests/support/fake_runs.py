@@ -69,7 +69,7 @@ class FakeRanks:
         size = run.info.plan.nproc
 
         def start(folder: Path, variables: Mapping[str, str]) -> ScriptedRanks:
-            hellos = [make_hello(rank, size) for rank in range(size)]
+            hellos = [make_hello(rank) for rank in range(size)]
             self.starts.append(ScriptedRanks(folder, hellos, self._act))
             return self.starts[-1]
 

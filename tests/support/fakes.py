@@ -14,17 +14,18 @@ from parbench.bench.launch.mailbox import JOB
 from parbench.bench.launch.messages import (
     JOB_DECODER,
     Block,
-    Done,
-    Finished,
+    BlockResult,
     HangReport,
     Hello,
     Job,
+    JobDone,
     Message,
     Outcome,
-    Raised,
+    RankError,
 )
+from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import Case, make_case
-from parbench.bench.plan.plan import Plan, Skipped
+from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check
 from parbench.bench.world.benchmark import Description
 
@@ -103,7 +104,11 @@ def make_job(cases: Sequence[Case], **overrides: Any) -> Job:
 
 
 def make_plan(
-    cases: Iterable[Case], *, nproc: int = 2, skipped: Iterable[Skipped] = (), **overrides: Any
+    cases: Iterable[Case],
+    *,
+    nproc: int = 2,
+    skipped: Iterable[SkippedCase] = (),
+    **overrides: Any,
 ) -> Plan:
     fields = {
         "preset": "smoke",
@@ -145,8 +150,9 @@ Script = Callable[["ScriptedRanks", Job], Iterator[None]]
 """The acts of all ranks with a job. The driver looks for messages at each ``yield``."""
 
 
-def make_hello(rank: int, size: int = 2, **overrides: Any) -> Hello:
-    fields = {"rank": rank, "size": size, "host": HOSTNAME, "pid": os.getpid()}
+def make_hello(rank: int, **overrides: Any) -> Hello:
+    place = RankPlace(host=HOSTNAME, cpus=(), numa_nodes=())
+    fields = {"rank": rank, "host": HOSTNAME, "pid": os.getpid(), "place": place}
     return Hello(**{**fields, "environment": {}, **overrides})
 
 
@@ -174,15 +180,15 @@ class ScriptedRanks:
 
     def finish(self, index: int, outcome: Outcome | None = None) -> None:
         """Let rank 0 report the outcome of a block."""
-        self.post(0, Finished(index=index, outcome=outcome or make_outcome()))
+        self.post(0, BlockResult(index=index, outcome=outcome or make_outcome()))
 
     def fail(self, rank: int, error: str = "RuntimeError: fire", seconds: float = 0.0) -> None:
         stack = f"the stack of rank {rank}"
-        self.post(rank, Raised(error=error, stack=stack, seconds=seconds))
+        self.post(rank, RankError(error=error, stack=stack, seconds=seconds))
 
     def complete(self, *ranks: int) -> None:
         for rank in ranks:
-            self.post(rank, Done(cpu_seconds=1.0))
+            self.post(rank, JobDone(cpu_seconds=1.0))
             self.codes[rank] = 0
 
     def put(self, name: str, content: bytes) -> None:

@@ -113,7 +113,7 @@ class Tangled(Steps):
 
     previous: "weakref.ref[Tangled] | None" = None
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+    def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         self.cycle = self
         metric = MetricValue(value=1.0, unit="", better="lower", method="constant")
         return Explanation(metrics={"cycle": metric})

@@ -1,87 +1,43 @@
-"""The texts, paths and boxes of a drawing."""
+"""The lines, boxes and texts of a figure."""
 
-import re
-from dataclasses import dataclass, field
-from xml.etree import ElementTree
+from collections.abc import Mapping
 
-from parbench.reports.figures.svg import Drawing
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-NUMBER = r"(-?[\d.]+)"
-BOX = re.compile(f"M{NUMBER} {NUMBER}h{NUMBER}v{NUMBER}h-{NUMBER}z")
-
-
-@dataclass(frozen=True)
-class Path:
-    """A path with its title, which a browser shows under the pointer."""
-
-    d: str
-    style: str
-    title: str
-
-    @property
-    def opacity(self) -> float:
-        match = re.search(r"fill-opacity:([\d.]+)", self.style)
-        return float(match[1]) if match else 1.0
-
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        return [(float(x), float(y)) for x, y in re.findall(f"[ML]{NUMBER} {NUMBER}", self.d)]
+Boxes = list[tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Box(Path):
-    x: float
-    y: float
-    width: float
-    height: float
-
-    @property
-    def center_x(self) -> float:
-        return self.x + self.width / 2
-
-    @property
-    def center_y(self) -> float:
-        return self.y + self.height / 2
+def find_boxes(axes: Axes) -> Mapping[str, Boxes]:
+    """Return the starts and stops of all boxes by their description."""
+    boxes: dict[str, Boxes] = {}
+    for patch in axes.patches:
+        description = str(patch.get_gid()).removeprefix("title:")
+        vertices = patch.get_path().vertices
+        places = patch.get_patch_transform().transform(vertices).reshape(-1, 5, 2)
+        for box in places:
+            start, stop = sorted({round(float(x), 4) for x in box[:4, 0]})
+            boxes.setdefault(description, []).append((start, stop))
+    return boxes
 
 
-@dataclass
-class Parts:
-    """The parts in the order in which they are drawn; a path of several boxes gives several."""
-
-    texts: list[str] = field(default_factory=list)
-    paths: list[Path] = field(default_factory=list)
-    boxes: list[Box] = field(default_factory=list)
-
-    @property
-    def titled_boxes(self) -> list[Box]:
-        """The boxes without those of a legend."""
-        return [box for box in self.boxes if box.title]
-
-    @property
-    def lines(self) -> dict[str, Path]:
-        """The lines of a chart by title: a name, and the value at each place."""
-        lines = [
-            path for path in self.paths if path.title and path.style.startswith("fill:none")
-        ]
-        return {path.title: path for path in lines}
+def find_lines(axes: Axes) -> Mapping[str, list[tuple[float, float]]]:
+    """Return the points of all lines in the legend by their label."""
+    lines = {}
+    for line in axes.get_lines():
+        label = str(line.get_label())
+        if not label.startswith("_"):
+            lines[label] = [(float(x), float(y)) for x, y in np.asarray(line.get_xydata())]
+    return lines
 
 
-def parse_drawing(drawing: Drawing | None) -> Parts:
-    assert drawing is not None
-    return parse_svg(drawing.svg("id", "title", "description"))
+def find_markers(axes: Axes, marker: str) -> list[float]:
+    """Return the place on the x axis of each marker of this kind."""
+    lines = [line for line in axes.get_lines() if line.get_marker() == marker]
+    return [float(np.asarray(line.get_xydata())[0, 0]) for line in lines]
 
 
-def parse_svg(svg: str) -> Parts:
-    parts = Parts()
-    for element in ElementTree.fromstring(svg):
-        if element.tag == "text":
-            parts.texts.append(element.text or "")
-        elif element.tag == "path":
-            path = Path(
-                element.attrib["d"], element.attrib["style"], element.findtext("title", "")
-            )
-            parts.paths.append(path)
-            for numbers in BOX.findall(path.d):
-                x, y, width, height, _ = map(float, numbers)
-                parts.boxes.append(Box(path.d, path.style, path.title, x, y, width, height))
-    return parts
+def find_texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj() if isinstance(text, Text)]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from parbench.bench.results.records import Arrival, Record
+from parbench.bench.results.records import Record, Stragglers
 from tests.support.reports_fixtures import (
     collective_case,
     collective_metrics,
@@ -14,8 +14,8 @@ from tests.support.reports_fixtures import (
 )
 
 
-def find_stragglers(late_rank: int | None = 1) -> Arrival:
-    return Arrival(
+def find_stragglers(late_rank: int | None = 1) -> Stragglers:
+    return Stragglers(
         method="one clock",
         uncertainty=1e-6,
         late_rank=late_rank,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from parbench.bench.plan.cases import Case, make_case
-from parbench.bench.plan.plan import Plan, Skipped
+from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import (
     Check,
@@ -438,7 +438,7 @@ def expert_record(
 
 
 def make_plan(
-    cases: Iterable[Case], *, repetitions: int = 1, skipped: Sequence[Skipped] = ()
+    cases: Iterable[Case], *, repetitions: int = 1, skipped: Sequence[SkippedCase] = ()
 ) -> Plan:
     return Plan(
         cases=tuple(cases),
@@ -541,7 +541,7 @@ def sample_run(*, repetitions: int = 3) -> Run:
     changed = {"host.cpu_model": ["Example CPU", "Another CPU"]}
     records.append(ok_record(cut, 0, 2e-3, environment={"changed": changed}))
     reason = "size 1001 B is not a multiple of 4 ranks x 4 B"
-    skipped = Skipped(case=collective_case("all_gather", 1001), reason=reason)
+    skipped = SkippedCase(case=collective_case("all_gather", 1001), reason=reason)
     records.append(failed_record(skipped.case, 0, "skipped", reason))
     cases = [case for case, _ in (*collectives, *STEP_SECONDS)]
     plan = make_plan(

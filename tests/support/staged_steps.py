@@ -50,10 +50,10 @@ def find_failures(
     definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
     failures = []
     for name, params in cases:
-        case = definitions[name].case(params)
+        case = definitions[name].build_case(params)
         run = CaseRun(case, world, Measure(max_iterations=20), Progress(), None)
         with StagingMode() if staged_on_cpu else nullcontext():  # type: ignore[no-untyped-call]
-            outcome = run.visit(SECONDS_PER_CASE, alone=False)
+            outcome = run.run_block(SECONDS_PER_CASE, is_only=False)
         if outcome.status != "ok":
             failures.append(f"{case.label}: {outcome.status}: {outcome.reason}")
     return failures

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from parbench.bench.launch.driver import remaining
+from parbench.bench.launch.driver import list_pending
 from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import create_run, load_run
 from parbench.slurm.job.child import Command, PointRequest
@@ -78,7 +78,7 @@ def _create_run(request: PointRequest, num_cases: int) -> Path:
 
 def _missing_records(run: Path, ending: Ending) -> list[Record]:
     records = [
-        ok_record(case, repetition, n=3) for repetition, case in remaining(load_run(run))
+        ok_record(case, repetition, n=3) for repetition, case in list_pending(load_run(run))
     ]
     if ending == "killed":
         return records[:-1]
@@ -98,7 +98,7 @@ def _shell_actions(run: Path, ending: Ending) -> tuple[str, str]:
     if ending == "ignores-sigterm":
         return "trap '' TERM", "exit 0"
     if ending == "ranks-died":
-        _, case = remaining(load_run(run))[-1]
+        _, case = list_pending(load_run(run))[-1]
         blame = run / "blame"
         blame.write_bytes(encode_record(failed_record(case, started=_FAR_FUTURE)))
         return f"trap 'cat {blame} >> {run}/records.jsonl; exit 4' TERM", "exit 0"

@@ -55,7 +55,7 @@ class CountedAllReduce:
     def describe(self) -> Description:
         return self._operation.describe()
 
-    def explain(self, begin: object, budget_seconds: float) -> Explanation:
+    def explain_step(self, begin: object, budget_seconds: float) -> Explanation:
         """Explain nothing, because the steps of an explanation would be counted."""
         return Explanation()
 

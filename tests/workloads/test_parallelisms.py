@@ -92,7 +92,7 @@ def count_leftovers(world: World, name: str) -> list[tuple[int, int]]:
     options: dict[str, Params] = {"pp": {"microbatches": 4}, "cp": {"method": "zigzag"}}
     shape = {"hidden": 32, "sequence": 16, "vocabulary": 64}
     definition = DEFINITION_BY_NAME[name]
-    case = definition.case({**shape, **options.get(name, {})})
+    case = definition.build_case({**shape, **options.get(name, {})})
     counts = []
     for _ in range(3):
         benchmark = load_target(definition.target)(world, **case.all_params)

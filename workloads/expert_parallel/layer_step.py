@@ -69,7 +69,7 @@ class Scope:
         }
         return Description(headline="step_time", details=details)
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+    def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         probe = ExpertProbe(
             world=self._world,
             moe=self.moe,

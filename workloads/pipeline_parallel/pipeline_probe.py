@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from parbench.bench.machine.environment import emulation
+from parbench.bench.machine.environment import get_emulation
 from parbench.bench.machine.machine import get_affinity
 from parbench.bench.results import details
 from parbench.bench.results.details import COMPONENTS, Action
@@ -178,7 +178,7 @@ def has_shared_cores(world: World) -> bool:
 
     Emulated hosts are one machine.
     """
-    machine = "emulated" if emulation(os.environ) else socket.gethostname()
+    machine = "emulated" if get_emulation(os.environ) else socket.gethostname()
     num_ranks: Counter[str] = Counter()
     cores: defaultdict[str, set[int]] = defaultdict(set)
     for name, rank_cores in world.gather((machine, get_affinity())):

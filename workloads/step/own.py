@@ -46,7 +46,7 @@ class OwnStep:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._benchmark, name)
 
-    def explain(self, begin: Begin, budget_seconds: float) -> Explanation:
+    def explain_step(self, begin: Begin, budget_seconds: float) -> Explanation:
         begin()
         with Found() as found:
             self._benchmark.step()

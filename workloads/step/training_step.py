@@ -151,7 +151,7 @@ class TrainingStep:
             return [TIMED]
         return [] if self.spec.reference_fits else [SMALL_MODEL]
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+    def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         """Say what the probes find; the model is worth nothing afterwards."""
         probes = (*self.probes(), OverTime(self._world.device))
         return run_probes(self._world, probes, self.step, begin, budget_seconds)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from parbench.bench.check import check as check_module
 from parbench.bench.check import show
 from parbench.bench.check.check import check
-from parbench.bench.check.health import Device, Health, Reason
+from parbench.bench.check.health import Device, Fault, Health
 from parbench.bench.machine.gpu import Gpu, GpuFailure, GpuReport
 from parbench.bench.machine.machine import Machine
 from parbench.bench.results.runs import load_run
@@ -26,7 +26,7 @@ from tests.support.paths import environment
 from tests.support.refusals import usage_error
 
 DEVICE = Device(host="n1", name="GPU 0", uuid="a", kind="H100", rank=0)
-SLOW_LINK = Reason(text="GPU 0 - GPU 1: slow", fix="see")
+SLOW_LINK = Fault(text="GPU 0 - GPU 1: slow", fix="see")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_reason_of_several_gpus_is_printed_once(monkeypatch: pytest.MonkeyPatch)
 def test_lost_gpu_of_several_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = tuple(Gpu(name="H100", index=index) for index in range(NUM_RANKS))
     run = build_run(tmp_path)
-    monkeypatch.setattr(check_module, "examine_here", lambda environ, machine, gpus: ())
+    monkeypatch.setattr(check_module, "examine_this_host", lambda environ, machine, gpus: ())
     monkeypatch.setattr(check_module, "run_watched", lambda *args: (run, GpuReport()))
     health = check_machine(dataclasses.replace(ALL_LOST, gpus=gpus), monkeypatch)
     assert health.code == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.check.cases import QUANTITIES, get_rate_name, make_options
+from parbench.bench.check.cases import QUANTITIES, get_quantity_name, make_options
 from parbench.bench.check.health import (
     Device,
     Health,
@@ -84,7 +84,7 @@ def compute_durations(
     if params.get("group", "world") != "world":
         rank = int(str(params.get("group_index", 0)))
         return {rank: durations[rank]}
-    if get_rate_name(record) == "all ranks":
+    if get_quantity_name(record) == "all ranks":
         return dict.fromkeys(durations, max(durations.values()))
     for pair in str(record.details.get("pairs", "")).split():
         first, second = map(int, pair.split("-"))
@@ -110,7 +110,7 @@ def build_run(
     for case in cases:
         for repetition in range(num_repetitions):
             record = build_record(case, repetition)
-            failure = (failures or {}).get(get_rate_name(record), {})
+            failure = (failures or {}).get(get_quantity_name(record), {})
             if not failure:
                 durations = compute_durations(record, slowdowns or {}, slow_pair)
                 write_samples(folder, record, durations)
@@ -148,7 +148,7 @@ def list_verdicts(health: Health) -> list[str]:
 
 
 def list_quantities(device: str, num_ranks: int) -> list[str]:
-    return [get_rate_name(build_record(case)) for case in plan_cases(device, num_ranks)]
+    return [get_quantity_name(build_record(case)) for case in plan_cases(device, num_ranks)]
 
 
 def test_every_quantity_is_planned() -> None:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from parbench.bench.check.check import to_document
-from parbench.bench.check.health import Device, Health, Rate, Reason, compare_with_peers
+from parbench.bench.check.health import Device, Fault, Health, Rate, compare_with_peers
 from parbench.bench.check.hosts import (
     HostResult,
     check_hosts,
@@ -121,7 +121,7 @@ def test_slow_host_is_found_among_hosts() -> None:
 
 def test_hosts_of_equal_names_are_told_apart() -> None:
     """Both hosts call themselves n1, because a host's own name is cut at the domain."""
-    wrong = Reason(text="wrong results", fix="drain the host")
+    wrong = Fault(text="wrong results", fix="drain the host")
     bad = answer("n1", 1.0)
     assert bad.health is not None
     first, second = bad.health.devices

@@ -60,15 +60,10 @@ def test_iterations_beyond_the_minimum_cost_nothing() -> None:
     assert costs.case_seconds == {FIRST.id: 7.0}
 
 
-def test_unmeasured_case_costs_as_much_as_similar_ones() -> None:
-    costs = CostModel(
-        startup_seconds=1.0,
-        case_seconds={FIRST.id: 4.0, STEP.id: 8.0},
-        name_seconds={FIRST.name: 4.0, STEP.name: 8.0},
-    )
-    assert costs.estimate_case(SECOND) == 4.0
-    # Nothing has this name: the mean of all cases.
-    assert costs.estimate_case(make_fake_case(3, "p2p.sendrecv")) == 6.0
+def test_unmeasured_case_costs_the_mean_of_others() -> None:
+    costs = CostModel(startup_seconds=1.0, case_seconds={FIRST.id: 4.0, STEP.id: 8.0})
+    assert costs.estimate_case(FIRST) == 4.0
+    assert costs.estimate_case(SECOND) == 6.0
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(4.9, 0), (5.0, 1), (15.0, 2), (100.0, 3)])

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from parbench.bench.launch import attempt as attempt_module
 from parbench.bench.launch import budget
 from parbench.bench.launch import driver as module
-from parbench.bench.launch.driver import Driver, remaining
+from parbench.bench.launch.driver import Driver, list_pending
 from parbench.bench.launch.messages import Job, Outcome
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.environment import RankPlace
@@ -59,7 +59,6 @@ class FakeRun:
         self.size = plan.nproc
         self.scripts: Sequence[Script | None] = scripts or (complete_job,)
         self.starts: list[ScriptedRanks] = []
-        self.messages: list[str] = []
         self.hello: Callable[[int, int], dict[str, Any]] = lambda start, rank: {}
 
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
@@ -68,9 +67,6 @@ class FakeRun:
     def show_progress(self, case: Case, share: float) -> None:
         assert 0 <= share <= 1
 
-    def print_message(self, message: str) -> None:
-        self.messages.append(message)
-
     def check_record(self, record: Record) -> None:
         assert self.records()[-1].case == record.case, "a record is on disk at once"
 
@@ -78,7 +74,7 @@ class FakeRun:
         start = len(self.starts)
         script = self.scripts[min(start, len(self.scripts) - 1)]
         ranks = range(self.size) if script else []
-        hellos = [make_hello(rank, self.size, **self.hello(start, rank)) for rank in ranks]
+        hellos = [make_hello(rank, **self.hello(start, rank)) for rank in ranks]
         self.starts.append(ScriptedRanks(folder, hellos, script or complete_job))
         self.starts[-1].has_ended = script is None
         return self.starts[-1]
@@ -89,7 +85,7 @@ class FakeRun:
         with open_writer(self.path) as writer:
             recorder = Recorder(run, writer, {}, self.check_record)
             driver = Driver(run, recorder, self.start, self, began=time.monotonic())
-            driver.drive(remaining(run))
+            driver.drive(list_pending(run))
         lines = []
         for record in self.records():
             number = record.case.params["number"]
@@ -315,7 +311,6 @@ def test_budget_is_shared_by_the_remaining_repetitions(make_run: MakeRun) -> Non
     run = make_run(CASES[:1], repetitions=3, budget_seconds=90.0)
     run.drive()
     assert [job.budget_seconds for job in run.jobs()] == pytest.approx([30, 45, 90], abs=5)
-    assert run.messages == []
 
 
 def test_repetitions_beyond_the_budget_are_left_out(
@@ -333,6 +328,3 @@ def test_repetitions_beyond_the_budget_are_left_out(
     run.drive()
     reasons = [record.skip_reason for record in run.records()]
     assert reasons == [None] * 6 + [SkipReason.OUT_OF_BUDGET] * 4
-    [message] = run.messages
-    assert "3 of 5 repetitions" in message
-    assert "--budget" in message

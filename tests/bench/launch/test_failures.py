@@ -7,8 +7,8 @@ import pytest
 
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
 from parbench.bench.launch.flight_recorder import GroupState
-from parbench.bench.launch.messages import HangReport, Outcome, Raised
-from parbench.bench.launch.processes import process_space
+from parbench.bench.launch.messages import HangReport, Outcome, RankError
+from parbench.bench.launch.processes import get_process_space
 from parbench.bench.results.records import Culprit, CulpritCause
 from tests.support.fakes import make_hello, make_status
 
@@ -19,13 +19,13 @@ def make_evidence(size: int = 2, *, hosts: str = "") -> Evidence:
     """Return what is known of ranks that run; ``hosts`` has one letter for the host of each."""
     hellos = {}
     for rank in range(size):
-        host = {"host": hosts[rank]} if hosts else {"process_space": process_space()}
-        hellos[rank] = make_hello(rank, size, pid=os.getpid(), **host)
+        host = {"host": hosts[rank]} if hosts else {"process_space": get_process_space()}
+        hellos[rank] = make_hello(rank, pid=os.getpid(), **host)
     return Evidence(hellos=hellos)
 
 
-def make_error(error: str, seconds: float = 0.0) -> Raised:
-    return Raised(error=error, stack=f"the stack of {error}", seconds=seconds)
+def make_error(error: str, seconds: float = 0.0) -> RankError:
+    return RankError(error=error, stack=f"the stack of {error}", seconds=seconds)
 
 
 def hang(*answers: HangReport | None, hosts: str = "", index: int = 0) -> Outcome:

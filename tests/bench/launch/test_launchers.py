@@ -16,11 +16,12 @@ from parbench.bench.launch.launchers import (
     ForkServer,
     Ranks,
     SrunRanks,
+    build_rank_command,
     parse_exit_codes,
-    srun_command,
 )
 from parbench.bench.launch.messages import Hello
-from parbench.bench.launch.processes import process_space
+from parbench.bench.launch.processes import get_process_space
+from parbench.bench.machine.environment import RankPlace
 from parbench.bench.machine.slurm_allocation import NodeLayout, check_srun
 from tests.support.fakes import HOSTNAME, wait_until
 from tests.support.paths import IMPORT_PATH
@@ -34,11 +35,11 @@ LAYOUT = NodeLayout(nodes=2, ntasks_per_node=3, distribution="cyclic")
 def make_hello(pid: int, space: str = "", step: str = "17.3") -> Hello:
     return Hello(
         rank=0,
-        size=2,
         host=HOSTNAME,
         pid=pid,
         environment={},
-        process_space=space or process_space(),
+        place=RankPlace(host=HOSTNAME, cpus=(), numa_nodes=()),
+        process_space=space or get_process_space(),
         step=step,
     )
 
@@ -180,7 +181,7 @@ def test_srun_command() -> None:
         "SLURM_CPUS_PER_TASK": "4",
         "PARBENCH_SRUN_OPTIONS": "--container-image=a b\n\n--mem=0\n",
     }
-    command = srun_command(LAYOUT, Path("/shared"), environ, "n[2-3]")
+    command = build_rank_command(LAYOUT, Path("/shared"), environ, "n[2-3]")
     assert command == [
         "srun",
         "--nodes=2",

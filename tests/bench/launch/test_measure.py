@@ -13,7 +13,7 @@ from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import CostModel
 from parbench.bench.launch.measure import Display, resume, run_options
 from parbench.bench.plan.options import Options
-from parbench.bench.plan.plan import Plan, Skipped
+from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import create_run, load_run, open_writer
 from parbench.bench.text import UserError
@@ -62,7 +62,7 @@ def statuses(path: Path) -> list[str]:
 def test_skipped_cases_are_recorded_first_and_once(
     ranks: FakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    skipped_case = Skipped(case=make_fake_case(2), reason="gloo carries no float8")
+    skipped_case = SkippedCase(case=make_fake_case(2), reason="gloo carries no float8")
     plan = make_plan([make_fake_case(0), make_fake_case(1)], skipped=[skipped_case])
     path = create_run(Path("runs"), plan, "0.1.0")[0]
     ranks.interrupt(case=2)

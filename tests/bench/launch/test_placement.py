@@ -17,7 +17,6 @@ def make_hellos(hosts: str, *cpus: tuple[int, ...]) -> list[Hello]:
         own_cpus = cpus[rank] if cpus else (0, 1)
         hello = Hello(
             rank=rank,
-            size=len(hosts),
             host=host,
             pid=1,
             environment={"variables": {"SLURM_CPUS_PER_TASK": "2"}},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.launch.processes import run_child, terminated_as_interrupted
+from parbench.bench.launch.processes import convert_sigterm_to_interrupt, run_child
 from tests.support.fakes import wait_until
 from tests.support.paths import environment
 
@@ -83,6 +83,6 @@ def test_killed_parent_leaves_no_child(tmp_path: Path) -> None:
 
 def test_sigterm_raises_keyboard_interrupt_and_is_restored() -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), terminated_as_interrupted():
+    with pytest.raises(KeyboardInterrupt), convert_sigterm_to_interrupt():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is handler

@@ -10,7 +10,7 @@ from parbench.bench.machine import doctor
 from parbench.bench.machine.doctor import (
     Finding,
     examine,
-    examine_here,
+    examine_this_host,
     render,
 )
 from parbench.bench.machine.gpu import Gpu, GpuFailure
@@ -42,6 +42,7 @@ ENVIRONMENT: dict[str, dict[str, Any]] = {
         "steal_percent": 0.0,
         "swap_used_bytes": 0,
         "shm_bytes": 8 * GIB,
+        "has_nvml": False,
     },
 }
 NO_TORCH = {"torch_version": None, "torch_has_cuda": None}
@@ -67,14 +68,17 @@ def test_good_machine_has_no_disturbance() -> None:
 
 
 def test_unknown_facts_do_not_disturb() -> None:
-    findings = examine(Machine(cores=4, torch_has_cuda=False), {})
+    unknown = {group: dict.fromkeys(values) for group, values in ENVIRONMENT.items()}
+    unknown["host"] |= {"name": "n1", "address": "10.0.0.1"}
+    unknown["process"] = {"affinity": "0-3", "interface": None}
+    findings = examine(Machine(cores=4, torch_has_cuda=False), unknown)
     assert not any(finding.disturbs for finding in findings)
     known = [finding.topic for finding in findings if finding.facts != UNKNOWN]
-    assert known == ["device", "ranks", "cores", "threads"]
+    assert known == ["device", "ranks", "cores", "interface", "threads"]
 
 
 def test_examine_here_reports_this_machine() -> None:
-    findings = {finding.topic: finding.facts for finding in examine_here(os.environ)}
+    findings = {finding.topic: finding.facts for finding in examine_this_host(os.environ)}
     assert findings["torch"] == inspect_machine(os.environ).torch_version
     for topic in ("load average", "steal time", "swap", "/dev/shm"):
         assert findings[topic] != UNKNOWN
@@ -200,7 +204,7 @@ def test_driver_is_compared_with_cuda_of_torch(driver: str, disturbs: bool, fix:
 def test_run_on_cores_has_no_findings_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = dataclasses.replace(MACHINE, silent_gpus=("0000:19:00.0",), gpu_failure=LOST)
     monkeypatch.setattr(doctor, "inspect_machine", lambda environ: machine)
-    topics = {finding.topic for finding in examine_here(os.environ, gpus=False)}
+    topics = {finding.topic for finding in examine_this_host(os.environ, gpus=False)}
     assert "device" in topics
     assert "gpus" not in topics
 

@@ -18,10 +18,10 @@ from parbench.bench.machine import environment
 from parbench.bench.machine.environment import (
     VOLATILE,
     RankPlace,
-    capture,
+    capture_environment,
     describe_relation,
     describe_relations,
-    difference,
+    find_differing_values,
     find_host_address,
     find_interface,
     format_cpus,
@@ -48,16 +48,18 @@ def test_recorded_variables_are_sorted_and_without_secrets() -> None:
     "value", ["tcp://a,redis://user:p/w@host", "https://host/path?a=1&api_key=hunter2"]
 )
 def test_captured_variables_omit_credentials(value: str) -> None:
-    assert capture({"GLOO_X": value, "NCCL_DEBUG": "1"})["variables"] == {"NCCL_DEBUG": "1"}
+    assert capture_environment({"GLOO_X": value, "NCCL_DEBUG": "1"})["variables"] == {
+        "NCCL_DEBUG": "1"
+    }
 
 
 @pytest.mark.parametrize("value", ["https://host:80/path?a=1", "=mlx5_0:1", "a@b"])
 def test_captured_variables_keep_harmless_values(value: str) -> None:
-    assert capture({"NCCL_X": value})["variables"] == {"NCCL_X": value}
+    assert capture_environment({"NCCL_X": value})["variables"] == {"NCCL_X": value}
 
 
 def test_capture_describes_this_machine() -> None:
-    captured = capture(os.environ)
+    captured = capture_environment(os.environ)
     host = captured["host"]
     assert host["name"] == socket.gethostname()
     assert host["kernel"] == platform.release()
@@ -70,8 +72,8 @@ def test_capture_describes_this_machine() -> None:
 def test_capture_imports_no_heavy_package() -> None:
     program = (
         "import os, sys; "
-        "from parbench.bench.machine.environment import capture; "
-        "capture(os.environ); "
+        "from parbench.bench.machine.environment import capture_environment; "
+        "capture_environment(os.environ); "
         "print(sorted({'torch', 'numpy', 'pandas'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", program]
@@ -100,13 +102,13 @@ flags\t\t: fpu hypervisor
 def test_capture_describes_first_core(
     tmp_path: Path, cpuinfo: str, model: str | None, virtualised: bool | None
 ) -> None:
-    host = capture({}, root=write_tree(tmp_path, {"proc/cpuinfo": cpuinfo}))["host"]
+    host = capture_environment({}, root=write_tree(tmp_path, {"proc/cpuinfo": cpuinfo}))["host"]
     assert host["cpu_model"] == model
     assert host["virtualised"] is virtualised
 
 
 def test_capture_without_proc_is_unknown(tmp_path: Path) -> None:
-    host = capture({}, root=tmp_path)["host"]
+    host = capture_environment({}, root=tmp_path)["host"]
     for name in ("boot_id", "cpu_model", "clock_source", "governor", "virtualised"):
         assert host[name] is None
 
@@ -124,7 +126,7 @@ def test_capture_reads_clock_governors_and_quota(
         "proc/self/cgroup": "0::/\n",
         "sys/fs/cgroup/cpu.max": "100000 100000",
     }
-    captured = capture({}, root=write_tree(tmp_path, files))
+    captured = capture_environment({}, root=write_tree(tmp_path, files))
     assert captured["host"]["governor"] == "performance,powersave"
     assert captured["host"]["clock_source"] == "hpet"
     assert captured["process"]["cores"] == 1
@@ -150,8 +152,8 @@ def _interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_interfaces")
 def test_interface_is_set_or_has_host_address() -> None:
-    assert capture({"GLOO_SOCKET_IFNAME": "ib0"})["process"]["interface"] == "ib0"
-    captured = capture({"GLOO_SOCKET_IFNAME": ""})
+    assert capture_environment({"GLOO_SOCKET_IFNAME": "ib0"})["process"]["interface"] == "ib0"
+    captured = capture_environment({"GLOO_SOCKET_IFNAME": ""})
     assert captured["host"]["address"] == "10.0.0.2"
     assert captured["process"]["interface"] == "eth1"
 
@@ -261,7 +263,7 @@ def test_hoist_separates_common_values() -> None:
 def test_difference_names_values_by_path() -> None:
     base = {"host": {"kernel": "6.1", "os": "Debian"}, "variables": {"NCCL_ALGO": "Ring"}}
     changed = {"host": {"kernel": "6.2", "os": "Debian"}, "variables": {"NCCL_PROTO": "LL"}}
-    assert difference(base, changed) == {
+    assert find_differing_values(base, changed) == {
         "host.kernel": ["6.1", "6.2"],
         "variables.NCCL_ALGO": ["Ring", None],
         "variables.NCCL_PROTO": [None, "LL"],
@@ -271,4 +273,4 @@ def test_difference_names_values_by_path() -> None:
 def test_difference_ignores_load_and_unknown_values() -> None:
     base = {VOLATILE: {"one_minute": 0.1}, "host": {"os": "Debian", "governor": None}}
     changed = {VOLATILE: {"one_minute": 0.9}, "host": {"os": "Debian"}}
-    assert difference(base, changed) == {}
+    assert find_differing_values(base, changed) == {}

@@ -235,7 +235,7 @@ def test_links_are_read_from_topology(tmp_path: Path) -> None:
     changes = {f"gpu{index}": facts for index, facts in topology.items()}
     report = read_report(install(tmp_path, gpus(H100, 4, **changes)))
     connections = {frozenset((0, 1)): "NVLink", frozenset((2, 3)): "PCIe"}
-    links = report.links_by_pair()
+    links = report.get_links_by_pair()
     for pair in combinations(range(4), 2):
         uuids = frozenset(format_uuid(index) for index in pair)
         assert links[uuids] == connections.get(frozenset(pair), "other NUMA node")

@@ -15,7 +15,6 @@ from parbench.bench.machine.machine import (
     available_memory_bytes,
     count_available_cores,
     find_package_version,
-    get_affinity,
     inspect_machine,
 )
 from tests.support.nvidia import H100, LOST, gpus, install, write_evidence
@@ -31,13 +30,6 @@ PERIOD_V1 = "cpu,cpuacct/jobs/one/cpu.cfs_period_us"
 def write_cgroup(root: Path, cgroup: str, files: dict[str, str]) -> Path:
     tree = {f"sys/fs/cgroup/{path}": text for path, text in files.items()}
     return write_tree(root, {"proc/self/cgroup": cgroup, **tree})
-
-
-def test_affinity_is_known_to_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert get_affinity() == os.sched_getaffinity(0)
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert get_affinity() == {0, 1, 2}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parbench.bench.machine.mpi import variables_of_mpi
+from parbench.bench.machine.mpi import find_mpi_variables
 from tests.support.refusals import usage_error
 
 OPEN_MPI = {
@@ -36,7 +36,7 @@ PMIX = {
 
 @pytest.mark.parametrize("environ", [OPEN_MPI, PMIX])
 def test_ranks_of_one_host_get_torch_variables(environ: dict[str, str]) -> None:
-    variables = variables_of_mpi(environ)
+    variables = find_mpi_variables(environ)
     port = int(variables.pop("MASTER_PORT"))
     assert 20000 <= port < 30000
     assert variables == {
@@ -49,17 +49,17 @@ def test_ranks_of_one_host_get_torch_variables(environ: dict[str, str]) -> None:
 
 
 def test_port_depends_on_job_only() -> None:
-    port = variables_of_mpi(OPEN_MPI)["MASTER_PORT"]
+    port = find_mpi_variables(OPEN_MPI)["MASTER_PORT"]
     other_rank = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}
     other_job = {**OPEN_MPI, "PMIX_NAMESPACE": "1537081346"}
-    assert variables_of_mpi(other_rank)["MASTER_PORT"] == port
-    assert variables_of_mpi(other_job)["MASTER_PORT"] != port
+    assert find_mpi_variables(other_rank)["MASTER_PORT"] == port
+    assert find_mpi_variables(other_job)["MASTER_PORT"] != port
 
 
 @pytest.mark.parametrize("environ", [HYDRA, PMI2])
 def test_ranks_of_several_hosts_need_address(environ: dict[str, str]) -> None:
-    assert "MASTER_ADDR" in usage_error(variables_of_mpi, environ)
-    variables = variables_of_mpi({**environ, "MASTER_ADDR": "n1", "MASTER_PORT": "1234"})
+    assert "MASTER_ADDR" in usage_error(find_mpi_variables, environ)
+    variables = find_mpi_variables({**environ, "MASTER_ADDR": "n1", "MASTER_PORT": "1234"})
     assert variables["RANK"] == environ["PMI_RANK"]
     assert variables["WORLD_SIZE"] == environ["PMI_SIZE"]
     assert "MASTER_ADDR" not in variables
@@ -76,4 +76,4 @@ def test_ranks_of_several_hosts_need_address(environ: dict[str, str]) -> None:
     ],
 )
 def test_other_processes_get_no_variables(environ: dict[str, str]) -> None:
-    assert variables_of_mpi(environ) == {}
+    assert find_mpi_variables(environ) == {}

@@ -64,7 +64,7 @@ def test_layout_uses_all_nodes_in_blocks() -> None:
     assert lay_out(None, 2) == NodeLayout(nodes=4, ntasks_per_node=2, distribution="block")
     layout = lay_out(2, 2, "cyclic")
     assert layout == NodeLayout(nodes=2, ntasks_per_node=2, distribution="cyclic")
-    assert layout.ranks == 4
+    assert layout.num_ranks == 4
 
 
 @pytest.mark.parametrize(

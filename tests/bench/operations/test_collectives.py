@@ -15,8 +15,13 @@ import torch.distributed as dist
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.operations.collectives import Barrier, all_gather_v
 from parbench.bench.operations.operation import Operation
-from parbench.bench.plan.catalogue import DEFINITIONS, DTYPES, RUNNER_PARAMS, bytes_needed
-from parbench.bench.plan.groups import groups_of
+from parbench.bench.plan.catalogue import (
+    DEFINITIONS,
+    DTYPES,
+    RUNNER_PARAMS,
+    estimate_needed_bytes,
+)
+from parbench.bench.plan.groups import form_groups
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World, select_subgroup
 from parbench.workloads.torch_internals import allocations, profiling
@@ -70,7 +75,7 @@ NCCL_CONVENTION = {
 
 def prepare(world: World, name: str, **params: Any) -> Operation:
     """Build the operation as a rank of a run does."""
-    case = OPERATIONS[name].case(params)
+    case = OPERATIONS[name].build_case(params)
     arguments = {key: value for key, value in case.params.items() if key not in RUNNER_PARAMS}
     return cast(Operation, load_target(case.target)(world, **arguments))
 
@@ -91,10 +96,9 @@ def list_variants(name: str, num_ranks: int, group: str = "world") -> list[Param
         if definition.refuse(whole, spec) is None:
             variants.append(params)
         else:
-            is_bool_sum = params["redop"] == "sum" and params["dtype"] == "bool"
-            assert params["redop"] == "avg" or is_bool_sum
+            assert params["redop"] == "avg"
     if "root" in PARAMS[name]:
-        group_size = len(groups_of(group, num_ranks)[0])
+        group_size = len(form_groups(group, num_ranks)[0])
         for root in range(1, group_size):
             variants.append({"size_bytes": SIZE, "dtype": "float32", "root": root})
     return variants
@@ -324,8 +328,8 @@ MAX_SMALL_BYTES = 4096
 def test_operation_memory_is_within_request(two_ranks: Ranks) -> None:
     size = 8 << 20
     for peaks in two_ranks.call(f"{THIS_MODULE}:measure_all_peak_bytes", size_bytes=size):
-        assert max(peaks) > bytes_needed(size) / 2
-        assert max(peaks) <= bytes_needed(size) + MAX_SMALL_BYTES
+        assert max(peaks) > estimate_needed_bytes(size) / 2
+        assert max(peaks) <= estimate_needed_bytes(size) + MAX_SMALL_BYTES
 
 
 def test_target_takes_declared_parameters() -> None:

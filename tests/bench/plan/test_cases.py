@@ -2,7 +2,12 @@
 
 import pytest
 
-from parbench.bench.plan.cases import BenchmarkDefinition, make_case, matches, select
+from parbench.bench.plan.cases import (
+    BenchmarkDefinition,
+    make_case,
+    matches,
+    select_definitions,
+)
 from parbench.bench.plan.catalogue import DEFINITIONS
 from parbench.bench.plan.params import Param, Value
 from tests.support.refusals import usage_error
@@ -24,13 +29,13 @@ def test_case_id_differs_for_values_that_compare_equal() -> None:
 
 
 def test_case_id_ignores_defaults_of_optional_params() -> None:
-    [pairwise] = select(DEFINITIONS, ["p2p.pairwise"])
-    assert pairwise.case({"repeat": 0}).id == pairwise.case({}).id
-    assert pairwise.case({"repeat": 1}).id != pairwise.case({}).id
+    [pairwise] = select_definitions(DEFINITIONS, ["p2p.pairwise"])
+    assert pairwise.build_case({"repeat": 0}).id == pairwise.build_case({}).id
+    assert pairwise.build_case({"repeat": 1}).id != pairwise.build_case({}).id
 
 
 def test_definition_refuses_unknown_param() -> None:
-    assert "'bach'" in usage_error(STEP.case, {"bach": 3})
+    assert "'bach'" in usage_error(STEP.build_case, {"bach": 3})
 
 
 @pytest.mark.parametrize("pattern", ["collective.*", "all_reduce", "all_*"])
@@ -44,8 +49,8 @@ def test_pattern_matches_whole_names(pattern: str) -> None:
 
 
 def test_selection_keeps_order_of_catalogue() -> None:
-    assert select(DEFINITIONS, []) == DEFINITIONS
-    selected = select(DEFINITIONS, ["p2p.s*", "all_reduce", "collective.all_re*"])
+    assert select_definitions(DEFINITIONS, []) == DEFINITIONS
+    selected = select_definitions(DEFINITIONS, ["p2p.s*", "all_reduce", "collective.all_re*"])
     assert [definition.name for definition in selected] == [
         "collective.all_reduce",
         "collective.all_reduce_two_step",
@@ -54,6 +59,6 @@ def test_selection_keeps_order_of_catalogue() -> None:
 
 
 def test_unknown_operation_is_refused_with_suggestion() -> None:
-    message = usage_error(select, DEFINITIONS, ["collective.*", "al_reduce"])
+    message = usage_error(select_definitions, DEFINITIONS, ["collective.*", "al_reduce"])
     assert "'al_reduce'" in message
     assert "'all_reduce'" in message

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from parbench.bench.plan.groups import (
-    groups_of,
-    mesh_group,
-    num_rounds,
-    pairs_of,
+    choose_pairs,
+    count_rounds,
+    form_groups,
+    format_mesh_group,
+    list_round_pairs,
     parse_mesh,
     parse_pairs,
-    round_pairs,
-    skewed_counts,
+    split_with_skew,
 )
 from tests.support.refusals import usage_error
 
@@ -34,11 +34,11 @@ STRIDED = ((0, 2), (1, 3))
     ],
 )
 def test_groups_of_four_ranks(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
-    assert groups_of(text, 4, ["a", "a", "b", "b"]) == groups
+    assert form_groups(text, 4, ["a", "a", "b", "b"]) == groups
 
 
 def test_groups_of_nodes_follow_hosts() -> None:
-    assert groups_of("node", 4, ["a", "b", "a", "b"]) == STRIDED
+    assert form_groups("node", 4, ["a", "b", "a", "b"]) == STRIDED
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -46,7 +46,7 @@ def test_mesh_is_laid_out_as_by_torch(axis: int) -> None:
     """The last axis is the innermost."""
     ranks = torch.arange(24).view(2, 3, 4)
     rows = ranks.movedim(axis, -1).reshape(-1, ranks.shape[axis])
-    groups = [list(group) for group in groups_of(f"a0=2 a1=3 a2=4:a{axis}", 24)]
+    groups = [list(group) for group in form_groups(f"a0=2 a1=3 a2=4:a{axis}", 24)]
     assert groups == sorted(rows.tolist())
 
 
@@ -63,20 +63,20 @@ def test_mesh_is_laid_out_as_by_torch(axis: int) -> None:
     ],
 )
 def test_impossible_groups_are_refused(text: str, num_ranks: int, fact: str) -> None:
-    assert fact in usage_error(groups_of, text, num_ranks)
+    assert fact in usage_error(form_groups, text, num_ranks)
 
 
 def test_groups_across_unequal_nodes_are_refused() -> None:
-    assert "1, 2" in usage_error(groups_of, "across", 3, ["a", "a", "b"])
+    assert "1, 2" in usage_error(form_groups, "across", 3, ["a", "a", "b"])
 
 
 def test_mesh_and_axis_are_read_from_options() -> None:
     assert parse_mesh("dp=2,tp=4") == {"dp": 2, "tp": 4}
-    assert mesh_group("dp=2,tp=4", "tp") == "dp=2 tp=4:tp"
+    assert format_mesh_group("dp=2,tp=4", "tp") == "dp=2 tp=4:tp"
 
 
 def list_rounds(num_ranks: int) -> list[tuple[tuple[int, int], ...]]:
-    return [round_pairs(num_ranks, index) for index in range(num_rounds(num_ranks))]
+    return [list_round_pairs(num_ranks, index) for index in range(count_rounds(num_ranks))]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 7, 16])
@@ -108,13 +108,13 @@ def test_three_rounds_distinguish_nodes(num_ranks: int) -> None:
 
 def test_pairs_replace_a_round() -> None:
     assert parse_pairs("3-0  1-2", 4) == ((0, 3), (1, 2))
-    assert pairs_of(4, 0, "0-1") == ((0, 1),)
-    assert pairs_of(4, 2, " ") == round_pairs(4, 2)
+    assert choose_pairs(4, 0, "0-1") == ((0, 1),)
+    assert choose_pairs(4, 2, " ") == list_round_pairs(4, 2)
 
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_impossible_round_is_refused(index: int) -> None:
-    assert f"round {index}" in usage_error(round_pairs, 4, index)
+    assert f"round {index}" in usage_error(list_round_pairs, 4, index)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,6 @@ def test_impossible_pairs_are_refused(text: str, fact: str) -> None:
 
 
 def test_skew_moves_counts_to_rank_0() -> None:
-    assert skewed_counts(4, 0.0, 8) == (2, 2, 2, 2)
-    assert skewed_counts(4, 1.0, 8) == (8, 0, 0, 0)
-    assert sum(skewed_counts(7, 0.37, 99_991)) == 99_991
+    assert split_with_skew(4, 0.0, 8) == (2, 2, 2, 2)
+    assert split_with_skew(4, 1.0, 8) == (8, 0, 0, 0)
+    assert sum(split_with_skew(7, 0.37, 99_991)) == 99_991

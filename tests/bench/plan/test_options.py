@@ -19,9 +19,9 @@ from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan import options as options_module
 from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.catalogue import RUNNER_PARAMS
-from parbench.bench.plan.custom_step import define_custom_step, params_of
+from parbench.bench.plan.custom_step import define_custom_step, list_params
 from parbench.bench.plan.options import Options, plan_run
-from parbench.bench.plan.plan import PRESETS, Measure, Plan, sampling_seconds
+from parbench.bench.plan.plan import PRESETS, Measure, Plan, compute_sampling_seconds
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import World
@@ -117,7 +117,7 @@ def test_named_cases_take_time_by_number(sizes: str, repetitions: int) -> None:
     options = Options(only=("all_reduce",), settings={"size_bytes": sizes})
     run_plan = plan(options)
     assert run_plan.repetitions == repetitions
-    seconds = repetitions * sampling_seconds(run_plan.cases, run_plan.measure)
+    seconds = repetitions * compute_sampling_seconds(run_plan.cases, run_plan.measure)
     assert seconds == pytest.approx(0.3 * repetitions * len(run_plan.cases))
     assert run_plan.budget_seconds > 2 * seconds
 
@@ -139,7 +139,7 @@ def test_preset_and_budget_set_the_time(options: Options) -> None:
 def test_repetitions_of_named_cases_are_kept() -> None:
     run_plan = plan(Options(only=("ddp",), repetitions=7))
     assert run_plan.repetitions == 7
-    assert sampling_seconds(run_plan.cases, run_plan.measure) == pytest.approx(6.0)
+    assert compute_sampling_seconds(run_plan.cases, run_plan.measure) == pytest.approx(6.0)
 
 
 def test_overrides_change_preset_only() -> None:
@@ -320,7 +320,7 @@ def prepare_step(
 
 
 def test_params_are_those_of_the_function() -> None:
-    params = params_of(prepare_step)
+    params = list_params(prepare_step)
     assert {param.name: param.kind for param in params} == {
         "depth": "int",
         "share": "float",
@@ -352,7 +352,7 @@ def with_param_of_parbench(world: object, *, mode: str = "a") -> None: ...
 )
 def test_unusable_params_are_refused(function: Callable[..., Any], fact: str) -> None:
     assert "mode" in RUNNER_PARAMS
-    assert fact in usage_error(params_of, function)
+    assert fact in usage_error(list_params, function)
 
 
 STEP = """
@@ -418,7 +418,7 @@ def measure_readme_step(world: World, folder: str) -> Outcome:
     sys.modules.pop("mystep", None)
     try:
         run = CaseRun(case, world, Measure(max_iterations=8), Progress(), None)
-        return run.visit(30.0)
+        return run.run_block(30.0)
     finally:
         sys.path.remove(folder)
 

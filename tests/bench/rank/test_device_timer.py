@@ -16,10 +16,10 @@ from parbench.bench.rank.timing import (
     EXIT,
     HIDDEN,
     ISSUE,
+    CaseTimer,
     Progress,
     Stamps,
     Stopwatch,
-    Timing,
 )
 from parbench.bench.world.world import Subgroup, World
 from tests.support.fake_time import HeldTime
@@ -198,7 +198,7 @@ def measure_hidden_share(
 ) -> float | None:
     """Return, on rank 0, the share of iterations with hidden launches on the measured ranks."""
     device = FakeDevice(HeldTime())
-    timer = Timing(
+    timer = CaseTimer(
         LaunchingBenchmark(device, launches_us[world.rank]),
         world,
         Progress(),
@@ -210,7 +210,7 @@ def measure_hidden_share(
         mock.patch.object(timing, "time", device.clock),
         mock.patch.object(device_timer, "time", device.clock),
     ):
-        timer.measure_at_once(1e9)
+        timer.measure_until_precise(1e9)
     return None if timer.samples is None else timer.samples.hidden
 
 

@@ -26,7 +26,7 @@ from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import FaultSpec, Measure, parse_fault
 from parbench.bench.rank import runner, timing
 from parbench.bench.rank.runner import CaseRun, FaultInjector, load_target
-from parbench.bench.rank.timing import Progress, Timing
+from parbench.bench.rank.timing import CaseTimer, Progress
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
@@ -109,7 +109,7 @@ class ExplainingBenchmark(FaultyBenchmark):
             return []
         return ["number: wrong", *(f"rank 1: fault {n}" for n in range(4 * self.world.rank))]
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+    def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         calls.append("explain")
         begin_seconds: list[float] = []
         step_seconds: list[float] = []
@@ -174,7 +174,7 @@ def run_case_on_rank(
     error = ""
     try:
         for remaining in reversed(range(visits)):
-            outcomes.append(run.visit(60.0, remaining, alone=visits == 1))
+            outcomes.append(run.run_block(60.0, remaining, is_only=visits == 1))
             if not outcomes[-1].more:
                 break
     except RuntimeError as exception:
@@ -374,18 +374,6 @@ def test_corruption_without_a_result_is_skipped(
         assert run.outcome.injected == "corrupt:0"
 
 
-@pytest.mark.parametrize("redop", ["min", "max"])
-def test_corruption_of_bools_is_a_wrong_result(two_ranks: Ranks, redop: str) -> None:
-    """The last element of a result is false or true."""
-    target = "parbench.bench.operations.collectives:all_reduce"
-    fault = parse_fault("corrupt:1", 2)
-    for size_bytes in (63, 64):
-        params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "bool", "redop": redop}
-        outcome = run_case(two_ranks, fault, target, **params)[0].outcome
-        assert outcome.status == "wrong"
-        assert "1 on rank 1" in outcome.reason
-
-
 @pytest.mark.parametrize(
     ("injection", "params"),
     [
@@ -441,7 +429,7 @@ def run_graph_on_rank(world: World, empty_graph: str, repeatable: bool) -> Outco
     case = make_case("workload.counting", f"{MODULE}:prepare_counting", params)
     measure = Measure(warmup=1, max_iterations=8)
     with mock.patch.object(timing, "make_sampler", make_sampler):
-        return CaseRun(case, world, measure, Progress(), None).visit(60.0)
+        return CaseRun(case, world, measure, Progress(), None).run_block(60.0)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +452,7 @@ def test_empty_graph_is_a_wrong_result(
 
 def make_all_reduce(**params: Value) -> Case:
     [definition] = [spec for spec in OPERATIONS if spec.short_name == "all_reduce"]
-    return definition.case({"size_bytes": 1024, **params})
+    return definition.build_case({"size_bytes": 1024, **params})
 
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -488,7 +476,7 @@ def count_coalesced_all_reduces(world: World, concurrent: bool) -> dict[str, int
     measure = Measure(warmup=1, min_iterations=6, max_iterations=6)
     run = CaseRun(case, world, measure, Progress(), None)
     with OperatorCounter() as counter:
-        assert run.visit(5.0).status == "ok"
+        assert run.run_block(5.0).status == "ok"
     return dict(counter.counts)
 
 
@@ -513,11 +501,11 @@ def log_device_until_load(world: World, mode: str) -> list[str]:
     case = make_all_reduce(mode=mode, background="gemm")
     run = CaseRun(case, world, MEASURE, Progress(), None)
     with (
-        mock.patch.object(runner, "Timing", partial(Timing, device=device)),
+        mock.patch.object(runner, "CaseTimer", partial(CaseTimer, device=device)),
         mock.patch.object(runner, "background_load", start_load),
         suppress(ZeroDivisionError),
     ):
-        run.visit(5.0)
+        run.run_block(5.0)
     log: list[str] = device.log
     return log
 

@@ -28,9 +28,9 @@ from parbench.bench.rank.timing import (
     DURATION,
     EXIT,
     ISSUE,
+    CaseTimer,
     Progress,
     TimedSamples,
-    Timing,
     gather_stamps,
     make_sampler,
 )
@@ -101,10 +101,10 @@ def run_script_on_rank(world: World, script: Script) -> TimingRun:
     benchmark = ScriptedBenchmark(clock, script.steps_ns[world.rank], script.reset_ns)
     progress = Progress()
     subgroup = select_subgroup(world, {})
-    timer = Timing(benchmark, world, progress, script.measure, subgroup, mode=script.mode)
+    timer = CaseTimer(benchmark, world, progress, script.measure, subgroup, mode=script.mode)
     with mock.patch.object(timing, "time", clock):
         if script.visits == 0:
-            timer.measure_at_once(script.budget_seconds)
+            timer.measure_until_precise(script.budget_seconds)
         for remaining in reversed(range(script.visits)):
             timer.measure_block(1.0, remaining)
             if timer.is_complete:
@@ -320,14 +320,14 @@ def find_status_of_waiting_rank(world: World, folder: Path) -> HangReport | None
     flag = folder / "rank 0 waits"
 
     def poll_status() -> None:
-        wait_until(lambda: progress.where().communicates, 30)
-        statuses.append(progress.where())
+        wait_until(lambda: progress.make_hang_report().communicates, 30)
+        statuses.append(progress.make_hang_report())
         flag.touch()
 
     loss = model(torch.ones(1, 2)).sum()
     if world.rank == 1:
         wait_until(flag.exists, 60)
-        assert not progress.where().communicates
+        assert not progress.make_hang_report().communicates
         loss.backward()
         return None
     watcher = threading.Thread(target=poll_status)
@@ -356,7 +356,7 @@ def find_gathered_operations(world: World) -> dict[str, tuple[bool, bool]]:
             with coalesce_calls(world.group, None):
                 operation.step()
                 calls = distributed_c10d._world.pg_coalesce_state[world.group]
-                gathered_by_name[spec.short_name] = (bool(calls), operation.gathered)
+                gathered_by_name[spec.short_name] = (bool(calls), operation.has_batched_call)
                 calls.clear()
     return gathered_by_name
 

@@ -20,14 +20,14 @@ from torch._C._distributed_c10d import HashStore
 from parbench.bench.launch.mailbox import JOB, FolderMailbox
 from parbench.bench.launch.messages import (
     Block,
-    Done,
-    Finished,
+    BlockResult,
     HangReport,
     Hello,
     Job,
+    JobDone,
     Message,
     Outcome,
-    Raised,
+    RankError,
 )
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.rank import watchdog as watchdog_module
@@ -74,7 +74,7 @@ def receive(folder: Path) -> list[Message]:
 
 
 def list_outcomes(messages: list[Message]) -> list[Outcome]:
-    return [message.outcome for message in messages if isinstance(message, Finished)]
+    return [message.outcome for message in messages if isinstance(message, BlockResult)]
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def test_rank_reports_hello_cases_and_done(
     assert facts <= hello.environment.keys()
     assert hello.environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
     assert "gpu" not in hello.environment
-    assert isinstance(done, Done)
+    assert isinstance(done, JobDone)
     outcomes = list_outcomes(finished)
     assert [outcome.status for outcome in outcomes] == ["ok", "skipped", "ok"]
     assert outcomes[0].seconds
@@ -169,7 +169,7 @@ def test_targets_in_the_job_folder_shadow_nothing(
 def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
     cases = [fault_case("fine"), fault_case("raising", rank=0)]
     with run_in_process(tmp_path, make_job(cases, budget_seconds=0.2)) as wait_for:
-        error = wait_for(Raised)
+        error = wait_for(RankError)
         assert error.error == "RuntimeError: the roof is on fire"
         assert "in mischief" in error.stack
 
@@ -177,7 +177,7 @@ def test_failed_rank_reports_and_waits_for_its_end(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_rank_that_cannot_join_reports_why(tmp_path: Path) -> None:
     with run_in_process(tmp_path, make_job([], backend="carrier-pigeon")) as wait_for:
-        assert "carrier-pigeon" in wait_for(Raised).error
+        assert "carrier-pigeon" in wait_for(RankError).error
 
 
 @pytest.mark.full
@@ -241,13 +241,13 @@ def test_time_budget_is_shared_by_weight(clock: SimpleNamespace) -> None:
     ]
     job = make_job(cases, blocks=blocks, budget_seconds=13.0)
     repetition = worker.RepetitionClock(job)
-    assert repetition.share(0) == pytest.approx(1.0)
+    assert repetition.compute_block_seconds(0) == pytest.approx(1.0)
     clock.now += 7.0
     # Later cases share the time that the first one left.
-    assert repetition.share(1) == pytest.approx(6.0 * 10 / 12)
-    assert repetition.share(2) == pytest.approx(6.0 / 2)
+    assert repetition.compute_block_seconds(1) == pytest.approx(6.0 * 10 / 12)
+    assert repetition.compute_block_seconds(2) == pytest.approx(6.0 / 2)
     clock.now += 8.0
-    assert repetition.share(3) == 0.02
+    assert repetition.compute_block_seconds(3) == 0.02
 
 
 def test_time_of_many_blocks_is_shared_fast(clock: SimpleNamespace) -> None:
@@ -257,5 +257,5 @@ def test_time_of_many_blocks_is_shared_fast(clock: SimpleNamespace) -> None:
     repetition = worker.RepetitionClock(job)
     began = time.process_time()
     for number in range(num_blocks):
-        repetition.share(number, num_blocks - number - 1)
+        repetition.compute_block_seconds(number, num_blocks - number - 1)
     assert time.process_time() - began < 2.0

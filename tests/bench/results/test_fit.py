@@ -169,7 +169,7 @@ def test_outliers_are_named_and_left_out(factors: dict[int, float]) -> None:
 
 def test_fit_needs_three_sizes() -> None:
     assert fit_curve([]) is None
-    assert fit_curve(make_times(line_model, [KIB, 4 * KIB]) * 3) is None
+    assert fit_curve(make_times(line_model, [KIB, 4 * KIB])) is None
     line = fit_line(make_times(line_model, [KIB, 256 * KIB, 16 << 20]))
     assert line.latency_seconds == pytest.approx(LATENCY)
 

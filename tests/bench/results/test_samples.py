@@ -56,26 +56,6 @@ def test_known_arrays_are_read(run: Run) -> None:
         assert np.array_equal(arrays[name], expected[name])
 
 
-STAMPS = make_arrays()["arrival_ns"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "fact"),
-    [
-        ({"arrival_ns": STAMPS.astype(float)}, "arrival_ns is an array of float64"),
-        ({"exit_ns": STAMPS[:, 1:]}, "(4, 4)"),
-        ({"ranks": np.arange(3)}, "for 3 ranks"),
-        ({"ranks": np.arange(5)}, "at most 4"),
-        ({"steps_per_sample": np.int64(0)}, "steps_per_sample"),
-    ],
-)
-def test_arrays_that_disagree_are_refused(run: Run, changes: dict[str, Any], fact: str) -> None:
-    file = write_samples(run, pack({**make_arrays(), **changes}))
-    message = usage_error(load_rank_samples, run, RECORD)
-    assert str(file) in message
-    assert fact in message
-
-
 CONTENT = pack(make_arrays())
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from parbench.bench.world.torch_compat import (
     all_gather_single,
-    nccl_version,
+    find_nccl_version,
     reduce_scatter_single,
 )
 from parbench.bench.world.world import World
@@ -64,4 +64,4 @@ class LoadedNccl:
 
 def test_nccl_version_is_that_of_loaded_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", LoadedNccl)
-    assert nccl_version() == "2.29.7"
+    assert find_nccl_version() == "2.29.7"

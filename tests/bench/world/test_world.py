@@ -24,7 +24,7 @@ from parbench.bench.world import world as world_module
 from parbench.bench.world.world import (
     Clock,
     World,
-    calibrate,
+    calibrate_clocks,
     disable_tf32,
     open_world,
     select_subgroup,
@@ -45,7 +45,7 @@ def describe_world(world: World) -> dict[str, Any]:
         "has control group": world.control is not world.group,
         "decision": world.broadcast_from_rank_0(proposal),
         "gathered": world.gather({"rank": world.rank, "text": "x" * 1000 * world.rank}),
-        "clock": calibrate(world.rank, world.size, world.control),
+        "clock": calibrate_clocks(world.rank, world.size, world.control),
     }
 
 
@@ -297,7 +297,7 @@ def calibrate_shifted(world: World, kernels: list[str], shifts_ns: list[int]) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world_module, "read_text", lambda path: kernels[world.rank])
         patch.setattr(world_module, "time", SimpleNamespace(perf_counter_ns=read_clock))
-        return calibrate(world.rank, world.size, world.control)
+        return calibrate_clocks(world.rank, world.size, world.control)
 
 
 def test_clock_offset_is_within_uncertainty(two_ranks: Ranks) -> None:
@@ -334,7 +334,7 @@ def drift(world: World, ahead_ns: list[int], stale_seconds: float) -> Iterator[W
         patch.setattr(world_module, "_STALE_SECONDS", stale_seconds)
         for module in (world_module, collectives):
             patch.setattr(module, "time", SimpleNamespace(perf_counter_ns=read_clock))
-        yield replace(world, clock=calibrate(world.rank, world.size, world.control))
+        yield replace(world, clock=calibrate_clocks(world.rank, world.size, world.control))
 
 
 def check_barrier_after_drift(world: World, drift_ns: int) -> tuple[int, float]:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import parbench
-from parbench.bench.plan.plan import Skipped
+from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run
@@ -75,7 +75,7 @@ def test_load_has_rows_for_unmeasured_cases(tmp_path: Path) -> None:
         failed_record(failed, reason="rank 1 died"),
         failed_record(wrong, status="wrong", reason="3 differ", metrics=misleading),
     ]
-    skipped = Skipped(case=indivisible, reason="7 B is not a multiple of 4 B")
+    skipped = SkippedCase(case=indivisible, reason="7 B is not a multiple of 4 B")
     plan = make_plan([failed, wrong, missing], skipped=[skipped])
     frame = parbench.load(write_run(tmp_path, make_run(plan, records)))
     rows = frame.set_index("case")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parbench.bench.plan.plan import Skipped
+from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check, Record, Status
 from parbench.bench.results.stats import Grade, estimate_mean, t_quantile
@@ -149,7 +149,7 @@ def test_missing_records_are_counted_by_case() -> None:
 
 
 def test_case_skipped_by_the_plan_is_counted_once() -> None:
-    skipped = Skipped(case=collective_case(size_bytes=1001), reason="does not divide")
+    skipped = SkippedCase(case=collective_case(size_bytes=1001), reason="does not divide")
     plan = make_plan([CASE], skipped=[skipped])
     records = [ok_record(CASE), failed_record(skipped.case, 0, "skipped")]
     summary = summarize(make_run(plan, records))

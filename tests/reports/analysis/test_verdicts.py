@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Plan, Skipped
+from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check, Record
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.analysis.verdicts import (
@@ -31,7 +31,7 @@ from tests.support.reports_fixtures import (
 FIRST = collective_case()
 SECOND = collective_case(size_bytes=2048)
 STEP = step_case()
-NO_SPACE = Skipped(case=step_case("large"), reason="needs 4 ranks")
+NO_SPACE = SkippedCase(case=step_case("large"), reason="needs 4 ranks")
 
 
 def judge(plan: Plan, *records: Record, environment: Any = None) -> dict[str, Verdict]:

@@ -1,18 +1,20 @@
-"""Lines over size, nodes and sequence length, and points of two quantities."""
+"""Lines over size, nodes and sequence length, and distributions of latency."""
 
 import pytest
 
 from parbench.bench.results.records import Record
+from parbench.reports.analysis.fits import Ceiling
+from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import (
-    RATE,
-    TIME,
-    curve_lines,
-    draw_against,
-    draw_sizes,
+    chart_bandwidth_and_time,
+    chart_efficiency,
+    chart_latency,
+    chart_scaling,
 )
-from tests.support.figure_parts import parse_drawing
+from parbench.reports.figures.quantities import BANDWIDTH
+from tests.support.figure_parts import find_lines
 from tests.support.report_rows import summarize_rows
-from tests.support.reports_fixtures import collective_case, ok_record, rate_metric
+from tests.support.reports_fixtures import collective_case, ok_record
 
 
 def make_record(size_bytes: int, seconds: float) -> Record:
@@ -22,26 +24,40 @@ def make_record(size_bytes: int, seconds: float) -> Record:
 CURVE = [make_record(1024, 1e-3), make_record(4096, 3e-3)]
 
 
+def draw_lines(chart: Chart | None) -> dict[str, list[tuple[float, float]]]:
+    assert chart is not None
+    return dict(find_lines(chart.draw().axes[0]))
+
+
 def test_lines_are_ordered_by_size_in_their_unit() -> None:
     rows = summarize_rows(*CURVE[::-1])
-    parts = parse_drawing(draw_sizes(curve_lines(rows, "time"), TIME))
-    [(title, path)] = parts.lines.items()
-    assert title == "all_reduce: 1K: 1.00 ms, 4K: 3.00 ms"
-    assert path.points == sorted(path.points)
-    [bandwidth] = curve_lines(rows, "busbw")
-    rates = sorted(point[1] for point in bandwidth.points)
-    assert rates == pytest.approx([1.5 * 1.024e-3, 1.5 * 4.096e-3 / 3])  # GB/s
+    bandwidth, time = chart_bandwidth_and_time(1, "", rows, [], None)
+    assert draw_lines(time) == {"all_reduce": [(1024, 1e-3), (4096, 3e-3)]}
+    [(_, small), (_, large)] = draw_lines(bandwidth)["all_reduce"]
+    assert [small, large] == pytest.approx([1.5 * 1.024e-3, 1.5 * 4.096e-3 / 3])  # GB/s
 
 
-@pytest.mark.parametrize("value", [None, 0.0])
-def test_value_without_a_logarithm_is_left_out(value: float | None) -> None:
-    unknown = ok_record(collective_case(size_bytes=8), metrics={"busbw": rate_metric(value)})
-    [line] = curve_lines(summarize_rows(unknown, *CURVE), "busbw")
-    assert [point[0] for point in line.points] == [1024, 4096]
+def test_efficiency_is_relative_to_the_ceiling() -> None:
+    ceiling = Ceiling(name="link", bytes_per_second=1.5 * 4.096e6 / 3)
+    rows = summarize_rows(*CURVE)
+    lines = draw_lines(chart_efficiency(rows, ceiling))
+    assert lines["all_reduce"][-1] == pytest.approx((4096, 1.0))
+    assert chart_efficiency(rows, None) is None
 
 
-def test_draw_against_orders_by_nodes() -> None:
+def test_latency_is_the_share_of_iterations_at_the_smallest_size() -> None:
+    rows = summarize_rows(*CURVE)
+    lines = draw_lines(chart_latency(1, "", rows))
+    [(label, points)] = lines.items()
+    assert label == "all_reduce 1K"
+    times, shares = zip(*points, strict=True)
+    samples = rows[0].records[0].samples.values
+    assert (times[0], times[-1]) == (min(samples), max(samples))
+    assert list(shares) == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+
+
+def test_scaling_is_ordered_by_nodes() -> None:
     rates = {"a": {4: 1.0, 1: 8.0, 2: 2.0}, "b": {0: 1.0, 1: 1.0, 2: 0.0, 4: 0.5}}
-    parts = parse_drawing(draw_against(rates, RATE))
-    assert list(parts.lines) == ["a: 1: 8.00, 2: 2.00, 4: 1.00", "b: 1: 1.00, 4: 0.500"]
-    assert draw_against({"a": {4: 1.0}}, TIME) is None
+    lines = draw_lines(chart_scaling("name", "", "", rates, "nodes", BANDWIDTH))
+    assert lines == {"a": [(1, 8.0), (2, 2.0), (4, 1.0)], "b": [(1, 1.0), (4, 0.5)]}

@@ -1,41 +1,71 @@
-"""Drawings as inline SVG, their scales and ticks."""
+"""Figures as inline SVG and as files."""
 
+import re
+from pathlib import Path
 from xml.etree import ElementTree
 
-from parbench.reports import cells
-from parbench.reports.figures.svg import (
-    Drawing,
-    even_ticks,
-    figure,
-)
+import pytest
+
+from parbench.reports.figures.chart import Chart
+from parbench.reports.figures.lines import chart_scaling
+from parbench.reports.figures.quantities import EFFICIENCY, STEP_TIME
+from parbench.reports.figures.steps import chart_stacks
+from parbench.reports.figures.style import STEP
+from parbench.reports.figures.svg import Figures, render_inline, save_charts
+
+HOSTILE_LABEL = "<script>alert(1)</script> 漢字 $x_1 \x1b[31m"
 
 
-def test_figure_is_accessible_and_escapes_text() -> None:
-    drawing = Drawing()
-    drawing.text(1, 2, "<script>alert(1)</script> 漢字 🚀\x1b[31m")
-    drawing.box(1, 2, 3, 4, "fill:var(--blue)", "a <b> box")
-    [html] = figure(drawing, "id", "A <title>", "Cause & effect.")
-    caption, svg = html.split("</figcaption>")
+def make_chart(name: str = "scaling", label: str = "ddp") -> Chart:
+    values = {label: {1: 1.0, 2: 0.9, 4: 0.7}}
+    chart = chart_scaling(name, "A <title>", "Cause & effect.", values, "ranks", EFFICIENCY)
+    assert chart is not None
+    return chart
+
+
+def test_inline_svg_is_accessible_and_escapes_text() -> None:
+    caption, svg = render_inline(make_chart(label=HOSTILE_LABEL)).split("</figcaption>")
     assert "A &lt;title&gt;" in caption
     assert "Cause &amp; effect." in caption
     root = ElementTree.fromstring(svg)
-    title, description, text, path = root
+    title, description, *_ = root
     assert root.get("role") == "img"
     assert root.get("aria-labelledby") == f"{title.get('id')} {description.get('id')}"
     assert str(description.text).startswith("Cause & effect.")
-    assert text.text == "<script>alert(1)</script> 漢字 🚀\\x1b[31m"
-    assert path.findtext("title") == "a <b> box"
     assert "width" not in root.attrib  # it is as wide as its place
+    texts = [text.text for text in root.iter("text")]
+    assert "<script>alert(1)</script> 漢字 $x_1 \\x1b[31m" in texts
 
 
-def test_even_ticks_are_round() -> None:
-    ticks = even_ticks(0.023, cells.duration)
-    assert ticks == [
-        (0, "0"),
-        (0.005, "5 ms"),
-        (0.01, "10 ms"),
-        (0.015, "15 ms"),
-        (0.02, "20 ms"),
-    ]
-    labels = [label for _, label in even_ticks(5 << 20, cells.num_bytes)]
-    assert labels == ["0", "1 MiB", "2 MiB", "3 MiB", "4 MiB", "5 MiB"]
+def test_inline_svg_takes_the_colors_of_the_page() -> None:
+    stacks = [("ddp", {"compute": 1.0, "exposed dp": 2.0})]
+    chart = chart_stacks("stacks", "", "", stacks, STEP, STEP_TIME)
+    assert chart is not None
+    html = render_inline(chart)
+    assert {"blue", "orange"} <= set(re.findall(r"var\(--(\w+)\)", html))
+    assert re.findall(r"#[0-9a-f]{6}\b", html) == []
+    assert "<style" not in html
+    assert "font-family" not in html
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_equal_charts_have_equal_bytes(suffix: str, start: bytes, tmp_path: Path) -> None:
+    [file] = save_charts([make_chart()], tmp_path, [suffix])
+    assert file == tmp_path / f"scaling.{suffix}"
+    content = file.read_bytes()
+    assert content.startswith(start)
+    [file] = save_charts([make_chart()], tmp_path, [suffix])
+    assert file.read_bytes() == content
+
+
+def test_figures_are_drawn_when_read() -> None:
+    def fail() -> None:
+        raise AssertionError("drawn")
+
+    undrawn = Chart(name="other", title="", caption="", draw=fail)  # type: ignore[arg-type]
+    figures = Figures([make_chart(), undrawn])
+    assert list(figures) == ["scaling", "other"]
+    assert figures["scaling"] is figures["scaling"]
+    assert figures["scaling"].axes[0].get_title(loc="left") == "efficiency"

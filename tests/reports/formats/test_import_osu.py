@@ -2,7 +2,7 @@
 
 import pytest
 
-from parbench.bench.plan.catalogue import busbw_factor
+from parbench.bench.plan.catalogue import get_busbw_factor
 from parbench.reports.formats.foreign import ImportedResult
 from parbench.reports.formats.import_osu import parse_osu
 from tests.support.exchange_fixtures import OSU, OSU_CUDA
@@ -45,7 +45,7 @@ def test_size_of_one_rank_is_scaled_to_the_total(
     result = parse_single(text)
     assert result.name == f"collective.{operation}"
     assert result.params["size_bytes"] == total_bytes
-    factor = busbw_factor(operation, 4) or 0
+    factor = get_busbw_factor(operation, 4) or 0
     assert result.metrics["busbw"].value == pytest.approx(factor * total_bytes / 10e-6)
 
 

@@ -148,6 +148,8 @@ def test_check_uses_percentages_and_measured_floors() -> None:
 def test_show_prune_and_export() -> None:
     assert "1.00 ms from run-000 on (12 runs)" in run("show", "*all_reduce*")
     assert len(json.loads(run("show", "--format", "json"))["series"]) == 2
+    run("show", "--figure", "history.svg")
+    assert "all_reduce" in Path("history.svg").read_text()
     assert run("prune", "--keep", "10").split() == ["run-001", "run-000"]
     run("export", "out.csv", "--branch", "main")
     assert Path("out.csv").read_text().startswith("time,commit,run,")

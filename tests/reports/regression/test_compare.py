@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from parbench.bench.plan.plan import Skipped
+from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.summary import summarize
@@ -89,7 +89,7 @@ def test_wrong_base_has_no_times() -> None:
     assert "BASE has 0" in series.reason
 
 
-SKIPPED = Skipped(case=OTHER_CASE, reason="needs 4 ranks")
+SKIPPED = SkippedCase(case=OTHER_CASE, reason="needs 4 ranks")
 CUT = out_of_budget_record(OTHER_CASE, 0)
 
 

@@ -59,6 +59,14 @@ def slower(tmp_path: Path) -> str:
     return write(tmp_path, 1.2)
 
 
+def test_compare_draws_effects(base: str, slower: str) -> None:
+    invoke = CliRunner().invoke
+    result = invoke(compare, [base, slower, "--figure", "effects.svg"])
+    assert result.exit_code == 1
+    assert "SLOWER" in Path("effects.svg").read_text()
+    assert invoke(compare, [base, slower, "--figure", "effects.gif"]).exit_code == 2
+
+
 def invoke(*args: str) -> Result:
     return CliRunner().invoke(compare, list(args))
 

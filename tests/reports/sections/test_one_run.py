@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from parbench.bench.results.runs import Run
-from parbench.reports.sections.one_run import draw_first_screen, report_of
+from parbench.reports.sections.one_run import chart_first_screen, report_of
 from tests.support.report_rows import (
     analyze_records,
     analyze_run,
@@ -21,12 +21,12 @@ from tests.support.traced import make_timeline, traced_record, write_traced_run
 def test_first_screen_has_bandwidth_and_a_traced_step(tmp_path: Path) -> None:
     curve = [ok_record(collective_case(size_bytes=size)) for size in (1024, 1 << 20)]
     traces = [(traced_record(), make_timeline()), (curve[0], None), (curve[1], None)]
-    bandwidth, step = draw_first_screen(analyze_run(write_traced_run(tmp_path, traces)))
-    assert "Bus bandwidth over size" in bandwidth
-    assert "Traced step: ddp" in step
-    (bandwidth,) = draw_first_screen(analyze_records(*curve))
-    assert 'class="chart"' in bandwidth
-    assert draw_first_screen(analyze_records(curve[0])) == []
+    bandwidth, step = chart_first_screen(analyze_run(write_traced_run(tmp_path, traces)))
+    assert bandwidth.name == "bandwidth"
+    assert step.title == "Profiled step: ddp"
+    [step] = chart_first_screen(analyze_run(write_traced_run(tmp_path, traces[:1])))
+    assert step.is_wide
+    assert chart_first_screen(analyze_records(curve[0])) == []
 
 
 def footnotes(run: Run) -> str:

@@ -53,7 +53,7 @@ def test_page_needs_no_other_file(traces: Path, tmp_path: Path) -> None:
     page = tmp_path / "explained.html"
     assert explain(traces, "-o", page).exit_code == 0
     text = page.read_text()
-    assert 'id="first-step-title"' in text
+    assert 'id="step-title"' in text
     assert 'src="http' not in text
 
 

@@ -67,7 +67,7 @@ def test_plan_has_the_pairs_of_all_rails(tmp_path: Path) -> None:
 
 
 def make_case(index: int) -> Case:
-    return PAIRWISE.case({"size_bytes": 1 << 20, "round": index, "direction": "in_turn"})
+    return PAIRWISE.build_case({"size_bytes": 1 << 20, "round": index, "direction": "in_turn"})
 
 
 def make_record(index: int, status: Status = "ok", **fields: Any) -> Record:

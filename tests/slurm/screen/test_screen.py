@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parbench.bench.check.health import Device, Health, Reason
+from parbench.bench.check.health import Device, Fault, Health
 from parbench.bench.check.hosts import HostResult
 from parbench.slurm.screen import screen as screen_module
 from parbench.slurm.screen.measure import Measurement, Setup
@@ -245,14 +245,14 @@ def test_screen_outside_an_allocation(tmp_path: Path, monkeypatch: pytest.Monkey
     assert screen(options, {}, []) == (1, ""), "the code of the screening inside"
 
 
-def make_answer(host: str, *reasons: Reason) -> HostResult:
+def make_answer(host: str, *reasons: Fault) -> HostResult:
     device = Device(host=host, name="GPU 5", uuid=host, kind="H100", rank=0, reasons=reasons)
     health = Health(host=host, started="2026", seconds=41.0, device="cuda", devices=(device,))
     return HostResult(host=host, health=health)
 
 
 def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
-    reason = Reason(text="wrong results in compute.gemm", fix="drain the host")
+    reason = Fault(text="wrong results in compute.gemm", fix="drain the host")
     simulated.answers = [make_answer("n1"), make_answer("n2", reason), make_answer("n3")]
     code, text = run_screen()
     assert code == 1

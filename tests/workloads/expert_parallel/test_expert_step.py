@@ -138,7 +138,7 @@ def test_mutant_is_detected(two_ranks: Ranks, mutant: str, tp: int) -> None:
 def explain(world: World, params: Params) -> dict[str, Any]:
     step = build_step(world, params)
     step.step()
-    metrics = step.explain(step.reset, 0.0).metrics
+    metrics = step.explain_step(step.reset, 0.0).metrics
     step.close()
     return {name: metric.value for name, metric in metrics.items()}
 

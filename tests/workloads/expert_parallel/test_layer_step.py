@@ -113,7 +113,7 @@ def test_misplaced_rows_of_timed_experts_are_counted(two_ranks: Ranks) -> None:
 
 def explain_layer(world: World, params: Params) -> dict[str, float | None]:
     step = build_layer(world, params)
-    metrics = step.explain(step.reset, 0.0).metrics
+    metrics = step.explain_step(step.reset, 0.0).metrics
     step.close()
     return {name: metric.value for name, metric in metrics.items()}
 
@@ -158,7 +158,7 @@ def describe_dispatch(world: World) -> tuple[Description, float | None]:
     step = build_dispatch(world, {"routing": "zipf", "variant": "allgather"})
     step.reset()
     step.step()
-    ratio = step.explain(step.reset, 0.0).metrics["bytes_ratio.ep"].value
+    ratio = step.explain_step(step.reset, 0.0).metrics["bytes_ratio.ep"].value
     step.close()
     return step.describe(), ratio
 

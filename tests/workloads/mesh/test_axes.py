@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.groups import groups_of
+from parbench.bench.plan.groups import form_groups
 from parbench.workloads.mesh.axes import (
     along,
     coordinate_of,
@@ -41,7 +41,7 @@ def test_innermost_axis_varies_fastest() -> None:
 
 @pytest.mark.parametrize("axis", ["dp", "pp", "tp"])
 def test_groups_are_those_of_collectives(axis: str) -> None:
-    expected = groups_of(f"dp=2 pp=3 cp=2 tp=2:{axis}", 24)
+    expected = form_groups(f"dp=2 pp=3 cp=2 tp=2:{axis}", 24)
     assert sorted(groups_along(MESH, axis)) == sorted(map(list, expected))
 
 

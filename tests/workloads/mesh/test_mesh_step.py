@@ -237,7 +237,7 @@ def explain_step(world: World, params: Params) -> Explanation:
     step.step()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_probe, "has_shared_cores", lambda world: False)
-        explanation = step.explain(step.reset, 0.0)
+        explanation = step.explain_step(step.reset, 0.0)
     step.close()
     return explanation
 

@@ -81,7 +81,7 @@ def explain(world: World, params: Params, own_cores: bool) -> Explanation:
     affinity = {world.rank} if own_cores else {0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.sched_getaffinity", lambda pid: affinity)
-        explanation = step.explain(step.reset, 0.0)
+        explanation = step.explain_step(step.reset, 0.0)
     step.close()
     return explanation
 

@@ -61,7 +61,7 @@ def explain(world: World, name: str) -> tuple[Explanation, float]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap, "trace_step", record_trace)
-        explanation = step.explain(step.reset, 0.0)
+        explanation = step.explain_step(step.reset, 0.0)
     step.close()
     return explanation, traces[0].wall_seconds
 
@@ -121,7 +121,7 @@ def explain_fake_traces(world: World, comm_is_seen: bool) -> Explanation:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap, "trace_step", make_trace)
-        explanation = step.explain(world.barrier, 1e-6)
+        explanation = step.explain_step(world.barrier, 1e-6)
     step.close()
     return explanation
 

@@ -190,7 +190,7 @@ def explain_loop(world: World, name: str) -> Explanation:
     step = OwnStep(world, loop)
     for _ in range(2):
         step.step()
-    explanation = step.explain(loop.reset, 0.0)
+    explanation = step.explain_step(loop.reset, 0.0)
     step.close()
     return explanation
 

@@ -236,7 +236,7 @@ def explain_with_peak(world: World, measured: bool) -> str:
     step = build_small_step(world, "ddp", {})
     step.step()
     step._peak = Peak(flops_per_second=1.0, source="datasheet", measured=measured)
-    notes = step.explain(step.reset, 0.0).notes
+    notes = step.explain_step(step.reset, 0.0).notes
     step.close()
     return " ".join(notes)
 

@@ -1,0 +1,132 @@
+"""Figures of comparisons, histories and plans."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from parbench.reports import cells
+from parbench.reports.figures.chart import Chart
+from parbench.reports.figures.primitives import (
+    IntervalRow,
+    draw_intervals,
+    draw_levels,
+    draw_pareto,
+    shorten,
+)
+from parbench.reports.figures.quantities import Quantity, set_x_axis, set_y_axis
+from parbench.reports.figures.style import color, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_EFFECTS = 40
+MAX_HISTORY_SERIES = 6
+
+
+def chart_pareto(
+    name: str,
+    title: str,
+    caption: str,
+    points: Mapping[str, tuple[float, float]],
+    front: Sequence[str],
+    axes: tuple[Quantity, Quantity],
+) -> Chart | None:
+    """Return points on log axes and the front of those that no other beats in both."""
+    if len(set(points.values())) < 2:
+        return None
+    numbered = "; ".join(f"{number}: {label}" for number, label in enumerate(front, start=1))
+    return Chart(
+        name=name,
+        title=title,
+        caption=f"{caption} {numbered}.",
+        draw=partial(_draw_pareto, points, front, axes),
+    )
+
+
+def _draw_pareto(
+    points: Mapping[str, tuple[float, float]],
+    front: Sequence[str],
+    quantities_of_axes: tuple[Quantity, Quantity],
+) -> "Figure":
+    figure, [axes] = new_figure(2.3)
+    draw_pareto(axes, points, front)
+    xs, ys = zip(*points.values(), strict=True)
+    set_x_axis(axes, quantities_of_axes[0], min(xs) / 1.08, max(xs) * 1.08)
+    set_y_axis(axes, quantities_of_axes[1], min(ys) / 1.08, max(ys) * 1.08)
+    return figure
+
+
+def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None:
+    """Return the change of each series with its interval, as fractions; 0.05 is 5 % slower."""
+    if not rows:
+        return None
+    shown = sorted(rows, key=lambda row: -abs(row.interval[0]))[:MAX_EFFECTS]
+    caption = "Lines are 95 % intervals. The threshold is shaded."
+    if len(shown) < len(rows):
+        caption += f" The {len(shown)} largest of {len(rows)} changes are shown."
+    return Chart(
+        name="effects",
+        title="Change of each series",
+        caption=caption,
+        draw=partial(_draw_effects, shown, threshold),
+    )
+
+
+def _draw_effects(rows: Sequence[IntervalRow], threshold: float) -> "Figure":
+    figure, [axes] = new_figure(0.4 + 0.27 * len(rows))
+    axes.axvspan(-threshold, threshold, color=color("faint"), alpha=0.6, linewidth=0)
+    axes.axvline(0.0, color=color("muted"), linewidth=0.5)
+    draw_intervals(axes, rows)
+    ends = [end for row in rows for end in row.interval]
+    width = max(threshold, *map(abs, ends)) * 1.08
+    quantity = Quantity(title="change of time, + is slower", text=_format_change, is_log=False)
+    set_x_axis(axes, quantity, max(-1.0, -width), width)
+    return figure
+
+
+def _format_change(value: float | None) -> str:
+    return cells.UNKNOWN if value is None else f"{100 * value:+.3g} %"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistorySeries:
+    """The seconds of a series by the place of each run, and its levels.
+
+    A level is the first and the last place, and the seconds.
+    """
+
+    label: str
+    seconds_by_place: Mapping[int, float]
+    levels: Sequence[tuple[int, int, float]]
+
+
+def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart:
+    """Return the times of each series over the named runs, with the levels that were found."""
+    shown = series[:MAX_HISTORY_SERIES]
+    caption = "Dots are runs, lines are levels, and dashes are changes between them."
+    if len(shown) < len(series):
+        caption += f" The first {len(shown)} of {len(series)} series are shown."
+    return Chart(
+        name="history",
+        title="Time over runs",
+        caption=caption,
+        draw=partial(_draw_history, runs, shown),
+        is_wide=True,
+    )
+
+
+def _draw_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> "Figure":
+    figure, all_axes = new_figure(0.4 + 1.1 * len(series), is_wide=True, num_rows=len(series))
+    for axes, one in zip(all_axes, series, strict=True):
+        draw_levels(axes, one.seconds_by_place, one.levels)
+        seconds = one.seconds_by_place.values()
+        quantity = Quantity(title=shorten(one.label, 120), text=cells.duration, is_log=False)
+        margin = 0.1 * (max(seconds) - min(seconds)) or 0.1 * max(seconds)
+        set_y_axis(axes, quantity, min(seconds) - margin, max(seconds) + margin)
+        axes.set_xlim(-0.5, len(runs) - 0.5)
+        places = range(0, len(runs), math.ceil(len(runs) / 8))
+        axes.set_xticks(places, [runs[place] for place in places])
+        axes.label_outer()
+    return figure

@@ -1,0 +1,340 @@
+"""The kinds of drawing that all figures are made of. Each draws on the axes that it is given."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from parbench.reports.figures import style
+from parbench.reports.figures.quantities import format_share
+from parbench.reports.figures.style import color
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
+HATCH = "//////"
+MAX_LABEL_LETTERS = 64
+MAX_LEGEND_LETTERS = 24
+LEGEND_LINE_INCHES = 1.35 * style.FONT_POINTS / 72
+_BAR_HEIGHT = 0.42
+_AXES_SHARE = 0.86
+"""About how much of the width of a figure its axes take."""
+_WIDTH_OF_LETTER = 0.6
+"""Relative to the size of the font, which is the one of the reader on a page."""
+_SHADES = 14
+_PALEST = 0.06
+_FULLEST = 0.72
+
+
+class Point(NamedTuple):
+    """A value at a place on the x axis, and its interval, which is empty without one."""
+
+    x: float
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A named series of points, and the pieces of a curve that was fitted to it."""
+
+    label: str
+    points: tuple[Point, ...]
+    fit: tuple[tuple[tuple[float, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalRow:
+    """A value with its interval on a line of its own; ``parts`` are drawn small above it."""
+
+    label: str
+    interval: tuple[float, float, float]
+    parts: Sequence[tuple[float, float, float]] = ()
+    hue: str = "blue"
+
+
+class Box(NamedTuple):
+    """A rectangle: where it starts and stops on the x axis, its middle and height on the y axis."""
+
+    start: float
+    stop: float
+    middle: float
+    height: float
+
+
+def describe(artist: "Artist", text: str) -> None:
+    """Show a text when the pointer is on an artist of the page."""
+    artist.set_gid(f"title:{text}")
+
+
+def shorten(label: str, max_letters: int = MAX_LABEL_LETTERS) -> str:
+    """Return a label that fits: its first word, and the last ones, which differ most."""
+    if len(label) <= max_letters:
+        return label
+    head, *rest = label.split(" ")
+    while rest and len(f"{head} ... {' '.join(rest)}") > max_letters:
+        rest.pop(0)
+    return f"{head} ... {' '.join(rest)}" if rest else f"{label[: max_letters - 3]}..."
+
+
+def draw_lines(axes: "Axes", lines: Sequence[Line]) -> None:
+    """Draw each line with its band and its fit."""
+    for line, look in zip(lines, choose_looks([line.label for line in lines]), strict=True):
+        xs, values, lows, highs = zip(*line.points, strict=True)
+        hue = look["color"]
+        if lows != highs:
+            axes.fill_between(xs, lows, highs, color=hue, alpha=0.13, linewidth=0)
+        axes.plot(xs, values, marker="o", clip_on=False, **look)
+        for piece in line.fit:
+            axes.plot(*zip(*piece, strict=True), color=hue, linestyle=(0, (4, 2)), linewidth=0.6)
+
+
+def choose_looks(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the color and the dashes of lines. Lines of one color differ in their dashes."""
+    hues = choose_hues(labels)
+    return [
+        {
+            "label": label,
+            "gid": f"title:{label}",
+            "color": color(hue),
+            "linestyle": DASHES[hues[:index].count(hue) % len(DASHES)],
+        }
+        for index, (label, hue) in enumerate(zip(labels, hues, strict=True))
+    ]
+
+
+def choose_hues(labels: Sequence[str]) -> list[str]:
+    """Return the hue of each operation, and other hues for other names.
+
+    Lines of a single operation all have different hues.
+    """
+    hues = [style.OPERATIONS.get(label.partition(" ")[0], "") for label in labels]
+    if len(set(hues)) == 1 < len(hues):
+        hues = [""] * len(hues)
+    free_hues = [hue for hue in style.HUES if hue not in hues] or list(style.HUES)
+    chosen: list[str] = []
+    num_named = 0
+    for hue in hues:
+        if not hue:
+            hue = free_hues[num_named % len(free_hues)]
+            num_named += 1
+        chosen.append(hue)
+    return chosen
+
+
+def draw_reference(axes: "Axes", value: float, label: str) -> None:
+    """Draw a dashed line across the axes, such as a ceiling."""
+    axes.axhline(value, color=color("text"), linestyle=(0, (6, 2)), linewidth=0.8, label=label)
+
+
+def add_line_legend(figure: "Figure", axes: "Axes") -> None:
+    """Name lines at the right in the order of their ends, or below if a name is long."""
+    handles, labels = axes.get_legend_handles_labels()
+    ends = [float(handle.get_ydata()[-1]) for handle in handles]  # type: ignore[attr-defined]
+    order = sorted(range(len(ends)), key=lambda index: -ends[index])
+    handles = [handles[index] for index in order]
+    labels = [shorten(labels[index]) for index in order]
+    if all(len(label) <= MAX_LEGEND_LETTERS for label in labels):
+        figure.legend(handles, labels, loc="outside right upper")
+        return
+    height = figure.get_figheight() + LEGEND_LINE_INCHES * len(labels)
+    figure.set_figheight(height)
+    figure.legend(handles, labels, loc="outside lower left", ncols=1)
+
+
+def add_patch_legend(
+    figure: "Figure", names: Mapping[str, Mapping[str, Any]], columns: int
+) -> None:
+    """Name filled areas above the axes; ``names`` has the look of each."""
+    from matplotlib.patches import Patch
+
+    handles = [Patch(label=name, **look) for name, look in names.items()]
+    num_lines = math.ceil(len(handles) / columns)
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE_INCHES * num_lines + 0.08)
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4)
+
+
+def look_of_part(part: str, hue: str) -> dict[str, Any]:
+    """Return how a part of a step is filled: exposed communication is hatched, idle time pale."""
+    if part.startswith("exposed"):
+        return {"facecolor": color("orange"), "hatch": HATCH, "edgecolor": color("back")}
+    if part == "phase":
+        return {"facecolor": color("raised"), "edgecolor": color("muted"), "linewidth": 0.3}
+    return {"facecolor": color(hue), "alpha": 0.4 if part == "idle" else 1.0}
+
+
+def draw_stacks(
+    axes: "Axes",
+    stacks: Sequence[tuple[str, Mapping[str, float]]],
+    looks: Mapping[str, Mapping[str, Any]],
+    names: Mapping[str, str],
+) -> None:
+    """Draw a bar for each stack from top to bottom, with its label above.
+
+    Parts come in the order of ``looks``. A part has its share where that fits, and its name
+    too if ``names`` has one.
+    """
+    lefts = [0.0] * len(stacks)
+    for part, look in looks.items():
+        widths = [parts.get(part, 0.0) for _, parts in stacks]
+        bars = axes.barh(range(len(stacks)), widths, _BAR_HEIGHT, left=lefts, **look)
+        text_color = color("text" if look.get("alpha", 1.0) < 1 else "back")
+        background = {"facecolor": color("orange"), "pad": 0.8} if "hatch" in look else None
+        for row, bar in enumerate(bars):
+            share = format_share(widths[row] / sum(stacks[row][1].values()))
+            describe(bar, f"{part}: {share}")
+            texts = (f"{names[part]} {share}", share) if part in names else (share,)
+            stop = lefts[row] + widths[row]
+            write_between(axes, lefts[row], stop, row, *texts, color=text_color, bbox=background)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    label_rows(axes, [label for label, _ in stacks])
+
+
+def write_between(
+    axes: "Axes", start: float, stop: float, y: float, *texts: str, **options: Any
+) -> None:
+    """Write the first of the texts that fits between two places on the x axis, if one does."""
+    left, right = axes.get_xlim()
+    figure_points = 72 * axes.get_figure().get_figwidth()  # type: ignore[union-attr]
+    space = (stop - start) / (right - left) * _AXES_SHARE * figure_points
+    font_points = options.get("fontsize", style.FONT_POINTS)
+    for text in texts:
+        if _WIDTH_OF_LETTER * font_points * len(text) + 2 < space:
+            middle = (start + stop) / 2
+            options = {"ha": "center", "va": "center_baseline"} | options
+            axes.text(middle, y, text, **options).set_in_layout(False)
+            return
+
+
+def label_rows(axes: "Axes", labels: Sequence[str]) -> None:
+    """Write a label above each row, with the first row at the top."""
+    axes.set_ylim(len(labels) - 0.65, -0.75)
+    axes.set_yticks([])
+    for row, label in enumerate(labels):
+        axes.annotate(
+            shorten(label),
+            (0, row - 0.26),
+            xycoords=("axes fraction", "data"),
+            va="bottom",
+            bbox={"facecolor": color("back"), "pad": 0.6},
+        ).set_in_layout(False)
+
+
+def draw_intervals(axes: "Axes", rows: Sequence[IntervalRow]) -> None:
+    """Draw a diamond and a bar for each interval, and small squares for its parts above."""
+    for index, row in enumerate(rows):
+        value, low, high = row.interval
+        middle = index + (0.22 if row.parts else -0.04)
+        axes.plot([low, high], [middle] * 2, color=color(row.hue), linewidth=2)
+        [diamond] = axes.plot([value], [middle], "D", color=color(row.hue), markersize=4)
+        describe(diamond, row.label)
+        for part_index, part in enumerate(row.parts):
+            y = index - 0.18 + 0.3 * part_index / max(1, len(row.parts) - 1)
+            axes.plot(part[1:], [y, y], color=color("text"), linewidth=0.5)
+            axes.plot(part[:1], [y], "s", color=color("text"), markersize=1.6)
+    label_rows(axes, [row.label for row in rows])
+
+
+def draw_heat_map(
+    axes: "Axes", shares: Sequence[Sequence[float | None]], texts: Sequence[Sequence[str]]
+) -> None:
+    """Fill each cell the more, the closer its share is to 1; None leaves it empty.
+
+    Cells of one shade are a single path, because a path for each would be several times larger.
+    """
+    boxes_by_shade: dict[int, list[Box]] = defaultdict(list)
+    for row, cells in enumerate(shares):
+        for column, share in enumerate(cells):
+            if share is not None:
+                box = Box(column + 0.02, column + 0.98, row + 0.5, 0.96)
+                boxes_by_shade[round(share * _SHADES)].append(box)
+            if texts[row][column]:
+                axes.text(
+                    column + 0.5, row + 0.5, texts[row][column], ha="center", va="center_baseline"
+                ).set_in_layout(False)
+    for shade, boxes in sorted(boxes_by_shade.items()):
+        alpha = _PALEST + (_FULLEST - _PALEST) * shade / _SHADES
+        draw_boxes(axes, boxes, {"facecolor": color("blue"), "alpha": alpha})
+    axes.set_xlim(0, max(map(len, shares), default=1))
+    axes.set_ylim(len(shares), 0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(length=0)
+
+
+def draw_boxes(
+    axes: "Axes", boxes: Iterable[Box], look: Mapping[str, Any], description: str = ""
+) -> None:
+    """Draw boxes of one look as a single path."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    vertices: list[tuple[float, float]] = []
+    codes: list[np.uint8] = []
+    for start, stop, middle, height in boxes:
+        top = middle - height / 2
+        bottom = middle + height / 2
+        vertices += [(start, top), (stop, top), (stop, bottom), (start, bottom), (start, top)]
+        codes += [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
+    if not vertices:
+        return
+    patch = PathPatch(Path(vertices, codes), **look)
+    if description:
+        describe(patch, description)
+    axes.add_patch(patch)
+    patch.set_in_layout(False)
+
+
+def draw_area(axes: "Axes", points: Sequence[tuple[float, float]], hue: str) -> None:
+    """Fill the area below values that hold until the next one."""
+    xs, values = zip(*points, strict=True)
+    axes.fill_between(xs, values, step="post", color=color(hue), alpha=0.35, linewidth=0)
+    axes.step(xs, values, where="post", color=color(hue), linewidth=0.8)
+
+
+def draw_pareto(
+    axes: "Axes", points: Mapping[str, tuple[float, float]], front: Sequence[str]
+) -> None:
+    """Draw points, those of the front joined and numbered in its order."""
+    others = [point for name, point in points.items() if name not in front]
+    if others:
+        xs, ys = zip(*others, strict=True)
+        axes.plot(xs, ys, "o", color=color("blue"), alpha=0.35, clip_on=False)
+    xs, ys = zip(*(points[name] for name in front), strict=True)
+    axes.plot(xs, ys, "o-", color=color("blue"), markersize=4, clip_on=False)
+    for number, name in enumerate(front, start=1):
+        axes.annotate(
+            str(number),
+            points[name],
+            xytext=(3, 3),
+            textcoords="offset points",
+            fontweight="bold",
+        ).set_in_layout(False)
+
+
+def draw_ecdf(axes: "Axes", samples: Mapping[str, Sequence[float]], max_points: int) -> None:
+    """Draw the share of samples that are at most as large, at evenly spaced ranks."""
+    for values, look in zip(samples.values(), choose_looks(list(samples)), strict=True):
+        ordered = sorted(values)
+        count = len(ordered)
+        ranks = sorted({math.ceil(count * i / max_points) for i in range(1, max_points + 1)})
+        xs = [ordered[0], *(ordered[rank - 1] for rank in ranks)]
+        shares = [0.0, *(rank / count for rank in ranks)]
+        axes.plot(xs, shares, drawstyle="steps-post", **look)
+
+
+def draw_levels(
+    axes: "Axes", values: Mapping[int, float], levels: Sequence[tuple[int, int, float]]
+) -> None:
+    """Draw values by place, each level as a line, and dashes where a level begins."""
+    axes.plot(list(values), list(values.values()), "o", color=color("muted"), clip_on=False)
+    for first, last, value in levels:
+        axes.plot([first, last], [value, value], color=color("blue"), linewidth=1.6)
+        if first > levels[0][0]:
+            axes.axvline(first - 0.5, color=color("red"), linestyle=DASHES[2], linewidth=0.8)

@@ -1,0 +1,184 @@
+"""Figures of training steps: their times, their parts and their memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from parbench.bench.results.details import MemoryOverTime
+from parbench.reports import cells
+from parbench.reports.analysis.labels import short_labels
+from parbench.reports.analysis.steps import Held, broken_down, memory_lines, parts
+from parbench.reports.analysis.summary import Row
+from parbench.reports.figures import quantities, style
+from parbench.reports.figures.chart import Chart, number_name
+from parbench.reports.figures.curves import read_interval
+from parbench.reports.figures.primitives import (
+    IntervalRow,
+    add_patch_legend,
+    draw_area,
+    draw_intervals,
+    draw_stacks,
+    look_of_part,
+    write_between,
+)
+from parbench.reports.figures.quantities import Quantity, set_x_axis, set_y_axis
+from parbench.reports.figures.style import color, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_SQUARES = 20
+_LOG_FROM_RATIO = 10.0
+_MICRO = 1e6
+
+
+def chart_step_times(rows: Sequence[Row]) -> Chart | None:
+    labels = short_labels(rows)
+    intervals = []
+    for row in rows:
+        interval = read_interval(row.metrics.get(row.headline))
+        repetitions = [read_interval(record.metrics.get(row.headline)) for record in row.measured]
+        squares = (
+            [repetition for repetition in repetitions if repetition] if len(repetitions) > 1 else []
+        )
+        if interval:
+            label = labels[row.case.id]
+            intervals.append(
+                IntervalRow(label=label, interval=interval, parts=squares[:MAX_SQUARES])
+            )
+    if not intervals:
+        return None
+    return Chart(
+        name="step_times",
+        title="Step time",
+        caption="Squares are repetitions, diamonds all of them. Lines are 95 % intervals, within "
+        "the repetition if there is only one.",
+        draw=partial(_draw_step_times, intervals),
+    )
+
+
+def _draw_step_times(rows: Sequence[IntervalRow]) -> "Figure":
+    figure, [axes] = new_figure(0.35 + sum(0.36 if row.parts else 0.28 for row in rows))
+    draw_intervals(axes, rows)
+    ends = [end for row in rows for interval in (row.interval, *row.parts) for end in interval]
+    low, high = min(ends), max(ends)
+    # Lengths start at zero unless the shortest would be invisible.
+    is_log = high / low > _LOG_FROM_RATIO
+    quantity = replace(quantities.STEP_TIME, is_log=is_log)
+    set_x_axis(axes, quantity, low / 1.1 if is_log else 0.0, high * 1.02)
+    return figure
+
+
+def chart_breakdown(rows: Sequence[Row]) -> Chart | None:
+    labels = short_labels(rows)
+    stacks = [(labels[row.case.id], parts(row)) for row in broken_down(rows)]
+    quantity = replace(quantities.STEP_TIME, title="time of a profiled step")
+    return chart_stacks(
+        "step_breakdown",
+        "Where the time went: the parts of each step",
+        "Each bar is a profiled step.",
+        stacks,
+        style.STEP,
+        quantity,
+    )
+
+
+def chart_memory(rows: Sequence[Row]) -> Chart | None:
+    labels = short_labels(rows)
+    stacks: dict[str, dict[str, float]] = {}
+    for line in memory_lines(rows):
+        num_bytes = line.num_bytes("memory") or 0.0
+        stacks.setdefault(labels[line.row.case.id], {})[line.component] = num_bytes
+    quantity = Quantity(
+        title="memory, maximum over ranks", text=cells.num_bytes, is_log=False, base=2
+    )
+    return chart_stacks(
+        "memory",
+        "Memory by component, measured",
+        "Each bar is the rank that needs most.",
+        list(stacks.items()),
+        style.MEMORY,
+        quantity,
+    )
+
+
+def chart_stacks(
+    name: str,
+    title: str,
+    caption: str,
+    stacks: Sequence[tuple[str, Mapping[str, float]]],
+    hues: Mapping[str, str],
+    quantity: Quantity,
+    limit: tuple[float, str] | None = None,
+) -> Chart | None:
+    """Return a bar for each stack that has a part above zero, with a limit across if there is one."""
+    bars = []
+    for label, stack in stacks:
+        positive = {part: value for part, value in stack.items() if value > 0}
+        if positive:
+            bars.append((label, positive))
+    if not bars:
+        return None
+    draw = partial(_draw_stacked_bars, bars, hues, quantity, limit)
+    return Chart(name=name, title=title, caption=caption, draw=draw)
+
+
+def _draw_stacked_bars(
+    stacks: Sequence[tuple[str, Mapping[str, float]]],
+    hues: Mapping[str, str],
+    quantity: Quantity,
+    limit: tuple[float, str] | None,
+) -> "Figure":
+    part_names = list(dict.fromkeys(part for _, stack in stacks for part in stack))
+    # All bars have one order: compute, exposed communication by axis, copy, idle.
+    part_names.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
+    looks = {part: look_of_part(part, hues.get(part, "grey")) for part in part_names}
+    exposed = [part for part in part_names if part.startswith("exposed ")]
+    # Several axes look alike, so their names are on the bars.
+    bar_names = {part: part.removeprefix("exposed ") for part in exposed if len(exposed) > 1}
+    legend = {
+        "exposed communication" if part in bar_names else part: look for part, look in looks.items()
+    }
+    longest = max(sum(stack.values()) for _, stack in stacks)
+    longest = max(longest, limit[0] if limit else 0.0) * 1.01
+    figure, [axes] = new_figure(0.35 + 0.34 * len(stacks))
+    set_x_axis(axes, quantity, 0.0, longest)
+    draw_stacks(axes, stacks, looks, bar_names)
+    if limit:
+        axes.axvline(limit[0], color=color("text"), linestyle=(0, (6, 2)), linewidth=0.8)
+        axes.set_title(limit[1], loc="right")
+    add_patch_legend(figure, legend, columns=3)
+    return figure
+
+
+def chart_memory_over_time(lines: Sequence[Held]) -> Iterator[Chart]:
+    labels = short_labels([line.row for line in lines])
+    for number, line in enumerate(lines, start=1):
+        if line.memory.peak[1] > 0:
+            yield Chart(
+                name=number_name("memory_over_time", number),
+                title=f"Memory over time: {labels[line.row.case.id]}",
+                caption=f"Repetition {line.repetition + 1}, rank {line.memory.rank}, above what it "
+                "held when the step began.",
+                draw=partial(_draw_memory_over_time, line.memory),
+            )
+
+
+def _draw_memory_over_time(memory: MemoryOverTime) -> "Figure":
+    figure, [axes] = new_figure(1.7)
+    points = [(time / _MICRO, float(num_bytes)) for time, num_bytes in memory.points]
+    draw_area(axes, points, style.MEMORY["activations"])
+    stop = points[-1][0]
+    set_x_axis(axes, quantities.TIME_SINCE_START, 0.0, stop)
+    quantity = Quantity(title="above the start", text=cells.num_bytes, is_log=False, base=2)
+    peak = memory.peak[1]
+    set_y_axis(axes, quantity, min(0.0, *(value for _, value in points)), peak * 1.16)
+    last_name = ""
+    for name, start_us, stop_us in memory.phases:
+        first, last = (min(max(0.0, edge / _MICRO), stop) for edge in (start_us, stop_us))
+        axes.axvline(first, color=color("muted"), linestyle=(0, (1, 2)), linewidth=0.6)
+        if name != last_name:
+            write_between(axes, first, last, peak * 1.09, name)
+        last_name = name
+    return figure

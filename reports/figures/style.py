@@ -1,0 +1,167 @@
+"""The look of all figures: colors by meaning in light and dark, sizes for print, settings."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HUES = {
+    "blue": ("#1f6fd6", "#4a8dff"),
+    "orange": ("#d67400", "#f46a0e"),
+    "green": ("#369564", "#8be9a1"),
+    "purple": ("#7b1fa2", "#c070c1"),
+    "gold": ("#817029", "#f9db69"),
+    "teal": ("#129bb0", "#84ebf5"),
+    "red": ("#8c1028", "#f45454"),
+    "grey": ("#70757a", "#a9969e"),
+}
+"""Light and dark. Each has a contrast of at least 3:1 with its background, and all remain
+distinguishable without red or green vision. The values were found by search."""
+
+PAGE = {
+    "back": ("#ffffff", "#14171b"),
+    "raised": ("#f4f5f7", "#1e2329"),
+    "text": ("#1b1f24", "#e4e7eb"),
+    "muted": ("#59636e", "#a3acb7"),
+    "faint": ("#d5d9de", "#3a414a"),
+}
+"""The background, the text and the rules of the page, light and dark."""
+
+STEP = {
+    "compute": "blue",
+    "hidden": "teal",
+    "exposed": "orange",
+    "copy": "gold",
+    "idle": "grey",
+    "bubble": "grey",
+    "non-pipeline": "purple",
+    "update": "purple",
+    "residual": "grey",
+    "phase": "raised",
+}
+PIPELINE = {
+    "F": "blue",
+    "B": "green",
+    "I": "teal",
+    "W": "purple",
+    "schedule": "grey",
+    "imbalance": "red",
+    "p2p": "orange",
+    "rest": "gold",
+}
+MEMORY = {
+    "parameters": "blue",
+    "gradients": "gold",
+    "optimizer": "green",
+    "activations": "purple",
+    "buffers": "teal",
+}
+# Operations of one hue are told apart by the dashes of their lines.
+OPERATIONS = {
+    "all_reduce": "blue",
+    "all_gather": "orange",
+    "reduce_scatter": "green",
+    "all_to_all": "purple",
+    "broadcast": "red",
+    "sendrecv": "teal",
+    **dict.fromkeys(("all_reduce_two_step", "reduce"), "blue"),
+    **dict.fromkeys(("all_gather_v", "gather"), "orange"),
+    "scatter": "green",
+    "all_to_all_v": "purple",
+    **dict.fromkeys(("copy", "to_device", "from_device", "barrier"), "grey"),
+    **dict.fromkeys(("pingpong", "unidirectional", "bidirectional", "matrix", "pairwise"), "teal"),
+}
+
+COLUMN_INCHES = 3.5
+PAGE_INCHES = 7.16
+"""One column and the full width of a two-column paper."""
+FONT_POINTS = 6.5
+
+
+def color(name: str) -> str:
+    """Return the light color of a hue or of a part of the page."""
+    return (HUES | PAGE)[name][0]
+
+
+def variables_by_color() -> dict[str, str]:
+    """Return the CSS variable of each light color. The colors of a figure are all of these."""
+    return {light: f"var(--{name})" for name, (light, _) in (HUES | PAGE).items()}
+
+
+def style_sheet() -> str:
+    """Return the colors as CSS variables. Print uses the light ones."""
+    colors = HUES | PAGE
+    light = ";".join(f"--{name}:{pair[0]}" for name, pair in colors.items())
+    dark = ";".join(f"--{name}:{pair[1]}" for name, pair in colors.items())
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
+
+
+SETTINGS: Any = {
+    "font.size": FONT_POINTS,
+    "text.color": color("text"),
+    "text.parse_math": False,
+    "axes.edgecolor": color("muted"),
+    "axes.labelcolor": color("text"),
+    "axes.titlesize": FONT_POINTS,
+    "axes.titlelocation": "left",
+    "axes.linewidth": 0.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "grid.color": color("faint"),
+    "grid.linewidth": 0.5,
+    "xtick.color": color("muted"),
+    "ytick.color": color("muted"),
+    "xtick.labelcolor": color("text"),
+    "ytick.labelcolor": color("text"),
+    "xtick.major.width": 0.5,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 2.5,
+    "lines.solid_capstyle": "round",
+    "patch.linewidth": 0,
+    "hatch.linewidth": 0.7,
+    "hatch.color": color("back"),
+    "legend.frameon": False,
+    "legend.borderpad": 0,
+    "legend.borderaxespad": 0.3,
+    "legend.handlelength": 1.6,
+    "legend.handletextpad": 0.5,
+    "legend.columnspacing": 1.2,
+    "legend.labelspacing": 0.35,
+    "figure.constrained_layout.w_pad": 0.02,
+    "figure.constrained_layout.h_pad": 0.02,
+    "figure.dpi": 72,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+}
+"""Matplotlib's settings for drawing and writing a figure."""
+
+
+@contextmanager
+def use_style() -> Iterator[None]:
+    """Apply the settings inside a ``with`` block. Letters that the font lacks cause no warning."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
+
+
+def new_figure(
+    height_inches: float, *, is_wide: bool = False, num_rows: int = 1
+) -> "tuple[Figure, list[Axes]]":
+    """Return a figure that is one column or a full page wide, and its axes from top to bottom."""
+    from matplotlib.figure import Figure
+
+    width = PAGE_INCHES if is_wide else COLUMN_INCHES
+    figure = Figure(figsize=(width, height_inches), layout="constrained")
+    axes = figure.subplots(num_rows, 1, squeeze=False, sharex=True)
+    return figure, [row[0] for row in axes]

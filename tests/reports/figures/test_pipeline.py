@@ -1,0 +1,39 @@
+"""The chart of a pipeline: a box for each action, simulated above measured."""
+
+from typing import Any
+
+from parbench.reports.analysis.pipelines import Pipeline, read_pipeline
+from parbench.reports.figures.pipeline import chart_pipelines
+from tests.support.figure_parts import find_boxes, find_texts
+from tests.support.report_rows import summarize_row
+from tests.support.reports_fixtures import pipeline_record
+
+TWO_RANKS: dict[str, Any] = {
+    "microbatches": 1,
+    "predicted": [
+        [["0F0", 0, 1000], ["0B0", 4000, 6000]],
+        [["1F0", 1000, 2000], ["1B0", 2000, 4000]],
+    ],
+    "measured": [
+        [["0F0", 0, 1500], ["0B0", 5000, 8000]],
+        [["1F0", 2000, 3000], ["1B0", 3000, 5000]],
+    ],
+    "idle": [[0, 1500, 4500, "schedule"], [0, 4500, 5000, "p2p"], [1, 0, 2000, "imbalance"]],
+}
+
+
+def test_actions_are_boxes_simulated_above_measured() -> None:
+    pipeline = read_pipeline(summarize_row(pipeline_record(**TWO_RANKS)))
+    assert isinstance(pipeline, Pipeline)
+    [chart] = chart_pipelines([("1f1b", pipeline)], 5000)
+    figure = chart.draw()
+    assert {"simulated: 6.00 ms", "measured: 8.00 ms", "rank 0", "F0"} <= set(
+        find_texts(figure)
+    )
+    simulated, measured = (find_boxes(axes) for axes in figure.axes)
+    assert simulated["F: forward"] == [(0.0, 0.001), (0.001, 0.002)]
+    assert simulated["B: backward"] == [(0.004, 0.006), (0.002, 0.004)]
+    assert measured["F: forward"] == [(0.0, 0.0015), (0.002, 0.003)]
+    assert measured["idle: schedule"] == [(0.0015, 0.0045)]
+    assert measured["idle: imbalance"] == [(0.0, 0.002)]
+    assert "idle: schedule" not in simulated

@@ -1,0 +1,32 @@
+"""The ticks of axes."""
+
+import pytest
+
+from parbench.reports import cells
+from parbench.reports.figures.quantities import SIZE, TIME, Quantity, set_x_axis
+from parbench.reports.figures.style import new_figure
+
+BYTES = Quantity(title="bytes", text=cells.num_bytes, base=2)
+LINEAR_BYTES = Quantity(title="bytes", text=cells.num_bytes, is_log=False, base=2)
+LINEAR_TIME = Quantity(title="time", text=cells.duration, is_log=False)
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("quantity", "low", "high", "expected"),
+    [
+        (LINEAR_TIME, 0.0, 0.023, ["0", "5 ms", "10 ms", "15 ms", "20 ms"]),
+        (LINEAR_BYTES, 0.0, 4.1 * MIB, ["0", "1 MiB", "2 MiB", "3 MiB", "4 MiB"]),
+        (BYTES, 600 * KIB, 5 * MIB, ["1 MiB", "2 MiB", "4 MiB"]),
+        (SIZE, KIB, 64 * MIB, ["1K", "16K", "256K", "4M", "64M"]),
+        (TIME, 0.9e-5, 1.1e-2, ["10 us", "100 us", "1 ms", "10 ms"]),
+        (TIME, 0.9e-3, 1.1e-2, ["1 ms", "2 ms", "5 ms", "10 ms"]),
+        (TIME, 1.09e-3, 1.45e-3, ["1.1 ms", "1.2 ms", "1.3 ms", "1.4 ms"]),
+    ],
+)
+def test_ticks_are_round(
+    quantity: Quantity, low: float, high: float, expected: list[str]
+) -> None:
+    _, [axes] = new_figure(1.0)
+    set_x_axis(axes, quantity, low, high)
+    assert [label.get_text() for label in axes.get_xticklabels()] == expected

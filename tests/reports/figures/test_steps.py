@@ -1,0 +1,74 @@
+"""Figures of steps: their times, their parts, and the rates from rank to rank."""
+
+import pytest
+
+from parbench.bench.results.metrics import MetricValue
+from parbench.reports.analysis.contrasts import Pairs, pairs
+from parbench.reports.figures.pairs import chart_pairs
+from parbench.reports.figures.steps import chart_breakdown, chart_step_times
+from tests.support.figure_parts import find_boxes, find_markers, find_texts
+from tests.support.report_rows import matrix_case, summarize_rows
+from tests.support.reports_fixtures import (
+    ok_record,
+    rate_metric,
+    seconds_metric,
+    step_case,
+    training_metrics,
+)
+
+
+def test_steps_show_repetitions_and_their_mean() -> None:
+    times = [0.010, 0.011, 0.013]
+    records = [ok_record(step_case("ddp"), i, seconds) for i, seconds in enumerate(times)]
+    records.append(ok_record(step_case("fsdp"), 0, 0.02))
+    chart = chart_step_times(summarize_rows(*records, repetitions=3))
+    assert chart is not None
+    figure = chart.draw()
+    axes = figure.axes[0]
+    assert find_markers(axes, "D") == pytest.approx([0.011267, 0.02], abs=1e-5)
+    assert find_markers(axes, "s") == pytest.approx(times)
+    assert {"ddp", "fsdp"} <= set(find_texts(figure))
+
+
+def test_breakdown_stacks_parts_of_a_step() -> None:
+    metrics = training_metrics(1.0, ("dp", "tp"))
+    chart = chart_breakdown(summarize_rows(ok_record(step_case(), metrics=metrics)))
+    assert chart is not None
+    figure = chart.draw()
+    axes = figure.axes[0]
+    boxes = find_boxes(axes)
+    names = [name.partition(":")[0] for name in boxes]
+    assert names == ["compute", "exposed dp", "exposed tp", "copy", "idle"]
+    widths = [stop - start for [(start, stop)] in boxes.values()]
+    assert widths == pytest.approx([0.6, 0.15, 0.15, 0.02, 0.06], abs=1e-3)
+    assert [bool(patch.get_hatch()) for patch in axes.patches] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert {"61 %", "dp 15 %"} <= set(find_texts(figure))
+
+
+def make_matrix(rates: dict[tuple[int, int], float], metric: str = "busbw") -> Pairs:
+    records = []
+    for (sender, receiver), rate in rates.items():
+        metrics: dict[str, MetricValue] = {
+            "time": seconds_metric(1e-3),
+            metric: rate_metric(rate),
+        }
+        records.append(ok_record(matrix_case(sender, receiver), metrics=metrics))
+    [matrix] = pairs(summarize_rows(*records))
+    return matrix
+
+
+def test_pairs_have_a_cell_each() -> None:
+    rates = {(0, 1): 2e9, (0, 2): 3e9, (1, 0): 11e9, (1, 2): 13e9, (2, 0): 21e9, (2, 1): 22e9}
+    chart = chart_pairs(1, "", make_matrix(rates), None)
+    assert chart is not None
+    figure = chart.draw()
+    assert {"2.00", "3.00", "11.0", "13.0", "21.0", "22.0"} <= set(find_texts(figure))
+    shades = [patch.get_alpha() or 1.0 for patch in figure.axes[0].patches]
+    assert len(shades) == 6
+    assert shades == sorted(shades)
