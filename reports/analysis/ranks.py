@@ -158,7 +158,7 @@ def _near(locality: Mapping[str, str]) -> frozenset[tuple[int, int]]:
 def _at(value: object, *names: str) -> Any:
     """Return what stands under these names, one inside the other; None where one is not there."""
     for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
+        value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
