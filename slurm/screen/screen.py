@@ -147,7 +147,8 @@ def build_salloc_command(options: ScreenOptions, arguments: Sequence[str]) -> li
     """
     time = format_limit(parse_duration(options.time))
     command = ["salloc", "--quiet", "--no-kill", "--exclusive", f"--nodes={options.nodes}"]
-    command += ["--ntasks-per-node=1", "--job-name=parbench-screen", f"--time={time}"]
+    command += [f"--ntasks-per-node={options.gpus_per_node or 1}", f"--time={time}"]
+    command.append("--job-name=parbench-screen")
     if options.partition:
         command.append(f"--partition={options.partition}")
     if options.gpus_per_node:

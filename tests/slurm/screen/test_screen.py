@@ -232,7 +232,8 @@ def test_salloc_command_repeats_the_arguments() -> None:
     args = ["slurm", "screen", "--nodes", "4", "--size", "1M"]
     command = " ".join(build_salloc_command(options, args))
     assert command.startswith("salloc --quiet --no-kill --exclusive --nodes=4")
-    assert "--time=0:02:00 --partition=lab --gpus-per-node=8" in command
+    assert "--ntasks-per-node=8 --time=0:02:00" in command
+    assert "--partition=lab --gpus-per-node=8" in command
     assert command.endswith("-m parbench slurm screen --nodes 4 --size 1M")
 
 

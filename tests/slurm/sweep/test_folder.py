@@ -1,7 +1,6 @@
 """The folder of a submitted sweep: created once, written completely, read back unchanged."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 
 from parbench.bench.plan.plan import Entry, PlanFile, read_plan_file
 from parbench.slurm.sweep.folder import (
-    FOLDERS,
     create_folder,
     load_jobs,
     load_sweep,
@@ -17,15 +15,6 @@ from parbench.slurm.sweep.folder import (
 )
 from tests.support.refusals import usage_error
 from tests.support.sweeps import make_folder, make_job, make_point, make_sweep
-
-
-def test_create_folder_at_the_same_time(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "sweeps"
-    with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: create_folder(out, "s"), range(12)))
-    assert len(set(folders)) == 12
-    for folder in folders:
-        assert {entry.name for entry in folder.iterdir()} == set(FOLDERS)
 
 
 def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
