@@ -1,146 +1,131 @@
-"""``parbench slurm``: the command line of sweeps over nodes."""
+"""``parbench slurm``: the command line of sweeps over nodes, and of node screening."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-_PATH = click.Path(path_type=Path)
-_EXAMPLES = """\b
+_EPILOG = """\b
 Examples:
   parbench slurm submit sweep.toml --dry-run
   parbench slurm screen --nodes 16
 """
+_PATH = click.Path(path_type=Path)
+_FOLDER = click.argument("folder", type=_PATH)
 
 
-@click.group(epilog=_EXAMPLES)
+@click.group(epilog=_EPILOG)
 def slurm() -> None:
     """Sweep over the nodes of a Slurm cluster; find slow nodes."""
 
 
 @slurm.command(epilog="Example: parbench slurm submit sweep.toml --wait")
 @click.argument("file", type=_PATH)
-@click.option(
-    "--dry-run", is_flag=True, help="Print points, cost and batch scripts; submit nothing."
-)
-@click.option("--wait", is_flag=True, help="Wait for the jobs to end; exit with the sweep's code.")
-@click.option("--out", type=_PATH, help="Where sweeps go; default: the file's, else sweeps.")
+@click.option("--dry-run", is_flag=True, help="Print points, cost and a batch script only.")
+@click.option("--wait", is_flag=True, help="Wait for the jobs and exit with the sweep's code.")
+@click.option("--out", type=_PATH, help="The folder of sweeps. Default: the file's, or sweeps.")
 @click.pass_context
 def submit(context: click.Context, file: Path, dry_run: bool, wait: bool, out: Path | None) -> None:
     """Submit a sweep described by a TOML file, after checking it.
 
-    Points, expected time and node-hours are printed. All jobs are submitted, or none.
+    Prints points, expected time and node-hours. Submits all jobs, or none.
     """
-    from parbench.slurm.sweep.submit import submit as send
+    from parbench.slurm.sweep.submit import submit as submit_sweep
 
-    context.exit(send(file, context.obj.modules, dry_run=dry_run, wait=wait, out=out))
-
-
-_FOLDER = click.argument("folder", type=_PATH)
+    context.exit(submit_sweep(file, context.obj.modules, dry_run=dry_run, wait=wait, out=out))
 
 
-@slurm.command(
-    hidden=True, epilog="Example: parbench slurm work sweeps/20260102T030405Z-nodes-1a2b3c"
-)
+@slurm.command(hidden=True, epilog="Example: parbench slurm work sweeps/SWEEP")
 @_FOLDER
 @click.option("--array", is_flag=True, help="Measure only the point of this task of an array.")
-def work(folder: Path, array: bool) -> None:
+@click.pass_context
+def work(context: click.Context, folder: Path, array: bool) -> None:
     """Measure the missing points of a sweep in this allocation. Batch scripts run this."""
-    from parbench.slurm.job.work import work as measure
+    from parbench.slurm.job.work import work as measure_points
 
-    click.get_current_context().exit(measure(folder, array=array))
+    context.exit(measure_points(folder, array=array))
 
 
-@slurm.command(epilog="Example: parbench slurm status sweeps/20260102T030405Z-nodes-1a2b3c")
+@slurm.command(epilog="Example: parbench slurm status sweeps/SWEEP")
 @_FOLDER
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def status(folder: Path, as_json: bool) -> None:
-    """Show a sweep's jobs and points: done, to do, failed and why."""
-    from parbench.slurm.sweep.status import show
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def status(context: click.Context, folder: Path, as_json: bool) -> None:
+    """Show the jobs and points of a sweep, and why points are not complete."""
+    from parbench.slurm.sweep.status import print_status
 
-    click.get_current_context().exit(show(folder, as_json=as_json))
+    context.exit(print_status(folder, as_json=as_json))
 
 
-@slurm.command(epilog="Example: parbench slurm collect sweeps/20260102T030405Z-nodes-1a2b3c")
+@slurm.command(epilog="Example: parbench slurm collect sweeps/SWEEP")
 @_FOLDER
 @click.pass_context
 def collect(context: click.Context, folder: Path) -> None:
-    """Build one report of a sweep's runs, with a verdict each.
+    """Write one report of the runs of a sweep.
 
-    Exit codes: 0 fine; 1 a wrong result; 4 something is not measured.
+    Exit codes: 0 fine; 1 a wrong result; 4 something was not measured.
     """
-    from parbench.slurm.sweep.status import collect as bring_together
+    from parbench.slurm.sweep.status import collect as collect_runs
 
-    context.exit(bring_together(folder, context.obj.write_report))
+    context.exit(collect_runs(folder, context.obj.write_report))
 
 
-@slurm.command(epilog="Example: parbench slurm cancel sweeps/20260102T030405Z-nodes-1a2b3c")
+@slurm.command(epilog="Example: parbench slurm cancel sweeps/SWEEP")
 @_FOLDER
-def cancel(folder: Path) -> None:
-    """Cancel a sweep's own jobs; results are kept."""
-    from parbench.slurm.sweep.submit import cancel as end_jobs
+@click.pass_context
+def cancel(context: click.Context, folder: Path) -> None:
+    """Cancel the jobs of a sweep. Results are kept."""
+    from parbench.slurm.sweep.submit import cancel as cancel_jobs
 
-    click.get_current_context().exit(end_jobs(folder))
+    context.exit(cancel_jobs(folder))
 
 
-@slurm.command(epilog="Example: parbench slurm resume sweeps/20260102T030405Z-nodes-1a2b3c")
+@slurm.command(epilog="Example: parbench slurm resume sweeps/SWEEP")
 @_FOLDER
-def resume(folder: Path) -> None:
-    """Submit again what a sweep has not measured yet."""
-    from parbench.slurm.sweep.submit import resume as go_on
+@click.pass_context
+def resume(context: click.Context, folder: Path) -> None:
+    """Submit the points of a sweep that are not complete."""
+    from parbench.slurm.sweep.submit import resume as resume_sweep
 
-    click.get_current_context().exit(go_on(folder))
+    context.exit(resume_sweep(folder))
 
 
 @slurm.command(epilog="Example: parbench slurm screen --nodes 4 --size 16M")
 @click.option(
-    "--nodes", type=click.IntRange(min=1), help="Number of nodes; default: all of this allocation."
+    "--nodes", type=click.IntRange(min=3), help="Number of nodes. Default: all of the allocation."
 )
-@click.option("--partition", help="Partition to ask for nodes, outside an allocation.")
-@click.option("--rounds", type=int, default=5, show_default=True, help="Rounds of pairs.")
+@click.option("--partition", help="Partition of a new allocation.")
+@click.option("--time", default="10m", show_default=True, help="Time limit of a new allocation.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a new allocation.")
 @click.option(
-    "--size", default="4M", show_default=True, help="Bytes that two nodes send each other."
+    "--rounds", type=click.IntRange(min=3), default=5, show_default=True, help="Rounds of pairs."
 )
-@click.option(
-    "--time", default="5m", show_default=True, help="Time limit of an allocation that it asks for."
-)
-@click.option(
-    "--budget", metavar="TIME", help="Time for start and all rounds; default: 60 s and 2 s a round."
-)
+@click.option("--size", help="Bytes of an exchange. Default: 128M between GPUs, otherwise 4M.")
 @click.option(
     "--timeout", default="20s", show_default=True, help="Time after which a round counts as hung."
 )
+@click.option("--devices/--no-devices", default=True, help="First run parbench check. The default.")
 @click.option(
-    "--devices/--no-devices",
-    default=True,
-    show_default=True,
-    help="parbench check on every node, first.",
-)
-@click.option(
-    "--gpus-per-node",
-    type=click.IntRange(min=1),
-    help="GPUs to ask for, of an allocation that it asks for.",
-)
-@click.option(
-    "--out", type=_PATH, default=Path("runs/screen"), show_default=True, help="Where runs go."
+    "--out", type=_PATH, default=Path("runs/screen"), help="Folder of results: runs/screen."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
-def screen(**given: Any) -> None:
-    """Find nodes with bad devices, slow nodes and slow links.
+def screen(**values: Any) -> None:
+    """Find nodes with bad devices, slow nodes and slow rails.
 
-    Every node first checks all its GPUs or cores by itself (parbench check), and they are compared over nodes; then
-    pairs of nodes are measured, and what looks slow once more: a node is named only if it was slow twice, with several
-    good partners. The last line is an --exclude= option for srun and sbatch. Outside an allocation it asks for one with
-    salloc.
+    Each node first checks all its GPUs or cores (parbench check). Then pairs of nodes exchange
+    data, local rank i with local rank i, one rank for each GPU. A node or rail is slow if its
+    median ratio to its partners is above a threshold, and again in a second measurement. The last
+    line is an --exclude= option for srun and sbatch. Outside of an allocation, salloc makes one.
 
-    Exit codes: 0 all fine; 1 a node, a link or a device is slow or bad; 2 bad input; 4 something did not run.
+    Exit codes: 0 fine; 1 a node, a rail or a device is bad; 2 bad input; 4 something did not run.
     """
     import os
+    import sys
 
-    from parbench.slurm.screen.run import Options
+    from parbench.slurm.screen.screen import ScreenOptions
     from parbench.slurm.screen.screen import screen as screen_cluster
 
-    code, text = screen_cluster(Options(**given), os.environ)
+    code, text = screen_cluster(ScreenOptions(**values), os.environ, sys.argv[1:])
     if text:
         click.echo(text)
     click.get_current_context().exit(code)

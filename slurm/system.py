@@ -1,13 +1,13 @@
-"""Slurm's own programs, called: each with a time limit, its words made one sentence, its output made values.
+"""Calls of Slurm's programs, each with a time limit, and the values in their output.
 
-Only formats that are documented for scripts are read: ``--parsable``, ``-h -o`` and ``scontrol show ... -o``.
+Only documented formats for scripts are read: ``--parsable``, ``-h -o`` and ``scontrol show -o``.
 """
 
 import math
 import os
 import re
-import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,132 +16,122 @@ from pathlib import Path
 from parbench.bench.text import UserError
 
 _PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
-_PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
+_KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
+_UNKNOWN_JOB = ("Invalid job id", "Job/step already completing or completed")
+MARGIN_SECONDS = 8.0
+"""The time that a point needs to stop: its ranks end, and its records are on disk."""
 
 
 class SlurmError(UserError):
-    """One sentence: which of Slurm's programs could not be had, did not answer, or refused, and its own words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Partition:
-    """A partition; ``limit_seconds`` is infinite where it sets none."""
-
-    name: str
-    nodes: int
-    limit_seconds: float
-    is_default: bool = False
-    is_up: bool = True
+    """A program of Slurm is missing, did not answer, or refused. The message has its own text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """One line of squeue: ``id`` is what sbatch told, of an array the whole's; ``own_id`` is that of the task."""
+    """A job that waits or runs, or a task of an array."""
 
-    id: str
+    id: str  # as sbatch printed it, of an array that of all tasks
     own_id: str
     state: str
     reason: str
+    task: int | None = None  # the index in the array
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """Slurm as this process reaches it; every method raises ``SlurmError`` if it does not answer or refuses."""
+    """The programs of Slurm. Every method raises ``SlurmError`` if they do not answer or refuse."""
 
     timeout_seconds: float = 30.0
 
-    def check_program(self, name: str) -> None:
-        if shutil.which(name) is None:
-            raise SlurmError(
-                f"{name} is not in the PATH: submit where Slurm's programs are installed"
-            )
-
     def sbatch(self, script: Path) -> str:
-        """Submit a batch script and return the job's id, that of the whole array for an array."""
-        text = self.call("sbatch", "--parsable", str(script))
-        found = text.split()[-1].partition(";")[0] if text.split() else ""  # 17, or 17;cluster
-        if not found.isdigit():
-            raise SlurmError(f"sbatch told no job id but {text.strip()!r}")
-        return found
+        """Submit a batch script and return the id of the job, or of the whole array."""
+        output = self._call("sbatch", "--parsable", str(script))
+        last_word = output.split()[-1] if output.split() else ""
+        job_id = last_word.partition(";")[0]  # 17, or 17;cluster
+        if not job_id.isdigit():
+            raise SlurmError(f"sbatch printed {output.strip()!r}, which is not the id of a job")
+        return job_id
+
+    def check_script(self, script: Path) -> None:
+        """Let Slurm check the nodes, the time and the partition of a batch script."""
+        self._call("sbatch", "--test-only", str(script))
 
     def scancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs by id; those that have ended already are passed over."""
+        """Cancel jobs. Slurm accepts jobs that have ended."""
         if ids:
-            self.call("scancel", *ids)
+            self._call("scancel", *ids)
 
     def requeue(self, job_id: str) -> None:
-        """Put a job back into the queue, to run its script again from the start."""
-        self.call("scontrol", "requeue", job_id)
+        """Put a job back into the queue. Its script will start again."""
+        self._call("scontrol", "requeue", job_id)
 
     def queue(self) -> tuple[QueuedJob, ...]:
-        """Return this user's jobs that wait or run, one for each task of an array."""
-        rows = self._table("squeue", "%F|%A|%T|%r", "-r", "--me")
-        return tuple(
-            QueuedJob(id=base, own_id=own, state=state, reason=why)
-            for base, own, state, why in rows
-        )
+        """Return the jobs of this user that wait or run, one for each task of an array."""
+        jobs = []
+        for job_id, own_id, state, reason, task in self._read_table(
+            "squeue", "%F|%A|%T|%r|%K", "-r", "--me"
+        ):
+            index = int(task) if task.isdigit() else None
+            jobs.append(QueuedJob(id=job_id, own_id=own_id, state=state, reason=reason, task=index))
+        return tuple(jobs)
 
     def show_job(self, job_id: str) -> tuple[Mapping[str, str], ...]:
-        """Return what the controller remembers of a job, one mapping for each task; nothing if it knows none."""
+        """Return the facts of a job, one mapping for each task; empty for a job that has ended."""
         try:
-            text = self.call("scontrol", "show", "job", "-o", job_id)
+            output = self._call("scontrol", "show", "job", "-o", job_id)
         except SlurmError as error:
-            if "Invalid job id" in str(error) or "Job/step already completing or completed" in str(
-                error
-            ):
+            if any(text in str(error) for text in _UNKNOWN_JOB):
                 return ()
             raise
-        found = [_PAIR.split(line)[1:] for line in text.splitlines() if line.startswith("JobId=")]
-        return tuple(
-            dict(zip(words[::2], map(str.strip, words[1::2]), strict=True)) for words in found
-        )
-
-    def partitions(self) -> tuple[Partition, ...]:
-        """Return the partitions in Slurm's order, each with the nodes of all its lines."""
-        found: dict[str, Partition] = {}
-        for name, nodes, limit, available in self._table("sinfo", "%P|%D|%l|%a"):
-            plain = name.removesuffix("*")
-            found[plain] = Partition(
-                name=plain,
-                nodes=int(nodes) + (found[plain].nodes if plain in found else 0),
-                limit_seconds=parse_limit(limit),
-                is_default=name.endswith("*"),
-                is_up=available == "up",
-            )
-        return tuple(found.values())
+        jobs = []
+        for line in output.splitlines():
+            if line.startswith("JobId="):
+                _, *parts = _KEY.split(line)
+                values = [part.strip() for part in parts[1::2]]
+                jobs.append(dict(zip(parts[::2], values, strict=True)))
+        return tuple(jobs)
 
     def node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
-        """Return the states (``idle``, ``allocated``, ``down*``...) of the named nodes, of all without names."""
-        only = ("-n", ",".join(nodes)) if nodes else ()
-        return dict(self._table("sinfo", "%N|%T", "-N", *only))
+        """Return the states (``idle``, ``down*``) of some nodes, by default of all."""
+        selection = ("-n", ",".join(nodes)) if nodes else ()
+        return dict(self._read_table("sinfo", "%N|%T", "-N", *selection))
 
     def host_names(self, node_list: str) -> tuple[str, ...]:
-        """Return the names that a list such as ``n[1-3,7]`` stands for."""
-        return (
-            tuple(self.call("scontrol", "show", "hostnames", node_list).split())
-            if node_list
-            else ()
-        )
+        """Return the names in a list such as ``n[1-3,7]``."""
+        if not node_list:
+            return ()
+        return tuple(self._call("scontrol", "show", "hostnames", node_list).split())
 
-    def _table(self, program: str, form: str, *words: str) -> list[list[str]]:
-        rows = [
-            line.split("|") for line in self.call(program, "-h", *words, "-o", form).splitlines()
-        ]
-        for row in rows:
-            numbers = [
-                cell for cell, field in zip(row, form.split("|"), strict=False) if field == "%D"
-            ]
-            if len(row) != len(form.split("|")) or not all(number.isdigit() for number in numbers):
-                raise SlurmError(
-                    f"{program} told {'|'.join(row)!r}, which is not of the form {form}"
-                )
+    def map_hosts(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Return the node of each host by its full name, from a job step on these nodes.
+
+        Hosts with the same name are left out, because nothing distinguishes them.
+        """
+        if not nodes:
+            return {}
+        step = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+        step += [f"--nodelist={','.join(nodes)}", "--overlap", "--mpi=none", "--input=none"]
+        script = 'echo "$(uname -n)|$SLURMD_NODENAME"'
+        output = self._call("srun", *step, "sh", "-c", script)
+        pairs = [line.split("|") for line in output.splitlines() if line.count("|") == 1]
+        counts = Counter(host for host, _ in pairs)
+        return {host: node for host, node in pairs if counts[host] == 1}
+
+    def _read_table(self, program: str, columns: str, *arguments: str) -> list[list[str]]:
+        num_columns = len(columns.split("|"))
+        rows = []
+        for line in self._call(program, "-h", *arguments, "-o", columns).splitlines():
+            row = line.split("|")
+            if len(row) != num_columns:
+                raise SlurmError(f"{program} printed {line!r}, which is not of the form {columns}")
+            rows.append(row)
         return rows
 
-    def call(self, program: str, *words: str) -> str:
-        """Run one of Slurm's programs and return what it printed."""
+    def _call(self, program: str, *arguments: str) -> str:
+        """Run a program and return its output."""
         try:
-            done = subprocess.run(
-                [program, *words],
+            completed = subprocess.run(
+                [program, *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
@@ -150,73 +140,34 @@ class Slurm:
                 timeout=self.timeout_seconds,
                 env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
             )
-        except FileNotFoundError as error:
-            raise SlurmError(
-                f"{program} is not in the PATH: go where Slurm's programs are installed"
-            ) from error
         except OSError as error:
-            raise SlurmError(f"{program} cannot be started: {error.strerror}") from error
+            hint = "use a host where Slurm is installed"
+            raise SlurmError(f"{program} cannot be started ({error.strerror}): {hint}") from error
         except subprocess.TimeoutExpired as error:
-            raise SlurmError(
-                f"{program} did not answer within {self.timeout_seconds:g} s"
-            ) from error
-        if done.returncode != 0:
-            complaints = dict.fromkeys(
-                _PREFIX.sub("", line.strip()) for line in done.stderr.splitlines()
-            )
-            told = (
-                "; ".join(line for line in complaints if line) or f"it ended with {done.returncode}"
-            )
-            raise SlurmError(f"{program} refused: {told}")
-        return done.stdout
+            limit = f"{self.timeout_seconds:g} s"
+            raise SlurmError(f"{program} did not answer within {limit}") from error
+        if completed.returncode != 0:
+            messages = [_PREFIX.sub("", line.strip()) for line in completed.stderr.splitlines()]
+            text = "; ".join(message for message in dict.fromkeys(messages) if message)
+            raise SlurmError(f"{program} refused: {text or f'exit code {completed.returncode}'}")
+        return completed.stdout
 
 
 SLURM = Slurm()
 
 
-def parse_limit(text: str) -> float:
-    """Return the seconds of Slurm's ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds`` or ``days-hours...``.
-
-    What sets no limit (``infinite``, ``UNLIMITED``, ``n/a``) is infinite.
-    """
-    days, _, rest = text.strip().rpartition("-")
-    parts = rest.split(":") if days or rest.count(":") > 1 else ["0", *rest.split(":")]  # no hours
-    if not all(part.isdecimal() for part in (days or "0", *parts)):
-        return math.inf
-    hours, minutes, seconds = (*map(int, parts), 0, 0)[:3]
-    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
 def format_limit(seconds: float) -> str:
-    """Return seconds as Slurm's ``--time`` takes them, rounded up to whole minutes: ``0:42:00``, ``26:00:00``."""
+    """Return a time limit for ``--time``, rounded up to whole minutes: ``26:00:00``."""
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     return f"{hours}:{minutes:02}:00"
 
 
-MARGIN_SECONDS = 8.0
-"""What must be left when a point is stopped for the time's sake: its ranks end, its records are on disk."""
+def end_time(job: Mapping[str, str]) -> float:
+    """Return the end of a job in seconds since the epoch, infinity without a limit.
 
-
-def end_time(job: Mapping[str, str], environ: Mapping[str, str]) -> float:
-    """Return when a job ends, in seconds of the epoch; infinity where nothing limits it.
-
-    ``job`` holds the facts of ``scontrol show job -o``, empty where it gave none; SLURM_JOB_END_TIME then tells.
+    ``job`` are the facts of ``scontrol show job``.
     """
-    if job.get("TimeLimit") == "UNLIMITED":
-        return math.inf
     end = job.get("EndTime", "Unknown")
-    if end not in ("Unknown", "N/A", "None"):
-        return datetime.fromisoformat(
-            end
-        ).timestamp()  # scontrol prints the local time of where it runs
-    told = environ.get("SLURM_JOB_END_TIME", "")
-    return float(told) if told.isdecimal() and int(told) > 0 else math.inf
-
-
-def too_long(needed_seconds: float, left_seconds: float) -> str:
-    """Return why a point does not fit into what is left, ``needs about 95 s, 60 s are left``; nothing if it does."""
-    if needed_seconds <= left_seconds:
-        return ""
-    return (
-        f"needs about {math.ceil(needed_seconds)} s, {max(math.floor(left_seconds), 0)} s are left"
-    )
+    if end in ("Unknown", "N/A", "None"):
+        return math.inf
+    return datetime.fromisoformat(end).timestamp()  # local time

@@ -19,7 +19,7 @@ from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.text import UserError, format_list, get_last_line, pluralize
 
 OVERHEAD_SECONDS = 120.0  # of a check, in addition to its time budget
-_MPICH_HOST = re.compile(r"([^:]+):\d+")
+_MPICH_HOST = re.compile(r"^([^:]+):\d+$")
 
 
 class HostResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,25 +37,23 @@ class HostResult(msgspec.Struct, frozen=True, kw_only=True):
 def parse_hosts(text: str) -> tuple[str, ...]:
     """Return the hosts of ``a,b``, or of a file with one a line.
 
-    In the hostfiles of MPI libraries the number of ranks follows: ``n1 slots=8`` of Open MPI,
-    ``n1:8`` of MPICH.
+    A number of ranks may follow, as in MPI libraries: ``n1 slots=8`` of Open MPI, ``n1:8`` of
+    MPICH.
     """
     # A long list is too long for the name of a file.
     is_file = "," not in text and Path(text).is_file()
-    hosts = _read_hostfile(text) if is_file else [name for name in text.split(",") if name]
+    names = _read_hostfile(text) if is_file else [name for name in text.split(",") if name]
+    hosts = [_MPICH_HOST.sub(r"\1", name) for name in names]
     if not hosts or any(name.startswith("-") for name in hosts):
         raise UserError(f"--hosts {text!r} names no hosts: write a,b,c, or a file with one a line")
     return tuple(dict.fromkeys(hosts))
 
 
 def _read_hostfile(path: str) -> list[str]:
-    hosts = []
+    names = []
     for line in read_text(path, f"--hosts {path}").splitlines():
-        content = line.partition("#")[0]
-        for name in content.split()[:1]:
-            match = _MPICH_HOST.fullmatch(name)
-            hosts.append(match[1] if match else name)
-    return hosts
+        names += line.partition("#")[0].split()[:1]
+    return names
 
 
 def check_hosts(

@@ -267,10 +267,10 @@ class CaseRun:
         benchmark = self._benchmark
         num_wrong = benchmark.check()
         differences = benchmark.differences() if isinstance(benchmark, SupportsDifferences) else ()
+        if not self._world.is_any_true(num_wrong > 0):
+            return
         results = self._world.gather((num_wrong, differences))
         wrong_by_rank = {rank: num for rank, (num, _) in enumerate(results) if num}
-        if not wrong_by_rank:
-            return
         counts = ", ".join(f"{num} on rank {rank}" for rank, num in wrong_by_rank.items())
         reasons = [f"results differ from the reference {when}: {counts}"]
         phrases = list(dict.fromkeys(phrase for _, phrases in results for phrase in phrases))

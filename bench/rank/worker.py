@@ -136,7 +136,9 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
     else:
         content = wait_for(mailbox, ADDRESSES, START_SECONDS)
         addresses = msgspec.json.decode(content, type=list[tuple[str, int]])
-        store, server_address, own_address = _connect(addresses)
+        # An address that this host has too leads to this host. Bridges of containers are such.
+        other_addresses = [address for address in addresses if address[0] not in hosts]
+        store, server_address, own_address = _connect(other_addresses or addresses)
         store.set(f"address/{environ['RANK']}", server_address)
     if interface := find_interface(own_address):
         environ.setdefault(INTERFACE_VARIABLE, interface)  # a host name may mean 127.0.1.1

@@ -8,6 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,17 +64,19 @@ class Nodes:
         places = {rank: place for place, rank in enumerate(every)}
         return tuple(sorted(ranks, key=lambda rank: places.get(rank, len(places))))
 
-    @property
+    @cached_property
     def distribution(self) -> str:
-        """How ranks lie on nodes, as found: each node's in a row, dealt out in turns, one each, or neither."""
-        names = list(dict.fromkeys(self.hosts))
-        each = {self.hosts.count(name) for name in names}
+        """The order of ranks on nodes: block, cyclic, one rank on each node, or uneven."""
+        counts = Counter(self.hosts)
+        names = list(counts)
+        each = set(counts.values())
         in_turns = tuple(names[rank % len(names)] for rank in range(len(self.hosts)))
         if each == {1}:
             return ONE_EACH
         if len(each) == 1 and self.hosts == in_turns:
             return CYCLIC
-        return BLOCK if list(self.hosts) == sorted(self.hosts, key=names.index) else UNEVEN
+        blocks = tuple(name for name in names for _ in range(counts[name]))
+        return BLOCK if self.hosts == blocks else UNEVEN
 
     def distance(self, a: int, b: int) -> str:
         if self.hosts[a] == self.hosts[b]:
@@ -155,7 +158,7 @@ def _near(locality: Mapping[str, str]) -> frozenset[tuple[int, int]]:
 def _at(value: object, *names: str) -> Any:
     """Return what stands under these names, one inside the other; None where one is not there."""
     for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
+        value = value.get(name) if isinstance(value, dict) else None
     return value
 
 

@@ -1,58 +1,39 @@
-"""The work of a job: it measures one point of the sweep after another, until all are done or its time ends."""
+"""The work of a job: it measures one point after another until its time ends."""
 
-import enum
+import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import click
 
-from parbench.bench.results.runs import load_run, utc_now
+from parbench.bench.files import replace_file
+from parbench.bench.launch.processes import convert_sigterm_to_interrupt, describe_exit
+from parbench.bench.results.records import Record, encode_record, read_records
+from parbench.bench.results.runs import utc_now
 from parbench.bench.text import UserError
-from parbench.slurm.job import point_run
-from parbench.slurm.job.point_run import Outcome
-from parbench.slurm.job.state import SavedState, exit_code, read_states, write_state
-from parbench.slurm.sweep.folder import Point, Sweep, load_sweep
-from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_time, too_long
+from parbench.slurm.job.child import Child, Command, PointRequest, build_command
+from parbench.slurm.job.nodes import NodeMonitor
+from parbench.slurm.sweep.folder import (
+    Attempt,
+    Point,
+    Sweep,
+    load_sweep,
+    write_attempt,
+)
+from parbench.slurm.sweep.progress import ABANDONED, Progress, read_progress
+from parbench.slurm.sweep.status import compute_exit_code
+from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_time
 
 _RECORDS_INTERVAL_SECONDS = 1.0
 _SLURM_INTERVAL_SECONDS = 10.0
-
-
-class StopReason(enum.Enum):
-    """Why a point's child was stopped, as a sentence for its state."""
-
-    SIGNAL = "the job was told to stop"
-    END_OF_JOB = "the job's time ended"
-    DEAD_NODE = "a node is dead"
-
-
-@dataclass(kw_only=True)
-class StopSignal:
-    """SIGTERM, which Slurm sends to end a job; it is forwarded to the child that measures."""
-
-    received_at: str = ""
-    child: point_run.Child | None = None
-
-    @contextmanager
-    def handled(self) -> Iterator[None]:
-        previous = signal.signal(signal.SIGTERM, self._handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received_at = self.received_at or utc_now()
-        if (
-            self.child is not None
-        ):  # at once, because its ranks get the same signal and must not be blamed
-            self.child.send_signal(signal.SIGTERM)
+_READ_ATTEMPTS = 3
+_PATIENCE_SECONDS = 6.0
+_INTERRUPTED_PATIENCE_SECONDS = 1.5
+"""A cluster may kill a job two seconds after SIGTERM (KillWait)."""
 
 
 def work(
@@ -60,226 +41,203 @@ def work(
     *,
     array: bool = False,
     slurm: Slurm = SLURM,
-    command: point_run.Command = point_run.parbench_run,
+    command: Command = build_command,
     environ: Mapping[str, str] = os.environ,
 ) -> int:
-    """Measure the missing points of a sweep; in an array, only the point of this task.
+    """Measure the points of a sweep that are not complete; in an array, the point of this task.
 
-    Returns 0 if all of it is measured, 1 if a result is wrong, 4 if anything is not measured.
+    Returns 0 if they are complete, 1 if a result is wrong, 4 if something was not measured.
     """
     folder = folder.absolute()
     sweep = load_sweep(folder)
-    points = (task_point(sweep, environ.get("SLURM_ARRAY_TASK_ID", "")),) if array else sweep.points
-    stop = StopSignal()
-    with stop.handled():
-        return _Worker(folder, sweep, slurm, stop, command, environ).work(points)
+    points: Sequence[Point] = sweep.points
+    if array:
+        points = (get_task_point(sweep, environ.get("SLURM_ARRAY_TASK_ID", "")),)
+    worker = Worker(folder, sweep, slurm, command, environ)
+    # Slurm ends a job with SIGTERM.
+    with suppress(KeyboardInterrupt), convert_sigterm_to_interrupt():
+        worker.measure_points(points)
+    return compute_exit_code(read_progress(folder, point.id) for point in points)
 
 
-def task_point(sweep: Sweep, task: str) -> Point:
-    """Return the point of an array's task; UserError if there is none of its number."""
+def get_task_point(sweep: Sweep, task: str) -> Point:
+    """Return the point of a task of an array; ``UserError`` if there is none."""
     if not task.isdecimal() or int(task) >= len(sweep.points):
-        raise UserError(
-            f"SLURM_ARRAY_TASK_ID={task!r} is not one of the {len(sweep.points)} points, from 0"
-        )
+        allowed = f"0 to {len(sweep.points) - 1}"
+        raise UserError(f"SLURM_ARRAY_TASK_ID={task!r} is not a point of the sweep: {allowed}")
     return sweep.points[int(task)]
 
 
-@dataclass
-class _Worker:
-    folder: Path
-    sweep: Sweep
-    slurm: Slurm
-    stop: StopSignal
-    command: point_run.Command
-    environ: Mapping[str, str]
-    out_of_time: bool = False
-    num_measured: int = 0
-    states: dict[str, SavedState] = field(init=False)
+class Worker:
+    """Measures points in the allocation of a job."""
 
-    def __post_init__(self) -> None:
-        self.states = read_states(self.folder, self.sweep.points)
-        self.nodes = point_run.DeadNodes(self.slurm, self.environ)
-        self.job = self.environ.get("SLURM_JOB_ID")
+    def __init__(
+        self,
+        folder: Path,
+        sweep: Sweep,
+        slurm: Slurm,
+        command: Command,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._folder = folder
+        self._sweep = sweep
+        self._slurm = slurm
+        self._command = command
+        self._job = environ.get("SLURM_JOB_ID", "")
+        self._nodes = NodeMonitor(slurm, environ)
+        self._is_out_of_time = False
+        self._num_measured = 0
 
-    def work(self, points: Sequence[Point]) -> int:
-        """Measure the points that are not final; requeue the job if its time was too short."""
+    def measure_points(self, points: Sequence[Point]) -> None:
+        """Measure the points; requeue the job if its time was too short for them.
+
+        Raises ``KeyboardInterrupt`` if Slurm ends the job.
+        """
         for point in points:
-            state = self.states.get(point.id)
-            if not self.stop.received_at and (state is None or not state.is_final):
-                self._work_on(point)
-        is_requeued = (
-            self.out_of_time
-            and not self.stop.received_at
-            and self.sweep.requeue
-            and self.num_measured
-        )
-        if is_requeued and self.job:
+            progress = self._read_progress(point)
+            if progress.is_complete:
+                continue
+            obstacle = progress.problem or self._find_obstacle(point, progress)
+            if obstacle:
+                self._report(point, reason=obstacle)
+            else:
+                self._measure(point, progress)
+        if self._is_out_of_time and self._sweep.file.slurm.requeue and self._num_measured:
             try:
-                self.slurm.requeue(self.job)
+                self._slurm.requeue(self._job)
             except SlurmError as error:
-                click.echo(f"job {self.job} is not requeued: {error}")
-        return exit_code(self.states, points)
+                click.echo(f"job {self._job} is not requeued: {error}")
 
-    def _work_on(self, point: Point) -> None:
-        try:
-            obstacle = self._find_obstacle(point)
-            if obstacle is not None:
-                self._save(point, obstacle)
-            elif not self.stop.received_at:
-                self._measure(point)
-        except UserError as error:
-            self._save(point, Outcome(state="failed", reason=str(error)))
+    def _read_progress(self, point: Point) -> Progress:
+        """Read the progress of a point, again if the file system does not answer."""
+        for _ in range(_READ_ATTEMPTS):
+            progress = read_progress(self._folder, point.id)
+            if not progress.problem:
+                break
+            time.sleep(_RECORDS_INTERVAL_SECONDS)
+        return progress
 
-    def _find_obstacle(self, point: Point) -> Outcome | None:
-        """Return why a point cannot be measured now: nodes or time are missing."""
-        self.nodes.look()
-        dead, alive = self.nodes.words(), self.nodes.alive()
-        if dead and self.sweep.on_dead_node == "fail":
-            return Outcome(
-                state="lost-node", reason=f'{dead}, and on_dead_node = "fail" ends the job'
-            )
-        if dead and point.nodes > len(alive):
-            left = f"{len(alive)} {'is' if len(alive) == 1 else 'are'} left"
-            return Outcome(state="lost-node", reason=f"needs {point.nodes} nodes; {dead}, {left}")
-        if why := too_long(self._needed_seconds(point), self._end() - time.time()):
-            self.out_of_time = True
-            return Outcome(state="postponed", reason=why)
-        return None
+    def _find_obstacle(self, point: Point, progress: Progress) -> str:
+        """Return why a point cannot be measured now, empty if it can."""
+        self._nodes.update()
+        dead = self._nodes.describe()
+        num_alive = len(self._nodes.list_alive())
+        if dead and self._sweep.file.slurm.on_dead_node == "fail":
+            return f'{dead}, and on_dead_node = "fail" ends the job'
+        if dead and point.nodes > num_alive:
+            return f"needs {point.nodes} nodes, {num_alive} are left: {dead}"
+        missing_share = 1.0
+        if progress.planned:
+            missing_share -= progress.measured / progress.planned
+        needed_seconds = point.seconds * missing_share + MARGIN_SECONDS
+        remaining_seconds = self._get_end() - time.time()
+        if needed_seconds > remaining_seconds:
+            self._is_out_of_time = True
+            remaining = f"{max(remaining_seconds, 0):.0f} s are left"
+            return f"postponed: needs about {needed_seconds:.0f} s, {remaining}"
+        return ""
 
-    def _needed_seconds(self, point: Point) -> float:
-        """Return the estimate for the rest of a point, with a margin to stop it."""
-        run = self._begun_run(point)
-        measured, planned = point_run.progress(load_run(run)) if run else (0, 0)
-        missing = 1 - measured / planned if planned else 1.0
-        return point.seconds * missing + MARGIN_SECONDS
-
-    def _begun_run(self, point: Point) -> Path | None:
-        state = self.states.get(point.id)
-        return point_run.begun_run(self.folder, point, state.lost_runs if state else ())
-
-    def _end(self) -> float:
-        """Return when the job ends; an administrator may have changed it."""
+    def _get_end(self) -> float:
+        """Return the end of the job, which an administrator may have changed."""
         facts: tuple[Mapping[str, str], ...] = ()
         with suppress(SlurmError):
-            facts = self.slurm.show_job(self.job) if self.job else ()
-        return end_time(facts[0] if facts else {}, self.environ)
+            facts = self._slurm.show_job(self._job) if self._job else ()
+        return end_time(facts[0]) if facts else math.inf
 
-    def _measure(self, point: Point) -> None:
-        """Run the point's child to its end, or to that of the job or of one of its nodes, and save the outcome."""
-        run = self._begun_run(point)
-        nodes = self.nodes.alive()[: point.nodes]
-        num_broken = len(point_run.broken_records(run))
-        num_measured = point_run.progress(load_run(run))[0] if run else 0
-        self._save(point, Outcome(state="started", run=run), nodes=nodes)
-        start = time.monotonic()
-        attempt = point_run.Attempt(
-            folder=self.folder, sweep=self.sweep, point=point, nodes=nodes, run=run
+    def _measure(self, point: Point, progress: Progress) -> None:
+        """Run a child for a point until the child, the job or one of the nodes ends."""
+        nodes = self._nodes.list_alive()[: point.nodes]
+        self._report(point, nodes=nodes, is_running=True)
+        request = PointRequest(
+            folder=self._folder, sweep=self._sweep, point=point, nodes=nodes, run=progress.run
         )
-        child = point_run.Child(attempt, self.command)
+        child = Child(request, self._command)
         try:
-            stop_reason = self._watch(point, child, nodes, num_broken)
-        except UserError:
+            reason = self._watch(point, child, nodes, progress)
+        except KeyboardInterrupt:
+            # At once: the ranks get the same signal, and their end must not count as a failure.
             child.send_signal(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._report(point, reason="Slurm ended the job", nodes=nodes)
+            child.end(_INTERRUPTED_PATIENCE_SECONDS)
+            remove_failures(read_progress(self._folder, point.id), progress)
             raise
         finally:
-            # a cluster's KillWait may be as short as two seconds
-            child.end(1.5 if self.stop.received_at else 6.0)
-            self.stop.child = None
-        outcome = self._judge(point, child, stop_reason, nodes, num_broken)
-        self.num_measured += outcome.measured - num_measured
-        self._save(point, outcome, nodes=outcome.hosts or nodes, seconds=time.monotonic() - start)
-        if (
-            self.stop.received_at
-            and outcome.state == "interrupted"
-            and self.nodes.look() & set(nodes)
-        ):
-            outcome = replace(
-                outcome, reason=f"{self.nodes.words()}: {outcome.reason}"
-            )  # if there is time for it
-            self._save(point, outcome, nodes=outcome.hosts or nodes)
+            child.end(_PATIENCE_SECONDS)
+        latest = self._read_progress(point)
+        self._num_measured += latest.measured - progress.measured
+        failures = list_new_failures(latest, progress)
+        has_dead_node = not self._nodes.update(failures).isdisjoint(nodes)
+        if has_dead_node and (failures or not latest.is_complete):
+            reason = f"{self._nodes.describe()}: {latest.reason or reason}"
+            abandon_run(latest)
+        elif not latest.is_complete:
+            reason = reason or describe_end(latest, child)
+        self._report(point, reason=reason, nodes=nodes)
 
-    def _watch(
-        self, point: Point, child: point_run.Child, nodes: Sequence[str], num_broken: int
-    ) -> StopReason | None:
-        """Wait for the child; stop it at the job's end or for a dead node, and return why, or None.
-
-        ``num_broken`` counts the run's records of hangs and failures from earlier attempts.
-        """
-        self.stop.child = child
-        if self.stop.received_at:  # the signal came before the child did
-            child.send_signal(signal.SIGTERM)
-        end = self._end()
-        last_records_read = last_slurm_query = time.monotonic()
-        num_handled = num_broken
-        while child.code is None:
+    def _watch(self, point: Point, child: Child, nodes: Sequence[str], earlier: Progress) -> str:
+        """Wait for the child, and return why it is to be stopped; empty if it has ended."""
+        end_seconds = self._get_end()
+        records_time = slurm_time = time.monotonic()
+        num_failures = 0
+        while child.exit_code is None:
+            if time.time() > end_seconds - MARGIN_SECONDS:
+                self._is_out_of_time = True
+                return "the job's time ended"
             now = time.monotonic()
-            if self.stop.received_at:
-                return StopReason.SIGNAL
-            if time.time() > end - MARGIN_SECONDS:
-                self.out_of_time = True
-                child.send_signal(signal.SIGTERM)
-                return StopReason.END_OF_JOB
-            if now > last_records_read + _RECORDS_INTERVAL_SECONDS:
-                last_records_read = now
-                broken = point_run.broken_records(self._begun_run(point))
-                if len(broken) > num_handled or now > last_slurm_query + _SLURM_INTERVAL_SECONDS:
-                    last_slurm_query = now
-                    num_handled = len(broken)
-                    end = self._end()
-                    if self.nodes.look(broken[num_broken:]) & set(nodes):
-                        child.send_signal(signal.SIGTERM)
-                        return StopReason.DEAD_NODE
+            if now > records_time + _RECORDS_INTERVAL_SECONDS:
+                records_time = now
+                failures = list_new_failures(read_progress(self._folder, point.id), earlier)
+                has_new_failure = len(failures) > num_failures
+                if has_new_failure or now > slurm_time + _SLURM_INTERVAL_SECONDS:
+                    slurm_time = now
+                    num_failures = len(failures)
+                    end_seconds = self._get_end()
+                    if not self._nodes.update(failures).isdisjoint(nodes):
+                        return "a node is dead"
             time.sleep(0.1)
-        return None
+        return ""
 
-    def _judge(
+    def _report(
         self,
         point: Point,
-        child: point_run.Child,
-        stop_reason: StopReason | None,
-        nodes: Sequence[str],
-        num_broken: int,
-    ) -> Outcome:
-        """Return the outcome of the attempt; a dead node or the job's end excuses what is not done."""
-        run = self._begun_run(point)
-        if self.stop.received_at and run is not None:
-            point_run.forget_broken(run, self.stop.received_at)
-        outcome = point_run.outcome_of(run, child.code, child.last_line())
-        if outcome.state == "done":
-            return outcome
-        if stop_reason in (StopReason.SIGNAL, StopReason.END_OF_JOB) or self.stop.received_at:
-            if outcome.state != "interrupted":
-                return outcome
-            return replace(outcome, reason=(stop_reason or StopReason.SIGNAL).value)
-        if self.nodes.look(point_run.broken_records(run)[num_broken:]) & set(nodes):
-            return replace(
-                outcome, state="lost-node", reason=f"{self.nodes.words()}: {outcome.reason}"
-            )
-        return outcome
-
-    def _save(
-        self, point: Point, outcome: Outcome, *, nodes: Sequence[str] = (), seconds: float = 0.0
+        *,
+        reason: str = "",
+        nodes: Sequence[str] = (),
+        is_running: bool = False,
     ) -> None:
-        """Save and print the state of a point; ``seconds`` are added to those of earlier attempts."""
-        previous = self.states.get(point.id)
-        run = point_run.relative(self.folder, outcome.run)
-        lost_runs = previous.lost_runs if previous else ()
-        if outcome.state == "lost-node" and run:
-            lost_runs = (*lost_runs, run)
-        state = SavedState(
-            state=outcome.state,
-            job=self.job or "none",
-            time=utc_now(),
-            run=run,
-            reason=outcome.reason,
-            nodes=tuple(nodes),
-            seconds=round(seconds + (previous.seconds if previous else 0.0), 3),
-            has_wrong_results=outcome.has_wrong_results,
-            lost_runs=lost_runs,
-        )
-        self.states[point.id] = state
-        write_state(self.folder, point.id, state)
-        message = f"{outcome.state} on {','.join(nodes)}" if nodes else outcome.state
-        click.echo(
-            f"{state.time} {point.id} ({point.label}) {message}{': ' * bool(state.reason)}{state.reason}"
-        )
+        """Write and print the attempt at a point."""
+        state = "started" if is_running else reason or "measured"
+        click.echo(f"{utc_now()} {point.id} ({point.label}) {state}", nl=True)
+        attempt = Attempt(job=self._job, nodes=tuple(nodes), reason=reason, is_running=is_running)
+        with suppress(OSError):  # It only explains the state of the point.
+            write_attempt(self._folder, point.id, attempt)
+
+
+def describe_end(progress: Progress, child: Child) -> str:
+    """Describe the end of a child that left measurements missing."""
+    exit_text = describe_exit(child.exit_code or 0).removeprefix("ended by ")
+    text = f"{progress.reason or 'the run did not begin'}, the run ended with {exit_text}"
+    return f"{text}: {child.read_last_message()}".removesuffix(": ")
+
+
+def list_new_failures(progress: Progress, earlier: Progress) -> list[Record]:
+    """Return the failures of a point that it did not have before."""
+    return [record for record in progress.failures if record not in earlier.failures]
+
+
+def remove_failures(progress: Progress, earlier: Progress) -> None:
+    """Remove new failures from a run, which the end of the job may have caused."""
+    failures = list_new_failures(progress, earlier)
+    if progress.run is not None and failures:
+        file = progress.run / "records.jsonl"
+        records = [record for record in read_records(file) if record not in failures]
+        replace_file(file, b"".join(map(encode_record, records)))
+
+
+def abandon_run(progress: Progress) -> None:
+    """Move a run in which a node died to another folder, so that it is not resumed."""
+    if progress.run is not None and not progress.problem:
+        target = progress.run.parent / ABANDONED / progress.run.name
+        target.parent.mkdir(exist_ok=True)
+        progress.run.rename(target)

@@ -1,306 +1,294 @@
-"""``parbench slurm screen``: which nodes and links are slow, by rounds of pairs, with suspects measured again."""
+"""``parbench slurm screen``: finds bad devices, slow nodes and slow rails."""
 
+import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from parbench.bench.check.hosts import HostResult
-from parbench.bench.check.hosts import render as render_check
+from parbench.bench.check.hosts import render as render_hosts
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
+from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.processes import PARBENCH
-from parbench.bench.text import UserError, format_table, parse_duration, parse_size, pluralize
-from parbench.slurm.screen.fit import (
-    SUSPECT,
-    Effect,
-    Exchange,
-    Slow,
-    confirm,
-    find_slow,
-    link_effects,
-    node_effects,
-)
-from parbench.slurm.screen.run import Options, check_nodes, confirmation, measure, tournament
-from parbench.slurm.system import SLURM, Slurm, format_limit
+from parbench.bench.machine.slurm_allocation import Allocation, inspect_rank_machine
+from parbench.bench.text import UserError, format_table, parse_duration, parse_size
+from parbench.slurm.screen.devices import check_nodes, estimate_check_seconds
+from parbench.slurm.screen.measure import Measurement, Setup, measure_rounds
+from parbench.slurm.screen.ratios import Endpoint, Ratio, compare, confirm_slow, find_slow
+from parbench.slurm.screen.rounds import plan_confirmation, plan_tournament
+from parbench.slurm.system import SLURM, Slurm, SlurmError, format_limit
 
-LEAST_NODES = 3
-Judgment = Literal["fine", "slow", "bad device", "unconfirmed", "did not answer", "cannot tell"]
-_CODES: Mapping[Judgment, ExitCode] = {
-    "fine": ExitCode.OK,
-    "slow": ExitCode.BAD,
-    "bad device": ExitCode.BAD,
-    "unconfirmed": ExitCode.DID_NOT_RUN,
-    "did not answer": ExitCode.DID_NOT_RUN,
-    "cannot tell": ExitCode.DID_NOT_RUN,
-}
+MIN_NODES = 3
+_MAX_CORE_GROUPS = 8
+_SIZES = {"cuda": "128M", "cpu": "4M"}
+"""The bytes of an exchange, large enough that bandwidth decides about its duration."""
+Judgment = Literal["fine", "slow", "bad device", "unconfirmed", "did not answer", "unknown"]
+_CODES = {"fine": ExitCode.OK, "slow": ExitCode.BAD, "bad device": ExitCode.BAD}
+_EXCLUDED = ("slow", "bad device", "did not answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreenOptions:
+    """The options of a screening. None follows from the allocation. Sizes and times are text."""
+
+    nodes: int | None = None
+    partition: str | None = None
+    rounds: int = 5
+    size: str | None = None
+    time: str = "10m"
+    timeout: str = "20s"
+    devices: bool = True
+    gpus_per_node: int | None = None
+    out: Path = Path("runs/screen")
+    as_json: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One node (or the two of a link): fine, slow, bad device, unconfirmed, did not answer or cannot tell, and why.
+    """The verdict on a node, or on one of its rails."""
 
-    ``factor`` is how many times longer its exchanges take than the others', with a 95 % interval; None is unknown.
-    """
-
-    nodes: tuple[str, ...]
+    node: str
+    rail: int | None = None
     verdict: Judgment
-    factor: float | None = None
-    low: float | None = None
-    high: float | None = None
+    ratio: float | None = None  # of the duration of its exchanges to that of others
+    threshold: float | None = None  # the ratio from which it counts as slow
     evidence: str = ""
 
     @property
     def name(self) -> str:
-        return "-".join(self.nodes)
+        return self.node if self.rail is None else f"{self.node} rail {self.rail}"
 
 
 class Screening(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdicts on all nodes, on the links that are not fine, and what else there is to say."""
+    """The verdicts on all nodes, and on rails that are not fine."""
 
-    nodes: tuple[Verdict, ...]
-    links: tuple[Verdict, ...] = ()
-    least_factor: float | None = None
+    verdicts: tuple[Verdict, ...]
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    runs: tuple[str, ...] = ()
-    checked: tuple[HostResult, ...] = ()
+    folder: str = ""  # of the runs
+    checks: tuple[HostResult, ...] = ()
 
     @property
-    def exclude(self) -> str:
-        """The option that keeps Slurm from the nodes that are slow, bad or did not answer; empty if there is none."""
-        bad = [
-            verdict.name
-            for verdict in self.nodes
-            if verdict.verdict in ("slow", "bad device", "did not answer")
-        ]
-        return f"--exclude={','.join(bad)}" if bad else ""
+    def exclude_option(self) -> str:
+        """The option that keeps Slurm from bad nodes, empty if there is none."""
+        bad = [entry.node for entry in self.verdicts if entry.verdict in _EXCLUDED]
+        return f"--exclude={','.join(dict.fromkeys(bad))}" if bad else ""
 
     @property
     def code(self) -> int:
-        codes = [_CODES[verdict.verdict] for verdict in (*self.nodes, *self.links)]
+        codes = [_CODES.get(entry.verdict, ExitCode.DID_NOT_RUN) for entry in self.verdicts]
         if self.problems:
             codes.append(ExitCode.DID_NOT_RUN)
         return combine_exit_codes(codes)
 
 
-def screening(
-    hosts: tuple[str, ...],
-    exchanges: tuple[Exchange, ...],
-    suspects: Slow,
-    confirmed: Slow | None,
-    silent: Mapping[str, str],
-) -> Screening:
-    """Return the verdicts; ``confirmed`` is None where suspects could not be measured again, so nobody is blamed.
+def screen(
+    options: ScreenOptions,
+    environ: Mapping[str, str],
+    arguments: Sequence[str],
+    slurm: Slurm = SLURM,
+) -> tuple[int, str]:
+    """Screen the nodes of this allocation and return the exit code and the output.
 
-    Those that are fine are weighed by all exchanges, those made to confirm suspects too.
+    Outside of an allocation salloc runs ``parbench`` with the same arguments inside a new one.
     """
-    blamed = suspects if confirmed is None else confirmed
-    effects = node_effects(exchanges, blamed, SUSPECT)
-    confirmed_effects = {effect.ranks: effect for effect in (*blamed.nodes, *blamed.links)}
-
-    def verdict(
-        ranks: tuple[int, ...], word: Judgment, effect: Effect | None, evidence: str
-    ) -> Verdict:
-        names = tuple(hosts[rank] for rank in ranks)
-        if effect is None:
-            return Verdict(nodes=names, verdict=word, evidence=evidence)
-        factor, low, high = (round(value, 4) for value in (effect.factor, effect.low, effect.high))
-        return Verdict(
-            nodes=names, verdict=word, factor=factor, low=low, high=high, evidence=evidence
-        )
-
-    def met(effect: Effect) -> str:
-        return f"with {', '.join(hosts[rank] for rank in effect.partners)} in {pluralize(effect.turns, 'exchange')}"
-
-    def of_suspect(effect: Effect, alone: Effect | None) -> Verdict:
-        is_node, again = len(effect.ranks) == 1, confirmed_effects.get(effect.ranks)
-        others = f"in {pluralize(effect.turns, 'exchange')} beyond what either node is with others"
-        looked = f"{effect.factor:.2f}x {met(effect) if is_node else others}"
-        if confirmed is None:
-            return verdict(effect.ranks, "unconfirmed", effect, f"{looked}; not measured again")
-        if again is None:
-            return verdict(
-                effect.ranks, "fine", alone, f"{looked} at first; not when measured again"
-            )
-        more = met(again) if is_node else f"in {again.turns} more"
-        return verdict(effect.ranks, "slow", again, f"{looked}; again {more}")
-
-    nodes = [
-        Verdict(nodes=(host,), verdict="did not answer", evidence=reason)
-        for host, reason in silent.items()
-    ]
-    nodes += [of_suspect(effect, effects.get(effect.ranks[0])) for effect in suspects.nodes]
-    for rank in set(range(len(hosts))) - suspects.ranks:
-        if effect := effects.get(rank):
-            nodes.append(verdict((rank,), "fine", effect, met(effect)))
-        else:
-            nodes.append(
-                verdict((rank,), "cannot tell", None, "it met fewer than two nodes that are fine")
-            )
-    alone = link_effects(exchanges, blamed, SUSPECT)
-    return Screening(
-        nodes=tuple(sorted(nodes, key=_in_order)),
-        links=tuple(of_suspect(effect, alone.get(effect.pair)) for effect in suspects.links),
-        least_factor=max((effect.least for effect in effects.values()), default=None),
-    )
-
-
-def _in_order(verdict: Verdict) -> tuple[str, int, str]:
-    """Order n2 before n10."""
-    stem = verdict.name.rstrip("0123456789")
-    return stem, int(verdict.name[len(stem) :] or 0), verdict.name
-
-
-def render(found: Screening) -> str:
-    rows = [("node", "verdict", "time", "evidence")]
-    for one in (*found.nodes, *found.links):
-        times = "-" if one.factor is None else f"{one.factor:.2f}x ({one.low:.2f}-{one.high:.2f})"
-        rows.append((one.name, one.verdict, times, one.evidence))
-    lines = [format_table(rows)]
-    if found.least_factor is not None:
-        lines.append(
-            f"a node would have been suspected from {found.least_factor:.2f} times the others' time"
-        )
-    lines += [f"not measured: {problem}" for problem in found.problems]
-    slow_links = [link.name for link in found.links if link.verdict == "slow"]
-    lines += [
-        f"link {name} is slow, its nodes are not: leave out one of them" for name in slow_links
-    ]
-    lines += [f"note: {note}" for note in found.notes]
-    lines += [f"run: {run}" for run in found.runs]
-    lines += [render_check(found.checked)] if found.checked else []
-    return "\n".join([*lines, found.exclude or "nothing to exclude"])
-
-
-def screen(options: Options, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Screen the nodes of this allocation, or of a new one, and return the exit code and what to print.
-
-    A new allocation is salloc's: it runs this command again inside, which prints by itself.
-    """
-    check(options)
+    check_options(options)
     if "SLURM_JOB_ID" not in environ:
         if options.nodes is None:
-            raise UserError("outside an allocation --nodes says how many nodes to screen")
-        SLURM.check_program("salloc")
-        return subprocess.run(salloc_command(options), check=False).returncode, ""
-    nodes = allocated(options, environ, SLURM)
-    # before the rounds: while a node measures by itself, none measures with it
-    answers = check_nodes(nodes, options.out / "check", environ) if options.devices else ()
-    found = with_devices(screen_nodes(nodes, options), answers)
+            raise UserError("--nodes is missing: outside of an allocation it is required")
+        with convert_write_errors("salloc", "cannot be started"):
+            completed = subprocess.run(build_salloc_command(options, arguments), check=False)
+        return completed.returncode, ""
+    nodes = list_nodes(options, environ, slurm)
+    machine = inspect_rank_machine(environ, Allocation.find(environ))
+    device = "cuda" if machine.gpus else "cpu"
+    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = options.out.absolute() / f"{time}-{secrets.token_hex(3)}"
+    checks: tuple[HostResult, ...] = ()
+    if options.devices:
+        # Before the rounds, so that no node computes while another one measures it.
+        num_devices = len(machine.gpus) or min(machine.cores, _MAX_CORE_GROUPS)
+        seconds = estimate_check_seconds(device, num_devices)
+        checks = check_nodes(nodes, seconds, folder / "check", environ)
+    node_by_host: Mapping[str, str] = {}
+    with suppress(SlurmError):  # A node that does not answer is found by the rounds.
+        node_by_host = slurm.map_hosts(nodes)
+    setup = Setup(
+        size=options.size or _SIZES[device],
+        rails=len(machine.gpus) or 1,
+        timeout=options.timeout,
+        node_by_host=node_by_host,
+    )
+    screening = add_checks(screen_nodes(nodes, options.rounds, setup, folder), checks)
     if not options.as_json:
-        return found.code, render(found)
-    return found.code, msgspec.json.encode(
-        {**msgspec.structs.asdict(found), "exclude": found.exclude}
-    ).decode()
+        return screening.code, format_screening(screening)
+    document = {**msgspec.structs.asdict(screening), "exclude": screening.exclude_option}
+    return screening.code, msgspec.json.encode(document).decode()
 
 
-def check(options: Options) -> None:
-    """Refuse what cannot be meant before anything starts."""
-    if options.rounds < 3:
-        raise UserError(
-            f"--rounds {options.rounds}: at least 3 are needed to tell a node from a link"
-        )
-    if parse_size(options.size) < 1:
-        raise UserError("--size 0: nothing moves")
-    for text in (options.time, options.budget, options.timeout):
-        if text is not None:
-            parse_duration(text)
-    if options.nodes is not None:
-        _check_nodes(options.nodes)
+def check_options(options: ScreenOptions) -> None:
+    """Raise ``UserError`` for an option that is not allowed, before anything starts."""
+    if options.size is not None and parse_size(options.size) < 1:
+        raise UserError("--size 0: at least 1 byte is needed")
+    parse_duration(options.time)
+    parse_duration(options.timeout)
 
 
-def _check_nodes(nodes: int) -> None:
-    if nodes < LEAST_NODES:
-        why = "of one pair nobody can tell which of its two nodes is slow; give it more"
-        raise UserError(f"nodes({nodes}) < {LEAST_NODES}: {why}")
+def build_salloc_command(options: ScreenOptions, arguments: Sequence[str]) -> list[str]:
+    """Return the command of an allocation, which continues if one of its nodes fails.
 
-
-def salloc_command(options: Options) -> list[str]:
-    """Return salloc's words: nodes are not shared, for a neighbour's traffic would be taken for slowness.
-
-    An allocation outlives a node that fails, so that the others can still be screened.
+    It is exclusive, because traffic of other jobs would look like a slow node.
     """
-    words = [
-        "salloc",
-        "--quiet",
-        "--no-kill",
-        f"--nodes={options.nodes}",
-        "--ntasks-per-node=1",
-        "--exclusive",
-    ]
-    words += ["--job-name=parbench-screen", f"--time={format_limit(parse_duration(options.time))}"]
-    words += [f"--partition={options.partition}"] if options.partition else []
-    words += [f"--gpus-per-node={options.gpus_per_node}"] if options.gpus_per_node else []
-    words += [*PARBENCH, "slurm", "screen", "--nodes", str(options.nodes)]
-    words += ["--rounds", str(options.rounds), "--size", options.size, "--timeout", options.timeout]
-    words += ["--budget", options.budget] if options.budget else []
-    words += [] if options.devices else ["--no-devices"]
-    return [*words, "--out", str(options.out), *(["--json"] if options.as_json else [])]
+    time = format_limit(parse_duration(options.time))
+    command = ["salloc", "--quiet", "--no-kill", "--exclusive", f"--nodes={options.nodes}"]
+    command += [f"--ntasks-per-node={options.gpus_per_node or 1}", f"--time={time}"]
+    command.append("--job-name=parbench-screen")
+    if options.partition:
+        command.append(f"--partition={options.partition}")
+    if options.gpus_per_node:
+        command.append(f"--gpus-per-node={options.gpus_per_node}")
+    return [*command, *PARBENCH, *arguments]
 
 
-def allocated(options: Options, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:
-    """Return the nodes to screen of this allocation; ``UserError`` if there are too few."""
+def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:
+    """Return the nodes of the allocation to screen; ``UserError`` if there are too few."""
     nodes = slurm.host_names(environ.get("SLURM_JOB_NODELIST", ""))
     if options.nodes is not None and options.nodes > len(nodes):
         raise UserError(f"--nodes {options.nodes}: job {environ['SLURM_JOB_ID']} has {len(nodes)}")
-    wanted = nodes[: options.nodes]
-    _check_nodes(len(wanted))
-    return wanted
+    selection = nodes[: options.nodes]
+    if len(selection) < MIN_NODES:
+        reason = "of two nodes the measurement does not show which one is slow"
+        raise UserError(f"nodes({len(selection)}) < {MIN_NODES}: {reason}; use more nodes")
+    return selection
 
 
-def screen_nodes(nodes: Sequence[str], options: Options) -> Screening:
-    """Measure rounds of all nodes, without those that do not answer, and once more with those that look slow."""
-    seen = measure(nodes, tournament(len(nodes), options.rounds), options)
-    silent, runs = dict(seen.silent), [str(seen.run)]
-    left = [node for node in nodes if node not in silent]
-    if silent and len(left) >= LEAST_NODES:
-        seen = measure(left, tournament(len(left), options.rounds), options)
-        silent, runs = {**silent, **seen.silent}, [*runs, str(seen.run)]
-    problems, exchanges = seen.problems, seen.exchanges
-    if seen.silent or not exchanges:  # nothing tells nodes apart, but that some did not answer
-        told = Screening(nodes=tuple(_unmeasured(node, silent.get(node)) for node in nodes))
-    else:
-        suspects = find_slow(exchanges)
-        confirmed: Slow | None = Slow()
-        if suspects:
-            turns = confirmation(len(left), suspects.ranks, suspects.pairs, options.rounds)
-            again = measure(left, turns, options)
-            # ranks that have changed places, or rounds that are missing, confirm nothing
-            is_whole = again.hosts == seen.hosts and not again.problems
-            confirmed = confirm(again.exchanges, suspects) if is_whole else None
-            exchanges += again.exchanges if is_whole else ()
-            runs, problems = [*runs, str(again.run)], (*problems, *again.problems)
-        told = screening(seen.hosts, exchanges, suspects, confirmed, silent)
-    return msgspec.structs.replace(told, problems=problems, notes=seen.notes, runs=tuple(runs))
-
-
-def with_devices(found: Screening, answers: Sequence[HostResult]) -> Screening:
-    """Return the screening with what each node's own check says: of a bad device, or that there is none."""
-    bad = {
-        answer.host: ", ".join(answer.health.bad_names)
-        for answer in answers
-        if answer.health and answer.health.bad_names
-    }
-    nodes = [
-        msgspec.structs.replace(
-            node,
-            verdict="bad device" if node.verdict in ("fine", "cannot tell") else node.verdict,
-            evidence=f"{bad[node.name]}; {node.evidence}",
-        )
-        if node.name in bad
-        else node
-        for node in found.nodes
-    ]
-    problems = []
-    for answer in answers:
-        told = (answer.problem,) if answer.health is None else answer.health.problems
-        problems += [f"{answer.host}'s own check: {problem}" for problem in told]
-    return msgspec.structs.replace(
-        found, nodes=tuple(nodes), problems=(*found.problems, *problems), checked=tuple(answers)
+def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Path) -> Screening:
+    """Measure rounds of all nodes, without those that do not answer, and suspects once more."""
+    rounds = plan_tournament(len(nodes), num_rounds)
+    measurements = [measure_rounds(nodes, rounds, setup, folder / "rounds")]
+    silent = dict(measurements[0].silent)
+    answering = [node for node in nodes if node not in silent]
+    if silent and len(answering) >= MIN_NODES:
+        rounds = plan_tournament(len(answering), num_rounds)
+        measurements = [measure_rounds(answering, rounds, setup, folder / "answering")]
+        silent |= measurements[0].silent
+    verdicts = []
+    for node, reason in silent.items():
+        verdicts.append(Verdict(node=node, verdict="did not answer", evidence=reason))
+    first = measurements[0]
+    suspects: list[Ratio] = []
+    if not first.silent:
+        suspects = find_slow(first.exchanges)
+    if suspects:
+        tested = {ratio.endpoint.node for ratio in suspects}
+        rounds = plan_confirmation(len(first.nodes), tested, num_rounds)
+        measurements.append(measure_rounds(first.nodes, rounds, setup, folder / "confirmation"))
+        verdicts += judge_suspects(suspects, *measurements)
+    good = []
+    for exchange in first.exchanges:
+        if not any(suspect.endpoint.has(exchange) for suspect in suspects):
+            good.append(exchange)
+    judged_nodes = {verdict.node for verdict in verdicts if verdict.rail is None}
+    for index, node in enumerate(first.nodes):
+        ratio = compare(Endpoint(index), good)
+        if node not in judged_nodes and ratio is not None and not first.silent:
+            verdicts.append(make_verdict("fine", ratio, first))
+        elif node not in judged_nodes:
+            verdicts.append(Verdict(node=node, verdict="unknown", evidence="too few partners"))
+    problems = [problem for entry in measurements for problem in entry.problems]
+    return Screening(
+        verdicts=tuple(sorted(verdicts, key=_get_sort_key)),
+        problems=tuple(problems),
+        notes=first.notes,
+        folder=str(folder),
     )
 
 
-def _unmeasured(node: str, reason: str | None) -> Verdict:
-    if reason is None:
-        return Verdict(nodes=(node,), verdict="cannot tell", evidence="no rounds without trouble")
-    return Verdict(nodes=(node,), verdict="did not answer", evidence=reason)
+def judge_suspects(
+    suspects: Sequence[Ratio], first: Measurement, second: Measurement
+) -> list[Verdict]:
+    """Return the verdicts on suspects, which the second measurement confirms or not.
+
+    It does not count if its ranks are on other nodes, or if rounds are missing.
+    """
+    is_repeated = second.nodes == first.nodes and not second.problems
+    confirmed = {}
+    if is_repeated:
+        ratios = confirm_slow(second.exchanges, suspects)
+        confirmed = {ratio.endpoint: ratio for ratio in ratios}
+    verdicts = []
+    for suspect in suspects:
+        if suspect.endpoint in confirmed:
+            ratio = confirmed[suspect.endpoint]
+            verdicts.append(make_verdict("slow", ratio, first, f"; before {suspect.ratio:.2f}x"))
+        elif not is_repeated:
+            verdicts.append(make_verdict("unconfirmed", suspect, first))
+        elif suspect.endpoint.rail is None:
+            verdicts.append(make_verdict("fine", suspect, first, " at first, and not again"))
+    return verdicts
+
+
+def make_verdict(
+    judgment: Judgment, ratio: Ratio, measurement: Measurement, comment: str = ""
+) -> Verdict:
+    """Return the verdict on a node or rail, whose evidence names its partners."""
+    partners = ", ".join(measurement.nodes[partner] for partner in ratio.partners)
+    return Verdict(
+        node=measurement.nodes[ratio.endpoint.node],
+        rail=ratio.endpoint.rail,
+        verdict=judgment,
+        ratio=round(ratio.ratio, 4),
+        threshold=round(ratio.threshold, 4),
+        evidence=f"with {partners}{comment}",
+    )
+
+
+def _get_sort_key(verdict: Verdict) -> tuple[str, int, int]:
+    """Order n2 before n10, and a node before its rails."""
+    stem = verdict.node.rstrip("0123456789")
+    number = int(verdict.node[len(stem) :] or 0)
+    return stem, number, -1 if verdict.rail is None else verdict.rail
+
+
+def add_checks(screening: Screening, checks: Sequence[HostResult]) -> Screening:
+    """Add the checks of devices. A node with a bad device is not fine."""
+    bad_names = {}
+    problems = []
+    for check in checks:
+        if check.health is not None and check.health.bad_names:
+            bad_names[check.host] = ", ".join(check.health.bad_names)
+        reasons = [check.problem] if check.health is None else check.health.problems
+        problems += [f"check of {check.host}: {reason}" for reason in reasons]
+    verdicts = list(screening.verdicts)
+    for index, verdict in enumerate(verdicts):
+        if verdict.node in bad_names and verdict.verdict in ("fine", "unknown"):
+            evidence = f"{bad_names[verdict.node]}; {verdict.evidence}"
+            verdicts[index] = replace(verdict, verdict="bad device", evidence=evidence)
+    return replace(
+        screening,
+        verdicts=tuple(verdicts),
+        problems=(*screening.problems, *problems),
+        checks=tuple(checks),
+    )
+
+
+def format_screening(screening: Screening) -> str:
+    """Return a table of the verdicts. The last line is the option for srun and sbatch."""
+    rows = [("node", "verdict", "time", "threshold", "evidence")]
+    for verdict in screening.verdicts:
+        ratio = "-" if verdict.ratio is None else f"{verdict.ratio:.2f}x"
+        threshold = "-" if verdict.threshold is None else f"{verdict.threshold:.2f}x"
+        rows.append((verdict.name, verdict.verdict, ratio, threshold, verdict.evidence))
+    lines = [format_table(rows)]
+    lines += [f"not measured: {problem}" for problem in screening.problems]
+    lines += [f"note: {note}" for note in screening.notes]
+    lines.append(f"runs: {screening.folder}")
+    if screening.checks:
+        lines.append(render_hosts(screening.checks))
+    return "\n".join([*lines, screening.exclude_option or "nothing to exclude"])

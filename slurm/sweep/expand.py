@@ -1,293 +1,219 @@
-"""From a sweep file to its points: every combination once, what is excluded left out, what cannot run refused."""
+"""The points of a sweep file: every combination of its axes that is not excluded and can run."""
 
-import functools
 import itertools
 import math
-import operator
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, select_definitions
 from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.options import Options, make_plan
-from parbench.bench.plan.params import Value
+from parbench.bench.plan.params import Param, Value
 from parbench.bench.plan.plan import Entry, Plan
-from parbench.bench.text import UserError, format_choices, format_list, pluralize, suggest_similar
-from parbench.slurm.sweep.folder import Distribution, Point
-from parbench.slurm.sweep.sweepfile import SweepFile, at
+from parbench.bench.text import UserError, format_choices, format_size, pluralize
+from parbench.slurm.sweep.folder import Point
+from parbench.slurm.sweep.sweepfile import Distribution, SweepFile, is_variable, locate_errors
 
 _START_SECONDS = 10.0
-"""What a run takes beside its budget: parbench and srun start, the last case ends. Repetitions are in the budget."""
-
+"""The time of a run outside of its budget: parbench and srun start, and the last case ends."""
 _MAX_POINTS = 10_000
+SHAPE = ("repeat", "nodes", "ntasks_per_node", "distribution")
 
-SHAPE = ("nodes", "ntasks_per_node", "distribution", "environment", "repeat")
-"""What a matrix may vary beside the parameters of the cases."""
-
-
-Combination = dict[str, str]
-"""A value of each axis, by its name, as it was written."""
+Row = dict[str, str]
+"""The value of a point on each axis, as text. Equal values have equal texts."""
 
 
-def read_axes(file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> list[list[Combination]]:
-    """Return the rows of every axis, whose product is the sweep; UserError names the place and what is allowed.
+class Expansion:
+    """Builds the points of a sweep file."""
 
-    The first axis, repeat, varies slowest and the last, environment, fastest, so that slow drift affects all alike.
-    """
-    axes = []
-    for place, axis in _axes(file):
-        rows = [{name: str(value) for name, value in row.items()} for row in axis]
-        with at(place):
-            for values in axis:
-                for name, value in values.items():
-                    _check_value(name, value, file, catalogue)
-            for row, count in Counter(tuple(row.items()) for row in rows).items():
-                if count > 1:
-                    row_text = ", ".join(f"{name} = {text}" for name, text in row)
-                    hint = f"give it once, and repeat = {count} if that is meant"
-                    raise UserError(f"{row_text} is given {count} times; {hint}")
-        axes.append(rows)
-    return axes
+    def __init__(self, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> None:
+        self._file = file
+        self._catalogue = catalogue
+        self._params_of_case: list[dict[str, Param]] = []
+        for case in file.case:
+            definitions = select_definitions(catalogue, [case.name])
+            params = [param for definition in definitions for param in definition.params]
+            self._params_of_case.append({param.name: param for param in params})
 
+    def list_axes(self) -> dict[str, list[str]]:
+        """Return the values of each axis, and refuse what is not allowed.
 
-def _axes(file: SweepFile) -> Iterator[tuple[str, list[dict[str, Value]]]]:
-    """Yield what varies, each as its place in the file and its rows; those of a zip set several names together."""
-    given = Counter([*file.matrix, *(name for table in file.zip for name in table)])
-    for name, count in given.items():
-        if count > 1:
-            raise UserError(
-                f"{name!r} varies in {count} places of matrix and zip; it can vary in one"
-            )
-        if (
-            name in ("nodes", "ntasks_per_node", "distribution", "repeat")
-            and getattr(file, name) is not None
-        ):
-            raise UserError(
-                f"{name!r} varies in matrix or zip, and $.{name} is given too; leave out one of them"
-            )
-    if "nodes" not in given and file.nodes is None:
-        raise UserError("$.nodes is missing: write nodes = 2, or nodes = [1, 2, 4]")
+        ``repeat`` varies slowest and ``environment`` fastest, so that drift affects all settings
+        alike.
+        """
+        file = self._file
+        settings: dict[str, Any] = {"$.repeat": list(range(1, file.repeat + 1))}
+        for name in SHAPE[1:]:
+            settings[f"$.{name}"] = getattr(file, name)
+        for table in ("matrix", "environment"):
+            for name, setting in getattr(file, table).items():
+                settings[f"$.{table}.{name}"] = setting
+        axes: dict[str, list[str]] = {}
+        for place, setting in settings.items():
+            name = place.rpartition(".")[2]
+            with locate_errors(place):
+                if name in axes:
+                    raise UserError(f"{name!r} is set elsewhere too; leave out one of them")
+                axes[name] = self._format_values(name, setting)
+        return axes
 
-    def own(name: str, values: Any) -> Iterator[tuple[str, list[dict[str, Value]]]]:
-        if name not in given:
-            yield (
-                f"$.{name}",
-                [{name: value} for value in (values if isinstance(values, list) else [values])],
-            )
+    def _format_values(self, name: str, setting: Any) -> list[str]:
+        values = setting if isinstance(setting, list) else [setting]
+        texts = [self.format_value(name, value) for value in values]
+        if not texts:
+            raise UserError("an empty list leaves no point; write at least one value")
+        for text in texts:
+            count = texts.count(text)
+            if count > 1:
+                hint = f"write it once, and repeat = {count} to measure it {count} times"
+                raise UserError(f"{name} = {text} is there {count} times; {hint}")
+        return texts
 
-    yield from own("repeat", list(range(1, (file.repeat or 1) + 1)))
-    yield from own("nodes", file.nodes)
-    yield from own("ntasks_per_node", file.ntasks_per_node or 1)
-    for name, values in file.matrix.items():
-        if not values:
-            raise UserError(f"$.matrix.{name}: an empty list leaves no point; give it a value")
-        yield f"$.matrix.{name}", [{name: value} for value in values]
-    for index, table in enumerate(file.zip):
-        with at(f"$.zip[{index}]"):
-            rows = _zipped(table)
-        yield f"$.zip[{index}]", rows
-    yield from own("distribution", file.distribution or "block")
-    yield from own("environment", list(file.environment) or [""])
+    def format_value(self, name: str, value: Value) -> str:
+        """Return the text of a value, the same for ``"1K"`` and 1024."""
+        if name in SHAPE or is_variable(name):
+            return _format_plain(value)
+        params = {key: param for case in self._params_of_case for key, param in case.items()}
+        if name not in params:
+            allowed = format_choices(sorted(params) or ["none without a [[case]]"], name)
+            raise UserError(f"{name!r} is not a parameter of the cases; allowed are {allowed}")
+        if any(name in case.set for case in self._file.case):
+            raise UserError(f"{name!r} is also in set of a $.case; leave out one of them")
+        values = params[name].parse_many(value)
+        if len(values) != 1:
+            hint = "write each as its own"
+            raise UserError(f"{name} = {value!r} has {len(values)} values, a point has one; {hint}")
+        if params[name].kind == "size":
+            return format_size(int(values[0]))
+        return _format_plain(values[0])
 
+    def remove_excluded(self, rows: Sequence[Row]) -> list[Row]:
+        """Remove the rows that match every key of a table of ``exclude``.
 
-def _zipped(table: Mapping[str, list[Value]]) -> list[dict[str, Value]]:
-    lengths = {name: len(values) for name, values in table.items()}
-    if not lengths or not min(lengths.values()):
-        raise UserError("an empty table or list leaves no point; give it values")
-    (first, count), *others = lengths.items()
-    for name, number in others:
-        if number != count:
-            raise UserError(
-                f"{first} has {count} values and {name} has {number}: what varies together has as many"
-            )
-    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+        A list matches any of its values.
+        """
+        remaining = list(rows)
+        for index, table in enumerate(self._file.exclude):
+            excluded = {}
+            with locate_errors(f"$.exclude[{index}]"):
+                for name, setting in table.items():
+                    excluded[name] = self._parse_exclusion(name, setting, rows)
+            remaining = [row for row in remaining if not _matches(row, excluded)]
+        if not remaining:
+            raise UserError(f"$.exclude removes all {len(rows)} points")
+        return remaining
 
+    def _parse_exclusion(self, name: str, setting: Any, rows: Sequence[Row]) -> list[str]:
+        if name not in rows[0]:
+            allowed = format_choices(rows[0], name)
+            raise UserError(f"{name!r} is not a key of the points; allowed are {allowed}")
+        known_texts = dict.fromkeys(row[name] for row in rows)
+        texts = self._format_values(name, setting)
+        for text in texts:
+            if text not in known_texts:
+                allowed = format_choices(known_texts, text)
+                raise UserError(f"no point has {name} = {text}; allowed are {allowed}")
+        return texts
 
-def _check_value(
-    name: str, value: Value, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]
-) -> None:
-    if name in ("nodes", "ntasks_per_node", "repeat"):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(
-                f"{name} = {value!r} is not allowed: it is a whole number of at least 1"
-            )
-    elif name in SHAPE:
-        allowed = (
-            get_args(Distribution) if name == "distribution" else tuple(file.environment) or ("",)
+    def make_point(self, row: Row, varied: set[str]) -> Point:
+        """Build a point without its id and duration. Its label shows what is ``varied``."""
+        variables = {name: text for name, text in row.items() if is_variable(name)}
+        settings = {name: row[name] for name in row if name not in (*SHAPE, *variables)}
+        differences = [f"{name}={text}" for name, text in variables.items() if name in varied]
+        parts = [f"{pluralize(int(row['nodes']), 'node')} x {row['ntasks_per_node']}"]
+        if "distribution" in varied or row["distribution"] != "block":
+            parts.append(row["distribution"])
+        parts += [f"{name}={text}" for name, text in settings.items()] + differences
+        if "repeat" in varied:
+            parts.append(f"repeat {row['repeat']}")
+        cases = []
+        for case, params in zip(self._file.case, self._params_of_case, strict=True):
+            own_settings = {name: settings[name] for name in settings if name in params}
+            cases.append(Entry(name=case.name, set={**case.set, **own_settings}))
+        return Point(
+            id="",
+            label=", ".join(parts),
+            nodes=int(row["nodes"]),
+            ntasks_per_node=int(row["ntasks_per_node"]),
+            distribution=cast(Distribution, row["distribution"]),
+            repeat=int(row["repeat"]),
+            environment=", ".join(differences),
+            variables=variables,
+            cases=tuple(cases),
+            seconds=0.0,
         )
-        if value not in allowed:
-            choices = (
-                format_list(allowed)
-                if any(allowed)
-                else "one of the tables [environment.NAME], and there is none"
-            )
-            raise UserError(
-                f"{name} = {value!r} is not allowed: it is {choices}{suggest_similar(str(value), allowed)}"
-            )
-    else:
-        _check_parameter(name, str(value), file, catalogue)
 
 
-def _check_parameter(
-    name: str, text: str, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]
-) -> None:
-    """Refuse what is not one value of a parameter of the cases."""
-    if not file.case:
-        raise UserError(
-            f"{name!r} is a parameter of no case: add a [[case]] that has it, or vary {format_list(SHAPE)}"
-        )
-    definitions = select_definitions(catalogue, [case.name for case in file.case])
-    params = {param.name: param for definition in definitions for param in definition.params}
-    if name not in params:
-        known = (*SHAPE, *sorted(params))
-        raise UserError(
-            f"{name!r} is not a parameter of the cases; there are {format_choices(known, name)}"
-        )
-    for index, case in enumerate(file.case):
-        if name in case.set:
-            raise UserError(f"{name!r} is set in $.case[{index}] too; leave out one of them")
-    values = params[name].parse_many(text)
-    if len(values) != 1:
-        raise UserError(
-            f"{name} = {text!r} is {len(values)} values: a point has one; write each as its own"
-        )
+def _format_plain(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _matches(row: Row, excluded: Mapping[str, Sequence[str]]) -> bool:
+    return all(row[name] in texts for name, texts in excluded.items())
 
 
 def expand(
     file: SweepFile, catalogue: Sequence[BenchmarkDefinition]
 ) -> tuple[tuple[Point, ...], list[str]]:
-    """Return the points in the order of execution, and notes on cases that are skipped.
+    """Return the points in the order of execution, and notes about cases that are skipped.
 
-    Larger points come first: a dead node is found early, and what no longer fits into a job's time is small.
-    UserError names what is wrong.
+    Larger points come first: they show a dead node early, and small points fit into the rest of a
+    job's time. Raises ``UserError`` with the place that is wrong.
     """
-    axes = read_axes(file, catalogue)
-    if (number := math.prod(map(len, axes))) > _MAX_POINTS:
-        product = " * ".join(str(len(axis)) for axis in axes if len(axis) > 1)
-        raise UserError(
-            f"{product} = {number} points are more than {_MAX_POINTS}: make several sweeps of them"
-        )
-    combinations = [functools.reduce(operator.or_, rows) for rows in itertools.product(*axes)]
-    varied = {name for axis in axes if len(axis) > 1 for name in axis[0]}
-    bases = []
-    for case in file.case:
-        params = {
-            param.name
-            for definition in select_definitions(catalogue, [case.name])
-            for param in definition.params
-        }
-        bases.append((case, params))
-    drafts = [
-        _draft(file, bases, varied, combination) for combination in _exclude(file, combinations)
-    ]
-    points, plans = [], dict[tuple[int, int, bytes], Plan]()
-    for point in sorted(drafts, key=lambda point: -point.nodes):
-        key = point.nodes, point.ntasks_per_node, msgspec.json.encode(point.cases)
+    expansion = Expansion(file, catalogue)
+    axes = expansion.list_axes()
+    number = math.prod(len(values) for values in axes.values())
+    if number > _MAX_POINTS:
+        product = " * ".join(str(len(values)) for values in axes.values() if len(values) > 1)
+        raise UserError(f"{product} = {number} points are more than {_MAX_POINTS}: submit several")
+    rows = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    varied = {name for name, values in axes.items() if len(values) > 1}
+    points = []
+    plans: dict[tuple[int, int, bytes], Plan] = {}
+    for row in sorted(expansion.remove_excluded(rows), key=lambda row: -int(row["nodes"])):
+        point = expansion.make_point(row, varied)
+        key = (point.nodes, point.ntasks_per_node, msgspec.json.encode(point.cases))
         if key not in plans:
-            with at(f"the point {point.label!r} cannot run"):
+            with locate_errors(f"the point {point.label!r} cannot run"):
                 plans[key] = plan_point(file, catalogue, point)
         seconds = _START_SECONDS + plans[key].budget_seconds
-        points.append(msgspec.structs.replace(point, seconds=seconds).identified())
-    skips = [
-        f"on {nodes} x {tasks} ranks {len(plan.skipped)} of {len(plan.skipped) + len(plan.cases)} cases are skipped: "
-        f"{plan.skipped[0].case.label}: {plan.skipped[0].reason}"
-        for (nodes, tasks, _), plan in plans.items()
-        if plan.skipped
-    ]
-    return tuple(points), list(dict.fromkeys(skips))
-
-
-def _exclude(file: SweepFile, points: Sequence[Combination]) -> list[Combination]:
-    """Remove the points that match every key of an entry of ``exclude``; a list matches any of its values."""
-    kept = list(points)
-    for index, entry in enumerate(file.exclude):
-        excluded = {
-            name: set(map(str, value if isinstance(value, list) else [value]))
-            for name, value in entry.items()
-        }
-        with at(f"$.exclude[{index}]"):
-            _check_exclusion(excluded, points)
-        kept = [
-            point for point in kept if not all(point[name] in excluded[name] for name in excluded)
-        ]
-    if not kept:
-        raise UserError(f"$.exclude removes all {len(points)} points")
-    return kept
-
-
-def _check_exclusion(excluded: Mapping[str, set[str]], points: Sequence[Combination]) -> None:
-    """Raise UserError for a key or a value that no point has."""
-    for name, values in excluded.items():
-        if name not in points[0]:
-            raise UserError(
-                f"{name!r} is not a key of the points; allowed are {format_choices(points[0], name)}"
-            )
-        known = dict.fromkeys(point[name] for point in points)
-        for value in sorted(values - known.keys()):
-            raise UserError(
-                f"no point has {name} = {value}; allowed are {format_choices(known, value)}"
-            )
-
-
-Bases = list[tuple[Entry, set[str]]]
-"""The file's cases, each with the names of its parameters, of which it gets those that vary."""
-
-
-def _draft(file: SweepFile, bases: Bases, varied: set[str], combination: Combination) -> Point:
-    """Build a point without its id and the seconds of its plan; its label shows what is ``varied``."""
-    nodes, tasks, distribution, environment, repeat = (combination[name] for name in SHAPE)
-    varying = {name: text for name, text in combination.items() if name not in SHAPE}
-    words = [distribution] if "distribution" in varied or distribution != "block" else []
-    words += [f"{name}={text}" for name, text in varying.items()]
-    words += [f"environment {environment}"] if environment else []
-    words += [f"repeat {repeat}"] if "repeat" in varied else []
-    cases = []
-    for entry, params in bases:
-        own = {name: text for name, text in varying.items() if name in params}
-        cases.append(Entry(name=entry.name, set={**entry.set, **own}))
-    return Point(
-        id="",
-        label=", ".join([f"{pluralize(int(nodes), 'node')} x {tasks}", *words]),
-        nodes=int(nodes),
-        ntasks_per_node=int(tasks),
-        distribution=cast(Distribution, distribution),
-        repeat=int(repeat),
-        environment=environment,
-        variables=file.environment[environment].texts() if environment else {},
-        cases=tuple(cases),
-        seconds=0.0,
-    )
+        points.append(replace(point, seconds=seconds).with_id())
+    notes = []
+    for (nodes, tasks, _), plan in plans.items():
+        if plan.skipped:
+            first = plan.skipped[0]
+            total = len(plan.skipped) + len(plan.cases)
+            counts = f"{len(plan.skipped)} of {total} cases are skipped"
+            notes.append(f"on {nodes} x {tasks} ranks {counts}: {first.case.label}: {first.reason}")
+    return tuple(points), list(dict.fromkeys(notes))
 
 
 def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point: Point) -> Plan:
-    """Return the plan of a point; ``UserError`` if it asks for what cannot run on so many ranks.
+    """Return the plan of a point; ``UserError`` if it cannot run on so many ranks.
 
-    Where the file names neither backend nor device the nodes decide, so it is enough that one of the two can run it.
-    Without a backend a device has the one that suits it, as in ``parbench run``; gloo on GPUs is used where asked for.
+    The nodes decide about a backend and a device that the file does not name, so it is enough that
+    the point can run on one of them. Gloo on GPUs is only used where the file names it.
     """
     ranks = point.nodes * point.ntasks_per_node
-    if ranks > MOST_RANKS:
-        raise UserError(
-            f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node}) > {MOST_RANKS}"
-        )
-    if ranks == 1:
-        raise UserError(
-            "nodes(1) * ntasks_per_node(1) = 1 rank: at least 2 are needed; give ntasks_per_node, or "
-            "exclude = [{ nodes = 1, ntasks_per_node = 1 }]"
-        )
-    plan = file.plan()
+    if not 2 <= ranks <= MOST_RANKS:
+        product = f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node})"
+        allowed = f"2 to {MOST_RANKS} are allowed"
+        raise UserError(f"{product} = {pluralize(ranks, 'rank')}, {allowed}; see exclude")
+    plan_file = file.plan()
     options = Options(
-        preset=plan.preset,
+        preset=plan_file.preset,
         entries=point.cases,
-        repetitions=plan.repetitions,
-        budget=None if plan.budget is None else str(plan.budget),
-        timeout=None if plan.timeout is None else str(plan.timeout),
+        repetitions=plan_file.repetitions,
+        budget=None if plan_file.budget is None else str(plan_file.budget),
+        timeout=None if plan_file.timeout is None else str(plan_file.timeout),
     )
-    worlds = [("gloo", "cpu"), ("nccl", "cuda"), *([("gloo", "cuda")] if file.backend else [])]
+    worlds = [("gloo", "cpu"), ("nccl", "cuda")]
+    if file.backend is not None:
+        worlds.append(("gloo", "cuda"))
     refusals = []
     for backend, device in worlds:
         if file.backend in (None, backend) and file.device in (None, device):
@@ -296,4 +222,4 @@ def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point:
                 return make_plan(options, catalogue, world)
             except UserError as error:
                 refusals.append(error)
-    raise refusals[0]
+    raise refusals[0] if refusals else UserError("backend = 'nccl' needs device = 'cuda'")

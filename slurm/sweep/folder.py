@@ -1,19 +1,20 @@
-"""A submitted sweep and its folder on the file system that all nodes share: the same values for every process.
+"""The folder of a submitted sweep, on the file system that all nodes share.
 
-``sweep.json`` (what was submitted), ``points/<id>.json`` (a plan file for each point), ``scripts/*.sh``, ``jobs.jsonl``
-(one line for each sbatch), ``states/<id>.json`` (what became of a point), ``runs/<id>/<run>``, ``logs/``.
+``sweep.json`` holds the submitted sweep, ``points/<id>.json`` a plan file for each point,
+``jobs/<number>/`` the batch scripts and jobs of a submission, ``runs/<id>/`` the runs of a point,
+``attempts/<id>.json`` its last attempt, and ``logs/`` the messages of jobs and points.
 """
 
 import hashlib
-import os
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from parbench.bench.files import (
     convert_out_errors,
@@ -23,75 +24,50 @@ from parbench.bench.files import (
     read_file,
     replace_file,
 )
-from parbench.bench.plan.plan import Entry, PlanFile
-from parbench.bench.results.records import check_schema
+from parbench.bench.plan.plan import Entry
 from parbench.bench.text import UserError
+from parbench.slurm.sweep.sweepfile import Distribution, SweepFile
 
-SCHEMA = 1
-Mode = Literal["one", "array"]
-Distribution = Literal["block", "cyclic"]
-OnDeadNode = Literal["fail", "go-on"]
-
-FOLDERS = ("points", "scripts", "states", "runs", "logs")
-_SWEEP, _JOBS = "sweep.json", "jobs.jsonl"
+FOLDERS = ("points", "jobs", "attempts", "runs", "logs")
+_SWEEP = "sweep.json"
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of the sweep; ``cases`` empty means the preset's, ``seconds`` is what it is expected to take.
-
-    ``environment`` is empty where the sweep compares none; ``repeat`` counts from 1.
-    """
+    """One run of a sweep."""
 
     id: str
     label: str
     nodes: int
     ntasks_per_node: int
     distribution: Distribution
-    repeat: int
-    environment: str
-    variables: dict[str, str]
-    cases: tuple[Entry, ...]
-    seconds: float
+    repeat: int  # from 1
+    environment: str  # the variables that differ between points
+    variables: dict[str, str]  # of the environment; an empty value removes a variable
+    cases: tuple[Entry, ...]  # empty for those of the preset
+    seconds: float  # expected
 
-    def identified(self) -> "Point":
-        """Return it with its id: a hash of what is measured and where, neither of the label nor of what is expected."""
-        measured = msgspec.structs.asdict(self)
+    def with_id(self) -> "Point":
+        """Return the point with its id, a hash of what is measured and where."""
+        content = asdict(self)
         for name in ("id", "label", "seconds"):
-            del measured[name]
-        canonical = msgspec.json.encode(measured, order="deterministic")
-        return msgspec.structs.replace(self, id=hashlib.sha256(canonical).hexdigest()[:12])
+            del content[name]
+        canonical = msgspec.json.encode(content, order="deterministic")
+        return replace(self, id=hashlib.sha256(canonical).hexdigest()[:12])
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """``sweep.json``: what was submitted; ``points`` stand in the order of execution, large to small.
+    """A submitted sweep. The index of a point is its task in an array of jobs."""
 
-    The index of a point in ``points`` is its task in an array job. ``plan`` is what the plan files of all points
-    contain, without cases. ``time_seconds`` is the limit of each job, None where the estimate decides. ``options``
-    are sbatch's long options without dashes, ``srun_options`` words for every srun. ``python`` starts parbench in the
-    job, from the folder ``working_directory``, after the lines of ``prologue``.
-    """
-
-    schema: int = SCHEMA
     name: str
-    file: str
     created: str
-    mode: Mode
-    points: tuple[Point, ...]
-    plan: PlanFile = PlanFile()
-    link: str | None = None
-    partition: str | None = None
-    time_seconds: int | None = None
-    options: dict[str, str | bool] = {}
-    srun_options: tuple[str, ...] = ()
-    prologue: tuple[str, ...] = ()
+    file: SweepFile
+    points: tuple[Point, ...]  # in the order of execution, large to small
     python: str
     working_directory: str
-    requeue: bool = True
-    on_dead_node: OnDeadNode = "fail"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One sbatch: the job it made (``id``, that of the whole array for an array), and the points it is to measure."""
+    """A job of a sweep, or an array of jobs, and the points that it is to measure."""
 
     id: str
     name: str
@@ -100,10 +76,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[str, ...]
 
 
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """The last attempt at a point. It explains the state of a point and does not decide it."""
+
+    job: str = ""
+    nodes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    reason: str = ""  # why the point is not complete
+    is_running: bool = False
+
+
 def create_folder(out: Path, name: str) -> Path:
-    """Make the folder of a sweep, ``out/<utc>-<name>-<hex>``."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    path = out.absolute() / f"{stamp}-{slug(name)}-{secrets.token_hex(3)}"
+    """Create the folder of a sweep, ``out/<utc>-<name>-<hex>``."""
+    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    path = out.absolute() / f"{time}-{make_slug(name)}-{secrets.token_hex(3)}"
     try:
         with convert_out_errors(f"out = {str(out)!r} cannot hold a sweep"):
             path.mkdir(parents=True)
@@ -115,50 +101,54 @@ def create_folder(out: Path, name: str) -> Path:
     return path
 
 
-def slug(name: str) -> str:
-    """Return a name made fit for files and for Slurm: letters, digits, ``.``, ``_`` and ``-``."""
+def make_slug(name: str) -> str:
+    """Return a name as files and Slurm accept it: letters, digits, ``.``, ``_`` and ``-``."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "sweep"
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
-    """Write ``sweep.json`` and the plan file of every point; ``UserError`` if the folder does not take them."""
+    """Write ``sweep.json`` and the plan file of every point."""
     with convert_out_errors(f"{folder} cannot be written"):
         for point in sweep.points:
-            replace_file(plan_path(folder, point.id), encode_json(plan_of(sweep, point)))
+            plan = replace(sweep.file.plan(), case=point.cases)
+            replace_file(plan_path(folder, point.id), encode_json(plan))
         replace_file(folder / _SWEEP, encode_json(sweep))
 
 
 def load_sweep(folder: Path) -> Sweep:
-    """Return the sweep of a folder; ``UserError`` if it is none, damaged, or of a newer parbench."""
+    """Return the sweep of a folder; ``UserError`` if it is not one of this version."""
     file = folder / _SWEEP
     if not file.exists():
-        found = f"{folder} is no sweep: it holds no readable {_SWEEP}"
-        raise UserError(found if folder.exists() else f"no such folder: {folder}")
+        raise UserError(f"{folder} is not a sweep: it has no {_SWEEP}")
     with convert_read_errors(file):
-        content = read_file(file)
-        check_schema(content, str(file), SCHEMA)
-        return decode_json(content, Sweep)
+        return decode_json(read_file(file), Sweep)
 
 
-def append_job(folder: Path, job: Job) -> None:
-    """Append a job that Slurm has taken, at once and durably: the sweep must know its own jobs."""
-    with (
-        convert_out_errors(f"{folder / _JOBS} cannot be written"),
-        (folder / _JOBS).open("a+b") as file,
-    ):
-        file.seek(-1 if file.tell() else 0, os.SEEK_END)
-        cut_short = file.read(1) not in (b"", b"\n")
-        file.write(b"\n" * cut_short + msgspec.json.encode(job) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+def write_job(file: Path, job: Job) -> None:
+    """Write a job that Slurm has accepted, next to its script."""
+    with convert_out_errors(f"{file} cannot be written"):
+        replace_file(file, msgspec.json.encode(job))
 
 
 def load_jobs(folder: Path) -> tuple[Job, ...]:
-    """Return the jobs submitted for a sweep, oldest first; a line cut short by a kill is passed over."""
-    file = folder / _JOBS
-    with convert_read_errors(file):
-        lines = read_file(file).splitlines() if file.exists() else []
-        return tuple(decode_json(line, Job) for line in lines if line.endswith(b"}"))
+    """Return the jobs that were submitted for a sweep, oldest submission first."""
+    jobs = []
+    for file in sorted((folder / "jobs").glob("*/*.json")):
+        with convert_read_errors(file):
+            jobs.append(decode_json(read_file(file), Job))
+    return tuple(jobs)
+
+
+def write_attempt(folder: Path, point_id: str, attempt: Attempt) -> None:
+    """Write the last attempt at a point; ``OSError`` if the disk refuses it."""
+    replace_file(folder / "attempts" / f"{point_id}.json", msgspec.json.encode(attempt))
+
+
+def load_attempt(folder: Path, point_id: str) -> Attempt:
+    """Return the last attempt at a point, an empty one if there is none that can be read."""
+    with suppress(OSError, ValueError):
+        return decode_json(read_file(folder / "attempts" / f"{point_id}.json"), Attempt)
+    return Attempt()
 
 
 def plan_path(folder: Path, point_id: str) -> Path:
@@ -167,8 +157,3 @@ def plan_path(folder: Path, point_id: str) -> Path:
 
 def runs_path(folder: Path, point_id: str) -> Path:
     return folder / "runs" / point_id
-
-
-def plan_of(sweep: Sweep, point: Point) -> PlanFile:
-    """Return the plan file with which ``parbench run`` measures the point."""
-    return msgspec.structs.replace(sweep.plan, case=point.cases)

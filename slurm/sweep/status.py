@@ -1,252 +1,238 @@
-"""The status of a sweep: the saved state of each point, and Slurm's state of the jobs that measure the rest."""
+"""The status of a sweep: the runs of its points, and the jobs that Slurm still has."""
 
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import click
 import msgspec
 
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.text import format_table
-from parbench.slurm.job.state import FINAL, SavedState, exit_code, read_states
-from parbench.slurm.sweep.folder import Job, Point, load_jobs, load_sweep
+from parbench.slurm.sweep.folder import (
+    Job,
+    Point,
+    load_attempt,
+    load_jobs,
+    load_sweep,
+)
+from parbench.slurm.sweep.progress import Progress, read_progress
 from parbench.slurm.system import SLURM, QueuedJob, Slurm, SlurmError
 
+PointState = Literal["done", "failed", "running", "waiting", "partial", "absent"]
+_MIN_PAUSE_SECONDS = 4.0
+_PAUSE_FACTOR = 10.0
+"""The pause between two looks at a sweep, relative to the duration of a look."""
 
-class JobState(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of the sweep; an array has several ``states``. ``lives`` is None where Slurm does not answer.
 
-    ``reason`` is Slurm's word for why it waits.
-    """
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of the sweep."""
 
     id: str
-    states: tuple[str, ...]
-    lives: bool | None
-    points: tuple[str, ...]
-    reason: str = ""
+    state: str  # of an array the number of tasks in each state
+    is_alive: bool | None  # None if Slurm does not answer
 
-    def words(self) -> str:
-        if self.lives is None:
-            return f"job {self.id} unknown, for Slurm does not answer"
-        if len(self.states) > 1:
-            counts = Counter(self.states).most_common()
-            return f"array {self.id}: " + ", ".join(
-                f"{count} {state.lower()}" for state, count in counts
-            )
-        return f"job {self.id} {self.states[0].lower()}{f' ({self.reason})' if self.reason else ''}"
+    def format(self) -> str:
+        return f"job {self.id} {self.state}"
 
 
-class PointState(msgspec.Struct, frozen=True, kw_only=True):
-    """A point and what became of it; ``run`` is relative to the sweep's folder.
+class PointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of a point.
 
-    ``state`` is done or failed; waiting, running or started of what is in work; interrupted, postponed, lost-node, lost
-    or missing of what waits for ``parbench slurm resume``.
+    Attributes:
+        state: done or failed, if the run is complete; running or waiting, if a job has the point;
+            otherwise partial or absent.
+        run: relative to the folder of the sweep.
     """
 
     id: str
     label: str
-    state: str
+    state: PointState
     nodes: tuple[str, ...] = ()
-    seconds: float = 0.0
     reason: str = ""
     run: str = ""
 
+    @property
+    def is_complete(self) -> bool:
+        return self.state in ("done", "failed")
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole sweep; ``trouble`` says why Slurm did not answer."""
+
+class SweepStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of a sweep. ``problem`` is the reason why Slurm did not answer."""
 
     name: str
     folder: str
-    jobs: tuple[JobState, ...]
-    points: tuple[PointState, ...]
-    code: int  # 0 if every point is done, 1 if a result is wrong, otherwise 4
-    trouble: str = ""
+    jobs: tuple[JobStatus, ...]
+    points: tuple[PointStatus, ...]
+    code: int
+    problem: str = ""
 
     @property
-    def lives(self) -> bool:
-        """Whether any job may still measure something."""
-        return any(job.lives is not False for job in self.jobs)
+    def is_alive(self) -> bool:
+        """True if a job may still measure something."""
+        return any(job.is_alive is not False for job in self.jobs)
 
-    def words(self) -> str:
+    def summarize(self) -> str:
         """Summarize the sweep in one line: ``8 of 12 done, 1 failed, 3 to do; job 17 running``."""
         counts = Counter(point.state for point in self.points)
-        to_do = len(self.points) - counts["done"] - counts["failed"]
+        num_incomplete = len(self.points) - counts["done"] - counts["failed"]
         parts = [f"{counts['done']} of {len(self.points)} done"]
         if counts["failed"]:
             parts.append(f"{counts['failed']} failed")
-        if to_do:
-            parts.append(f"{to_do} to do")
-        jobs = [job.words() for job in self.jobs if job.lives is not False] or ["no job is left"]
-        return f"{', '.join(parts)}; {', '.join(jobs)}"
+        if num_incomplete:
+            parts.append(f"{num_incomplete} to do")
+        jobs = [job.format() for job in self.jobs if job.is_alive is not False]
+        return f"{', '.join(parts)}; {', '.join(jobs or ['no job is left'])}"
 
 
-def look(folder: Path, slurm: Slurm = SLURM) -> Picture:
-    """Return the status of the sweep in a folder; what Slurm does not answer is unknown."""
+def get_status(folder: Path, slurm: Slurm = SLURM) -> SweepStatus:
+    """Return the status of the sweep in a folder."""
     sweep, jobs = load_sweep(folder), load_jobs(folder)
-    trouble, queue = "", None
+    problem = ""
+    queue: tuple[QueuedJob, ...] | None = None
     try:
         queue = slurm.queue()
     except SlurmError as error:
-        trouble = str(error)
-    saved = read_states(
-        folder, sweep.points
-    )  # after the queue, so that it has the end of a job that is not queued
-    states = tuple(_job_state(job, queue, slurm, saved) for job in jobs)
-    points = tuple(
-        _point_state(point, saved.get(point.id), states, queue) for point in sweep.points
-    )
-    return Picture(
+        problem = str(error)
+    # After the queue: a job that has left it has written all of its records.
+    progress = {point.id: read_progress(folder, point.id) for point in sweep.points}
+    job_statuses = {job.id: _get_job_status(job, queue, slurm) for job in jobs}
+    points = []
+    for index, point in enumerate(sweep.points):
+        own_jobs = [job_statuses[job.id] for job in jobs if point.id in job.points]
+        tasks = [entry for entry in queue or () if _has_point(entry, jobs, index, point)]
+        points.append(_get_point_status(folder, point, progress[point.id], own_jobs, tasks))
+    return SweepStatus(
         name=sweep.name,
         folder=str(folder),
-        jobs=states,
-        points=points,
-        code=exit_code(saved, sweep.points),
-        trouble=trouble,
+        jobs=tuple(job_statuses.values()),
+        points=tuple(points),
+        code=compute_exit_code(progress.values()),
+        problem=problem,
     )
 
 
-def _job_state(
-    job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm, saved: Mapping[str, SavedState]
-) -> JobState:
+def compute_exit_code(points: Iterable[Progress]) -> int:
+    """Return the exit code of a sweep from the progress of its points."""
+    codes = []
+    for progress in points:
+        if progress.has_wrong_results:
+            codes.append(ExitCode.BAD)
+        if progress.failures or not progress.is_complete:
+            codes.append(ExitCode.DID_NOT_RUN)
+    return combine_exit_codes(codes)
+
+
+def _get_job_status(job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm) -> JobStatus:
+    """Return the status of a job, or how it has ended."""
     if queue is None:
-        return JobState(id=job.id, states=(), lives=None, points=job.points)
-    alive = [queued for queued in queue if queued.id == job.id]
-    why = next(
-        (
-            queued.reason
-            for queued in alive
-            if queued.state == "PENDING" and queued.reason != "None"
-        ),
-        "",
-    )
-    states = [queued.state for queued in alive]
-    if not alive and not all(point in saved and saved[point].is_final for point in job.points):
-        with contextlib.suppress(SlurmError):
-            states = [*{facts.get("JobState", "unknown"): None for facts in slurm.show_job(job.id)}]
-    return JobState(
-        id=job.id,
-        states=tuple(states or ["ended"]),
-        lives=bool(alive),
-        points=job.points,
-        reason=why,
-    )
+        return JobStatus(id=job.id, state="unknown", is_alive=None)
+    queued = [entry for entry in queue if entry.id == job.id]
+    states = []
+    for entry in queued:
+        has_reason = entry.state == "PENDING" and entry.reason != "None"
+        states.append(f"{entry.state} ({entry.reason})" if has_reason else entry.state)
+    if not queued:
+        with suppress(SlurmError):
+            states = [facts.get("JobState", "unknown") for facts in slurm.show_job(job.id)]
+    counts = Counter(states or ["ended"])
+    texts = [f"{count} {state}" if len(states) > 1 else state for state, count in counts.items()]
+    return JobStatus(id=job.id, state=", ".join(texts).lower(), is_alive=bool(queued))
 
 
-def _point_state(
+def _has_point(entry: QueuedJob, jobs: Sequence[Job], index: int, point: Point) -> bool:
+    """Return True if a job in the queue, or a task of an array, measures a point."""
+    if entry.task is not None and entry.task != index:
+        return False
+    return any(job.id == entry.id and point.id in job.points for job in jobs)
+
+
+def _get_point_status(
+    folder: Path,
     point: Point,
-    saved: SavedState | None,
-    jobs: Sequence[JobState],
-    queue: Sequence[QueuedJob] | None,
-) -> PointState:
-    own_jobs = [job for job in jobs if point.id in job.points]
-    if saved is None:
-        if any(job.lives is not False for job in own_jobs):
-            return PointState(id=point.id, label=point.label, state="waiting")
-        ends = ", ".join(job.words() for job in own_jobs) or "no job was submitted for it"
-        return PointState(
-            id=point.id, label=point.label, state="missing", reason=f"not begun: {ends}"
-        )
-    state, reason = str(saved.state), saved.reason
-    if queue is not None and state == "started":
-        state, reason = _started(saved.job, own_jobs, queue)
-    elif queue is not None and not saved.is_final and any(job.lives for job in own_jobs):
-        state = "waiting"
-    return PointState(
+    progress: Progress,
+    jobs: Sequence[JobStatus],
+    tasks: Sequence[QueuedJob],
+) -> PointStatus:
+    attempt = load_attempt(folder, point.id)
+    state: PointState
+    reason = progress.reason
+    if progress.state == "complete":
+        state = "failed" if progress.failures else "done"
+    elif tasks or any(job.is_alive is None for job in jobs):
+        running = [task.own_id for task in tasks if task.state != "PENDING"]
+        state = "running" if attempt.is_running and attempt.job in running else "waiting"
+    else:
+        state = progress.state
+        reason = attempt.reason or reason
+        if attempt.is_running or not reason:
+            ends = ", ".join(job.format() for job in jobs) or "no job was submitted"
+            reason = f"interrupted: {ends}" if attempt.is_running else f"not begun: {ends}"
+    return PointStatus(
         id=point.id,
         label=point.label,
         state=state,
-        nodes=saved.nodes,
-        seconds=saved.seconds,
+        nodes=attempt.nodes,
         reason=reason,
-        run=saved.run,
+        run=str(progress.run.relative_to(folder)) if progress.run else "",
     )
 
 
-def _started(number: str, jobs: Sequence[JobState], queue: Sequence[QueuedJob]) -> tuple[str, str]:
-    """Return the state of a point that a job of this number has begun and not ended, and why."""
-    own = next((job for job in queue if job.own_id == number), None)
-    if own is None:
-        told = "".join(f": {job.words()}" for job in jobs if job.id == number)
-        return "lost", f"job {number} ended while it was measured{told}"
-    if own.state in ("RUNNING", "COMPLETING", "SUSPENDED"):
-        return "running", ""
-    return "waiting", f"job {number} was requeued while it was measured"
+def format_status(status: SweepStatus) -> str:
+    """Return the jobs, a table of the points, and a summary."""
+    rows = [("point", "label", "state", "nodes", "reason")]
+    for point in status.points:
+        nodes = ",".join(point.nodes) or "-"
+        rows.append((point.id, point.label, point.state, nodes, point.reason))
+    lines = [f"{status.name}: {status.folder}"]
+    lines += [job.format() for job in status.jobs] or ["no job was submitted"]
+    if status.problem:
+        lines.append(status.problem)
+    return "\n".join([*lines, "", format_table(rows), "", status.summarize()])
 
 
-def render(picture: Picture) -> str:
-    """Return the jobs, a table of the points, and the line that sums them up."""
-    rows = [("point", "what", "state", "nodes", "seconds", "reason")]
-    for point in picture.points:
-        seconds = f"{point.seconds:.0f}" if point.seconds else "-"
-        rows.append(
-            (
-                point.id,
-                point.label,
-                point.state,
-                ",".join(point.nodes) or "-",
-                seconds,
-                point.reason,
-            )
-        )
-    jobs = [job.words() for job in picture.jobs] or ["no job was submitted"]
-    trouble = [picture.trouble] if picture.trouble else []
-    head = [f"{picture.name}: {picture.folder}", *jobs, *trouble]
-    return "\n".join([*head, "", format_table(rows), "", picture.words()])
-
-
-def show(folder: Path, *, as_json: bool = False, slurm: Slurm = SLURM) -> int:
-    """Print where a sweep stands; 0 whatever it is."""
-    picture = look(folder, slurm)
-    click.echo(msgspec.json.encode(picture).decode() if as_json else render(picture))
+def print_status(folder: Path, *, as_json: bool = False, slurm: Slurm = SLURM) -> int:
+    """Print the status of a sweep and return 0."""
+    status = get_status(folder, slurm)
+    click.echo(msgspec.json.encode(status).decode() if as_json else format_status(status))
     return 0
 
 
-def follow(folder: Path, slurm: Slurm = SLURM, pause: Callable[[float], None] = time.sleep) -> int:
-    """Print a line whenever something changes until the sweep's jobs have ended, then the table.
-
-    Returns 0 if every point is done, 1 if a result is wrong, 4 if anything is not measured.
-    """
-    points = load_sweep(folder).points
-    shown: tuple[str, ...] = ()
+def follow_sweep(
+    folder: Path, slurm: Slurm = SLURM, pause: Callable[[float], None] = time.sleep
+) -> int:
+    """Print each change of a sweep until its jobs have ended, and return the sweep's exit code."""
+    summary = ""
     while True:
-        saved, picture = read_states(folder, points), look(folder, slurm)
-        states = tuple(point.state for point in picture.points)
-        if states != shown:
-            shown = states
-            click.echo(picture.words())
-        if not picture.lives:
-            click.echo(render(picture))
-            return picture.code
-        for _ in range(4):  # Slurm is asked less often than the states are read
-            pause(1.0)
-            if read_states(folder, points) != saved:
-                break
+        start = time.monotonic()
+        status = get_status(folder, slurm)
+        if status.summarize() != summary:
+            summary = status.summarize()
+            click.echo(summary)
+        if not status.is_alive:
+            click.echo(format_status(status))
+            return status.code
+        pause(max(_MIN_PAUSE_SECONDS, _PAUSE_FACTOR * (time.monotonic() - start)))
 
 
-Report = Callable[[Sequence[Path], Path], None]
+WriteReport = Callable[[Sequence[Path], Path], None]
 
 
-def collect(folder: Path, report: Report | None = None, slurm: Slurm = SLURM) -> int:
-    """Print each point's verdict and its run, and have ``report`` write one HTML file where there is a run to show.
+def collect(folder: Path, write_report: WriteReport | None = None, slurm: Slurm = SLURM) -> int:
+    """Print the status of a sweep, and write one report of the complete runs.
 
-    Returns 0 if every point is done, 1 if a result is wrong, 4 if anything is not measured.
+    Returns the exit code of the sweep.
     """
     folder = folder.absolute()
-    picture = look(folder, slurm)
-    runs = []
-    for point in picture.points:
-        why = f"({point.reason})" if point.reason else ""
-        click.echo(
-            "  ".join(filter(None, [point.id, f"{point.state:11}", point.label, point.run, why]))
-        )
-        if point.state in FINAL and point.run and (folder / point.run / "run.json").exists():
-            runs.append(folder / point.run)
-    click.echo(picture.words())
-    if report is not None and runs:
-        report(runs, folder / "report.html")
+    status = get_status(folder, slurm)
+    click.echo(format_status(status))
+    runs = [folder / point.run for point in status.points if point.is_complete]
+    if write_report is not None and runs:
+        write_report(runs, folder / "report.html")
         click.echo(folder / "report.html")
-    if any(point.state not in (*FINAL, "waiting", "running") for point in picture.points):
+    if any(point.state in ("partial", "absent") for point in status.points):
         click.echo(f"next: parbench slurm resume {folder}")
-    return picture.code
+    return status.code

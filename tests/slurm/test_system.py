@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parbench.slurm.system import (
-    Partition,
-    Slurm,
-    end_time,
-    parse_limit,
-)
+from parbench.slurm.system import Slurm, end_time
 from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
 
@@ -63,46 +58,41 @@ def test_program_without_an_answer_times_out(programs: Programs) -> None:
 
 def test_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "sbatch is not in the PATH" in usage_error(Slurm().check_program, "sbatch")
-    assert "scancel is not in the PATH" in usage_error(Slurm().scancel, ["1"])
+    assert "scancel cannot be started" in usage_error(Slurm().scancel, ["1"])
 
 
 def test_queue_has_a_line_for_each_task(programs: Programs) -> None:
-    programs.write("squeue", "echo '12|15|RUNNING|None'; echo '7|7|PENDING|Resources'")
+    lines = "echo '12|15|RUNNING|None|3'; echo '7|7|PENDING|Resources|N/A'"
+    programs.write("squeue", lines)
     task, job = Slurm().queue()
     assert task.id == "12"
     assert task.own_id == "15"
     assert task.state == "RUNNING"
+    assert task.task == 3
+    assert job.task is None
     assert job.id == "7"
     assert job.reason == "Resources"
     assert {"-h", "-r", "--me"} <= set(programs.args("squeue"))
 
 
-def test_partitions_sum_the_nodes_of_their_lines(programs: Programs) -> None:
+def test_check_script_submits_nothing(programs: Programs) -> None:
+    programs.write(
+        "sbatch", "echo 'sbatch: error: Requested time limit is invalid' >&2; exit 1"
+    )
+    error = usage_error(Slurm().check_script, Path("x.sh"))
+    assert error == "sbatch refused: Requested time limit is invalid"
+    assert programs.args("sbatch") == ["--test-only", "x.sh"]
+
+
+def test_map_hosts_leaves_out_equal_names(programs: Programs) -> None:
     lines = (
-        "echo 'lab*|4|1:00:00|up'; echo 'big|100|infinite|down'; echo 'big|28|infinite|down'"
+        "echo 'a.rack1|n1'; echo 'a.rack2|n2'; echo 'image|n3'; echo 'image|n4'; echo warning"
     )
-    programs.write("sinfo", lines)
-    assert Slurm().partitions() == (
-        Partition(name="lab", nodes=4, limit_seconds=3600, is_default=True),
-        Partition(name="big", nodes=128, limit_seconds=math.inf, is_up=False),
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("30", 1800),
-        ("5:30", 330),
-        ("1:00:00", 3600),
-        ("1-12", 129600),
-        ("1-12:30", 131400),
-        ("infinite", math.inf),
-        ("n/a", math.inf),
-    ],
-)
-def test_parse_limit_reads_every_form(text: str, seconds: float) -> None:
-    assert parse_limit(text) == seconds
+    programs.write("srun", lines)
+    hosts = Slurm().map_hosts(["n1", "n2", "n3", "n4"])
+    assert hosts == {"a.rack1": "n1", "a.rack2": "n2"}
+    assert "--nodelist=n1,n2,n3,n4" in programs.args("srun")
+    assert Slurm().map_hosts([]) == {}
 
 
 def test_show_job_reads_one_mapping_per_task(
@@ -136,17 +126,11 @@ def test_node_states_of_some_or_all_nodes(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "end", "seconds"),
+    ("end", "seconds"),
     [
-        ("01:00:00", "2026-11-21T21:38:33", datetime(2026, 11, 21, 21, 38, 33).timestamp()),
-        ("UNLIMITED", "2026-11-21T21:38:33", math.inf),
-        ("01:00:00", "Unknown", math.inf),
+        ("2026-11-21T21:38:33", datetime(2026, 11, 21, 21, 38, 33).timestamp()),
+        ("Unknown", math.inf),
     ],
 )
-def test_end_time_of_a_job_that_scontrol_shows(limit: str, end: str, seconds: float) -> None:
-    assert end_time({"TimeLimit": limit, "EndTime": end}, {}) == seconds
-
-
-@pytest.mark.parametrize(("variable", "seconds"), [("1700000000", 1.7e9), ("soon", math.inf)])
-def test_end_time_without_scontrol(variable: str, seconds: float) -> None:
-    assert end_time({}, {"SLURM_JOB_END_TIME": variable}) == seconds
+def test_end_time_of_a_job(end: str, seconds: float) -> None:
+    assert end_time({"EndTime": end}) == seconds

@@ -1,13 +1,12 @@
-"""Screenings of simulated clusters, and how often they blame the right nodes and links."""
+"""Screenings of simulated clusters, and how often they blame the right nodes and rails."""
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parbench.bench.plan.groups import Pair, list_round_pairs, parse_pairs
-from parbench.slurm.screen.fit import Exchange, Slow, confirm, find_slow
-from parbench.slurm.screen.run import Turns, confirmation, tournament
+from parbench.slurm.screen.ratios import Endpoint, Exchange, confirm_slow, find_slow
+from parbench.slurm.screen.rounds import Round, plan_confirmation, plan_tournament
 
 NUM_ROUNDS = 5
 BASE_SECONDS = 0.1
@@ -16,78 +15,73 @@ MAX_SPIKE_FACTOR = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Simulated nodes. Speeds are relative to a good node or link.
+    """Simulated nodes.
 
     Attributes:
-        node_speeds: the speeds of slow nodes by rank.
-        link_speeds: the speeds of slow links by pair.
-        noise: the standard deviation of the logarithm of an exchange's time.
-        drift: the standard deviation of the logarithm of a round's time.
+        speeds: the speeds of slow nodes and rails relative to good ones.
+        noise: the standard deviation of the logarithm of an exchange's duration.
+        drift: the standard deviation of the logarithm of a round's duration.
         spike_share: the share of exchanges that take up to three times as long.
     """
 
     num_nodes: int
-    node_speeds: Mapping[int, float] = field(default_factory=dict)
-    link_speeds: Mapping[Pair, float] = field(default_factory=dict)
-    noise: float = 0.05
+    rails: int = 1
+    speeds: Mapping[Endpoint, float] = field(default_factory=dict)
+    noise: float = 0.03
     drift: float = 0.0
     spike_share: float = 0.0
 
-    def pair_speed(self, pair: Pair) -> float:
-        """Return the speed of the slowest of two nodes and their link."""
-        speeds = [self.node_speeds.get(rank, 1.0) for rank in pair]
-        return min(*speeds, self.link_speeds.get(pair, 1.0))
+    def exchange_speed(self, nodes: Sequence[int], rail: int) -> float:
+        """Return the speed of the slowest of two nodes and their rails."""
+        speeds = [1.0]
+        for node in nodes:
+            speeds += [self.speeds.get(Endpoint(node), 1.0)]
+            speeds += [self.speeds.get(Endpoint(node, rail), 1.0)]
+        return min(speeds)
 
 
-def simulate(cluster: Cluster, turns: Turns, rng: random.Random) -> list[Exchange]:
-    """Return the exchanges of all turns."""
+def simulate(cluster: Cluster, rounds: Sequence[Round], rng: random.Random) -> list[Exchange]:
+    """Return the exchanges of all rounds."""
     exchanges = []
-    for repeat in range(turns.repeats):
-        for text in turns.values:
-            if turns.parameter == "round":
-                pairs = list_round_pairs(cluster.num_nodes, int(text))
-            else:
-                pairs = parse_pairs(text, cluster.num_nodes)
-            drift = rng.gauss(0, cluster.drift)
-            for pair in pairs:
+    for number, pairs in enumerate(rounds):
+        drift = rng.gauss(0, cluster.drift)
+        for nodes in pairs:
+            for rail in range(cluster.rails):
                 has_spike = rng.random() < cluster.spike_share
                 spike = rng.uniform(0, math.log(MAX_SPIKE_FACTOR)) if has_spike else 0.0
                 noise = rng.gauss(0, cluster.noise)
-                seconds = (
-                    BASE_SECONDS / cluster.pair_speed(pair) * math.exp(drift + noise + spike)
+                seconds = BASE_SECONDS / cluster.exchange_speed(nodes, rail)
+                seconds *= math.exp(drift + noise + spike)
+                exchanges.append(
+                    Exchange(round=number, nodes=nodes, rail=rail, seconds=seconds)
                 )
-                exchanges.append(Exchange(turn=f"{text} {repeat}", pair=pair, seconds=seconds))
     return exchanges
 
 
-def screen_cluster(cluster: Cluster, rng: random.Random) -> Slow:
-    """Return the suspects of a tournament that a second run confirms."""
-    turns = tournament(cluster.num_nodes, NUM_ROUNDS)
-    suspects = find_slow(simulate(cluster, turns, rng))
+def screen_cluster(cluster: Cluster, rng: random.Random) -> set[Endpoint]:
+    """Return the suspects of a tournament that a second measurement confirms."""
+    rounds = plan_tournament(cluster.num_nodes, NUM_ROUNDS)
+    suspects = find_slow(simulate(cluster, rounds, rng))
     if not suspects:
-        return suspects
-    turns = confirmation(cluster.num_nodes, suspects.ranks, suspects.pairs, NUM_ROUNDS)
-    return confirm(simulate(cluster, turns, rng), suspects)
+        return set()
+    tested = {ratio.endpoint.node for ratio in suspects}
+    rounds = plan_confirmation(cluster.num_nodes, tested, NUM_ROUNDS)
+    confirmed = confirm_slow(simulate(cluster, rounds, rng), suspects)
+    return {ratio.endpoint for ratio in confirmed}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """Shares of trials by their result."""
 
-    blamed: float  # a good node or link was called slow
-    exact: float  # exactly the slow nodes and links were called slow
+    blamed: float  # a good node or rail was called slow
+    exact: float  # exactly the slow nodes and rails were called slow
 
 
 def estimate_rates(cluster: Cluster, trials: int, seed: int) -> Rates:
     rng = random.Random(seed)
-    slow_ranks = set(cluster.node_speeds)
-    slow_pairs = set(cluster.link_speeds)
-    num_blamed = 0
-    num_exact = 0
-    for _ in range(trials):
-        result = screen_cluster(cluster, rng)
-        if not (result.ranks <= slow_ranks and result.pairs <= slow_pairs):
-            num_blamed += 1
-        if result.ranks == slow_ranks and result.pairs == slow_pairs:
-            num_exact += 1
+    slow = set(cluster.speeds)
+    results = [screen_cluster(cluster, rng) for _ in range(trials)]
+    num_blamed = sum(not result <= slow for result in results)
+    num_exact = sum(result == slow for result in results)
     return Rates(blamed=num_blamed / trials, exact=num_exact / trials)

@@ -1,6 +1,6 @@
 """A stand-in for ``parbench run`` as the child of a job: a shell that appends prepared records.
 
-``stand_in(...)`` is a ``Command`` of ``parbench.slurm.job.point_run``. It writes the run folder in
+``stand_in(...)`` is a ``Command`` of ``parbench.slurm.job.child``. It writes the run folder in
 this process and returns a shell command that appends the records which are missing, so the child
 needs no ranks and no Python.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 from parbench.bench.launch.driver import list_pending
 from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import create_run, load_run
-from parbench.slurm.job.point_run import Attempt, Command
+from parbench.slurm.job.child import Command, PointRequest
 from tests.support.fakes import make_fake_case, make_plan
 from tests.support.reports_fixtures import failed_record, ok_record
 
@@ -51,18 +51,18 @@ def stand_in(
     num_cases: int = 1,
     seconds_per_case: float = 0.0,
     ending: Ending = "ok",
-    attempts: list[Attempt] | None = None,
+    requests: list[PointRequest] | None = None,
 ) -> Command:
-    """Return a command whose child records ``num_cases``; ``attempts`` collects its attempts."""
+    """Return a command whose child records ``num_cases``; ``requests`` collects its requests."""
 
-    def command(attempt: Attempt) -> list[str]:
-        if attempts is not None:
-            attempts.append(attempt)
+    def command(request: PointRequest) -> list[str]:
+        if requests is not None:
+            requests.append(request)
         if ending == "bad-input":
             return ["sh", "-c", "echo 'parbench: --nodes 9: job 7 has 4' >&2; exit 2"]
-        run = attempt.run or _create_run(attempt, num_cases)
+        run = request.run or _create_run(request, num_cases)
         records = _missing_records(run, ending)
-        prepared = attempt.folder / "logs" / f"{attempt.point.id}.prepared"
+        prepared = request.folder / "logs" / f"{request.point.id}.prepared"
         prepared.write_bytes(b"".join(map(encode_record, records)))
         arguments = [str(prepared), str(run / "records.jsonl"), str(seconds_per_case)]
         return ["sh", "-c", _APPEND_RECORDS, "sh", *arguments, *_shell_actions(run, ending)]
@@ -70,9 +70,9 @@ def stand_in(
     return command
 
 
-def _create_run(attempt: Attempt, num_cases: int) -> Path:
+def _create_run(request: PointRequest, num_cases: int) -> Path:
     plan = make_plan([make_fake_case(number) for number in range(num_cases)])
-    run, _ = create_run(attempt.folder / "runs" / attempt.point.id, plan, "0")
+    run, _ = create_run(request.folder / "runs" / request.point.id, plan, "0")
     return run
 
 

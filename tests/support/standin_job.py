@@ -8,7 +8,7 @@ PACE is a file with the seconds per record. Each child reads it when it starts.
 import sys
 from pathlib import Path
 
-from parbench.slurm.job.point_run import Attempt
+from parbench.slurm.job.child import PointRequest
 from parbench.slurm.job.work import work
 from tests.support.standin import stand_in
 
@@ -19,10 +19,10 @@ def main(args: list[str]) -> int:
     folder = work_args[work_args.index("work") + 1]
     is_array = "--array" in work_args
 
-    def command(attempt: Attempt) -> list[str]:
+    def command(request: PointRequest) -> list[str]:
         seconds = float(Path(pace_file).read_text())
         start = stand_in(num_cases=int(num_cases), seconds_per_case=seconds)
-        return start(attempt)
+        return start(request)
 
     return work(Path(folder), array=is_array, command=command)
 

@@ -16,10 +16,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from parbench.slurm.job.state import SavedState, read_states
-from parbench.slurm.sweep.folder import Point, create_folder, load_jobs, load_sweep, write_sweep
-from parbench.slurm.sweep.status import Picture, follow, look
-from parbench.slurm.sweep.submit import batches, resume, send
+import msgspec
+
+from parbench.slurm.sweep.folder import (
+    Attempt,
+    Point,
+    create_folder,
+    load_attempt,
+    load_jobs,
+    load_sweep,
+    write_sweep,
+)
+from parbench.slurm.sweep.status import SweepStatus, follow_sweep, get_status
+from parbench.slurm.sweep.submit import resume, submit_points
 from parbench.slurm.system import Slurm
 from tests.support.clusters import PARBENCH
 from tests.support.fakes import wait_until
@@ -31,7 +40,7 @@ from tests.support.sweeps import make_point, make_sweep
 from tests.support.trees import write_tool
 
 
-def submit_points(
+def submit_stand_ins(
     workspace: Path,
     points: Sequence[Point],
     *,
@@ -45,26 +54,27 @@ def submit_points(
     command = [sys.executable, "-m", "tests.support.standin_job", str(num_cases), str(pace)]
     script = f'export PYTHONPATH={IMPORT_PATH}\nexec {shlex.join(command)} "$@"'
     python = write_tool(workspace, "python", script)
-    settings = {"python": str(python), "working_directory": str(workspace), "partition": "lab"}
-    sweep = make_sweep(points, **{**settings, "time_seconds": 120, **fields})
+    slurm = {"partition": "lab", "time": "2m", **fields.pop("slurm", {})}
+    sweep = make_sweep(points, slurm=slurm, **fields)
+    sweep = msgspec.structs.replace(sweep, python=str(python), working_directory=str(workspace))
     folder = create_folder(workspace, sweep.name)
     write_sweep(folder, sweep)
-    send(sweep, folder, batches(sweep), Slurm())
+    submit_points(sweep, folder, sweep.points, Slurm())
     return folder
 
 
-def wait_for_end(folder: Path) -> Picture:
+def wait_for_end(folder: Path) -> SweepStatus:
     """Follow a sweep until its jobs have ended, and return its status."""
-    follow(folder, pause=lambda seconds: time.sleep(0.2))
-    return look(folder)
+    follow_sweep(folder, pause=lambda seconds: time.sleep(0.2))
+    return get_status(folder)
 
 
 def wait_for_records(folder: Path, num_records: int) -> None:
     wait_until(lambda: sum(count_records(folder).values()) >= num_records, 60)
 
 
-def list_states(picture: Picture) -> list[str]:
-    return [point.state for point in picture.points]
+def list_states(status: SweepStatus) -> list[str]:
+    return [point.state for point in status.points]
 
 
 def assert_done(folder: Path, num_records: int) -> None:
@@ -77,21 +87,25 @@ def assert_done(folder: Path, num_records: int) -> None:
 def array(workspace: Path) -> None:
     """The real sbatch accepts options, quotes and prologues, and refuses an unknown license."""
     points = [make_point(0, nodes=4), make_point(1), make_point(2)]
-    folder = submit_points(
+    folder = submit_stand_ins(
         workspace,
         points,
         num_cases=3,
         mode="array",
         prologue=(f"touch '{workspace}/prologue ran'",),
-        options={"comment": 'a "b" # c'},
+        slurm={"options": {"comment": 'a "b" # c'}},
     )
     assert_done(folder, num_records=9)
     assert (workspace / "prologue ran").exists()
-    assert [len(point.nodes) for point in look(folder).points] == [4, 2, 2]
-    [task] = Slurm().show_job(load_jobs(folder)[0].id)
+    assert [len(point.nodes) for point in get_status(folder).points] == [4, 2, 2]
+    task = Slurm().show_job(load_jobs(folder)[0].id)[0]
     assert task["Comment"] == 'a "b" # c'
     error = usage_error(
-        submit_points, workspace, points, num_cases=1, options={"licenses": "none"}
+        submit_stand_ins,
+        workspace,
+        points,
+        num_cases=1,
+        slurm={"options": {"licenses": "none"}},
     )
     assert error.startswith("nothing was submitted: sbatch refused: ")
 
@@ -99,12 +113,11 @@ def array(workspace: Path) -> None:
 def time_ends(workspace: Path) -> None:
     """A point that takes longer than its job is stopped, and its job requeues itself."""
     points = [make_point(0, seconds=1.0), make_point(1, seconds=1.0)]
-    folder = submit_points(workspace, points, num_cases=400, time_seconds=60)
+    folder = submit_stand_ins(workspace, points, num_cases=400, slurm={"time": "1m"})
     [job] = load_jobs(folder)
     wait_for_records(folder, 1)
     update_job(job.id, "EndTime=now+30")  # the limit is at least a minute
-    wait_until(lambda: read_first_state(folder).state == "interrupted", 75)
-    assert read_first_state(folder).reason == "the job's time ended"
+    wait_until(lambda: load_first_attempt(folder).reason == "the job's time ended", 75)
     num_records = len(count_records(folder))
     assert 20 < num_records < 400
     (workspace / "pace").write_text("0")
@@ -114,9 +127,8 @@ def time_ends(workspace: Path) -> None:
     assert_done(folder, num_records=800)
 
 
-def read_first_state(folder: Path) -> SavedState:
-    points = load_sweep(folder).points
-    return read_states(folder, points)[points[0].id]
+def load_first_attempt(folder: Path) -> Attempt:
+    return load_attempt(folder, load_sweep(folder).points[0].id)
 
 
 def update_job(job_id: str, setting: str) -> None:
@@ -131,18 +143,18 @@ def is_requeued(job_id: str) -> bool:
 def killed(workspace: Path) -> None:
     """SIGKILL of the process in the job, and then of a point's child, are reported and resumed."""
     points = [make_point(0), make_point(1)]
-    folder = submit_points(workspace, points, num_cases=15, requeue=False)
+    folder = submit_stand_ins(workspace, points, num_cases=15, slurm={"requeue": False})
     wait_for_records(folder, 2)
     os.kill(find_worker(folder), signal.SIGKILL)
-    picture = wait_for_end(folder)
-    assert list_states(picture) == ["lost", "missing"]
-    assert "ended while it was measured" in picture.points[0].reason
+    status = wait_for_end(folder)
+    assert list_states(status) == ["partial", "absent"]
+    assert status.points[0].reason.startswith("interrupted: job ")
     resume(folder)
     wait_for_records(folder, sum(count_records(folder).values()) + 1)
     os.kill(find_child(find_worker(folder)), signal.SIGKILL)
-    picture = wait_for_end(folder)
-    assert list_states(picture) == ["interrupted", "done"]
-    assert "SIGKILL" in picture.points[0].reason
+    status = wait_for_end(folder)
+    assert list_states(status) == ["partial", "done"]
+    assert "SIGKILL" in status.points[0].reason
     resume(folder)
     assert_done(folder, num_records=30)
 
@@ -163,17 +175,20 @@ def find_child(pid: int) -> int:
 def node_cut(workspace: Path) -> None:
     """A node whose link is cut is reported, and the job continues with the other nodes."""
     points = [make_point(0, nodes=4), make_point(1, nodes=4), make_point(2, nodes=3)]
-    folder = submit_points(
-        workspace, points, num_cases=300, on_dead_node="go-on", requeue=False
+    folder = submit_stand_ins(
+        workspace,
+        points,
+        num_cases=300,
+        slurm={"on_dead_node": "go-on", "requeue": False},
     )
     wait_for_records(folder, 2)
     (workspace / "pace").write_text("0")
     inject_fault("cut", "n3")
-    picture = wait_for_end(folder)
-    assert list_states(picture) == ["lost-node", "lost-node", "done"]
-    assert picture.points[0].reason.startswith("n3 is down: ")
-    assert picture.points[1].reason == "needs 4 nodes; n3 is down, 3 are left"
-    assert picture.points[2].nodes == ("n1", "n2", "n4")
+    status = wait_for_end(folder)
+    assert list_states(status) == ["absent", "absent", "done"]
+    assert status.points[0].reason.startswith("n3 is down: ")
+    assert status.points[1].reason == "needs 4 nodes, 3 are left: n3 is down"
+    assert status.points[2].nodes == ("n1", "n2", "n4")
     inject_fault("heal", "n3")
     subprocess.run(["scontrol", "update", "nodename=n3", "state=resume"], check=True)
     wait_until(lambda: set(Slurm().node_states().values()) == {"idle"}, 60)
@@ -210,7 +225,7 @@ def ranks(workspace: Path) -> None:
     assert parbench_slurm("resume", str(folder)) == 0
     assert list_states(wait_for_end(folder)) == ["done", "done"]
     assert_measured_once(folder, 6)
-    assert [len(point.nodes) for point in look(folder).points] == [4, 2]
+    assert [len(point.nodes) for point in get_status(folder).points] == [4, 2]
     assert parbench_slurm("collect", str(folder)) == 0
     assert parbench_slurm("resume", str(folder)) == 2, "nothing is missing"
     assert (folder / "report.html").is_file()

@@ -5,11 +5,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from parbench.bench.plan.plan import Entry
-from parbench.slurm.sweep.folder import FOLDERS, Job, Point, Sweep, append_job, write_sweep
-from parbench.slurm.system import Partition, QueuedJob, Slurm, SlurmError
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import create_run, open_writer
+from parbench.slurm.sweep.folder import FOLDERS, Job, Point, Sweep, write_job, write_sweep
+from parbench.slurm.sweep.sweepfile import SweepFile
+from parbench.slurm.system import QueuedJob, Slurm, SlurmError
+from tests.support.fakes import make_fake_case, make_plan
+from tests.support.reports_fixtures import ok_record
 
 SUBMITTED = "2026-01-01T00:00:00.000Z"
+PYTHON = "python"
 
 
 def make_point(
@@ -30,17 +38,17 @@ def make_point(
 
 
 def make_sweep(points: Sequence[Point], **fields: Any) -> Sweep:
-    """Build a sweep with a time limit of ten minutes per job."""
-    defaults = {
-        "name": "test",
-        "file": "test.toml",
-        "created": SUBMITTED,
-        "mode": "one",
-        "time_seconds": 600,
-        "python": "python",
-        "working_directory": "/",
-    }
-    return Sweep(**{**defaults, "points": tuple(points), **fields})
+    """Build a sweep from the fields of its file; ``slurm`` are those of its table ``[slurm]``."""
+    slurm = {"time": "10m", **fields.pop("slurm", {})}
+    file = msgspec.convert({"nodes": 2, **fields, "slurm": slurm}, SweepFile)
+    return Sweep(
+        name=file.name or "test",
+        created=SUBMITTED,
+        file=file,
+        points=tuple(points),
+        python=PYTHON,
+        working_directory="/",
+    )
 
 
 def make_job(job_id: str, points: Sequence[Point], **fields: Any) -> Job:
@@ -56,14 +64,29 @@ def make_folder(parent: Path, sweep: Sweep, *jobs: Job) -> Path:
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_sweep(folder, sweep)
-    for job in jobs:
-        append_job(folder, job)
+    for number, job in enumerate(jobs):
+        submission = folder / "jobs" / f"{number:04}"
+        submission.mkdir()
+        write_job(submission / f"{job.name}.json", job)
     return folder
 
 
-def queue_job(job_id: str, state: str = "RUNNING", *, task_id: str | None = None) -> QueuedJob:
-    """Build a line of squeue; ``task_id`` is the id of the task of an array."""
-    return QueuedJob(id=job_id, own_id=task_id or job_id, state=state, reason="None")
+def queue_job(
+    job_id: str, state: str = "RUNNING", *, task_id: str | None = None, task: int | None = None
+) -> QueuedJob:
+    """Build a line of squeue; ``task_id`` and ``task`` are those of a task of an array."""
+    own_id = task_id or job_id
+    return QueuedJob(id=job_id, own_id=own_id, state=state, reason="None", task=task)
+
+
+def write_run(folder: Path, point: Point, *records: Record, num_cases: int = 1) -> Path:
+    """Write a run of a point; without ``records`` every case has a good one."""
+    cases = [make_fake_case(number) for number in range(num_cases)]
+    run, _ = create_run(folder / "runs" / point.id, make_plan(cases), "0")
+    with open_writer(run) as writer:
+        for record in records or map(ok_record, cases):
+            writer.write(record)
+    return run
 
 
 class FakeSlurm(Slurm):
@@ -85,7 +108,6 @@ class FakeSlurm(Slurm):
         queued: Sequence[QueuedJob] = (),
         jobs: Mapping[str, Mapping[str, str]] | None = None,
         nodes: Mapping[str, str] | None = None,
-        partitions: Sequence[Partition] = (),
         is_down: bool = False,
         refused_from: Mapping[str, int] | None = None,
         refusal: BaseException | None = None,
@@ -94,7 +116,6 @@ class FakeSlurm(Slurm):
         self.queued = queued
         self.jobs = jobs or {}
         self.nodes = nodes or {}
-        self.known_partitions = partitions
         self.is_down = is_down
         self.refused_from = refused_from or {}
         self.refusal = refusal
@@ -110,12 +131,8 @@ class FakeSlurm(Slurm):
         if self.is_down or num_calls >= self.refused_from.get(program, math.inf):
             raise self.refusal or SlurmError(f"{program} did not answer within 30 s")
 
-    def check_program(self, name: str) -> None:
-        """Accept every program as installed."""
-
-    def partitions(self) -> tuple[Partition, ...]:
-        self._record_call("sinfo")
-        return tuple(self.known_partitions)
+    def check_script(self, script: Path) -> None:
+        self._record_call("sbatch --test-only", str(script))
 
     def sbatch(self, script: Path) -> str:
         """Accept a script; jobs are numbered from 101."""
@@ -144,3 +161,8 @@ class FakeSlurm(Slurm):
         """Split a list of plain names at its commas."""
         self._record_call("hostnames", node_list)
         return tuple(node_list.split(",")) if node_list else ()
+
+    def map_hosts(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Return hosts whose full names are those of the nodes in a domain."""
+        self._record_call("srun")
+        return {f"{node}.cluster": node for node in nodes}

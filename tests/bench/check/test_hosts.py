@@ -49,6 +49,7 @@ def test_hosts_are_read_from_a_file(tmp_path: Path) -> None:
 
 def test_hosts_are_read_from_a_list() -> None:
     assert parse_hosts("a,b,,a") == ("a", "b")
+    assert parse_hosts("n1:8,n2:8") == ("n1", "n2"), "as mpiexec -hosts of MPICH"
 
 
 def test_long_list_of_hosts_is_not_read_as_file() -> None:

@@ -204,6 +204,20 @@ def run_case(
     )
 
 
+def count_gathers_of_last_block(world: World) -> int:
+    """Return how often ranks exchange pickled objects in a block whose results are right."""
+    case = make_case("workload.faulty", f"{MODULE}:prepare", {})
+    run = CaseRun(case, world, replace(MEASURE, max_iterations=14), Progress(), None)
+    run.run_block(60.0, 1, is_only=False)
+    with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as gather:
+        run.run_block(60.0, 0, is_only=False)
+    return gather.call_count
+
+
+def test_block_with_right_results_pickles_nothing(two_ranks: Ranks) -> None:
+    assert two_ranks.call(f"{MODULE}:count_gathers_of_last_block") == [0, 0]
+
+
 def unpack(outcome: Outcome) -> dict[str, Any]:
     with np.load(io.BytesIO(outcome.raw)) as file:
         return dict(file)
@@ -482,12 +496,12 @@ def count_coalesced_all_reduces(world: World, concurrent: bool) -> dict[str, int
 
 @pytest.mark.parametrize("concurrent", [False, True])
 def test_coalesced_sample_of_subgroup_is_one_call(two_ranks: Ranks, concurrent: bool) -> None:
-    """Single calls are the first check, the warm-up and the last check."""
+    """Single calls are two checks, each with a flag, and the warm-up."""
     first, second = two_ranks.call(
         f"{MODULE}:count_coalesced_all_reduces", concurrent=concurrent
     )
-    assert first == {"c10d::allreduce_coalesced_": 6, "c10d::allreduce_": 3}
-    assert second == (first if concurrent else {})
+    assert first == {"c10d::allreduce_coalesced_": 6, "c10d::allreduce_": 5}
+    assert second == (first if concurrent else {"c10d::allreduce_": 2})
 
 
 def log_device_until_load(world: World, mode: str) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from msgspec.structs import replace
 from torch._C._distributed_c10d import HashStore
 
-from parbench.bench.launch.mailbox import JOB, FolderMailbox
+from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox
 from parbench.bench.launch.messages import (
     Block,
     BlockResult,
@@ -71,6 +71,24 @@ def run_here(folder: Path, job: Job) -> list[Message]:
 def receive(folder: Path) -> list[Message]:
     """Return the new messages of the rank."""
     return [message for _, message in FolderMailbox(folder).receive()]
+
+
+def test_address_of_every_host_is_not_that_of_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bridge of containers has the same address on all hosts."""
+    mailbox = FolderMailbox(tmp_path)
+    mailbox.put(ADDRESSES, msgspec.json.encode([("172.17.0.1", 7), ("10.0.0.5", 7)]))
+    tried: list[tuple[str, int]] = []
+
+    def connect(addresses: list[tuple[str, int]]) -> tuple[HashStore, str, str]:
+        tried.extend(addresses)
+        return HashStore(), "10.0.0.5", "10.0.0.7"
+
+    monkeypatch.setattr(worker, "_connect", connect)
+    monkeypatch.setattr(worker, "list_host_addresses", lambda _: ("10.0.0.7", "172.17.0.1"))
+    worker.meet_ranks(mailbox, {"RANK": "1", "WORLD_SIZE": "2"})
+    assert tried == [("10.0.0.5", 7)]
 
 
 def list_outcomes(messages: list[Message]) -> list[Outcome]:

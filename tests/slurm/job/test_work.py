@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from parbench.slurm.job.point_run import Attempt, Command
-from parbench.slurm.job.state import SavedState, read_states
-from parbench.slurm.job.work import task_point, work
-from parbench.slurm.sweep.folder import Point, load_sweep
+from parbench.bench.results.runs import load_run
+from parbench.slurm.job import work as work_module
+from parbench.slurm.job.child import Command, PointRequest
+from parbench.slurm.job.work import get_task_point, work
+from parbench.slurm.sweep import progress as progress_module
+from parbench.slurm.sweep.folder import Attempt, Point, load_attempt, load_sweep
+from parbench.slurm.sweep.progress import read_progress
 from tests.support.fakes import time_limit, wait_until
 from tests.support.processes import find_processes
 from tests.support.refusals import usage_error
@@ -62,13 +65,19 @@ def run_job(
         return work(folder, array=array, slurm=slurm, command=command, environ=environ)
 
 
-def load_states(folder: Path) -> list[SavedState]:
-    """Return the saved states in the order of the points."""
-    return list(read_states(folder, load_sweep(folder).points).values())
+def list_states(folder: Path) -> list[str]:
+    """Return the state of each point, in the order of the points."""
+    points = load_sweep(folder).points
+    return [read_progress(folder, point.id).state for point in points]
 
 
-def state_names(folder: Path) -> list[str]:
-    return [state.state for state in load_states(folder)]
+def load_attempts(folder: Path) -> list[Attempt]:
+    attempts = [load_attempt(folder, point.id) for point in load_sweep(folder).points]
+    return [attempt for attempt in attempts if attempt != Attempt()]
+
+
+def list_reasons(folder: Path) -> list[str]:
+    return [attempt.reason for attempt in load_attempts(folder)]
 
 
 def call_after_first_record(folder: Path, action: Callable[[], None]) -> None:
@@ -87,19 +96,15 @@ def send_sigterm() -> None:
 
 def test_work_measures_each_point_once(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path)
-    attempts: list[Attempt] = []
-    command = stand_in(num_cases=2, attempts=attempts)
+    requests: list[PointRequest] = []
+    command = stand_in(num_cases=2, requests=requests)
     assert run_job(folder, command=command) == 0
     assert run_job(folder, command=command) == 0
-    assert [attempt.point.id for attempt in attempts] == list(IDS)
-    assert {attempt.nodes for attempt in attempts} == {("n1", "n2")}
+    assert [request.point.id for request in requests] == list(IDS)
+    assert {request.nodes for request in requests} == {("n1", "n2")}
     assert_measured_once(folder, 6)
-    assert state_names(folder) == ["done", "done", "done"]
-    state = load_states(folder)[0]
-    assert state.nodes == ("n1", "n2")
-    assert state.job == "7"
-    assert state.seconds > 0
-    assert (folder / state.run / "records.jsonl").exists()
+    assert list_states(folder) == ["complete", "complete", "complete"]
+    assert load_attempts(folder)[0] == Attempt(job="7", nodes=("n1", "n2"))
 
 
 def test_work_resumes_a_run_after_sigkill(tmp_path: Path) -> None:
@@ -116,7 +121,8 @@ def test_work_resumes_a_run_after_sigkill(tmp_path: Path) -> None:
     os.waitpid(pid, 0)
     # The child receives SIGTERM because its parent has ended.
     wait_until(lambda: not find_processes(str(folder)))
-    assert state_names(folder) == ["started"]
+    assert list_states(folder) == ["partial"]
+    assert load_attempts(folder)[0].is_running
     assert len(count_records(folder)) < 40
     environ = {**ENVIRON, "SLURM_RESTART_COUNT": "1"}
     assert run_job(folder, environ=environ) == 0
@@ -128,39 +134,95 @@ def end_first_point(ending: Ending) -> Command:
     fail = stand_in(num_cases=2, ending=ending)
     succeed = stand_in(num_cases=2)
 
-    def command(attempt: Attempt) -> list[str]:
-        return fail(attempt) if attempt.point.id == IDS[0] else succeed(attempt)
+    def command(request: PointRequest) -> list[str]:
+        return fail(request) if request.point.id == IDS[0] else succeed(request)
 
     return command
 
 
 @pytest.mark.parametrize(
     ("ending", "exit_code", "reason"),
-    [
-        ("wrong", 1, "3 results are wrong"),
-        ("hang", 4, "no end within 10 s"),
-        ("bad-input", 4, "--nodes 9"),
-    ],
+    [("wrong", 1, "3 results are wrong"), ("hang", 4, "no end within 10 s")],
 )
 def test_work_continues_after_a_failed_point(
     ending: Ending, exit_code: int, reason: str, tmp_path: Path
 ) -> None:
     folder = write_sweep(tmp_path, POINTS[:2])
     assert run_job(folder, command=end_first_point(ending)) == exit_code
-    assert state_names(folder) == ["failed", "done"]
-    assert reason in load_states(folder)[0].reason
-    attempts: list[Attempt] = []
-    assert run_job(folder, command=stand_in(attempts=attempts)) == exit_code
-    assert attempts == [], "a failed point is final"
+    assert list_states(folder) == ["complete", "complete"]
+    assert reason in read_progress(folder, IDS[0]).reason
+    requests: list[PointRequest] = []
+    assert run_job(folder, command=stand_in(requests=requests)) == exit_code
+    assert requests == [], "a failed point is complete"
 
 
-def test_work_repeats_a_point_whose_child_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ending", "state", "reason"),
+    [
+        ("bad-input", "absent", "exit code 2: parbench: --nodes 9: job 7 has 4"),
+        ("killed", "partial", "1 of 2 measurements are missing, the run ended with SIGKILL"),
+    ],
+)
+def test_work_repeats_a_point_that_is_not_complete(
+    ending: Ending, state: str, reason: str, tmp_path: Path
+) -> None:
     folder = write_sweep(tmp_path, POINTS[:2])
-    assert run_job(folder, command=end_first_point("killed")) == 4
-    assert state_names(folder) == ["interrupted", "done"]
-    assert "1 of 2 measurements are missing" in load_states(folder)[0].reason
-    assert run_job(folder) == 0
+    assert run_job(folder, command=end_first_point(ending)) == 4
+    assert list_states(folder) == [state, "complete"]
+    assert reason in list_reasons(folder)[0]
+    assert run_job(folder, command=stand_in(num_cases=2)) == 0
     assert_measured_once(folder, 4)
+
+
+class StaleFiles:
+    """A network file system on which reading fails a number of times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_failures = 0
+        monkeypatch.setattr(progress_module, "load_run", self._load_run)
+
+    def _load_run(self, path: Path) -> Any:
+        if self.num_failures > 0:
+            self.num_failures -= 1
+            raise OSError(116, "Stale file handle")
+        return load_run(path)
+
+
+def test_read_error_does_not_end_a_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each second of a run its records are read, and the file system does not answer."""
+    monkeypatch.setattr(work_module, "_RECORDS_INTERVAL_SECONDS", 0.05)
+    files = StaleFiles(monkeypatch)
+    folder = write_sweep(tmp_path, POINTS[:2])
+    running: list[int] = []
+
+    def command(request: PointRequest) -> list[str]:
+        running.append(len(find_processes(str(folder / "runs"))))
+        files.num_failures = 3
+        return stand_in(num_cases=6, seconds_per_case=0.1)(request)
+
+    assert run_job(folder, command=command) == 0
+    assert list_states(folder) == ["complete", "complete"]
+    assert running == [0, 0], "no child runs next to another one"
+    assert_measured_once(folder, 12)
+
+
+def test_unreadable_run_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_module, "_RECORDS_INTERVAL_SECONDS", 0.05)
+    folder = write_sweep(tmp_path, POINTS[:1])
+    assert run_job(folder, command=stand_in(num_cases=2, ending="killed")) == 4
+    files = StaleFiles(monkeypatch)
+    files.num_failures = 1000
+    requests: list[PointRequest] = []
+    assert run_job(folder, command=stand_in(requests=requests)) == 4
+    assert requests == []
+    assert "Stale file handle" in list_reasons(folder)[0]
+    files.num_failures = 0
+    assert run_job(folder) == 0
+    assert_measured_once(folder, 2)
 
 
 LONG_POINT = make_point(0, nodes=4, seconds=100)
@@ -169,11 +231,11 @@ SHORT_POINT = make_point(1, seconds=15)
 
 @pytest.mark.parametrize("requeue", [True, False])
 def test_work_postpones_a_point_and_requeues_the_job(requeue: bool, tmp_path: Path) -> None:
-    folder = write_sweep(tmp_path, [LONG_POINT, SHORT_POINT], requeue=requeue)
+    folder = write_sweep(tmp_path, [LONG_POINT, SHORT_POINT], slurm={"requeue": requeue})
     slurm = make_slurm(seconds_left=30)
     assert run_job(folder, slurm) == 4
-    assert state_names(folder) == ["postponed", "done"]
-    assert "needs about 108 s" in load_states(folder)[0].reason
+    assert list_states(folder) == ["absent", "complete"]
+    assert "postponed: needs about 108 s" in list_reasons(folder)[0]
     assert slurm.arguments_of("requeue") == ([("7",)] if requeue else [])
 
 
@@ -197,15 +259,15 @@ def test_work_stops_a_point_when_the_job_ends(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path, points)
     slurm = make_slurm()
 
-    def command(attempt: Attempt) -> list[str]:
-        if attempt.point == points[0]:
-            return stand_in()(attempt)
+    def command(request: PointRequest) -> list[str]:
+        if request.point == points[0]:
+            return stand_in()(request)
         slurm.jobs = describe_job(seconds_left=9.5)
-        return stand_in(num_cases=500, seconds_per_case=0.05)(attempt)
+        return stand_in(num_cases=500, seconds_per_case=0.05)(request)
 
     assert run_job(folder, slurm, command) == 4
-    assert state_names(folder) == ["done", "interrupted", "postponed"]
-    assert load_states(folder)[1].reason == "the job's time ended"
+    assert list_states(folder) == ["complete", "partial", "absent"]
+    assert list_reasons(folder)[1] == "the job's time ended"
     assert slurm.arguments_of("requeue") == [("7",)]
 
 
@@ -216,9 +278,8 @@ def test_work_stops_at_sigterm(ending: Ending, tmp_path: Path) -> None:
     call_after_first_record(folder, send_sigterm)
     command = stand_in(num_cases=400, seconds_per_case=0.05, ending=ending)
     assert run_job(folder, slurm, command) == 4
-    [state] = load_states(folder)
-    assert state.state == "interrupted"
-    assert state.reason == "the job was told to stop"
+    assert list_states(folder) == ["partial", "absent", "absent"]
+    assert list_reasons(folder) == ["Slurm ended the job"]
     assert len(count_records(folder)) < 400
     assert slurm.arguments_of("requeue") == []
 
@@ -229,19 +290,19 @@ def test_work_does_not_blame_ranks_killed_by_the_job(tmp_path: Path) -> None:
     call_after_first_record(folder, send_sigterm)
     command = stand_in(num_cases=30, seconds_per_case=0.1, ending="ranks-died")
     assert run_job(folder, command=command) == 4
-    assert state_names(folder) == ["interrupted"]
+    assert list_states(folder) == ["partial"]
     assert run_job(folder) == 0
     assert {record.status for record in count_records(folder)} == {"ok"}
     assert_measured_once(folder, 30)
 
 
-def lose_n2(slurm: FakeSlurm, attempts: list[Attempt]) -> Command:
+def lose_n2(slurm: FakeSlurm, requests: list[PointRequest]) -> Command:
     """Return a command during which node n2 goes down, and the first point hangs."""
 
-    def command(attempt: Attempt) -> list[str]:
+    def command(request: PointRequest) -> list[str]:
         slurm.nodes = {"n2": "down"}
-        ending: Ending = "hang" if not attempts else "ok"
-        return stand_in(ending=ending, attempts=attempts)(attempt)
+        ending: Ending = "hang" if not requests else "ok"
+        return stand_in(ending=ending, requests=requests)(request)
 
     return command
 
@@ -249,28 +310,29 @@ def lose_n2(slurm: FakeSlurm, attempts: list[Attempt]) -> Command:
 def test_work_goes_on_without_a_dead_node(tmp_path: Path) -> None:
     node_counts = (4, 4, 3, 2)
     points = [make_point(number, nodes=count) for number, count in enumerate(node_counts)]
-    folder = write_sweep(tmp_path, points, on_dead_node="go-on")
+    folder = write_sweep(tmp_path, points, slurm={"on_dead_node": "go-on"})
     slurm = make_slurm()
-    attempts: list[Attempt] = []
-    assert run_job(folder, slurm, lose_n2(slurm, attempts)) == 4
-    assert state_names(folder) == ["lost-node", "lost-node", "done", "done"]
-    first, second, *_ = load_states(folder)
-    assert first.reason.startswith("n2 is down: hang: ")
-    assert second.reason == "needs 4 nodes; n2 is down, 3 are left"
-    assert [attempt.nodes for attempt in attempts[1:]] == [("n1", "n3", "n4"), ("n1", "n3")]
+    requests: list[PointRequest] = []
+    assert run_job(folder, slurm, lose_n2(slurm, requests)) == 4
+    assert list_states(folder) == ["absent", "absent", "complete", "complete"]
+    first, second, *_ = list_reasons(folder)
+    assert first.startswith("n2 is down: hang: ")
+    assert second == "needs 4 nodes, 3 are left: n2 is down"
+    nodes = [request.nodes for request in requests[1:]]
+    assert nodes == [("n1", "n3", "n4"), ("n1", "n3")]
 
 
 def test_work_ends_the_job_at_a_dead_node(tmp_path: Path) -> None:
-    folder = write_sweep(tmp_path, on_dead_node="fail")
+    folder = write_sweep(tmp_path)
     slurm = make_slurm()
-    attempts: list[Attempt] = []
-    assert run_job(folder, slurm, lose_n2(slurm, attempts)) == 4
-    assert state_names(folder) == ["lost-node", "lost-node", "lost-node"]
-    assert 'on_dead_node = "fail"' in load_states(folder)[1].reason
-    assert len(attempts) == 1
-    assert run_job(folder, command=stand_in(attempts=attempts)) == 0
-    assert attempts[1].point == POINTS[0]
-    assert attempts[1].run is None, "a run in which a node died is not resumed"
+    requests: list[PointRequest] = []
+    assert run_job(folder, slurm, lose_n2(slurm, requests)) == 4
+    assert list_states(folder) == ["absent", "absent", "absent"]
+    assert 'on_dead_node = "fail"' in list_reasons(folder)[1]
+    assert len(requests) == 1
+    assert run_job(folder, command=stand_in(requests=requests)) == 0
+    assert requests[1].point == POINTS[0]
+    assert requests[1].run is None, "a run in which a node died is not resumed"
 
 
 def test_work_stops_a_point_whose_node_dies(
@@ -278,7 +340,7 @@ def test_work_stops_a_point_whose_node_dies(
 ) -> None:
     monkeypatch.setattr("parbench.slurm.job.work._SLURM_INTERVAL_SECONDS", 0.1)
     monkeypatch.setattr("parbench.slurm.job.work._RECORDS_INTERVAL_SECONDS", 0.1)
-    folder = write_sweep(tmp_path, POINTS[:1], on_dead_node="go-on")
+    folder = write_sweep(tmp_path, POINTS[:1], slurm={"on_dead_node": "go-on"})
     slurm = make_slurm()
 
     def lose_n1() -> None:
@@ -288,15 +350,15 @@ def test_work_stops_a_point_whose_node_dies(
     command = stand_in(num_cases=400, seconds_per_case=0.05)
     assert run_job(folder, slurm, command) == 4
     assert len(count_records(folder)) < 400
-    [state] = load_states(folder)
-    assert state.reason.startswith("n1 is down: ")
+    [reason] = list_reasons(folder)
+    assert reason.startswith("n1 is down: ")
 
 
 def test_work_does_not_excuse_a_hang_by_an_unused_node(tmp_path: Path) -> None:
-    folder = write_sweep(tmp_path, POINTS[:1], on_dead_node="go-on")
+    folder = write_sweep(tmp_path, POINTS[:1], slurm={"on_dead_node": "go-on"})
     slurm = make_slurm(nodes={"n4": "down"})
     assert run_job(folder, slurm, stand_in(ending="hang")) == 4
-    assert state_names(folder) == ["failed"]
+    assert list_states(folder) == ["complete"]
 
 
 def test_work_measures_the_point_of_an_array_task(tmp_path: Path) -> None:
@@ -304,11 +366,11 @@ def test_work_measures_the_point_of_an_array_task(tmp_path: Path) -> None:
     environ = {**ENVIRON, "SLURM_ARRAY_TASK_ID": "1"}
     assert run_job(folder, array=True, environ=environ) == 0
     sweep = load_sweep(folder)
-    assert list(read_states(folder, sweep.points)) == [IDS[1]]
-    assert "SLURM_ARRAY_TASK_ID='3'" in usage_error(task_point, sweep, "3")
+    assert list_states(folder) == ["absent", "complete", "absent"]
+    assert "SLURM_ARRAY_TASK_ID='3'" in usage_error(get_task_point, sweep, "3")
 
 
 def test_work_runs_outside_of_slurm(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path, POINTS[:1])
     assert run_job(folder, FakeSlurm(is_down=True), environ={}) == 0
-    assert load_states(folder)[0].job == "none"
+    assert list_states(folder) == ["complete"]

@@ -4,41 +4,51 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parbench.bench.check.health import Device, Fault, Health
 from parbench.bench.check.hosts import HostResult
-from parbench.slurm.commands import slurm
 from parbench.slurm.screen import screen as screen_module
-from parbench.slurm.screen.run import Options, Seen, Turns
+from parbench.slurm.screen.measure import Measurement, Setup
+from parbench.slurm.screen.ratios import Endpoint
+from parbench.slurm.screen.rounds import Round
 from parbench.slurm.screen.screen import (
     Screening,
-    allocated,
-    check,
-    render,
-    salloc_command,
+    ScreenOptions,
+    build_salloc_command,
+    check_options,
+    format_screening,
+    list_nodes,
     screen,
     screen_nodes,
 )
-from parbench.slurm.system import Slurm
 from tests.support.refusals import usage_error
 from tests.support.screening import Cluster, simulate
+from tests.support.sweeps import FakeSlurm
 from tests.support.trees import write_tool
 
 NODES = ("n1", "n2", "n3", "n10")
-ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,10]"}
+ENVIRON = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_JOB_NODELIST": ",".join(NODES),
+    "SLURMD_NODENAME": "n1",
+}
+SETUP = Setup(size="1M", rails=2, timeout="20s", node_by_host={})
+FOLDER = Path("out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
-    """One run of rounds. Without ``hosts``, every rank is on the node with its number."""
+    """One run of rounds on nodes with two rails."""
 
     slow: Mapping[str, float] = field(default_factory=dict)  # speeds relative to good nodes
-    slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    slow_rails: Mapping[str, float] = field(default_factory=dict)  # of rail 1
     silent: Sequence[str] = ()
     problem: str = ""
-    hosts: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # if ranks have moved
 
 
 class SimulatedNodes:
@@ -48,23 +58,26 @@ class SimulatedNodes:
         self.runs: list[SimulatedRun] = [SimulatedRun()]
         self.answers: Sequence[HostResult] = ()
         self.measured: list[tuple[str, ...]] = []
+        self.folders: list[Path] = []
         self._rng = random.Random(5)
 
     def check(self, *args: object) -> Sequence[HostResult]:
         return self.answers
 
-    def measure(self, nodes: Sequence[str], turns: Turns, options: Options) -> Seen:
+    def measure(
+        self, nodes: Sequence[str], rounds: Sequence[Round], setup: Setup, folder: Path
+    ) -> Measurement:
         run = self.runs[min(len(self.measured), len(self.runs) - 1)]
         self.measured.append(tuple(nodes))
-        speeds = {rank: run.slow.get(node, 1.0) for rank, node in enumerate(nodes)}
-        cluster = Cluster(
-            num_nodes=len(nodes), node_speeds=speeds, link_speeds=run.slow_links, noise=0.02
-        )
-        exchanges = tuple(simulate(cluster, turns, self._rng))
+        self.folders.append(folder)
+        speeds = {Endpoint(nodes.index(node)): speed for node, speed in run.slow.items()}
+        for node, speed in run.slow_rails.items():
+            speeds[Endpoint(nodes.index(node), 1)] = speed
+        cluster = Cluster(num_nodes=len(nodes), rails=2, speeds=speeds, noise=0.02)
+        exchanges = tuple(simulate(cluster, rounds, self._rng))
         is_complete = not run.silent and not run.problem
-        return Seen(
-            run=Path(f"runs/{len(self.measured)}"),
-            hosts=run.hosts or tuple(nodes),
+        return Measurement(
+            nodes=run.nodes or tuple(nodes),
             exchanges=exchanges if is_complete else (),
             silent=dict.fromkeys(run.silent, "did not arrive"),
             problems=() if is_complete else (run.problem or "did not arrive",),
@@ -75,14 +88,21 @@ class SimulatedNodes:
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedNodes:
     nodes = SimulatedNodes()
-    monkeypatch.setattr(screen_module, "measure", nodes.measure)
+    monkeypatch.setattr(screen_module, "measure_rounds", nodes.measure)
     monkeypatch.setattr(screen_module, "check_nodes", nodes.check)
-    monkeypatch.setattr(Slurm, "host_names", lambda self, text: NODES if text else ())
     return nodes
 
 
+def run_screen_nodes(nodes: Sequence[str] = NODES) -> Screening:
+    return screen_nodes(nodes, 5, SETUP, FOLDER)
+
+
+def run_screen(**options: Any) -> tuple[int, str]:
+    return screen(ScreenOptions(**options), ENVIRON, [], FakeSlurm())
+
+
 def verdicts(screening: Screening) -> dict[str, str]:
-    return {verdict.name: verdict.verdict for verdict in (*screening.nodes, *screening.links)}
+    return {verdict.name: verdict.verdict for verdict in screening.verdicts}
 
 
 ALL_FINE = dict.fromkeys(NODES, "fine")
@@ -90,32 +110,32 @@ N3_SLOW = SimulatedRun(slow={"n3": 0.25})
 
 
 def test_good_nodes_are_measured_once(simulated: SimulatedNodes) -> None:
-    screening = screen_nodes(NODES, Options())
+    screening = run_screen_nodes()
     assert verdicts(screening) == ALL_FINE
     assert screening.code == 0
-    assert screening.exclude == ""
+    assert screening.exclude_option == ""
     assert simulated.measured == [NODES]
 
 
 def test_slow_node_is_confirmed_and_excluded(simulated: SimulatedNodes) -> None:
     simulated.runs = [N3_SLOW, SimulatedRun(slow={"n3": 0.5})]
-    screening = screen_nodes(NODES, Options())
+    screening = run_screen_nodes()
     assert verdicts(screening) == {**ALL_FINE, "n3": "slow"}
     assert screening.code == 1
-    assert screening.exclude == "--exclude=n3"
-    assert screening.runs == ("runs/1", "runs/2")
-    n1, _, n3, n10 = screening.nodes
-    assert n10.name == "n10", "n3 comes before n10"
-    assert n1.factor == pytest.approx(1, rel=0.1)
-    assert n3.factor == pytest.approx(2, rel=0.1), "the factor of the confirmation"
-    assert "again with n1, n2, n10" in n3.evidence
+    assert screening.exclude_option == "--exclude=n3"
+    assert simulated.folders == [FOLDER / "rounds", FOLDER / "confirmation"]
+    n1, _, n3, n10 = screening.verdicts
+    assert n10.node == "n10", "n3 comes before n10"
+    assert n1.ratio == pytest.approx(1, rel=0.1)
+    assert n3.ratio == pytest.approx(2, rel=0.1), "the ratio of the confirmation"
+    assert n3.evidence.startswith("with n1, n2, n10; before 4.")
 
 
 @pytest.mark.parametrize(
     ("confirmation", "verdict", "code"),
     [
         (SimulatedRun(), "fine", 0),
-        (SimulatedRun(slow={"n3": 0.25}, hosts=NODES[::-1]), "unconfirmed", 4),
+        (SimulatedRun(slow={"n3": 0.25}, nodes=NODES[::-1]), "unconfirmed", 4),
         (SimulatedRun(slow={"n3": 0.25}, problem="it broke"), "unconfirmed", 4),
     ],
     ids=["fast-again", "ranks-moved", "run-broken"],
@@ -124,119 +144,106 @@ def test_suspect_without_confirmation_is_not_excluded(
     confirmation: SimulatedRun, verdict: str, code: int, simulated: SimulatedNodes
 ) -> None:
     simulated.runs = [N3_SLOW, confirmation]
-    screening = screen_nodes(NODES, Options())
+    screening = run_screen_nodes()
     assert verdicts(screening)["n3"] == verdict
     assert screening.code == code
-    assert screening.exclude == ""
+    assert screening.exclude_option == ""
 
 
-LINK_SLOW = SimulatedRun(slow_links={(0, 3): 0.25})
+RAIL_SLOW = SimulatedRun(slow_rails={"n10": 0.25})
 
 
 @pytest.mark.parametrize(
     ("confirmation", "verdict", "code"),
     [
-        (LINK_SLOW, "slow", 1),
-        (SimulatedRun(), "fine", 0),
-        (SimulatedRun(problem="it broke"), "unconfirmed", 4),
+        (RAIL_SLOW, {"n10 rail 1": "slow"}, 1),
+        (SimulatedRun(), {}, 0),
+        (SimulatedRun(problem="it broke"), {"n10 rail 1": "unconfirmed"}, 4),
     ],
 )
-def test_slow_link_excludes_no_node(
-    confirmation: SimulatedRun, verdict: str, code: int, simulated: SimulatedNodes
+def test_slow_rail_excludes_its_node(
+    confirmation: SimulatedRun, verdict: dict[str, str], code: int, simulated: SimulatedNodes
 ) -> None:
-    simulated.runs = [LINK_SLOW, confirmation]
-    screening = screen_nodes(NODES, Options())
-    assert verdicts(screening) == {**ALL_FINE, "n1-n10": verdict}
+    simulated.runs = [RAIL_SLOW, confirmation]
+    screening = run_screen_nodes()
+    assert verdicts(screening) == {**ALL_FINE, **verdict}
     assert screening.code == code
-    assert screening.exclude == ""
-    has_advice = "link n1-n10 is slow" in render(screening)
-    assert has_advice == (verdict == "slow")
+    assert screening.exclude_option == ("--exclude=n10" if code == 1 else "")
 
 
 def test_silent_node_is_excluded_and_the_others_screened(simulated: SimulatedNodes) -> None:
     nodes = (*NODES, "n11")
     simulated.runs = [SimulatedRun(silent=["n2"]), SimulatedRun(slow={"n1": 0.25})]
-    screening = screen_nodes(nodes, Options())
+    screening = run_screen_nodes(nodes)
     expected = {**ALL_FINE, "n1": "slow", "n2": "did not answer", "n11": "fine"}
     assert verdicts(screening) == expected
     assert screening.code == 1, "a slow node is certain, whatever did not answer"
-    assert screening.exclude == "--exclude=n1,n2"
+    assert screening.exclude_option == "--exclude=n1,n2"
     answering = ("n1", "n3", "n10", "n11")
     assert simulated.measured == [nodes, answering, answering]
 
 
 def test_broken_run_judges_no_node(simulated: SimulatedNodes) -> None:
     simulated.runs = [SimulatedRun(problem="it broke")]
-    screening = screen_nodes(NODES, Options())
-    assert verdicts(screening) == dict.fromkeys(NODES, "cannot tell")
+    screening = run_screen_nodes()
+    assert verdicts(screening) == dict.fromkeys(NODES, "unknown")
     assert screening.code == 4
-    assert screening.exclude == ""
-    assert "not measured: it broke" in render(screening)
+    assert screening.exclude_option == ""
+    assert "not measured: it broke" in format_screening(screening)
 
 
-def test_screen_prints_verdicts_of_the_allocation(simulated: SimulatedNodes) -> None:
+def test_screen_prints_verdicts_of_the_allocation(
+    simulated: SimulatedNodes, tmp_path: Path
+) -> None:
     simulated.runs = [N3_SLOW]
-    code, text = screen(Options(), ENVIRON)
+    code, text = run_screen(out=tmp_path)
     assert code == 1
     lines = text.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == list(NODES)
     assert "note: emulated" in lines
     assert lines[-1] == "--exclude=n3"
+    run_screen(out=tmp_path)
+    folders = {folder.parent for folder in simulated.folders}
+    assert len(folders) == 2, "each screening has its own folder"
 
 
-@pytest.mark.usefixtures("simulated")
 def test_allocation_limits_the_nodes() -> None:
-    assert allocated(Options(nodes=3), ENVIRON, Slurm()) == NODES[:3]
-    error = usage_error(allocated, Options(nodes=5), ENVIRON, Slurm())
+    slurm = FakeSlurm()
+    assert list_nodes(ScreenOptions(nodes=3), ENVIRON, slurm) == NODES[:3]
+    error = usage_error(list_nodes, ScreenOptions(nodes=5), ENVIRON, slurm)
     assert "--nodes 5: job 7 has 4" in error
-    error = usage_error(allocated, Options(), {"SLURM_JOB_ID": "7"}, Slurm())
+    error = usage_error(list_nodes, ScreenOptions(), {"SLURM_JOB_ID": "7"}, slurm)
     assert "nodes(0) < 3" in error
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Options(nodes=2), "nodes(2) < 3"),
-        (Options(rounds=2), "--rounds 2"),
-        (Options(size="0"), "--size 0"),
-        (Options(time="soon"), "'soon'"),
+        (ScreenOptions(size="0"), "--size 0"),
+        (ScreenOptions(time="soon"), "'soon'"),
     ],
 )
-def test_check_refuses_bad_options(options: Options, message: str) -> None:
-    assert message in usage_error(check, options)
+def test_bad_options_are_refused(options: ScreenOptions, message: str) -> None:
+    assert message in usage_error(check_options, options)
 
 
-def test_salloc_command_repeats_the_options() -> None:
-    options = Options(
-        nodes=4,
-        partition="lab",
-        rounds=7,
-        size="1M",
-        time="90s",
-        budget="9s",
-        as_json=True,
-        devices=False,
-        gpus_per_node=8,
-    )
-    args = salloc_command(options)
-    separator = args.index("slurm")
-    allocation = " ".join(args[:separator])
-    assert allocation.startswith("salloc --quiet --no-kill --nodes=4 --ntasks-per-node=1")
-    assert "--time=0:02:00 --partition=lab --gpus-per-node=8" in allocation
-    with slurm.commands["screen"].make_context("screen", args[separator + 2 :]) as context:
-        params = context.params
-    expected = {"nodes": 4, "rounds": 7, "size": "1M", "budget": "9s", "partition": None}
-    assert expected.items() <= params.items()
-    assert params["as_json"]
-    assert not params["devices"]
+def test_salloc_command_repeats_the_arguments() -> None:
+    options = ScreenOptions(nodes=4, partition="lab", time="90s", gpus_per_node=8)
+    args = ["slurm", "screen", "--nodes", "4", "--size", "1M"]
+    command = " ".join(build_salloc_command(options, args))
+    assert command.startswith("salloc --quiet --no-kill --exclusive --nodes=4")
+    assert "--ntasks-per-node=8 --time=0:02:00" in command
+    assert "--partition=lab --gpus-per-node=8" in command
+    assert command.endswith("-m parbench slurm screen --nodes 4 --size 1M")
 
 
 def test_screen_outside_an_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--nodes" in usage_error(screen, Options(), {})
+    assert "--nodes" in usage_error(screen, ScreenOptions(), {}, [])
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "salloc is not in the PATH" in usage_error(screen, Options(nodes=4), {})
+    options = ScreenOptions(nodes=4)
+    assert "salloc cannot be started" in usage_error(screen, options, {}, [])
     write_tool(tmp_path, "salloc", "exit 1")
-    assert screen(Options(nodes=4), {}) == (1, ""), "the code of the screening inside"
+    assert screen(options, {}, []) == (1, ""), "the code of the screening inside"
 
 
 def make_answer(host: str, *reasons: Fault) -> HostResult:
@@ -248,17 +255,17 @@ def make_answer(host: str, *reasons: Fault) -> HostResult:
 def test_node_with_a_bad_device_is_excluded(simulated: SimulatedNodes) -> None:
     reason = Fault(text="wrong results in compute.gemm", fix="drain the host")
     simulated.answers = [make_answer("n1"), make_answer("n2", reason), make_answer("n3")]
-    code, text = screen(Options(), ENVIRON)
+    code, text = run_screen()
     assert code == 1
     assert text.splitlines()[-1] == "--exclude=n2"
     assert "n2 GPU 5: wrong results in compute.gemm" in text
-    code, _ = screen(Options(devices=False), ENVIRON)
+    code, _ = run_screen(devices=False)
     assert code == 0
 
 
 def test_failed_device_check_is_not_a_success(simulated: SimulatedNodes) -> None:
     simulated.answers = [make_answer("n1"), HostResult(host="n2", problem="no torch")]
-    code, text = screen(Options(), ENVIRON)
+    code, text = run_screen()
     assert code == 4
     assert text.splitlines()[-1] == "nothing to exclude"
     assert "no torch" in text

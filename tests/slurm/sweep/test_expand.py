@@ -11,6 +11,7 @@ from parbench.bench.plan.plan import Entry, Plan
 from parbench.slurm.sweep.expand import expand, plan_point
 from parbench.slurm.sweep.folder import Point
 from parbench.slurm.sweep.sweepfile import SweepFile
+from tests.support.paths import ROOT
 from tests.support.refusals import usage_error
 from tests.support.sweeps import make_point
 
@@ -38,6 +39,7 @@ def test_expand_smallest_file_to_one_point() -> None:
     assert point.ntasks_per_node == 1
     assert point.distribution == "block"
     assert point.repeat == 1
+    assert point.variables == {}
     assert point.seconds == 16.0, "the budget and ten seconds to start"
     assert point.cases == (Entry(name="all_reduce", set={"size_bytes": "64K"}),)
 
@@ -53,15 +55,21 @@ def test_expand_contains_every_combination_once() -> None:
     assert len({point.id for point in points}) == len(points)
 
 
-def test_zip_varies_names_together() -> None:
-    points = expand_points(
-        nodes=None,
-        environment={"a": {"variables": {"X": 1, "Y": True}}, "b": {}},
-        zip=[{"nodes": [4, 2], "environment": ["b", "a"]}],
-    )
-    assert [point.nodes for point in points] == [4, 2]
-    assert [point.environment for point in points] == ["b", "a"]
-    assert [point.variables for point in points] == [{}, {"X": "1", "Y": "true"}]
+def test_values_of_variables_are_an_axis() -> None:
+    environment = {"NCCL_DEBUG": "WARN", "NCCL_ALGO": ["Ring", "Tree", ""], "FAST": True}
+    points = expand_points(environment=environment)
+    assert [point.variables["NCCL_ALGO"] for point in points] == ["Ring", "Tree", ""]
+    assert {point.variables["FAST"] for point in points} == {"true"}
+    assert points[0].label == "2 nodes x 1, NCCL_ALGO=Ring"
+    assert points[0].environment == "NCCL_ALGO=Ring"
+    assert points[0].cases == points[1].cases
+
+
+def test_placement_of_buffers_is_an_axis() -> None:
+    points = expand_points(matrix={"placement": ["in_place", "out_of_place"]})
+    settings = [point.cases[0].set["placement"] for point in points]
+    assert settings == ["in_place", "out_of_place"]
+    assert points[1].label == "2 nodes x 1, placement=out_of_place"
 
 
 def test_parameter_goes_to_the_cases_that_have_it() -> None:
@@ -85,24 +93,32 @@ def test_exclude_removes_points_that_match_every_key() -> None:
     ]
 
 
+def test_exclude_compares_values() -> None:
+    sizes = {"size_bytes": ["1K", "1M"]}
+    exclude = [{"size_bytes": 1024}]
+    assert expand_labels(case=[{"name": "all_reduce"}], matrix=sizes, exclude=exclude) == [
+        "2 nodes x 1, size_bytes=1M"
+    ]
+
+
 FP8 = {"name": "all_reduce", "set": {"dtype": "float8_e5m2"}}
-TWICE = {"matrix": {"dtype": ["int8"]}, "zip": [{"dtype": ["int32"]}]}
+EQUAL_SIZES = {"case": [{"name": "all_reduce"}], "matrix": {"size_bytes": ["1K", 1024]}}
 
 
 @pytest.mark.parametrize(
     ("fields", "place", "message"),
     [
-        ({"nodes": None}, "$.nodes", "nodes = 2"),
         ({"nodes": [2, 4, 2]}, "$.nodes", "2 times"),
-        ({"matrix": {"nodes": [4]}}, "'nodes'", "leave out one"),
-        (TWICE, "'dtype'", "in 2 places"),
+        ({"matrix": {"nodes": [4]}}, "$.matrix.nodes", "leave out one"),
+        (EQUAL_SIZES, "$.matrix.size_bytes", "size_bytes = 1K is there 2 times"),
         ({"matrix": {"dtpye": ["int8"]}}, "$.matrix.dtpye", "did you mean 'dtype'?"),
         ({"matrix": {"dtype": ["float31"]}}, "$.matrix.dtype", "float31"),
-        ({"matrix": {"size_bytes": ["1K"]}}, "$.matrix.size_bytes", "$.case[0]"),
+        ({"matrix": {"size_bytes": ["1K"]}}, "$.matrix.size_bytes", "$.case"),
         ({"exclude": [{"repeat": 2}]}, "$.exclude[0]", "repeat = 2"),
         ({"nodes": [1, 2]}, "'1 node x 1'", "ntasks_per_node"),
         ({"nodes": list(range(2, 102)), "repeat": 101}, "101 * 100", "more than 10000"),
         ({"case": [FP8], "device": "cpu"}, "'2 nodes x 1'", "float8_e5m2"),
+        ({"backend": "nccl", "device": "cpu"}, "'2 nodes x 1'", "device = 'cuda'"),
     ],
 )
 def test_expand_refuses_a_bad_file(fields: dict[str, Any], place: str, message: str) -> None:
@@ -123,7 +139,7 @@ def test_expand_notes_skipped_cases_once() -> None:
 
 def plan_case(dtype: str = "float32", **fields: Any) -> Plan:
     point = make_point(cases=(Entry(name="all_reduce", set={"dtype": dtype}),))
-    return plan_point(msgspec.convert(fields, SweepFile), DEFINITIONS, point)
+    return plan_point(msgspec.convert({"nodes": 2, **fields}, SweepFile), DEFINITIONS, point)
 
 
 def test_plan_point_chooses_a_backend() -> None:
@@ -132,23 +148,16 @@ def test_plan_point_chooses_a_backend() -> None:
     assert plan_case(device="cuda", backend="gloo").backend == "gloo"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"nodes": 4},
-        {"distribution": "cyclic"},
-        {"repeat": 2},
-        {"variables": {"A": "1"}},
-        {"cases": ()},
-    ],
-)
-def test_point_id_depends_on_what_is_measured(changes: dict[str, Any]) -> None:
-    point = make_point(variables={"A": "1", "B": "2"})
-    changed = msgspec.structs.replace(point, **changes)
-    assert changed.identified().id != point.identified().id
-
-
-def test_point_id_ignores_the_label_and_the_order_of_variables() -> None:
-    point = make_point(variables={"A": "1", "B": "2"})
+def test_point_id_depends_on_what_is_measured() -> None:
+    point = make_point(variables={"A": "1", "B": "2"}).with_id()
     renamed = make_point(label="renamed", seconds=99.0, variables={"B": "2", "A": "1"})
-    assert renamed.identified().id == point.identified().id
+    assert renamed.with_id().id == point.id
+    for changed in (make_point(nodes=4), make_point(variables={"A": "1"})):
+        assert changed.with_id().id != point.id
+
+
+def test_sweep_of_the_tutorial_has_ten_points() -> None:
+    text = (ROOT / "docs" / "guides" / "slurm-tutorial.md").read_text()
+    block = text.partition("```toml\n")[2].partition("```")[0]
+    points, _ = expand(msgspec.toml.decode(block, type=SweepFile), DEFINITIONS)
+    assert len(points) == 10

@@ -1,68 +1,50 @@
 """The folder of a submitted sweep: created once, written completely, read back unchanged."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
-from parbench.bench.files import encode_json
 from parbench.bench.plan.plan import Entry, PlanFile, read_plan_file
 from parbench.slurm.sweep.folder import (
-    FOLDERS,
-    append_job,
     create_folder,
     load_jobs,
     load_sweep,
-    plan_of,
     write_sweep,
 )
 from tests.support.refusals import usage_error
-from tests.support.sweeps import make_job, make_point, make_sweep
-
-
-def test_create_folder_at_the_same_time(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "sweeps"
-    with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: create_folder(out, "s"), range(12)))
-    assert len(set(folders)) == 12
-    for folder in folders:
-        assert {entry.name for entry in folder.iterdir()} == set(FOLDERS)
+from tests.support.sweeps import make_folder, make_job, make_point, make_sweep
 
 
 def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:
     folder = create_folder(tmp_path, "s")
     options = {"mem": "0", "exclusive": True}
     points = [make_point(0), make_point(1)]
-    sweep = make_sweep(points, options=options, link="200mbit")
+    sweep = make_sweep(points, slurm={"options": options}, link="200mbit")
     write_sweep(folder, sweep)
     assert load_sweep(folder) == sweep
     plan_files = {path.name for path in (folder / "points").iterdir()}
     assert plan_files == {f"{point.id}.json" for point in points}
 
 
-def test_load_jobs_skips_a_truncated_line(tmp_path: Path) -> None:
-    assert load_jobs(tmp_path) == ()
-    jobs = (make_job("1", [make_point()]), make_job("2", [make_point()]))
-    for job in jobs:
-        append_job(tmp_path, job)
-        with (tmp_path / "jobs.jsonl").open("ab") as file:
-            file.write(b'{"id": "9", "na')
-    assert load_jobs(tmp_path) == jobs
+def test_jobs_are_read_in_the_order_of_submission(tmp_path: Path) -> None:
+    jobs = tuple(make_job(str(number), [make_point()]) for number in range(12))
+    folder = make_folder(tmp_path, make_sweep([make_point()]), *jobs)
+    assert load_jobs(folder) == jobs
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message", "load"),
     [
-        ("sweep.json", b'{"schema": 1, "name"', "is not what parbench wrote", load_sweep),
-        ("sweep.json", b'{"schema": 99, "points": 3}', "schema 99", load_sweep),
-        ("jobs.jsonl", b"{}\n", "is not what parbench wrote", load_jobs),
+        ("sweep.json", b'{"name"', "is not what parbench wrote", load_sweep),
+        ("jobs/0000/sweep.json", b"{}", "is not what parbench wrote", load_jobs),
     ],
 )
 def test_damaged_file_is_refused_by_name(
     name: str, content: bytes, message: str, load: Callable[[Path], object], tmp_path: Path
 ) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(content)
     error = usage_error(load, tmp_path)
     assert name in error
@@ -70,13 +52,13 @@ def test_damaged_file_is_refused_by_name(
 
 
 def test_plan_file_contains_the_settings_of_the_sweep(tmp_path: Path) -> None:
-    plan = PlanFile(preset="smoke", budget="6s", repetitions=2, backend="gloo", device="cpu")
-    case = Entry(name="all_reduce", set={"dtype": "float32,int8"})
-    content = plan_of(make_sweep([], plan=plan), make_point(cases=(case,)))
-    file = tmp_path / "plan.json"
-    file.write_bytes(encode_json(content))
-    plan_file = read_plan_file(file)
-    assert msgspec.structs.replace(plan_file, case=()) == plan
-    [file_case] = plan_file.case
-    assert file_case.name == "all_reduce"
-    assert file_case.set == {"dtype": "float32,int8"}
+    settings: dict[str, Any] = {
+        "preset": "smoke",
+        "budget": "6s",
+        "repetitions": 2,
+        "device": "cpu",
+    }
+    point = make_point(cases=(Entry(name="all_reduce", set={"dtype": "float32,int8"}),))
+    folder = make_folder(tmp_path, make_sweep([point], **settings))
+    plan_file = read_plan_file(folder / "points" / f"{point.id}.json")
+    assert plan_file == PlanFile(**settings, case=point.cases)

@@ -9,9 +9,17 @@ import pytest
 from click.testing import CliRunner
 
 from parbench.cli import main
-from parbench.slurm.job.state import SavedState, State, write_state
-from parbench.slurm.sweep.folder import Point, load_sweep
-from parbench.slurm.sweep.status import Picture, collect, follow, look, render, show
+from parbench.slurm.sweep.folder import Attempt, Point, load_sweep, write_attempt
+from parbench.slurm.sweep.status import (
+    SweepStatus,
+    collect,
+    follow_sweep,
+    format_status,
+    get_status,
+    print_status,
+)
+from tests.support.fakes import make_fake_case
+from tests.support.reports_fixtures import failed_record, ok_record
 from tests.support.sweeps import (
     FakeSlurm,
     make_folder,
@@ -19,11 +27,13 @@ from tests.support.sweeps import (
     make_point,
     make_sweep,
     queue_job,
+    write_run,
 )
 
 POINTS = (make_point(0), make_point(1), make_point(2), make_point(3))
 RUNNING = FakeSlurm(queued=[queue_job("7")])
 PENDING = FakeSlurm(queued=[queue_job("7", "PENDING")])
+CASE = make_fake_case(0)
 
 
 def submit_points(parent: Path, points: Sequence[Point] = POINTS) -> Path:
@@ -31,95 +41,98 @@ def submit_points(parent: Path, points: Sequence[Point] = POINTS) -> Path:
     return make_folder(parent, make_sweep(points), make_job("7", points))
 
 
-def save_state(folder: Path, number: int, state: State, **fields: Any) -> None:
-    defaults = {"time": "2026-01-01T00:00:01.000Z", "job": "7"}
+def save_attempt(folder: Path, number: int, **fields: Any) -> None:
     point = load_sweep(folder).points[number]
-    write_state(folder, point.id, SavedState(**{**defaults, "state": state, **fields}))
+    write_attempt(folder, point.id, Attempt(**{"job": "7", **fields}))
 
 
-def point_states(picture: Picture) -> list[str]:
-    return [point.state for point in picture.points]
+def point_states(status: SweepStatus) -> list[str]:
+    return [point.state for point in status.points]
 
 
-def test_look_at_a_running_sweep(tmp_path: Path) -> None:
+def test_status_of_a_running_sweep(tmp_path: Path) -> None:
     folder = submit_points(tmp_path)
-    save_state(folder, 0, "done", nodes=("n1", "n2"), run="runs/a")
-    save_state(folder, 1, "failed", reason="hang: x")
-    save_state(folder, 2, "started")
-    picture = look(folder, RUNNING)
-    assert point_states(picture) == ["done", "failed", "running", "waiting"]
-    assert picture.points[0].nodes == ("n1", "n2")
-    assert picture.points[0].run == "runs/a"
-    assert picture.points[1].reason == "hang: x"
-    assert picture.words() == "1 of 4 done, 1 failed, 2 to do; job 7 running"
-    assert picture.lives
-    assert picture.code == 4
+    run = write_run(folder, POINTS[0])
+    save_attempt(folder, 0, nodes=("n1", "n2"))
+    write_run(folder, POINTS[1], failed_record(CASE, status="hang", reason="x"))
+    write_run(folder, POINTS[2], ok_record(CASE), num_cases=2)
+    save_attempt(folder, 2, is_running=True)
+    status = get_status(folder, RUNNING)
+    assert point_states(status) == ["done", "failed", "running", "waiting"]
+    assert status.points[0].nodes == ("n1", "n2")
+    assert status.points[0].run == str(run.relative_to(folder))
+    assert status.points[1].reason.startswith("hang: ")
+    assert status.summarize() == "1 of 4 done, 1 failed, 2 to do; job 7 running"
+    assert status.is_alive
+    assert status.code == 4
 
 
-def test_look_counts_the_tasks_of_an_array(tmp_path: Path) -> None:
+def test_status_knows_the_task_of_each_point(tmp_path: Path) -> None:
     folder = submit_points(tmp_path, POINTS[:2])
-    save_state(folder, 0, "started", job="7")
-    save_state(folder, 1, "started", job="8")
-    tasks = [queue_job("7", task_id="7"), queue_job("7", task_id="8")]
-    picture = look(folder, FakeSlurm(queued=tasks))
-    assert "array 7: 2 running" in picture.words()
-    picture = look(folder, FakeSlurm(queued=tasks[1:]))
-    assert point_states(picture) == ["lost", "running"], "the first task has ended"
+    save_attempt(folder, 0, job="7", is_running=True)
+    save_attempt(folder, 1, job="8", is_running=True)
+    tasks = [queue_job("7", task_id="7", task=0), queue_job("7", task_id="8", task=1)]
+    status = get_status(folder, FakeSlurm(queued=tasks))
+    assert point_states(status) == ["running", "running"]
+    assert "job 7 2 running" in status.summarize()
+    status = get_status(folder, FakeSlurm(queued=tasks[1:]))
+    assert point_states(status) == ["absent", "running"], "the first task has ended"
 
 
-def test_look_names_the_end_of_a_job(tmp_path: Path) -> None:
+def test_status_names_the_end_of_a_job(tmp_path: Path) -> None:
     folder = submit_points(tmp_path)
-    save_state(folder, 0, "started")
-    save_state(folder, 1, "postponed")
-    save_state(folder, 2, "lost-node")
+    write_run(folder, POINTS[0], ok_record(CASE), num_cases=2)
+    save_attempt(folder, 0, is_running=True)
+    save_attempt(folder, 1, reason="postponed: needs about 95 s, 60 s are left")
     facts = {"7": {"JobId": "7", "JobState": "TIMEOUT"}}
-    picture = look(folder, FakeSlurm(jobs=facts))
-    assert point_states(picture) == ["lost", "postponed", "lost-node", "missing"]
-    assert picture.points[0].reason == "job 7 ended while it was measured: job 7 timeout"
-    assert picture.points[3].reason == "not begun: job 7 timeout"
-    assert not picture.lives
-    assert picture.words() == "0 of 4 done, 4 to do; no job is left"
+    status = get_status(folder, FakeSlurm(jobs=facts))
+    assert point_states(status) == ["partial", "absent", "absent", "absent"]
+    reasons = [point.reason for point in status.points]
+    assert reasons[0] == "interrupted: job 7 timeout"
+    assert reasons[1].startswith("postponed: ")
+    assert reasons[2] == "not begun: job 7 timeout"
+    assert not status.is_alive
+    assert status.summarize() == "0 of 4 done, 4 to do; no job is left"
 
 
 def test_point_of_a_requeued_job_waits(tmp_path: Path) -> None:
     folder = submit_points(tmp_path, POINTS[:2])
-    save_state(folder, 0, "started")
-    save_state(folder, 1, "postponed")
-    picture = look(folder, PENDING)
-    assert point_states(picture) == ["waiting", "waiting"]
-    assert "requeued" in picture.points[0].reason
+    save_attempt(folder, 0, is_running=True)
+    save_attempt(folder, 1, reason="postponed")
+    assert point_states(get_status(folder, PENDING)) == ["waiting", "waiting"]
 
 
-def test_look_without_an_answer_of_slurm(tmp_path: Path) -> None:
+def test_status_without_an_answer_of_slurm(tmp_path: Path) -> None:
     folder = submit_points(tmp_path, POINTS[:2])
-    save_state(folder, 0, "started")
-    picture = look(folder, FakeSlurm(is_down=True))
-    assert point_states(picture) == ["started", "waiting"]
-    assert picture.trouble == "squeue did not answer within 30 s"
-    assert picture.trouble in render(picture)
-    assert picture.lives, "the end of the job is not known"
+    write_run(folder, POINTS[0])
+    status = get_status(folder, FakeSlurm(is_down=True))
+    assert point_states(status) == ["done", "waiting"]
+    assert status.problem == "squeue did not answer within 30 s"
+    assert status.problem in format_status(status)
+    assert status.is_alive, "the end of the job is not known"
 
 
-def test_show_prints_a_table_or_json(
+def test_print_status_as_a_table_or_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = submit_points(tmp_path, POINTS[:2])
-    save_state(folder, 0, "done", seconds=12.4, nodes=("n1", "n2"))
-    assert show(folder, slurm=FakeSlurm()) == 0
+    write_run(folder, POINTS[0])
+    save_attempt(folder, 0, nodes=("n1", "n2"))
+    assert print_status(folder, slurm=FakeSlurm()) == 0
     text = capsys.readouterr().out
     [row] = [line.split() for line in text.splitlines() if line.startswith(POINTS[0].id)]
-    assert row[-3:] == ["done", "n1,n2", "12"]
+    assert row[-2:] == ["done", "n1,n2"]
     assert text.endswith("1 of 2 done, 1 to do; no job is left\n")
-    assert show(folder, as_json=True, slurm=FakeSlurm()) == 0
-    picture = msgspec.json.decode(capsys.readouterr().out, type=Picture)
-    assert point_states(picture) == ["done", "missing"]
+    assert print_status(folder, as_json=True, slurm=FakeSlurm()) == 0
+    status = msgspec.json.decode(capsys.readouterr().out, type=SweepStatus)
+    assert point_states(status) == ["done", "absent"]
 
 
 @pytest.mark.parametrize("command", ["status", "resume", "work"])
 def test_commands_refuse_a_folder_without_a_sweep(command: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["slurm", command, str(tmp_path)])
     assert result.exit_code == 2
-    assert f"{tmp_path} is no sweep" in result.output
+    assert f"{tmp_path} is not a sweep" in result.output
 
 
 def test_follow_prints_each_change_until_the_job_ends(
@@ -133,51 +146,42 @@ def test_follow_prints_each_change_until_the_job_ends(
         pauses.append(seconds)
         if len(pauses) == 1:
             slurm.queued = RUNNING.queued
-            save_state(folder, 0, "started")
-        elif len(pauses) == 6:
-            save_state(folder, 0, "done")
-        elif len(pauses) == 8:
+        elif len(pauses) == 3:
+            write_run(folder, POINTS[0])
+        elif len(pauses) == 4:
             slurm.queued = []
 
-    assert follow(folder, slurm, pause) == 0
+    assert follow_sweep(folder, slurm, pause) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0 of 1 done, 1 to do; job 7 pending"
     assert lines[1] == "0 of 1 done, 1 to do; job 7 running"
     assert lines[2] == "1 of 1 done; job 7 running"
     assert lines[-1] == "1 of 1 done; no job is left"
-    num_queries = len(slurm.arguments_of("squeue"))
-    assert num_queries < len(pauses), "squeue runs less often than states are read"
+    assert min(pauses) >= 4.0, "a large sweep is not read each second"
 
 
-def test_collect_reports_final_points_and_suggests_resume(
+def test_collect_reports_complete_points_and_suggests_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = submit_points(tmp_path)
-    names = ["runs/a", "runs/b", "runs/c"]
-    for name in names:
-        (folder / name).mkdir()
-        (folder / name / "run.json").touch()
-    save_state(folder, 0, "done", run=names[0])
-    save_state(folder, 1, "failed", run=names[1], reason="wrong: 3", has_wrong_results=True)
-    save_state(folder, 2, "lost-node", run=names[2])
+    runs = [
+        write_run(folder, POINTS[0]),
+        write_run(folder, POINTS[1], failed_record(CASE, status="wrong")),
+    ]
+    write_run(folder, POINTS[2], ok_record(CASE), num_cases=2)
     reports: dict[Path, list[Path]] = {}
 
-    def report(runs: Sequence[Path], output: Path) -> None:
-        reports[output] = list(runs)
+    def write_report(paths: Sequence[Path], output: Path) -> None:
+        reports[output] = list(paths)
 
-    assert collect(folder, report, FakeSlurm()) == 1
-    assert reports == {folder / "report.html": [folder / "runs/a", folder / "runs/b"]}
+    assert collect(folder, write_report, FakeSlurm()) == 1
+    assert reports == {folder / "report.html": runs}
     output = capsys.readouterr().out
-    assert "runs/a" in output
-    assert "(wrong: 3)" in output
+    assert "wrong: " in output
     assert "not begun: job 7 ended" in output
     assert f"parbench slurm resume {folder}" in output
 
 
-def test_collect_without_runs_builds_no_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_collect_without_runs_builds_no_report(tmp_path: Path) -> None:
     folder = submit_points(tmp_path, POINTS[:1])
-    save_state(folder, 0, "failed", run="runs/deleted")
     assert collect(folder, lambda runs, output: pytest.fail("no run"), FakeSlurm()) == 4
-    assert "resume" not in capsys.readouterr().out, "a failed point is not measured again"

@@ -1,0 +1,99 @@
+"""The child of a job that measures a point: ``parbench run``."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from parbench.bench.launch.processes import PARBENCH, die_with_parent
+from parbench.bench.machine.slurm_allocation import OPTIONS_VARIABLE
+from parbench.bench.text import get_last_line
+from parbench.slurm.sweep.folder import Point, Sweep, plan_path, runs_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointRequest:
+    """A point that a child measures on these nodes, in a new run or one that it resumes."""
+
+    folder: Path
+    sweep: Sweep
+    point: Point
+    nodes: tuple[str, ...]
+    run: Path | None
+
+
+Command = Callable[[PointRequest], list[str]]
+"""Returns the command of a child."""
+
+
+def build_command(request: PointRequest) -> list[str]:
+    """Return the command ``parbench run`` of a point. With ``--json`` it writes no report."""
+    command = [*PARBENCH, "run", "--json"]
+    if request.nodes:
+        command += ["--nodelist", ",".join(request.nodes)]
+    if request.run is not None:
+        return [*command, "--resume", str(request.run)]
+    point = request.point
+    command += ["--launcher", "srun", "--nodes", str(point.nodes)]
+    command += ["--ntasks-per-node", str(point.ntasks_per_node)]
+    command += ["--distribution", point.distribution]
+    command += ["--plan", str(plan_path(request.folder, point.id))]
+    command += ["--out", str(runs_path(request.folder, point.id))]
+    if request.sweep.file.link is not None:
+        command += ["--link", request.sweep.file.link]
+    return command
+
+
+def build_environment(request: PointRequest) -> dict[str, str]:
+    """Return the variables of a child. An empty value of the sweep removes a variable."""
+    variables = {**os.environ, **request.point.variables}
+    container = request.sweep.file.container
+    if container is not None:
+        variables[OPTIONS_VARIABLE] = f"--container-image={container}"
+    return {name: value for name, value in variables.items() if value}
+
+
+class Child:
+    """A process group that measures a point. Its messages go to ``logs/<point>.log``."""
+
+    def __init__(self, request: PointRequest, command: Command) -> None:
+        self._log = request.folder / "logs" / f"{request.point.id}.log"
+        with self._log.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                command(request),
+                env=build_environment(request),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # The records are in the folder of the run.
+                stderr=log,
+                process_group=0,
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM),
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process group; SIGTERM stops it and keeps its records."""
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def end(self, patience_seconds: float) -> None:
+        """End the process group: SIGTERM, and SIGKILL after some time."""
+        self.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(patience_seconds)
+        except subprocess.TimeoutExpired:
+            self.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def read_last_message(self) -> str:
+        """Return the last line of this child in the log."""
+        with suppress(OSError):
+            return get_last_line(self._log.read_bytes()[self._log_start :].decode(errors="replace"))
+        return ""

@@ -1,0 +1,60 @@
+"""The nodes of a job, and those that have died."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from parbench.bench.results.records import Record
+from parbench.slurm.system import Slurm, SlurmError
+
+_DOWN_STATES = ("down", "error", "unknown")
+
+
+def is_down(state: str) -> bool:
+    """Return True for a state of sinfo of a dead node, such as ``down*``; ``*``: no answer."""
+    return state.endswith("*") or state.rstrip("~#!%$@^-+").lower() in _DOWN_STATES
+
+
+class NodeMonitor:
+    """Finds the dead nodes of a job. A node that was dead once stays so for the job."""
+
+    def __init__(self, slurm: Slurm, environ: Mapping[str, str]) -> None:
+        self._slurm = slurm
+        self._own_node = environ.get("SLURMD_NODENAME", "")
+        self._nodes: tuple[str, ...] = ()
+        self._node_by_host: Mapping[str, str] = {}
+        self._dead: dict[str, str] = {}
+        with suppress(SlurmError):
+            self._nodes = slurm.host_names(environ.get("SLURM_JOB_NODELIST", ""))
+            self._node_by_host = slurm.map_hosts(self._nodes)
+
+    def update(self, records: Iterable[Record] = ()) -> set[str]:
+        """Return all dead nodes, as Slurm and the new records of a run show them."""
+        states: Mapping[str, str] = {}
+        with suppress(SlurmError):
+            states = self._slurm.node_states(self._nodes) if self._nodes else {}
+        for node in self._nodes:
+            if is_down(states.get(node, "")):
+                self._dead.setdefault(node, "is down")
+        for host in _list_silent_hosts(records):
+            node = self._node_by_host.get(host, self._own_node)
+            if node != self._own_node:
+                self._dead.setdefault(node, "does not answer")
+        return set(self._dead)
+
+    def list_alive(self) -> tuple[str, ...]:
+        """Return the nodes that are not known to be dead; empty outside of a job."""
+        return tuple(node for node in self._nodes if node not in self._dead)
+
+    def describe(self) -> str:
+        """Describe the dead nodes, as in ``n3 is down``; empty without any."""
+        return ", ".join(f"{node} {problem}" for node, problem in self._dead.items())
+
+
+def _list_silent_hosts(records: Iterable[Record]) -> set[str]:
+    """Return the hosts without an answer in hangs in which other hosts have answered."""
+    silent: set[str] = set()
+    for record in records:
+        answering = {rank.host for rank in record.ranks if not rank.is_silent}
+        if record.status == "hang" and answering:
+            silent |= {rank.host for rank in record.ranks} - answering
+    return silent

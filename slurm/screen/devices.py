@@ -1,0 +1,60 @@
+"""The check of all devices of each node, ``parbench check`` on all nodes at the same time."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from parbench.bench.check.cases import make_options
+from parbench.bench.check.hosts import OVERHEAD_SECONDS, HostResult, compare_hosts, parse_result
+from parbench.bench.launch.processes import PARBENCH, convert_sigterm_to_interrupt
+from parbench.bench.machine.slurm_allocation import build_srun_command
+from parbench.bench.machine.world_spec import WorldSpec
+from parbench.bench.plan.catalogue import DEFINITIONS
+from parbench.bench.plan.options import make_plan
+from parbench.bench.text import get_last_line
+
+_START_SECONDS = {"cuda": 12.0, "cpu": 5.0}
+"""The start of the ranks in a repetition. NCCL and CUDA contexts take longer than gloo."""
+_SECONDS_PER_CASE = 0.35
+
+
+def estimate_check_seconds(device: str, num_devices: int) -> float:
+    """Return the time budget of a check, from the number of its cases and repetitions."""
+    options = make_options(device, num_devices, budget="1m", timeout="1m", inject=None)
+    backend = "nccl" if device == "cuda" else "gloo"
+    world = WorldSpec(nproc=num_devices, backend=backend, device=device)
+    plan = make_plan(options, DEFINITIONS, world)
+    case_seconds = _SECONDS_PER_CASE * len(plan.cases)
+    return plan.repetitions * (_START_SECONDS[device] + case_seconds)
+
+
+def check_nodes(
+    nodes: Sequence[str], seconds: float, folder: Path, environ: Mapping[str, str]
+) -> tuple[HostResult, ...]:
+    """Check the devices of all nodes in at most so many seconds, and compare them.
+
+    One task on each node writes a file with the name of the node.
+    """
+    folder.mkdir(parents=True)
+    options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+    options += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]
+    options += [f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
+    command = [*build_srun_command(environ, *options), *PARBENCH, "check", "--json"]
+    command += ["--budget", f"{seconds:.0f}s", "--out", str(folder)]
+    limit = seconds + OVERHEAD_SECONDS
+    problem = f"no answer within {limit:.0f} s"
+    with convert_sigterm_to_interrupt():
+        try:
+            completed = subprocess.run(command, env=environ, capture_output=True, timeout=limit)
+            problem = get_last_line(completed.stderr.decode(errors="replace"))
+        except subprocess.TimeoutExpired:
+            pass
+    return compare_hosts([_read_result(node, folder, problem) for node in nodes])
+
+
+def _read_result(node: str, folder: Path, problem: str) -> HostResult:
+    contents = []
+    for suffix in ("out", "err"):
+        file = folder / f"{node}.{suffix}"
+        contents.append(file.read_bytes() if file.exists() else b"")
+    return parse_result(node, contents[0], contents[1] or problem.encode(), 4)

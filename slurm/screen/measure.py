@@ -1,0 +1,156 @@
+"""The runs of a screening: rounds of pairs on all nodes, and their exchanges."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parbench.bench.files import encode_json, write_output
+from parbench.bench.launch.processes import PARBENCH, run_child
+from parbench.bench.plan.groups import format_pairs, parse_pairs
+from parbench.bench.plan.plan import Entry, PlanFile
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run, list_runs, load_run
+from parbench.bench.results.samples import load_rank_samples, make_samples_path
+from parbench.bench.results.stats import median
+from parbench.bench.text import UserError, parse_duration
+from parbench.slurm.screen.ratios import Exchange
+from parbench.slurm.screen.rounds import Round
+
+_BLAMED_CAUSES = ("died", "absent", "waiting")
+_START_SECONDS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The settings of the runs of a screening. Sizes and times are text."""
+
+    size: str
+    rails: int  # ranks on each node
+    timeout: str  # of a round
+    node_by_host: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The exchanges of a run of rounds."""
+
+    nodes: tuple[str, ...]  # of the exchanges' indices
+    exchanges: tuple[Exchange, ...] = ()
+    silent: Mapping[str, str]  # nodes that did not answer, with the reason
+    problems: tuple[str, ...] = ()  # why rounds were not measured
+    notes: tuple[str, ...] = ()
+
+
+def measure_rounds(
+    nodes: Sequence[str], rounds: Sequence[Round], setup: Setup, folder: Path
+) -> Measurement:
+    """Measure rounds on these nodes in a new folder; ``UserError`` if there is no run."""
+    folder.mkdir(parents=True)
+    plan = folder / "plan.json"
+    write_output(plan, encode_json(make_plan_file(rounds, setup)))
+    command = [*PARBENCH, "run", "--launcher", "srun", "--nodes", str(len(nodes))]
+    command += ["--ntasks-per-node", str(setup.rails), "--distribution", "block"]
+    command += ["--nodelist", ",".join(nodes), "--plan", str(plan)]
+    command += ["--out", str(folder), "--json"]
+    code = run_child(command).returncode
+    runs = list_runs(folder)
+    if not runs:
+        raise UserError(f"parbench run ended with {code} and left no run in {folder}; see above")
+    return read_measurement(load_run(runs[0]), nodes, setup)
+
+
+def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
+    """Return the plan of the run. Each round is a case whose pairs are those of all rails."""
+    cases = []
+    repeats: Counter[Round] = Counter()
+    for pairs in rounds:
+        rank_pairs = []
+        for first, second in pairs:
+            for rail in range(setup.rails):
+                rank_pairs.append((first * setup.rails + rail, second * setup.rails + rail))
+        params: dict[str, str | int] = {
+            "size_bytes": setup.size,
+            # Both directions at once would let acknowledgements wait behind data, or not.
+            "direction": "in_turn",
+            "pairs": format_pairs(tuple(rank_pairs)),
+            "repeat": repeats[pairs],
+        }
+        repeats[pairs] += 1
+        cases.append(Entry(name="p2p.pairwise", set=params))
+    return PlanFile(
+        preset="smoke",
+        repetitions=1,
+        budget=_START_SECONDS + parse_duration(setup.timeout) * len(rounds),
+        timeout=setup.timeout,
+        case=tuple(cases),
+    )
+
+
+def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measurement:
+    """Return the exchanges of a run, and the nodes that did not answer."""
+    good = [record for record in run.records if record.status == "ok"]
+    problems = [record.reason for record in run.records if record.status != "ok"]
+    num_unread = len(run.info.plan.cases) - len(run.records)
+    if num_unread > 0:
+        problems.append(f"rounds not reached: {num_unread}")
+    exchanges: list[Exchange] = []
+    for index, record in enumerate(good):
+        exchanges += read_exchanges(run, record, index, setup.rails)
+    silent: dict[str, str] = {}
+    for record in run.records:
+        # Later failures follow from the first one that distinguishes nodes.
+        if not silent and record.status in ("failed", "hang", "wrong"):
+            silent = find_silent_nodes(record, nodes, setup.node_by_host)
+    return Measurement(
+        nodes=_read_nodes(run, setup) if good else tuple(nodes),
+        exchanges=tuple(exchanges),
+        silent=silent,
+        problems=tuple(dict.fromkeys(problems)),
+        notes=run.info.plan.limitations,
+    )
+
+
+def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
+    """Return the node of each block of ranks; ``UserError`` if a block has several hosts."""
+    hosts = (run.info.environment or {}).get("hosts") or []
+    first_hosts = hosts[:: setup.rails]
+    blocks = [host for host in first_hosts for _ in range(setup.rails)]
+    if len(hosts) != run.info.plan.nproc or blocks != hosts:
+        layout = f"{setup.rails} ranks on each host"
+        raise UserError(f"{run.path}: the hosts of its ranks are not in blocks of {layout}")
+    return tuple(setup.node_by_host.get(host, host) for host in first_hosts)
+
+
+def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator[Exchange]:
+    """Yield the exchange of each rail in a round, whose duration is that of the slower rank.
+
+    Raises ``UserError`` if the samples cannot be read.
+    """
+    samples = load_rank_samples(run, record)
+    if "duration_ns" not in samples or "steps_per_sample" not in samples:
+        raise UserError(f"{run.path / make_samples_path(record)} holds no samples that can be read")
+    seconds = samples["duration_ns"] / 1e9 / int(samples["steps_per_sample"])
+    by_rank = dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
+    for first, second in parse_pairs(str(record.details.get("pairs", "")), record.world.size):
+        duration = median(list(map(max, by_rank[first], by_rank[second])))
+        nodes = (first // rails, second // rails)
+        yield Exchange(round=index, nodes=nodes, rail=first % rails, seconds=duration)
+
+
+def find_silent_nodes(
+    record: Record, nodes: Sequence[str], node_by_host: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the nodes that a bad record blames, with its reason; empty if it blames all or none.
+
+    A rank that raised an error is not blamed, because it may have suffered from another one.
+    """
+    reported = {node_by_host.get(rank.host, rank.host) for rank in record.ranks}
+    silent_hosts = [rank.host for rank in record.ranks if rank.is_silent]
+    blamed_hosts = [entry.host for entry in record.culprits if entry.cause in _BLAMED_CAUSES]
+    silent = set(nodes) - reported if reported else set()
+    for hosts in (silent_hosts, blamed_hosts):
+        silent = silent or {node_by_host.get(host, host) for host in hosts}
+    if silent >= set(nodes):
+        return {}
+    return dict.fromkeys(sorted(silent), record.reason)

@@ -1,0 +1,181 @@
+"""The slow nodes and rails of a cluster, from the durations of exchanges in rounds of pairs.
+
+An exchange is as slow as the slower of its two ends. The excess of an exchange is the logarithm of
+its duration relative to the median of other pairs in its round and rail, because a whole round may
+be slow. The excess of a rail of a node is the median over its partners, and that of a node the
+median over its rails. The slowest node is set aside with its exchanges, and the others are compared
+again, until none is slow; then the rails are. Most pairs must be fast, so at most about a quarter
+of the nodes may be slow.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
+
+from parbench.bench.plan.groups import Pair
+
+MIN_RATIO = 1.05
+"""The smallest slowness of interest."""
+_MIN_STANDARD_ERRORS = 3.0
+_MIN_PARTNERS = 2
+_MAD_OF_NORMAL = 0.6745
+"""The median absolute deviation of a normal distribution, in standard deviations."""
+_VARIANCE_OF_MEDIAN = math.pi / 2
+"""The variance of the median of normal values, relative to that of their mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """The duration in which a rail of two nodes exchanged data in a round."""
+
+    round: int
+    nodes: Pair
+    rail: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A node, or one of its rails."""
+
+    node: int
+    rail: int | None = None  # None for the whole node
+
+    def has(self, exchange: Exchange) -> bool:
+        return self.node in exchange.nodes and self.rail in (None, exchange.rail)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """The duration of the exchanges of a node or rail, relative to those of others."""
+
+    endpoint: Endpoint
+    ratio: float
+    threshold: float  # the ratio from which it counts as slow
+    partners: tuple[int, ...]
+    num_exchanges: int
+
+    @property
+    def is_slow(self) -> bool:
+        return self.ratio > self.threshold
+
+
+def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
+    """Return the slow nodes, and the slow rails of other nodes, the slowest first.
+
+    At most half of the nodes are slow, because the others are what they are compared with.
+    """
+    remaining = list(exchanges)
+    max_slow = len({node for exchange in remaining for node in exchange.nodes}) // 2
+    slow: list[Ratio] = []
+    while len({ratio.endpoint.node for ratio in slow}) < max_slow:
+        slowest = _find_slowest(remaining)
+        if slowest is None:
+            break
+        slow.append(slowest)
+        remaining = [entry for entry in remaining if not slowest.endpoint.has(entry)]
+    return slow
+
+
+def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> list[Ratio]:
+    """Return the suspects that are slow in other exchanges too, with good partners."""
+    confirmed = []
+    for suspect in suspects:
+        endpoints = [ratio.endpoint for ratio in suspects if ratio is not suspect]
+        good = [entry for entry in exchanges if not any(part.has(entry) for part in endpoints)]
+        ratio = compare(suspect.endpoint, good)
+        if ratio is not None and ratio.is_slow:
+            confirmed.append(ratio)
+    return confirmed
+
+
+def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
+    """Return the ratio of a node or rail, None if it has fewer than two partners."""
+    own_exchanges = [entry for entry in exchanges if endpoint.has(entry)]
+    partners = {sum(entry.nodes) - endpoint.node for entry in own_exchanges}
+    rails = {entry.rail for entry in own_exchanges}
+    other_exchanges = [
+        entry for entry in exchanges if entry.rail in rails and endpoint.node not in entry.nodes
+    ]
+    if len(partners) < _MIN_PARTNERS or {entry.rail for entry in other_exchanges} != rails:
+        return None
+    levels = _compute_levels(other_exchanges)
+    by_rail: dict[int, list[float]] = defaultdict(list)
+    num_compared = 0
+    for entry in own_exchanges:
+        level = levels.get((entry.round, entry.rail), levels[None, entry.rail])
+        by_rail[entry.rail].append(math.log(entry.seconds) - level.value)
+        num_compared += level.count
+    excess = median_low(median(excesses) for excesses in by_rail.values())
+    pairs_per_level = num_compared / len(own_exchanges)
+    variance = (
+        _VARIANCE_OF_MEDIAN * (1 + _VARIANCE_OF_MEDIAN / pairs_per_level) / len(own_exchanges)
+    )
+    standard_error = _estimate_noise(other_exchanges, levels) * math.sqrt(variance)
+    return Ratio(
+        endpoint=endpoint,
+        ratio=math.exp(excess),
+        threshold=max(MIN_RATIO, math.exp(_MIN_STANDARD_ERRORS * standard_error)),
+        partners=tuple(sorted(partners)),
+        num_exchanges=len(own_exchanges),
+    )
+
+
+@dataclass(frozen=True)
+class Level:
+    """The median of the logarithms of durations."""
+
+    value: float
+    count: int
+
+
+Levels = dict[tuple[int | None, int], Level]
+"""By round and rail. The level of a rail in all rounds has the round None."""
+
+
+def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
+    groups: dict[tuple[int | None, int], list[float]] = defaultdict(list)
+    for entry in exchanges:
+        value = math.log(entry.seconds)
+        groups[entry.round, entry.rail].append(value)
+        groups[None, entry.rail].append(value)
+    return {key: Level(median(values), len(values)) for key, values in groups.items()}
+
+
+def _compute_excess(entry: Exchange, levels: Levels) -> float:
+    """Return the excess of an exchange that is part of the levels.
+
+    The deviation from a median of few values is too small by a factor, which is corrected.
+    """
+    level = levels[entry.round, entry.rail]
+    if level.count == 1:
+        level = levels[None, entry.rail]
+    deviation = math.log(entry.seconds) - level.value
+    return deviation * math.sqrt(level.count / max(level.count - 1, 1))
+
+
+def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
+    """Return the standard deviation of an exchange, from the median absolute deviation."""
+    return median(abs(_compute_excess(entry, levels)) for entry in exchanges) / _MAD_OF_NORMAL
+
+
+def _find_slowest(exchanges: Sequence[Exchange]) -> Ratio | None:
+    """Return the slowest node if it is slow, otherwise the slowest rail if it is slow."""
+    levels = _compute_levels(exchanges)
+    excesses: dict[Endpoint, list[float]] = defaultdict(list)
+    for entry in exchanges:
+        for node in entry.nodes:
+            excesses[Endpoint(node, entry.rail)].append(_compute_excess(entry, levels))
+    rails = {endpoint: median(values) for endpoint, values in excesses.items()}
+    by_node: dict[Endpoint, list[float]] = defaultdict(list)
+    for endpoint, excess in rails.items():
+        by_node[Endpoint(endpoint.node)].append(excess)
+    nodes = {endpoint: median_low(values) for endpoint, values in by_node.items()}
+    for candidates in (nodes, rails):
+        if candidates:
+            ratio = compare(max(candidates, key=candidates.__getitem__), exchanges)
+            if ratio is not None and ratio.is_slow:
+                return ratio
+    return None

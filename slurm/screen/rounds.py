@@ -1,0 +1,59 @@
+"""Rounds in which the nodes of a cluster exchange data in pairs, all pairs at once.
+
+Local rank i of a node exchanges with local rank i of the other node, so that a rail (a GPU and its
+NIC) only meets the same rail of other nodes.
+"""
+
+from collections.abc import Collection, Sequence
+
+from parbench.bench.plan.groups import Pair, count_rounds, list_round_pairs
+
+Round = tuple[Pair, ...]
+"""Pairs of the indices of nodes, the smaller first."""
+_MIN_ROUNDS_OF_THREE = 12
+"""Three nodes exchange in one pair at a time, and need more rounds to show what varies."""
+
+
+def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
+    """Return at least so many rounds in which each node meets others.
+
+    In a small cluster each node meets every other equally often.
+    """
+    available = count_rounds(num_nodes)
+    if num_nodes == 3:
+        min_rounds = max(min_rounds, _MIN_ROUNDS_OF_THREE)
+    count = min_rounds
+    if available < min_rounds:
+        count = -(-min_rounds // available) * available
+    return [list_round_pairs(num_nodes, index % available) for index in range(count)]
+
+
+def plan_confirmation(num_nodes: int, suspects: Collection[int], min_rounds: int) -> list[Round]:
+    """Return rounds in which each suspect node meets so many times a good node.
+
+    The other good nodes meet each other, and are what suspects are compared with.
+    """
+    tested = sorted(suspects)
+    good = [node for node in range(num_nodes) if node not in suspects]
+    batch_size = max(1, min(len(tested), len(good) - 2))
+    if num_nodes == 3:
+        min_rounds = max(min_rounds, _MIN_ROUNDS_OF_THREE)
+    rounds = []
+    for index in range(min_rounds):
+        shift = index % len(good)
+        partners = good[shift:] + good[:shift]
+        for start in range(0, len(tested), batch_size):
+            batch = tested[start : start + batch_size]
+            pairs = list(zip(batch, partners, strict=False))
+            rounds.append(_sort_pairs(pairs + _pair_up(partners[len(batch) :])))
+            if len(partners) < len(batch) + 2:
+                rounds.append(_sort_pairs(_pair_up(partners)))
+    return rounds
+
+
+def _pair_up(nodes: Sequence[int]) -> list[Pair]:
+    return list(zip(nodes[::2], nodes[1::2], strict=False))
+
+
+def _sort_pairs(pairs: Collection[Pair]) -> Round:
+    return tuple(sorted((min(pair), max(pair)) for pair in pairs))

@@ -1,0 +1,101 @@
+"""The batch scripts of a sweep: one allocation for all points, or an array for each node count."""
+
+import itertools
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parbench.bench.machine.environment import format_cpus
+from parbench.bench.text import parse_duration
+from parbench.slurm.sweep.folder import Point, Sweep, make_slug
+from parbench.slurm.system import format_limit
+
+_UNQUOTED = frozenset(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=@%+[]*|&"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """An allocation, or an array of allocations, and the points that are measured in it."""
+
+    name: str
+    points: tuple[Point, ...]
+    nodes: int
+    ntasks_per_node: int
+    time_seconds: float
+    tasks: tuple[int, ...] = ()  # of an array: the indices of its points in the sweep
+
+
+def build_batches(sweep: Sweep, points: Sequence[Point]) -> tuple[Batch, ...]:
+    """Return the jobs for some points of a sweep."""
+    if sweep.file.mode == "one":
+        return (_build_batch(sweep, "sweep", tuple(points)),)
+    groups = itertools.groupby(points, key=lambda point: point.nodes)
+    return tuple(_build_batch(sweep, f"{nodes}-nodes", tuple(group)) for nodes, group in groups)
+
+
+def _build_batch(sweep: Sweep, name: str, points: tuple[Point, ...]) -> Batch:
+    seconds = [point.seconds for point in points]
+    work_seconds = sum(seconds)
+    tasks: tuple[int, ...] = ()
+    if sweep.file.mode == "array":
+        work_seconds = max(seconds)
+        tasks = tuple(sweep.points.index(point) for point in points)
+    time_seconds = 60 + 1.25 * work_seconds
+    if sweep.file.slurm.time is not None:
+        time_seconds = parse_duration(sweep.file.slurm.time)
+    return Batch(
+        name=name,
+        points=points,
+        nodes=max(point.nodes for point in points),
+        ntasks_per_node=max(point.ntasks_per_node for point in points),
+        time_seconds=time_seconds,
+        tasks=tasks,
+    )
+
+
+def format_script(sweep: Sweep, folder: Path, batch: Batch) -> str:
+    """Return a batch script. ``exec`` replaces the shell, so that signals reach parbench."""
+    options = {**_list_options(sweep, folder, batch), **sweep.file.slurm.format_options()}
+    command = [sweep.python, "-m", "parbench", "slurm", "work", str(folder)]
+    if batch.tasks:
+        command.append("--array")
+    lines = [
+        "#!/bin/bash",
+        *[_format_directive(name, value) for name, value in options.items() if value],
+        "ulimit -c 0",
+        *sweep.file.prologue,
+        f"exec {shlex.join(command)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _list_options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
+    settings = sweep.file.slurm
+    logs = str(folder / "logs").replace("%", "%%")
+    return {
+        "job-name": make_slug(sweep.name),
+        "nodes": str(batch.nodes),
+        "ntasks-per-node": str(batch.ntasks_per_node),
+        "time": format_limit(batch.time_seconds),
+        "requeue" if settings.requeue else "no-requeue": True,
+        "open-mode": "append",
+        "output": f"{logs}/%A_%a.out" if batch.tasks else f"{logs}/%j.out",
+        "chdir": sweep.working_directory,
+        "array": format_cpus(batch.tasks),  # sbatch has the same form: 0-3,7
+        "no-kill": settings.on_dead_node == "go-on",
+        "partition": settings.partition or "",
+    }
+
+
+def _format_directive(name: str, value: str | bool) -> str:
+    """Return a line for sbatch, which reads a backslash even in single quotes, unlike a shell."""
+    if value is True:
+        return f"#SBATCH --{name}"
+    text = str(value)
+    if not set(text) <= _UNQUOTED:
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        text = f'"{escaped}"'
+    return f"#SBATCH --{name}={text}"

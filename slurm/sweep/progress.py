@@ -1,0 +1,77 @@
+"""The progress of a point, which its run folder shows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from parbench.bench.launch.driver import list_pending
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import list_runs, load_run
+from parbench.bench.text import UserError
+from parbench.slurm.sweep.folder import runs_path
+
+ABANDONED = "abandoned"
+"""The folder, next to the runs of a point, of runs that are not resumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The measurements of a point: cases times repetitions."""
+
+    run: Path | None = None
+    planned: int = 0
+    measured: int = 0
+    failures: tuple[Record, ...] = ()  # wrong results first, then hangs and errors
+    problem: str = ""  # why the run cannot be read now
+
+    @property
+    def state(self) -> Literal["absent", "partial", "complete"]:
+        if self.run is None:
+            return "absent"
+        return "complete" if 0 < self.planned == self.measured else "partial"
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state == "complete"
+
+    @property
+    def has_wrong_results(self) -> bool:
+        return any(record.status == "wrong" for record in self.failures)
+
+    @property
+    def reason(self) -> str:
+        """The first failure, the missing measurements, or why the run cannot be read."""
+        if self.problem:
+            return self.problem
+        if self.failures:
+            first = self.failures[0]
+            more = f" (and {len(self.failures) - 1} more)" if len(self.failures) > 1 else ""
+            return f"{first.status}: {first.case.label}: {first.reason}{more}"
+        if self.run is None or self.is_complete:
+            return ""
+        return f"{self.planned - self.measured} of {self.planned} measurements are missing"
+
+
+def read_progress(folder: Path, point_id: str) -> Progress:
+    """Return the progress of a point in the folder of a sweep.
+
+    An error of reading is temporary on a network file system. It is reported as a problem.
+    """
+    runs_folder = runs_path(folder, point_id)
+    try:
+        runs = list_runs(runs_folder)
+        if not runs:
+            return Progress()
+        run = load_run(runs[-1])
+    except (UserError, OSError) as error:
+        return Progress(run=runs_folder, problem=str(error))
+    planned = len(run.info.plan.cases) * run.info.plan.repetitions
+    failures = []
+    for status in ("wrong", "hang", "failed"):
+        failures += [record for record in run.records if record.status == status]
+    return Progress(
+        run=run.path,
+        planned=planned,
+        measured=planned - len(list_pending(run)),
+        failures=tuple(failures),
+    )

@@ -1,0 +1,104 @@
+"""Slow nodes and rails are found from exchange times, and good ones are not blamed."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from parbench.slurm.screen.ratios import Endpoint, Exchange, compare, confirm_slow, find_slow
+from parbench.slurm.screen.rounds import plan_tournament
+from tests.support.screening import Cluster, estimate_rates
+
+NOTHING: dict[Endpoint, float] = {}
+
+
+def make_exchanges(
+    num_nodes: int,
+    factors: Mapping[Endpoint, float] = NOTHING,
+    *,
+    rails: int = 1,
+    slow_round: int | None = None,
+) -> list[Exchange]:
+    """Build a tournament without noise from the slowdown factors of nodes and rails."""
+    exchanges = []
+    for number, pairs in enumerate(plan_tournament(num_nodes, num_nodes)):
+        for nodes in pairs:
+            for rail in range(rails):
+                endpoints = [Endpoint(node, part) for node in nodes for part in (None, rail)]
+                seconds = 0.1 * max(factors.get(endpoint, 1.0) for endpoint in endpoints)
+                if number == slow_round:
+                    seconds *= 3
+                exchanges.append(
+                    Exchange(round=number, nodes=nodes, rail=rail, seconds=seconds)
+                )
+    return exchanges
+
+
+@pytest.mark.parametrize("factor", [1.2, 8.0])
+@pytest.mark.parametrize(("num_nodes", "node"), [(3, 0), (4, 3), (5, 2), (16, 8)])
+def test_find_slow_node(num_nodes: int, node: int, factor: float) -> None:
+    [ratio] = find_slow(make_exchanges(num_nodes, {Endpoint(node): factor}))
+    assert ratio.endpoint == Endpoint(node)
+    assert ratio.ratio == pytest.approx(factor)
+    assert len(ratio.partners) == num_nodes - 1
+
+
+@pytest.mark.parametrize("rails", [2, 8])
+def test_find_slow_rail_and_slow_node(rails: int) -> None:
+    rail, node = Endpoint(2, 1), Endpoint(5)
+    exchanges = make_exchanges(8, {rail: 2.0, node: 1.5}, rails=rails)
+    assert [ratio.endpoint for ratio in find_slow(exchanges)] == [node, rail]
+
+
+@pytest.mark.parametrize("num_nodes", [3, 5, 16])
+def test_find_nothing_in_a_good_cluster(num_nodes: int) -> None:
+    assert find_slow(make_exchanges(num_nodes)) == []
+    assert find_slow(make_exchanges(num_nodes, slow_round=1)) == []
+    assert find_slow([]) == []
+
+
+def test_find_several_slow_nodes() -> None:
+    factors = {Endpoint(0): 16.0, Endpoint(1): 8.0, Endpoint(7): 1.5}
+    slow = [ratio.endpoint for ratio in find_slow(make_exchanges(16, factors))]
+    assert slow == list(factors)
+
+
+def test_find_nothing_below_the_threshold() -> None:
+    assert find_slow(make_exchanges(16, {Endpoint(3): 1.04})) == []
+    [ratio] = find_slow(make_exchanges(16, {Endpoint(3): 1.06}))
+    assert ratio.threshold == 1.05
+
+
+def test_compare_needs_two_partners_and_other_pairs() -> None:
+    exchanges = make_exchanges(4)
+    partner_of_0 = [entry for entry in exchanges if entry.nodes in ((0, 1), (2, 3))]
+    assert compare(Endpoint(0), partner_of_0) is None
+    only_0 = [entry for entry in exchanges if 0 in entry.nodes]
+    assert compare(Endpoint(0), only_0) is None
+
+
+def test_confirm_a_node_only_with_good_partners() -> None:
+    suspects = find_slow(make_exchanges(16, {Endpoint(2): 4.0, Endpoint(3): 4.0}))
+    assert len(suspects) == 2
+    assert confirm_slow(make_exchanges(16), suspects) == []
+    [ratio] = confirm_slow(make_exchanges(16, {Endpoint(2): 2.0}), suspects)
+    assert ratio.endpoint == Endpoint(2)
+    assert len(ratio.partners) == 14
+    assert 3 not in ratio.partners
+
+
+@pytest.mark.parametrize(
+    ("cluster", "exact"),
+    [
+        (Cluster(num_nodes=4, drift=0.2), 1.0),
+        (Cluster(num_nodes=4, speeds={Endpoint(1): 0.5}, noise=0.05), 0.96),
+        (Cluster(num_nodes=16, speeds={Endpoint(2): 0.9}), 0.95),
+        (Cluster(num_nodes=16, rails=8, speeds={Endpoint(2, 3): 0.9}), 0.95),
+        (Cluster(num_nodes=16, spike_share=0.1), 0.96),
+    ],
+    ids=["drift", "node-of-4", "node-of-16", "rail-of-16", "spikes"],
+)
+def test_simulated_screening_is_exact(cluster: Cluster, exact: float) -> None:
+    """The study tests/studies/screening.py has the rates of more clusters."""
+    rates = estimate_rates(cluster, trials=50, seed=3)
+    assert rates.exact >= exact
+    assert rates.blamed <= 0.02
