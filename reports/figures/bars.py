@@ -3,7 +3,6 @@ time."""
 
 from collections.abc import Callable, Mapping, Sequence
 
-from parbench.bench.results.details import MemoryOverTime
 from parbench.reports import cells
 from parbench.reports.analysis.labels import short_labels
 from parbench.reports.analysis.steps import broken_down, memory_lines, parts
@@ -12,7 +11,6 @@ from parbench.reports.figures.lines import extent
 from parbench.reports.figures.palette import MEMORY, STEP, css_of
 from parbench.reports.figures.svg import (
     HATCHED,
-    NARROW,
     Drawing,
     Scale,
     elided,
@@ -24,7 +22,6 @@ from parbench.reports.figures.svg import (
 _LOG_FROM_RATIO, _MAX_REPETITIONS = 10, 20
 _LEFT, _RIGHT, _MOST_LETTERS = 10.0, 500.0, 68
 _NAME, _BAR, _ROW = 18.0, 20.0, 46.0
-_AREA_TOP, _AREA_HEIGHT, _LETTER, _MICRO = 22.0, 130.0, 16.0, 1e6
 EXPOSED = "exposed "
 Stack = tuple[str, Mapping[str, float]]
 """A label, and the parts of its bar."""
@@ -168,41 +165,3 @@ def part_style(part: str, hue: str) -> str:
     if part.startswith("exposed"):
         return f"fill:{HATCHED}"
     return f"fill:{css_of(hue)};fill-opacity:.4" if part == "idle" else f"fill:{css_of(hue)}"
-
-
-def draw_memory_over_time(held: MemoryOverTime) -> Drawing | None:
-    """Return the bytes above the step's start as an area over time, its phases named above; None where none rise."""
-    (at, peak), end = held.peak, held.points[-1][0] / _MICRO
-    if peak <= 0:
-        return None
-    low = min(0, *(num_bytes for _, num_bytes in held.points))
-    bottom = _AREA_TOP + _AREA_HEIGHT
-    y = Scale(low=low, high=peak, first=bottom, last=_AREA_TOP + _LETTER)
-    chart = Drawing()
-    left = chart.axis_left(
-        y, even_ticks(peak, cells.num_bytes), "above the step's start", NARROW - 16
-    )
-    x = Scale(low=0.0, high=end, first=left, last=NARROW - 16)
-    named = ""
-    for name, start, stop in held.phases:
-        first, last = (x(min(max(0.0, edge / _MICRO), end)) for edge in (start, stop))
-        chart.rule(
-            f"M{first:.1f} {_AREA_TOP:.1f}V{bottom:.1f}", "stroke:currentColor;stroke-dasharray:1 3"
-        )
-        if name != named and last - first > width_of(name) + 6:
-            chart.text((first + last) / 2, _AREA_TOP + 4, name, "middle")
-            named = name
-    # held until the next change
-    steps = "".join(
-        f"H{x(time / _MICRO):.1f}V{y(num_bytes):.1f}" for time, num_bytes in held.points
-    )
-    hue = css_of(MEMORY["activations"])
-    told = f"{cells.num_bytes(peak)} at {cells.duration(at / _MICRO)}"
-    chart.path(
-        f"M{left:.1f} {y(0):.1f}{steps}V{y(0):.1f}z",
-        f"fill:{hue};fill-opacity:.35;stroke:{hue}",
-        told,
-    )
-    chart.top = bottom
-    chart.axis_below(x, even_ticks(end, cells.duration), "time since the step began")
-    return chart

@@ -1,6 +1,6 @@
-"""Pipelines over time, as inline SVG: each action of each rank, and what its gaps are for, predicted above measured.
+"""Pipelines over time, as inline SVG: each action of each rank, predicted above measured.
 
-Kinds of action and causes of idle time have heights of their own: colour is not needed.
+Each kind of action has its own height, so that color is not needed.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,13 @@ from parbench.reports.figures.svg import WIDE
 from parbench.reports.figures.timeline import Box, TimeChart, joined
 
 _MIXED = "any"
-# words and height of a row of each kind of action and cause of idle time
+# label and height of a row of each kind of action
 _LOOKS = {
     "F": ("F: forward", 0.9),
     "B": ("B: backward", 0.78),
     "I": ("I: input gradient", 0.66),
     "W": ("W: weight gradient", 0.54),
     _MIXED: ("any action", 0.9),
-    "schedule": ("idle: schedule", 0.9),
-    "imbalance": ("idle: imbalance", 0.6),
-    "p2p": ("idle: p2p", 0.4),
-    "rest": ("idle: rest", 0.2),
 }
 _NUMBER_SIZE = 10
 _LETTERS = {
@@ -59,7 +55,7 @@ def detail_of(pipeline: Drawn, most_boxes: int = 6000) -> Detail:
     """Return the finest detail that needs no more boxes than ``most_boxes``, the same for both timelines."""
     shown = [one for one in (pipeline.facts.predicted, pipeline.facts.measured) if one]
     num_actions = sum(len(actions) for one in shown for actions in one)
-    if num_actions + len(pipeline.facts.idle or ()) <= most_boxes:
+    if num_actions <= most_boxes:
         numbered = num_actions <= min(_MOST_TEXTS, most_boxes // _BOXES_OF_TEXT)
         note = "" if numbered else f"Numbers of microbatches are left out of {num_actions} actions."
         return Detail(gap=0.0, mixed=False, numbered=numbered, note=note)
@@ -68,12 +64,9 @@ def detail_of(pipeline: Drawn, most_boxes: int = 6000) -> Detail:
     for mixed, factor in ((False, 1), *((True, 2**i) for i in range(10))):
         gap = span_of(pipeline) / 720 * factor
         alike = f"neighbours of {'any' if mixed else 'one'} kind less than {cells.duration(gap / 1e6)} apart"
-        note = f"Of {num_actions} actions, {alike} are drawn as one, and shorter idle times not at all."
+        note = f"Of {num_actions} actions, {alike} are drawn as one."
         detail = Detail(gap=gap, mixed=mixed, numbered=False, note=note)
-        drawn = [
-            *idle_boxes(pipeline, detail),
-            *(box for one in shown for box in boxes_of(pipeline, one, detail)),
-        ]
+        drawn = [box for one in shown for box in boxes_of(pipeline, one, detail)]
         if len(drawn) <= most_boxes:
             break
     return detail
@@ -102,17 +95,9 @@ def boxes_of(pipeline: Drawn, timeline: Actions, detail: Detail) -> list[Box]:
     return found
 
 
-def idle_boxes(pipeline: Drawn, detail: Detail) -> list[Box]:
-    shown = [one for one in pipeline.facts.idle or () if one.stop_us - one.start_us > detail.gap]
-    return [
-        Box(rank=one.rank, kind=one.cause, start=one.start_us, stop=one.stop_us) for one in shown
-    ]
-
-
 def gantt_words(pipeline: Pipeline, detail: Detail) -> str:
     predicted = "Above, the schedule simulated with this step's mean time of each kind and no latency; below, "
-    causes = ", each gap in the colour of its cause" if pipeline.facts.idle else ""
-    told = f"{predicted if pipeline.facts.predicted else ''}what repetition {pipeline.repetition + 1} measured{causes}."
+    told = f"{predicted if pipeline.facts.predicted else ''}what repetition {pipeline.repetition + 1} measured."
     return f"{told[0].upper()}{told[1:]} {detail.note}".rstrip()
 
 
@@ -133,7 +118,6 @@ def draw_pipeline(
     if not known:
         return None
     drawn = [boxes_of(pipeline, one, detail) for _, one in known]
-    drawn[-1] = [*idle_boxes(pipeline, detail), *drawn[-1]]
     chart = TimeChart(66.0, span_us, width=width)
     _legend(chart, {box.kind for boxes in drawn for box in boxes}, facts.chunks)
     height = max(6.0, min(30.0, (190 if is_alone else 450) / facts.ranks))
@@ -187,8 +171,8 @@ def _legend(chart: TimeChart, kinds: set[str], chunks: int) -> None:
 
 
 def _style(kind: str, chunk: int = 0) -> str:
-    """Return the colour of a kind, paler for each later chunk, or of a cause, paler than any kind."""
-    opacity = max(0.15, 0.65 * 0.55**chunk) if kind in (*ACTION_KINDS, _MIXED) else 0.32
+    """Return the color of a kind, paler for each later chunk."""
+    opacity = max(0.15, 0.65 * 0.55**chunk)
     fill = css_of(PIPELINE[kind]) if kind in PIPELINE else "currentColor"
     return f"fill:{fill};fill-opacity:{opacity:.3g}"
 

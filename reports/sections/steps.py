@@ -13,7 +13,6 @@ from parbench.reports.analysis.labels import short_labels
 from parbench.reports.analysis.steps import (
     SOURCES,
     Busy,
-    Held,
     MemoryLine,
     Prediction,
     Sent,
@@ -23,7 +22,6 @@ from parbench.reports.analysis.steps import (
     differing_trace,
     exposed_seconds,
     held_bytes,
-    held_over_time,
     is_axis,
     memory_lines,
     predict_comm,
@@ -37,7 +35,6 @@ from parbench.reports.analysis.summary import Row
 from parbench.reports.figures.bars import (
     draw_breakdown,
     draw_memory,
-    draw_memory_over_time,
     draw_steps,
 )
 from parbench.reports.figures.svg import figure
@@ -84,7 +81,6 @@ def step_section(found: Analysis) -> Section | None:
         *_timelines(found),
         *pipeline_tables(found),
         *_memory(found),
-        *_memory_over_time(found),
     )
     terms = {
         "step-time": ("parts of a step",),
@@ -348,41 +344,3 @@ def _memory(found: Analysis) -> Iterator[Table[MemoryLine]]:
                 draw_memory(steps), "steps-memory", "Memory by component, measured", told
             ),
         )
-
-
-def _memory_over_time(found: Analysis) -> Iterator[Table[Held]]:
-    if lines := held_over_time(found.steps):
-        highest = "the most above what was held when the step began: activations, gradients, buffers of the moment"
-        yield Table(
-            id="step-memory-time",
-            title="Memory over a step's time",
-            caption="measured by torch's allocator in a step of its own, on the rank that rose highest",
-            columns=(
-                step_column(found.steps).of(lambda line: line.row),
-                number(
-                    "rank", lambda line: line.memory.rank, cells.whole, "the rank that rose highest"
-                ),
-                number("rise", lambda line: line.memory.peak[1], cells.num_bytes, highest),
-                number(
-                    "at",
-                    lambda line: line.memory.peak[0] / 1e6,
-                    cells.duration,
-                    "since the step began",
-                ),
-                words(
-                    "in",
-                    lambda line: line.memory.find_phase(line.memory.peak[0]) or "-",
-                    "what the step was doing",
-                ),
-            ),
-            rows=lines,
-            figures=lambda: _draw_memory_over_time(lines),
-        )
-
-
-def _draw_memory_over_time(lines: Sequence[Held]) -> Iterator[Markup]:
-    labels = short_labels([line.row for line in lines])
-    for i, line in enumerate(lines, start=1):
-        told = f"Repetition {line.repetition + 1}, rank {line.memory.rank}, above what it held when the step began."
-        title = f"Memory over time: {labels[line.row.case.id]}"
-        yield from figure(draw_memory_over_time(line.memory), f"memory-time-{i}", title, told)

@@ -8,24 +8,21 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from parbench.bench.results import details
 from parbench.bench.results.details import (
     IDLE_CAUSES,
     Action,
     ActionKind,
     IdleCause,
+    PipelineTimeline,
     SimulatedSchedule,
+    TimedAction,
 )
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, get_output, get_received
 from parbench.workloads.pipeline_parallel.pipeline_case import split_layers
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
-from parbench.workloads.pipeline_parallel.simulation import (
-    Latency,
-    Timeline,
-    simulate,
-)
+from parbench.workloads.pipeline_parallel.simulation import Latency, Timeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -36,51 +33,16 @@ def bubble_fraction(timeline: Timeline) -> float:
     return timeline.idle / total if total else 0.0
 
 
-def bubble_overhead(timeline: Timeline) -> float:
-    """Return idle time over busy time, which is (P-1)/M for 1F1B."""
-    busy = sum(map(timeline.busy, range(timeline.ranks)))
-    return timeline.idle / busy if busy else 0.0
-
-
-def bubble_fraction_span(timeline: Timeline) -> float:
-    """Return the largest idle share of a rank's own span, from its first start to its last stop.
-
-    Zero-bubble papers count it. A rank that starts and ends late loses no time if its next step
-    starts late as well.
-    """
-    return max(list_span_fractions(timeline), default=0.0)
-
-
-def list_span_fractions(timeline: Timeline) -> list[float]:
-    fractions = []
-    for rank in range(timeline.ranks):
-        span = timeline.span(rank)
-        fractions.append(1 - timeline.busy(rank) / span if span else 0.0)
-    return fractions
-
-
-def make_details(order: PipelineOrder) -> details.PipelineDetails:
-    return details.PipelineDetails(
-        schedule=order.name,
-        ranks=order.ranks,
-        microbatches=order.microbatches,
-        chunks=order.stages_per_rank,
-        stages_by_rank=tuple(map(order.stages_of, range(order.ranks))),
-    )
-
-
-def make_detail_rows(timeline: Timeline) -> details.PipelineTimeline:
+def make_detail_rows(timeline: Timeline) -> PipelineTimeline:
     """Return the actions of each rank in microseconds."""
     rows = []
     for rank in range(timeline.ranks):
         actions = timeline.actions_of(rank)
-        row = [details.TimedAction(str(a.action), to_us(a.start), to_us(a.stop)) for a in actions]
+        row = [
+            TimedAction(str(a.action), round(a.start * 1e6), round(a.stop * 1e6)) for a in actions
+        ]
         rows.append(tuple(row))
     return tuple(rows)
-
-
-def to_us(seconds: float) -> int:
-    return round(seconds * 1e6)
 
 
 def split_idle(
@@ -93,53 +55,24 @@ def split_idle(
     ``latency`` as well. "rest", such as jitter, is what the measured idle time exceeds them by.
     A cause is negative if it shortens the waits.
     """
-    idle_by_cause: dict[IdleCause, float] = {}
-    idle_before = 0.0
-    timelines = [*_simulate_causes(measured, order, latency), measured]
-    for cause, timeline in zip(IDLE_CAUSES, timelines, strict=True):
-        idle = timeline.idle / measured.ranks
-        idle_by_cause[cause] = idle - idle_before
-        idle_before = idle
-    return idle_by_cause
-
-
-def attribute_gaps(
-    measured: Timeline, order: PipelineOrder, latency: Latency
-) -> list[tuple[int, float, float, IdleCause]]:
-    """Return rank, start, stop and cause of the parts of every gap between actions.
-
-    The first part of a gap is as long as the same gap with the schedule as its only cause. The
-    longer gaps of the other simulations follow, then the rest. A gap has no negative parts, so that
-    the sums may differ from ``split_idle``.
-    """
-    parts: list[tuple[int, float, float, IdleCause]] = []
-    timelines = (measured, *_simulate_causes(measured, order, latency))
-    for rank in range(measured.ranks):
-        gaps = zip(*(_list_gaps(timeline, rank) for timeline in timelines), strict=True)
-        for (gap_start, gap_stop), *simulated in gaps:
-            lengths = [stop - start for start, stop in simulated]
-            start = gap_start
-            for cause, length in zip(IDLE_CAUSES, [*lengths, inf], strict=True):
-                stop = min(gap_stop, gap_start + max(0.0, length))
-                if stop > start:
-                    parts.append((rank, start, stop, cause))
-                    start = stop
-    return parts
-
-
-def _simulate_causes(
-    measured: Timeline, order: PipelineOrder, latency: Latency
-) -> tuple[Timeline, Timeline, Timeline]:
     means = _compute_means([measured], lambda action: (action.stage, action.kind))
 
     def seconds_of_stage(action: Action) -> float:
         return means[action.stage, action.kind]
 
-    return (
+    timelines = (
         simulate_mean_actions(measured, order),
         simulate(order, seconds_of_stage),
         simulate(order, seconds_of_stage, latency),
+        measured,
     )
+    idle_by_cause: dict[IdleCause, float] = {}
+    idle_before = 0.0
+    for cause, timeline in zip(IDLE_CAUSES, timelines, strict=True):
+        idle = timeline.idle / measured.ranks
+        idle_by_cause[cause] = idle - idle_before
+        idle_before = idle
+    return idle_by_cause
 
 
 def simulate_mean_actions(measured: Timeline, order: PipelineOrder) -> Timeline:
@@ -159,17 +92,6 @@ def _compute_means(timelines: Sequence[Timeline], key: Callable[[Action], Key]) 
         for timed in timeline.actions:
             seconds[key(timed.action)].append(timed.seconds)
     return {group: fmean(values) for group, values in seconds.items()}
-
-
-def _list_gaps(timeline: Timeline, rank: int) -> list[tuple[float, float]]:
-    """Return the possibly empty gap before each action of a rank, and the one after the last."""
-    gaps = []
-    last_stop = timeline.first_start
-    for timed in timeline.actions_of(rank):
-        gaps.append((last_stop, timed.start))
-        last_stop = max(last_stop, timed.stop)
-    gaps.append((last_stop, timeline.first_start + timeline.makespan))
-    return gaps
 
 
 def measure_latency(

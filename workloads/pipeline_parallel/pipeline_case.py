@@ -9,7 +9,7 @@ from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, read_order
-from parbench.workloads.pipeline_parallel.schedule import PipelineSize
+from parbench.workloads.pipeline_parallel.schedule import PipelineSize, Schedule
 from parbench.workloads.pipeline_parallel.schedules import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
@@ -78,72 +78,63 @@ class PipelineOptions:
 
     def build(self, ranks: int, microbatches: int, layers: int) -> "Pipeline":
         """Return the pipeline. Raises ``UserError`` with the rule that it breaks."""
-        if self.rows:
-            order = self._read_order(ranks, microbatches)
-            size = PipelineSize(ranks, microbatches, order.stages_per_rank)
-        else:
-            order = None
-            schedule = find_schedule(self.schedule)
-            size = schedule.size(ranks, microbatches, self.stages_per_rank)
+        schedule = self._read_order(microbatches) if self.rows else find_schedule(self.schedule)
+        size = schedule.size(ranks, microbatches, self.stages_per_rank)
         if layers < size.num_stages:
             raise UserError(f"layers({layers}) < pp({ranks}) * chunks({size.stages_per_rank})")
         layers_by_stage = split_layers(layers, size.num_stages, self.split)
-        return Pipeline(
-            schedule=self.schedule, size=size, layers_by_stage=layers_by_stage, custom_order=order
-        )
+        return Pipeline(schedule=schedule, size=size, layers_by_stage=layers_by_stage)
 
-    def _read_order(self, ranks: int, microbatches: int) -> PipelineOrder:
+    def _read_order(self, microbatches: int) -> Schedule:
+        """Return the custom order as a schedule of exactly its ranks and microbatches."""
         if self.schedule != DEFAULT_SCHEDULE:
             raise UserError(f"schedule = {self.schedule} is not allowed with order: leave it out")
-        order = read_order(self.rows.replace(";", "\n"), "order")
-        if order.ranks != ranks:
-            raise UserError(f"order has rows for {order.ranks} ranks != ranks({ranks})")
-        if order.microbatches != microbatches:
-            count = f"{order.microbatches} microbatches"
-            raise UserError(f"order has {count} != microbatches({microbatches})")
+        order = read_order(self.rows.replace(";", "\n"))
         check(order)
-        return order
+
+        def find_other_size(size: PipelineSize) -> str:
+            if size.ranks != order.ranks:
+                return f"ranks({size.ranks}) == {order.ranks}"
+            if size.microbatches != order.microbatches:
+                return f"microbatches({size.microbatches}) == {order.microbatches}"
+            return ""
+
+        return Schedule(
+            name=order.name,
+            label="a custom order",
+            source="",
+            list_actions=lambda rank, size: order.actions_by_rank[rank],
+            stages_of=lambda rank, size: order.stages_of(rank),
+            splits_backward=order.splits_backward,
+            stages_per_rank=order.stages_per_rank,
+            find_broken_rule=find_other_size,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """The stages of a step and the order of their actions."""
 
-    schedule: str
+    schedule: Schedule
     size: PipelineSize
     layers_by_stage: tuple[int, ...]
-    custom_order: PipelineOrder | None = None
 
     @cached_property
     def order(self) -> PipelineOrder:
         """The actions of all ranks."""
-        return self.custom_order or find_schedule(self.schedule).make_order(self.size)
-
-    @property
-    def splits_backward(self) -> bool:
-        """True if some backward passes are an input gradient and a weight gradient."""
-        if self.custom_order is not None:
-            return self.custom_order.splits_backward
-        return find_schedule(self.schedule).splits_backward
+        return self.schedule.make_order(self.size)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages of a rank."""
-        if self.custom_order is not None:
-            return self.custom_order.stages_of(rank)
-        return find_schedule(self.schedule).stages_of(rank, self.size)
+        return self.schedule.stages_of(rank, self.size)
 
     def microbatches_in_flight(self, rank: int) -> float:
         """Return the maximum of microbatches whose activations a rank holds for its stages."""
-        if self.custom_order is not None:
-            return self.custom_order.microbatches_in_flight(rank)
-        return find_schedule(self.schedule).microbatches_in_flight(rank, self.size)
+        return self.schedule.microbatches_in_flight(rank, self.size)
 
     def logits_in_flight(self, rank: int) -> float:
         """Return the maximum of microbatches whose logits a rank holds."""
-        if self.custom_order is not None:
-            last_stage = self.size.num_stages - 1
-            return self.custom_order.peak_held(rank, lambda stage: float(stage == last_stage))
-        return find_schedule(self.schedule).logits_in_flight(rank, self.size)
+        return self.schedule.logits_in_flight(rank, self.size)
 
 
 def format_checkpointing_refusal(schedule: str, checkpointing: str) -> str:

@@ -19,7 +19,7 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.transformer import Transformer, get_dtype
 from parbench.workloads.parallel.parallelize import ParallelPart
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
+from parbench.workloads.pipeline_parallel.schedule import Schedule
 from parbench.workloads.pipeline_parallel.torch_pipelines import PlainStage, make_runtime
 from parbench.workloads.step.probe import Moment, make_moment_clock, record_moment
 
@@ -32,7 +32,6 @@ class Recorder:
         self._device = device
         self._before = before
         self._moments: list[tuple[Action, Moment, Moment]] = []
-        self.uncertainty_seconds = 0.0  # of the last ``read``
 
     def forget(self) -> None:
         self._moments.clear()
@@ -54,7 +53,7 @@ class Recorder:
 
         On CUDA it waits for the device.
         """
-        to_seconds, self.uncertainty_seconds = make_moment_clock(self._device)
+        to_seconds = make_moment_clock(self._device)
         return [
             (action, int(to_seconds(start) * 1e9), int(to_seconds(stop) * 1e9))
             for action, start, stop in self._moments
@@ -179,11 +178,11 @@ def make_stages(
     return stages
 
 
-def list_notes(order: PipelineOrder, world: World) -> tuple[str, ...]:
+def list_notes(schedule: Schedule, world: World) -> tuple[str, ...]:
     """Return the limits of the measured bubble."""
     notes = []
-    if order.name in SCHEDULES and SCHEDULES[order.name].note:
-        notes.append(f"{order.name}: {SCHEDULES[order.name].note}")
+    if schedule.note:
+        notes.append(f"{schedule.name}: {schedule.note}")
     if world.backend == "nccl":
         notes.append(
             "pp on nccl: a rank's sends and receives share a communicator and its stream, where "

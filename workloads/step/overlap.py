@@ -44,7 +44,6 @@ from parbench.workloads.step.sent_bytes import (
 )
 from parbench.workloads.step.turns import (
     cross_fitted,
-    mean_rank,
     paired_difference,
     paired_overhead,
     slowest,
@@ -79,11 +78,8 @@ class RankTimings:
     ranks_by_axis: dict[str, list[int]]
     wall_seconds: dict[str, list[float]]
     """By kind: uninstrumented, instrumented, without_comm, profiled."""
-    compute_seconds: dict[str, list[float]]
-    """By kind: uninstrumented, instrumented, without_comm; all of them profiled."""
     breakdowns: list[Breakdown]
     matched: list[MatchedTrace]
-    kernels: list[int | None]
     median_step: int
     """The index of the profiled step whose wall time is the median, the same on all ranks."""
     timeline: RankTimeline
@@ -114,31 +110,29 @@ class OverlapProbe:
             "without_comm": lambda: NoCommMode(fake_groups),
         }
         walls: dict[str, list[float]] = {kind: [] for kind in modes}
-        traces: dict[str, list[StepTrace]] = {kind: [] for kind in modes}
+        traces: list[StepTrace] = []
 
         def run_all_kinds() -> None:
             # The order alternates (ABBA), so that a drift has the same effect on all kinds.
             kinds = list(modes)
-            if len(traces["uninstrumented"]) % 2:
+            if len(traces) % 2:
                 kinds.reverse()
             for kind in kinds:
                 reset()
                 with modes[kind]():
                     walls[kind].append(time_step(step, world))
-                reset()
-                with modes[kind]():
-                    traces[kind].append(trace_step(step, world.device))
+            reset()
+            traces.append(trace_step(step, world.device))
 
         try:
             repeat_within_budget(world, budget_seconds, run_all_kinds)
         finally:
             for group in fake_groups.values():
                 dist.destroy_process_group(group)
-        profiled = traces["uninstrumented"]
-        walls["profiled"] = [trace.wall_seconds for trace in profiled]
-        matched = [match_spans_to_calls(trace, calls) for trace in profiled]
+        walls["profiled"] = [trace.wall_seconds for trace in traces]
+        matched = [match_spans_to_calls(trace, calls) for trace in traces]
         median_step = find_median_index(slowest(world.gather(walls["profiled"])))
-        start_ns = profiled[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
+        start_ns = traces[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
         late_ns = start_ns - min(world.gather(start_ns))
         return RankTimings(
             calls=calls,
@@ -146,15 +140,11 @@ class OverlapProbe:
                 axis: dist.get_process_group_ranks(group) for axis, group in self.axes.items()
             },
             wall_seconds=walls,
-            compute_seconds={
-                kind: [length(trace.compute) / 1e9 for trace in traces[kind]] for kind in modes
-            },
-            breakdowns=list(map(compute_time_breakdown, profiled, matched)),
+            breakdowns=list(map(compute_time_breakdown, traces, matched)),
             matched=matched,
-            kernels=[trace.kernels for trace in profiled],
             median_step=median_step,
             timeline=build_rank_timeline(
-                world.rank, profiled[median_step], matched[median_step].named, late_ns
+                world.rank, traces[median_step], matched[median_step].named, late_ns
             ),
         )
 
@@ -165,12 +155,8 @@ class OverlapProbe:
         step_seconds = median(slowest(walls))
         metrics = {
             **self._summarize_breakdown(samples),
-            **summarize_differences(
-                [sample.wall_seconds for sample in samples],
-                [sample.compute_seconds for sample in samples],
-            ),
+            **summarize_differences([sample.wall_seconds for sample in samples]),
             **self._summarize_peers(samples),
-            **summarize_kernels([sample.kernels for sample in samples]),
         }
         notes = list(self.list_notes(step_seconds))
         unseen = set[str]().union(*(sample.matched[first.median_step].unseen for sample in samples))
@@ -252,35 +238,16 @@ def find_median_index(values: Sequence[float]) -> int:
     return indices[(len(values) - 1) // 2]
 
 
-def summarize_kernels(per_rank: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
-    """Return the kernels of a step, unknown if the steps of a rank have different counts."""
-    counts_by_rank = [set(counts) - {None} for counts in per_rank]
-    if not all(counts_by_rank):
-        return {}
-    mean = None
-    if all(len(counts) == 1 for counts in counts_by_rank):
-        mean = sum(count for counts in counts_by_rank for count in counts if count) / len(per_rank)
-    return make_values({"kernels": mean}, "mean over ranks")
-
-
-def summarize_differences(
-    walls: Sequence[SecondsByKind], compute: Sequence[SecondsByKind]
-) -> dict[str, MetricValue]:
+def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricValue]:
     """Return ECT and the overheads of measuring, from the seconds of each rank by kind of step."""
     wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
-    instrumented = mean_rank([rank["instrumented"] for rank in compute])
-    without_comm = mean_rank([rank["without_comm"] for rank in compute])
-    suffix = "" if len(instrumented) > 1 else ", one turn has no difference"
     values = {
         "ect": paired_difference(wall["instrumented"], wall["without_comm"]),
         "tracing_overhead": paired_overhead(wall["profiled"], wall["uninstrumented"]),
         "watching_overhead": paired_overhead(wall["instrumented"], wall["uninstrumented"]),
     }
-    slowdown = {"compute_slowdown": paired_difference(instrumented, without_comm)}
-    return {
-        **make_values(values, f"the slowest rank of each turn{suffix}"),
-        **make_values(slowdown, f"mean over ranks{suffix}"),
-    }
+    suffix = "" if len(wall["profiled"]) > 1 else ", one turn has no difference"
+    return make_values(values, f"the slowest rank of each turn{suffix}")
 
 
 def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from parbench.bench.results.metrics import MetricValue, make_value, make_values
 from parbench.bench.results.stats import median
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step.memory import MemoryTimelineProbe, peak_during
+from parbench.workloads.step.memory import peak_during
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.peaks import find_peak
 from parbench.workloads.step.probe import ResetFn, Step, run_probes, time_step
@@ -51,7 +51,6 @@ class ExplainedUserStep:
             ResourceProbe(world, dtype),
             CommBytesProbe(axes, dict),
             OverlapProbe(world, axes, ranks_differ=ranks_differ),
-            MemoryTimelineProbe(world.device),
         )
         return run_probes(world, probes, step, reset, budget_seconds)
 

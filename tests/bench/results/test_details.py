@@ -9,7 +9,6 @@ from parbench.bench.results.details import (
     CountedCall,
     Details,
     ExpertLoadDetails,
-    IdleSpan,
     PipelineDetails,
     TimedAction,
     read_details,
@@ -26,7 +25,6 @@ PIPELINE = PipelineDetails(
     chunks=1,
     stages_by_rank=((0,),),
     measured=((TimedAction("0F0", 0, 5),),),
-    idle=(IdleSpan(0, 5, 9, "rest"),),
 )
 
 
