@@ -132,7 +132,7 @@ class MoeLayerBenchmark:
 
     @torch.no_grad()
     def count_misplaced(self) -> int:
-        """Return the wrong elements of a dispatch and combine in which expert e multiplies by e + 1."""
+        """Return the wrong elements if expert e multiplies its tokens by e + 1."""
         expert_ids, _ = self._select_experts()
         tokens = self.x.flatten(0, 1)
         weights = torch.ones_like(expert_ids, dtype=self._dtype)

@@ -13,6 +13,7 @@ from parbench.bench.results.details import (
     Action,
     ActionKind,
     IdleCause,
+    PipelineDetails,
     PipelineTimeline,
     SimulatedSchedule,
     TimedAction,
@@ -31,6 +32,16 @@ def bubble_fraction(timeline: Timeline) -> float:
     """Return idle time as a share of all ranks' makespan."""
     total = timeline.ranks * timeline.makespan
     return timeline.idle / total if total else 0.0
+
+
+def make_details(order: PipelineOrder) -> PipelineDetails:
+    return PipelineDetails(
+        schedule=order.name,
+        ranks=order.ranks,
+        microbatches=order.microbatches,
+        chunks=order.stages_per_rank,
+        stages_by_rank=tuple(map(order.stages_of, range(order.ranks))),
+    )
 
 
 def make_detail_rows(timeline: Timeline) -> PipelineTimeline:

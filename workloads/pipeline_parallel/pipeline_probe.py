@@ -117,13 +117,9 @@ class BubbleProbe:
             **make_values({"bubble_fraction_schedule": bubbles.bubble_fraction(equal_passes)}),
             **make_values({"in_flight": max(in_flight)}, "largest over ranks"),
         }
-        facts = PipelineDetails(
-            schedule=order.name,
-            ranks=order.ranks,
-            microbatches=order.microbatches,
-            chunks=order.stages_per_rank,
+        facts = replace(
+            bubbles.make_details(order),
             layers_by_stage=self.pipeline.layers_by_stage,
-            stages_by_rank=tuple(map(order.stages_of, range(order.ranks))),
             in_flight_by_rank=in_flight,
         )
         steps_by_rank = [sample for sample in samples if sample is not None]
