@@ -208,13 +208,10 @@ def summarize_bubble(
     fractions = list(map(bubbles.bubble_fraction, steps.timelines))
     simulated = bubbles.simulate_mean_actions(timeline, order)
     causes = bubbles.split_idle(timeline, order, latency)
-    values = {
-        "bubble_fraction": estimate_mean(fractions, "steps", "from zero"),
-        "bubble_fraction_simulated": bubbles.bubble_fraction(simulated),
-    }
     method = f"the step of median makespan, of {len(steps.timelines)}"
     return {
-        **make_values(values),
+        **make_values({"bubble_fraction": estimate_mean(fractions, "steps", "from zero")}),
+        **make_values({"bubble_fraction_simulated": bubbles.bubble_fraction(simulated)}),
         **_compute_analytical_bubble(timeline, pipeline, simulated_seconds),
         **make_values({f"idle_{cause}": causes[cause] for cause in causes}, "mean over ranks"),
         **make_values({"makespan": timeline.makespan}, method),
