@@ -1,7 +1,8 @@
 """Bubbles of a pipeline: measured, by cause, and simulated for other schedules. Pure."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from math import inf
 from statistics import fmean, median
 from typing import TypeVar
@@ -19,6 +20,7 @@ from parbench.bench.results.details import (
     TimedAction,
 )
 from parbench.bench.text import UserError
+from parbench.workloads.pipeline_parallel import simulation
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, get_output, get_received
 from parbench.workloads.pipeline_parallel.pipeline_case import split_layers
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
@@ -66,7 +68,7 @@ def split_idle(
     ``latency`` as well. "rest", such as jitter, is what the measured idle time exceeds them by.
     A cause is negative if it shortens the waits.
     """
-    means = _compute_means([measured], lambda action: (action.stage, action.kind))
+    means = _compute_means(measured.actions, lambda action: (action.stage, action.kind))
 
     def seconds_of_stage(action: Action) -> float:
         return means[action.stage, action.kind]
@@ -88,7 +90,7 @@ def split_idle(
 
 def simulate_mean_actions(measured: Timeline, order: PipelineOrder) -> Timeline:
     """Simulate the measured mean time of each kind of action, without latency."""
-    return simulate_kinds(order, _compute_means([measured], lambda action: action.kind))
+    return simulate_kinds(order, compute_kind_seconds([measured]))
 
 
 def simulate_kinds(
@@ -97,11 +99,25 @@ def simulate_kinds(
     return simulate(order, lambda action: seconds_by_kind[action.kind], latency)
 
 
-def _compute_means(timelines: Sequence[Timeline], key: Callable[[Action], Key]) -> dict[Key, float]:
+def compute_kind_seconds(timelines: Sequence[Timeline]) -> dict[ActionKind, float]:
+    """Return the mean seconds of each kind. Of I and W, those of torch's first stage do not count.
+
+    Its input gradient takes no time, and its weight gradient has both.
+    """
+    actions = list(chain.from_iterable(timeline.actions for timeline in timelines))
+    comparable = [timed for timed in actions if timed.action.stage or timed.action.kind in "FB"]
+    return {
+        **_compute_means(actions, lambda action: action.kind),
+        **_compute_means(comparable, lambda action: action.kind),
+    }
+
+
+def _compute_means(
+    actions: Iterable[simulation.TimedAction], key: Callable[[Action], Key]
+) -> dict[Key, float]:
     seconds: defaultdict[Key, list[float]] = defaultdict(list)
-    for timeline in timelines:
-        for timed in timeline.actions:
-            seconds[key(timed.action)].append(timed.seconds)
+    for timed in actions:
+        seconds[key(timed.action)].append(timed.seconds)
     return {group: fmean(values) for group, values in seconds.items()}
 
 
@@ -129,7 +145,7 @@ def measure_latency(
 
 def measure_passes(timelines: Sequence[Timeline], stages_per_rank: int) -> PassSeconds:
     """Return mean seconds of a rank's passes. If backward is not split, its halves are equal."""
-    means = _compute_means(timelines, lambda action: action.kind)
+    means = compute_kind_seconds(timelines)
     half = means.get("B", 0.0) / 2
     return PassSeconds(
         forward=stages_per_rank * means["F"],

@@ -101,7 +101,6 @@ class PipelineOptions:
 
         return Schedule(
             name=order.name,
-            label="a custom order",
             source="",
             list_actions=lambda rank, size: order.actions_by_rank[rank],
             stages_of=lambda rank, size: order.stages_of(rank),

@@ -232,7 +232,7 @@ def _compute_analytical_bubble(
         times = "requested times"
         passes = PassSeconds(simulated_seconds, simulated_seconds, simulated_seconds)
     bubble = pipeline.schedule.compute_bubble(pipeline.size, passes)
-    if bubble.seconds is None:
+    if bubble is None:
         return {}
     work_seconds = pipeline.size.microbatches * passes.total
     fraction = bubble.seconds / (bubble.seconds + work_seconds)

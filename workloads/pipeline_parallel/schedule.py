@@ -51,10 +51,9 @@ class PassSeconds:
 class AnalyticalBubble:
     """The idle time of a rank between the first start and the last stop of all ranks."""
 
-    seconds: float | None
-    """None if no formula is valid."""
+    seconds: float
     note: str
-    """The formula, or the reason why none is valid."""
+    """The formula."""
 
 
 def accept_all(size: PipelineSize) -> str:
@@ -74,7 +73,6 @@ class Schedule:
     """The order of the actions of a pipeline, and what follows from it."""
 
     name: str
-    label: str
     source: str
     list_actions: Callable[[int, PipelineSize], Sequence[Action]]
     """The actions of a rank in their order."""
@@ -91,12 +89,10 @@ class Schedule:
     bubble: Callable[[PipelineSize, PassSeconds], AnalyticalBubble] | None = None
     is_bubble_of_equal_passes: bool = False
     """True if the analytical bubble is valid only if F = I = W."""
-    min_microbatches_of_bubble: Callable[[int], int] | None = None
+    min_microbatches_of_bubble: Callable[[int], int] = lambda ranks: 1
     """The microbatches from which the analytical bubble is valid, by the number of ranks."""
     planned_stages_per_rank: tuple[int, ...] = ()
     """The stages per rank that a search of the planner tries."""
-    torch_class: str = ""
-    """The class of ``torch.distributed.pipelining`` with the same order, if there is one."""
     note: str = ""
     """A limit of the implementation, which measured rows state."""
 
@@ -142,24 +138,13 @@ class Schedule:
         """
         return _count_held(self, rank, size)[1]
 
-    def compute_bubble(self, size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
-        """Return the analytical bubble, or an explanation why no formula is valid."""
-        reason = self._explain_missing_bubble(size, seconds)
-        if self.bubble is None or reason:
-            return AnalyticalBubble(None, reason)
+    def compute_bubble(self, size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
+        """Return the analytical bubble, None if no formula is valid for these times and sizes."""
+        if self.bubble is None or (self.is_bubble_of_equal_passes and not seconds.is_equal):
+            return None
+        if size.microbatches < self.min_microbatches_of_bubble(size.ranks):
+            return None
         return self.bubble(size, seconds)
-
-    def _explain_missing_bubble(self, size: PipelineSize, seconds: PassSeconds) -> str:
-        if self.bubble is None:
-            return f"{self.label} has no analytical bubble"
-        if self.is_bubble_of_equal_passes and not seconds.is_equal:
-            return f"{self.label} has no analytical bubble unless F = I = W"
-        if self.min_microbatches_of_bubble is not None:
-            minimum = self.min_microbatches_of_bubble(size.ranks)
-            if size.microbatches < minimum:
-                rule = f"microbatches({size.microbatches}) < {minimum}"
-                return f"{self.label} has no analytical bubble at {rule}"
-        return ""
 
 
 @lru_cache(maxsize=65536)

@@ -237,14 +237,12 @@ def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> Analytical
 _ALL_SCHEDULES = (
     Schedule(
         name="gpipe",
-        label="GPipe",
         source="arXiv 1811.06965",
         list_actions=list_breadth_first,
         bubble=bubble_of_filling,
     ),
     Schedule(
         name="1f1b",
-        label="1F1B",
         source="PipeDream-Flush, arXiv 2104.04473",
         list_actions=list_1f1b,
         bubble=bubble_of_filling,
@@ -252,7 +250,6 @@ _ALL_SCHEDULES = (
     ),
     Schedule(
         name="interleaved",
-        label="interleaved 1F1B",
         source="arXiv 2104.04473",
         list_actions=list_interleaved,
         stages_per_rank=2,
@@ -260,21 +257,17 @@ _ALL_SCHEDULES = (
         find_broken_rule=find_partial_round,
         bubble=bubble_of_filling,
         planned_stages_per_rank=(2, 3, 4, 6, 8),
-        torch_class="ScheduleInterleaved1F1B",
     ),
     Schedule(
         name="looped_bfs",
-        label="looped BFS",
         source="arXiv 2211.05953",
         list_actions=list_breadth_first,
         stages_per_rank=2,
         min_stages_per_rank=2,
         bubble=bubble_of_filling,
-        torch_class="ScheduleLoopedBFS",
     ),
     Schedule(
         name="zb_h1",
-        label="ZB-H1",
         source="arXiv 2401.10241, figure 2",
         list_actions=list_zb_h1,
         splits_backward=True,
@@ -284,7 +277,6 @@ _ALL_SCHEDULES = (
     ),
     Schedule(
         name="zb_h2",
-        label="ZB-H2",
         source="arXiv 2401.10241, figure 3",
         list_actions=list_zb_h2,
         splits_backward=True,
@@ -294,7 +286,6 @@ _ALL_SCHEDULES = (
     ),
     Schedule(
         name="interleaved_zb",
-        label="interleaved ZB",
         source="torch.distributed.pipelining",
         list_actions=list_zb_h1,
         splits_backward=True,
@@ -303,11 +294,9 @@ _ALL_SCHEDULES = (
         find_broken_rule=find_partial_round,
         bubble=bubble_of_zb_h1,
         min_microbatches_of_bubble=lambda ranks: ranks,
-        torch_class="ScheduleInterleavedZeroBubble",
     ),
     Schedule(
         name="zb_v",
-        label="ZB-V",
         source="arXiv 2401.10241, section 6, and 2405.15362",
         list_actions=list_zb_v,
         splits_backward=True,
@@ -316,11 +305,9 @@ _ALL_SCHEDULES = (
         bubble=bubble_of_zb_v,
         is_bubble_of_equal_passes=True,
         min_microbatches_of_bubble=lambda ranks: 2 * ranks - 1,
-        torch_class="ScheduleZBVZeroBubble",
     ),
     Schedule(
         name="dualpipe_v",
-        label="DualPipeV",
         source="DualPipe (arXiv 2412.19437) cut in half, github.com/deepseek-ai/DualPipe",
         list_actions=list_dualpipe_v,
         splits_backward=True,
@@ -329,7 +316,6 @@ _ALL_SCHEDULES = (
         find_broken_rule=find_unfilled_stages,
         bubble=bubble_of_dualpipe_v,
         is_bubble_of_equal_passes=True,
-        torch_class="ScheduleDualPipeV",
         note=(
             "the forward and the backward pass of an overlapped pair run one after the other, "
             "and each sends when it ends"

@@ -288,7 +288,7 @@ def _bubble(
     )
     passes = PassSeconds(forward, half, half)
     form = find_schedule(spec.pipeline_options.schedule).compute_bubble(spec.pipeline_size, passes)
-    if form.seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
+    if form is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
         waited = _simulated(spec, of_rank, hop).makespan - spec.microbatches * busiest.microbatch
         return max(0.0, waited), "simulated with each stage's times and the link's latency"
     # a pipeline fills and drains over its mean stage, and each hop of that adds a message

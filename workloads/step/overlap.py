@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
+from operator import sub
 
 import torch
 import torch.distributed as dist
@@ -43,9 +44,9 @@ from parbench.workloads.step.sent_bytes import (
     record_calls,
 )
 from parbench.workloads.step.turns import (
+    compare_turns,
+    compute_overhead,
     cross_fitted,
-    paired_difference,
-    paired_overhead,
     slowest,
 )
 
@@ -241,11 +242,9 @@ def find_median_index(values: Sequence[float]) -> int:
 def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricValue]:
     """Return ECT and the overheads of measuring, from the seconds of each rank by kind of step."""
     wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
-    values = {
-        "ect": paired_difference(wall["instrumented"], wall["without_comm"]),
-        "tracing_overhead": paired_overhead(wall["profiled"], wall["uninstrumented"]),
-        "watching_overhead": paired_overhead(wall["instrumented"], wall["uninstrumented"]),
-    }
+    values = {"ect": compare_turns(wall["instrumented"], wall["without_comm"], sub, "difference")}
+    for name, kind in (("tracing_overhead", "profiled"), ("watching_overhead", "instrumented")):
+        values[name] = compare_turns(wall[kind], wall["uninstrumented"], compute_overhead, "excess")
     suffix = "" if len(wall["profiled"]) > 1 else ", one turn has no difference"
     return make_values(values, f"the slowest rank of each turn{suffix}")
 
