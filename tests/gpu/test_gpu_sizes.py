@@ -11,7 +11,7 @@ from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.moe_layer import format_kernel_note
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.parallel.mesh import full_tensor
+from parbench.workloads.parallel.mesh import get_full_tensor
 from parbench.workloads.step.reference_choice import count_free_bytes
 from parbench.workloads.step.train_step import SMALL_MODEL_NOTE, fsdp
 from parbench.workloads.torch_internals import profiling, trace_events
@@ -45,7 +45,7 @@ def test_sharded_weights_equal_full_weights(nccl_world: World) -> None:
     params = DEFINITION_BY_NAME["fsdp"].complete({"shape": "small-llama"})
     step = fsdp(nccl_world, **params)
     for name, parameter in step.model.named_parameters():
-        assert torch.equal(full_tensor(parameter), expected[name]), name
+        assert torch.equal(get_full_tensor(parameter), expected[name]), name
     step.close()
 
 

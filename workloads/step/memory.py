@@ -15,7 +15,7 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import MasterAdamW
 from parbench.workloads.model.transformer import kept_in, watchers
-from parbench.workloads.parallel.mesh import local_tensor
+from parbench.workloads.parallel.mesh import get_local_tensor
 from parbench.workloads.step.probe import ResetFn, Step
 from parbench.workloads.torch_internals import list_allocations, profiling
 
@@ -105,7 +105,7 @@ def max_over_ranks(samples: Sequence[MemoryBySource]) -> dict[str, MetricValue]:
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the elements on this rank."""
-    return sum(local_tensor(tensor).nbytes for tensor in tensors)
+    return sum(get_local_tensor(tensor).nbytes for tensor in tensors)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

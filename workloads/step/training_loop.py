@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.workloads.model.transformer import plain_name
-from parbench.workloads.parallel.mesh import full_tensor
+from parbench.workloads.parallel.mesh import get_full_tensor
 from parbench.workloads.step.verify import norm_of_all
 
 _NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
@@ -98,7 +98,7 @@ class TrainingLoop(Benchmark):
         gradients = {}
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:
-                gradients[plain_name(name)] = full_tensor(parameter.grad)
+                gradients[plain_name(name)] = get_full_tensor(parameter.grad)
         return gradients
 
     def _compare_with_reference(self, reference: nn.Module) -> list[str]:
@@ -106,7 +106,7 @@ class TrainingLoop(Benchmark):
         gradients = self._collect_gradients()
         weights = {}
         for name, parameter in self._model.named_parameters():
-            weights[plain_name(name)] = full_tensor(parameter.detach())
+            weights[plain_name(name)] = get_full_tensor(parameter.detach())
         reference_parameters = {
             plain_name(name): parameter for name, parameter in reference.named_parameters()
         }

@@ -20,7 +20,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from parbench.workloads.model.simulated_compute import SimulatedLinear
 from parbench.workloads.model.transformer import plain_name
-from parbench.workloads.parallel.mesh import full_tensor, local_tensor
+from parbench.workloads.parallel.mesh import get_full_tensor, get_local_tensor
 
 RELATIVE_TOLERANCE = 1e-4
 """Limit of a float32 gradient's distance, relative to its own norm.
@@ -139,7 +139,7 @@ class Verifier:
         loss = compute_gradients()
         self.gather_gradients()
         actual = {
-            plain_name(name): full_tensor(gradient)
+            plain_name(name): get_full_tensor(gradient)
             for name, gradient in _list_gradients(self.model)
         }
         own_expected = {name: expected[name] for name in own_weights}
@@ -161,7 +161,7 @@ class Verifier:
         if loss is not None:
             wrong += self._record(int(not loss.isfinite()), "loss is not finite")
         for name, gradient in _list_gradients(self.model):
-            not_finite = int((~local_tensor(gradient).isfinite()).sum())
+            not_finite = int((~get_local_tensor(gradient).isfinite()).sum())
             wrong += self._record(not_finite, f"gradient of {plain_name(name)} is not finite")
         return wrong
 
@@ -173,7 +173,7 @@ class Verifier:
     def _collect_weights(self) -> dict[str, Tensor]:
         weights = {}
         for name, parameter in self.model.named_parameters():
-            weights[plain_name(name)] = full_tensor(parameter.detach())
+            weights[plain_name(name)] = get_full_tensor(parameter.detach())
         return weights
 
     def _gather_stages(self, own_weights: Tensors) -> Tensors:
@@ -372,7 +372,7 @@ def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> in
     for module in model.modules():
         if isinstance(module, SimulatedLinear):
             gradient = module.weight.grad
-            full = None if gradient is None else full_tensor(gradient)
+            full = None if gradient is None else get_full_tensor(gradient)
             wrong += count_unfilled(full, microbatches * module.mean_gradient_value, num_ranks)
     return wrong
 
@@ -399,7 +399,7 @@ def count_replica_mismatches(tensors: Iterable[Tensor], group: dist.ProcessGroup
     """Return the number of local elements that differ in a bit from those of the group's rank 0."""
     wrong = 0
     for tensor in tensors:
-        own = local_tensor(tensor.detach())
+        own = get_local_tensor(tensor.detach())
         reference = own.clone()
         dist.broadcast(reference, group=group, group_src=0)
         differs = own.flatten().view(torch.uint8) != reference.flatten().view(torch.uint8)
