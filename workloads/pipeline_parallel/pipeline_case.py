@@ -1,11 +1,9 @@
 """The parameters of a pipeline, and the order and the stages that they mean. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, read_order
@@ -17,14 +15,13 @@ from parbench.workloads.pipeline_parallel.schedules import (
 )
 from parbench.workloads.pipeline_parallel.simulation import check
 
-ALL = "all"
 DEFAULT_MICROBATCHES = 8  # enough that a pipeline of a few ranks has small bubbles
 SCHEDULE = Param(
     name="schedule",
     kind="str",
     default=DEFAULT_SCHEDULE,
-    choices=(*SCHEDULES, ALL),
-    help="order of forward and backward passes; all: every schedule that can run here",
+    choices=tuple(SCHEDULES),
+    help="order of forward and backward passes",
 )
 PARAMS = (
     SCHEDULE,
@@ -165,23 +162,3 @@ def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ..
     if sum(counts) != layers:
         raise UserError(f"split = {split!r} has {sum(counts)} layers != layers({layers})")
     return counts
-
-
-def expand_all_schedules(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return a case for each schedule that is possible if ``schedule = all``.
-
-    A custom order is the only schedule.
-    """
-    if params.get("schedule") != ALL:
-        return [params]
-    if params.get("order"):
-        return [{name: value for name, value in params.items() if name != "schedule"}]
-    microbatches = int(params.get("microbatches", DEFAULT_MICROBATCHES))
-    cases: list[Params] = []
-    for name, schedule in SCHEDULES.items():
-        try:
-            schedule.size(spec.nproc, microbatches, int(params.get("chunks", 0)))
-        except UserError:
-            continue
-        cases.append({**params, "schedule": name})
-    return cases

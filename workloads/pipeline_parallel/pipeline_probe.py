@@ -48,7 +48,7 @@ HALVES_NOTE = (
 class RankSteps:
     """The measured steps of a rank."""
 
-    stamps: list[list[tuple[str, int, int]]] = field(default_factory=list)
+    stamps: list[list[tuple[Action, int, int]]] = field(default_factory=list)
     """Actions of each step with start and stop in nanoseconds of rank 0's clock."""
     wall_seconds: list[float] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ class BubbleProbe:
             reset()
             steps.wall_seconds.append(time_step(step, self.world))
             stamps = [
-                (str(action), start_ns - offset_ns, stop_ns - offset_ns)
+                (action, start_ns - offset_ns, stop_ns - offset_ns)
                 for action, start_ns, stop_ns in self.recorder.read()
             ]
             steps.stamps.append(stamps)
@@ -185,10 +185,10 @@ def merge_steps(rank_steps: Sequence[RankSteps]) -> PipelineSteps:
         first_ns = min(start for stamps in stamps_by_rank for _, start, _ in stamps)
         actions = []
         for rank, stamps in enumerate(stamps_by_rank):
-            for name, start, stop in stamps:
+            for action, start, stop in stamps:
                 timed_action = TimedAction(
                     rank=rank,
-                    action=Action.parse(name),
+                    action=action,
                     start=(start - first_ns) / 1e9,
                     stop=(stop - first_ns) / 1e9,
                 )

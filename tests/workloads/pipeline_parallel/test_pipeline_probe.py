@@ -41,9 +41,7 @@ def make_record(timelines: list[Timeline], rank: int, outside: float) -> RankSte
     stamps = []
     for timeline in timelines:
         actions = timeline.actions_of(rank)
-        stamps.append(
-            [(str(a.action), round(a.start * 1e9), round(a.stop * 1e9)) for a in actions]
-        )
+        stamps.append([(a.action, round(a.start * 1e9), round(a.stop * 1e9)) for a in actions])
     walls = [timeline.makespan + outside - rank for timeline in timelines]
     return RankSteps(stamps=stamps, wall_seconds=walls)
 
