@@ -219,7 +219,7 @@ def require_shape(shape: Shape) -> None:
     if shape.recipe == "llama" and shape.head_size % 2:
         raise UserError(f"hidden({hidden}) / heads({heads}) % 2 != 0: RoPE rotates pairs")
     if shape.vocabulary < 2:
-        raise UserError(f"vocabulary({shape.vocabulary}) < 2: there is no token to predict")
+        raise UserError(f"vocabulary({shape.vocabulary}) < 2: it needs two tokens")
 
 
 def num_ffn_matrices(shape: Shape) -> int:

@@ -146,11 +146,11 @@ def measure_latency(
 def measure_passes(timelines: Sequence[Timeline], stages_per_rank: int) -> PassSeconds:
     """Return mean seconds of a rank's passes. If backward is not split, its halves are equal."""
     means = compute_kind_seconds(timelines)
-    half = means.get("B", 0.0) / 2
+    half_seconds = means.get("B", 0.0) / 2
     return PassSeconds(
         forward=stages_per_rank * means["F"],
-        input_gradient=stages_per_rank * means.get("I", half),
-        weight_gradient=stages_per_rank * means.get("W", half),
+        input_gradient=stages_per_rank * means.get("I", half_seconds),
+        weight_gradient=stages_per_rank * means.get("W", half_seconds),
     )
 
 

@@ -82,14 +82,14 @@ def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], flo
     A microbatch of a stage holds ``held_by_stage(stage)`` from its forward pass to the end of its
     backward pass. If the backward pass is split, that is the end of the weight gradient.
     """
-    held = 0.0
+    total = 0.0
     peak = 0.0
     for action in actions:
         if action.kind == "F":
-            held += held_by_stage(action.stage)
-            peak = max(peak, held)
+            total += held_by_stage(action.stage)
+            peak = max(peak, total)
         elif action.kind != "I":
-            held -= held_by_stage(action.stage)
+            total -= held_by_stage(action.stage)
     return peak
 
 

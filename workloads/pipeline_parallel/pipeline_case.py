@@ -52,7 +52,7 @@ PARAMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
-    """What a user chooses of a pipeline."""
+    """The options of a user for a pipeline."""
 
     schedule: str = DEFAULT_SCHEDULE
     stages_per_rank: int = 0  # 0 = the schedule's default
@@ -152,11 +152,11 @@ def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ..
             hint = "set the layers of each stage with split = 2+1+..."
             raise UserError(f"layers({layers}) % stages({num_stages}) != 0: {hint}")
         return (layers // num_stages,) * num_stages
-    words = split.split("+")
-    if not all(word.strip().isdecimal() and int(word) for word in words):
+    parts = split.split("+")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
         example = "it is the layers of each stage, such as 1+2+1+1"
         raise UserError(f"split = {split!r} cannot be read: {example}")
-    counts = tuple(map(int, words))
+    counts = tuple(map(int, parts))
     if len(counts) != num_stages:
         raise UserError(f"split = {split!r} is for {len(counts)} stages != stages({num_stages})")
     if sum(counts) != layers:

@@ -26,10 +26,10 @@ from parbench.workloads.step.probe import Moment, make_moment_clock, record_mome
 class Recorder:
     """Records the actions of a step. On CUDA its events in the stream take no time of the host."""
 
-    def __init__(self, device: torch.device, before: Callable[[Action], None]) -> None:
-        """``before`` is called before each action, outside of its time."""
+    def __init__(self, device: torch.device, prepare: Callable[[Action], None]) -> None:
+        """``prepare`` is called before each action, outside of its time."""
         self._device = device
-        self._before = before
+        self._prepare = prepare
         self._moments: list[tuple[Action, Moment, Moment]] = []
 
     def forget(self) -> None:
@@ -37,7 +37,7 @@ class Recorder:
 
     @contextmanager
     def running(self, action: Action) -> Iterator[None]:
-        self._before(action)
+        self._prepare(action)
         start = record_moment(self._device)
         yield
         self._moments.append((action, start, record_moment(self._device)))

@@ -59,9 +59,9 @@ class MemoryProbe:
         peak = peak_during(self.forward_backward, self.world.device)
         saved = self.count_activations()
         gathered = [
-            after
-            for before, after in zip(parameters, self.model.parameters(), strict=True)
-            if after is not before
+            parameter
+            for shard, parameter in zip(parameters, self.model.parameters(), strict=True)
+            if parameter is not shard
         ]
         tensors: dict[str, list[Tensor]] = {
             "parameters": parameters,

@@ -306,15 +306,15 @@ def split_transfer_and_wait(
     The transfer of a call takes as long as the call on the rank of its group where it is shortest.
     The earlier part of the call on another rank is waiting. Concurrent calls count once.
     """
-    own = samples[rank]
+    sample = samples[rank]
     transfers: defaultdict[str, list[Span]] = defaultdict(list)
     waits: list[Span] = []
-    for index, call in enumerate(own.calls):
-        span = own.matched[step].spans[index]
+    for index, call in enumerate(sample.calls):
+        span = sample.matched[step].spans[index]
         if span is None:
             continue
         shortest = length([span])
-        for peer in own.ranks_by_axis.get(call.axis, range(len(samples))):
+        for peer in sample.ranks_by_axis.get(call.axis, range(len(samples))):
             peer_span = samples[peer].matched[step].spans[index]
             if peer_span is not None:
                 shortest = min(shortest, length([peer_span]))

@@ -42,12 +42,17 @@ def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
 
     Names match by whole words, so an A10G is not an A10. A MIG slice is only a part of its device.
     """
-    words = set(re.split(r"[^a-z0-9]+", gpu_name.lower()))
-    if "mig" in words:
+    name_parts = set(re.split(r"[^a-z0-9]+", gpu_name.lower()))
+    if "mig" in name_parts:
         return None
-    for name, half, tf32, float32 in PEAKS:
-        if words.issuperset(name.split()):
-            teraflops = {"bfloat16": half, "float16": half, "tf32": tf32, "float32": float32}
+    for name, sixteen_bit, tf32, float32 in PEAKS:
+        if name_parts.issuperset(name.split()):
+            teraflops = {
+                "bfloat16": sixteen_bit,
+                "float16": sixteen_bit,
+                "tf32": tf32,
+                "float32": float32,
+            }
             return teraflops[dtype] * 1e12 if dtype in teraflops else None
     return None
 

@@ -197,9 +197,9 @@ def summarize_counts(volumes: Sequence[CommVolume]) -> dict[str, MetricValue]:
         mean_count = sum(count for count, _ in per_rank) / len(volumes)
         counts[f"calls.{axis}.{op}"] = mean_count
         counts[f"calls.{axis}"] += mean_count
-        known = [num_bytes for _, num_bytes in per_rank if num_bytes is not None]
-        if len(known) == len(volumes):
-            sent[f"sent.{axis}.{op}"] = sum(known) / len(volumes)
+        known_bytes = [num_bytes for _, num_bytes in per_rank if num_bytes is not None]
+        if len(known_bytes) == len(volumes):
+            sent[f"sent.{axis}.{op}"] = sum(known_bytes) / len(volumes)
     return make_values(counts | sent, "mean over ranks")
 
 
@@ -236,7 +236,7 @@ class CommBytesProbe:
 def compare_bytes(
     axis: str, sent: Sequence[float], expected: Sequence[float]
 ) -> dict[str, MetricValue]:
-    """Return the bytes of the rank whose ratio differs most from 1, of equal ones the largest.
+    """Return the bytes of the rank whose ratio differs most from 1, and that of these sends most.
 
     The ratio of unexpected bytes is 0, and None if there are no bytes.
     """

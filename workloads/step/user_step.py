@@ -104,7 +104,7 @@ class ResourceProbe:
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ResourceSample:
         device = self.world.device
         reset()
-        kept = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+        allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         peak = peak_during(step, device)
         reset()
         with FlopCounterMode(display=False) as counter:
@@ -114,7 +114,7 @@ class ResourceProbe:
             reset()
             seconds.append(time_step(step, self.world))
         return ResourceSample(
-            memory_bytes={"memory_peak": peak, "memory_kept": kept},
+            memory_bytes={"memory_peak": peak, "memory_kept": allocated},
             flops=int(counter.get_total_flops()),
             seconds=seconds,
         )
@@ -124,9 +124,9 @@ class ResourceProbe:
         metrics: dict[str, MetricValue] = {}
         for name in samples[0].memory_bytes:
             values = [sample.memory_bytes[name] for sample in samples]
-            known = [value for value in values if value is not None]
-            if known:
-                metrics |= make_values({name: max(known)}, "maximum over ranks")
+            known_values = [value for value in values if value is not None]
+            if known_values:
+                metrics |= make_values({name: max(known_values)}, "maximum over ranks")
         flops = sum(sample.flops for sample in samples) / len(samples)
         if not flops:
             return Explanation(metrics=metrics)
