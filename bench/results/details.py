@@ -118,9 +118,6 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     chunks: int
     layers_by_stage: tuple[int, ...] | None = None
     stages_by_rank: tuple[tuple[int, ...], ...]
-    in_flight_by_rank: tuple[float, ...] | None = None
-    activation_bytes_by_rank: tuple[float | None, ...] | None = None
-    memory_by_rank: dict[str, tuple[float, ...]] | None = None
     measured: PipelineTimeline | None = None
     why_not_measured: str = ""
     predicted: PipelineTimeline | None = None
@@ -195,8 +192,6 @@ class CommunicationDetails(Details, frozen=True, kw_only=True):
 
     key = "comm_calls"
     comm_calls: tuple[CountedCall, ...]
-    plain_step_seconds: float | None = None
-    """The time of the uninstrumented step."""
 
 
 PLAN_FILE = "plan.json"

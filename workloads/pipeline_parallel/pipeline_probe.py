@@ -111,16 +111,15 @@ class BubbleProbe:
 
     def summarize(self, samples: Sequence[RankSteps | None]) -> Explanation:
         order = self.pipeline.order
-        in_flight = tuple(map(order.microbatches_in_flight, range(order.ranks)))
+        in_flight = max(map(order.microbatches_in_flight, range(order.ranks)))
         equal_passes = simulate_equal_passes(order)
         metrics = {
             **make_values({"bubble_fraction_schedule": bubbles.bubble_fraction(equal_passes)}),
-            **make_values({"in_flight": max(in_flight)}, "largest over ranks"),
+            **make_values({"in_flight": in_flight}, "largest over ranks"),
         }
         facts = replace(
             bubbles.make_details(order),
             layers_by_stage=self.pipeline.layers_by_stage,
-            in_flight_by_rank=in_flight,
         )
         steps_by_rank = [sample for sample in samples if sample is not None]
         if not steps_by_rank:

@@ -80,12 +80,7 @@ class MemoryProbe:
         }
 
     def summarize(self, samples: Sequence[MemoryBySource]) -> Explanation:
-        by_rank = {name: [sample["memory"][name] for sample in samples] for name in COMPONENTS}
-        return Explanation(
-            metrics=max_over_ranks(samples),
-            details={"memory_by_rank": by_rank},
-            notes=self.notes,
-        )
+        return Explanation(metrics=max_over_ranks(samples), notes=self.notes)
 
 
 def max_over_ranks(samples: Sequence[MemoryBySource]) -> dict[str, MetricValue]:

@@ -181,7 +181,7 @@ class OverlapProbe:
             ranks=tuple(sample.timeline for sample in samples),
         )
         num_intervals = sum(len(rank.intervals) for rank in timeline.ranks)
-        details = CommunicationDetails(comm_calls=comm_calls, plain_step_seconds=step_seconds)
+        details = CommunicationDetails(comm_calls=comm_calls)
         return Explanation(
             metrics=metrics,
             details=details.as_details,

@@ -37,7 +37,7 @@ def make_record(details: dict[str, Any]) -> Record:
 @pytest.mark.parametrize(
     "details",
     [
-        CommunicationDetails(comm_calls=(CALLS,), plain_step_seconds=0.5),
+        CommunicationDetails(comm_calls=(CALLS,)),
         ExpertLoadDetails(expert_load=[[1, 2]], rank_load=[[3]]),
         PIPELINE,
     ],
