@@ -240,17 +240,6 @@ class Widths:
     def optimizer(self) -> int:
         return self.master + 2 * self.moments
 
-    @property
-    def updated(self) -> int:
-        """The bytes that AdamW moves per parameter.
-
-        It reads and writes both moments and the weight, and reads the gradient. With a master copy
-        it also writes the parameter.
-        """
-        weight = self.master or self.parameters
-        copy = self.parameters if self.master else 0
-        return 2 * (2 * self.moments + weight) + self.gradients + copy
-
 
 MIXED = Widths(parameters=2, gradients=2, master=4, moments=4)
 SINGLE = Widths(parameters=4, gradients=4, master=0, moments=4)

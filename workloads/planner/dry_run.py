@@ -21,6 +21,7 @@ from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from parbench.workloads.planner.placement import place_of
+from parbench.workloads.planner.state_widths import count_updated_bytes
 
 GIGA = 1e9
 MOST_ACTIONS = 40_000
@@ -194,7 +195,7 @@ def dry_run(
         busiest=busiest.at,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
         update_seconds=max(updated_elements(at) for at in spec.distinct_views)
-        * spec.widths.updated
+        * count_updated_bytes(spec.widths)
         / memory_rate,
         bubble_seconds=bubble,
         bubble_method=method,

@@ -44,6 +44,7 @@ from parbench.workloads.planner.dry_run import (
 )
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds, by_hardware
+from parbench.workloads.planner.state_widths import count_updated_bytes
 
 MOST_GPUS = 1 << 17
 FRONT = 1.4
@@ -265,7 +266,7 @@ class _Kept:
             efficiency = self.hardware.efficiency
             seconds = (
                 updated_elements(at)
-                * at.spec.widths.updated
+                * count_updated_bytes(at.spec.widths)
                 / self.hardware.memory_bytes_per_second
             )
             self.shardings[key] = seconds / efficiency.memory_rate + sum(

@@ -28,3 +28,14 @@ def parse_widths(text: str, default: Widths) -> Widths:
             raise UserError(f"--state {part!r}: {dtype!r} is not {allowed}")
         widths[kind] = dtypes[dtype]
     return replace(default, **widths)
+
+
+def count_updated_bytes(widths: Widths) -> int:
+    """Return the bytes that AdamW moves per parameter.
+
+    It reads and writes both moments and the weight, and reads the gradient. With a master copy it
+    also writes the parameter.
+    """
+    weight = widths.master or widths.parameters
+    copy = widths.parameters if widths.master else 0
+    return 2 * (2 * widths.moments + weight) + widths.gradients + copy
