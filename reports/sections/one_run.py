@@ -126,7 +126,7 @@ def draw_first_screen(found: Analysis) -> list[Markup]:
     if is_pipelined and pipeline and pipeline.facts.measured:
         detail, span = detail_of(pipeline, _MOST_BOXES), last_of(pipeline.facts.measured)
         step = draw_pipeline(pipeline, detail, span, width=width, is_alone=True)
-        told = f"Repetition {pipeline.repetition + 1}, each gap in the colour of its cause."
+        told = f"Repetition {pipeline.repetition + 1}, as measured."
         shown += figure(step, "first-step", f"Pipeline: {labels[pipeline.row.case.id]}", told)
     elif timeline and timeline.timeline:
         step = draw_first(timeline.timeline, view_of(timeline.timeline, _MOST_BOXES), width)

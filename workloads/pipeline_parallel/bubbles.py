@@ -28,6 +28,8 @@ from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.pipeline_parallel.simulation import Latency, Timeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
+EQUAL_PASSES: Mapping[ActionKind, float] = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}
+"""Seconds of each kind if F = I = W."""
 
 
 def bubble_fraction(timeline: Timeline) -> float:

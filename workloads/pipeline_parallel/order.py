@@ -71,10 +71,6 @@ class PipelineOrder:
         """Return the maximum that a rank holds at once, see ``find_peak_held``."""
         return find_peak_held(self.actions_by_rank[rank], held_by_stage)
 
-    def microbatches_in_flight(self, rank: int) -> float:
-        """Return the maximum of microbatches whose activations a rank holds for its stages."""
-        return self.peak_held(rank, lambda stage: 1) / self.stages_per_rank
-
 
 def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], float]) -> float:
     """Return the maximum of what a rank holds for backward.

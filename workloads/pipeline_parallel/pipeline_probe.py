@@ -25,7 +25,6 @@ from parbench.workloads.pipeline_parallel.simulation import (
     Latency,
     TimedAction,
     Timeline,
-    simulate_equal_passes,
 )
 from parbench.workloads.pipeline_parallel.stages import Recorder
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
@@ -111,8 +110,8 @@ class BubbleProbe:
 
     def summarize(self, samples: Sequence[RankSteps | None]) -> Explanation:
         order = self.pipeline.order
-        in_flight = max(map(order.microbatches_in_flight, range(order.ranks)))
-        equal_passes = simulate_equal_passes(order)
+        in_flight = max(map(self.pipeline.microbatches_in_flight, range(order.ranks)))
+        equal_passes = bubbles.simulate_kinds(order, bubbles.EQUAL_PASSES)
         metrics = {
             **make_values({"bubble_fraction_schedule": bubbles.bubble_fraction(equal_passes)}),
             **make_values({"in_flight": in_flight}, "largest over ranks"),

@@ -121,11 +121,6 @@ def simulate(
     return Timeline(actions=tuple(producers.values()), ranks=order.ranks)
 
 
-def simulate_equal_passes(order: PipelineOrder) -> Timeline:
-    """Simulate F = I = W, where a full backward pass takes twice as long as a forward pass."""
-    return simulate(order, lambda action: 2.0 if action.kind == "B" else 1.0)
-
-
 def check(order: PipelineOrder) -> None:
     """Raise ``UserError`` unless every microbatch passes every stage once, without a deadlock."""
     kinds: defaultdict[tuple[int, int], list[str]] = defaultdict(list)

@@ -15,7 +15,7 @@ from torch import Tensor
 from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.world.world import World
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.transformer import Transformer, get_dtype
+from parbench.workloads.model.transformer import get_dtype
 from parbench.workloads.parallel.parallelize import ParallelPart
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
 from parbench.workloads.pipeline_parallel.schedule import Schedule
@@ -68,9 +68,7 @@ class Stage(PlainStage):
         recorder: Recorder,
         **options: Any,
     ) -> None:
-        part = parallel_part.part
-        super().__init__(part, **options)
-        self.part: Transformer = part
+        super().__init__(parallel_part.part, **options)
         self._recorder = recorder
         self._reducers = parallel_part.reducers
 
