@@ -100,11 +100,9 @@ def step_of(
     """Return the step of a training loop as a benchmark for ``parbench run --target``.
 
     Args:
-        model: The module as it trains: unwrapped, in DDP, after ``fully_shard`` or with DTensor parameters. It may
-            also be a schedule of ``torch.distributed.pipelining``.
-        batch: The second argument of ``loss``, or a function that returns it for a step number. For a pipeline
-            schedule, the arguments of ``schedule.step`` on this rank as a tuple, or as a mapping of keywords.
-        loss: A function ``loss(model, batch)`` that returns the loss. None for a pipeline schedule.
+        model: The module as it trains: unwrapped, in DDP, after ``fully_shard`` or with DTensor parameters.
+        batch: The second argument of ``loss``, or a function that returns it for a step number.
+        loss: A function ``loss(model, batch)`` that returns the loss.
         optimizer: The optimizer of the model's parameters.
         reference: The module that a single process would train. Each rank's gradients are then compared with the mean
             of the reference gradients over all ranks. Without it they are only checked to be finite.

@@ -200,7 +200,7 @@ def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **g
     parbench ab makes them. The whole run is judged by what its series share. One repetition is one
     observation, and at least five a side are needed.
 
-    Counts of a training step (calls and bytes by axis and operation, memory by component, kernels, its schedule) are
+    Counts of a training step (calls and bytes by axis and operation, memory by component, its schedule) are
     held exactly: any change is CHANGED, with its cause. One repetition a side tells them, however loaded the machine
     is.
 

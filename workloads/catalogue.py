@@ -22,7 +22,6 @@ from parbench.workloads.model.shapes import (
 )
 from parbench.workloads.pipeline_parallel.pipeline_case import (
     DEFAULT_MICROBATCHES,
-    expand_all_schedules,
 )
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
 from parbench.workloads.presets import (
@@ -140,7 +139,6 @@ DEFINITIONS = (
     _step(
         "pp", "pipeline parallel; schedules from GPipe to DualPipeV, or a custom one with order=",
         *PIPELINE, common=_common(DEFAULT_MICROBATCHES), tags=ONE_OF_EACH_KIND,
-        expand=expand_all_schedules,
     ),
     _step(
         "cp", "context parallel: sequences split over ranks",

@@ -31,7 +31,7 @@ from parbench.workloads.model.transformer import DTYPES, Ffn, make_generator, se
 from parbench.workloads.parallel.mesh import destroy_groups, get_full_tensor
 from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
-from parbench.workloads.step.probe import Probe, ProbedStep, run_probes
+from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe
 from parbench.workloads.step.verify import compare, norm_of_all
 
@@ -161,18 +161,14 @@ class TpLayerBenchmark(Benchmark):
 
     def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         groups = {"tp": self._group}
-        probed = ProbedStep(
-            world=self._world,
-            axes=groups,
-            model=self.layer,
-            optimizer=torch.optim.SGD(self.layer.parameters()),  # It has no state.
-            forward_backward=self._run_forward_backward,
-        )
         probes: list[Probe[Any]] = [
             CommBytesProbe(groups, lambda: {"tp": self.case.compute_sent_bytes()}),
             OverlapProbe(self._world, groups),
             MemoryProbe(
-                step=probed,
+                world=self._world,
+                model=self.layer,
+                optimizer=torch.optim.SGD(self.layer.parameters()),  # It has no state.
+                forward_backward=self._run_forward_backward,
                 count_activations=partial(
                     count_saved_bytes, self.layer, lambda: self.layer(self.x)
                 ),

@@ -100,7 +100,7 @@ def make_fake_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 def find_group(name: str) -> dist.ProcessGroup:
-    """Return the process group with a name; RuntimeError if there is none."""
+    """Return the process group with a name. Raises ``RuntimeError`` for an unknown name."""
     return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 

@@ -6,7 +6,7 @@ of the step.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import msgspec
 
@@ -90,15 +90,6 @@ class TimedAction(msgspec.Struct, frozen=True, array_like=True):
         return Action.parse(self.name)
 
 
-class IdleSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A time in which a rank runs no action, with the cause."""
-
-    rank: int
-    start_us: int
-    stop_us: int
-    cause: IdleCause
-
-
 PipelineTimeline = tuple[tuple[TimedAction, ...], ...]
 """The actions of each rank in the order of time."""
 
@@ -127,13 +118,9 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     chunks: int
     layers_by_stage: tuple[int, ...] | None = None
     stages_by_rank: tuple[tuple[int, ...], ...]
-    in_flight_by_rank: tuple[float, ...] | None = None
-    activation_bytes_by_rank: tuple[float | None, ...] | None = None
-    memory_by_rank: dict[str, tuple[float, ...]] | None = None
     measured: PipelineTimeline | None = None
     why_not_measured: str = ""
     predicted: PipelineTimeline | None = None
-    idle: tuple[IdleSpan, ...] | None = None
     comparison: tuple[SimulatedSchedule, ...] | None = None
     clock: str | None = None
     clock_uncertainty_seconds: float | None = None
@@ -205,27 +192,6 @@ class CommunicationDetails(Details, frozen=True, kw_only=True):
 
     key = "comm_calls"
     comm_calls: tuple[CountedCall, ...]
-    plain_step_seconds: float | None = None
-    """The time of the uninstrumented step."""
-
-
-class MemoryOverTime(Details, frozen=True, kw_only=True):
-    """The memory above that at the start of a step, on the rank with the highest peak."""
-
-    key = "memory_over_time"
-    rank: int
-    points: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(min_length=2)]
-    """Microseconds and bytes, in order."""
-    phases: tuple[tuple[str, int, int], ...] = ()
-    """The name, start and stop of the phases that the step names."""
-
-    @property
-    def peak(self) -> tuple[int, int]:
-        return max(self.points, key=lambda point: point[1])
-
-    def find_phase(self, at_us: int) -> str:
-        """Return the phase at a time, an empty string if the step names none."""
-        return next((name for name, start, stop in self.phases if start <= at_us <= stop), "")
 
 
 PLAN_FILE = "plan.json"

@@ -87,10 +87,6 @@ class StepTrace:
     comm: list[Span] = field(default_factory=list)
     """Each call of communication in order: from its issue to its end, on a device its kernel."""
     copies: list[Span] = field(default_factory=list)
-    host_comm: list[Span] = field(default_factory=list)
-    """The time in which the host issues communication, or waits for it in an operator of torch."""
-    host_busy: list[Span] = field(default_factory=list)
-    """The time in which the host is in any operator."""
     start_ns: int = 0
     """The start of the step on the clock of ``time.perf_counter_ns``."""
     phases: list[tuple[str, Span]] = field(default_factory=list)
@@ -101,8 +97,6 @@ class StepTrace:
     """On a device, the launch of the kernel of each call of communication, None if unknown."""
     facts: list[CallFacts | None] = field(default_factory=list)
     """The facts about each call in ``comm``, none in a profile that has no such facts."""
-    kernels: int | None = None
-    """The number of kernels that the device ran, None on a host."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -141,8 +135,6 @@ def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepT
         wall_seconds=wall_seconds,
         compute=difference(arithmetic, host_comm),
         comm=comm,
-        host_comm=host_comm,
-        host_busy=union([*arithmetic, *host_comm]),
         facts=facts,
     )
 
@@ -152,8 +144,6 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
     step = next(event for event in events if event.name == STEP and not event.is_device)
     host = [event for event in events if not event.is_device and not event.is_async]
     calls = [event for event in host if event.name.startswith(_ISSUE)]
-    waits = [event for event in host if event.name == _WAIT]
-    operators = [event for event in host if event.name.startswith("aten::")]
     within_calls = [event for event in host if event.name == _WITHIN_ISSUE]
     launches = [event for event in host if event.name.startswith(_LAUNCH)]
     call_times = {event.correlation: event.start_ns for event in (*calls, *within_calls)}
@@ -171,19 +161,15 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
             return launch
         return call_times.get(kernel.operator_correlation, launch)
 
-    host_comm = union(_list_spans([*calls, *waits]))
     return StepTrace(
         step=step.span,
         wall_seconds=wall_seconds,
         compute=union(_list_spans(compute)),
         comm=_list_spans(nccl),
         copies=union(_list_spans(copies)),
-        host_comm=host_comm,
-        host_busy=union([*_list_spans(operators), *host_comm]),
         issue_spans=_list_spans(calls),
         launch_times=[find_launch(kernel) for kernel in nccl],
         facts=[kernel.call for kernel in nccl],
-        kernels=len(compute) + len(nccl),
     )
 
 

@@ -15,7 +15,6 @@ from parbench.bench.results.details import (
     BytesFormulaDetails,
     CommunicationDetails,
     CountedCall,
-    MemoryOverTime,
     MeshDetails,
     read_details,
 )
@@ -175,27 +174,6 @@ def sent_lines(rows: Sequence[Row]) -> tuple[Sent, ...]:
             ranks = axes.get(axis, {}).get("ranks")
             lines.append(Sent(row=row, axis=axis, ranks=ranks, formula=formulas.get(axis, "")))
     return tuple(lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """What a step of one repetition held over its time, on the rank that rose highest."""
-
-    row: Row
-    repetition: int
-    memory: MemoryOverTime
-
-
-def held_over_time(rows: Sequence[Row]) -> tuple[Held, ...]:
-    """Return the first repetition of each row that tells; what cannot be read is left out."""
-    found: dict[str, Held] = {}
-    for row in rows:
-        for record in row.measured:
-            if isinstance(told := read_details(record, MemoryOverTime), MemoryOverTime):
-                found.setdefault(
-                    row.case.id, Held(row=row, repetition=record.repetition, memory=told)
-                )
-    return tuple(found.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,13 +291,6 @@ def draw_boxes(
     patch.set_in_layout(False)
 
 
-def draw_area(axes: "Axes", points: Sequence[tuple[float, float]], hue: str) -> None:
-    """Fill the area below values that hold until the next one."""
-    xs, values = zip(*points, strict=True)
-    axes.fill_between(xs, values, step="post", color=color(hue), alpha=0.35, linewidth=0)
-    axes.step(xs, values, where="post", color=color(hue), linewidth=0.8)
-
-
 def draw_pareto(
     axes: "Axes", points: Mapping[str, tuple[float, float]], front: Sequence[str]
 ) -> None:

@@ -1,28 +1,25 @@
 """Figures of training steps: their times, their parts and their memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from parbench.bench.results.details import MemoryOverTime
 from parbench.reports import cells
 from parbench.reports.analysis.labels import short_labels
-from parbench.reports.analysis.steps import Held, broken_down, memory_lines, parts
+from parbench.reports.analysis.steps import broken_down, memory_lines, parts
 from parbench.reports.analysis.summary import Row
 from parbench.reports.figures import quantities, style
-from parbench.reports.figures.chart import Chart, number_name
+from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.curves import read_interval
 from parbench.reports.figures.primitives import (
     IntervalRow,
     add_patch_legend,
-    draw_area,
     draw_intervals,
     draw_stacks,
     look_of_part,
-    write_between,
 )
-from parbench.reports.figures.quantities import Quantity, set_x_axis, set_y_axis
+from parbench.reports.figures.quantities import Quantity, set_x_axis
 from parbench.reports.figures.style import color, new_figure
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_SQUARES = 20
 _LOG_FROM_RATIO = 10.0
-_MICRO = 1e6
 
 
 def chart_step_times(rows: Sequence[Row]) -> Chart | None:
@@ -149,36 +145,4 @@ def _draw_stacked_bars(
         axes.axvline(limit[0], color=color("text"), linestyle=(0, (6, 2)), linewidth=0.8)
         axes.set_title(limit[1], loc="right")
     add_patch_legend(figure, legend, columns=3)
-    return figure
-
-
-def chart_memory_over_time(lines: Sequence[Held]) -> Iterator[Chart]:
-    labels = short_labels([line.row for line in lines])
-    for number, line in enumerate(lines, start=1):
-        if line.memory.peak[1] > 0:
-            yield Chart(
-                name=number_name("memory_over_time", number),
-                title=f"Memory over time: {labels[line.row.case.id]}",
-                caption=f"Repetition {line.repetition + 1}, rank {line.memory.rank}, above what it "
-                "held when the step began.",
-                draw=partial(_draw_memory_over_time, line.memory),
-            )
-
-
-def _draw_memory_over_time(memory: MemoryOverTime) -> "Figure":
-    figure, [axes] = new_figure(1.7)
-    points = [(time / _MICRO, float(num_bytes)) for time, num_bytes in memory.points]
-    draw_area(axes, points, style.MEMORY["activations"])
-    stop = points[-1][0]
-    set_x_axis(axes, quantities.TIME_SINCE_START, 0.0, stop)
-    quantity = Quantity(title="above the start", text=cells.num_bytes, is_log=False, base=2)
-    peak = memory.peak[1]
-    set_y_axis(axes, quantity, min(0.0, *(value for _, value in points)), peak * 1.16)
-    last_name = ""
-    for name, start_us, stop_us in memory.phases:
-        first, last = (min(max(0.0, edge / _MICRO), stop) for edge in (start_us, stop_us))
-        axes.axvline(first, color=color("muted"), linestyle=(0, (1, 2)), linewidth=0.6)
-        if name != last_name:
-            write_between(axes, first, last, peak * 1.09, name)
-        last_name = name
     return figure

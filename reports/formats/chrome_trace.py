@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parbench.bench.files import make_file_name
-from parbench.bench.results.details import IdleSpan, TimedAction
+from parbench.bench.results.details import TimedAction
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
@@ -205,33 +205,26 @@ def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Even
     facts = one.facts
     for pid, ran in enumerate(facts.measured or (), start=first):
         yield from _named("process", f"{start}rank {pid - first}", pid=pid)
-        yield from _work(pid, 1, "pipeline", ran)
-        yield from _work(
-            pid, 2, "idle causes", [gap for gap in facts.idle or () if gap.rank == pid - first]
-        )
+        yield from _work(pid, ran)
     for rank, ran in enumerate(facts.predicted or ()):
         pid = first + facts.ranks + rank
         yield from _named("process", f"{start}rank {rank} (predicted)", pid=pid)
-        yield from _work(pid, 1, "pipeline", ran)
+        yield from _work(pid, ran)
 
 
-def _work(
-    pid: int, tid: int, name: str, told: Sequence[TimedAction] | Sequence[IdleSpan]
-) -> Iterator[Event]:
-    if told:
-        yield from _named("thread", name, pid=pid, tid=tid)
-    for one in told:
-        if isinstance(one, TimedAction):
-            action = one.action
-            parts = {"stage": action.stage, "kind": action.kind, "microbatch": action.microbatch}
-            about = {"name": one.name, "cat": action.kind, "args": parts}
-        else:
-            about = {"name": one.cause, "cat": "idle", "args": {"cause": one.cause}}
+def _work(pid: int, actions: Sequence[TimedAction]) -> Iterator[Event]:
+    if actions:
+        yield from _named("thread", "pipeline", pid=pid, tid=1)
+    for one in actions:
+        action = one.action
+        parts = {"stage": action.stage, "kind": action.kind, "microbatch": action.microbatch}
         yield {
             "ph": "X",
             "pid": pid,
-            "tid": tid,
+            "tid": 1,
             "ts": one.start_us,
             "dur": one.stop_us - one.start_us,
-            **about,
+            "name": one.name,
+            "cat": action.kind,
+            "args": parts,
         }

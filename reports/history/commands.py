@@ -152,7 +152,7 @@ def check(
     RUN is a run's id in the history; default: the branch's newest. A run's folder, or latest, is checked against the
     branch and not kept, as for a pull request: SLOWER is a rise above the branch's newest level and newest run.
 
-    What is counted (calls, bytes, memory, kernels, schedule) is held exactly from the second run on: CHANGED until it
+    What is counted (calls, bytes, memory, schedule) is held exactly from the second run on: CHANGED until it
     is annotated.
 
     Only runs on the same hosts count: on others a series has INSUFFICIENT runs at first. A rise in the newest run alone

@@ -1,4 +1,4 @@
-"""What is counted of a step, held exactly: calls and bytes by axis and operation, memory, kernels, the schedule. Pure.
+"""What is counted of a step, held exactly: calls and bytes by axis and operation, memory, the schedule. Pure.
 
 Counts need no quiet machine and no repetitions: what is alike in all repetitions of one run and other than in another's
 is a

@@ -11,7 +11,6 @@ from parbench.reports.analysis.labels import short_labels
 from parbench.reports.analysis.steps import (
     SOURCES,
     Busy,
-    Held,
     MemoryLine,
     Prediction,
     Sent,
@@ -21,7 +20,6 @@ from parbench.reports.analysis.steps import (
     differing_trace,
     exposed_seconds,
     held_bytes,
-    held_over_time,
     is_axis,
     memory_lines,
     predict_comm,
@@ -36,7 +34,6 @@ from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.steps import (
     chart_breakdown,
     chart_memory,
-    chart_memory_over_time,
     chart_step_times,
 )
 from parbench.reports.figures.timeline import chart_timelines
@@ -76,7 +73,6 @@ def step_section(found: Analysis) -> Section | None:
         *_timelines(found),
         *pipeline_tables(found),
         *_memory(found),
-        *_memory_over_time(found),
     )
     terms = {
         "step-time": ("parts of a step",),
@@ -330,34 +326,4 @@ def _memory(found: Analysis) -> Iterator[Table[MemoryLine]]:
             ),
             rows=lines,
             figures=lambda: list_charts(chart_memory(steps)),
-        )
-
-
-def _memory_over_time(found: Analysis) -> Iterator[Table[Held]]:
-    if lines := held_over_time(found.steps):
-        highest = "the most above what was held when the step began: activations, gradients, buffers of the moment"
-        yield Table(
-            id="step-memory-time",
-            title="Memory over a step's time",
-            caption="measured by torch's allocator in a step of its own, on the rank that rose highest",
-            columns=(
-                step_column(found.steps).of(lambda line: line.row),
-                number(
-                    "rank", lambda line: line.memory.rank, cells.whole, "the rank that rose highest"
-                ),
-                number("rise", lambda line: line.memory.peak[1], cells.num_bytes, highest),
-                number(
-                    "at",
-                    lambda line: line.memory.peak[0] / 1e6,
-                    cells.duration,
-                    "since the step began",
-                ),
-                words(
-                    "in",
-                    lambda line: line.memory.find_phase(line.memory.peak[0]) or "-",
-                    "what the step was doing",
-                ),
-            ),
-            rows=lines,
-            figures=lambda: chart_memory_over_time(lines),
         )

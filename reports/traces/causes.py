@@ -179,7 +179,7 @@ def _why_exposed(
             "pipeline bubble",
             won,
             f"{told}: stages wait for their neighbours",
-            f"{_RUN} pp --set schedule=all",
+            f"{_RUN} pp --set schedule=1f1b,interleaved,zb_h1",
         )
     known = [
         (seconds, call) for call in job.shared if call.label == label and (seconds := ceiling(call))

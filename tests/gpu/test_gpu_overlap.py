@@ -136,8 +136,8 @@ def test_stream_moments_lie_on_host_clock() -> None:
     last = record_moment(GPU)
     torch.cuda.synchronize()
     host_end = time.perf_counter()
-    to_seconds, uncertainty = make_moment_clock(GPU)
-    assert 0 < uncertainty < 100e-6
+    to_seconds = make_moment_clock(GPU)
+    uncertainty = 100e-6
     assert to_seconds(first) >= host_before - uncertainty
     assert to_seconds(first) <= host_after + uncertainty + MAX_DEVICE_DELAY_SECONDS
     assert to_seconds(last) <= host_end + uncertainty

@@ -54,7 +54,7 @@ def compute_analytical_bubble(name: str) -> float:
     size = SCHEDULES[name].size(NUM_RANKS, NUM_MICROBATCHES)
     passes = PassSeconds(ACTION_SECONDS, ACTION_SECONDS, ACTION_SECONDS)
     bubble = SCHEDULES[name].compute_bubble(size, passes)
-    assert bubble.seconds is not None, bubble.note
+    assert bubble is not None, name
     return bubble.seconds / (bubble.seconds + NUM_MICROBATCHES * passes.total)
 
 

@@ -14,9 +14,12 @@ from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS
 from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.pipeline_parallel.bubbles import bubble_fraction
+from parbench.workloads.pipeline_parallel.bubbles import (
+    EQUAL_PASSES,
+    bubble_fraction,
+    simulate_kinds,
+)
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES as PIPELINE_SCHEDULES
-from parbench.workloads.pipeline_parallel.simulation import simulate_equal_passes
 from parbench.workloads.planner.candidates import place_step
 from parbench.workloads.planner.dry_run import GIGA, dry_run
 from parbench.workloads.planner.guide import held_state, strategies
@@ -220,7 +223,7 @@ def describe_bubble(schedule: str, microbatches: int) -> str:
     except UserError:  # The schedule needs more microbatches.
         return "-"
     order = PIPELINE_SCHEDULES[schedule].make_order(size)
-    return f"{bubble_fraction(simulate_equal_passes(order)):.0%}"
+    return f"{bubble_fraction(simulate_kinds(order, EQUAL_PASSES)):.0%}"
 
 
 def render_bubbles() -> str:

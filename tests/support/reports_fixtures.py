@@ -107,7 +107,6 @@ def training_metrics(seconds: float = 0.010, axes: Sequence[str] = ("dp",)) -> M
         "residual": 0.02,
         "ect": 0.33,
         "straggler_wait": 0.04,
-        "compute_slowdown": 0.05,
     }
     memory = {
         "parameters": 1 << 20,
@@ -247,16 +246,6 @@ def pipeline_details(
     schedule: str = "1f1b", ranks: int = 2, microbatches: int = 4, **fields: Any
 ) -> dict[str, Any]:
     timeline = [pipeline_actions(schedule, rank, ranks, microbatches) for rank in range(ranks)]
-    end = max(actions[-1][2] for actions in timeline)
-    idle = []
-    for rank, actions in enumerate(timeline):
-        forward_stop, backward_start = actions[microbatches - 1][2], actions[microbatches][1]
-        gaps = [
-            (rank, 0, actions[0][1], "schedule"),
-            (rank, forward_stop, backward_start, "imbalance"),
-            (rank, actions[-1][2], end, "rest"),
-        ]
-        idle += [gap for gap in gaps if gap[1] < gap[2]]
     return {
         "schedule": schedule,
         "ranks": ranks,
@@ -268,7 +257,6 @@ def pipeline_details(
         "clock_uncertainty_seconds": 0.0,
         "measured": timeline,
         "predicted": timeline,
-        "idle": idle,
         **fields,
     }
 

@@ -8,14 +8,20 @@ import torch
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from parbench.bench.results.details import Action
-from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 
+TORCH_CLASSES = {
+    "interleaved": "ScheduleInterleaved1F1B",
+    "looped_bfs": "ScheduleLoopedBFS",
+    "interleaved_zb": "ScheduleInterleavedZeroBubble",
+    "zb_v": "ScheduleZBVZeroBubble",
+    "dualpipe_v": "ScheduleDualPipeV",
+}
 Rows = tuple[tuple[Action, ...], ...]
 
 
 def make_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Any:
     """Return the schedule of torch that has the order of a schedule of parbench."""
-    torch_class = getattr(torch_schedules, SCHEDULES[name].torch_class)
+    torch_class = getattr(torch_schedules, TORCH_CLASSES[name])
     return torch_class(fake_stages(ranks, chunks), microbatches, loss_fn=no_loss)
 
 

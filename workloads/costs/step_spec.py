@@ -297,9 +297,9 @@ def _find_broken_experts(spec: StepSpec) -> str | None:
 
 def _find_broken_split_backward(spec: StepSpec) -> str | None:
     """Return why a schedule cannot split the backward pass of this step."""
-    if spec.pipeline is None or not spec.pipeline.splits_backward:
+    if spec.pipeline is None or not spec.pipeline.schedule.splits_backward:
         return None
-    schedule = spec.pipeline.schedule
+    schedule = spec.pipeline.schedule.name
     if spec.checkpointing != "none":
         return format_checkpointing_refusal(schedule, spec.checkpointing)
     if spec.dims.is_sharded:

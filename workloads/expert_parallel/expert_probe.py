@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import sub, truediv
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from parbench.workloads.expert_parallel.routing import BALANCED, compute_imbalan
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 from parbench.workloads.step.sent_bytes import BytesByAxis, CommBytesProbe, CommVolume, record_calls
-from parbench.workloads.step.turns import paired_difference, paired_factor, slowest
+from parbench.workloads.step.turns import compare_turns, slowest
 
 _REPEATS = 3
 
@@ -198,8 +199,8 @@ class ExpertProbe:
         seconds = slowest([observation.step_seconds for observation in samples])
         balanced = slowest([observation.balanced_step_seconds for observation in samples])
         values = {
-            "imbalance_time": paired_difference(seconds, balanced),
-            "imbalance_slowdown": paired_factor(seconds, balanced),
+            "imbalance_time": compare_turns(seconds, balanced, sub, "difference"),
+            "imbalance_slowdown": compare_turns(seconds, balanced, truediv, "factor"),
         }
         method = "the slowest rank of each turn"
         if len(seconds) == 1:

@@ -1,13 +1,13 @@
 """The sizes of models, the parameters that change them, and the bytes of an element. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from parbench.bench.plan.params import Param, Value, choice
-from parbench.bench.text import UserError, format_choices, parse_duration
+from parbench.bench.text import UserError, parse_duration
 
 Recipe = Literal["gpt", "llama"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -219,16 +219,12 @@ def require_shape(shape: Shape) -> None:
     if shape.recipe == "llama" and shape.head_size % 2:
         raise UserError(f"hidden({hidden}) / heads({heads}) % 2 != 0: RoPE rotates pairs")
     if shape.vocabulary < 2:
-        raise UserError(f"vocabulary({shape.vocabulary}) < 2: there is no token to predict")
+        raise UserError(f"vocabulary({shape.vocabulary}) < 2: it needs two tokens")
 
 
 def num_ffn_matrices(shape: Shape) -> int:
     """Return the number of matrices of an FFN: up and down, and llama's gate."""
     return 3 if shape.recipe == "llama" else 2
-
-
-STATE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
-"""The bytes of an element of state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,38 +239,6 @@ class Widths:
     @property
     def optimizer(self) -> int:
         return self.master + 2 * self.moments
-
-    @property
-    def updated(self) -> int:
-        """The bytes that AdamW moves per parameter.
-
-        It reads and writes both moments and the weight, and reads the gradient. With a master copy
-        it also writes the parameter.
-        """
-        weight = self.master or self.parameters
-        copy = self.parameters if self.master else 0
-        return 2 * (2 * self.moments + weight) + self.gradients + copy
-
-    @staticmethod
-    def parse(text: str, default: "Widths") -> "Widths":
-        """Return the widths of a text such as ``moments=bfloat16,master=none``.
-
-        Raises ``UserError`` with the allowed names.
-        """
-        widths: dict[str, int] = {}
-        kinds = [field.name for field in fields(Widths)]
-        for part in filter(None, text.split(",")):
-            kind, _, dtype = part.partition("=")
-            if kind not in kinds:
-                raise UserError(f"--state {part!r}: {kind!r} is not {format_choices(kinds, kind)}")
-            dtypes = dict(STATE_DTYPES)
-            if kind == "master":
-                dtypes["none"] = 0
-            if dtype not in dtypes:
-                allowed = format_choices(dtypes, dtype)
-                raise UserError(f"--state {part!r}: {dtype!r} is not {allowed}")
-            widths[kind] = dtypes[dtype]
-        return replace(default, **widths)
 
 
 MIXED = Widths(parameters=2, gradients=2, master=4, moments=4)

@@ -1,33 +1,35 @@
 """Bubbles of a pipeline: measured, by cause, and simulated for other schedules. Pure."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from math import inf
 from statistics import fmean, median
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from parbench.bench.results import details
 from parbench.bench.results.details import (
     IDLE_CAUSES,
     Action,
     ActionKind,
     IdleCause,
+    PipelineDetails,
+    PipelineTimeline,
     SimulatedSchedule,
+    TimedAction,
 )
 from parbench.bench.text import UserError
+from parbench.workloads.pipeline_parallel import simulation
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, get_output, get_received
 from parbench.workloads.pipeline_parallel.pipeline_case import split_layers
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
-from parbench.workloads.pipeline_parallel.simulation import (
-    Latency,
-    Timeline,
-    simulate,
-)
+from parbench.workloads.pipeline_parallel.simulation import Latency, Timeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
+EQUAL_PASSES: Mapping[ActionKind, float] = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}
+"""Seconds of each kind if F = I = W."""
 
 
 def bubble_fraction(timeline: Timeline) -> float:
@@ -36,31 +38,8 @@ def bubble_fraction(timeline: Timeline) -> float:
     return timeline.idle / total if total else 0.0
 
 
-def bubble_overhead(timeline: Timeline) -> float:
-    """Return idle time over busy time, which is (P-1)/M for 1F1B."""
-    busy = sum(map(timeline.busy, range(timeline.ranks)))
-    return timeline.idle / busy if busy else 0.0
-
-
-def bubble_fraction_span(timeline: Timeline) -> float:
-    """Return the largest idle share of a rank's own span, from its first start to its last stop.
-
-    Zero-bubble papers count it. A rank that starts and ends late loses no time if its next step
-    starts late as well.
-    """
-    return max(list_span_fractions(timeline), default=0.0)
-
-
-def list_span_fractions(timeline: Timeline) -> list[float]:
-    fractions = []
-    for rank in range(timeline.ranks):
-        span = timeline.span(rank)
-        fractions.append(1 - timeline.busy(rank) / span if span else 0.0)
-    return fractions
-
-
-def make_details(order: PipelineOrder) -> details.PipelineDetails:
-    return details.PipelineDetails(
+def make_details(order: PipelineOrder) -> PipelineDetails:
+    return PipelineDetails(
         schedule=order.name,
         ranks=order.ranks,
         microbatches=order.microbatches,
@@ -69,18 +48,16 @@ def make_details(order: PipelineOrder) -> details.PipelineDetails:
     )
 
 
-def make_detail_rows(timeline: Timeline) -> details.PipelineTimeline:
+def make_detail_rows(timeline: Timeline) -> PipelineTimeline:
     """Return the actions of each rank in microseconds."""
     rows = []
     for rank in range(timeline.ranks):
         actions = timeline.actions_of(rank)
-        row = [details.TimedAction(str(a.action), to_us(a.start), to_us(a.stop)) for a in actions]
+        row = [
+            TimedAction(str(a.action), round(a.start * 1e6), round(a.stop * 1e6)) for a in actions
+        ]
         rows.append(tuple(row))
     return tuple(rows)
-
-
-def to_us(seconds: float) -> int:
-    return round(seconds * 1e6)
 
 
 def split_idle(
@@ -93,9 +70,19 @@ def split_idle(
     ``latency`` as well. "rest", such as jitter, is what the measured idle time exceeds them by.
     A cause is negative if it shortens the waits.
     """
+    means = _compute_means(measured.actions, lambda action: (action.stage, action.kind))
+
+    def seconds_of_stage(action: Action) -> float:
+        return means[action.stage, action.kind]
+
+    timelines = (
+        simulate_mean_actions(measured, order),
+        simulate(order, seconds_of_stage),
+        simulate(order, seconds_of_stage, latency),
+        measured,
+    )
     idle_by_cause: dict[IdleCause, float] = {}
     idle_before = 0.0
-    timelines = [*_simulate_causes(measured, order, latency), measured]
     for cause, timeline in zip(IDLE_CAUSES, timelines, strict=True):
         idle = timeline.idle / measured.ranks
         idle_by_cause[cause] = idle - idle_before
@@ -103,48 +90,9 @@ def split_idle(
     return idle_by_cause
 
 
-def attribute_gaps(
-    measured: Timeline, order: PipelineOrder, latency: Latency
-) -> list[tuple[int, float, float, IdleCause]]:
-    """Return rank, start, stop and cause of the parts of every gap between actions.
-
-    The first part of a gap is as long as the same gap with the schedule as its only cause. The
-    longer gaps of the other simulations follow, then the rest. A gap has no negative parts, so that
-    the sums may differ from ``split_idle``.
-    """
-    parts: list[tuple[int, float, float, IdleCause]] = []
-    timelines = (measured, *_simulate_causes(measured, order, latency))
-    for rank in range(measured.ranks):
-        gaps = zip(*(_list_gaps(timeline, rank) for timeline in timelines), strict=True)
-        for (gap_start, gap_stop), *simulated in gaps:
-            lengths = [stop - start for start, stop in simulated]
-            start = gap_start
-            for cause, length in zip(IDLE_CAUSES, [*lengths, inf], strict=True):
-                stop = min(gap_stop, gap_start + max(0.0, length))
-                if stop > start:
-                    parts.append((rank, start, stop, cause))
-                    start = stop
-    return parts
-
-
-def _simulate_causes(
-    measured: Timeline, order: PipelineOrder, latency: Latency
-) -> tuple[Timeline, Timeline, Timeline]:
-    means = _compute_means([measured], lambda action: (action.stage, action.kind))
-
-    def seconds_of_stage(action: Action) -> float:
-        return means[action.stage, action.kind]
-
-    return (
-        simulate_mean_actions(measured, order),
-        simulate(order, seconds_of_stage),
-        simulate(order, seconds_of_stage, latency),
-    )
-
-
 def simulate_mean_actions(measured: Timeline, order: PipelineOrder) -> Timeline:
     """Simulate the measured mean time of each kind of action, without latency."""
-    return simulate_kinds(order, _compute_means([measured], lambda action: action.kind))
+    return simulate_kinds(order, compute_kind_seconds([measured]))
 
 
 def simulate_kinds(
@@ -153,23 +101,26 @@ def simulate_kinds(
     return simulate(order, lambda action: seconds_by_kind[action.kind], latency)
 
 
-def _compute_means(timelines: Sequence[Timeline], key: Callable[[Action], Key]) -> dict[Key, float]:
+def compute_kind_seconds(timelines: Sequence[Timeline]) -> dict[ActionKind, float]:
+    """Return the mean seconds of each kind. Of I and W, those of torch's first stage do not count.
+
+    Its input gradient takes no time, and its weight gradient has both.
+    """
+    actions = list(chain.from_iterable(timeline.actions for timeline in timelines))
+    comparable = [timed for timed in actions if timed.action.stage or timed.action.kind in "FB"]
+    return {
+        **_compute_means(actions, lambda action: action.kind),
+        **_compute_means(comparable, lambda action: action.kind),
+    }
+
+
+def _compute_means(
+    actions: Iterable[simulation.TimedAction], key: Callable[[Action], Key]
+) -> dict[Key, float]:
     seconds: defaultdict[Key, list[float]] = defaultdict(list)
-    for timeline in timelines:
-        for timed in timeline.actions:
-            seconds[key(timed.action)].append(timed.seconds)
+    for timed in actions:
+        seconds[key(timed.action)].append(timed.seconds)
     return {group: fmean(values) for group, values in seconds.items()}
-
-
-def _list_gaps(timeline: Timeline, rank: int) -> list[tuple[float, float]]:
-    """Return the possibly empty gap before each action of a rank, and the one after the last."""
-    gaps = []
-    last_stop = timeline.first_start
-    for timed in timeline.actions_of(rank):
-        gaps.append((last_stop, timed.start))
-        last_stop = max(last_stop, timed.stop)
-    gaps.append((last_stop, timeline.first_start + timeline.makespan))
-    return gaps
 
 
 def measure_latency(
@@ -196,12 +147,12 @@ def measure_latency(
 
 def measure_passes(timelines: Sequence[Timeline], stages_per_rank: int) -> PassSeconds:
     """Return mean seconds of a rank's passes. If backward is not split, its halves are equal."""
-    means = _compute_means(timelines, lambda action: action.kind)
-    half = means.get("B", 0.0) / 2
+    means = compute_kind_seconds(timelines)
+    half_seconds = means.get("B", 0.0) / 2
     return PassSeconds(
         forward=stages_per_rank * means["F"],
-        input_gradient=stages_per_rank * means.get("I", half),
-        weight_gradient=stages_per_rank * means.get("W", half),
+        input_gradient=stages_per_rank * means.get("I", half_seconds),
+        weight_gradient=stages_per_rank * means.get("W", half_seconds),
     )
 
 

@@ -1,9 +1,8 @@
 """The order in which each rank of a pipeline runs its actions, as data. Pure."""
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from parbench.bench.results.details import Action
@@ -60,7 +59,7 @@ class PipelineOrder:
     def num_stages(self) -> int:
         return self.ranks * self.stages_per_rank
 
-    @cached_property
+    @property
     def splits_backward(self) -> bool:
         """True if some backward passes are an input gradient (I) and a weight gradient (W)."""
         return any(action.kind == "W" for actions in self.actions_by_rank for action in actions)
@@ -72,64 +71,42 @@ class PipelineOrder:
         """Return the maximum that a rank holds at once, see ``find_peak_held``."""
         return find_peak_held(self.actions_by_rank[rank], held_by_stage)
 
-    def microbatches_in_flight(self, rank: int) -> float:
-        """Return the maximum of microbatches whose activations a rank holds for its stages."""
-        return self.peak_held(rank, lambda stage: 1) / self.stages_per_rank
 
-
-def find_peak_held(actions: Actions, held_by_stage: Callable[[int], float]) -> float:
+def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], float]) -> float:
     """Return the maximum of what a rank holds for backward.
 
     A microbatch of a stage holds ``held_by_stage(stage)`` from its forward pass to the end of its
     backward pass. If the backward pass is split, that is the end of the weight gradient.
     """
-    held = 0.0
+    total = 0.0
     peak = 0.0
     for action in actions:
         if action.kind == "F":
-            held += held_by_stage(action.stage)
-            peak = max(peak, held)
+            total += held_by_stage(action.stage)
+            peak = max(peak, total)
         elif action.kind != "I":
-            held -= held_by_stage(action.stage)
+            total -= held_by_stage(action.stage)
     return peak
 
 
-def read_order(text: str, name: str) -> PipelineOrder:
+def read_order(text: str) -> PipelineOrder:
     """Read an order in torch's compute-only CSV. ``simulation.check`` finds whether it can run.
 
-    Each row is a rank, and every rank has as many stages.
+    Each row is a rank, and every rank has as many stages. In an empty cell a rank does nothing.
     """
-    actions_by_rank = parse_csv(text)
-    counts = [len({action.stage for action in actions}) for actions in actions_by_rank]
-    if len(set(counts)) > 1:
-        listed = ", ".join(map(str, counts))
-        raise UserError(f"{name} has {listed} stages by rank: all ranks need the same number")
+    actions_by_rank = [_parse_row(row) for row in csv.reader(text.strip().splitlines())]
+    counts = {len({action.stage for action in actions}) for actions in actions_by_rank}
+    if len(counts) != 1 or counts == {0}:
+        example = "it needs a row of actions for each rank, such as 0F0,0B0"
+        raise UserError(f"order = {text!r} has not the same number of stages by rank: {example}")
     microbatches = [action.microbatch for actions in actions_by_rank for action in actions]
     return PipelineOrder(
-        name=name,
-        actions_by_rank=actions_by_rank,
+        name="order",
+        actions_by_rank=tuple(actions_by_rank),
         microbatches=1 + max(microbatches),
-        stages_per_rank=counts[0],
+        stages_per_rank=counts.pop(),
     )
 
 
-def parse_csv(text: str) -> tuple[Actions, ...]:
-    """Return the actions by rank in torch's compute-only CSV.
-
-    In an empty cell a rank does nothing.
-    """
-    rows = list(csv.reader(text.strip().splitlines()))
-    if not any(cell.strip() for row in rows for cell in row):
-        example = "it needs a row of actions for each rank, such as 0F0,0B0"
-        raise UserError(f"the order is empty: {example}")
-    actions_by_rank = []
-    for rank, row in enumerate(rows):
-        actions: list[Action] = []
-        for step, cell in enumerate(row):
-            try:
-                if cell.strip():
-                    actions.append(Action.parse(cell))
-            except UserError as error:
-                raise UserError(f"rank {rank}, step {step}: {error}") from None
-        actions_by_rank.append(tuple(actions))
-    return tuple(actions_by_rank)
+def _parse_row(row: list[str]) -> Actions:
+    return tuple(Action.parse(cell) for cell in row if cell.strip())

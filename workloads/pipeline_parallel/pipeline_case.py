@@ -1,15 +1,13 @@
 """The parameters of a pipeline, and the order and the stages that they mean. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import PipelineOrder, read_order
-from parbench.workloads.pipeline_parallel.schedule import PipelineSize
+from parbench.workloads.pipeline_parallel.schedule import PipelineSize, Schedule
 from parbench.workloads.pipeline_parallel.schedules import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
@@ -17,14 +15,13 @@ from parbench.workloads.pipeline_parallel.schedules import (
 )
 from parbench.workloads.pipeline_parallel.simulation import check
 
-ALL = "all"
 DEFAULT_MICROBATCHES = 8  # enough that a pipeline of a few ranks has small bubbles
 SCHEDULE = Param(
     name="schedule",
     kind="str",
     default=DEFAULT_SCHEDULE,
-    choices=(*SCHEDULES, ALL),
-    help="order of forward and backward passes; all: every schedule that can run here",
+    choices=tuple(SCHEDULES),
+    help="order of forward and backward passes",
 )
 PARAMS = (
     SCHEDULE,
@@ -55,7 +52,7 @@ PARAMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
-    """What a user chooses of a pipeline."""
+    """The options of a user for a pipeline."""
 
     schedule: str = DEFAULT_SCHEDULE
     stages_per_rank: int = 0  # 0 = the schedule's default
@@ -78,72 +75,62 @@ class PipelineOptions:
 
     def build(self, ranks: int, microbatches: int, layers: int) -> "Pipeline":
         """Return the pipeline. Raises ``UserError`` with the rule that it breaks."""
-        if self.rows:
-            order = self._read_order(ranks, microbatches)
-            size = PipelineSize(ranks, microbatches, order.stages_per_rank)
-        else:
-            order = None
-            schedule = find_schedule(self.schedule)
-            size = schedule.size(ranks, microbatches, self.stages_per_rank)
+        schedule = self._read_order(microbatches) if self.rows else find_schedule(self.schedule)
+        size = schedule.size(ranks, microbatches, self.stages_per_rank)
         if layers < size.num_stages:
             raise UserError(f"layers({layers}) < pp({ranks}) * chunks({size.stages_per_rank})")
         layers_by_stage = split_layers(layers, size.num_stages, self.split)
-        return Pipeline(
-            schedule=self.schedule, size=size, layers_by_stage=layers_by_stage, custom_order=order
-        )
+        return Pipeline(schedule=schedule, size=size, layers_by_stage=layers_by_stage)
 
-    def _read_order(self, ranks: int, microbatches: int) -> PipelineOrder:
+    def _read_order(self, microbatches: int) -> Schedule:
+        """Return the custom order as a schedule of exactly its ranks and microbatches."""
         if self.schedule != DEFAULT_SCHEDULE:
             raise UserError(f"schedule = {self.schedule} is not allowed with order: leave it out")
-        order = read_order(self.rows.replace(";", "\n"), "order")
-        if order.ranks != ranks:
-            raise UserError(f"order has rows for {order.ranks} ranks != ranks({ranks})")
-        if order.microbatches != microbatches:
-            count = f"{order.microbatches} microbatches"
-            raise UserError(f"order has {count} != microbatches({microbatches})")
+        order = read_order(self.rows.replace(";", "\n"))
         check(order)
-        return order
+
+        def find_other_size(size: PipelineSize) -> str:
+            if size.ranks != order.ranks:
+                return f"ranks({size.ranks}) == {order.ranks}"
+            if size.microbatches != order.microbatches:
+                return f"microbatches({size.microbatches}) == {order.microbatches}"
+            return ""
+
+        return Schedule(
+            name=order.name,
+            source="",
+            list_actions=lambda rank, size: order.actions_by_rank[rank],
+            stages_of=lambda rank, size: order.stages_of(rank),
+            splits_backward=order.splits_backward,
+            stages_per_rank=order.stages_per_rank,
+            find_broken_rule=find_other_size,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """The stages of a step and the order of their actions."""
 
-    schedule: str
+    schedule: Schedule
     size: PipelineSize
     layers_by_stage: tuple[int, ...]
-    custom_order: PipelineOrder | None = None
 
     @cached_property
     def order(self) -> PipelineOrder:
         """The actions of all ranks."""
-        return self.custom_order or find_schedule(self.schedule).make_order(self.size)
-
-    @property
-    def splits_backward(self) -> bool:
-        """True if some backward passes are an input gradient and a weight gradient."""
-        if self.custom_order is not None:
-            return self.custom_order.splits_backward
-        return find_schedule(self.schedule).splits_backward
+        return self.schedule.make_order(self.size)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages of a rank."""
-        if self.custom_order is not None:
-            return self.custom_order.stages_of(rank)
-        return find_schedule(self.schedule).stages_of(rank, self.size)
+        return self.schedule.stages_of(rank, self.size)
 
     def microbatches_in_flight(self, rank: int) -> float:
         """Return the maximum of microbatches whose activations a rank holds for its stages."""
-        if self.custom_order is not None:
-            return self.custom_order.microbatches_in_flight(rank)
-        return find_schedule(self.schedule).microbatches_in_flight(rank, self.size)
+        return self.schedule.microbatches_in_flight(rank, self.size)
 
     def logits_in_flight(self, rank: int) -> float:
         """Return the maximum of microbatches whose logits a rank holds."""
-        if self.custom_order is not None:
-            last_stage = self.size.num_stages - 1
-            return self.custom_order.peak_held(rank, lambda stage: float(stage == last_stage))
-        return find_schedule(self.schedule).logits_in_flight(rank, self.size)
+        return self.schedule.logits_in_flight(rank, self.size)
 
 
 def format_checkpointing_refusal(schedule: str, checkpointing: str) -> str:
@@ -165,33 +152,13 @@ def split_layers(layers: int, num_stages: int, split: str = "") -> tuple[int, ..
             hint = "set the layers of each stage with split = 2+1+..."
             raise UserError(f"layers({layers}) % stages({num_stages}) != 0: {hint}")
         return (layers // num_stages,) * num_stages
-    words = split.split("+")
-    if not all(word.strip().isdecimal() and int(word) for word in words):
+    parts = split.split("+")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
         example = "it is the layers of each stage, such as 1+2+1+1"
         raise UserError(f"split = {split!r} cannot be read: {example}")
-    counts = tuple(map(int, words))
+    counts = tuple(map(int, parts))
     if len(counts) != num_stages:
         raise UserError(f"split = {split!r} is for {len(counts)} stages != stages({num_stages})")
     if sum(counts) != layers:
         raise UserError(f"split = {split!r} has {sum(counts)} layers != layers({layers})")
     return counts
-
-
-def expand_all_schedules(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return a case for each schedule that is possible if ``schedule = all``.
-
-    A custom order is the only schedule.
-    """
-    if params.get("schedule") != ALL:
-        return [params]
-    if params.get("order"):
-        return [{name: value for name, value in params.items() if name != "schedule"}]
-    microbatches = int(params.get("microbatches", DEFAULT_MICROBATCHES))
-    cases: list[Params] = []
-    for name, schedule in SCHEDULES.items():
-        try:
-            schedule.size(spec.nproc, microbatches, int(params.get("chunks", 0)))
-        except UserError:
-            continue
-        cases.append({**params, "schedule": name})
-    return cases

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
@@ -12,26 +12,22 @@ from msgspec.structs import replace
 
 from parbench.bench.machine.environment import get_emulation
 from parbench.bench.machine.machine import get_affinity
-from parbench.bench.results import details
-from parbench.bench.results.details import Action
+from parbench.bench.results.details import Action, PipelineDetails
 from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.results.stats import estimate_mean
 from parbench.bench.world.benchmark import Explanation
-from parbench.bench.world.world import Clock, World
+from parbench.bench.world.world import World
 from parbench.workloads.pipeline_parallel import bubbles
-from parbench.workloads.pipeline_parallel.bubbles import to_us
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize
-from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
+from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.simulation import (
     Latency,
     TimedAction,
     Timeline,
-    simulate_equal_passes,
 )
 from parbench.workloads.pipeline_parallel.stages import Recorder
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
-from parbench.workloads.step.turns import choose_ranks, cross_fitted
 
 MAX_TIMELINE_ACTIONS = 20_000
 SHARED_NOTE = (
@@ -41,28 +37,28 @@ IDLE_NOTE = (
     "idle by cause is that of the pipeline, where a rank that waits for a stage is idle; "
     "in the parts of the step's time it has exposed communication of pp"
 )
-HALVES_NOTE = "other schedules are simulated with half of the backward pass as input gradient, half as weight gradient"
+HALVES_NOTE = (
+    "other schedules are simulated with half of the backward pass as input gradient, half as "
+    "weight gradient"
+)
 
 
 @dataclass(frozen=True)
 class RankSteps:
     """The measured steps of a rank."""
 
-    stamps: list[list[tuple[str, int, int]]] = field(default_factory=list)
+    stamps: list[list[tuple[Action, int, int]]] = field(default_factory=list)
     """Actions of each step with start and stop in nanoseconds of rank 0's clock."""
     wall_seconds: list[float] = field(default_factory=list)
-    uncertainty_seconds: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSteps:
     """The measured steps of all ranks of a pipeline."""
 
-    order: PipelineOrder
     timelines: tuple[Timeline, ...]
     outside_seconds: tuple[float, ...]
     """The time of each step before and after the pipeline, such as that of the optimizer."""
-    uncertainty_seconds: float = 0.0
 
     @property
     def median(self) -> Timeline:
@@ -70,20 +66,23 @@ class PipelineSteps:
         by_makespan = sorted(self.timelines, key=lambda timeline: timeline.makespan)
         return by_makespan[(len(by_makespan) - 1) // 2]
 
+    @property
+    def mean_makespan(self) -> float:
+        return fmean(timeline.makespan for timeline in self.timelines)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BubbleProbe:
     """Measures the bubble of one or several pipelines that take the same step.
 
-    The metrics are of the slowest pipeline, which is chosen from the other half of the steps.
+    The metrics are those of the pipeline with the longest mean makespan.
     """
 
     world: World
-    order: PipelineOrder
-    pipelines: Sequence[Sequence[int]]
+    pipeline: Pipeline
+    pipeline_ranks: Sequence[Sequence[int]]
     """The ranks of each pipeline, first stage first."""
     recorder: Recorder
-    layers_by_stage: tuple[int, ...]
     layer_bytes: float
     """Bytes of the activations of one layer and microbatch, for the comparison of schedules."""
     simulated_seconds: float | None
@@ -101,54 +100,52 @@ class BubbleProbe:
             reset()
             steps.wall_seconds.append(time_step(step, self.world))
             stamps = [
-                (str(action), start_ns - offset_ns, stop_ns - offset_ns)
+                (action, start_ns - offset_ns, stop_ns - offset_ns)
                 for action, start_ns, stop_ns in self.recorder.read()
             ]
             steps.stamps.append(stamps)
-            steps.uncertainty_seconds.append(self.recorder.uncertainty_seconds)
 
         repeat_within_budget(self.world, budget_seconds, run_step)
         return steps
 
     def summarize(self, samples: Sequence[RankSteps | None]) -> Explanation:
-        metrics = summarize_order(self.order)
+        order = self.pipeline.order
+        in_flight = max(map(self.pipeline.microbatches_in_flight, range(order.ranks)))
+        equal_passes = bubbles.simulate_kinds(order, bubbles.EQUAL_PASSES)
+        metrics = {
+            **make_values({"bubble_fraction_schedule": bubbles.bubble_fraction(equal_passes)}),
+            **make_values({"in_flight": in_flight}, "largest over ranks"),
+        }
         facts = replace(
-            bubbles.make_details(self.order),
-            layers_by_stage=self.layers_by_stage,
-            in_flight_by_rank=tuple(
-                map(self.order.microbatches_in_flight, range(self.order.ranks))
-            ),
+            bubbles.make_details(order),
+            layers_by_stage=self.pipeline.layers_by_stage,
         )
         steps_by_rank = [sample for sample in samples if sample is not None]
         if not steps_by_rank:
             facts = replace(facts, why_not_measured=SHARED_NOTE)
             return Explanation(metrics=metrics, details=facts.as_details, notes=(SHARED_NOTE,))
-        steps = find_slowest_pipeline(
-            [
-                merge_steps([steps_by_rank[rank] for rank in ranks], self.order)
-                for ranks in self.pipelines
-            ]
+        pipelines = [
+            merge_steps([steps_by_rank[rank] for rank in ranks]) for ranks in self.pipeline_ranks
+        ]
+        steps = max(pipelines, key=lambda pipeline: pipeline.mean_makespan)
+        latency = bubbles.measure_latency(steps.timelines, order)
+        metrics |= summarize_bubble(steps, self.pipeline, latency, self.simulated_seconds)
+        facts = replace(
+            facts,
+            clock=self.world.clock.method,
+            clock_uncertainty_seconds=self.world.clock.uncertainty_ns / 1e9,
+            comparison=bubbles.compare_schedules(
+                order,
+                bubbles.measure_passes(steps.timelines, order.stages_per_rank),
+                layers=sum(self.pipeline.layers_by_stage),
+                layer_bytes=self.layer_bytes,
+                latency=fmean(latency.values()) if latency else 0.0,
+                outside_seconds=median(steps.outside_seconds),
+            ),
         )
-        latency = bubbles.measure_latency(steps.timelines, self.order)
-        metrics |= summarize_bubble(steps, latency, self.simulated_seconds)
-        facts = add_timelines(facts, steps, latency, self.world.clock)
-        facts = replace(facts, comparison=self._compare_schedules(steps, latency))
-        notes = [IDLE_NOTE]
-        if not self.order.splits_backward:
-            notes.append(HALVES_NOTE)
-        return Explanation(metrics=metrics, details=facts.as_details, notes=tuple(notes))
-
-    def _compare_schedules(
-        self, steps: PipelineSteps, latency: Mapping[tuple[int, int], float]
-    ) -> tuple[details.SimulatedSchedule, ...]:
-        return bubbles.compare_schedules(
-            self.order,
-            bubbles.measure_passes(steps.timelines, self.order.stages_per_rank),
-            layers=sum(self.layers_by_stage),
-            layer_bytes=self.layer_bytes,
-            latency=fmean(latency.values()) if latency else 0.0,
-            outside_seconds=median(steps.outside_seconds),
-        )
+        notes = [IDLE_NOTE] if order.splits_backward else [IDLE_NOTE, HALVES_NOTE]
+        details = add_timelines(facts, steps.median, order).as_details
+        return Explanation(metrics=metrics, details=details, notes=tuple(notes))
 
 
 def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
@@ -177,7 +174,7 @@ def has_shared_cores(world: World) -> bool:
     return any(num_ranks[name] > len(cores[name]) for name in cores)
 
 
-def merge_steps(rank_steps: Sequence[RankSteps], order: PipelineOrder) -> PipelineSteps:
+def merge_steps(rank_steps: Sequence[RankSteps]) -> PipelineSteps:
     """Return the steps of the ranks of one pipeline, with times in seconds from the first start."""
     timelines = []
     outside_seconds = []
@@ -186,10 +183,10 @@ def merge_steps(rank_steps: Sequence[RankSteps], order: PipelineOrder) -> Pipeli
         first_ns = min(start for stamps in stamps_by_rank for _, start, _ in stamps)
         actions = []
         for rank, stamps in enumerate(stamps_by_rank):
-            for name, start, stop in stamps:
+            for action, start, stop in stamps:
                 timed_action = TimedAction(
                     rank=rank,
-                    action=Action.parse(name),
+                    action=action,
                     start=(start - first_ns) / 1e9,
                     stop=(stop - first_ns) / 1e9,
                 )
@@ -197,113 +194,58 @@ def merge_steps(rank_steps: Sequence[RankSteps], order: PipelineOrder) -> Pipeli
         timeline = Timeline(actions=tuple(actions), ranks=len(rank_steps))
         timelines.append(timeline)
         outside_seconds.append(max(walls) - timeline.makespan)
-    return PipelineSteps(
-        order=order,
-        timelines=tuple(timelines),
-        outside_seconds=tuple(outside_seconds),
-        uncertainty_seconds=max(
-            (seconds for steps in rank_steps for seconds in steps.uncertainty_seconds), default=0.0
-        ),
-    )
-
-
-def find_slowest_pipeline(pipelines: Sequence[PipelineSteps]) -> PipelineSteps:
-    """Return each step of the pipeline whose makespan is the maximum in the other half of steps."""
-    makespans = [[timeline.makespan for timeline in steps.timelines] for steps in pipelines]
-    chosen = [pipelines[number] for number in choose_ranks(makespans)]
-    return PipelineSteps(
-        order=pipelines[0].order,
-        timelines=tuple(steps.timelines[step] for step, steps in enumerate(chosen)),
-        outside_seconds=tuple(steps.outside_seconds[step] for step, steps in enumerate(chosen)),
-        uncertainty_seconds=max(steps.uncertainty_seconds for steps in pipelines),
-    )
+    return PipelineSteps(timelines=tuple(timelines), outside_seconds=tuple(outside_seconds))
 
 
 def summarize_bubble(
-    steps: PipelineSteps, latency: Latency, simulated_seconds: float | None
+    steps: PipelineSteps, pipeline: Pipeline, latency: Latency, simulated_seconds: float | None
 ) -> dict[str, MetricValue]:
+    """Return the measured, simulated and analytical bubble, and idle time by cause."""
+    order = pipeline.order
     timeline = steps.median
-    simulated = bubbles.simulate_mean_actions(timeline, steps.order)
-    metrics: dict[str, MetricValue] = {}
-    for compute in (
-        bubbles.bubble_fraction,
-        bubbles.bubble_fraction_span,
-        bubbles.bubble_overhead,
-    ):
-        name = compute.__name__
-        mean = estimate_mean(list(map(compute, steps.timelines)), "steps", "from zero")
-        metrics |= make_values({name: mean, f"{name}_simulated": compute(simulated)})
-    if len(steps.timelines) > 1:
-        fractions_by_rank = zip(*map(bubbles.list_span_fractions, steps.timelines), strict=True)
-        metrics |= make_values({"bubble_fraction_span": cross_fitted(list(fractions_by_rank))})
-    causes = bubbles.split_idle(timeline, steps.order, latency)
+    fractions = list(map(bubbles.bubble_fraction, steps.timelines))
+    simulated = bubbles.simulate_mean_actions(timeline, order)
+    causes = bubbles.split_idle(timeline, order, latency)
     method = f"the step of median makespan, of {len(steps.timelines)}"
     return {
-        **metrics,
-        **_compute_analytical_bubble(steps, simulated_seconds),
+        **make_values({"bubble_fraction": estimate_mean(fractions, "steps", "from zero")}),
+        **make_values({"bubble_fraction_simulated": bubbles.bubble_fraction(simulated)}),
+        **_compute_analytical_bubble(timeline, pipeline, simulated_seconds),
         **make_values({f"idle_{cause}": causes[cause] for cause in causes}, "mean over ranks"),
         **make_values({"makespan": timeline.makespan}, method),
     }
 
 
-def summarize_order(order: PipelineOrder) -> dict[str, MetricValue]:
-    """Return the metrics that follow from the order alone."""
-    bubble = bubbles.bubble_fraction(simulate_equal_passes(order))
-    in_flight = max(map(order.microbatches_in_flight, range(order.ranks)))
-    return {
-        **make_values({"bubble_fraction_schedule": bubble}),
-        **make_values({"in_flight": in_flight}, "largest over ranks"),
-    }
-
-
 def _compute_analytical_bubble(
-    steps: PipelineSteps, simulated_seconds: float | None
+    timeline: Timeline, pipeline: Pipeline, simulated_seconds: float | None
 ) -> dict[str, MetricValue]:
     """Return the analytical bubble of the mean times, or of the times that simulated compute has.
 
     Simulated compute is never exactly equal, which some formulas require.
     """
-    order = steps.order
-    if order.name not in SCHEDULES:
-        return {}
     if simulated_seconds is None:
         times = "mean times"
-        passes = bubbles.measure_passes([steps.median], order.stages_per_rank)
+        passes = bubbles.measure_passes([timeline], pipeline.size.stages_per_rank)
     else:
         times = "requested times"
         passes = PassSeconds(simulated_seconds, simulated_seconds, simulated_seconds)
-    size = PipelineSize(order.ranks, order.microbatches, order.stages_per_rank)
-    bubble = SCHEDULES[order.name].compute_bubble(size, passes)
-    if bubble.seconds is None or bubble.span_seconds is None:
+    bubble = pipeline.schedule.compute_bubble(pipeline.size, passes)
+    if bubble is None:
         return {}
-    work_seconds = order.microbatches * passes.total
-    metrics = {
-        "bubble_fraction_formula": bubble.seconds / (bubble.seconds + work_seconds),
-        "bubble_fraction_span_formula": bubble.span_seconds / (bubble.span_seconds + work_seconds),
-        "bubble_overhead_formula": bubble.seconds / work_seconds,
-    }
-    return make_values(metrics, f"of the {times}; {bubble.note}")
+    work_seconds = pipeline.size.microbatches * passes.total
+    fraction = bubble.seconds / (bubble.seconds + work_seconds)
+    return make_values({"bubble_fraction_formula": fraction}, f"of the {times}; {bubble.note}")
 
 
 def add_timelines(
-    facts: details.PipelineDetails, steps: PipelineSteps, latency: Latency, clock: Clock
-) -> details.PipelineDetails:
-    """Add the clock and, unless they are too long, the timelines and the causes of gaps."""
-    facts = replace(
-        facts,
-        clock=clock.method,
-        clock_uncertainty_seconds=clock.uncertainty_ns / 1e9 + steps.uncertainty_seconds,
-    )
-    timeline = steps.median
+    facts: PipelineDetails, timeline: Timeline, order: PipelineOrder
+) -> PipelineDetails:
+    """Add the measured and the simulated timeline, unless they are too long."""
     if len(timeline.actions) > MAX_TIMELINE_ACTIONS:
         return facts
-    idle = []
-    for rank, start, stop, cause in bubbles.attribute_gaps(timeline, steps.order, latency):
-        idle.append(details.IdleSpan(rank, to_us(start), to_us(stop), cause))
-    simulated = bubbles.simulate_mean_actions(timeline, steps.order)
+    simulated = bubbles.simulate_mean_actions(timeline, order)
     return replace(
         facts,
         measured=bubbles.make_detail_rows(timeline),
         predicted=bubbles.make_detail_rows(simulated),
-        idle=tuple(idle),
     )

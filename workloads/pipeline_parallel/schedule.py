@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import isclose
-from typing import Literal
 
 from parbench.bench.results.details import Action
 from parbench.bench.text import UserError
@@ -50,17 +49,23 @@ class PassSeconds:
 
 @dataclass(frozen=True)
 class AnalyticalBubble:
-    """The idle seconds of a rank, None if no formula is valid. ``note`` has the formula."""
+    """The idle time of a rank between the first start and the last stop of all ranks."""
 
-    seconds: float | None
-    """Idle time between the first start and the last end of all ranks."""
-    span_seconds: float | None
-    """Idle time between the first start and the last end of a rank, maximum over ranks."""
+    seconds: float
     note: str
+    """The formula."""
 
 
 def accept_all(size: PipelineSize) -> str:
     return ""
+
+
+def list_looped_stages(rank: int, size: PipelineSize) -> tuple[int, ...]:
+    return tuple(range(rank, size.num_stages, size.ranks))
+
+
+def list_v_stages(rank: int, size: PipelineSize) -> tuple[int, ...]:
+    return rank, size.num_stages - 1 - rank
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,12 +73,13 @@ class Schedule:
     """The order of the actions of a pipeline, and what follows from it."""
 
     name: str
-    label: str
     source: str
     list_actions: Callable[[int, PipelineSize], Sequence[Action]]
     """The actions of a rank in their order."""
-    placement: Literal["loop", "v"] = "loop"
-    """Rank r has the stages r, r + P, r + 2P, ... ("loop"), or r and 2P - 1 - r ("v")."""
+    splits_backward: bool = False
+    """True if some backward passes are an input gradient (I) and a weight gradient (W)."""
+    stages_of: Callable[[int, PipelineSize], tuple[int, ...]] = list_looped_stages
+    """The stages of a rank. Neighboring stages on different ranks send to each other."""
     stages_per_rank: int = 1
     """The default."""
     min_stages_per_rank: int | None = None
@@ -83,20 +89,12 @@ class Schedule:
     bubble: Callable[[PipelineSize, PassSeconds], AnalyticalBubble] | None = None
     is_bubble_of_equal_passes: bool = False
     """True if the analytical bubble is valid only if F = I = W."""
-    min_microbatches_of_bubble: Callable[[int], int] | None = None
+    min_microbatches_of_bubble: Callable[[int], int] = lambda ranks: 1
     """The microbatches from which the analytical bubble is valid, by the number of ranks."""
     planned_stages_per_rank: tuple[int, ...] = ()
     """The stages per rank that a search of the planner tries."""
-    torch_class: str = ""
-    """The class of ``torch.distributed.pipelining`` with the same order, if there is one."""
     note: str = ""
     """A limit of the implementation, which measured rows state."""
-
-    @cached_property
-    def splits_backward(self) -> bool:
-        """True if some backward passes are an input gradient (I) and a weight gradient (W)."""
-        smallest = PipelineSize(2, 4, self.stages_per_rank)
-        return any(action.kind == "W" for action in self.list_actions(1, smallest))
 
     def size(self, ranks: int, microbatches: int, stages_per_rank: int = 0) -> PipelineSize:
         """Return a size that is possible. 0 stages per rank are the default.
@@ -121,12 +119,6 @@ class Schedule:
             return f"chunks({chunks}) >= {min_chunks}"
         return ""
 
-    def stages_of(self, rank: int, size: PipelineSize) -> tuple[int, ...]:
-        """Return the stages of a rank. Neighboring stages on different ranks send to each other."""
-        if self.placement == "v":
-            return rank, size.num_stages - 1 - rank
-        return tuple(range(rank, size.num_stages, size.ranks))
-
     def make_order(self, size: PipelineSize) -> PipelineOrder:
         return PipelineOrder(
             name=self.name,
@@ -146,24 +138,13 @@ class Schedule:
         """
         return _count_held(self, rank, size)[1]
 
-    def compute_bubble(self, size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
-        """Return the analytical bubble, or an explanation why no formula is valid."""
-        reason = self._explain_missing_bubble(size, seconds)
-        if self.bubble is None or reason:
-            return AnalyticalBubble(None, None, reason)
+    def compute_bubble(self, size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
+        """Return the analytical bubble, None if no formula is valid for these times and sizes."""
+        if self.bubble is None or (self.is_bubble_of_equal_passes and not seconds.is_equal):
+            return None
+        if size.microbatches < self.min_microbatches_of_bubble(size.ranks):
+            return None
         return self.bubble(size, seconds)
-
-    def _explain_missing_bubble(self, size: PipelineSize, seconds: PassSeconds) -> str:
-        if self.bubble is None:
-            return f"{self.label} has no analytical bubble"
-        if self.is_bubble_of_equal_passes and not seconds.is_equal:
-            return f"{self.label} has no analytical bubble unless F = I = W"
-        if self.min_microbatches_of_bubble is not None:
-            minimum = self.min_microbatches_of_bubble(size.ranks)
-            if size.microbatches < minimum:
-                rule = f"microbatches({size.microbatches}) < {minimum}"
-                return f"{self.label} has no analytical bubble at {rule}"
-        return ""
 
 
 @lru_cache(maxsize=65536)

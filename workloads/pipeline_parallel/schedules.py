@@ -15,6 +15,7 @@ from parbench.workloads.pipeline_parallel.schedule import (
     PassSeconds,
     PipelineSize,
     Schedule,
+    list_v_stages,
 )
 
 
@@ -198,7 +199,7 @@ def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBub
     passes = size.ranks - 1 + (chunks - 1) * unfilled
     idle = passes * seconds.total / chunks
     formula = "(P-1 + (v-1)(P-M))(F+B)" if unfilled else "(P-1)(F+B)"
-    return AnalyticalBubble(idle, idle, formula + ("/v" if chunks > 1 else ""))
+    return AnalyticalBubble(idle, formula + ("/v" if chunks > 1 else ""))
 
 
 def bubble_of_zb_h1(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
@@ -208,45 +209,40 @@ def bubble_of_zb_h1(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubbl
     """
     steps = (size.ranks - 1) / size.stages_per_rank
     forward, input_gradient = seconds.forward, seconds.input_gradient
-    in_span = max(input_gradient, forward + input_gradient - seconds.weight_gradient)
+    both = forward + input_gradient - seconds.weight_gradient
     formula = "(P-1)max(F, I, F+I-W)" + ("/v" if size.stages_per_rank > 1 else "")
-    note = f"{formula}; in a rank's span without F"
-    return AnalyticalBubble(steps * max(forward, in_span), steps * in_span, note)
+    return AnalyticalBubble(steps * max(forward, input_gradient, both), formula)
 
 
 def bubble_of_zb_h2(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
-    """Return (P-1)(F+I-2W) in a rank's span, as in arXiv 2401.10241, table 2, for all times."""
+    """Return (P-1)max(F, I-F, F+I-2W), which extends arXiv 2401.10241, table 2, to all times."""
     forward, input_gradient = seconds.forward, seconds.input_gradient
     both = forward + input_gradient - 2 * seconds.weight_gradient
-    longest = max(input_gradient - forward, both)
-    steps = size.ranks - 1
-    note = "(P-1)max(F, I-F, F+I-2W); in a rank's span 0 in place of F"
-    return AnalyticalBubble(steps * max(forward, longest), steps * max(0.0, longest), note)
+    longest = max(forward, input_gradient - forward, both)
+    return AnalyticalBubble((size.ranks - 1) * longest, "(P-1)max(F, I-F, F+I-2W)")
 
 
 def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
     idle = (size.ranks - 1) * seconds.forward / 2
-    return AnalyticalBubble(idle, 0.0, "(P-1)F/2 at F = I = W; in a rank's span 0")
+    return AnalyticalBubble(idle, "(P-1)F/2 at F = I = W")
 
 
 def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
     """Return half of (P-1)(F&B + B - 3W), the bubble if a forward and a backward start as one."""
     idle = (size.ranks - 1) * seconds.forward / 2
     formula = "(P-1)F/2 at F = I = W with forward and backward in sequence"
-    return AnalyticalBubble(idle, idle, f"{formula}; (P-1)F where they start and end as one")
+    return AnalyticalBubble(idle, f"{formula}; (P-1)F where they start and end as one")
 
 
 _ALL_SCHEDULES = (
     Schedule(
         name="gpipe",
-        label="GPipe",
         source="arXiv 1811.06965",
         list_actions=list_breadth_first,
         bubble=bubble_of_filling,
     ),
     Schedule(
         name="1f1b",
-        label="1F1B",
         source="PipeDream-Flush, arXiv 2104.04473",
         list_actions=list_1f1b,
         bubble=bubble_of_filling,
@@ -254,7 +250,6 @@ _ALL_SCHEDULES = (
     ),
     Schedule(
         name="interleaved",
-        label="interleaved 1F1B",
         source="arXiv 2104.04473",
         list_actions=list_interleaved,
         stages_per_rank=2,
@@ -262,71 +257,65 @@ _ALL_SCHEDULES = (
         find_broken_rule=find_partial_round,
         bubble=bubble_of_filling,
         planned_stages_per_rank=(2, 3, 4, 6, 8),
-        torch_class="ScheduleInterleaved1F1B",
     ),
     Schedule(
         name="looped_bfs",
-        label="looped BFS",
         source="arXiv 2211.05953",
         list_actions=list_breadth_first,
         stages_per_rank=2,
         min_stages_per_rank=2,
         bubble=bubble_of_filling,
-        torch_class="ScheduleLoopedBFS",
     ),
     Schedule(
         name="zb_h1",
-        label="ZB-H1",
         source="arXiv 2401.10241, figure 2",
         list_actions=list_zb_h1,
+        splits_backward=True,
         bubble=bubble_of_zb_h1,
         min_microbatches_of_bubble=lambda ranks: ranks,
         planned_stages_per_rank=(1,),
     ),
     Schedule(
         name="zb_h2",
-        label="ZB-H2",
         source="arXiv 2401.10241, figure 3",
         list_actions=list_zb_h2,
+        splits_backward=True,
         bubble=bubble_of_zb_h2,
         min_microbatches_of_bubble=lambda ranks: 2 * ranks - 1,
         planned_stages_per_rank=(1,),
     ),
     Schedule(
         name="interleaved_zb",
-        label="interleaved ZB",
         source="torch.distributed.pipelining",
         list_actions=list_zb_h1,
+        splits_backward=True,
         stages_per_rank=2,
         min_stages_per_rank=1,
         find_broken_rule=find_partial_round,
         bubble=bubble_of_zb_h1,
         min_microbatches_of_bubble=lambda ranks: ranks,
-        torch_class="ScheduleInterleavedZeroBubble",
     ),
     Schedule(
         name="zb_v",
-        label="ZB-V",
         source="arXiv 2401.10241, section 6, and 2405.15362",
         list_actions=list_zb_v,
-        placement="v",
+        splits_backward=True,
+        stages_of=list_v_stages,
         stages_per_rank=2,
         bubble=bubble_of_zb_v,
         is_bubble_of_equal_passes=True,
         min_microbatches_of_bubble=lambda ranks: 2 * ranks - 1,
-        torch_class="ScheduleZBVZeroBubble",
     ),
     Schedule(
         name="dualpipe_v",
-        label="DualPipeV",
         source="DualPipe (arXiv 2412.19437) cut in half, github.com/deepseek-ai/DualPipe",
         list_actions=list_dualpipe_v,
-        placement="v",
+        splits_backward=True,
+        stages_of=list_v_stages,
         stages_per_rank=2,
         find_broken_rule=find_unfilled_stages,
         bubble=bubble_of_dualpipe_v,
         is_bubble_of_equal_passes=True,
-        torch_class="ScheduleDualPipeV",
         note=(
             "the forward and the backward pass of an overlapped pair run one after the other, "
             "and each sends when it ends"

@@ -1,13 +1,12 @@
 """Simulation of a pipeline: whether its order can run, and when each action starts and stops."""
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
 
-from parbench.bench.results.details import Action, ActionKind
+from parbench.bench.results.details import Action
 from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import (
     Output,
@@ -18,7 +17,6 @@ from parbench.workloads.pipeline_parallel.order import (
 )
 
 MAX_NAMED_RANKS = 4
-
 Latency = float | Mapping[tuple[int, int], float]
 """Seconds of a message, of all ranks or by sender and receiver."""
 
@@ -49,13 +47,10 @@ class Timeline:
         return self._actions_by_rank[rank]
 
     @cached_property
-    def first_start(self) -> float:
-        return min((timed.start for timed in self.actions), default=0.0)
-
-    @cached_property
     def makespan(self) -> float:
         """Seconds from the first start to the last stop of all ranks."""
-        return max((timed.stop for timed in self.actions), default=0.0) - self.first_start
+        first_start = min((timed.start for timed in self.actions), default=0.0)
+        return max((timed.stop for timed in self.actions), default=0.0) - first_start
 
     def busy(self, rank: int) -> float:
         """Return the seconds in which a rank runs at least one action."""
@@ -65,13 +60,6 @@ class Timeline:
             seconds += max(0.0, timed.stop - max(timed.start, last_stop))
             last_stop = max(last_stop, timed.stop)
         return seconds
-
-    def span(self, rank: int) -> float:
-        """Return the seconds from the first start to the last stop of a rank."""
-        actions = self.actions_of(rank)
-        if not actions:
-            return 0.0
-        return max(timed.stop for timed in actions) - actions[0].start
 
     @cached_property
     def idle(self) -> float:
@@ -99,103 +87,53 @@ def simulate(
     it. Links do not queue. With ``rendezvous``, as on gloo, it leaves only when its receiver is
     free. Raises ``UserError`` for a deadlock.
     """
-    rows: list[list[TimedAction]] = [[] for _ in range(order.ranks)]
+    queues = [deque(actions) for actions in order.actions_by_rank]
+    free_times = [0.0] * order.ranks
     producers: dict[Output, TimedAction] = {}
 
-    def compute_arrival(source: TimedAction, rank: int, free: float) -> float:
+    def compute_arrival(source: TimedAction, rank: int) -> float:
         if source.rank == rank:
             return source.stop
-        departure = max(source.stop, free) if rendezvous else source.stop
+        departure = max(source.stop, free_times[rank]) if rendezvous else source.stop
         if isinstance(latency, Mapping):
             return departure + latency.get((source.rank, rank), 0.0)
         return departure + latency
 
     def run(rank: int, action: Action) -> None:
-        start = rows[rank][-1].stop if rows[rank] else 0.0
+        start = free_times[rank]
         received = get_received(action, order.num_stages)
         if received is not None:
-            start = max(start, compute_arrival(producers[received], rank, start))
+            start = max(start, compute_arrival(producers[received], rank))
         stop = start + action_seconds(action)
+        free_times[rank] = stop
         timed = TimedAction(rank=rank, action=action, start=start, stop=stop)
-        rows[rank].append(timed)
         producers[get_output(action)] = timed
 
-    _visit_actions(order, run)
-    return Timeline(actions=tuple(timed for row in rows for timed in row), ranks=order.ranks)
-
-
-def simulate_equal_passes(order: PipelineOrder) -> Timeline:
-    """Simulate F = I = W, where a full backward pass takes twice as long as a forward pass."""
-    return simulate(order, lambda action: 2.0 if action.kind == "B" else 1.0)
-
-
-class BlockedRank(NamedTuple):
-    """A rank that waits forever for an input of its next action."""
-
-    rank: int
-    action: Action
-    missing: Output
-
-
-def _visit_actions(order: PipelineOrder, visit: Callable[[int, Action], object]) -> None:
-    """Visit every action after its inputs. Raises ``UserError`` for a deadlock."""
-    next_step = [0] * order.ranks
-    outputs: set[Output] = set()
-    blocked: dict[int, BlockedRank] = {}
-    waiting: defaultdict[Output, list[int]] = defaultdict(list)
-    ready = list(range(order.ranks))
-    while ready:
-        rank = ready.pop()
-        blocked.pop(rank, None)
-        actions = order.actions_by_rank[rank]
-        while next_step[rank] < len(actions):
-            action = actions[next_step[rank]]
-            inputs = list_inputs(action, order.num_stages)
-            missing = next((entry for entry in inputs if entry not in outputs), None)
-            if missing is not None:
-                waiting[missing].append(rank)
-                blocked[rank] = BlockedRank(rank, action, missing)
-                break
-            visit(rank, action)
-            next_step[rank] += 1
-            output = get_output(action)
-            outputs.add(output)
-            ready += waiting.pop(output, [])
-    if blocked:
-        raise UserError(_format_deadlock(order, [blocked[rank] for rank in sorted(blocked)]))
-
-
-def _format_deadlock(order: PipelineOrder, blocked: Sequence[BlockedRank]) -> str:
-    producers = {
-        get_output(action): str(action) for actions in order.actions_by_rank for action in actions
-    }
-    waits = []
-    for rank, action, missing in blocked[:MAX_NAMED_RANKS]:
-        name = "{}{}{}, which no rank runs".format(*missing)
-        waits.append(f"rank {rank} waits with {action} for {producers.get(missing, name)}")
-    num_others = len(blocked) - len(waits)
-    if num_others:
-        waits.append(f"and {num_others} more ranks wait")
-    return f"{order.name} deadlocks: {', '.join(waits)}"
+    while any(queues):
+        num_finished = len(producers)
+        for rank, queue in enumerate(queues):
+            while queue and producers.keys() >= set(list_inputs(queue[0], order.num_stages)):
+                run(rank, queue.popleft())
+        if len(producers) == num_finished:
+            waits = [f"rank {rank} at {queue[0]}" for rank, queue in enumerate(queues) if queue]
+            listed = ", ".join(waits[:MAX_NAMED_RANKS])
+            raise UserError(f"{order.name} deadlocks: inputs never arrive for {listed}")
+    return Timeline(actions=tuple(producers.values()), ranks=order.ranks)
 
 
 def check(order: PipelineOrder) -> None:
     """Raise ``UserError`` unless every microbatch passes every stage once, without a deadlock."""
-    rank_by_stage: dict[int, int] = {}
-    kinds: defaultdict[tuple[int, int], list[ActionKind]] = defaultdict(list)
+    kinds: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    ranks: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for rank, actions in enumerate(order.actions_by_rank):
         for action in actions:
-            if action.stage >= order.num_stages or action.microbatch >= order.microbatches:
-                size = f"stages({order.num_stages}) x microbatches({order.microbatches})"
-                raise UserError(f"{order.name}: {action} on rank {rank} is outside of {size}")
-            owner = rank_by_stage.setdefault(action.stage, rank)
-            if owner != rank:
-                place = f"stage {action.stage} is on rank {owner}"
-                raise UserError(f"{order.name}: {action} is on rank {rank}, but {place}")
             kinds[action.stage, action.microbatch].append(action.kind)
-    for stage, microbatch in product(range(order.num_stages), range(order.microbatches)):
-        passes = " ".join(sorted(kinds[stage, microbatch]))
-        if passes not in ("B F", "F I W"):
-            place = f"microbatch {microbatch} of stage {stage} has {passes or 'no action'}"
-            raise UserError(f"{order.name}: {place}: it needs F and B, or F, I and W, once each")
-    _visit_actions(order, lambda rank, action: None)
+            ranks[action.stage, action.microbatch].add(rank)
+    for place in product(range(order.num_stages), range(order.microbatches)):
+        passes = " ".join(sorted(kinds[place]))
+        if passes not in ("B F", "F I W") or len(ranks[place]) > 1:
+            stage, microbatch = place
+            text = f"microbatch {microbatch} of stage {stage} has {passes or 'no action'}"
+            rule = "it needs F and B, or F, I and W, on one rank"
+            raise UserError(f"{order.name}: {text}: {rule}")
+    simulate(order, lambda action: 0.0)

@@ -1,8 +1,7 @@
-"""The stages of a rank on torch's pipeline runtime, with the time of each action.
+"""The stages of this rank for torch's pipeline runtime, with the time of each action.
 
-Torch's first stage computes its input gradient with the weight gradient, because tokens have no
-gradient. The gradient down to the output of the embeddings takes as long as that of another stage,
-and zero-bubble schedules rely on it. Here it is part of the input gradient (I).
+Torch's first stage computes all its gradients with the weight gradient (W), because tokens have no
+gradient. Its input gradient (I) takes no time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,15 +10,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.world.world import World
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.transformer import Transformer, get_dtype
+from parbench.workloads.model.transformer import get_dtype
 from parbench.workloads.parallel.parallelize import ParallelPart
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
-from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
+from parbench.workloads.pipeline_parallel.schedule import Schedule
 from parbench.workloads.pipeline_parallel.torch_pipelines import PlainStage, make_runtime
 from parbench.workloads.step.probe import Moment, make_moment_clock, record_moment
 
@@ -27,19 +26,18 @@ from parbench.workloads.step.probe import Moment, make_moment_clock, record_mome
 class Recorder:
     """Records the actions of a step. On CUDA its events in the stream take no time of the host."""
 
-    def __init__(self, device: torch.device, before: Callable[[Action], None]) -> None:
-        """``before`` is called before each action, outside of its time."""
+    def __init__(self, device: torch.device, prepare: Callable[[Action], None]) -> None:
+        """``prepare`` is called before each action, outside of its time."""
         self._device = device
-        self._before = before
+        self._prepare = prepare
         self._moments: list[tuple[Action, Moment, Moment]] = []
-        self.uncertainty_seconds = 0.0  # of the last ``read``
 
     def forget(self) -> None:
         self._moments.clear()
 
     @contextmanager
     def running(self, action: Action) -> Iterator[None]:
-        self._before(action)
+        self._prepare(action)
         start = record_moment(self._device)
         yield
         self._moments.append((action, start, record_moment(self._device)))
@@ -54,7 +52,7 @@ class Recorder:
 
         On CUDA it waits for the device.
         """
-        to_seconds, self.uncertainty_seconds = make_moment_clock(self._device)
+        to_seconds = make_moment_clock(self._device)
         return [
             (action, int(to_seconds(start) * 1e9), int(to_seconds(stop) * 1e9))
             for action, start, stop in self._moments
@@ -70,23 +68,11 @@ class Stage(PlainStage):
         recorder: Recorder,
         **options: Any,
     ) -> None:
-        part = parallel_part.part
-        super().__init__(part, **options)
-        self.part: Transformer = part
+        super().__init__(parallel_part.part, **options)
         self._recorder = recorder
         self._reducers = parallel_part.reducers
-        self._embedded: dict[int, Tensor] = {}
-        self._embedding_gradients: dict[int, tuple[Tensor, Tensor, Any]] = {}
-        self._current_microbatch = 0
-        if part.token_embedding is not None:
-            first_layer = next(iter(part.layers.values()))
-            first_layer.register_forward_pre_hook(self._keep_embedded)
-
-    def _keep_embedded(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self._embedded[self._current_microbatch] = args[0]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self._current_microbatch = fwd_chunk_id
         with self._running("F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
@@ -101,40 +87,19 @@ class Stage(PlainStage):
             for reducer in self._reducers:
                 reducer.activate()
         with self._running("B" if full_backward else "I", bwd_chunk_id):
-            self._run_backward(bwd_chunk_id, loss, full_backward, last_backward)
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if last_backward:
             for reducer in self._reducers:
                 reducer.start_remaining()
 
-    def _run_backward(
-        self, microbatch: int, loss: Any, full_backward: bool, last_backward: bool
-    ) -> None:
-        embedded = self._embedded.pop(microbatch, None)
-        if full_backward or embedded is None:
-            super().backward_one_chunk(microbatch, loss, full_backward, last_backward)
-            return
-        gradient, graph_start = self.input_gradient(
-            microbatch, embedded, self.part.layers.parameters()
-        )
-        self._embedding_gradients[microbatch] = (embedded, gradient, graph_start)
-
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self._running("W", bwd_chunk_id):
-            self._run_weight_backward(bwd_chunk_id, last_backward)
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         if last_backward:
             # Torch accumulates these gradients without the hooks of autograd.
             for reducer in self._reducers:
                 reducer.activate()
                 reducer.start_remaining()
-
-    def _run_weight_backward(self, microbatch: int, last_backward: bool) -> None:
-        if microbatch not in self._embedding_gradients:
-            super().backward_weight_one_chunk(microbatch, last_backward)
-            return
-        embedded, gradient, graph_start = self._embedding_gradients.pop(microbatch)
-        self.weight_gradients(microbatch, self.part.layers.parameters(), graph_start)
-        embedded.grad = None
-        embedded.backward(gradient)  # type: ignore[no-untyped-call]
 
     def _running(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
         return self._recorder.running(Action(self.stage_index, kind, microbatch))
@@ -179,11 +144,11 @@ def make_stages(
     return stages
 
 
-def list_notes(order: PipelineOrder, world: World) -> tuple[str, ...]:
+def list_notes(schedule: Schedule, world: World) -> tuple[str, ...]:
     """Return the limits of the measured bubble."""
     notes = []
-    if order.name in SCHEDULES and SCHEDULES[order.name].note:
-        notes.append(f"{order.name}: {SCHEDULES[order.name].note}")
+    if schedule.note:
+        notes.append(f"{schedule.name}: {schedule.note}")
     if world.backend == "nccl":
         notes.append(
             "pp on nccl: a rank's sends and receives share a communicator and its stream, where "

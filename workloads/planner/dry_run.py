@@ -21,6 +21,7 @@ from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from parbench.workloads.planner.placement import place_of
+from parbench.workloads.planner.state_widths import count_updated_bytes
 
 GIGA = 1e9
 MOST_ACTIONS = 40_000
@@ -194,7 +195,7 @@ def dry_run(
         busiest=busiest.at,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
         update_seconds=max(updated_elements(at) for at in spec.distinct_views)
-        * spec.widths.updated
+        * count_updated_bytes(spec.widths)
         / memory_rate,
         bubble_seconds=bubble,
         bubble_method=method,
@@ -288,7 +289,7 @@ def _bubble(
     )
     passes = PassSeconds(forward, half, half)
     form = find_schedule(spec.pipeline_options.schedule).compute_bubble(spec.pipeline_size, passes)
-    if form.seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
+    if form is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
         waited = _simulated(spec, of_rank, hop).makespan - spec.microbatches * busiest.microbatch
         return max(0.0, waited), "simulated with each stage's times and the link's latency"
     # a pipeline fills and drains over its mean stage, and each hop of that adds a message

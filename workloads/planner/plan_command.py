@@ -14,7 +14,7 @@ from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_choices
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.shapes import PRECISIONS, Widths
+from parbench.workloads.model.shapes import PRECISIONS
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
@@ -38,6 +38,7 @@ from parbench.workloads.planner.report.plan_page import (
     with_variants,
 )
 from parbench.workloads.planner.search import search
+from parbench.workloads.planner.state_widths import parse_widths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def answer(given: Given) -> Answer:
     hardware, seconds, notes = machine_of(given)
     read = find_model(given.model, given.sequence).notes if given.model else ()
     if given.state:
-        held = Widths.parse(given.state, _without_mesh(given).widths)
+        held = parse_widths(given.state, _without_mesh(given).widths)
         read += (
             f"state: {given.state} makes {held.parameters + held.gradients + held.optimizer} bytes a parameter",
         )
@@ -178,7 +179,7 @@ def _without_mesh(given: Given) -> StepSpec:
         ),
         cp_method=given.cp_method or "zigzag",
     )
-    step = replace(step, state=Widths.parse(given.state, step.widths) if given.state else None)
+    step = replace(step, state=parse_widths(given.state, step.widths) if given.state else None)
     return step.with_checkpointing(given.checkpointing or "none")
 
 

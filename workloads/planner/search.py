@@ -44,6 +44,7 @@ from parbench.workloads.planner.dry_run import (
 )
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds, by_hardware
+from parbench.workloads.planner.state_widths import count_updated_bytes
 
 MOST_GPUS = 1 << 17
 FRONT = 1.4
@@ -150,14 +151,11 @@ def _least_seconds(
         return work.microbatch * wanted.global_batch * cp * tp / wanted.gpus / step.microbatch
     chunks, forward, half = step.stages_per_rank, work.forward / pp, work.backward / 2 / pp
     passes = PassSeconds(forward, half, half)
-    bubble = (
-        find_schedule(step.pipeline_options.schedule)
-        .compute_bubble(step.pipeline_size, passes)
-        .seconds
-    )
-    if bubble is None:  # until the last rank's first microbatch has come through the others
-        bubble = (pp - 1) * forward / chunks
-    return work.microbatch * step.microbatches / pp + bubble
+    schedule = find_schedule(step.pipeline_options.schedule)
+    bubble = schedule.compute_bubble(step.pipeline_size, passes)
+    # until the last rank's first microbatch has come through the others
+    bubble_seconds = (pp - 1) * forward / chunks if bubble is None else bubble.seconds
+    return work.microbatch * step.microbatches / pp + bubble_seconds
 
 
 @dataclass(kw_only=True)
@@ -268,7 +266,7 @@ class _Kept:
             efficiency = self.hardware.efficiency
             seconds = (
                 updated_elements(at)
-                * at.spec.widths.updated
+                * count_updated_bytes(at.spec.widths)
                 / self.hardware.memory_bytes_per_second
             )
             self.shardings[key] = seconds / efficiency.memory_rate + sum(

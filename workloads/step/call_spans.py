@@ -38,16 +38,20 @@ def _match_kernels(
     spans: list[Span | None] = [None] * len(axes)
     calls_by_last: dict[int, range] = {}
     for launched, (start, stop) in sorted(launches):
-        last = bisect_right(starts, launched) - 1
-        if last < 0:
+        last_call = bisect_right(starts, launched) - 1
+        if last_call < 0:
             return None
-        if last not in calls_by_last:
-            first = last
-            if launched >= issued[last][1]:
-                while first and spans[first - 1] is None and axes[first - 1] == axes[last]:
-                    first -= 1
-            calls_by_last[last] = range(first, last + 1)
-        for call in calls_by_last[last]:
+        if last_call not in calls_by_last:
+            first_call = last_call
+            if launched >= issued[last_call][1]:
+                while (
+                    first_call
+                    and spans[first_call - 1] is None
+                    and axes[first_call - 1] == axes[last_call]
+                ):
+                    first_call -= 1
+            calls_by_last[last_call] = range(first_call, last_call + 1)
+        for call in calls_by_last[last_call]:
             known_start, known_stop = spans[call] or (start, stop)
             spans[call] = min(known_start, start), max(known_stop, stop)
     return spans

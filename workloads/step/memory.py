@@ -1,27 +1,24 @@
-"""The memory of a step: by component as measured, as counted and by formula, and over time."""
+"""The memory of a step by component: as measured, as counted and by formula."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
-from torch.profiler import record_function
 
-from parbench.bench.results.details import COMPONENTS, MemoryOverTime
+from parbench.bench.results.details import COMPONENTS
 from parbench.bench.results.metrics import MetricValue, make_values
-from parbench.bench.results.step_trace import STEP, list_phases
 from parbench.bench.world.benchmark import Explanation
+from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import MasterAdamW
 from parbench.workloads.model.transformer import kept_in, watchers
-from parbench.workloads.step.probe import ProbedStep, ResetFn, Step
-from parbench.workloads.torch_internals import list_allocations, profiling, trace_events
+from parbench.workloads.parallel.mesh import get_local_tensor
+from parbench.workloads.step.probe import ResetFn, Step
+from parbench.workloads.torch_internals import list_allocations, profiling
 
-_MAX_POINTS = 160
 _SOURCES = ("memory", "memory_counted", "memory_formula")
 _DEFINITIONS = {
     "memory.activations": "peak of forward and backward above their start",
@@ -38,7 +35,11 @@ MemoryBySource = Mapping[str, BytesByComponent]
 class MemoryProbe:
     """Measures and counts the memory of each component of a step on this rank."""
 
-    step: ProbedStep
+    world: World
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    forward_backward: Callable[[], object]
+    """Runs all microbatches of a step, without the optimizer."""
     count_activations: Callable[[], float]
     """Runs forward passes, and returns the bytes that microbatches in flight save for backward."""
     formula: BytesByComponent
@@ -51,29 +52,27 @@ class MemoryProbe:
 
         The parameters that FSDP has gathered after these passes count as buffers.
         """
-        model = self.step.model
-        forward_backward = self.step.forward_backward
-        parameters: list[Tensor] = list(model.parameters())
+        parameters: list[Tensor] = list(self.model.parameters())
         reset()
-        forward_backward()
+        self.forward_backward()
         reset()
-        peak = peak_during(forward_backward, self.step.world.device)
+        peak = peak_during(self.forward_backward, self.world.device)
         saved = self.count_activations()
         gathered = [
-            after
-            for before, after in zip(parameters, model.parameters(), strict=True)
-            if after is not before
+            parameter
+            for shard, parameter in zip(parameters, self.model.parameters(), strict=True)
+            if parameter is not shard
         ]
         tensors: dict[str, list[Tensor]] = {
             "parameters": parameters,
             "gradients": list_gradients(parameters),
-            "optimizer": list_optimizer_state(self.step.optimizer),
-            "buffers": [*model.buffers(), *gathered],
+            "optimizer": list_optimizer_state(self.optimizer),
+            "buffers": [*self.model.buffers(), *gathered],
         }
         measured = {name: storage_bytes(tensors[name]) for name in tensors}
         counted = {name: local_bytes(tensors[name]) for name in tensors}
-        forward_backward()  # ends what the counted passes began, such as FSDP's gathers
-        self.step.optimizer.zero_grad()
+        self.forward_backward()  # ends what the counted passes began, such as FSDP's gathers
+        self.optimizer.zero_grad()
         return {
             "memory": {**measured, "activations": peak or 0},
             "memory_counted": {**counted, "activations": saved},
@@ -81,12 +80,7 @@ class MemoryProbe:
         }
 
     def summarize(self, samples: Sequence[MemoryBySource]) -> Explanation:
-        by_rank = {name: [sample["memory"][name] for sample in samples] for name in COMPONENTS}
-        return Explanation(
-            metrics=max_over_ranks(samples),
-            details={"memory_by_rank": by_rank},
-            notes=self.notes,
-        )
+        return Explanation(metrics=max_over_ranks(samples), notes=self.notes)
 
 
 def max_over_ranks(samples: Sequence[MemoryBySource]) -> dict[str, MetricValue]:
@@ -104,78 +98,9 @@ def max_over_ranks(samples: Sequence[MemoryBySource]) -> dict[str, MetricValue]:
     return metrics
 
 
-@dataclass(frozen=True)
-class MemoryTimelineProbe:
-    """Records the memory of the device over the time of a step, from torch's allocator."""
-
-    device: torch.device
-    share = 0.0
-
-    def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> MemoryOverTime | None:
-        reset()
-        with profiling(self.device, memory=True) as profiler, record_function(STEP):
-            step()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-        events = trace_events(profiler)
-        [event] = [event for event in events if event.name == STEP and not event.is_device]
-        changes = []
-        for time_ns, num_bytes in list_allocations(profiler, self.device):
-            if event.start_ns <= time_ns <= event.stop_ns:
-                changes.append(((time_ns - event.start_ns) // 1000, num_bytes))
-        points = reduce_points(changes)
-        if len(points) < 2:
-            return None
-        phases = []
-        for name, (start_ns, stop_ns) in list_phases(events)[:_MAX_POINTS]:
-            start_us = (start_ns - event.start_ns) // 1000
-            phases.append((name, start_us, (stop_ns - event.start_ns) // 1000))
-        return MemoryOverTime(rank=0, points=points, phases=tuple(phases))
-
-    def summarize(self, samples: Sequence[MemoryOverTime | None]) -> Explanation:
-        """Return the timeline of the rank with the highest peak."""
-        timelines = [
-            msgspec.structs.replace(sample, rank=rank)
-            for rank, sample in enumerate(samples)
-            if sample is not None
-        ]
-        if not timelines:
-            return Explanation()
-        highest = max(timelines, key=lambda timeline: timeline.peak[1])
-        return Explanation(details=highest.as_details)
-
-
-def reduce_points(
-    changes: Sequence[tuple[int, int]], max_points: int = _MAX_POINTS
-) -> tuple[tuple[int, int], ...]:
-    """Return the running sum of changes by time: the maximum of each time slice, and the last sum.
-
-    Changes are microseconds and bytes in order of time. The slices are ``max_points`` equal parts.
-    """
-    if not changes:
-        return ()
-    first = changes[0][0]
-    last = changes[-1][0]
-    width = (last - first) / max_points + 1
-    total = 0
-    highest: dict[int, tuple[int, int]] = {}
-    for microsecond, change in changes:
-        total += change
-        index = int((microsecond - first) / width)
-        if index not in highest or total > highest[index][1]:
-            highest[index] = (microsecond, total)
-    points = dict(highest.values())
-    points[last] = total
-    return tuple(sorted(points.items()))
-
-
 def local_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the elements on this rank."""
-    total = 0
-    for tensor in tensors:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        total += local.numel() * local.element_size()
-    return total
+    return sum(get_local_tensor(tensor).nbytes for tensor in tensors)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
+from operator import sub
 
 import torch
 import torch.distributed as dist
@@ -43,10 +44,9 @@ from parbench.workloads.step.sent_bytes import (
     record_calls,
 )
 from parbench.workloads.step.turns import (
+    compare_turns,
+    compute_overhead,
     cross_fitted,
-    mean_rank,
-    paired_difference,
-    paired_overhead,
     slowest,
 )
 
@@ -79,11 +79,8 @@ class RankTimings:
     ranks_by_axis: dict[str, list[int]]
     wall_seconds: dict[str, list[float]]
     """By kind: uninstrumented, instrumented, without_comm, profiled."""
-    compute_seconds: dict[str, list[float]]
-    """By kind: uninstrumented, instrumented, without_comm; all of them profiled."""
     breakdowns: list[Breakdown]
     matched: list[MatchedTrace]
-    kernels: list[int | None]
     median_step: int
     """The index of the profiled step whose wall time is the median, the same on all ranks."""
     timeline: RankTimeline
@@ -114,31 +111,29 @@ class OverlapProbe:
             "without_comm": lambda: NoCommMode(fake_groups),
         }
         walls: dict[str, list[float]] = {kind: [] for kind in modes}
-        traces: dict[str, list[StepTrace]] = {kind: [] for kind in modes}
+        traces: list[StepTrace] = []
 
         def run_all_kinds() -> None:
             # The order alternates (ABBA), so that a drift has the same effect on all kinds.
             kinds = list(modes)
-            if len(traces["uninstrumented"]) % 2:
+            if len(traces) % 2:
                 kinds.reverse()
             for kind in kinds:
                 reset()
                 with modes[kind]():
                     walls[kind].append(time_step(step, world))
-                reset()
-                with modes[kind]():
-                    traces[kind].append(trace_step(step, world.device))
+            reset()
+            traces.append(trace_step(step, world.device))
 
         try:
             repeat_within_budget(world, budget_seconds, run_all_kinds)
         finally:
             for group in fake_groups.values():
                 dist.destroy_process_group(group)
-        profiled = traces["uninstrumented"]
-        walls["profiled"] = [trace.wall_seconds for trace in profiled]
-        matched = [match_spans_to_calls(trace, calls) for trace in profiled]
+        walls["profiled"] = [trace.wall_seconds for trace in traces]
+        matched = [match_spans_to_calls(trace, calls) for trace in traces]
         median_step = find_median_index(slowest(world.gather(walls["profiled"])))
-        start_ns = profiled[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
+        start_ns = traces[median_step].start_ns - world.clock.offsets_ns[world.global_rank]
         late_ns = start_ns - min(world.gather(start_ns))
         return RankTimings(
             calls=calls,
@@ -146,15 +141,11 @@ class OverlapProbe:
                 axis: dist.get_process_group_ranks(group) for axis, group in self.axes.items()
             },
             wall_seconds=walls,
-            compute_seconds={
-                kind: [length(trace.compute) / 1e9 for trace in traces[kind]] for kind in modes
-            },
-            breakdowns=list(map(compute_time_breakdown, profiled, matched)),
+            breakdowns=list(map(compute_time_breakdown, traces, matched)),
             matched=matched,
-            kernels=[trace.kernels for trace in profiled],
             median_step=median_step,
             timeline=build_rank_timeline(
-                world.rank, profiled[median_step], matched[median_step].named, late_ns
+                world.rank, traces[median_step], matched[median_step].named, late_ns
             ),
         )
 
@@ -165,12 +156,8 @@ class OverlapProbe:
         step_seconds = median(slowest(walls))
         metrics = {
             **self._summarize_breakdown(samples),
-            **summarize_differences(
-                [sample.wall_seconds for sample in samples],
-                [sample.compute_seconds for sample in samples],
-            ),
+            **summarize_differences([sample.wall_seconds for sample in samples]),
             **self._summarize_peers(samples),
-            **summarize_kernels([sample.kernels for sample in samples]),
         }
         notes = list(self.list_notes(step_seconds))
         unseen = set[str]().union(*(sample.matched[first.median_step].unseen for sample in samples))
@@ -194,7 +181,7 @@ class OverlapProbe:
             ranks=tuple(sample.timeline for sample in samples),
         )
         num_intervals = sum(len(rank.intervals) for rank in timeline.ranks)
-        details = CommunicationDetails(comm_calls=comm_calls, plain_step_seconds=step_seconds)
+        details = CommunicationDetails(comm_calls=comm_calls)
         return Explanation(
             metrics=metrics,
             details=details.as_details,
@@ -252,35 +239,14 @@ def find_median_index(values: Sequence[float]) -> int:
     return indices[(len(values) - 1) // 2]
 
 
-def summarize_kernels(per_rank: Sequence[Sequence[int | None]]) -> dict[str, MetricValue]:
-    """Return the kernels of a step, unknown if the steps of a rank have different counts."""
-    counts_by_rank = [set(counts) - {None} for counts in per_rank]
-    if not all(counts_by_rank):
-        return {}
-    mean = None
-    if all(len(counts) == 1 for counts in counts_by_rank):
-        mean = sum(count for counts in counts_by_rank for count in counts if count) / len(per_rank)
-    return make_values({"kernels": mean}, "mean over ranks")
-
-
-def summarize_differences(
-    walls: Sequence[SecondsByKind], compute: Sequence[SecondsByKind]
-) -> dict[str, MetricValue]:
+def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricValue]:
     """Return ECT and the overheads of measuring, from the seconds of each rank by kind of step."""
     wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
-    instrumented = mean_rank([rank["instrumented"] for rank in compute])
-    without_comm = mean_rank([rank["without_comm"] for rank in compute])
-    suffix = "" if len(instrumented) > 1 else ", one turn has no difference"
-    values = {
-        "ect": paired_difference(wall["instrumented"], wall["without_comm"]),
-        "tracing_overhead": paired_overhead(wall["profiled"], wall["uninstrumented"]),
-        "watching_overhead": paired_overhead(wall["instrumented"], wall["uninstrumented"]),
-    }
-    slowdown = {"compute_slowdown": paired_difference(instrumented, without_comm)}
-    return {
-        **make_values(values, f"the slowest rank of each turn{suffix}"),
-        **make_values(slowdown, f"mean over ranks{suffix}"),
-    }
+    values = {"ect": compare_turns(wall["instrumented"], wall["without_comm"], sub, "difference")}
+    for name, kind in (("tracing_overhead", "profiled"), ("watching_overhead", "instrumented")):
+        values[name] = compare_turns(wall[kind], wall["uninstrumented"], compute_overhead, "excess")
+    suffix = "" if len(wall["profiled"]) > 1 else ", one turn has no difference"
+    return make_values(values, f"the slowest rank of each turn{suffix}")
 
 
 def list_ect_caveats(device: torch.device, overhead: float | None) -> tuple[str, ...]:
@@ -340,15 +306,15 @@ def split_transfer_and_wait(
     The transfer of a call takes as long as the call on the rank of its group where it is shortest.
     The earlier part of the call on another rank is waiting. Concurrent calls count once.
     """
-    own = samples[rank]
+    sample = samples[rank]
     transfers: defaultdict[str, list[Span]] = defaultdict(list)
     waits: list[Span] = []
-    for index, call in enumerate(own.calls):
-        span = own.matched[step].spans[index]
+    for index, call in enumerate(sample.calls):
+        span = sample.matched[step].spans[index]
         if span is None:
             continue
         shortest = length([span])
-        for peer in own.ranks_by_axis.get(call.axis, range(len(samples))):
+        for peer in sample.ranks_by_axis.get(call.axis, range(len(samples))):
             peer_span = samples[peer].matched[step].spans[index]
             if peer_span is not None:
                 shortest = min(shortest, length([peer_span]))

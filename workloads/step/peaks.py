@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 # The words of a device name, the more specific name first, and TFLOP/s of 16-bit types,
-# TensorFloat-32 and float32 without it. Without TensorFloat-32 a GPU has float16 but no bfloat16.
-PEAKS: tuple[tuple[str, float, float | None, float], ...] = (
+# TensorFloat-32 and float32 without it.
+PEAKS: tuple[tuple[str, float, float, float], ...] = (
     ("gb200", 2500, 1250, 80),
     ("b200", 2250, 1125, 75),
     ("gh200", 989.4, 494.7, 66.9),
@@ -33,13 +33,6 @@ PEAKS: tuple[tuple[str, float, float | None, float], ...] = (
     ("l40s", 362.05, 183, 91.6),
     ("l40", 181.05, 90.5, 90.5),
     ("l4", 121, 60, 30.3),
-    ("v100 sxm2", 125, None, 15.7),
-    ("v100 sxm3", 125, None, 15.7),
-    ("v100 pcie", 112, None, 14),
-    ("v100s", 130, None, 16.4),
-    ("t4", 65, None, 8.1),
-    ("mi325x", 1307.4, 653.7, 163.4),
-    ("mi300x", 1307.4, 653.7, 163.4),
 )
 _SECONDS_PER_SIZE = 0.05
 
@@ -49,15 +42,18 @@ def datasheet_peak(gpu_name: str, dtype: str) -> float | None:
 
     Names match by whole words, so an A10G is not an A10. A MIG slice is only a part of its device.
     """
-    words = set(re.split(r"[^a-z0-9]+", gpu_name.lower()))
-    if "mig" in words:
+    name_parts = set(re.split(r"[^a-z0-9]+", gpu_name.lower()))
+    if "mig" in name_parts:
         return None
-    for name, half, tf32, float32 in PEAKS:
-        if words.issuperset(name.split()):
-            bfloat16 = half if tf32 is not None else None
-            teraflops = {"bfloat16": bfloat16, "float16": half, "tf32": tf32, "float32": float32}
-            peak = teraflops.get(dtype)
-            return None if peak is None else peak * 1e12
+    for name, sixteen_bit, tf32, float32 in PEAKS:
+        if name_parts.issuperset(name.split()):
+            teraflops = {
+                "bfloat16": sixteen_bit,
+                "float16": sixteen_bit,
+                "tf32": tf32,
+                "float32": float32,
+            }
+            return teraflops[dtype] * 1e12 if dtype in teraflops else None
     return None
 
 

@@ -1,13 +1,11 @@
 """Probes measure further steps after the timed ones, each within its share of the time budget."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.profiler import record_function
 
 from parbench.bench.results.metrics import MetricValue
@@ -31,20 +29,6 @@ ResetFn = Callable[[], None]
 """Resets the benchmark before a step, and returns on all ranks at the same time."""
 Moment = float | torch.cuda.Event
 Sample = TypeVar("Sample")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbedStep:
-    """The parts of a training step on this rank that probes use."""
-
-    world: World
-    axes: Mapping[str, dist.ProcessGroup]
-    """The process group of each mesh axis."""
-    model: nn.Module
-    """Holds the parameters and buffers of this rank."""
-    optimizer: torch.optim.Optimizer
-    forward_backward: Callable[[], object]
-    """Runs all microbatches of a step, without the optimizer."""
 
 
 class Probe(Protocol[Sample]):
@@ -136,22 +120,18 @@ def record_moment(device: torch.device) -> Moment:
     return event
 
 
-def make_moment_clock(device: torch.device) -> tuple[Callable[[Moment], float], float]:
-    """Return a function from moments to seconds of ``time.perf_counter``, and its uncertainty.
+def make_moment_clock(device: torch.device) -> Callable[[Moment], float]:
+    """Return a function from moments to seconds of ``time.perf_counter``.
 
     On CUDA it synchronizes the device and reads both clocks several times. The shortest reading
     counts, and its event is taken to lie in the middle.
     """
     if device.type != "cuda":
-        return lambda moment: float(cast(float, moment)), 0.0
+        return lambda moment: float(cast(float, moment))
     torch.cuda.synchronize(device)
     readings = [_read_clocks(device) for _ in range(_CLOCK_READINGS)]
-    width, middle, event = min(readings, key=lambda reading: reading[0])
-
-    def to_seconds(moment: Moment) -> float:
-        return middle - float(cast(Any, moment).elapsed_time(event)) / 1e3
-
-    return to_seconds, width / 2
+    _, middle, event = min(readings, key=lambda reading: reading[0])
+    return lambda moment: middle - float(cast(Any, moment).elapsed_time(event)) / 1e3
 
 
 def _read_clocks(device: torch.device) -> tuple[float, float, Any]:

@@ -197,9 +197,9 @@ def summarize_counts(volumes: Sequence[CommVolume]) -> dict[str, MetricValue]:
         mean_count = sum(count for count, _ in per_rank) / len(volumes)
         counts[f"calls.{axis}.{op}"] = mean_count
         counts[f"calls.{axis}"] += mean_count
-        known = [num_bytes for _, num_bytes in per_rank if num_bytes is not None]
-        if len(known) == len(volumes):
-            sent[f"sent.{axis}.{op}"] = sum(known) / len(volumes)
+        known_bytes = [num_bytes for _, num_bytes in per_rank if num_bytes is not None]
+        if len(known_bytes) == len(volumes):
+            sent[f"sent.{axis}.{op}"] = sum(known_bytes) / len(volumes)
     return make_values(counts | sent, "mean over ranks")
 
 
@@ -224,30 +224,35 @@ class CommBytesProbe:
         metrics = summarize_counts([volume for volume, _ in samples])
         for axis in dict.fromkeys(axis for volume, _ in samples for axis in volume.by_axis):
             sent = [volume.by_axis.get(axis, 0.0) for volume, _ in samples]
-            busiest = max(range(len(samples)), key=sent.__getitem__)
-            metrics |= make_values(
-                {f"bytes_sent.{axis}": sent[busiest]}, "ring-optimal, maximum over ranks"
-            )
             if not any(axis in expected for _, expected in samples):
+                method = "ring-optimal, maximum over ranks"
+                metrics |= make_values({f"bytes_sent.{axis}": max(sent)}, method)
                 continue
             expected = [expected.get(axis, 0.0) for _, expected in samples]
-            metrics |= make_values({f"bytes_expected.{axis}": expected[busiest]}, "the same rank")
-            metrics |= make_values(
-                {f"bytes_ratio.{axis}": find_worst_ratio(sent, expected)},
-                "the rank whose ratio differs most from 1",
-            )
+            metrics |= compare_bytes(axis, sent, expected)
         return Explanation(metrics=metrics)
 
 
-def find_worst_ratio(sent: Sequence[float], expected: Sequence[float]) -> float | None:
-    """Return the ratio farthest from 1, 0 for unexpected bytes, None if there are no bytes."""
-    ratios = []
-    for sent_here, expected_here in zip(sent, expected, strict=True):
-        if expected_here:
-            ratios.append(sent_here / expected_here)
-        elif sent_here:
-            ratios.append(0.0)
-    return max(ratios, key=lambda ratio: abs(ratio - 1), default=None)
+def compare_bytes(
+    axis: str, sent: Sequence[float], expected: Sequence[float]
+) -> dict[str, MetricValue]:
+    """Return the bytes of the rank whose ratio differs most from 1, and that of these sends most.
+
+    The ratio of unexpected bytes is 0, and None if there are no bytes.
+    """
+
+    def compute_ratio(rank: int) -> float:
+        if not expected[rank]:
+            return 0.0 if sent[rank] else 1.0
+        return sent[rank] / expected[rank]
+
+    rank = max(range(len(sent)), key=lambda rank: (abs(compute_ratio(rank) - 1), sent[rank]))
+    values = {
+        f"bytes_sent.{axis}": sent[rank],
+        f"bytes_expected.{axis}": expected[rank],
+        f"bytes_ratio.{axis}": compute_ratio(rank) if sent[rank] or expected[rank] else None,
+    }
+    return make_values(values, "ring-optimal, of the rank whose ratio differs most from 1")
 
 
 def find_group_argument(args: Iterable[Any]) -> dist.ProcessGroup | None:

@@ -82,10 +82,10 @@ from parbench.workloads.parallel.zero1 import (
 from parbench.workloads.pipeline_parallel import stages as pipeline_stages
 from parbench.workloads.pipeline_parallel.pipeline_probe import BubbleProbe
 from parbench.workloads.presets import PRESETS, Preset
-from parbench.workloads.step.memory import MemoryProbe, MemoryTimelineProbe, count_saved_bytes
+from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.peaks import Peak, find_peak
-from parbench.workloads.step.probe import Probe, ProbedStep, run_probes
+from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.reference_choice import does_reference_fit, shrink_model
 from parbench.workloads.step.sent_bytes import CommBytesProbe
 from parbench.workloads.step.verify import Verifier, count_wrong_fills
@@ -479,7 +479,7 @@ class TrainStep(Benchmark):
         elif not spec.reference_fits:
             notes.append(SMALL_MODEL_NOTE)
         if spec.pipeline is not None:
-            notes += pipeline_stages.list_notes(spec.pipeline.order, self._world)
+            notes += pipeline_stages.list_notes(spec.pipeline.schedule, self._world)
         if spec.moe is not None and not spec.is_simulated:
             notes += list_kernel_notes(self._world.device, get_dtype(spec))
         return notes
@@ -506,8 +506,7 @@ class TrainStep(Benchmark):
             ranks_differ=spec.pipeline is not None,
             list_notes=self._list_peak_notes,
         )
-        timeline = MemoryTimelineProbe(self._world.device)
-        return [*probes, self.make_memory_probe(), overlap, timeline]
+        return [*probes, self.make_memory_probe(), overlap]
 
     def make_expert_probe(self) -> ExpertProbe:
         """Return the probe of routing, which also counts the bytes of all axes."""
@@ -549,10 +548,9 @@ class TrainStep(Benchmark):
         assert pipeline is not None
         return BubbleProbe(
             world=self._world,
-            order=pipeline.order,
-            pipelines=self.spec.dims.groups("pp"),
+            pipeline=pipeline,
+            pipeline_ranks=self.spec.dims.groups("pp"),
             recorder=self._recorder,
-            layers_by_stage=pipeline.layers_by_stage,
             layer_bytes=layers_equation(self._view, self.spec.checkpointing).value,
             simulated_seconds=self.spec.simulated_seconds,
         )
@@ -563,13 +561,10 @@ class TrainStep(Benchmark):
             formula["activations"] = activations_equation(self._view).value
         is_kept = self.spec.dims.is_sharded and not self.spec.reshard
         return MemoryProbe(
-            step=ProbedStep(
-                world=self._world,
-                axes=self.mesh.groups,
-                model=self.model,
-                optimizer=self.optimizer,
-                forward_backward=self.forward_backward,
-            ),
+            world=self._world,
+            model=self.model,
+            optimizer=self.optimizer,
+            forward_backward=self.forward_backward,
             count_activations=self._count_activations,
             formula=formula,
             notes=(KEPT_SHARDS_NOTE,) if is_kept else (),

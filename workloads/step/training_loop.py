@@ -1,8 +1,8 @@
 """A user's training loop as a benchmark: a model, a batch, a loss and an optimizer, as they are."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,21 +28,12 @@ class TrainingLoop(Benchmark):
 
     def __init__(
         self,
-        model: Any,
+        model: nn.Module,
         batch: Any,
-        loss: Loss | None,
+        loss: Loss,
         optimizer: torch.optim.Optimizer,
         reference: nn.Module | None = None,
     ) -> None:
-        if isinstance(model, nn.Module) != (loss is not None):
-            raise ValueError(
-                "step_of: a module needs a loss, and a schedule has its own: give it None"
-            )
-        if loss is None and reference is not None:
-            raise ValueError(
-                "step_of: a schedule takes no reference: its stages' gradients are checked "
-                "to be finite"
-            )
         self._model = model
         self._batch = batch
         self._loss = loss
@@ -99,22 +90,13 @@ class TrainingLoop(Benchmark):
         self._current_batch = self._batch(self._step_number) if has_batches else self._batch
 
     def _run_forward_backward(self) -> None:
-        if self._loss is not None:
-            loss = self._loss(self._model, self._current_batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-        elif isinstance(self._current_batch, Mapping):
-            self._model.step(**self._current_batch)
-        else:
-            self._model.step(*self._current_batch)
+        loss = self._loss(self._model, self._current_batch)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def _collect_gradients(self) -> dict[str, Tensor]:
         """Return the full gradients on every rank, by their parameters' names without wrappers."""
-        if isinstance(self._model, nn.Module):
-            named = list(self._model.named_parameters())
-        else:
-            named = _list_stage_parameters(self._model)
         gradients = {}
-        for name, parameter in named:
+        for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:
                 gradients[plain_name(name)] = get_full_tensor(parameter.grad)
         return gradients
@@ -135,7 +117,7 @@ class TrainingLoop(Benchmark):
             for name, parameter in reference_parameters.items():
                 parameter.copy_(weights[name])
         reference.zero_grad()
-        loss = cast(Loss, self._loss)(reference, self._current_batch)
+        loss = self._loss(reference, self._current_batch)
         loss.backward()  # type: ignore[no-untyped-call]
         wrong = []
         for name, parameter in reference_parameters.items():
@@ -153,13 +135,3 @@ class TrainingLoop(Benchmark):
             if not error <= tolerance:  # NaN is wrong too
                 wrong.append(f"{name}: gradient differs by {error:.2g} of the reference's norm")
         return wrong
-
-
-def _list_stage_parameters(schedule: Any) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of this rank's stages, named by the stage's index."""
-    stages = getattr(schedule, "_stages", None) or [schedule._stage]
-    parameters = []
-    for stage in stages:
-        for name, parameter in stage.submod.named_parameters():
-            parameters.append((f"{stage.stage_index}.{name}", parameter))
-    return parameters

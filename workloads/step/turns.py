@@ -7,13 +7,13 @@ cross-fitting, Chernozhukov et al., arXiv 1608.00060). Intervals are Student's t
 hold ranks, each with its turns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 # Ranks import this module before they measure. Otherwise `stats` would import scipy meanwhile.
 import scipy.special  # type: ignore[import-untyped]  # noqa: F401
 
-from parbench.bench.results.stats import Estimate, estimate_mean
+from parbench.bench.results.stats import Estimate, ValueKind, estimate_mean
 
 ByRank = Sequence[Sequence[float]]
 
@@ -22,32 +22,21 @@ def slowest(by_rank: ByRank) -> list[float]:
     return [max(turn) for turn in zip(*by_rank, strict=True)]
 
 
-def mean_rank(by_rank: ByRank) -> list[float]:
-    return [fmean(turn) for turn in zip(*by_rank, strict=True)]
-
-
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
-    """Return the mean difference of the same turns, None for one turn, which is mostly noise."""
+def compare_turns(
+    first: Sequence[float],
+    second: Sequence[float],
+    compare: Callable[[float, float], float],
+    kind: ValueKind,
+) -> Estimate | None:
+    """Return the mean comparison of the same turns, None for one turn, which is mostly noise."""
     if len(first) < 2:
         return None
-    differences = [a - b for a, b in zip(first, second, strict=True)]
-    return estimate_mean(differences, "turns' differences", "difference")
+    comparisons = [compare(a, b) for a, b in zip(first, second, strict=True)]
+    return estimate_mean(comparisons, "pairs of turns", kind)
 
 
-def paired_factor(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
-    """Return the mean ratio of the same turns, None for one turn."""
-    if len(first) < 2:
-        return None
-    ratios = [a / b for a, b in zip(first, second, strict=True)]
-    return estimate_mean(ratios, "turns' ratios", "factor")
-
-
-def paired_overhead(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
-    """Return the mean ratio of the same turns less 1, None for one turn."""
-    if len(first) < 2:
-        return None
-    overheads = [a / b - 1 for a, b in zip(first, second, strict=True)]
-    return estimate_mean(overheads, "turns' ratios less 1", "excess")
+def compute_overhead(seconds: float, baseline: float) -> float:
+    return seconds / baseline - 1
 
 
 def choose_ranks(by_rank: ByRank) -> list[int]:
@@ -69,6 +58,6 @@ def cross_fitted(by_rank: ByRank) -> Estimate:
     """
     if len(by_rank[0]) < 2:
         method = "mean over ranks of one turn, which cannot choose a rank"
-        return Estimate(value=mean_rank(by_rank)[0], method=method)
+        return Estimate(value=fmean(turns[0] for turns in by_rank), method=method)
     turns = [by_rank[rank][turn] for turn, rank in enumerate(choose_ranks(by_rank))]
     return estimate_mean(turns, "turns, of a rank chosen by the others", "from zero")

@@ -16,7 +16,7 @@ from parbench.bench.results.metrics import MetricValue, make_value, make_values
 from parbench.bench.results.stats import median
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.step.memory import MemoryTimelineProbe, peak_during
+from parbench.workloads.step.memory import peak_during
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.peaks import find_peak
 from parbench.workloads.step.probe import ResetFn, Step, run_probes, time_step
@@ -51,7 +51,6 @@ class ExplainedUserStep:
             ResourceProbe(world, dtype),
             CommBytesProbe(axes, dict),
             OverlapProbe(world, axes, ranks_differ=ranks_differ),
-            MemoryTimelineProbe(world.device),
         )
         return run_probes(world, probes, step, reset, budget_seconds)
 
@@ -105,7 +104,7 @@ class ResourceProbe:
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ResourceSample:
         device = self.world.device
         reset()
-        kept = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+        allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         peak = peak_during(step, device)
         reset()
         with FlopCounterMode(display=False) as counter:
@@ -115,7 +114,7 @@ class ResourceProbe:
             reset()
             seconds.append(time_step(step, self.world))
         return ResourceSample(
-            memory_bytes={"memory_peak": peak, "memory_kept": kept},
+            memory_bytes={"memory_peak": peak, "memory_kept": allocated},
             flops=int(counter.get_total_flops()),
             seconds=seconds,
         )
@@ -125,9 +124,9 @@ class ResourceProbe:
         metrics: dict[str, MetricValue] = {}
         for name in samples[0].memory_bytes:
             values = [sample.memory_bytes[name] for sample in samples]
-            known = [value for value in values if value is not None]
-            if known:
-                metrics |= make_values({name: max(known)}, "maximum over ranks")
+            known_values = [value for value in values if value is not None]
+            if known_values:
+                metrics |= make_values({name: max(known_values)}, "maximum over ranks")
         flops = sum(sample.flops for sample in samples) / len(samples)
         if not flops:
             return Explanation(metrics=metrics)

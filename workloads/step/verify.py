@@ -199,8 +199,8 @@ class Verifier:
     ) -> int:
         """Compare the mean of the ranks' losses, without ranks that have no loss."""
         per_rank = self.world.gather(None if loss is None else float(loss))
-        known = [value for value in per_rank if value is not None]
-        mean = sum(known) / len(known)
+        losses = [value for value in per_rank if value is not None]
+        mean = sum(losses) / len(losses)
         limit = RELATIVE_TOLERANCE * abs(expected)
         if self.dtype != torch.float32 and low_precision is not None:
             error = abs(low_precision - expected)
@@ -359,8 +359,8 @@ def _describe(tensor: Tensor | None, reference: Tensor) -> str:
         return "is zero"
     size = reference.norm()
     factor = float((tensor.float() * reference).sum() / size.square())
-    rest = float((tensor.float() - factor * reference).norm() / size)
-    if abs(factor - 1) > 2 * rest:
+    remainder = float((tensor.float() - factor * reference).norm() / size)
+    if abs(factor - 1) > 2 * remainder:
         return f"is {factor:.3g} of the reference"
     distance = float((tensor.float() - reference).norm() / size)
     return f"differs from the reference by {distance:.2g} of its norm"
@@ -399,9 +399,9 @@ def count_replica_mismatches(tensors: Iterable[Tensor], group: dist.ProcessGroup
     """Return the number of local elements that differ in a bit from those of the group's rank 0."""
     wrong = 0
     for tensor in tensors:
-        own = get_local_tensor(tensor.detach())
-        reference = own.clone()
+        local = get_local_tensor(tensor.detach())
+        reference = local.clone()
         dist.broadcast(reference, group=group, group_src=0)
-        differs = own.flatten().view(torch.uint8) != reference.flatten().view(torch.uint8)
-        wrong += int(differs.view(-1, own.element_size()).any(dim=1).sum())
+        differs = local.flatten().view(torch.uint8) != reference.flatten().view(torch.uint8)
+        wrong += int(differs.view(-1, local.element_size()).any(dim=1).sum())
     return wrong

@@ -9,7 +9,6 @@ from parbench.bench.results.details import (
     CountedCall,
     Details,
     ExpertLoadDetails,
-    IdleSpan,
     PipelineDetails,
     TimedAction,
     read_details,
@@ -26,7 +25,6 @@ PIPELINE = PipelineDetails(
     chunks=1,
     stages_by_rank=((0,),),
     measured=((TimedAction("0F0", 0, 5),),),
-    idle=(IdleSpan(0, 5, 9, "rest"),),
 )
 
 
@@ -39,7 +37,7 @@ def make_record(details: dict[str, Any]) -> Record:
 @pytest.mark.parametrize(
     "details",
     [
-        CommunicationDetails(comm_calls=(CALLS,), plain_step_seconds=0.5),
+        CommunicationDetails(comm_calls=(CALLS,)),
         ExpertLoadDetails(expert_load=[[1, 2]], rank_load=[[3]]),
         PIPELINE,
     ],

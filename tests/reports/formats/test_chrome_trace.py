@@ -58,21 +58,19 @@ def check_threads(events: list[Event], num_threads: int) -> None:
             assert round(span["ts"] + span["dur"], 3) <= following["ts"]
 
 
-def test_trace_has_every_action_and_idle_time() -> None:
+def test_trace_has_every_action() -> None:
     details = pipeline_details("zb", ranks=4, microbatches=8)
     events = render(pipeline_record("zb", ranks=4, microbatches=8))["traceEvents"]
     expected: list[tuple[int, str, int, int]] = []
     for rank in range(4):
         expected += [(rank, *action) for action in details["measured"][rank]]
         expected += [(4 + rank, *action) for action in details["predicted"][rank]]
-    for rank, start, stop, cause in details["idle"]:
-        expected.append((rank, cause, start, stop))
     spans = []
     for span in find_spans(events):
         start = span["ts"]
         spans.append((span["pid"], span["name"], start, start + span["dur"]))
     assert sorted(spans) == sorted(expected)
-    check_threads(events, 3 * 4)
+    check_threads(events, 2 * 4)
 
 
 def test_cases_have_their_own_processes_and_clocks() -> None:

@@ -173,18 +173,6 @@ def test_page_draws_groups_and_pairs_of_nodes() -> None:
         assert f'id="{figure}"' in html
 
 
-def test_page_draws_memory_over_time() -> None:
-    memory = {
-        "rank": 0,
-        "points": [[0, 0], [2000, 3 << 20], [4000, 0]],
-        "phases": [["forward", 0, 2000]],
-    }
-    html = render(
-        run_from_records(ok_record(step_case(), details={"memory_over_time": memory}))
-    )
-    assert 'id="memory_over_time-title"' in html
-
-
 def test_page_embeds_data_and_environment(html: str) -> None:
     assert read_embedded(html) == json.loads(render_json(report_of(sample_run())))
     assert "host.cpu_model" in find_section(html, "environment")

@@ -137,22 +137,3 @@ def test_memory_joins_all_sources() -> None:
         ["buffers", "8.00 B", "-", "-"],
         ["cache", "-", "32.0 B", "-"],
     ]
-
-
-def test_memory_over_time_shows_its_peak() -> None:
-    memory = {
-        "rank": 1,
-        "points": [[0, 0], [2000, 3 << 20], [4000, 1 << 20]],
-        "phases": [["forward", 0, 1500], ["backward", 1600, 4000]],
-    }
-    record = ok_record(step_case(), details={"memory_over_time": memory})
-    (line,) = report_lines("step-memory-time", record)
-    assert_cells(
-        line,
-        {
-            "rank": "1",
-            "rise": "3.00 MiB",
-            "at": "2.00 ms",
-            "in": "backward",
-        },
-    )

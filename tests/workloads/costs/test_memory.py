@@ -15,7 +15,8 @@ from parbench.workloads.costs.memory import (
 )
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
-from parbench.workloads.model.shapes import MIXED, Widths
+from parbench.workloads.model.shapes import MIXED
+from parbench.workloads.planner.state_widths import parse_widths
 from parbench.workloads.presets import PRESETS
 from tests.support.planner_asks import make_spec
 
@@ -70,7 +71,7 @@ def test_simulated_compute_has_no_optimizer_state() -> None:
     ],
 )
 def test_state_has_chosen_widths(text: str, expected: list[float]) -> None:
-    spec = make_spec("dp=8", "llama3-8b", state=Widths.parse(text, MIXED))
+    spec = make_spec("dp=8", "llama3-8b", state=parse_widths(text, MIXED))
     assert bytes_per_parameter(spec.rank_view(0)) == expected
 
 
@@ -80,7 +81,7 @@ def test_state_has_chosen_widths(text: str, expected: list[float]) -> None:
 )
 def test_wrong_widths_are_rejected(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Widths.parse(text, MIXED)
+        parse_widths(text, MIXED)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 import random
 from collections.abc import Mapping
-from itertools import pairwise
 
 import pytest
 
 from parbench.bench.results.details import IDLE_CAUSES, Action, SimulatedSchedule
 from parbench.workloads.pipeline_parallel.bubbles import (
-    attribute_gaps,
     bubble_fraction,
-    bubble_overhead,
     compare_schedules,
     measure_latency,
     split_idle,
@@ -51,14 +48,12 @@ def test_simulated_bubble_equals_analytical(
     bubble = SCHEDULES[name].compute_bubble(size, passes)
     timeline = run(name, ranks, microbatches, passes=passes)
     work = microbatches * passes.total
-    if bubble.seconds is None:
+    if bubble is None:
         assert passes is not EQUAL
         return
     fraction = bubble.seconds / (bubble.seconds + work)
-    idle_spans = [timeline.span(rank) - timeline.busy(rank) for rank in range(ranks)]
     assert timeline.makespan == pytest.approx(work + bubble.seconds)
     assert bubble_fraction(timeline) == pytest.approx(fraction, abs=1e-12)
-    assert max(idle_spans) == pytest.approx(bubble.span_seconds, abs=1e-9 * work)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +67,6 @@ def test_simulated_bubble_equals_analytical(
 def test_bubble_fraction_of_papers(name: str, chunks: int, fraction: float) -> None:
     timeline = run(name, 4, 8, chunks)
     assert bubble_fraction(timeline) == pytest.approx(fraction)
-    assert bubble_overhead(timeline) == pytest.approx(fraction / (1 - fraction))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_v"])
@@ -83,13 +77,6 @@ def test_causes_sum_to_idle_time(name: str) -> None:
     latency = measure_latency([measured], order)
     causes = split_idle(measured, order, latency)
     assert sum(causes.values()) == pytest.approx(measured.idle / 4)
-    gaps = attribute_gaps(measured, order, latency)
-    for rank in range(4):
-        spans = [(timed.start, timed.stop) for timed in measured.actions_of(rank)]
-        spans += [(start, stop) for gap_rank, start, stop, _ in gaps if gap_rank == rank]
-        spans.sort()
-        assert spans[-1][1] == measured.makespan
-        assert all(before[1] == after[0] for before, after in pairwise(spans))
 
 
 def make_timeline(times: Mapping[str, tuple[float, float]]) -> Timeline:
@@ -101,22 +88,12 @@ def make_timeline(times: Mapping[str, tuple[float, float]]) -> Timeline:
     return Timeline(ranks=2, actions=tuple(rows))
 
 
-def test_gaps_have_causes_in_order() -> None:
+def test_idle_time_by_cause() -> None:
     """Rank 1 waits 1 s for the schedule, 0.5 s for a link and 0.25 s for the host."""
-    order = read_order("0F0,0B0\n1F0,1B0\n", "custom")
+    order = read_order("0F0,0B0\n1F0,1B0\n")
     measured = make_timeline(
         {"0F0": (0.0, 1.0), "1F0": (1.75, 2.75), "1B0": (2.75, 4.75), "0B0": (5.25, 7.25)}
     )
-    assert attribute_gaps(measured, order, 0.5) == [
-        (0, 1.0, 4.0, "schedule"),
-        (0, 4.0, 5.0, "p2p"),
-        (0, 5.0, 5.25, "rest"),
-        (1, 0.0, 1.0, "schedule"),
-        (1, 1.0, 1.5, "p2p"),
-        (1, 1.5, 1.75, "rest"),
-        (1, 4.75, 6.75, "schedule"),
-        (1, 6.75, 7.25, "p2p"),
-    ]
     causes = split_idle(measured, order, 0.5)
     assert [causes[cause] for cause in IDLE_CAUSES] == pytest.approx([3.0, 0.0, 1.0, 0.25])
 
@@ -129,7 +106,7 @@ WAITING = {
 
 
 def test_latency_is_median_of_waits() -> None:
-    order = read_order("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", "custom")
+    order = read_order("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
     normal = make_timeline(WAITING)
     slow = make_timeline(WAITING | {"0B1": (9, 10)})
     # The waits of rank 0 are 0.5, 0.5, 0.5, 1.5, 3.5 and 3.5 s.

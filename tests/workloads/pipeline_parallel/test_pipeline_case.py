@@ -6,10 +6,7 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.params import Value
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.pipeline_parallel.pipeline_case import (
-    PipelineOptions,
-    expand_all_schedules,
-)
+from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 
 Params = dict[str, Value]
@@ -61,16 +58,3 @@ def test_checkpointing_needs_joined_backward(name: str) -> None:
     message = refuse({"schedule": name, "microbatches": 8, "checkpointing": "full"})
     splits_backward = name in ("zb_h1", "zb_h2", "interleaved_zb", "zb_v", "dualpipe_v")
     assert (message is not None) == splits_backward
-
-
-@pytest.mark.parametrize(
-    ("params", "names"),
-    [
-        ({"microbatches": 8}, set(SCHEDULES)),
-        ({"microbatches": 2}, {*SCHEDULES} - {"dualpipe_v"}),
-        ({"chunks": 4}, {"interleaved", "looped_bfs", "interleaved_zb"}),
-    ],
-)
-def test_all_selects_existing_schedules(params: Params, names: set[str]) -> None:
-    cases = expand_all_schedules({"schedule": "all", **params}, make_world())
-    assert {case["schedule"] for case in cases} == names

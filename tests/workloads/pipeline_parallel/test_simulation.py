@@ -1,7 +1,6 @@
 """A simulated action starts once its inputs have arrived, and impossible orders are refused."""
 
 import random
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -43,7 +42,6 @@ def test_simulate_1f1b() -> None:
     assert timeline.makespan == 9
     assert timeline.idle == 6
     assert timeline.busy(1) == 6
-    assert timeline.span(1) == 6
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,7 @@ def test_simulate_starts_as_early_as_possible(name: str) -> None:
     ],
 )
 def test_check_refuses_deadlock(order: str, action: str) -> None:
-    message = usage_error(check, read_order(order, "custom"))
+    message = usage_error(check, read_order(order))
     assert "deadlock" in message
     assert action in message
 
@@ -102,14 +100,7 @@ def test_check_refuses_deadlock(order: str, action: str) -> None:
     ],
 )
 def test_check_refuses_incomplete_microbatch(order: str, place: str) -> None:
-    assert place in usage_error(check, read_order(order, "custom"))
-
-
-@pytest.mark.parametrize("action", [Action(2, "F", 0), Action(1, "F", 3), Action(0, "F", 1)])
-def test_check_refuses_action_out_of_range(action: Action) -> None:
-    first, second = GPIPE.actions_by_rank
-    changed = replace(GPIPE, actions_by_rank=(first, (*second, action)))
-    assert str(action) in usage_error(check, changed)
+    assert place in usage_error(check, read_order(order))
 
 
 @pytest.mark.parametrize(

@@ -73,5 +73,6 @@ def test_simulated_actions_wait_for_their_share(
     for shares in two_ranks.call(target, schedule=schedule):
         assert len(shares) == num_kinds * chunks
         for name, values in shares.items():
-            passes = 2 if name.endswith("B") else 1
+            # Torch's first stage computes all gradients with those of weights.
+            passes = {"0I": 0, "0W": 2}.get(name, 2 if name.endswith("B") else 1)
             assert values == pytest.approx([passes / chunks] * 4), name

@@ -99,6 +99,7 @@ def test_dry_run_bubble_of_equal_stages(schedule: str) -> None:
     third = run.compute_seconds / 16 / 3
     passes = PassSeconds(third, third, third)
     bubble = SCHEDULES[schedule].compute_bubble(spec.pipeline_size, passes)
+    assert bubble is not None
     assert run.bubble_seconds == pytest.approx(bubble.seconds, rel=0.02)
 
 

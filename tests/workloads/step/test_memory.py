@@ -1,23 +1,16 @@
 """A step's memory is the analytical one, as counted and as measured."""
 
-import time
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 import torch
-from torch.profiler import record_function
 
 from parbench.bench.results.details import STATE_COMPONENTS
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
-from parbench.workloads.step.memory import (
-    MemoryTimelineProbe,
-    peak_during,
-    reduce_points,
-)
+from parbench.workloads.step.memory import peak_during
 from parbench.workloads.step.probe import run_probes
 from tests.support.ranks import Ranks
 from tests.support.training_steps import Params, build_small_step
@@ -100,41 +93,6 @@ def test_peak_during_step() -> None:
 
     assert peak_during(step, CPU) == 5 * MIB
     assert peak_during(lambda: None, torch.device("meta")) is None
-
-
-def test_points_keep_peaks_and_last_point() -> None:
-    assert reduce_points([(3, 5), (3, -5), (7, 2)]) == ((3, 5), (7, 2))
-    changes = []
-    for microsecond in range(0, 1000, 2):
-        change = 90 if microsecond == 900 else 10
-        changes += [(microsecond, change), (microsecond + 1, -change)]
-    points = reduce_points(changes, max_points=10)
-    assert len(points) == 11
-    assert (900, 90) in points
-    assert points[-1] == (999, 0)
-
-
-def test_memory_over_time_of_step() -> None:
-    def step() -> None:
-        with record_function("parbench:forward"):
-            first = torch.empty(4 * MIB, dtype=torch.uint8)
-        with record_function("parbench:backward"):
-            second = torch.empty(2 * MIB, dtype=torch.uint8)
-            time.sleep(0.002)  # one point per microsecond is kept
-            del first
-            time.sleep(0.002)
-        del second
-
-    probe = MemoryTimelineProbe(CPU)
-    memory = probe.observe(step, lambda: None, 0.0)
-    assert memory is not None
-    microsecond, num_bytes = memory.peak
-    assert num_bytes == 6 * MIB
-    assert memory.find_phase(microsecond) == "backward"
-    assert memory.points[-1][1] == 0
-    larger = msgspec.structs.replace(memory, points=((0, 1), (9, 8 * MIB)))
-    assert probe.summarize([memory, larger, None]).details["memory_over_time"]["rank"] == 1
-    assert probe.observe(lambda: None, lambda: None, 0.0) is None
 
 
 def test_master_weights_match_float32_adamw() -> None:

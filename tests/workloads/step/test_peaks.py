@@ -13,7 +13,6 @@ from parbench.workloads.step.peaks import datasheet_peak
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
         ("NVIDIA H100 PCIe", "bfloat16", 756),
         ("NVIDIA L40S", "bfloat16", 362.05),
-        ("Tesla V100S-PCIE-32GB", "float16", 130),
     ],
 )
 def test_datasheet_peak(device: str, dtype: str, tflops: float) -> None:
@@ -26,7 +25,7 @@ def test_datasheet_peak(device: str, dtype: str, tflops: float) -> None:
         ("NVIDIA A10G", "bfloat16"),  # not an A10
         ("NVIDIA H100", "bfloat16"),  # SXM, PCIe or NVL
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16"),  # a seventh of the device
-        ("Tesla V100-SXM2-16GB", "bfloat16"),
+        ("AMD Instinct MI300X", "bfloat16"),
     ],
 )
 def test_datasheet_peak_of_unknown_device(device: str, dtype: str) -> None:

@@ -120,6 +120,5 @@ def test_moment_of_device_on_host_clock(monkeypatch: pytest.MonkeyPatch) -> None
     device = torch.device("cuda", 0)
     event: Any = record_moment(device)
     clock.sleep_ns(5_000_000)
-    to_seconds, uncertainty = make_moment_clock(device)
-    assert uncertainty == pytest.approx(3e-6)
+    to_seconds = make_moment_clock(device)
     assert to_seconds(event) - event.recorded_ns / 1e9 == pytest.approx(1e-6)

@@ -43,7 +43,7 @@ def test_trace_of_compute_and_sleep() -> None:
     assert_inside(trace.compute, trace.step)
     assert trace.comm == []
     assert trace.copies == []
-    nap = max(gaps(trace.host_busy, trace.step), key=lambda span: length([span]))
+    nap = max(gaps(trace.compute, trace.step), key=lambda span: length([span]))
     assert length([nap]) >= NAP_NS
     assert trace.compute[0][1] <= nap[0]
     assert nap[1] <= trace.compute[-1][0]
@@ -74,7 +74,6 @@ def test_trace_of_device() -> None:
     assert trace.copies == [(740, 770)]
     assert trace.issue_spans == [(100, 150)]
     assert trace.launch_times == [110]
-    assert trace.kernels == 3
 
 
 def test_rank_timeline_is_clipped_to_step() -> None:

@@ -1,15 +1,15 @@
 """Numbers over ranks and turns: unbiased where nothing differs, and right where something does."""
 
 import random
+from operator import sub, truediv
 from statistics import fmean, stdev
 
 import pytest
 
 from parbench.workloads.step.turns import (
+    compare_turns,
+    compute_overhead,
     cross_fitted,
-    paired_difference,
-    paired_factor,
-    paired_overhead,
     slowest,
 )
 
@@ -28,7 +28,7 @@ def test_difference_of_equal_times_is_zero(ranks: int) -> None:
     covered = 0
     for _ in range(ROUNDS):
         first, second = (slowest(draw_seconds(source, ranks)) for _ in range(2))
-        estimate = paired_difference(first, second)
+        estimate = compare_turns(first, second, sub, "difference")
         assert estimate is not None
         assert estimate.low is not None
         assert estimate.high is not None
@@ -64,9 +64,9 @@ def test_single_turn_has_the_mean_of_all_ranks() -> None:
 
 def test_pairs_of_turns_give_difference_and_ratio() -> None:
     seconds, baseline = [2.0, 4.0, 8.0], [1.0, 2.0, 4.0]
-    difference = paired_difference(seconds, baseline)
-    factor = paired_factor(seconds, baseline)
-    overhead = paired_overhead(seconds, baseline)
+    difference = compare_turns(seconds, baseline, sub, "difference")
+    factor = compare_turns(seconds, baseline, truediv, "factor")
+    overhead = compare_turns(seconds, baseline, compute_overhead, "excess")
     assert difference is not None
     assert difference.value == pytest.approx(7 / 3)
     assert factor is not None

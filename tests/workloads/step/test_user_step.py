@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import parbench
@@ -115,18 +114,6 @@ def build_tensor_parallel(world: World) -> Benchmark:
     return parbench.step_of(model, batch, square_loss, optimizer, reference)
 
 
-def build_pipeline(world: World) -> Benchmark:
-    """Build two blocks as the stages of a pipeline with four microbatches."""
-    torch.manual_seed(world.rank)
-    device = torch.device("cpu")
-    stage = PipelineStage(Block(), world.rank, world.size, device, group=world.group)
-    schedule = Schedule1F1B(stage, 4, loss_fn=mse_loss)
-    data = torch.randn(8, 16, HIDDEN)
-    batch = (data,) if world.rank == 0 else {"target": data}
-    optimizer = torch.optim.SGD(stage.submod.parameters(), 0.01)
-    return parbench.step_of(schedule, batch, None, optimizer)
-
-
 class SumInTwoGroups(Benchmark):
     """A benchmark with only a step."""
 
@@ -146,7 +133,6 @@ BUILDERS: dict[str, Callable[..., Benchmark]] = {
     "ddp": build_cnn,
     "fsdp": build_fsdp,
     "tp": build_tensor_parallel,
-    "pp": build_pipeline,
     "sums": SumInTwoGroups,
 }
 
@@ -159,7 +145,7 @@ def check_loop(world: World, name: str, **params: Any) -> tuple[int, list[str]]:
     return loop.check(), list(loop.differences())
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "tp", "pp"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "tp"])
 def test_loop_matches_reference(two_ranks: Ranks, name: str) -> None:
     assert two_ranks.call(f"{__name__}:check_loop", name=name) == [(0, [])] * 2
 
@@ -231,20 +217,3 @@ def test_explanation_of_fsdp_loop(two_ranks: Ranks) -> None:
 def test_explanation_of_tensor_parallel_loop(two_ranks: Ranks) -> None:
     """Each block sums its output in forward, and its input's gradient in backward."""
     assert metric_value(explain(two_ranks, "tp"), "bytes_sent.world") == 4 * 4 * 16 * HIDDEN * 4
-
-
-def test_explanation_of_pipeline_loop(two_ranks: Ranks) -> None:
-    """Four microbatches of two sequences send activations and return gradients."""
-    explanation = explain(two_ranks, "pp")
-    sent = 4 * 2 * 16 * HIDDEN * 4
-    assert metric_value(explanation, "bytes_sent.world") == pytest.approx(sent, rel=0.01)
-    assert {"exposed_comm.world", "compute", "memory_peak"} <= explanation.metrics.keys()
-
-
-def test_impossible_loop_is_refused() -> None:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    with pytest.raises(ValueError, match="loss"):
-        parbench.step_of(model, None, None, optimizer)
-    with pytest.raises(ValueError, match="reference"):
-        parbench.step_of(object(), None, None, optimizer, reference=model)

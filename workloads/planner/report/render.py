@@ -29,6 +29,7 @@ from parbench.workloads.planner.dry_run import DryRun
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.rationale import binding_of, rationale
 from parbench.workloads.planner.search import Found
+from parbench.workloads.planner.state_widths import count_updated_bytes
 
 
 def batch_words(run: DryRun) -> str:
@@ -240,7 +241,7 @@ def _axis_formulas(run: DryRun) -> list[Formula]:
 def _time_formulas(run: DryRun) -> list[Formula]:
     spec, hardware = run.spec, run.hardware
     update = Equation(
-        text=f"{spec.widths.updated} * owned / (rate * share)",
+        text=f"{count_updated_bytes(spec.widths)} * owned / (rate * share)",
         symbols={
             "owned": max(updated_elements(held.at) for held in run.ranks),
             "rate": hardware.memory_bytes_per_second,
