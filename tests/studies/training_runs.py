@@ -179,7 +179,6 @@ def _selective() -> Iterator[TrainingRun]:
         step = StepSpec(
             name="gpt",
             shape=_gpt_shape(layers, hidden, heads),
-            checkpointing="selective",
             microbatch=microbatch,
             pipeline_options=PipelineOptions(
                 schedule="interleaved" if interleaved else "1f1b",
@@ -203,7 +202,9 @@ def _llama3_405b() -> Iterator[TrainingRun]:
     layers. Here 126 layers are split over seven stages per rank.
     """
     options = PipelineOptions(schedule="interleaved", stages_per_rank=7)
-    step = replace(model_of("llama3-405b"), pipeline_options=options, zero1="distributed")
+    step = replace(
+        model_of("llama3-405b"), pipeline_options=options, zero1="distributed", fused=True
+    )
     split = splits(step.shape, None, 16, 7, "interleaved")[-1]
     for gpus, cp, sequence, batch, quoted in (
         (8192, 1, 8192, 2048, 430),
@@ -297,7 +298,6 @@ def _nemotron() -> TrainingRun:
         shape=Shape("gpt", 96, 18432, 96, 8, 73728, 4096, 256000),
         pipeline_options=PipelineOptions(schedule="interleaved", stages_per_rank=8),
         zero1="distributed",
-        checkpointing="selective",
     )
     return TrainingRun(
         name="Nemotron-4 340B",
