@@ -21,11 +21,26 @@ from parbench.workloads.planner.hardware import OVERLAP, PRESETS, Hardware
 from parbench.workloads.planner.models import model_of
 
 A100, H100 = PRESETS["a100"], PRESETS["h100"]
+# Before FlashAttention a forward pass moves a score's 13 bytes: the product, its softmax and dropout
+# with a mask are written and read.
+MEGATRON = msgspec.structs.replace(
+    A100,
+    name="a100",
+    efficiency=msgspec.structs.replace(A100.efficiency, score_traffic=13.0),
+)
 # A ZeRO-3 collective uses one of the eight 200 Gbit/s cards of a Selene node.
-SELENE_ONE_CARD = msgspec.structs.replace(A100, name="selene", rails=1)
+SELENE_ONE_CARD = msgspec.structs.replace(MEGATRON, name="selene", rails=1)
+# A power limit of 500 W instead of 700 W lowers the clocks by about a tenth.
+GRAND_TETON = msgspec.structs.replace(
+    H100,
+    name="grand-teton",
+    memory_bytes=96e9,
+    memory_bytes_per_second=2.4e12,
+    flops_per_second=0.9 * H100.flops_per_second,
+)
 # The nodes of Jean Zay have four links of 100 Gbit/s for eight GPUs.
 JEAN_ZAY = msgspec.structs.replace(
-    A100, name="jean-zay", across_bytes_per_second=4 * 12.5e9 / 8
+    MEGATRON, name="jean-zay", across_bytes_per_second=4 * 12.5e9 / 8
 )
 
 
@@ -100,6 +115,7 @@ def load_training_runs() -> list[TrainingRun]:
         *_selective(),
         *_llama3_405b(),
         *_torchtitan(),
+        *_torchtitan_h100(),
         *_mpt(),
         _bloom(),
         _nemotron(),
@@ -134,7 +150,7 @@ def _megatron() -> Iterator[TrainingRun]:
             spec=place_step(step, ParallelDims(dp=gpus // tp // pp, pp=pp, tp=tp)).with_batch(
                 batch
             ),
-            hardware=A100,
+            hardware=MEGATRON,
             quoted=quoted,
             metric=EXECUTED_TERAFLOPS,
             source="arXiv 2104.04473, table 1",
@@ -188,7 +204,7 @@ def _selective() -> Iterator[TrainingRun]:
         yield TrainingRun(
             name=f"GPT {billions} B",
             spec=place_step(step, ParallelDims(pp=pp, tp=8)).with_batch(batch),
-            hardware=A100,
+            hardware=MEGATRON,
             quoted=quoted_mfu * A100.flops_per_second / 1e12,
             metric=MODEL_TERAFLOPS,
             source="arXiv 2205.05198, table 5 (MFU)",
@@ -254,6 +270,25 @@ def _torchtitan() -> Iterator[TrainingRun]:
             quoted=quoted,
             metric=TOKENS_PER_GPU,
             source="torchtitan, docs/performance.md, 2024",
+        )
+
+
+def _torchtitan_h100() -> Iterator[TrainingRun]:
+    """Llama 3.1 8B with FSDP, eager and compiled, on H100s of 96 GB with a limit of 500 W."""
+    for gpus, fused, quoted in (
+        (8, False, 5762),
+        (8, True, 6667),
+        (128, False, 5605),
+        (128, True, 6514),
+    ):
+        spec = place_step(model_of("llama3-8b"), ParallelDims(fsdp=gpus))
+        yield TrainingRun(
+            name=f"llama3-8b, {'compiled' if fused else 'eager'}",
+            spec=replace(spec, microbatch=2, checkpointing="selective", fused=fused),
+            hardware=GRAND_TETON,
+            quoted=quoted,
+            metric=TOKENS_PER_GPU,
+            source="torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
         )
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from parbench.workloads.costs.memory import layers_equation
 from parbench.workloads.costs.parameter_table import count_matmul_weights, layer_parts
 from parbench.workloads.costs.step_spec import RankView
 from parbench.workloads.expert_parallel.moe_case import Moe
@@ -15,10 +14,15 @@ ATTENTION_BACKWARD = 2.5
 (FlashAttention-2, Dao 2023, section 4)."""
 
 
-_RECOMPUTED_GEMMS = frozenset(
-    f"attention.{name}" for name in ("k", "out", "q_b", "kv_b")
-)
-"""What ``selective`` recomputes next to the up projection of SwiGLU: every second GEMM."""
+def is_recomputed_gemm(shape: Shape, name: str) -> bool:
+    """Return whether ``selective`` checkpointing recomputes the GEMM of a layer's parameter.
+
+    It keeps every second of q, k, v, out, gate, up, down, and of q_a, q_b, kv_a, kv_b, out.
+    """
+    module = name.removesuffix(".weight")
+    if module == "ffn.up":
+        return shape.recipe == "llama"
+    return module in ("attention.k", "attention.out", "attention.q_b", "attention.kv_b")
 
 
 def matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
@@ -95,17 +99,7 @@ def _recomputed_flops(view: RankView, forward: float) -> float:
         return 0.0
     weights = sum(
         part.numel
-        for part in layer_parts(spec.shape, 1, None)
-        if part.name.removesuffix(".weight") in _RECOMPUTED_GEMMS and len(part.size) == 2
+        for part in layer_parts(spec.shape, 1, spec.moe)
+        if is_recomputed_gemm(spec.shape, part.name)
     )
-    if spec.shape.recipe == "llama" and spec.moe is None:
-        weights += spec.shape.hidden * spec.shape.ffn
     return 2.0 * weights * view.layers * spec.local_tokens / spec.dims.tp
-
-
-def recomputed_bytes(view: RankView) -> float:
-    """Return the bytes of ``selective`` checkpointing: it writes and reads what it dropped."""
-    if view.spec.checkpointing != "selective":
-        return 0.0
-    dropped = layers_equation(view, "none").value - layers_equation(view, "selective").value
-    return 2 * dropped

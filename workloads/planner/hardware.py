@@ -20,11 +20,12 @@ from parbench.workloads.step.peaks import datasheet_peak
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
 """Bytes, or operations; of a machine's, each in a second."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Traffic = Annotated[float, msgspec.Meta(ge=0, le=100)]
 PositiveShare = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
 Latency = Annotated[float, msgspec.Meta(ge=0, le=1000)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
-OVERLAP = dict.fromkeys(("dp", "edp", "fsdp", "efsdp", "cp"), 0.9)
+OVERLAP = {"dp": 0.9, "edp": 0.9, "fsdp": 0.75, "efsdp": 0.75, "cp": 0.9}
 """By axis, the share of its communication that is assumed to hide behind compute."""
 HIDEABLE = (*OVERLAP, "ep")
 """The axes that may be given a share; ep's hides where another microbatch computes meanwhile, as in DualPipe."""
@@ -37,7 +38,11 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fill, the rest is the runtime's. ``overlap`` is by axis; one that is not there is exposed.
     """
 
-    gemm: PositiveShare = 0.55
+    gemm: PositiveShare = 0.80
+    attention: PositiveShare = 0.55
+    gemm_traffic: Traffic = 1.3
+    elementwise_traffic: Traffic = 1.0
+    score_traffic: Traffic = 0.0
     links_inside: PositiveShare = 0.80
     links_across: PositiveShare = 0.80
     memory_rate: PositiveShare = 0.80
@@ -70,6 +75,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inside_bytes_per_second: Rate
     across_bytes_per_second: Rate
     rails: Number = 0
+    kernel_seconds: Latency = 3e-6
     launch_seconds: Latency = 8e-6
     inside_hop_seconds: Latency = 2e-6
     across_hop_seconds: Latency = 6e-6
@@ -81,6 +87,16 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def usable_bytes(self) -> float:
         return self.memory_bytes * self.efficiency.memory
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes per second that kernels move."""
+        return self.memory_bytes_per_second * self.efficiency.memory_rate
+
+    def peak(self, bytes_per_element: int) -> float:
+        """Return the peak FLOP/s of elements of 2 or 4 bytes."""
+        share = 1.0 if bytes_per_element < 4 else self.float32_share
+        return self.flops_per_second * share
 
     @property
     def inside_rate(self) -> float:
@@ -110,6 +126,12 @@ _SOURCES = {
 }
 
 
+LARGEST_GEMM_SHARES = {"a100": 0.859, "h100": 0.801}
+"""Of the peak, by the fastest GEMM that was found (Bekman, Machine Learning Engineering, MAMF)."""
+SUSTAINED_SHARE = 0.9
+"""Of the fastest GEMM's rate, what clocks allow for a long time. Calibrated to published runs."""
+
+
 def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
     peak = datasheet_peak({"h100": "H100 SXM5", "h800": "H100 SXM5"}.get(name, name), "bfloat16")
     assert peak is not None
@@ -121,6 +143,7 @@ def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: f
         memory_bytes_per_second=memory_rate,
         inside_bytes_per_second=nvlink,
         across_bytes_per_second=card,
+        efficiency=Efficiency(gemm=SUSTAINED_SHARE * LARGEST_GEMM_SHARES.get(name, 0.801)),
     )
 
 
