@@ -108,7 +108,7 @@ def measure_peak_bytes(spec: StepSpec) -> int:
     with open_fake_world(spec.ranks) as world, ExitStack() as stack:
         positions = TokenPositions.of(spec, 0)
         mesh = build_mesh(world, spec.dims)
-        stack.enter_context(FakeTensorMode())
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         part = parallelize(build_fake_model(spec), world, mesh, spec, positions, None)
         tokens = torch.zeros(spec.microbatch, spec.shape.sequence, dtype=torch.long)
 

@@ -145,6 +145,10 @@ def buffers_equation(view: RankView) -> Equation:
     return max(moments, key=lambda moment: moment.value)
 
 
+_UNREDUCED = "parameters * reduce_bytes - shard_gradients"
+"""Gradients before they are reduced, in the place of the gradients of the rank's shard."""
+
+
 def _equation_at_loss(view: RankView) -> Equation:
     terms = ["2 * 4 * tokens * vocabulary / tp"]
     symbols = dict(view.symbols)
@@ -153,7 +157,7 @@ def _equation_at_loss(view: RankView) -> Equation:
         gathered = "parameters" if _keeps_gathered(view.spec) else "head_parameters"
         terms.append(f"{gathered} * bytes_per_element")
         if _reduces_late(view.spec):
-            terms.append("parameters * reduce_bytes")
+            terms.append(_UNREDUCED)
     return Equation(text=" + ".join(terms), symbols=symbols)
 
 
@@ -166,8 +170,8 @@ def _equation_in_layer(view: RankView) -> Equation:
         symbols |= _count_gathered_parameters(view)
         gathered = "parameters" if _keeps_gathered(view.spec) else "2 * layer_parameters"
         terms.append(f"{gathered} * bytes_per_element")
-        unreduced = "parameters" if _reduces_late(view.spec) else "layer_parameters"
-        terms.append(f"{unreduced} * reduce_bytes")
+        reduces_late = _reduces_late(view.spec)
+        terms.append(_UNREDUCED if reduces_late else "layer_parameters * reduce_bytes")
     return Equation(text=" + ".join(terms) or "0", symbols=symbols)
 
 
@@ -191,6 +195,7 @@ def _count_gathered_parameters(view: RankView) -> dict[str, float]:
         "parameters": float(layer_sum + _count_gathered(view, units.embeddings) + head),
         "layer_parameters": float(max(size for count, size in layers if count)),
         "head_parameters": float(head),
+        "shard_gradients": state_memory(view).gradients,
     }
 
 

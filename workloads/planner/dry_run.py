@@ -21,7 +21,7 @@ from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
 from parbench.workloads.planner.compute_time import compute_microbatch
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
-from parbench.workloads.planner.placement import place_of
+from parbench.workloads.planner.placement import place_of, place_on_torus
 
 GIGA = 1e9
 MOST_ACTIONS = 40_000
@@ -243,9 +243,13 @@ def work_of(at: RankView, hardware: Hardware, seconds: Seconds) -> Work:
 
 
 def placed(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
-    return PlacedCall.of(
-        call, place_of(spec.dims, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
-    )
+    """Return a call with the place of its group in the hardware."""
+    dims = spec.dims
+    if hardware.torus:
+        place = place_on_torus(dims, call.group, hardware.torus)
+    else:
+        place = place_of(dims, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
+    return PlacedCall.of(call, place)
 
 
 def _axis(
