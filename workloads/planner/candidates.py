@@ -153,13 +153,21 @@ def _list_expert_dims(
 
 
 def _list_zero_stages(request: SearchRequest, step: StepSpec) -> Iterator[StepSpec]:
-    """Yield the ways to shard the state that the mesh allows and the request does not exclude."""
+    """Yield the ways to shard the state that the request does not exclude.
+
+    Replicas of a pipeline shard the optimizer, because that sends no more bytes.
+    """
     dims = step.dims
-    steps = [step]
-    if dims.is_sharded and dims.pp == 1:
-        steps.append(replace(step, reshard=False))
-    if not dims.is_sharded and dims.size("dp", "cp") > 1:
-        steps.append(replace(step, zero1="distributed"))
+    steps: list[StepSpec] = []
+    if dims.is_sharded:
+        steps.append(step)
+        if dims.pp == 1:
+            steps.append(replace(step, reshard=False))
+    else:
+        if dims.pp == 1 or dims.dp == 1 or request.zero == 0:
+            steps.append(step)
+        if dims.size("dp", "cp") > 1:
+            steps.append(replace(step, zero1="distributed"))
     for sharded in steps:
         if request.zero in (None, sharded.zero_stage):
             yield sharded
