@@ -5,7 +5,7 @@ from typing import Any
 
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.planner.candidates import Wanted, place_step
+from parbench.workloads.planner.candidates import SearchRequest, place_step
 from parbench.workloads.planner.hardware import PRESETS, Efficiency, Hardware
 from parbench.workloads.planner.models import model_of
 
@@ -42,6 +42,8 @@ def make_spec(
 
 def make_request(
     model: str | StepSpec, gpus: int, global_batch: int = 16, **choices: Any
-) -> Wanted:
+) -> SearchRequest:
     """Return the request of a search; choices are, for example, ``schedule`` and ``microbatch``."""
-    return Wanted(step=make_spec(model=model), gpus=gpus, global_batch=global_batch, **choices)
+    return SearchRequest(
+        step=make_spec(model=model), gpus=gpus, global_batch=global_batch, **choices
+    )

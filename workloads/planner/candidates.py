@@ -247,9 +247,7 @@ def balance_layers(
     last_stage = num_stages - 1
     head = _count_head_layers(shape, moe)
     counts = [1] * num_stages
-    loads = [
-        stages_per_rank + (head if last_stage in stages else 0.0) for stages in stages_by_rank
-    ]
+    loads = [stages_per_rank + (head if last_stage in stages else 0.0) for stages in stages_by_rank]
 
     def order_rank(rank: int) -> tuple[float, bool, int]:
         # The first and the last rank also hold the embedding and the logits.

@@ -108,14 +108,17 @@ def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iter
             return
 
 
-def _list_activation_questions(
-    step: StepSpec, gpus: int, hardware: Hardware
-) -> Iterator[Question]:
+def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
     """Yield whether one sequence's activations fit next to FSDP's shard, until they do."""
     tp = max(_list_tensor_sizes(step, gpus, hardware))
     full_tp = ParallelDims(fsdp=max(1, gpus // tp), tp=tp)
     for dims, checkpointing, if_yes, if_no in (
-        (ParallelDims(fsdp=gpus), "none", "no recomputation is needed", "recompute, or split layers"),
+        (
+            ParallelDims(fsdp=gpus),
+            "none",
+            "no recomputation is needed",
+            "recompute, or split layers",
+        ),
         (ParallelDims(fsdp=gpus), "full", "recomputation is enough", "split layers or sequences"),
         (full_tp, "selective", f"tp={tp} avoids full recomputation", "add a pipeline or recompute"),
     ):
@@ -230,7 +233,9 @@ def _find_rule(request: SearchRequest, hardware: Hardware) -> tuple[str, list[St
     if parameters < LARGE_PARAMETERS:
         text = f"10 to {LARGE_PARAMETERS / 1e9:.0f} B: TP in the node, then FSDP or PP{suffix}"
         return text, [_shard(step, gpus, cp=cp, tp=tp), *_list_pipelines(step, gpus, cp=cp, tp=tp)]
-    text = f"above {LARGE_PARAMETERS / 1e9:.0f} B: TP in the node, PP until it fits, then DP{suffix}"
+    text = (
+        f"above {LARGE_PARAMETERS / 1e9:.0f} B: TP in the node, PP until it fits, then DP{suffix}"
+    )
     return text, _list_pipelines(step, gpus, cp=cp, tp=tp)
 
 
@@ -245,15 +250,15 @@ def _shard(step: StepSpec, gpus: int, *, cp: int = 1, tp: int = 1, ep: int = 1) 
     return place_step(step, dims)
 
 
-def _list_pipelines(
-    step: StepSpec, gpus: int, *, cp: int, tp: int, ep: int = 1
-) -> list[StepSpec]:
+def _list_pipelines(step: StepSpec, gpus: int, *, cp: int, tp: int, ep: int = 1) -> list[StepSpec]:
     """Return meshes with ZeRO-1 and pipelines of powers of two ranks, the shortest first."""
     steps: list[StepSpec] = []
     pp = 2
     order = ("pp", "dp", "fsdp", "cp", "tp") if ep > 1 else ("dp", "pp", "fsdp", "cp", "tp")
     while pp <= step.shape.layers:
-        dims = ParallelDims(dp=max(1, gpus // (pp * cp * tp)), pp=pp, cp=cp, tp=tp, ep=ep, order=order)
+        dims = ParallelDims(
+            dp=max(1, gpus // (pp * cp * tp)), pp=pp, cp=cp, tp=tp, ep=ep, order=order
+        )
         zero1 = "distributed" if dims.size("dp", "cp") > 1 else ""
         steps.append(replace(place_step(step, dims), zero1=zero1))
         pp *= 2

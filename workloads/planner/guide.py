@@ -169,7 +169,9 @@ def _resize_axis(step: StepSpec, axis: str, node: int) -> StepSpec:
     """Return the step with the most ranks of a node on an axis that the rules allow."""
     for size in reversed(list_divisors(node)):
         spec = place_step(step, ParallelDims().resize(**{axis: size}))
-        spec = spec.with_pipeline(split=balance_layers(spec.shape, spec.moe, spec.dims.pp, 1, "1f1b"))
+        spec = spec.with_pipeline(
+            split=balance_layers(spec.shape, spec.moe, spec.dims.pp, 1, "1f1b")
+        )
         if not spec.find_broken_rule():
             return spec
     return step

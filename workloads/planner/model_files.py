@@ -93,9 +93,7 @@ def read_model(path: Path) -> Model:
     return Model(_make_step_from_file(path, name, Shape(**content), mixture))
 
 
-def _make_step_from_file(
-    path: Path, name: str, shape: Shape, mixture: Mixture | None
-) -> StepSpec:
+def _make_step_from_file(path: Path, name: str, shape: Shape, mixture: Mixture | None) -> StepSpec:
     try:
         return make_model_step(name, shape, mixture)
     except UserError as error:

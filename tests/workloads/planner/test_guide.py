@@ -4,8 +4,9 @@ import pytest
 
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
-from parbench.workloads.planner.guide import Strategy, strategies
+from parbench.workloads.planner.guide import Strategy, guide_document, list_strategies
 from parbench.workloads.planner.models import model_of
+from tests.support.planner_asks import H100
 
 
 def evaluate_formula(strategy: Strategy) -> float:
@@ -49,7 +50,7 @@ CONTEXT_STRATEGIES = ["CP, zigzag", "CP, allgather_kv", "CP, ulysses"]
 )
 def test_formulas_match_bytes_of_the_calls(model: str, names: set[str]) -> None:
     """Formulas ignore padding, norms and the counts of tokens."""
-    table = strategies(model_of(model), 64, 8)
+    table = list_strategies(model_of(model), 64, 8)
     assert names <= {strategy.name for strategy in table}
     for strategy in table:
         expected = pytest.approx(strategy.sent_bytes, rel=0.005)
@@ -57,4 +58,17 @@ def test_formulas_match_bytes_of_the_calls(model: str, names: set[str]) -> None:
 
 
 def test_strategies_of_one_gpu_are_empty() -> None:
-    assert list(strategies(model_of("llama3-8b"), 1, 8)) == []
+    assert list_strategies(model_of("llama3-8b"), 1, 8) == []
+
+
+def test_guide_contains_the_limits_of_strategies() -> None:
+    document = guide_document(model_of("llama3-8b"), 64, H100)
+    tables = {table.id: table for part in document.parts for table in part.tables}
+    regimes = [row[-1] for row in tables["regimes"].rows]
+    assert regimes[0] == "communication bound"
+    assert regimes[-1] == "FSDP alone"
+    for _, *saved in tables["activations"].rows:
+        assert saved == sorted(saved, reverse=True)
+    for _, few, many in tables["pipelines"].rows:
+        assert few < many
+    assert tables["recomputation"].rows[0][-1] is None

@@ -56,7 +56,10 @@ def list_formulas(run: DryRun) -> Iterator[Formula]:
     yield Formula(name="step", equation=_step_equation(run), unit="s")
     yield Formula(name="share of the peak", equation=_peak_share_equation(run), unit="")
     yield Formula(
-        name="MFU", equation=_mfu_equation(run), unit="", source="PaLM, arXiv 2204.02311, appendix B"
+        name="MFU",
+        equation=_mfu_equation(run),
+        unit="",
+        source="PaLM, arXiv 2204.02311, appendix B",
     )
 
 

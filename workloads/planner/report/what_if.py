@@ -40,7 +40,10 @@ def list_variants(run: DryRun, seconds: Seconds | None) -> Iterator[tuple[str, D
     wider = replace(wider, zero1=spec.zero1)
     yield "twice the GPUs and batch", _predict_valid(wider, hardware, seconds)
     try:
-        yield "twice the GPUs", _predict_valid(wider.with_batch(spec.global_batch), hardware, seconds)
+        yield (
+            "twice the GPUs",
+            _predict_valid(wider.with_batch(spec.global_batch), hardware, seconds),
+        )
     except UserError as error:
         yield "twice the GPUs", str(error)
 
@@ -50,9 +53,7 @@ def _with_overlap(hardware: Hardware, overlap: dict[str, float]) -> Hardware:
     return msgspec.structs.replace(hardware, efficiency=efficiency)
 
 
-def _predict_valid(
-    spec: StepSpec, hardware: Hardware, seconds: Seconds | None
-) -> DryRun | str:
+def _predict_valid(spec: StepSpec, hardware: Hardware, seconds: Seconds | None) -> DryRun | str:
     return spec.find_broken_rule() or dry_run(spec, hardware, seconds=seconds)
 
 
