@@ -26,14 +26,14 @@ def test_missing_memory_is_explained_with_fewest_gpus() -> None:
     message = explain_search(make_request("llama3-70b", 8, 4, schedule="1f1b", microbatch=1))
     assert "1,129 GB of state on 8 GPUs of 80 GB" in message
     assert "GB per GPU even as tp=8 with microbatch 1, checkpointing full" in message
-    assert "The fewest GPUs that fit, in powers of two, are 16" in message
+    assert "The fewest GPUs that fit, in powers of two, are 32" in message
 
 
 def test_missing_memory_of_a_mesh_is_explained() -> None:
     message = explain_too_large(dry_run(make_spec("tp=8", "llama3-70b", microbatches=4), H100))
     assert "tp=8 needs" in message
     assert "141.1 GB of state" in message
-    assert "are 16" in message
+    assert "are 32" in message
 
 
 def test_indivisible_batch_is_explained() -> None:
@@ -61,6 +61,6 @@ def test_broken_rule_is_explained() -> None:
 def test_fewest_gpus_hold_the_state() -> None:
     run = find_fewest_gpus(make_request("llama3-70b", 1, 64), H100)
     assert run is not None
-    assert run.spec.ranks == 16
+    assert run.spec.ranks == 32
     assert run.spec.global_batch == 64
-    assert search(make_request("llama3-70b", 8, 64), H100).runs == []
+    assert search(make_request("llama3-70b", 16, 64), H100).runs == []

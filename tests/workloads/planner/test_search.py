@@ -3,6 +3,7 @@
 import resource
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from tests.support.planner_asks import H100, SIMPLE_HARDWARE, make_request, make
 
 
 def test_search_ranks_meshes_that_fit() -> None:
-    request = make_request("llama3-70b", 16, 32)
+    request = make_request("llama3-70b", 32, 32)
     result = search(request, H100)
     fastest = min(run.seconds for run in result.runs)
     for run in result.runs:
@@ -71,10 +72,10 @@ def test_effort_grows_with_axes() -> None:
 
 
 def test_pareto_front_saves_memory() -> None:
-    result = search(make_request("llama3-70b", 16, 32), H100)
+    result = search(make_request("llama3-70b", 32, 32), H100)
     front = find_pareto_front(result.runs)
     assert front[0].seconds == min(run.seconds for run in result.runs)
-    for faster, slower in zip(front, front[1:], strict=False):
+    for faster, slower in pairwise(front):
         assert slower.seconds >= faster.seconds
         assert slower.fullest.memory.total <= 0.9 * faster.fullest.memory.total
 
@@ -87,8 +88,10 @@ def test_search_reports_smallest_step() -> None:
     assert result.smallest[0] > H100.usable_bytes
 
 
-def find_best(model: StepSpec, batch: int, hardware: Hardware = H100) -> StepSpec:
-    request = make_request(model, 16, batch, microbatch=1, schedule="1f1b")
+def find_best(
+    model: StepSpec, batch: int, hardware: Hardware = H100, gpus: int = 16
+) -> StepSpec:
+    request = make_request(model, gpus, batch, microbatch=1, schedule="1f1b")
     return search(request, hardware).best.spec
 
 
@@ -103,7 +106,7 @@ def test_search_selects_ep_for_experts() -> None:
 def test_search_selects_pp_on_slow_networks() -> None:
     """A slow network forbids sharding across nodes."""
     hardware = msgspec.structs.replace(H100, across_bytes_per_second=1e8)
-    assert find_best(model_of("llama3-70b"), batch=4, hardware=hardware).dims.pp > 1
+    assert find_best(model_of("llama3-70b"), 4, hardware, gpus=32).dims.pp > 1
 
 
 def test_search_keeps_small_models_simple() -> None:

@@ -20,12 +20,12 @@ from tests.workloads.planner.conftest import PlanCommand
 
 
 def make_answer() -> SearchAnswer:
-    request = make_request("llama3-70b", 16, 32)
+    request = make_request("llama3-70b", 32, 32)
     return SearchAnswer(
         request=request,
         result=search(request, H100),
         rule=apply_rule_of_thumb(request, H100),
-        questions=list(list_questions(request.step, 16, H100)),
+        questions=list(list_questions(request.step, 32, H100)),
     )
 
 

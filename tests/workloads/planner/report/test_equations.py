@@ -33,6 +33,6 @@ def test_formulas_evaluate_to_the_dry_run(
     for axis in run.axes:
         expected[f"bytes on {axis.name}"] = axis.sent_bytes
     values = {name: equations[name].value for name in expected}
-    assert values == pytest.approx(expected, rel=1e-6)
+    assert values == pytest.approx(expected, rel=1e-4)
     for name, equation in equations.items():
         assert eval(equation.numbers) == pytest.approx(equation.value, rel=1e-6), name
