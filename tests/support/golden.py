@@ -5,7 +5,6 @@ repetition of every kind of benchmark. ``runs/base`` and ``runs/new`` are five r
 and after a rank became late. They are real runs on two ranks.
 """
 
-import json
 import re
 import shlex
 from collections import defaultdict

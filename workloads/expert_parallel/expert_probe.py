@@ -74,10 +74,10 @@ class ExpertProbe:
     notes: tuple[str, ...] = ()
     share: float = 1.0
 
-    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> ExpertObservation:
+    def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ExpertObservation:
         for layer in self.layers.values():
             layer.expert_ids.clear()
-        begin()
+        reset()
         tally = CommVolume.sum(record_calls(step, self.axes), self.axes)
         counts = count_routing(self.layers)
         round_trips: list[RoundTripSeconds] = []
@@ -89,7 +89,7 @@ class ExpertProbe:
             is_balanced_first = len(seconds[True]) % 2 == 1  # drift affects both alike
             for is_balanced in (is_balanced_first, not is_balanced_first):
                 self.routing.use_balanced(is_balanced)
-                begin()
+                reset()
                 seconds[is_balanced].append(time_step(step, self.world))
 
         if not self._is_balanced:
@@ -144,18 +144,18 @@ class ExpertProbe:
         traffic = ExpertTraffic(self.spec, self.tokens, counts)
         return traffic.expect_bytes(rank, has_backward=self.has_backward)
 
-    def summarize(self, told: Sequence[ExpertObservation]) -> Explanation:
-        counts = [observation.counts for observation in told]
+    def summarize(self, samples: Sequence[ExpertObservation]) -> Explanation:
+        counts = [observation.counts for observation in samples]
         traffic = ExpertTraffic(self.spec, self.tokens, counts)
         metrics = make_load_metrics(traffic)
         tallies = []
-        for rank, observation in enumerate(told):
+        for rank, observation in enumerate(samples):
             expected = traffic.expect_bytes(rank, has_backward=self.has_backward)
             tallies.append((observation.tally, {**observation.expected_bytes, **expected}))
         metrics |= CommBytesProbe.summarize(tallies).metrics
         if traffic.moe.ep > 1:
-            metrics |= self._make_dispatch_metrics(told, traffic)
-        metrics |= self._make_imbalance_metrics(told)
+            metrics |= self._make_dispatch_metrics(samples, traffic)
+        metrics |= self._make_imbalance_metrics(samples)
         details = ExpertLoadDetails(
             expert_load=traffic.list_expert_loads(),
             rank_load=traffic.list_rank_loads(),
@@ -164,7 +164,7 @@ class ExpertProbe:
         return Explanation(metrics=metrics, details=details.as_details, notes=self.notes)
 
     def _make_dispatch_metrics(
-        self, told: Sequence[ExpertObservation], traffic: ExpertTraffic
+        self, samples: Sequence[ExpertObservation], traffic: ExpertTraffic
     ) -> dict[str, MetricValue]:
         """Return bytes of dispatch, and times and bandwidths of the first layer and microbatch."""
         moe = traffic.moe
@@ -174,27 +174,29 @@ class ExpertProbe:
         directions: dict[str, Direction] = {"dispatch": "to_experts", "combine": "from_experts"}
         for part, direction in directions.items():
             sent = torch.stack(
-                [_sum_forward(traffic, rank, direction) for rank in range(len(told))]
+                [_sum_forward(traffic, rank, direction) for rank in range(len(samples))]
             )
             if part == "dispatch":
                 busiest = float(sent.mean((1, 2)).max())
                 metrics |= make_values({"dispatch_bytes": busiest}, "the busiest rank")
             num_bytes = float(sent[:, 0, 0].max())
-            seconds = _list_slowest(told, part)
+            seconds = _list_slowest(samples, part)
             rates = [num_bytes / duration for duration in seconds]
             metrics |= _make_means({f"{part}_time": seconds}, "with packing")
             if num_bytes:
                 name = f"{part}_bandwidth.wire"
                 metrics |= _make_means({name: rates}, f"{num_bytes:.12g} B over {part}_time")
         for part in ("packing", "transfer"):
-            metrics |= _make_means({f"dispatch_{part}_time": _list_slowest(told, part)})
+            metrics |= _make_means({f"dispatch_{part}_time": _list_slowest(samples, part)})
         return metrics
 
-    def _make_imbalance_metrics(self, told: Sequence[ExpertObservation]) -> dict[str, MetricValue]:
-        if not told[0].step_seconds:
+    def _make_imbalance_metrics(
+        self, samples: Sequence[ExpertObservation]
+    ) -> dict[str, MetricValue]:
+        if not samples[0].step_seconds:
             return {"imbalance_time": make_value("imbalance_time", 0.0, "routing is balanced")}
-        seconds = slowest([observation.step_seconds for observation in told])
-        balanced = slowest([observation.balanced_step_seconds for observation in told])
+        seconds = slowest([observation.step_seconds for observation in samples])
+        balanced = slowest([observation.balanced_step_seconds for observation in samples])
         values = {
             "imbalance_time": paired_difference(seconds, balanced),
             "imbalance_slowdown": paired_factor(seconds, balanced),
@@ -214,10 +216,10 @@ def _sum_forward(traffic: ExpertTraffic, rank: int, direction: Direction) -> Ten
     return sent
 
 
-def _list_slowest(told: Sequence[ExpertObservation], part: str) -> list[float]:
+def _list_slowest(samples: Sequence[ExpertObservation], part: str) -> list[float]:
     """List the seconds of the slowest rank in each round trip."""
     return slowest(
-        [[getattr(trip, part) for trip in observation.round_trips] for observation in told]
+        [[getattr(trip, part) for trip in observation.round_trips] for observation in samples]
     )
 
 

@@ -428,7 +428,7 @@ class TrainStep(Benchmark):
 
     def _verify(self) -> int:
         if not self.spec.reference_fits:
-            wrong = self._verifier.count_wrong_without_reference(self._compute_gradients)
+            wrong = self._verifier.check_without_reference(self._compute_gradients)
             return self.small_model_wrong + wrong
         batch = torch.split(self._batch, self.spec.microbatch)
         return self._verifier.count_wrong(batch, self._compute_gradients, self.step)
@@ -507,7 +507,7 @@ class TrainStep(Benchmark):
             list_notes=self._list_peak_notes,
         )
         timeline = MemoryTimelineProbe(self._world.device)
-        return [*probes, self._make_memory_probe(), overlap, timeline]
+        return [*probes, self.make_memory_probe(), overlap, timeline]
 
     def make_expert_probe(self) -> ExpertProbe:
         """Return the probe of routing, which also counts the bytes of all axes."""
@@ -557,7 +557,7 @@ class TrainStep(Benchmark):
             simulated_seconds=self.spec.simulated_seconds,
         )
 
-    def _make_memory_probe(self) -> MemoryProbe:
+    def make_memory_probe(self) -> MemoryProbe:
         formula: dict[str, float] = asdict(state_memory(self._view))
         if not self.spec.is_simulated:
             formula["activations"] = activations_equation(self._view).value
@@ -630,7 +630,9 @@ class TrainStep(Benchmark):
         ]
 
     def close(self) -> None:
-        """Destroy the process groups."""
+        """Remove the hooks of gradients and destroy the process groups."""
+        for part in self.parts.values():
+            part.close()
         self.mesh.close()
 
     @property
