@@ -259,7 +259,7 @@ def _list_pipelines(step: StepSpec, gpus: int, *, cp: int, tp: int, ep: int = 1)
         dims = ParallelDims(
             dp=max(1, gpus // (pp * cp * tp)), pp=pp, cp=cp, tp=tp, ep=ep, order=order
         )
-        zero1 = "distributed" if dims.size("dp", "cp") > 1 else ""
-        steps.append(replace(place_step(step, dims), zero1=zero1))
+        sharded = dims.size("dp", "cp") > 1
+        steps.append(replace(place_step(step, dims), zero1="distributed" if sharded else ""))
         pp *= 2
     return steps

@@ -199,7 +199,7 @@ class _Config:
         ignored = self.read_keys.union(_KEYS_WITHOUT_COST.split())
         if not self.content.get("use_sliding_window", True):
             ignored |= {"sliding_window", "layer_types"}
-        empty = (None, False, [], {}, "")
+        empty: tuple[object, ...] = (None, False, [], {}, "")
         return sorted(
             key for key, value in self.content.items() if value not in empty and key not in ignored
         )

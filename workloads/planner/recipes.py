@@ -41,9 +41,9 @@ class Recipe:
         if not self.mesh or not self.preset:
             return None
         spec = place_step(self._build_step(), ParallelDims.parse(self.mesh))
-        zero1 = "distributed" if spec.dims.size("dp", "cp") > 1 else ""
-        spec = replace(spec, zero1=zero1).with_batch(self.global_batch)
-        return dry_run(spec, hardware_of(self.preset))
+        if spec.dims.size("dp", "cp") > 1:
+            spec = replace(spec, zero1="distributed")
+        return dry_run(spec.with_batch(self.global_batch), hardware_of(self.preset))
 
     def _build_step(self) -> StepSpec:
         step = MODELS[self.model].with_checkpointing(self.checkpointing)
