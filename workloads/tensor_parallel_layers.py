@@ -28,7 +28,7 @@ from parbench.workloads.costs.tp_layer import (
     make_tp_layer,
 )
 from parbench.workloads.model.transformer import DTYPES, Ffn, make_generator, set_weights
-from parbench.workloads.parallel.mesh import destroy_groups, full_tensor
+from parbench.workloads.parallel.mesh import destroy_groups, get_full_tensor
 from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, ProbedStep, run_probes
@@ -188,7 +188,7 @@ class TpLayerBenchmark(Benchmark):
 def collect_gradients(layer: nn.Module) -> dict[str, Tensor]:
     """Return the full gradients of a layer by name."""
     return {
-        f"gradient of {name}": full_tensor(parameter.grad)
+        f"gradient of {name}": get_full_tensor(parameter.grad)
         for name, parameter in layer.named_parameters()
         if parameter.grad is not None
     }

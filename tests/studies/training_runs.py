@@ -15,14 +15,14 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
-from parbench.workloads.planner.candidates import place_step, splits
+from parbench.workloads.planner.candidates import balance_layers, place_step
 from parbench.workloads.planner.dry_run import DryRun, dry_run
 from parbench.workloads.planner.hardware import OVERLAP, PRESETS, Hardware
 from parbench.workloads.planner.models import model_of
 
 A100, H100 = PRESETS["a100"], PRESETS["h100"]
-# Before FlashAttention a forward pass moves a score's 13 bytes: the product, its softmax and dropout
-# with a mask are written and read.
+# Before FlashAttention a forward pass moves 13 bytes per score: the product, its softmax, and their
+# dropout with a mask are written and read.
 MEGATRON = msgspec.structs.replace(
     A100,
     name="a100",
@@ -221,7 +221,7 @@ def _llama3_405b() -> Iterator[TrainingRun]:
     step = replace(
         model_of("llama3-405b"), pipeline_options=options, zero1="distributed", fused=True
     )
-    split = splits(step.shape, None, 16, 7, "interleaved")[-1]
+    split = balance_layers(step.shape, None, 16, 7, "interleaved")
     for gpus, cp, sequence, batch, quoted in (
         (8192, 1, 8192, 2048, 430),
         (16384, 1, 8192, 2048, 400),
@@ -315,7 +315,7 @@ def _bloom() -> TrainingRun:
     step = StepSpec(
         name="bloom", shape=_gpt_shape(70, 14336, 112, vocabulary=250880), microbatch=2
     )
-    split = splits(step.shape, None, 12, 1, "1f1b")[-1]
+    split = balance_layers(step.shape, None, 12, 1, "1f1b")
     step = replace(step, checkpointing="full", zero1="distributed").with_pipeline(split=split)
     return TrainingRun(
         name="BLOOM 176B",
@@ -366,7 +366,7 @@ def _deepseek() -> TrainingRun:
         h800.efficiency, overlap=OVERLAP | {"ep": OVERLAP["edp"]}
     )
     step = model_of("deepseek-v3", 4096)
-    split = splits(step.shape, step.moe, 16, 1, "1f1b")[-1]
+    split = balance_layers(step.shape, step.moe, 16, 1, "1f1b")
     step = replace(step, checkpointing="selective", zero1="distributed")
     step = step.with_pipeline(split=split)
     return TrainingRun(

@@ -26,7 +26,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import get_dtype, make_generator, set_weights
-from parbench.workloads.parallel.mesh import build_mesh, full_tensor
+from parbench.workloads.parallel.mesh import build_mesh, get_full_tensor
 from parbench.workloads.parallel.parallelize import make_placement
 from parbench.workloads.presets import ep_layer
 from parbench.workloads.step.overlap import OverlapProbe
@@ -261,7 +261,7 @@ class LayerBenchmark(MoeLayerBenchmark):
 def _get_gradients(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
     gradients = {"input": x.grad}
     gradients |= {name: parameter.grad for name, parameter in layer.named_parameters()}
-    return {name: full_tensor(grad) for name, grad in gradients.items() if grad is not None}
+    return {name: get_full_tensor(grad) for name, grad in gradients.items() if grad is not None}
 
 
 class DispatchBenchmark(MoeLayerBenchmark):
