@@ -167,8 +167,8 @@ def test_bad_plan_file_names_the_place(
     [
         f"show {'x' * 300}",
         f"history list --history {'x' * 300}",
-        "plan --model tiny --mesh dp=99999999999",
-        f"plan --model tiny --mesh dp=8 --microbatch {'9' * 26}",
+        "plan mesh --model tiny --mesh dp=99999999999",
+        f"plan mesh --model tiny --mesh dp=8 --microbatch {'9' * 26}",
         f"history prune --keep {'9' * 26}",
     ],
 )

@@ -1,176 +1,283 @@
 """``parbench plan``: predicts the time and memory of a training step on another cluster."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from parbench.bench.commands import AppHooks, RunPath
 
+if TYPE_CHECKING:
+    from parbench.workloads.planner.plan_command import Answer, MachineOptions, StepOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 # Loops run as often as these options say.
-_COUNT = click.IntRange(max=1 << 16)
-_TOKENS = click.IntRange(max=1 << 24)
+_COUNT = click.IntRange(min=1, max=1 << 16)
+_TOKENS = click.IntRange(min=1, max=1 << 24)
 _FORMATS = {".html": "html", ".md": "markdown", ".json": "json"}
 _EXAMPLES = """\b
 Examples:
-  parbench plan --model llama3-70b --gpus 64                    fastest meshes
-  parbench plan --model llama3-70b --gpus 1024 --mesh dp=8,fsdp=4,pp=4,tp=8
-  parbench plan --model llama3-70b --gpus 1024 --mesh fsdp=128,tp=8 --hardware a100 --explain
-  parbench plan --model llama3-70b --gpus 64 --global-batch 512 --explain
-  parbench plan --model Qwen3-32B/config.json --gpus 64 --sequence 4096     or model.toml
-  parbench plan --model tiny --mesh dp=2,tp=4 --precision float32 --fits runs/20260101T000000Z-host-1a2b3c
-  parbench plan --validate runs/20260101T000000Z-host-1a2b3c
-  parbench plan --validate runs/20260101T000000Z-n4-1a2b3c --fits runs/20260101T000000Z-n2-5d6e7f
-  parbench plan --model llama3-70b --gpus 64 -o plan.html       a page with a timeline
-  parbench plan --guide --model llama3-70b --gpus 256           bytes and memory of each strategy
+  parbench plan search --model llama3-70b --gpus 64                 the fastest meshes
+  parbench plan search --model llama3-70b --gpus 64 -o plan.html    a page with a timeline
+  parbench plan search --model Qwen3-32B/config.json --gpus 64 --sequence 4096
+  parbench plan mesh --model llama3-70b --mesh dp=8,fsdp=4,pp=4,tp=8 --explain
+  parbench plan mesh --model tiny --mesh dp=2,tp=4 --precision float32 --fits latest
+  parbench plan validate latest
+  parbench plan guide --model llama3-70b --gpus 256
+  parbench plan recipes
 \b
 Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 """
 
 
-@click.command(epilog=_EXAMPLES)
-@click.option(
-    "--model",
+def _combine(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds several options in their order."""
+
+    def decorate(function: Command) -> Command:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+_MODEL_OPTIONS = _combine(
+    click.option(
+        "--model",
+        required=True,
+        metavar="NAME|FILE",
+        help="Name such as llama3-70b or deepseek-v3, a .toml file or a config.json.",
+    ),
+    click.option(
+        "--sequence",
+        type=_TOKENS,
+        default=None,
+        help="Tokens in a sequence; default: that of the model.",
+    ),
+)
+_STEP_OPTIONS = _combine(
+    click.option("--microbatch", type=_COUNT, help="Sequences in a microbatch."),
+    click.option("--global-batch", type=_COUNT, help="Sequences in a step."),
+    click.option(
+        "--precision",
+        default="bfloat16",
+        show_default=True,
+        help="bfloat16 (with float32 master weights) or float32.",
+    ),
+    click.option(
+        "--state",
+        default="",
+        metavar="KIND=DTYPE,...",
+        help="Dtypes of parameters, gradients, moments, master; default: 16 bytes per parameter.",
+    ),
+    click.option(
+        "--checkpointing",
+        default="",
+        metavar="HOW",
+        help="Activation recomputation: none, selective, full or full:K.",
+    ),
+    click.option("--schedule", default="", help="Pipeline schedule: 1f1b, interleaved, zb_h1, ..."),
+    click.option(
+        "--chunks", type=_COUNT, help="Pipeline stages per rank; default: that of the schedule."
+    ),
+    click.option(
+        "--cp-method",
+        default="",
+        help="Context-parallel method: zigzag, allgather_kv, ulysses, usp, ring or striped.",
+    ),
+    click.option(
+        "--zero", type=click.IntRange(0, 3), help="ZeRO stage: 0 or 1 over dp, 2 or 3 over fsdp."
+    ),
+)
+_HARDWARE_OPTION = click.option(
+    "--hardware",
+    default="",
     metavar="NAME|FILE",
-    help="Name such as llama3-70b or deepseek-v3, a .toml file or a config.json.",
+    help="a100, h100 (the default), h800, h200, b200, or a .toml file.",
 )
-@click.option(
-    "--gpus", type=int, default=0, metavar="N", help="Number of GPUs; default: that of the mesh."
+_MACHINE_OPTIONS = _combine(
+    _HARDWARE_OPTION,
+    click.option(
+        "--fits",
+        metavar="RUN",
+        type=RunPath(),
+        help="Take the speed of links from the collectives that a run measured.",
+    ),
+    click.option(
+        "--calibrate",
+        metavar="RUN",
+        type=RunPath(),
+        multiple=True,
+        help="Take the efficiency of GEMMs and overlap from the steps of a run, and its links "
+        "without --hardware.",
+    ),
 )
+_JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_OUTPUT_OPTIONS = _combine(
+    _JSON_OPTION,
+    click.option(
+        "-o",
+        "--output",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write a page (.html), Markdown (.md) or tables (.json) to this file.",
+    ),
+)
+_EXPLAIN_OPTION = click.option(
+    "--explain", is_flag=True, help="Print each formula with its numbers and source."
+)
+
+
+@click.group(epilog=_EXAMPLES)
+def plan() -> None:
+    """Predict the time and memory of a training step, without GPUs.
+
+    Nothing is measured. Every assumption is printed, and --hardware FILE.toml changes it.
+    """
+
+
+@plan.command(name="search")
+@_MODEL_OPTIONS
+@click.option("--gpus", type=click.IntRange(min=1), required=True, help="Number of GPUs.")
+@_STEP_OPTIONS
+@_MACHINE_OPTIONS
+@click.option("--top", type=_COUNT, default=10, show_default=True, help="Meshes to print.")
+@_EXPLAIN_OPTION
+@_OUTPUT_OPTIONS
+@click.pass_context
+def search_meshes(context: click.Context, /, **options: Any) -> None:
+    """Rank the practical meshes for a number of GPUs.
+
+    Print what fits on one GPU, the mesh of the rule of thumb for this size of model, and the
+    fastest of the meshes considered.
+    """
+    from parbench.workloads.planner.plan_command import answer_search
+
+    step, machine = _split_options(options)
+    output = _pop_output(options)
+    answer = answer_search(step, machine, is_page=output.path is not None, **options)
+    output.write(context, answer)
+
+
+@plan.command(name="mesh")
+@_MODEL_OPTIONS
 @click.option(
     "--mesh",
+    required=True,
     metavar="AXIS=SIZE,...",
-    help="Predict one mesh: dp, fsdp, pp, cp, tp, outermost first, and ep.",
-)
-@click.option(
-    "--microbatch",
-    type=_COUNT,
-    help="Sequences in a microbatch; default: 1, or several in a search.",
+    help="Sizes of dp, fsdp, pp, cp, tp, outermost first, and of ep and etp inside them.",
 )
 @click.option(
     "--microbatches",
-    type=_COUNT,
+    type=click.IntRange(min=0, max=1 << 16),
     default=0,
-    help="Microbatches per data rank; default: 1, or 4 for each stage with pp.",
+    help="Microbatches per data rank, instead of --global-batch; default: 1, or 4 per stage.",
 )
-@click.option(
-    "--global-batch",
-    type=_COUNT,
-    default=0,
-    help="Sequences in a step, instead of --microbatches.",
-)
-@click.option(
-    "--sequence", type=_TOKENS, default=0, help="Tokens in a sequence; default: that of the model."
-)
-@click.option(
-    "--precision",
-    default="bfloat16",
-    show_default=True,
-    help="bfloat16 (with float32 master weights) or float32.",
-)
-@click.option(
-    "--schedule",
-    default="",
-    help="Pipeline schedule: 1f1b (the default), interleaved, zb_h1, ...",
-)
-@click.option(
-    "--chunks",
-    type=_COUNT,
-    default=0,
-    help="Pipeline stages per rank; default: that of the schedule.",
-)
-@click.option(
-    "--split", default="", metavar="N+N+...", help="Layers of each stage; default: equal."
-)
-@click.option(
-    "--checkpointing",
-    default="",
-    metavar="HOW",
-    help="Activation recomputation: none (the default), selective, full or full:K.",
-)
-@click.option(
-    "--cp-method",
-    default="",
-    help="Context-parallel method: zigzag (the default), ring, striped, allgather_kv or ulysses.",
-)
-@click.option(
-    "--zero", type=click.IntRange(0, 3), help="ZeRO stage: 0 or 1 over dp, 2 or 3 over fsdp."
-)
-@click.option(
-    "--state",
-    default="",
-    metavar="KIND=DTYPE,...",
-    help="Dtypes of parameters, gradients, moments, master; default: 16 bytes per parameter.",
-)
-@click.option(
-    "--hardware", metavar="NAME|FILE", help="a100, h100 (the default), h200, b200, or a .toml file."
-)
+@click.option("--split", default="", metavar="N+N+...", help="Layers of each pipeline stage.")
+@_STEP_OPTIONS
+@_MACHINE_OPTIONS
+@_EXPLAIN_OPTION
+@_OUTPUT_OPTIONS
+@click.pass_context
+def predict_mesh(context: click.Context, /, **options: Any) -> None:
+    """Predict the time, communication and memory of one mesh."""
+    from parbench.workloads.planner.plan_command import answer_mesh
+
+    step, machine = _split_options(options)
+    output = _pop_output(options)
+    answer = answer_mesh(step, machine, is_page=output.path is not None, **options)
+    output.write(context, answer)
+
+
+@plan.command()
+@click.argument("run", type=RunPath())
 @click.option(
     "--fits",
     metavar="RUN",
     type=RunPath(),
-    help="Take the speed of links from the collectives that a run measured.",
+    help="Take the speed of links from the collectives of another run.",
 )
-@click.option(
-    "--calibrate",
-    metavar="RUN",
-    type=RunPath(),
-    multiple=True,
-    help="Take the efficiency of GEMMs and overlap from the steps of a run, and its links without "
-    "--hardware.",
-)
-@click.option(
-    "--top",
-    type=_COUNT,
-    default=10,
-    show_default=True,
-    help="Number of meshes that a search shows.",
-)
-@click.option("--explain", is_flag=True, help="Print each formula with its numbers and source.")
-@click.option(
-    "--validate",
-    metavar="RUN",
-    type=RunPath(),
-    help="Compare predictions with the measured steps of a run, and write RUN/plan.json.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-@click.option(
-    "--guide", is_flag=True, help="Print the bytes and memory of each strategy for the model."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page (.html), Markdown (.md) or tables (.json) to this file.",
-)
+@_JSON_OPTION
+def validate(run: Path, fits: Path | None, as_json: bool) -> None:
+    """Compare predictions with the measured steps of RUN, and write RUN/plan.json."""
+    from parbench.bench.files import encode_json, write_output
+    from parbench.bench.results.details import PLAN_FILE
+    from parbench.bench.results.runs import load_run
+    from parbench.workloads.planner.measured.validate import validate as compare_steps
+    from parbench.workloads.planner.measured.validate import validation_text
+
+    validation = compare_steps(load_run(run), load_run(fits) if fits else None)
+    content = encode_json(validation)
+    write_output(run / PLAN_FILE, content)
+    click.echo(content.decode() if as_json else validation_text(validation))
+
+
+@plan.command()
+@click.option("--model", default="llama3-8b", show_default=True, metavar="NAME|FILE")
+@click.option("--gpus", type=click.IntRange(min=1), default=64, show_default=True)
+@_HARDWARE_OPTION
+@_OUTPUT_OPTIONS
 @click.pass_context
-def plan(context: click.Context, /, **options: Any) -> None:
-    """Predict the time and memory of a training step, without GPUs.
+def guide(context: click.Context, /, **options: Any) -> None:
+    """Print the bytes, memory and limits of each strategy for a model."""
+    from parbench.workloads.planner.plan_command import StepOptions, answer_guide
 
-    Show the fastest meshes for --gpus, the prediction for one --mesh, or predictions next to the
-    measured steps of --validate RUN. Nothing is measured. Every assumption is printed, and
-    --hardware FILE.toml changes it.
-    """
-    from parbench.bench.files import write_output
-    from parbench.bench.text import UserError, format_list
-    from parbench.workloads.planner.plan_command import Given, answer
+    output = _pop_output(options)
+    step = StepOptions(model=options["model"])
+    output.write(context, answer_guide(step, options["hardware"], options["gpus"]))
 
-    output = options["output"]
-    if output and output.suffix not in _FORMATS:
-        raise UserError(f"{output} does not end in {format_list(_FORMATS)}")
-    result = answer(Given(**options))
-    if result.document is None:
-        click.echo(result.text)
-    else:
-        form = "json" if options["as_json"] else "tables"
-        if output:
-            form = _FORMATS[output.suffix]
-        content = context.ensure_object(AppHooks).render_document(result.document, form)
-        if output:
-            write_output(output, content)
-            click.echo(str(output))
-        else:
+
+@plan.command()
+@_OUTPUT_OPTIONS
+@click.pass_context
+def recipes(context: click.Context, /, **options: Any) -> None:
+    """Print the meshes with which models were trained, and their sources."""
+    from parbench.workloads.planner.plan_command import answer_recipes
+
+    _pop_output(options).write(context, answer_recipes())
+
+
+def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOptions]":
+    """Remove the options of the step and of the machine, and return them."""
+    from dataclasses import fields
+
+    from parbench.workloads.planner.plan_command import MachineOptions, StepOptions
+
+    def pop_fields(kind: type[Any]) -> Any:
+        values = {field.name: options.pop(field.name) for field in fields(kind)}
+        # Options that are not given have the default of the class.
+        return kind(**{name: value for name, value in values.items() if value is not None})
+
+    return pop_fields(StepOptions), pop_fields(MachineOptions)
+
+
+class _Output:
+    """The file and the form in which a document is written."""
+
+    def __init__(self, path: Path | None, as_json: bool) -> None:
+        from parbench.bench.text import UserError, format_list
+
+        if path and path.suffix not in _FORMATS:
+            raise UserError(f"{path} does not end in {format_list(_FORMATS)}")
+        self.path = path
+        self.form = "json" if as_json else "tables"
+        if path is not None:
+            self.form = _FORMATS[path.suffix]
+
+    def write(self, context: click.Context, answer: "Answer") -> None:
+        """Write or print the document. A problem ends the command with code 2."""
+        from parbench.bench.files import write_output
+
+        content = context.ensure_object(AppHooks).render_document(answer.document, self.form)
+        if self.path is None:
             click.echo(content, nl=False)
-    if result.problem:
-        click.echo(f"parbench: {result.problem}", err=True)
-        context.exit(2)
+        else:
+            write_output(self.path, content)
+            click.echo(str(self.path))
+        if answer.problem:
+            click.echo(f"parbench: {answer.problem}", err=True)
+            context.exit(2)
+
+
+def _pop_output(options: dict[str, Any]) -> _Output:
+    return _Output(options.pop("output"), options.pop("as_json"))

@@ -1,4 +1,4 @@
-"""The report on predictions: what parbench plan --validate foretold beside what was measured."""
+"""The report on predictions: what parbench plan validate foretold beside what was measured."""
 
 from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, ComponentCheck, Validation
@@ -17,7 +17,7 @@ def predicted_section(found: Analysis) -> Section | None:
     if not file.exists():
         return None
     try:
-        with convert_read_errors(PLAN_FILE, "is not what parbench plan --validate wrote"):
+        with convert_read_errors(PLAN_FILE, "is not what parbench plan validate wrote"):
             content = read_file(file)
             check_schema(content, PLAN_FILE, PLAN_SCHEMA)
             told = decode_json(content, Validation)
@@ -36,7 +36,7 @@ def predicted_section(found: Analysis) -> Section | None:
     table = Table(
         id="predictions",
         title="Predicted and measured",
-        caption=f"from {sources}; parbench plan --validate wrote it",
+        caption=f"from {sources}; parbench plan validate wrote it",
         columns=_COLUMNS,
         rows=rows,
         notes=(

@@ -48,7 +48,7 @@ Measure some steps, then compare every component of the prediction with the meas
 
 ```console
 parbench run --preset smoke
-parbench plan --validate latest
+parbench plan validate latest
 ```
 
 Look at `bytes` and `memory.*` first. They follow from formulas and should agree to the digit.

@@ -5,11 +5,11 @@ repetition of every kind of benchmark. ``runs/base`` and ``runs/new`` are five r
 and after a rank became late. They are real runs on two ranks.
 """
 
-import json
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import asdict
 from html.parser import HTMLParser
 from typing import Any
 
@@ -23,6 +23,9 @@ from parbench.bench.results.runs import load_run
 from parbench.bench.text import format_size
 from parbench.reports.render.page import render_page
 from parbench.reports.sections.one_run import report_of
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.hardware import PRESETS
+from parbench.workloads.planner.plan_command import StepOptions, build_step_on_mesh
 from tests.support.paths import ROOT, TESTS
 
 GOLDEN = TESTS / "golden"
@@ -30,9 +33,9 @@ STEPS = GOLDEN / "runs" / "steps"
 BASE = GOLDEN / "runs" / "base"
 NEW = GOLDEN / "runs" / "new"
 PLANS = (
-    "gpt-175b dp=8,pp=8,tp=8 --schedule interleaved --checkpointing selective",
+    "gpt-175b dp=8,pp=8,tp=8 schedule=interleaved checkpointing=selective",
     "llama3-8b fsdp=8",
-    "llama3-8b fsdp=4,cp=4 --sequence 32768 --cp-method ulysses",
+    "llama3-8b fsdp=4,cp=4 sequence=32768 cp_method=ulysses",
     "llama3-70b dp=8,fsdp=4,pp=4,tp=8",
     "mixtral-8x7b fsdp=8,tp=2,ep=8",
 )
@@ -53,21 +56,22 @@ def describe_plans() -> str:
 
 
 def describe_plan(line: str) -> str:
-    model, mesh, *options = line.split()
-    output = run_parbench("plan", "--model", model, "--mesh", mesh, "--json", *options)
-    plan = json.loads(output)
-    memory = max(plan["memory_bytes"], key=lambda rank: float(rank["total"]))
-    seconds = {name: value for name, value in plan.items() if name.endswith("_seconds")}
+    model, mesh, *settings = line.split()
+    options: dict[str, Any] = dict(setting.split("=") for setting in settings)
+    if "sequence" in options:
+        options["sequence"] = int(options["sequence"])
+    spec, _ = build_step_on_mesh(StepOptions(model=model, **options), mesh, 0, "")
+    run = dry_run(spec, PRESETS["h100"])
+    memory = {**asdict(run.fullest.memory), "total": run.fullest.memory.total}
     lines = [
         f"# {line}",
-        f"fits {plan['fits']}, mfu {plan['mfu']:.6g}",
+        f"fits {run.fits}, mfu {run.mfu:.6g}",
         f"bytes {format_values(memory)}",
-        f"seconds {format_values(seconds)}",
+        f"seconds {format_values({**run.parts, 'step': run.seconds})}",
     ]
-    for name, axis in plan["axes"].items():
-        sent_bytes = axis["sent_bytes"]
-        exposed_seconds = axis["exposed_seconds"]
-        lines.append(f"{name} sends {sent_bytes:.6g} B, exposed {exposed_seconds:.6g} s")
+    for axis in run.axes:
+        exposed = f"exposed {axis.exposed_seconds:.6g} s"
+        lines.append(f"{axis.name} sends {axis.sent_bytes:.6g} B, {exposed}")
     return "\n".join(lines)
 
 

@@ -1,16 +1,13 @@
-"""What a search chooses from: every mesh that could carry a step, and how it could be taken on it. Pure.
+"""The steps that a search considers: practical meshes, and the settings of a step on each. Pure.
 
-In three layers, each deciding what the one before leaves open: blocks are steps of one stage, of which tp, cp and its
-method, microbatch and checkpointing make the time of a layer; stages add the pipeline and how experts are dealt out;
-shards say how the data axes replicate and shard state.
+A mesh is practical if ``tp`` stays within a node, ``cp`` leaves each rank more than 4,096 tokens,
+and a pipeline has at least as many microbatches as ranks and at most 4 stages per rank.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from heapq import heapify, heapreplace
-from itertools import chain, product
 
 from parbench.workloads.costs.divisibility import (
     find_indivisible_heads,
@@ -19,23 +16,48 @@ from parbench.workloads.costs.divisibility import (
 from parbench.workloads.costs.flops import stage_flops
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe
-from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
-from parbench.workloads.pipeline_parallel.schedules import SCHEDULES as ALL_SCHEDULES
-from parbench.workloads.pipeline_parallel.schedules import find_schedule
+from parbench.workloads.pipeline_parallel.schedule import PassSeconds
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES, find_schedule
 
-MICROBATCHES = (1, 2, 4, 8)
-CHECKPOINTINGS = ("none", "selective", "full:4", "full:2", "full")
-SCHEDULES = tuple(
-    (schedule.name, stages_per_rank)
-    for schedule in ALL_SCHEDULES.values()
-    for stages_per_rank in schedule.planned_stages_per_rank
-)
-CP_METHODS = ("zigzag", "allgather_kv", "ulysses")
+MIN_TOKENS = 2048
+"""The tokens of a microbatch on a rank, unless a sequence is shorter."""
+MAX_TOKENS = 32768
+"""The tokens of a microbatch on a rank, unless a single sequence is longer."""
+CONTEXT_TOKENS = 4096
+"""Context parallelism leaves each rank more tokens than this, unless memory forces it."""
+MAX_STAGES_PER_RANK = 4
+CP_METHODS = ("zigzag", "allgather_kv", "ulysses", "usp")
+SIMPLEST_SCHEDULE = "1f1b"
 _ORDER = ("dp", "pp", "fsdp", "cp", "tp")
 _EXPERT_ORDER = ("pp", "dp", "fsdp", "cp", "tp")
 """The pipeline is outermost, so that ranks that exchange tokens are neighbors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """The step, the GPUs and the batch of a search. Empty settings are searched."""
+
+    step: StepSpec  # without a mesh
+    gpus: int
+    global_batch: int  # sequences
+    microbatch: int = 0
+    checkpointing: str = ""
+    schedule: str = ""
+    cp_method: str = ""
+    zero: int | None = None
+    context_tokens: int = CONTEXT_TOKENS  # cp leaves each rank more tokens
+
+    @property
+    def checkpointings(self) -> tuple[str, ...]:
+        """The least recomputation first."""
+        return (self.checkpointing,) if self.checkpointing else CHECKPOINTINGS
+
+    @property
+    def cp_methods(self) -> tuple[str, ...]:
+        return (self.cp_method,) if self.cp_method else CP_METHODS
 
 
 def place_step(step: StepSpec, dims: ParallelDims) -> StepSpec:
@@ -46,200 +68,215 @@ def place_step(step: StepSpec, dims: ParallelDims) -> StepSpec:
     return replace(step.with_dims(dims), no_sync=not dims.is_sharded)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is searched for: a step but for its mesh and batch, on how many GPUs, and the sequences of all together.
-
-    What is not said is tried in all ways: ``microbatch`` 0, the words empty, ``zero`` None.
-    """
-
-    step: StepSpec
-    gpus: int
-    global_batch: int
-    microbatch: int = 0
-    checkpointing: str = ""
-    schedule: str = ""
-    cp_method: str = ""
-    zero: int | None = None
-
-    @property
-    def microbatches(self) -> tuple[int, ...]:
-        return (self.microbatch,) if self.microbatch else MICROBATCHES
-
-    @property
-    def checkpointings(self) -> tuple[str, ...]:
-        return (self.checkpointing,) if self.checkpointing else CHECKPOINTINGS
-
-    @property
-    def schedules(self) -> tuple[tuple[str, int], ...]:
-        chunks = self.step.pipeline_options.stages_per_rank
-        known = tuple(each for each in SCHEDULES if each[0] == self.schedule and not chunks)
-        return known or ((self.schedule, chunks),) if self.schedule else SCHEDULES
+def list_layouts(request: SearchRequest, gpus_per_node: int) -> Iterator[StepSpec]:
+    """Yield the step on each practical mesh, with each way to shard its state."""
+    for dims, method in _list_model_dims(request, gpus_per_node):
+        step = replace(request.step, cp_method=method)
+        meshes = _list_data_dims(dims, gpus_per_node)
+        for sharded_dims in _list_expert_dims(step, meshes, gpus_per_node):
+            yield from _list_zero_stages(request, place_step(step, sharded_dims))
 
 
-def candidates(wanted: Wanted) -> Iterator[StepSpec]:
-    """Yield every step that makes the global batch; rules are yet to be asked.
-
-    What the model's own sizes forbid whatever else is chosen is left out at once: heads over tp, tokens over cp.
-    """
-    for block in blocks(wanted):
-        for pipeline in pipelines(wanted, block):
-            for stage in dealt_out(pipeline):
-                yield from chain(*shards(wanted, stage))
-
-
-def blocks(wanted: Wanted) -> Iterator[StepSpec]:
-    for tp, cp, method in tokens_and_heads(wanted):
-        dims = ParallelDims(fsdp=wanted.gpus // tp // cp, cp=cp, tp=tp, order=_ORDER)
-        for how in wanted.checkpointings:
-            step = replace(place_step(wanted.step, dims), cp_method=method)
-            step = step.with_checkpointing(how)
-            for microbatch in wanted.microbatches:
-                if wanted.global_batch >= microbatch:
-                    yield replace(step, microbatch=microbatch)
-
-
-def tokens_and_heads(wanted: Wanted) -> Iterator[tuple[int, int, str]]:
-    """Yield the sizes of tp and cp that heads and tokens allow, with cp's methods."""
-    shape, moe = wanted.step.shape, wanted.step.moe
-    methods = (wanted.cp_method,) if wanted.cp_method else CP_METHODS
-    for tp in divisors(wanted.gpus):
-        if find_indivisible_heads(shape, tp, has_experts=moe is not None):
+def _list_model_dims(
+    request: SearchRequest, gpus_per_node: int
+) -> Iterator[tuple[ParallelDims, str]]:
+    """Yield the sizes of tp, cp and pp with a method of cp. All data ranks are in ``dp``."""
+    shape = request.step.shape
+    for tp in list_divisors(request.gpus):
+        if gpus_per_node % tp or find_indivisible_heads(
+            shape, tp, has_experts=request.step.moe is not None
+        ):
             continue
-        for cp in divisors(wanted.gpus // tp):
-            for method in methods if cp > 1 else methods[:1]:
-                if not find_indivisible_sequence(shape, ParallelDims(cp=cp, tp=tp), method):
-                    yield tp, cp, method
+        for cp in _list_context_sizes(request, request.gpus // tp):
+            methods = request.cp_methods if cp > 1 else request.cp_methods[:1]
+            for method in methods:
+                if find_indivisible_sequence(shape, ParallelDims(cp=cp, tp=tp), method):
+                    continue
+                ranks = request.gpus // (tp * cp)
+                for pp in list_pipeline_sizes(shape.layers, ranks):
+                    yield ParallelDims(dp=ranks // pp, pp=pp, cp=cp, tp=tp, order=_ORDER), method
 
 
-def pipelines(wanted: Wanted, block: StepSpec) -> Iterator[StepSpec]:
-    """Yield the steps of a block with every pipeline, all data ranks in ``fsdp``; experts are not dealt out yet."""
-    cp, tp = block.dims.size("cp"), block.dims.size("tp")
-    ranks, layers = wanted.gpus // cp // tp, block.shape.layers
-    cannot_split = block.checkpointing != "none" or block.moe is not None
-    for pp in divisors(ranks):
-        if pp > layers:
+def _list_context_sizes(request: SearchRequest, ranks: int) -> list[int]:
+    """Return the powers of two that leave each rank enough tokens."""
+    sizes = [1]
+    while ranks % (2 * sizes[-1]) == 0:
+        size = 2 * sizes[-1]
+        if request.step.shape.sequence // size <= request.context_tokens:
             break
-        data = ranks // pp
-        count, rest = divmod(wanted.global_batch, data * block.microbatch)
-        if rest or not count:
+        sizes.append(size)
+    return sizes
+
+
+def list_pipeline_sizes(layers: int, ranks: int) -> list[int]:
+    """Return the divisors of ``ranks`` that are powers of two or divide the layers."""
+    sizes = [pp for pp in list_divisors(ranks) if pp <= layers]
+    return [pp for pp in sizes if pp & (pp - 1) == 0 or layers % pp == 0]
+
+
+def _list_data_dims(dims: ParallelDims, gpus_per_node: int) -> Iterator[ParallelDims]:
+    """Yield data ranks as replicas, as shards and, without a pipeline, as replicas of shards.
+
+    A replica of HSDP spans 1, 8 or 64 nodes.
+    """
+    yield dims
+    data_ranks = dims.dp
+    if data_ranks == 1:
+        return
+    yield dims.resize(dp=1, fsdp=data_ranks)
+    if dims.pp > 1:
+        return
+    for nodes in (1, 8, 64):
+        shards = nodes * gpus_per_node // (dims.cp * dims.tp)
+        if 1 < shards < data_ranks and data_ranks % shards == 0:
+            yield dims.resize(dp=data_ranks // shards, fsdp=shards)
+
+
+def _list_expert_dims(
+    step: StepSpec, meshes: Iterator[ParallelDims], gpus_per_node: int
+) -> Iterator[ParallelDims]:
+    """Yield each mesh of a dense model, or with its experts on 1 rank, a node, or up to 8 nodes.
+
+    A model with fewer experts than a node has GPUs puts one on each rank.
+    """
+    if step.moe is None:
+        yield from meshes
+        return
+    experts = step.moe.experts
+    sizes = [1, min(experts, gpus_per_node)]
+    sizes += [nodes * gpus_per_node for nodes in (2, 4, 8) if nodes * gpus_per_node <= experts]
+    for dims in meshes:
+        for ep in sizes:
+            sized = dims.resize(ep=ep, order=_EXPERT_ORDER if ep > 1 else _ORDER)
+            if not sized.find_broken_rule(sized.ranks, experts):
+                yield sized
+
+
+def _list_zero_stages(request: SearchRequest, step: StepSpec) -> Iterator[StepSpec]:
+    """Yield the ways to shard the state that the request does not exclude.
+
+    Replicas of a pipeline shard the optimizer, because that sends no more bytes.
+    """
+    dims = step.dims
+    steps: list[StepSpec] = []
+    if dims.is_sharded:
+        steps.append(step)
+        if dims.pp == 1:
+            steps.append(replace(step, reshard=False))
+    else:
+        if dims.pp == 1 or dims.dp == 1 or request.zero == 0:
+            steps.append(step)
+        if dims.size("dp", "cp") > 1:
+            steps.append(replace(step, zero1="distributed"))
+    for sharded in steps:
+        if request.zero in (None, sharded.zero_stage):
+            yield sharded
+
+
+def list_batches(request: SearchRequest, layout: StepSpec) -> Iterator[StepSpec]:
+    """Yield a layout with each microbatch that divides the global batch, the smallest first."""
+    dims = layout.dims
+    tokens = layout.shape.sequence // dims.cp
+    sizes = (request.microbatch,) if request.microbatch else (1, 2, 4, 8, 16)
+    for microbatch in sizes:
+        microbatches, rest = divmod(request.global_batch, dims.dp * dims.fsdp * microbatch)
+        if rest or microbatches < dims.pp:
             continue
-        dims = ParallelDims(pp=pp, fsdp=data, cp=cp, tp=tp, order=_ORDER)
-        step = replace(place_step(block, dims), microbatches=count)
-        for schedule, chunks in wanted.schedules if pp > 1 else wanted.schedules[:1]:
-            if pp == 1:
-                yield step.with_pipeline(schedule=schedule, stages_per_rank=0)
-            elif wanted.schedule or (
-                pp * chunks <= layers
-                and not (cannot_split and find_schedule(schedule).splits_backward)
-            ):
-                # A rule that the user's schedule breaks is reported later.
-                yield step.with_pipeline(schedule=schedule, stages_per_rank=chunks)
+        is_small = tokens * microbatch < MIN_TOKENS and layout.shape.sequence > MIN_TOKENS
+        is_large = tokens * microbatch > MAX_TOKENS and microbatch > 1
+        if request.microbatch or not (is_small or is_large):
+            yield replace(layout, microbatch=microbatch, microbatches=microbatches)
 
 
-def dealt_out(pipeline: StepSpec) -> Iterator[StepSpec]:
-    """Yield a pipeline's steps with its experts over every ``ep`` and ``etp``, its layers dealt out to stages."""
-    shape, moe, dims, pp = pipeline.shape, pipeline.moe, pipeline.dims, pipeline.dims.pp
-    meshes = [dims]
-    if moe is not None:
-        sizes = product(divisors(moe.experts), sorted({1, dims.tp}))
-        every = [
-            dims.resize(ep=ep, etp=etp, order=_EXPERT_ORDER if ep > 1 else _ORDER)
-            for ep, etp in sizes
-        ]
-        meshes = [mesh for mesh in every if not mesh.find_broken_rule(dims.ranks, moe.experts)]
-    schedule = pipeline.pipeline_options.schedule
-    layer_splits = splits(shape, moe, pp, pipeline.pipeline_size.stages_per_rank, schedule)
-    for mesh, split in product(meshes, layer_splits):
-        yield place_step(pipeline, mesh).with_pipeline(split=split)
+def list_pipelines(request: SearchRequest, step: StepSpec) -> Iterator[StepSpec]:
+    """Yield a step with each schedule that has a smaller bubble than all simpler ones."""
+    dims = step.dims
+    if dims.pp == 1:
+        yield step
+        return
+    for name, stages_per_rank in list_schedules(request):
+        if dims.pp * stages_per_rank > step.shape.layers:
+            continue
+        sized = step.with_pipeline(schedule=name, stages_per_rank=stages_per_rank)
+        split = balance_layers(step.shape, step.moe, dims.pp, stages_per_rank, name)
+        yield sized.with_pipeline(split=split)
 
 
-def shards(wanted: Wanted, stage: StepSpec) -> tuple[Iterator[StepSpec], Iterator[StepSpec]]:
-    """Return the ways in which data ranks shard gradients, and those in which they do not; what holds least first."""
-    return _sharded(wanted.zero, stage), _replicated(wanted.zero, stage)
+def list_schedules(request: SearchRequest) -> list[tuple[str, int]]:
+    """Return the schedules with their stages per rank, the simplest first."""
+    requested = request.step.pipeline_options.stages_per_rank
+    pairs: list[tuple[str, int]] = []
+    for schedule in SCHEDULES.values():
+        if request.schedule not in ("", schedule.name):
+            continue
+        counts = [schedule.stages_per_rank]
+        if schedule.min_stages_per_rank is not None:
+            counts = [count for count in (2, 4) if count <= MAX_STAGES_PER_RANK]
+        pairs += [(schedule.name, count) for count in ([requested] if requested else counts)]
+    return sorted(pairs, key=lambda pair: (pair[0] != SIMPLEST_SCHEDULE, pair[1]))
 
 
-def _sharded(zero: int | None, stage: StepSpec) -> Iterator[StepSpec]:
-    data = stage.dims.fsdp
-    for fsdp in reversed(divisors(data)):
-        dims = stage.dims.resize(dp=data // fsdp, fsdp=fsdp)
-        if dims.find_broken_rule(dims.ranks, stage.moe.experts if stage.moe else 0):
-            continue  # Experts would span replicas.
-        each = place_step(stage, dims)
-        if fsdp > 1 and zero in (None, 3):
-            yield each
-        if (
-            fsdp > 1 and zero in (None, 2) and stage.dims.size("pp") == 1
-        ):  # which keeps parameters as it is
-            yield replace(each, reshard=False)
+@lru_cache(maxsize=4096)
+def estimate_bubble(schedule: str, ranks: int, microbatches: int, stages_per_rank: int) -> float:
+    """Return the bubble in microbatches if forward and both gradients take equal time.
+
+    It is infinite where no formula is valid, which is so with very few microbatches.
+    """
+    size = PipelineOptions(schedule=schedule, stages_per_rank=stages_per_rank).get_size(
+        ranks, microbatches
+    )
+    third = 1 / 3
+    bubble = find_schedule(schedule).compute_bubble(size, PassSeconds(third, third, third))
+    return math.inf if bubble.seconds is None else bubble.seconds
 
 
-def _replicated(zero: int | None, stage: StepSpec) -> Iterator[StepSpec]:
-    each = place_step(stage, stage.dims.resize(dp=stage.dims.fsdp, fsdp=1))
-    if zero in (None, 1) and each.dims.size("dp", "cp") > 1:
-        yield replace(each, zero1="distributed")
-    if zero in (None, 0):
-        yield each
+@lru_cache(maxsize=4096)
+def balance_layers(
+    shape: Shape, moe: Moe | None, pp: int, stages_per_rank: int, schedule: str
+) -> str:
+    """Return the layers of each stage such that the slowest rank has the least work.
 
-
-@lru_cache
-def splits(shape: Shape, moe: Moe | None, pp: int, chunks: int, schedule: str) -> tuple[str, ...]:
-    """Return how layers are dealt out to stages: as many each where they divide, and where the head weighs on the last
-    rank so that the slowest is least slow."""
-    num_stages = pp * chunks
-    even = [""] * (shape.layers % num_stages == 0)
+    The head counts as the layers that take as long. An empty text means equal stages.
+    """
+    num_stages = pp * stages_per_rank
     if pp == 1 or shape.layers < num_stages:
-        return ("",)  # the latter is refused
-    options = PipelineOptions(schedule=schedule, stages_per_rank=chunks)
+        return ""
+    options = PipelineOptions(schedule=schedule, stages_per_rank=stages_per_rank)
     size = options.get_size(pp, num_stages)
-    stages_of = find_schedule(schedule).stages_of
-    rank_of = {stage: rank for rank in range(pp) for stage in stages_of(rank, size)}
-    last, head = rank_of[num_stages - 1], _head_layers(shape, moe)
+    stages_by_rank = [find_schedule(schedule).stages_of(rank, size) for rank in range(pp)]
+    last_stage = num_stages - 1
+    head = _count_head_layers(shape, moe)
     counts = [1] * num_stages
-    loads = [(chunks + head * (rank == last), rank in (0, last), rank) for rank in range(pp)]
-    heapify(loads)
-    for _ in range(
-        shape.layers - num_stages
-    ):  # of the least loaded, the ends last, for they hold most beside
-        load, end, rank = loads[0]
-        mine = [stage for stage in rank_of if rank_of[stage] == rank]
-        counts[
-            min(mine, key=lambda stage: (counts[stage], stage in (0, num_stages - 1), stage))
-        ] += 1
-        heapreplace(loads, (load + 1, end, rank))
-    if even and max(loads)[0] >= shape.layers / pp + head:
-        return ("",)
-    return (*even, "+".join(map(str, counts)))
+    loads = [stages_per_rank + (head if last_stage in stages else 0.0) for stages in stages_by_rank]
+
+    def order_rank(rank: int) -> tuple[float, bool, int]:
+        # The first and the last rank also hold the embedding and the logits.
+        return loads[rank], rank in (0, pp - 1), rank
+
+    def order_stage(stage: int) -> tuple[int, bool, int]:
+        return counts[stage], stage in (0, last_stage), stage
+
+    for _ in range(shape.layers - num_stages):
+        rank = min(range(pp), key=order_rank)
+        counts[min(stages_by_rank[rank], key=order_stage)] += 1
+        loads[rank] += 1
+    if shape.layers % num_stages == 0 and max(loads) >= shape.layers / pp + head:
+        return ""
+    return "+".join(map(str, counts))
 
 
 @lru_cache
-def _head_layers(shape: Shape, moe: Moe | None) -> float:
-    """Return how many layers' arithmetic the head is."""
-    alike = moe and replace(moe, dense_layers=0)
-    dims = ParallelDims(pp=2)
-    two = StepSpec(shape=replace(shape, layers=2), moe=alike, dims=dims, microbatches=2)
-    layer, with_head = (stage_flops(two.stage_view(rank)).total for rank in (0, 1))
-    return with_head / layer - 1
+def _count_head_layers(shape: Shape, moe: Moe | None) -> float:
+    """Return the number of layers that execute as many FLOPs as the head."""
+    uniform = moe and replace(moe, dense_layers=0)
+    step = StepSpec(
+        shape=replace(shape, layers=2), moe=uniform, dims=ParallelDims(pp=2), microbatches=2
+    )
+    layer, layer_and_head = (stage_flops(step.stage_view(rank)).total for rank in (0, 1))
+    return layer_and_head / layer - 1
 
 
 @lru_cache
-def divisors(number: int) -> list[int]:
+def list_divisors(number: int) -> list[int]:
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
-
-
-def limits(wanted: Wanted) -> dict[str, str]:
-    """Return the rules that bound an axis whatever else is chosen: by axis, the first size that one refuses."""
-    shape, batch, method = wanted.step.shape, wanted.global_batch, wanted.cp_method or CP_METHODS[0]
-    experts, sizes = wanted.step.moe is not None, divisors(wanted.gpus)
-    reasons: dict[str, Iterator[str | None]] = {
-        "tp": (find_indivisible_heads(shape, size, has_experts=experts) for size in sizes),
-        "cp": (find_indivisible_sequence(shape, ParallelDims(cp=size), method) for size in sizes),
-        "pp": (f"layers({shape.layers}) < pp({size})" for size in sizes if size > shape.layers),
-        "dp": (
-            f"global batch({batch}) % (dp * fsdp)({size}) != 0" for size in sizes if batch % size
-        ),
-    }
-    return {
-        axis: reason for axis, of in reasons.items() if (reason := next(filter(None, of), None))
-    }

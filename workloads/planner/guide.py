@@ -1,4 +1,4 @@
-"""The strategy table of ``parbench plan --guide``: what each strategy alone sends and holds on one model.
+"""The tables of ``parbench plan guide``: what each strategy sends, holds and needs. Pure.
 
 ``tests/studies/strategy_guide.py`` generates the documentation page that explains when to use each.
 """
@@ -15,20 +15,21 @@ from parbench.bench.results.document import (
     DocumentTable,
 )
 from parbench.workloads.costs.communication_pattern import Call, list_calls
-from parbench.workloads.costs.memory import rank_memory
+from parbench.workloads.costs.memory import layers_equation, rank_memory
 from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
 from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.planner.candidates import place_step, splits
-from parbench.workloads.planner.dry_run import GIGA
-from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.report.render import parameter_words
+from parbench.workloads.planner.candidates import balance_layers, list_divisors, place_step
+from parbench.workloads.planner.describe import describe_parameters
+from parbench.workloads.planner.dry_run import GIGA, dry_run
+from parbench.workloads.planner.hardware import PRESETS, Hardware
 
-MODEL, GPUS = "llama3-8b", 64
-_LETTERS = (
-    "One sequence per microbatch, no checkpointing. Psi parameters of e bytes, of which H in norm and head and W "
-    "replicated by TP; gradients of g bytes; n ranks, r = (n - 1) / n, HSDP n replicas of f shards; L layers, D of "
-    "them without the experts that the others have; M microbatches of b sequences of s tokens; h hidden, per token q "
-    "elements of queries and results, k of keys and values."
+SYMBOLS = (
+    "One sequence per microbatch, no checkpointing. Psi parameters of e bytes, of which H are in "
+    "norm and head and W are replicated by TP. Gradients have g bytes. n ranks, r = (n - 1) / n. "
+    "HSDP has n replicas of f shards. L layers, of which D have an FFN in place of experts. M "
+    "microbatches of b sequences of s tokens. Per token h hidden elements, q elements of queries "
+    "and results, k of keys and values."
 )
 
 
@@ -39,100 +40,144 @@ class Strategy:
     name: str
     splits: str
     link: str
+    batch: str  # how the global batch grows with the ranks
+    ease: str
     formula: str
     axes: str
     spec: StepSpec
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The strategy's own calls, of the rank that sends most."""
-        every = (
-            [call for call in list_calls(at) if call.axis in self.axes.split()]
-            for at in self.spec.distinct_views
-        )
-        return tuple(max(every, key=lambda of: sum(call.sent for call in of)))
+        """The calls of the strategy, of the rank that sends most."""
+        axes = self.axes.split()
+        calls_by_rank: list[list[Call]] = []
+        for view in self.spec.distinct_views:
+            calls_by_rank.append([call for call in list_calls(view) if call.axis in axes])
+        return tuple(max(calls_by_rank, key=lambda calls: sum(call.sent for call in calls)))
 
     @property
     def sent_bytes(self) -> float:
         return sum(call.sent for call in self.calls)
 
 
-_SELDOM = "any; once a step"
-_EVERY = "across; a layer ahead"
+_ONCE = "any; once a step"
+_AHEAD = "across; a layer ahead"
 _TENSOR = "in a node; exposed"
+_DATA_BATCH = "a sequence per rank"
+_NO_BATCH = "none"
 _CONTEXT = {
-    "zigzag": ("L * b * s * k * (2 * e + 4) * r", "neighbours; hidden"),
+    "zigzag": ("L * b * s * k * (2 * e + 4) * r", "neighbors; hidden"),
     "allgather_kv": ("3 * L * b * s * k * e * r", "in a node; exposed"),
     "ulysses": ("2 * L * b * s * (q + k) * e * r / n", "in a node; exposed"),
 }
 
 
-def strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
-    """Return those that the model allows, on all ranks or on as many of a node as its sizes divide among."""
+def list_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
+    """Return the strategies that the model allows, on all ranks or on the ranks of a node."""
+    strategies = [
+        *_list_data_strategies(step, ranks, gpus_per_node),
+        *_list_model_strategies(step, min(gpus_per_node, ranks)),
+    ]
+    return [
+        strategy
+        for strategy in strategies
+        if strategy.spec.ranks > 1 and not strategy.spec.find_broken_rule()
+    ]
+
+
+def _list_data_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> list[Strategy]:
+    sharded = place_step(step, ParallelDims(fsdp=ranks))
+    replicated = place_step(step, ParallelDims(dp=ranks))
+    zero1 = replace(replicated, zero1="distributed")
+    zero2 = replace(sharded, reshard=False)
     node = min(gpus_per_node, ranks)
-    whole, dp = place_step(step, ParallelDims(fsdp=ranks)), place_step(step, ParallelDims(dp=ranks))
-    zero1, zero2 = replace(dp, zero1="distributed"), replace(whole, reshard=False)
-    halves = place_step(step, ParallelDims(dp=ranks // node, fsdp=node))
-    tensor = _widest(step, "tp", node)
-    plain = replace(tensor, sequence_parallel=False)
-    pipeline = _widest(replace(step, microbatches=4 * node), "pp", node)
-    pipeline = replace(pipeline, microbatches=4 * pipeline.dims.size("pp"))
-    dense = step.moe and step.moe.dense_layers
-    layers = "8 * L"
-    if step.moe:
-        layers = "4 * (L + D)" if dense else "4 * L"
-    activations = f"({layers} + 4) * b * s * h * e"
+    hybrid = place_step(step, ParallelDims(dp=ranks // node, fsdp=node))
     gathers = "2 * Psi * e - H * e"
     shards = f"({gathers} + Psi * g) * r"
-    hybrid = f"({gathers} + Psi * g) * (f - 1) / f + 2 * Psi * g * r / f"
-    pairs = "2 * M * b * s * h * e" if pipeline.dims.pp > 2 else "M * b * s * h * e"
-    found = [
-        Strategy("DDP", "the batch", _SELDOM, "2 * Psi * g * r", "dp edp", dp),
-        Strategy("ZeRO-1", "optimizer", _SELDOM, "Psi * (g + e) * r", "dp edp", zero1),
-        Strategy("ZeRO-2", "+ gradients", _EVERY, "Psi * (e + g) * r", "fsdp efsdp", zero2),
-        Strategy("ZeRO-3, FSDP", "+ parameters", _EVERY, shards, "fsdp efsdp", whole),
-        Strategy("HSDP", "state in a node", "node, sums across", hybrid, "fsdp efsdp dp", halves),
-        Strategy("TP", "matrices", _TENSOR, f"{activations} * r", "tp", plain),
-        Strategy(
-            "TP + SP",
-            "matrices, tokens",
-            _TENSOR,
-            f"({activations} + 2 * W * g) * r",
-            "tp",
-            tensor,
+    hybrid_bytes = f"({gathers} + Psi * g) * (f - 1) / f + 2 * Psi * g * r / f"
+    strategies: list[Strategy] = []
+    for name, splits, link, ease, formula, axes, spec in (
+        ("DDP", "the batch", _ONCE, "easy", "2 * Psi * g * r", "dp edp", replicated),
+        ("ZeRO-1", "optimizer", _ONCE, "easy", "Psi * (g + e) * r", "dp edp", zero1),
+        ("ZeRO-2", "+ gradients", _AHEAD, "easy", "Psi * (e + g) * r", "fsdp efsdp", zero2),
+        ("ZeRO-3, FSDP", "+ parameters", _AHEAD, "easy", shards, "fsdp efsdp", sharded),
+        (
+            "HSDP",
+            "state in a node",
+            "node, sums across",
+            "easy",
+            hybrid_bytes,
+            "fsdp efsdp dp",
+            hybrid,
         ),
-        Strategy("PP", "layers", "across; little", pairs, "pp", pipeline),
+    ):
+        strategies.append(Strategy(name, splits, link, _DATA_BATCH, ease, formula, axes, spec))
+    return strategies
+
+
+def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
+    """Return the strategies within a node, each on as many ranks as the model allows."""
+    tensor = _resize_axis(step, "tp", node)
+    without_sp = replace(tensor, sequence_parallel=False)
+    pipeline = _resize_axis(replace(step, microbatches=4 * node), "pp", node)
+    pipeline = replace(pipeline, microbatches=4 * pipeline.dims.pp)
+    layers = "8 * L"
+    moe_layers = "L"
+    if step.moe:
+        layers = "4 * (L + D)" if step.moe.dense_layers else "4 * L"
+        moe_layers = "(L - D)" if step.moe.dense_layers else "L"
+    activations = f"({layers} + 4) * b * s * h * e"
+    tensor_bytes = f"({activations} + 2 * W * g) * r"
+    messages = "2 * M * b * s * h * e" if pipeline.dims.pp > 2 else "M * b * s * h * e"
+    code = "hard: splits matrices"
+    strategies = [
+        Strategy(
+            "TP", "matrices", _TENSOR, _NO_BATCH, code, f"{activations} * r", "tp", without_sp
+        ),
+        Strategy(
+            "TP + SP", "matrices, tokens", _TENSOR, _NO_BATCH, code, tensor_bytes, "tp", tensor
+        ),
+        Strategy(
+            "PP",
+            "layers",
+            "across; few bytes",
+            "microbatches >= ranks",
+            "hard: needs stages of equal work",
+            messages,
+            "pp",
+            pipeline,
+        ),
     ]
     for method, (formula, link) in _CONTEXT.items():
-        spec = _widest(replace(step, cp_method=method), "cp", node)
-        found.append(Strategy(f"CP, {method}", "sequences", link, formula, "cp", spec))
+        spec = _resize_axis(replace(step, cp_method=method), "cp", node)
+        ease = "medium: replaces attention"
+        name = f"CP, {method}"
+        strategies.append(Strategy(name, "sequences", link, _NO_BATCH, ease, formula, "cp", spec))
     if step.moe:
-        dealt = max(
-            size for size in range(1, node + 1) if node % size == step.moe.experts % size == 0
+        sizes = [size for size in list_divisors(node) if step.moe.experts % size == 0]
+        ep = max(sizes)
+        formula = f"4 * {moe_layers} * b * s * top_k * h * e * r"
+        spec = place_step(step, ParallelDims(dp=ep, ep=ep))
+        ease = "medium: needs balanced routing"
+        strategies.append(
+            Strategy("EP", "experts", _TENSOR, "inside data ranks", ease, formula, "ep", spec)
         )
-        formula, spec = (
-            f"4 * {'(L - D)' if dense else 'L'} * b * s * top_k * h * e * r",
-            place_step(step, ParallelDims(dp=dealt, ep=dealt)),
+    return strategies
+
+
+def _resize_axis(step: StepSpec, axis: str, node: int) -> StepSpec:
+    """Return the step with the most ranks of a node on an axis that the rules allow."""
+    for size in reversed(list_divisors(node)):
+        spec = place_step(step, ParallelDims().resize(**{axis: size}))
+        spec = spec.with_pipeline(
+            split=balance_layers(spec.shape, spec.moe, spec.dims.pp, 1, "1f1b")
         )
-        found.append(Strategy("EP", "experts", "in a node; exposed", formula, "ep", spec))
-    return [one for one in found if one.spec.ranks > 1 and not one.spec.find_broken_rule()]
+        if not spec.find_broken_rule():
+            return spec
+    return step
 
 
-def _widest(step: StepSpec, axis: str, node: int) -> StepSpec:
-    """Return it on the most ranks of a node that the rules allow on an axis."""
-    sized = (
-        place_step(step, ParallelDims().resize(**{axis: size}))
-        for size in range(node, 0, -1)
-        if node % size == 0
-    )
-    cut = (
-        spec.with_pipeline(split=splits(spec.shape, spec.moe, spec.dims.pp, 1, "1f1b")[0])
-        for spec in sized
-    )
-    return next(spec for spec in cut if not spec.find_broken_rule())
-
-
-def held_state(spec: StepSpec) -> float:
+def compute_state(spec: StepSpec) -> float:
     """Return the bytes of state of the fullest rank, with parameters that ZeRO-2 keeps gathered."""
     states: list[float] = []
     for view in spec.distinct_views:
@@ -141,71 +186,207 @@ def held_state(spec: StepSpec) -> float:
     return max(states)
 
 
-def guide(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
-    """Return the table of strategies for a model on ``gpus`` GPUs."""
+def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
+    """Return the strategies for a model on ``gpus`` GPUs, and the figures that decide on them."""
+    shape = step.shape
     heading = (
-        f"{step.name}: {parameter_words(step.shape, step.moe)}, {step.shape.layers} layers of {step.shape.hidden}, "
-        f"sequence {step.shape.sequence}; {gpus} GPUs ({hardware.name}), {hardware.gpus_per_node} a node"
+        f"{step.name}: {describe_parameters(step)}, {shape.layers} layers of {shape.hidden}, "
+        f"sequence {shape.sequence}, {gpus} GPUs ({hardware.name}), {hardware.gpus_per_node} per "
+        "node"
     )
-    table = _table(strategies(step, gpus, hardware.gpus_per_node))
-    part = DocumentPart(id="strategies", title="Strategies", tables=[table])
-    return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, parts=[part])
+    strategies = list_strategies(step, gpus, hardware.gpus_per_node)
+    tables = {
+        "strategies": ("Strategies", [_strategy_table(strategies)]),
+        "batch": (
+            "Batch",
+            [_regime_table(step, gpus, hardware), _recomputation_table(step, gpus, hardware)],
+        ),
+        "activations": ("Activations", [_activation_table()]),
+        "pipelines": ("Pipelines", [_pipeline_table()]),
+    }
+    parts = [
+        DocumentPart(id=name, title=title, tables=part) for name, (title, part) in tables.items()
+    ]
+    return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, parts=parts)
 
 
-def _row(strategy: Strategy) -> list[Cell]:
+def _strategy_table(strategies: Sequence[Strategy]) -> DocumentTable:
+    return DocumentTable(
+        id="table",
+        title="Strategies",
+        caption="each applied alone",
+        columns=[
+            DocumentColumn(title="strategy"),
+            DocumentColumn(title="ranks", help="all, or as many of a node as the model allows"),
+            DocumentColumn(title="splits", help="what each rank has a part of"),
+            DocumentColumn(title="batch", help="what it consumes of the global batch"),
+            DocumentColumn(title="ease of use"),
+            DocumentColumn(title="calls", help="of a step of one microbatch, PP of 4 per rank"),
+            DocumentColumn(title="bytes a rank sends", help="of the rank that sends most"),
+            DocumentColumn(title="sent", help="the same, counted call by call", unit="GB"),
+            DocumentColumn(title="state", help="parameters, gradients and optimizer", unit="GB"),
+            DocumentColumn(title="activations", help="without checkpointing", unit="GB"),
+            DocumentColumn(title="link", help="the slowest suitable one; exposed or hidden"),
+        ],
+        rows=[_strategy_row(strategy) for strategy in strategies],
+        notes=[SYMBOLS],
+    )
+
+
+def _strategy_row(strategy: Strategy) -> list[Cell]:
     spec = strategy.spec
-    memory = max(
-        (rank_memory(position) for position in spec.distinct_views), key=lambda held: held.total
-    )
+    memories = [rank_memory(view) for view in spec.distinct_views]
+    memory = max(memories, key=lambda memory: memory.total)
     calls_by_op: Counter[str] = Counter()
     for call in strategy.calls:
         calls_by_op[call.op] += round(call.times)
-    is_hybrid = strategy.name == "HSDP"
     return [
         strategy.name,
-        " x ".join(map(str, spec.dims.sizes.values())) if is_hybrid else str(spec.ranks),
+        " x ".join(map(str, spec.dims.sizes.values())) if spec.dims.ep == 1 else str(spec.ranks),
         strategy.splits,
+        strategy.batch,
+        strategy.ease,
         ", ".join(f"{count} {op}" for op, count in calls_by_op.items()),
         strategy.formula,
         strategy.sent_bytes / GIGA,
-        held_state(spec) / GIGA,
+        compute_state(spec) / GIGA,
         memory.activations / GIGA,
         strategy.link,
     ]
 
 
-def _table(known: Sequence[Strategy]) -> DocumentTable:
-    columns = [
-        DocumentColumn(title="strategy", help="alone, nothing else split"),
-        DocumentColumn(
-            title="ranks",
-            help="all of them, or as many of a node as the model's sizes divide among",
-        ),
-        DocumentColumn(title="splits", help="what each rank has a part of, beside the batch"),
-        DocumentColumn(
-            title="calls",
-            help="of a step of one microbatch; a pipeline takes four microbatches a stage",
-        ),
-        DocumentColumn(
-            title="bytes a rank sends", help="in letters, those of the rank that sends most"
-        ),
-        DocumentColumn(title="here", help="the same, counted call by call", unit="GB"),
-        DocumentColumn(
-            title="state", help="parameters, gradients and optimizer of a rank", unit="GB"
-        ),
-        DocumentColumn(
-            title="activations", help="what backward needs, without checkpointing", unit="GB"
-        ),
-        DocumentColumn(
-            title="link it wants",
-            help="the slowest that it bears: what is hidden stands beside compute",
-        ),
-    ]
+def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> DocumentTable:
+    """Return which mesh hides its communication, by the tokens of a step per GPU."""
+    rows: list[list[Cell]] = []
+    tensor_sizes = [tp for tp in list_divisors(hardware.gpus_per_node) if 1 < tp < gpus]
+    for tokens in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768):
+        alone = _compute_comm_ratio(step, ParallelDims(fsdp=gpus), tokens, hardware)
+        mixed: dict[int, float] = {}
+        for tp in tensor_sizes:
+            dims = ParallelDims(fsdp=gpus // tp, tp=tp)
+            ratio = _compute_comm_ratio(step, dims, tokens * tp, hardware)
+            if dims.ranks == gpus and ratio is not None:
+                mixed[tp] = ratio
+        best_tp = min(mixed, key=lambda tp: mixed[tp], default=None)
+        regime = "communication bound"
+        if alone is not None and alone <= 1:
+            regime = "FSDP alone"
+        elif best_tp is not None and mixed[best_tp] <= 1:
+            regime = "FSDP with TP"
+        cells: list[Cell] = [None, None]
+        if best_tp is not None:
+            cells = [mixed[best_tp], f"tp={best_tp}"]
+        rows.append([f"{tokens:,}", alone, *cells, regime])
     return DocumentTable(
-        id="table",
-        title="Strategies",
-        caption="each applied alone",
-        columns=columns,
-        rows=list(map(_row, known)),
-        notes=[_LETTERS],
+        id="regimes",
+        title="Batch regimes",
+        caption="all communication of a step relative to its compute, by tokens per GPU",
+        columns=[
+            DocumentColumn(title="tokens per GPU"),
+            DocumentColumn(title="FSDP", help="communication / compute", unit="share"),
+            DocumentColumn(title="FSDP with TP", help="communication / compute", unit="share"),
+            DocumentColumn(title="size of TP", help="the one with the smallest ratio"),
+            DocumentColumn(title="regime", help="the simplest mesh whose ratio is at most 1"),
+        ],
+        rows=rows,
+    )
+
+
+def _compute_comm_ratio(
+    step: StepSpec, dims: ParallelDims, tokens: int, hardware: Hardware
+) -> float | None:
+    """Return communication relative to compute, None if the model does not allow the mesh.
+
+    Each data rank has one microbatch of so many tokens.
+    """
+    sequence = min(tokens, step.shape.sequence)
+    shape = replace(step.shape, sequence=sequence)
+    spec = place_step(replace(step, shape=shape, microbatch=tokens // sequence), dims)
+    if spec.find_broken_rule():
+        return None
+    run = dry_run(spec, hardware)
+    return sum(axis.seconds for axis in run.axes) / run.compute_seconds
+
+
+def _recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> DocumentTable:
+    """Return tokens per second by recomputation and microbatch, unknown where it does not fit."""
+    sizes = (1, 2, 4, 8, 16)
+    rows: list[list[Cell]] = []
+    for checkpointing in CHECKPOINTINGS:
+        cells: list[Cell] = [checkpointing]
+        for microbatch in sizes:
+            spec = replace(place_step(step, ParallelDims(fsdp=gpus)), microbatch=microbatch)
+            run = dry_run(spec.with_checkpointing(checkpointing), hardware)
+            cells.append(run.tokens_per_second / gpus if run.fits else None)
+        rows.append(cells)
+    return DocumentTable(
+        id="recomputation",
+        title="Recomputation and batch",
+        caption=f"tokens/s per GPU with FSDP on {gpus} GPUs, empty where memory is too small",
+        columns=[
+            DocumentColumn(title="checkpointing"),
+            *(DocumentColumn(title=f"microbatch {size}", unit="number") for size in sizes),
+        ],
+        rows=rows,
+    )
+
+
+_MODEL_SIZES = {  # layers, hidden, heads, arXiv 2205.05198, table 3
+    "22 B": (48, 6144, 64),
+    "175 B": (96, 12288, 96),
+    "530 B": (105, 20480, 128),
+    "1 T": (128, 25600, 160),
+}
+
+
+def _activation_table() -> DocumentTable:
+    """Return activations by model size (Korthikanti et al., 2022, figure 7)."""
+    rows: list[list[Cell]] = []
+    for name, (layers, hidden, heads) in _MODEL_SIZES.items():
+        shape = Shape("gpt", layers, hidden, heads, heads, 4 * hidden, 2048, 51200)
+        step = place_step(StepSpec(shape=shape), ParallelDims(tp=8))
+        saved = [layers_equation(replace(step, sequence_parallel=False).rank_view(0), "none").value]
+        saved += [
+            layers_equation(step.rank_view(0), checkpointing).value
+            for checkpointing in CHECKPOINTINGS
+        ]
+        rows.append([name, *(num_bytes / GIGA for num_bytes in saved)])
+    return DocumentTable(
+        id="activations",
+        title="Activations by model size",
+        caption="of all layers and one sequence of 2,048 tokens, tp=8, with flash attention",
+        columns=[
+            DocumentColumn(title="GPT"),
+            DocumentColumn(title="TP", help="without sequence parallelism", unit="GB"),
+            DocumentColumn(title="TP + SP", unit="GB"),
+            DocumentColumn(title="selective", help="TP + SP, selective", unit="GB"),
+            DocumentColumn(title="full", help="TP + SP, full recomputation", unit="GB"),
+        ],
+        rows=rows,
+        notes=["Sizes and method: arXiv 2205.05198, table 3 and figure 7."],
+    )
+
+
+def _pipeline_table() -> DocumentTable:
+    """Return TFLOP/s by pipeline size for two batches (Narayanan et al., 2021, figure 11)."""
+    rows: list[list[Cell]] = []
+    for pp in (1, 2, 4, 8):
+        shape = Shape("gpt", 3 * pp, 20480, 128, 128, 81920, 2048, 51200)
+        spec = place_step(StepSpec(shape=shape), ParallelDims(pp=pp, tp=8))
+        cells: list[Cell] = [f"pp={pp}, {3 * pp} layers"]
+        for batch in (8, 128):
+            run = dry_run(spec.with_batch(batch).with_checkpointing("full"), PRESETS["a100"])
+            cells.append(run.model_flops_per_second / 1e12)
+        rows.append(cells)
+    return DocumentTable(
+        id="pipelines",
+        title="Throughput by pipeline size",
+        caption="TFLOP/s per A100 of a GPT that grows with the pipeline, tp=8, 1F1B",
+        columns=[
+            DocumentColumn(title="pipeline"),
+            DocumentColumn(title="batch 8", help="global batch", unit="number"),
+            DocumentColumn(title="batch 128", help="global batch", unit="number"),
+        ],
+        rows=rows,
+        notes=["Setup: arXiv 2104.04473, figure 11, weak scaling with hidden size 20,480."],
     )

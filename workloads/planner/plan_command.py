@@ -1,14 +1,11 @@
-"""What ``parbench plan`` was asked, answered: text or one line of JSON, and the exit code."""
+"""The answers of ``parbench plan``: a document, and the reason why a step does not fit."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from parbench.bench.files import encode_json, write_output
-from parbench.bench.results.details import PLAN_FILE
 from parbench.bench.results.document import Document
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_choices
@@ -18,10 +15,11 @@ from parbench.workloads.model.shapes import PRECISIONS
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
-from parbench.workloads.planner.candidates import Wanted, place_step
+from parbench.workloads.planner.candidates import SearchRequest, place_step
+from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware, hardware_of
-from parbench.workloads.planner.lacking import lack_of, require_found
+from parbench.workloads.planner.infeasible import explain_too_large, require_candidates
 from parbench.workloads.planner.link_time import (
     MESSAGES,
     Seconds,
@@ -30,242 +28,230 @@ from parbench.workloads.planner.link_time import (
     hardware_of_run,
 )
 from parbench.workloads.planner.measured.calibration import calibrated
-from parbench.workloads.planner.models import find_model, model_of
-from parbench.workloads.planner.report import render
-from parbench.workloads.planner.report.plan_page import (
+from parbench.workloads.planner.models import find_model
+from parbench.workloads.planner.report.documents import (
+    SearchAnswer,
+    add_details,
     dry_run_document,
     search_document,
-    with_variants,
 )
 from parbench.workloads.planner.search import search
 from parbench.workloads.planner.state_widths import parse_widths
 
+DEFAULT_HARDWARE = "h100"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """The options of the command, as they came; what was not given is None or 0."""
+class StepOptions:
+    """The step of a plan as the user gives it. Empty texts and 0 are not given."""
 
-    model: str | None = None
-    gpus: int = 0
-    mesh: str | None = None
-    microbatch: int | None = None
-    microbatches: int = 0
-    global_batch: int = 0
+    model: str
     sequence: int = 0
     precision: str = "bfloat16"
+    state: str = ""
+    microbatch: int = 0
+    global_batch: int = 0
+    checkpointing: str = ""
     schedule: str = ""
     chunks: int = 0
-    split: str = ""
-    checkpointing: str = ""
     cp_method: str = ""
     zero: int | None = None
-    state: str = ""
-    hardware: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """The hardware of a plan as the user gives it."""
+
+    hardware: str = ""
     fits: Path | None = None
     calibrate: tuple[Path, ...] = ()
-    top: int = 10
-    explain: bool = False
-    validate: Path | None = None
-    as_json: bool = False
-    output: Path | None = None
-    guide: bool = False
 
 
-_MOST_POINTS = 30
-DEFAULT_HARDWARE = "h100"
-Machine = tuple[Hardware, Seconds | None, tuple[str, ...]]
-"""The hardware, a call's time where a run tells it, and what a reader must know of both."""
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The hardware of a plan, the time of a call if runs have it, and notes for the reader."""
+
+    hardware: Hardware
+    seconds: Seconds | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Answer(NamedTuple):
-    """What goes to stdout, or to be shown; and the sentence that ends the command with code 2, if any."""
+    """A document, and the problem that ends the command with code 2."""
 
-    text: str = ""
+    document: Document
     problem: str = ""
-    document: Document | None = None
 
 
-def answer(given: Given) -> Answer:
-    """Return the answer; ``UserError`` where the question has none."""
-    if given.validate is not None:
-        if given.output:
-            raise UserError(
-                "-o does not go with --validate, which prints text or --json and writes RUN/plan.json"
-            )
-        return _validated(given, given.validate)
-    _refuse_words(given)
-    if given.guide:
-        return _guided(given)
-    hardware, seconds, notes = machine_of(given)
-    read = find_model(given.model, given.sequence).notes if given.model else ()
-    if given.state:
-        held = parse_widths(given.state, _without_mesh(given).widths)
-        read += (
-            f"state: {given.state} makes {held.parameters + held.gradients + held.optimizer} bytes a parameter",
-        )
-    return (_searched if given.mesh is None else _dry)(given, hardware, seconds, (*read, *notes))
+def answer_search(
+    options: StepOptions,
+    machine_options: MachineOptions,
+    *,
+    gpus: int,
+    top: int = 10,
+    explain: bool = False,
+    is_page: bool = False,
+) -> Answer:
+    """Return the ranked meshes. Raises ``UserError`` if no mesh fits."""
+    step, notes = build_step(options)
+    machine = load_machine(machine_options)
+    request = SearchRequest(
+        step=step,
+        gpus=gpus,
+        global_batch=options.global_batch or gpus,
+        microbatch=options.microbatch,
+        checkpointing=options.checkpointing,
+        schedule=options.schedule,
+        cp_method=options.cp_method,
+        zero=options.zero,
+    )
+    result = search(request, machine.hardware, machine.seconds)
+    require_candidates(request, machine.hardware, result)
+    answer = SearchAnswer(
+        request=request,
+        result=result,
+        rule=apply_rule_of_thumb(request, machine.hardware, machine.seconds),
+        questions=list(list_questions(step, gpus, machine.hardware)),
+    )
+    explain = explain or is_page
+    document = search_document(answer, top, (*notes, *machine.notes), explain=explain)
+    if is_page:
+        document = add_details(document, result.best, machine.seconds)
+    return Answer(document)
 
 
-def machine_of(given: Given) -> Machine:
-    """Return declared hardware, or with ``--fits`` that of a run, whose collectives then tell a call's time.
-
-    ``--calibrate`` takes what steps of runs reached, and without ``--hardware`` and ``--fits`` the machine of the first
-    and the links of all as well.
-    """
-    base = hardware_of(given.hardware or DEFAULT_HARDWARE)
-    seconds: Seconds | None = None
-    notes: tuple[str, ...] = ()
-    runs = [load_run(path) for path in given.calibrate]
-    if given.fits is not None:
-        run = load_run(given.fits)
-        base, notes = hardware_of_run(run, base)
-        seconds = by_curves(curves_of(run))
-    elif runs and not given.hardware:
-        base, notes = hardware_of_run(runs[0], base)
-        curves = [curve for run in runs for curve in curves_of(run, grouped=True)]
-        seconds = by_curves(curves, roughly=True) if curves else None
-        if not curves:
-            base = msgspec.structs.replace(base, links_from="")
-        elif not any(curve.op in MESSAGES for curve in curves):
-            told = "a hop of a collective stands in for messages: no run has three sizes of p2p.unidirectional"
-            notes = (*notes, f"{told}, mode=blocking, dtype=float32")
-    if runs:
-        base, shares = calibrated(runs, base)
-        notes = (*notes, *shares)
-    return base, seconds, notes
+def answer_mesh(
+    options: StepOptions,
+    machine_options: MachineOptions,
+    *,
+    mesh: str,
+    microbatches: int = 0,
+    split: str = "",
+    explain: bool = False,
+    is_page: bool = False,
+) -> Answer:
+    """Return the prediction of one mesh. Raises ``UserError`` if it breaks a rule."""
+    spec, notes = build_step_on_mesh(options, mesh, microbatches, split)
+    machine = load_machine(machine_options)
+    run = dry_run(spec, machine.hardware, seconds=machine.seconds)
+    problem = "" if run.fits else explain_too_large(run)
+    document = dry_run_document(
+        run,
+        machine.seconds,
+        (*notes, *machine.notes),
+        explain=explain or is_page,
+        problem=problem,
+    )
+    if is_page:
+        document = add_details(document, run, machine.seconds)
+    return Answer(document, problem)
 
 
-def spec_of(given: Given) -> StepSpec:
-    """Return the step that the options mean; ``UserError`` by equation where a mesh cannot carry it."""
-    if given.microbatches and given.global_batch:
-        raise UserError("--microbatches and --global-batch say the same thing: give one of them")
-    dims = ParallelDims.parse(given.mesh or "")
-    spec = replace(place_step(_without_mesh(given), dims), microbatches=given.microbatches or 1)
-    if given.global_batch:
-        spec = spec.with_batch(given.global_batch)
-    elif not given.microbatches and spec.dims.size("pp") > 1:
-        spec = replace(spec, microbatches=4 * spec.dims.size("pp"))
-    spec = _with_zero(spec, given.zero)
-    spec.require(given.gpus or spec.ranks)
-    return spec
+def answer_guide(options: StepOptions, hardware: str, gpus: int) -> Answer:
+    """Return the tables from which to choose a strategy for a model."""
+    from parbench.workloads.planner.guide import guide_document
+
+    step, _ = build_step(options)
+    return Answer(guide_document(step, gpus, hardware_of(hardware or DEFAULT_HARDWARE)))
 
 
-def _with_zero(spec: StepSpec, stage: int | None) -> StepSpec:
-    """Return it with ZeRO's stage; ``fsdp`` shards gradients at least, ``dp`` the optimizer at most."""
+def answer_recipes() -> Answer:
+    """Return the meshes of trained models."""
+    from parbench.workloads.planner.recipes import recipe_document
+
+    return Answer(recipe_document())
+
+
+def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:
+    """Return the step without a mesh, and notes on how its model was read."""
+    check_options(options)
+    model = find_model(options.model, options.sequence)
+    pipeline = PipelineOptions(
+        schedule=options.schedule or DEFAULT_SCHEDULE, stages_per_rank=options.chunks
+    )
+    step = replace(
+        model.step,
+        microbatch=options.microbatch or 1,
+        bytes_per_element=PRECISIONS[options.precision],
+        pipeline_options=pipeline,
+        cp_method=options.cp_method or "zigzag",
+    ).with_checkpointing(options.checkpointing or "none")
+    if not options.state:
+        return step, model.notes
+    widths = parse_widths(options.state, step.widths)
+    num_bytes = widths.parameters + widths.gradients + widths.optimizer
+    note = f"state: {options.state} makes {num_bytes} bytes per parameter"
+    return replace(step, state=widths), (*model.notes, note)
+
+
+def build_step_on_mesh(
+    options: StepOptions, mesh: str, microbatches: int, split: str
+) -> tuple[StepSpec, tuple[str, ...]]:
+    """Return the step on a mesh. A pipeline has four microbatches per rank by default."""
+    if microbatches and options.global_batch:
+        raise UserError("--microbatches and --global-batch exclude each other: leave out one")
+    step, notes = build_step(options)
+    dims = ParallelDims.parse(mesh)
+    default = 4 * dims.pp if dims.pp > 1 else 1
+    spec = replace(place_step(step, dims), microbatches=microbatches or default)
+    spec = spec.with_pipeline(split=split)
+    if options.global_batch:
+        spec = spec.with_batch(options.global_batch)
+    spec = apply_zero(spec, options.zero)
+    spec.require(spec.ranks)
+    return spec, notes
+
+
+def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
+    """Return the step with a stage of ZeRO: 0 or 1 without fsdp, 2 or 3 with it."""
     if stage is None:
         return spec
-    sharded = spec.dims.size("fsdp") > 1
-    if (stage > 1) != sharded:
-        rule = (
-            "needs fsdp > 1"
-            if stage > 1
-            else f"is not allowed with fsdp({spec.dims.size('fsdp')}) > 1"
-        )
-        raise UserError(f"--zero({stage}) {rule}")
+    fsdp = spec.dims.fsdp
+    if stage > 1 and fsdp == 1:
+        raise UserError(f"--zero({stage}) needs fsdp > 1, such as --mesh fsdp={spec.ranks}")
+    if stage <= 1 and fsdp > 1:
+        raise UserError(f"--zero({stage}) is not allowed with fsdp({fsdp}): use dp instead")
     return replace(spec, zero1="distributed" if stage == 1 else "", reshard=stage != 2)
 
 
-def _without_mesh(given: Given) -> StepSpec:
-    if given.model is None:
-        raise UserError("--model is missing: --model llama3-70b, or --validate RUN")
-    step = replace(
-        model_of(given.model, given.sequence),
-        microbatch=given.microbatch or 1,
-        bytes_per_element=PRECISIONS[given.precision],
-        pipeline_options=PipelineOptions(
-            schedule=given.schedule or DEFAULT_SCHEDULE,
-            stages_per_rank=given.chunks,
-            split=given.split,
-        ),
-        cp_method=given.cp_method or "zigzag",
-    )
-    step = replace(step, state=parse_widths(given.state, step.widths) if given.state else None)
-    return step.with_checkpointing(given.checkpointing or "none")
-
-
-def _dry(given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]) -> Answer:
-    run = dry_run(spec_of(given), hardware, seconds=seconds)
-    problem = "" if run.fits else lack_of(run)
-    if given.as_json and not given.output:
-        return Answer(render.as_line(render.dry_run_json(run, notes)), problem)
-    explain = given.explain or bool(given.output)
-    document = dry_run_document(run, seconds, notes, explain=explain, problem=problem)
-    return Answer(
-        problem=problem,
-        document=with_variants(document, run, seconds) if given.output else document,
-    )
-
-
-def _guided(given: Given) -> Answer:
-    from parbench.workloads.planner.guide import GPUS, MODEL, guide
-
-    step = _without_mesh(replace(given, model=given.model or MODEL))
-    return Answer(
-        document=guide(step, given.gpus or GPUS, hardware_of(given.hardware or DEFAULT_HARDWARE))
-    )
-
-
-def _searched(
-    given: Given, hardware: Hardware, seconds: Seconds | None, notes: Sequence[str]
-) -> Answer:
-    step = _without_mesh(given)
-    if not given.gpus:
-        raise UserError(
-            "--gpus is missing: say how many, such as --gpus 64, or one mesh, such as --mesh dp=8,tp=8"
-        )
-    if given.microbatches:
-        raise UserError("--microbatches needs --mesh: a search takes what makes the --global-batch")
-    if given.split:
-        raise UserError("--split needs --mesh: a search deals out layers itself")
-    if given.top < 1:
-        raise UserError(f"--top({given.top}) < 1")
-    wanted = Wanted(
-        step=step,
-        gpus=given.gpus,
-        global_batch=given.global_batch or given.gpus,
-        microbatch=given.microbatch or 0,
-        checkpointing=given.checkpointing,
-        schedule=given.schedule,
-        cp_method=given.cp_method,
-        zero=given.zero,
-    )
-    found = search(
-        wanted, hardware, top=max(given.top, _MOST_POINTS if given.output else 0), seconds=seconds
-    )
-    require_found(wanted, hardware, found)
-    if given.as_json and not given.output:
-        return Answer(render.as_line(render.search_json(found, notes)))
-    document = search_document(
-        found, wanted, given.top, notes, explain=given.explain or bool(given.output)
-    )
-    return Answer(
-        document=with_variants(document, found.best[0], seconds) if given.output else document
-    )
-
-
-def _validated(given: Given, path: Path) -> Answer:
-    from parbench.workloads.planner.measured.validate import validate, validation_text
-
-    found = validate(load_run(path), load_run(given.fits) if given.fits else None)
-    write_output(path / PLAN_FILE, encode_json(found))
-    return Answer(render.as_line(found) if given.as_json else validation_text(found))
-
-
-def _refuse_words(given: Given) -> None:
-    find_schedule(given.schedule or DEFAULT_SCHEDULE)
-    for option, word, allowed in (
-        ("cp-method", given.cp_method or "zigzag", CONTEXT_METHODS),
-        ("precision", given.precision, PRECISIONS),
+def check_options(options: StepOptions) -> None:
+    find_schedule(options.schedule or DEFAULT_SCHEDULE)
+    for name, text, allowed in (
+        ("cp-method", options.cp_method or "zigzag", CONTEXT_METHODS),
+        ("precision", options.precision, PRECISIONS),
     ):
-        if word not in allowed:
-            raise UserError(f"--{option} {word!r} is not {format_choices(allowed, word)}")
-    for name, least in (
-        ("microbatch", 1),
-        ("microbatches", 0),
-        ("global_batch", 0),
-        ("gpus", 0),
-        ("chunks", 0),
-    ):
-        value = getattr(given, name)
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')}({value}) < {least}")
+        if text not in allowed:
+            raise UserError(f"--{name} {text!r} is not {format_choices(allowed, text)}")
+
+
+def load_machine(options: MachineOptions) -> Machine:
+    """Return declared hardware, or with the links and efficiencies that runs measured.
+
+    ``fits`` is a run whose collectives give the time of calls. ``calibrate`` are runs whose steps
+    give efficiencies and, without the other options, also the machine and its links.
+    """
+    hardware = hardware_of(options.hardware or DEFAULT_HARDWARE)
+    seconds: Seconds | None = None
+    notes: tuple[str, ...] = ()
+    runs = [load_run(path) for path in options.calibrate]
+    if options.fits is not None:
+        run = load_run(options.fits)
+        hardware, notes = hardware_of_run(run, hardware)
+        seconds = by_curves(curves_of(run))
+    elif runs and not options.hardware:
+        hardware, notes = hardware_of_run(runs[0], hardware)
+        curves = [curve for run in runs for curve in curves_of(run, grouped=True)]
+        if not curves:
+            hardware = msgspec.structs.replace(hardware, links_from="")
+        else:
+            seconds = by_curves(curves, roughly=True)
+        if curves and not any(curve.op in MESSAGES for curve in curves):
+            note = (
+                "the time of a message is a hop of a collective: no run has three sizes of "
+                "p2p.unidirectional, mode=blocking, dtype=float32"
+            )
+            notes = (*notes, note)
+    if runs:
+        hardware, efficiencies = calibrated(runs, hardware)
+        notes = (*notes, *efficiencies)
+    return Machine(hardware=hardware, seconds=seconds, notes=notes)

@@ -84,7 +84,7 @@ def pages(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pages:
     }
     for name, paths in folders.items():
         (folder / f"{name}.html").write_bytes(build(paths, "html")[0])
-    commands = {"plan": ["--model", "llama3-8b"], "guide": ["--guide"]}
+    commands = {"plan": ["search", "--model", "llama3-8b"], "guide": ["guide"]}
     for name, options in commands.items():
         page = ["--gpus", "16", "-o", str(folder / f"{name}.html")]
         assert CliRunner().invoke(cli.main, ["plan", *options, *page]).exit_code == 0

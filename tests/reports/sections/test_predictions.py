@@ -1,4 +1,4 @@
-"""Predictions of `parbench plan --validate` next to what the run measured."""
+"""Predictions of `parbench plan validate` next to what the run measured."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "fact"),
-    [(b"{", "parbench plan --validate"), (b'{"schema": 2, "rows": []}', "schema 2 is newer")],
+    [(b"{", "parbench plan validate"), (b'{"schema": 2, "rows": []}', "schema 2 is newer")],
 )
 def test_damaged_predictions_are_a_note(tmp_path: Path, content: bytes, fact: str) -> None:
     (tmp_path / PLAN_FILE).write_bytes(content)

@@ -1,51 +1,92 @@
-"""Candidates of a search: every mesh that the sizes of the model allow, and no other."""
+"""Candidates of a search are practical meshes."""
 
-import math
 from dataclasses import replace
-from itertools import product
 
-from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.planner.candidates import CP_METHODS, SCHEDULES, candidates, splits
+import pytest
+
+from parbench.workloads.model.shapes import CHECKPOINTINGS
+from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
+from parbench.workloads.planner.candidates import (
+    CP_METHODS,
+    MIN_TOKENS,
+    SearchRequest,
+    balance_layers,
+    list_batches,
+    list_layouts,
+    list_pipelines,
+)
 from parbench.workloads.planner.models import model_of
 from tests.support.planner_asks import make_request
 
 
-def test_candidates_are_all_allowed_meshes() -> None:
-    request = make_request(
-        "small-llama", 12, 1536, microbatch=1, schedule="1f1b", checkpointing="none"
-    )
-    expected = set()
-    for sizes in product((1, 2, 3, 4, 6, 12), repeat=5):
-        if math.prod(sizes) != 12:
-            continue
-        names = ("dp", "pp", "fsdp", "cp", "tp")
-        dims = ParallelDims.from_sizes(dict(zip(names, sizes, strict=True)))
-        for split in ("", *splits(request.step.shape, None, dims.pp, 1, "1f1b")):
-            step = replace(request.step, dims=dims, microbatches=64).with_pipeline(split=split)
-            if step.find_broken_rule() is None:
-                expected.add(step.dims.label)
-
-    steps = candidates(request)
-
-    assert {step.dims.label for step in steps if step.find_broken_rule() is None} == expected
+def list_meshes(request: SearchRequest) -> set[str]:
+    return {layout.dims.label for layout in list_layouts(request, 8)}
 
 
-def test_candidates_vary_every_open_choice() -> None:
-    steps = list(candidates(make_request("small-llama", 4, 48)))
-    assert {step.global_batch for step in steps} == {48}
-    assert {step.microbatch for step in steps} == {1, 2, 4, 8}
-    assert {step.zero_stage for step in steps} == {0, 1, 2, 3}
-    assert {step.cp_method for step in steps} == set(CP_METHODS)
-    assert {step.pipeline_options.schedule for step in steps} == {name for name, _ in SCHEDULES}
+def test_layouts_split_the_model_in_practical_ways() -> None:
+    layouts = list(list_layouts(make_request("llama3-70b", 64, 64), 8))
+    assert {layout.dims.tp for layout in layouts} == {1, 2, 4, 8}
+    assert {layout.dims.cp for layout in layouts} == {1}
+    assert {layout.dims.pp for layout in layouts} == {1, 2, 4, 8, 16, 32, 64}
+    assert {layout.zero_stage for layout in layouts} == {0, 1, 2, 3}
+    assert {layout.ranks for layout in layouts} == {64}
+    assert "dp=8,fsdp=8" in {layout.dims.label for layout in layouts}
 
 
-def test_candidates_divide_experts() -> None:
-    request = make_request("mixtral-8x7b", 16, microbatch=1, checkpointing="none")
-    steps = list(candidates(request))
-    assert {step.dims.size("ep") for step in steps} == {1, 2, 4, 8}
-    assert {step.dims.size("etp") for step in steps if step.dims.size("tp") == 8} == {1, 8}
+def test_layouts_split_long_sequences() -> None:
+    layouts = list(list_layouts(make_request(model_of("llama3-8b", 65536), 16), 8))
+    assert {layout.dims.cp for layout in layouts} == {1, 2, 4, 8}
+    methods = {layout.cp_method for layout in layouts if layout.dims.cp > 1}
+    assert methods == set(CP_METHODS)
 
 
-def test_splits_balance_the_head() -> None:
+def test_layouts_spread_experts_over_nodes() -> None:
+    layouts = list_layouts(make_request("deepseek-v3", 256), 8)
+    assert {layout.dims.ep for layout in layouts} == {1, 8, 16, 32, 64}
+
+
+def test_layouts_follow_the_request() -> None:
+    request = make_request("llama3-8b", 8, zero=3)
+    assert {layout.zero_stage for layout in list_layouts(request, 8)} == {3}
+    assert list_meshes(replace(request, zero=2)) == {
+        mesh for mesh in list_meshes(request) if "pp" not in mesh
+    }
+
+
+@pytest.mark.parametrize(
+    ("sequence", "microbatches"),
+    [(8192, [1, 2, 4]), (1024, [1, 2, 4, 8, 16]), (131072, [1])],
+)
+def test_batches_have_enough_tokens(sequence: int, microbatches: list[int]) -> None:
+    request = make_request(model_of("llama3-8b", sequence), 1, 16)
+    layout = next(list_layouts(request, 8))
+    batches = list(list_batches(request, layout))
+    assert [step.microbatch for step in batches] == microbatches
+    assert all(step.global_batch == 16 for step in batches)
+    if sequence > MIN_TOKENS:
+        assert all(step.microbatch * sequence >= MIN_TOKENS for step in batches)
+
+
+def test_batches_fill_pipelines() -> None:
+    request = make_request("llama3-8b", 4, 8)
+    layouts = [layout for layout in list_layouts(request, 8) if layout.dims.pp > 1]
+    steps = [step for layout in layouts for step in list_batches(request, layout)]
+    assert steps
+    assert all(step.microbatches >= step.dims.pp for step in steps)
+
+
+def test_pipelines_have_every_schedule() -> None:
+    request = make_request("llama3-8b", 4, 16)
+    layout = next(layout for layout in list_layouts(request, 8) if layout.dims.label == "pp=4")
+    step = next(list_batches(request, layout))
+    options = [pipeline.pipeline_options for pipeline in list_pipelines(request, step)]
+    assert {option.schedule for option in options} == set(SCHEDULES)
+    assert {option.stages_per_rank for option in options} == {1, 2, 4}
+    assert options[0].schedule == "1f1b"
+    assert request.checkpointings == CHECKPOINTINGS
+
+
+def test_balance_layers_counts_the_head() -> None:
     """The head of this model costs as much as two layers."""
-    assert splits(model_of("llama3-8b").shape, None, 2, 1, "1f1b") == ("", "17+15")
+    assert balance_layers(model_of("llama3-8b").shape, None, 2, 1, "1f1b") == "17+15"
+    assert balance_layers(model_of("llama3-8b").shape, None, 1, 1, "1f1b") == ""

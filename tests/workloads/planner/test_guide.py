@@ -2,10 +2,12 @@
 
 import pytest
 
+from parbench.bench.results.document import DocumentTable
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
-from parbench.workloads.planner.guide import Strategy, strategies
+from parbench.workloads.planner.guide import Strategy, guide_document, list_strategies
 from parbench.workloads.planner.models import model_of
+from tests.support.planner_asks import H100
 
 
 def evaluate_formula(strategy: Strategy) -> float:
@@ -49,7 +51,7 @@ CONTEXT_STRATEGIES = ["CP, zigzag", "CP, allgather_kv", "CP, ulysses"]
 )
 def test_formulas_match_bytes_of_the_calls(model: str, names: set[str]) -> None:
     """Formulas ignore padding, norms and the counts of tokens."""
-    table = strategies(model_of(model), 64, 8)
+    table = list_strategies(model_of(model), 64, 8)
     assert names <= {strategy.name for strategy in table}
     for strategy in table:
         expected = pytest.approx(strategy.sent_bytes, rel=0.005)
@@ -57,4 +59,21 @@ def test_formulas_match_bytes_of_the_calls(model: str, names: set[str]) -> None:
 
 
 def test_strategies_of_one_gpu_are_empty() -> None:
-    assert list(strategies(model_of("llama3-8b"), 1, 8)) == []
+    assert list_strategies(model_of("llama3-8b"), 1, 8) == []
+
+
+def list_numbers(table: DocumentTable) -> list[list[float]]:
+    return [[cell for cell in row if isinstance(cell, float)] for row in table.rows]
+
+
+def test_guide_contains_the_limits_of_strategies() -> None:
+    document = guide_document(model_of("llama3-8b"), 64, H100)
+    tables = {table.id: table for part in document.parts for table in part.tables}
+    regimes = [row[-1] for row in tables["regimes"].rows]
+    assert regimes[0] == "communication bound"
+    assert regimes[-1] == "FSDP alone"
+    for saved in list_numbers(tables["activations"]):
+        assert saved == sorted(saved, reverse=True)
+    for small_batch, large_batch in list_numbers(tables["pipelines"]):
+        assert small_batch < large_batch
+    assert tables["recomputation"].rows[0][-1] is None

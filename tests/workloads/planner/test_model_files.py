@@ -60,39 +60,34 @@ DEEPSEEK: Config = {  # deepseek-ai/DeepSeek-V3
     "v_head_dim": 128,
     "vocab_size": 129280,
 }
-GPT_OSS: Config = {  # openai/gpt-oss-20b: arXiv 2508.10925, table 1 states 20.91 B.
-    "model_type": "gpt_oss",
-    "attention_bias": True,
-    "head_dim": 64,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 8,
-    "num_local_experts": 32,
-    "sliding_window": 128,
-    "tie_word_embeddings": False,
-    "vocab_size": 201088,
-}
-QWEN_MOE: Config = {  # Qwen/Qwen2-57B-A14B: arXiv 2407.10671, table 1 states 57.41 B.
-    "model_type": "qwen2_moe",
+QWEN_MOE: Config = {  # Qwen/Qwen3-235B-A22B: its model card states 235 B, 22 B activated.
+    "model_type": "qwen3_moe",
     "decoder_sparse_step": 1,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "max_position_embeddings": 131072,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
     "mlp_only_layers": [],
-    "moe_intermediate_size": 2560,
-    "num_attention_heads": 28,
-    "num_experts": 64,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 64,
+    "num_experts": 128,
     "num_experts_per_tok": 8,
-    "num_hidden_layers": 28,
+    "num_hidden_layers": 94,
     "num_key_value_heads": 4,
-    "shared_expert_intermediate_size": 20480,
     "tie_word_embeddings": False,
     "vocab_size": 151936,
+}
+GEMMA: Config = {  # google/gemma-2-27b: arXiv 2408.00118, table 2 states 27.23 B.
+    "model_type": "gemma2",
+    "head_dim": 128,
+    "hidden_size": 4608,
+    "intermediate_size": 36864,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 16,
+    "sliding_window": 4096,
+    "vocab_size": 256000,
 }
 
 
@@ -108,8 +103,7 @@ def write_config(folder: Path, config: Config | str) -> str:
         (QWEN, 494_032_768, 0.494),
         (GPT2, 124_439_808, 0.124),
         (DEEPSEEK, 671_026_419_200, 37.55),
-        (GPT_OSS, 20_914_757_184, 4.19),
-        (QWEN_MOE, 57_408_658_944, 14.2),
+        (QWEN_MOE, 235_093_634_560, 22.2),
     ],
 )
 def test_config_has_parameters_of_checkpoint(
@@ -125,7 +119,7 @@ def test_config_has_parameters_of_checkpoint(
     ("config", "ignored_keys"),
     [
         (DEEPSEEK, "num_nextn_predict_layers, quantization_config"),
-        (GPT_OSS, "layer_types, sliding_window"),
+        (GEMMA, "sliding_window"),
         ({**QWEN, "layers_that_skip": [3]}, "layers_that_skip"),
     ],
 )

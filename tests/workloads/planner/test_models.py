@@ -29,7 +29,11 @@ from tests.support.planner_asks import make_spec
         ("qwen3-32b", 32.8, 32.8),  # Model card
         ("qwen3-235b-a22b", 235, 22.2),  # Model card: 235 B, 22 B activated
         ("deepseek-v3", 671, 37.55),  # README_WEIGHTS.md of its checkpoint
-        ("gpt-oss-120b", 116.83, 5.71),  # arXiv 2508.10925, table 1
+        ("gpt-1t", 1008, 1008),  # arXiv 2104.04473, table 1
+        ("olmo-7b", 6.9, 6.9),  # arXiv 2402.00838, table 1
+        ("yi-34b", 34.4, 34.4),
+        ("deepseek-67b", 67.4, 67.4),
+        ("gemma2-27b", 27.23, 27.23),  # arXiv 2408.00118, table 2
     ],
 )
 def test_model_has_published_parameters(

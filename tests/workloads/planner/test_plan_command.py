@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from parbench.bench.plan.cases import make_case
-from parbench.workloads.planner.plan_command import Given, answer, spec_of
+from parbench.workloads.planner.plan_command import (
+    MachineOptions,
+    StepOptions,
+    answer_search,
+    build_step_on_mesh,
+)
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
     counted_metric,
@@ -22,26 +27,25 @@ from tests.support.reports_fixtures import (
 )
 from tests.workloads.planner.conftest import PlanCommand
 
-
-def plan_json(**options: Any) -> Any:
-    return json.loads(answer(Given(model="llama3-8b", as_json=True, **options)).text)
+MESH = "mesh --model llama3-8b --mesh"
 
 
 def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
-    result = plan_command("--model llama3-70b --mesh tp=8 --json")
+    result = plan_command("mesh --model llama3-70b --mesh tp=8 --json")
     assert result.exit_code == 2
-    assert json.loads(result.stdout)["fits"] is False
-    assert "parbench: llama3-70b with tp=8 needs 168.9 GB" in result.stderr
+    assert "memory" in json.loads(result.stdout)
+    assert "parbench: llama3-70b with tp=8 needs" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ("--model llama3-70b --mesh dp=8,fsdp=4,pp=4,tp=8", "1024 GPUs (h100)"),
-        ("--model llama3-8b --mesh fsdp=8 --explain", "arXiv 1910.02054"),
-        ("--model tiny --gpus 2 --schedule 1f1b", "global batch 2"),
-        ("--guide", "2 * Psi * g * r"),
-        ("--guide --model mixtral-8x7b --gpus 16 --json", '"strategy":"DDP"'),
+        ("mesh --model llama3-70b --mesh dp=8,fsdp=4,pp=4,tp=8", "1024 GPUs (h100)"),
+        ("mesh --model llama3-8b --mesh fsdp=8 --explain", "arXiv 1910.02054"),
+        ("search --model tiny --gpus 2 --schedule 1f1b", "global batch 2"),
+        ("guide", "2 * Psi * g * r"),
+        ("guide --model mixtral-8x7b --gpus 16 --json", '"strategy":"DDP"'),
+        ("recipes", "arXiv 2412.19437"),
     ],
 )
 def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text: str) -> None:
@@ -54,30 +58,28 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "--gpus"),
-        ("--mesh tp=8 --model llama3-70", "'llama3-70b'"),
-        ("--gpus 8 --microbatches 4", "--microbatches needs --mesh"),
-        ("--mesh dp=2 --microbatches 2 --global-batch 4", "--microbatches and --global-batch"),
-        ("--mesh dp=2 --precision bf16", "--precision 'bf16'"),
-        ("--mesh dp=2 --schedule 1f2b", "'1f1b'"),
-        ("--mesh pp=2 --split 20+13", "33 layers"),
-        ("--mesh dp=2 --microbatch 0", "--microbatch(0) < 1"),
-        ("--mesh dp=2,tp=4 --gpus 9", "dp(2) * tp(4) = 8 != --gpus(9)"),
-        ("--mesh tp=16 --gpus 16", "kv_heads(8) % tp(16) != 0"),
-        ("--validate absent", "absent"),
+        ("search --model tiny", "--gpus"),
+        ("mesh --model tiny", "--mesh"),
+        ("mesh --mesh dp=2", "--model"),
+        ("mesh --mesh tp=8 --model llama3-70", "'llama3-70b'"),
+        ("search --model tiny --gpus 8 --microbatches 4", "--microbatches"),
+        (f"{MESH} dp=2 --microbatches 2 --global-batch 4", "exclude each other"),
+        (f"{MESH} dp=2 --precision bf16", "--precision 'bf16'"),
+        (f"{MESH} dp=2 --schedule 1f2b", "'1f1b'"),
+        (f"{MESH} pp=2 --split 20+13", "33 layers"),
+        (f"{MESH} dp=2 --microbatch 0", "--microbatch"),
+        (f"{MESH} dp=2 --zero 3", "--zero(3) needs fsdp > 1"),
+        (f"{MESH} tp=16", "kv_heads(8) % tp(16) != 0"),
+        ("validate absent", "absent"),
     ],
 )
 def test_plan_rejects_bad_input(
     plan_command: PlanCommand, arguments: str, message: str
 ) -> None:
-    result = plan_command(f"--model llama3-8b {arguments}")
+    result = plan_command(arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert message in result.stderr
-
-
-def test_plan_requires_model(plan_command: PlanCommand) -> None:
-    assert "--model" in plan_command("--mesh dp=2").stderr
 
 
 def test_plan_modules_import_nothing_heavy() -> None:
@@ -97,44 +99,50 @@ def test_plan_modules_import_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "microbatches"),
+    ("mesh", "options", "microbatches"),
     [
-        ({"mesh": "dp=2"}, 1),
-        ({"mesh": "pp=4"}, 16),
-        ({"mesh": "dp=2,pp=4", "global_batch": 64, "microbatch": 2}, 16),
+        ("dp=2", {}, 1),
+        ("pp=4", {}, 16),
+        ("dp=2,pp=4", {"global_batch": 64, "microbatch": 2}, 16),
     ],
 )
-def test_plan_default_microbatches(options: dict[str, Any], microbatches: int) -> None:
-    assert spec_of(Given(model="llama3-8b", **options)).microbatches == microbatches
+def test_plan_default_microbatches(
+    mesh: str, options: dict[str, Any], microbatches: int
+) -> None:
+    spec, _ = build_step_on_mesh(StepOptions(model="llama3-8b", **options), mesh, 0, "")
+    assert spec.microbatches == microbatches
 
 
 def test_plan_options_reach_the_step() -> None:
-    step = spec_of(
-        Given(
-            model="llama3-8b",
-            mesh="pp=2,cp=2",
-            sequence=16384,
-            precision="float32",
-            cp_method="ulysses",
-            chunks=4,
-            schedule="interleaved",
-            checkpointing="full",
-        )
+    options = StepOptions(
+        model="llama3-8b",
+        sequence=16384,
+        precision="float32",
+        cp_method="ulysses",
+        chunks=4,
+        schedule="interleaved",
+        checkpointing="full",
+        zero=1,
     )
+    step, _ = build_step_on_mesh(options, "pp=2,cp=2", 0, "")
     assert step.shape.sequence == 16384
     assert step.bytes_per_element == 4
     assert step.cp_method == "ulysses"
     assert step.pipeline_options.stages_per_rank == 4
     assert step.pipeline_options.schedule == "interleaved"
     assert step.checkpointing == "full"
+    assert step.zero_stage == 1
 
 
 def test_search_uses_its_options() -> None:
-    options = {"global_batch": 16, "microbatch": 2, "checkpointing": "full"}
-    runs = plan_json(gpus=4, schedule="1f1b", top=3, **options)["best"]
-    assert len(runs) == 3
-    for run in runs:
-        assert {name: run[name] for name in options} == options
+    options = StepOptions(
+        model="llama3-8b", global_batch=16, microbatch=2, checkpointing="full", schedule="1f1b"
+    )
+    document = answer_search(options, MachineOptions(), gpus=4, top=3).document
+    [meshes] = [table for table in document.parts[1].tables if table.id == "meshes"]
+    assert len(meshes.rows) == 3
+    for row in meshes.rows:
+        assert str(row[1]).startswith("microbatch 2, checkpointing full")
 
 
 def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand) -> None:
@@ -145,9 +153,9 @@ def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand
     run = make_run(make_plan([record.case for record in records]), records, ENVIRONMENT)
     path = write_run(tmp_path / "run", run)
 
-    result = plan_command(f"--model small-llama --mesh dp=2,tp=4 --fits {path}")
+    result = plan_command(f"mesh --model small-llama --mesh dp=2,tp=4 --fits {path}")
     assert f"fits of {path}" in result.stdout
 
-    validation = json.loads(plan_command(f"--validate {path} --json").stdout)
+    validation = json.loads(plan_command(f"validate {path} --json").stdout)
     assert validation["rows"][0]["label"].startswith("workload.ddp")
     assert json.loads((path / "plan.json").read_text()) == validation

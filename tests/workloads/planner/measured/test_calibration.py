@@ -12,7 +12,12 @@ from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import stage_flops
 from parbench.workloads.planner.measured.calibration import calibrated
 from parbench.workloads.planner.measured.validate import spec_of_record
-from parbench.workloads.planner.plan_command import Given, answer, machine_of
+from parbench.workloads.planner.plan_command import (
+    MachineOptions,
+    StepOptions,
+    answer_mesh,
+    load_machine,
+)
 from tests.support.planner_asks import H100, SIMPLE_HARDWARE
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
@@ -86,19 +91,20 @@ def run_path(tmp_path: Path) -> Path:
 
 
 def test_plan_uses_calibrated_machine_of_the_run(run_path: Path) -> None:
-    hardware, seconds, notes = machine_of(Given(calibrate=(run_path,)))
-    assert hardware.name == run_path.name
-    assert seconds is not None
-    [assumed] = [note for note in notes if note.startswith("still assumed: ")]
+    machine = load_machine(MachineOptions(calibrate=(run_path,)))
+    assert machine.hardware.name == run_path.name
+    assert machine.seconds is not None
+    [assumed] = [note for note in machine.notes if note.startswith("still assumed: ")]
     assert "links" not in assumed
 
 
 def test_plan_calibrates_a_preset(run_path: Path) -> None:
-    request = Given(
-        model="tiny", mesh="fsdp=8", hardware="h100", calibrate=(run_path,), as_json=True
-    )
-    hardware, seconds, _ = machine_of(request)
-    assert hardware.name == "h100"
-    assert hardware.efficiency.overlap["dp"] == pytest.approx(0.75)
-    assert seconds is None
-    assert "measured: matrix products at" in answer(request).text
+    options = MachineOptions(hardware="h100", calibrate=(run_path,))
+    machine = load_machine(options)
+    assert machine.hardware.name == "h100"
+    assert machine.hardware.efficiency.overlap["dp"] == pytest.approx(0.75)
+    assert machine.seconds is None
+    document = answer_mesh(StepOptions(model="tiny"), options, mesh="fsdp=8").document
+    [assumptions] = [table for table in document.parts[-1].tables if table.id == "assumptions"]
+    texts = [str(row[0]) for row in assumptions.rows]
+    assert any("measured: matrix products at" in text for text in texts)

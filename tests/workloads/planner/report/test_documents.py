@@ -1,0 +1,102 @@
+"""Documents of a plan: the decision, the meshes, the pipeline and the variants."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parbench.bench.results.document import GanttChart, ScatterPlot
+from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.report.documents import (
+    SearchAnswer,
+    dry_run_document,
+    list_assumptions,
+    search_document,
+)
+from parbench.workloads.planner.search import find_pareto_front, search
+from tests.support.planner_asks import H100, make_request, make_spec
+from tests.workloads.planner.conftest import PlanCommand
+
+
+def make_answer() -> SearchAnswer:
+    request = make_request("llama3-70b", 32, 32)
+    return SearchAnswer(
+        request=request,
+        result=search(request, H100),
+        rule=apply_rule_of_thumb(request, H100),
+        questions=list(list_questions(request.step, 32, H100)),
+    )
+
+
+def test_search_document_compares_with_rule_of_thumb() -> None:
+    answer = make_answer()
+    decision, candidates, _ = search_document(answer, 3).parts
+    questions, comparison = decision.tables
+    assert [row[0] for row in questions.rows] == [entry.text for entry in answer.questions]
+    assert answer.rule.run is not None
+    assert [row[1] for row in comparison.rows] == [
+        answer.result.best.spec.dims.label,
+        answer.rule.run.spec.dims.label,
+    ]
+    assert "the error of a prediction" in comparison.notes[0]
+    meshes, front, _ = candidates.tables
+    assert meshes.title == "Fastest of the meshes considered"
+    assert [row[2] for row in meshes.rows] == [run.seconds for run in answer.result.runs[:3]]
+    assert len(front.rows) == len(find_pareto_front(answer.result.runs))
+    [points] = front.figures
+    assert isinstance(points, ScatterPlot)
+    assert {*points.front} <= points.points.keys()
+
+
+def draw_pipeline(microbatches: int) -> GanttChart:
+    spec = make_spec("pp=4,tp=8", "llama3-70b", microbatches=microbatches)
+    document = dry_run_document(dry_run(spec, H100))
+    [gantt] = document.parts[0].tables[0].figures
+    assert isinstance(gantt, GanttChart)
+    return gantt
+
+
+@pytest.mark.parametrize(("microbatches", "num_drawn"), [(32, 32), (512, 40)])
+def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
+    """The figure of a long pipeline is shortened."""
+    gantt = draw_pipeline(microbatches)
+    rows = gantt.facts.predicted
+    assert rows is not None
+    assert [len(row) for row in rows] == [2 * num_drawn] * 4
+    assert ("40 of 512 microbatches" in gantt.caption) == (num_drawn < microbatches)
+
+
+def test_assumptions_contain_efficiencies() -> None:
+    text = "\n".join(list_assumptions(H100))
+    assert "80% of 450 GB/s" in text
+    assert "fsdp 75%" in text
+
+
+def test_page_is_complete_offline(tmp_path: Path, plan_command: PlanCommand) -> None:
+    page = tmp_path / "plan.html"
+    result = plan_command(
+        "search --model llama3-8b --gpus 4 --global-batch 4 --microbatch 1 --schedule 1f1b "
+        f"--checkpointing full -o {page}"
+    )
+    assert result.exit_code == 0, result.output
+    html = page.read_text()
+    for text in ("http:", "https:", "@import", "src="):
+        assert text not in html
+    for title in ("Decision path", "Memory of a rank", "What if", "Formulas"):
+        assert title in html
+
+
+def test_page_of_too_large_step(tmp_path: Path, plan_command: PlanCommand) -> None:
+    path = tmp_path / "plan.json"
+    result = plan_command(f"mesh --model llama3-70b --mesh tp=8 -o {path}")
+    assert result.exit_code == 2
+    assert "llama3-70b with tp=8 needs" in result.stderr
+    tables = json.loads(path.read_text())
+    assert {"time", "memory", "what-if", "equations"} <= tables.keys()
+
+
+def test_page_needs_known_suffix(plan_command: PlanCommand) -> None:
+    result = plan_command("guide -o x.txt")
+    assert result.exit_code == 2
+    assert ".html, .md or .json" in result.stderr

@@ -1,0 +1,38 @@
+"""Each printed equation gives the printed value, which is that of the dry run."""
+
+from typing import Any
+
+import pytest
+
+from parbench.workloads.planner.dry_run import dry_run
+from parbench.workloads.planner.report.equations import list_formulas
+from tests.support.planner_asks import H100, make_spec
+
+
+@pytest.mark.parametrize(
+    ("mesh", "model", "params"),
+    [
+        ("dp=2,fsdp=4,tp=2", "llama3-8b", {"microbatches": 3}),
+        ("fsdp=2,tp=4", "gpt-7.5b", {"bytes_per_element": 4, "checkpointing": "selective"}),
+        ("cp=4,tp=2", "llama3-8b", {"cp_method": "ulysses", "checkpointing": "full"}),
+        ("fsdp=16,pp=2,tp=4,ep=2", "mixtral-8x7b", {"microbatches": 4}),
+    ],
+)
+def test_formulas_evaluate_to_the_dry_run(
+    mesh: str, model: str, params: dict[str, Any]
+) -> None:
+    run = dry_run(make_spec(mesh, model, **params), H100)
+    equations = {formula.name: formula.equation for formula in list_formulas(run)}
+    expected = {
+        "state": run.fullest.memory.state,
+        "activations": run.fullest.memory.activations,
+        "buffers": run.fullest.memory.buffers,
+        "step": run.seconds,
+        "MFU": run.mfu,
+    }
+    for axis in run.axes:
+        expected[f"bytes on {axis.name}"] = axis.sent_bytes
+    values = {name: equations[name].value for name in expected}
+    assert values == pytest.approx(expected, rel=1e-4)
+    for name, equation in equations.items():
+        assert eval(equation.numbers) == pytest.approx(equation.value, rel=1e-6), name

@@ -1,0 +1,265 @@
+"""The decision path for a model and a number of GPUs, and the mesh of the rule of thumb. Pure.
+
+The path asks what fits on one GPU: training state, optimizer shards, all shards, activations, the
+sequence, the experts. The rule of thumb gives one mesh for the size of the model. Both are
+independent of the search, so that they can be compared with it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from parbench.workloads.costs.equation import Equation
+from parbench.workloads.costs.memory import layers_equation, rank_memory
+from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.parallel.dims import ParallelDims
+from parbench.workloads.planner.candidates import (
+    CONTEXT_TOKENS,
+    SIMPLEST_SCHEDULE,
+    SearchRequest,
+    list_divisors,
+    place_step,
+)
+from parbench.workloads.planner.dry_run import GIGA, DryRun
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.link_time import Seconds
+from parbench.workloads.planner.search import SearchResult, predict_layout, rank_runs
+
+SMALL_PARAMETERS = 10e9
+LARGE_PARAMETERS = 100e9
+LONG_SEQUENCE = 32768  # tokens, from which the rule of thumb splits sequences
+RULE_CONTEXT_TOKENS = 8192  # of a rank, as Llama 3 was trained on 131,072 tokens with cp=16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question of the decision path. The answer is yes if ``equation`` is at most ``limit``."""
+
+    text: str
+    equation: Equation
+    limit: float
+    unit: str
+    if_yes: str
+    if_no: str
+
+    @property
+    def is_yes(self) -> bool:
+        return self.equation.value <= self.limit
+
+    @property
+    def answer(self) -> str:
+        return f"yes: {self.if_yes}" if self.is_yes else f"no: {self.if_no}"
+
+
+def list_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
+    """Yield the questions in their order, with the numbers of this model.
+
+    Each group of questions ends with the first yes.
+    """
+    yield from _list_state_questions(step, gpus, hardware)
+    yield from _list_activation_questions(step, gpus, hardware)
+    yield Question(
+        text=f"Is a sequence at most {CONTEXT_TOKENS:,} tokens per GPU?",
+        equation=Equation(text="sequence", symbols={"sequence": step.shape.sequence}),
+        limit=CONTEXT_TOKENS,
+        unit="tokens",
+        if_yes="context parallelism would leave too few tokens per GPU",
+        if_no="context parallelism can split it if activations do not fit otherwise",
+    )
+    if step.moe is not None:
+        yield _ask_experts(step, hardware)
+
+
+def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
+    widths = step.widths
+    kept = f"({widths.parameters} + {widths.gradients}) * parameters"
+    optimizer = f"{widths.optimizer} * parameters"
+    symbols = {"parameters": num_parameters(step.shape, step.moe) / GIGA, "gpus": gpus}
+    for text, formula, if_yes, if_no in (
+        (
+            "Do parameters, gradients and optimizer state fit on one GPU?",
+            f"{kept} + {optimizer}",
+            "DDP is enough",
+            "shard the optimizer state",
+        ),
+        (
+            "Do they fit if the GPUs shard the optimizer state (ZeRO-1)?",
+            f"{kept} + {optimizer} / gpus",
+            "ZeRO-1 is enough",
+            "shard parameters and gradients too",
+        ),
+        (
+            "Do they fit if the GPUs shard everything (ZeRO-3, FSDP)?",
+            f"({kept} + {optimizer}) / gpus",
+            "FSDP holds the state",
+            "use more GPUs",
+        ),
+    ):
+        question = Question(
+            text=text,
+            equation=Equation(text=formula, symbols=symbols),
+            limit=hardware.usable_bytes / GIGA,
+            unit="GB",
+            if_yes=if_yes,
+            if_no=if_no,
+        )
+        yield question
+        if question.is_yes:
+            return
+
+
+def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
+    """Yield whether one sequence's activations fit next to FSDP's shard, until they do."""
+    tp = max(_list_tensor_sizes(step, gpus, hardware))
+    full_tp = ParallelDims(fsdp=max(1, gpus // tp), tp=tp)
+    for dims, checkpointing, if_yes, if_no in (
+        (
+            ParallelDims(fsdp=gpus),
+            "none",
+            "no recomputation is needed",
+            "recompute, or split layers",
+        ),
+        (ParallelDims(fsdp=gpus), "full", "recomputation is enough", "split layers or sequences"),
+        (full_tp, "selective", f"tp={tp} avoids full recomputation", "add a pipeline or recompute"),
+    ):
+        spec = place_step(step, dims).with_checkpointing(checkpointing)
+        view = spec.rank_view(0)
+        memory = rank_memory(view)
+        layers = layers_equation(view, checkpointing).value
+        symbols = {
+            "layers": spec.shape.layers,
+            "saved_per_layer": layers / spec.shape.layers / GIGA,
+            "logits_and_ids": (memory.activations - layers) / GIGA,
+            "shard_and_buffers": (memory.state + memory.buffers) / GIGA,
+        }
+        mesh = f"{dims.label}, checkpointing {checkpointing}"
+        question = Question(
+            text=f"Do the activations of one sequence fit next to the shard ({mesh})?",
+            equation=Equation(
+                text="layers * saved_per_layer + logits_and_ids + shard_and_buffers",
+                symbols=symbols,
+            ),
+            limit=hardware.usable_bytes / GIGA,
+            unit="GB",
+            if_yes=if_yes,
+            if_no=if_no,
+        )
+        yield question
+        if question.is_yes:
+            return
+
+
+def _ask_experts(step: StepSpec, hardware: Hardware) -> Question:
+    moe = step.moe
+    assert moe is not None
+    moe_layers = step.shape.layers - moe.dense_layers
+    matrices = 3 if step.shape.recipe == "llama" else 2
+    return Question(
+        text="Do the experts' parameters fit on one GPU?",
+        equation=Equation(
+            text="bytes * moe_layers * experts * matrices * hidden * expert_ffn / 1000000000",
+            symbols={
+                "bytes": step.widths.parameters,
+                "moe_layers": moe_layers,
+                "experts": moe.experts,
+                "matrices": matrices,
+                "hidden": step.shape.hidden,
+                "expert_ffn": moe.expert_ffn,
+            },
+        ),
+        limit=hardware.usable_bytes / GIGA,
+        unit="GB",
+        if_yes="expert parallelism saves memory only",
+        if_no="spread experts over GPUs (EP), inside a node first",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleOfThumb:
+    """The mesh that practice uses for a model of this size, None if no such mesh is possible."""
+
+    text: str
+    run: DryRun | None
+
+
+def apply_rule_of_thumb(
+    request: SearchRequest, hardware: Hardware, seconds: Seconds | None = None
+) -> RuleOfThumb:
+    """Return the rule for the model's size and the prediction of its mesh.
+
+    A rule with a pipeline takes the shortest one that fits without full recomputation, or the
+    shortest one that fits.
+    """
+    text, layouts = _find_rule(request, hardware)
+    simple = replace(request, schedule=request.schedule or SIMPLEST_SCHEDULE)
+    recomputing: DryRun | None = None
+    for layout in layouts:
+        result = SearchResult()
+        if layout.ranks == request.gpus and not layout.dims.find_broken_rule(
+            request.gpus, layout.moe.experts if layout.moe else 0
+        ):
+            predict_layout(simple, layout, hardware, seconds, result)
+        if not result.runs:
+            continue
+        run = rank_runs(result.runs)[0]
+        if run.spec.checkpointing != "full":
+            return RuleOfThumb(text=text, run=run)
+        recomputing = recomputing or run
+    return RuleOfThumb(text=text, run=recomputing)
+
+
+def _find_rule(request: SearchRequest, hardware: Hardware) -> tuple[str, list[StepSpec]]:
+    """Return the text of a rule and its meshes, of which the first that fits counts."""
+    step, gpus = request.step, request.gpus
+    node = hardware.gpus_per_node
+    parameters = num_parameters(step.shape, step.moe)
+    tp = max(_list_tensor_sizes(step, gpus, hardware))
+    cp = 1
+    suffix = ""
+    if step.shape.sequence > LONG_SEQUENCE:
+        cp = step.shape.sequence // RULE_CONTEXT_TOKENS
+        suffix = f", CP with {RULE_CONTEXT_TOKENS:,} tokens per rank for long sequences"
+    if step.moe is not None:
+        if parameters < LARGE_PARAMETERS:
+            ep = min(step.moe.experts, node)
+            text = f"MoE below {LARGE_PARAMETERS / 1e9:.0f} B: EP in the node, then FSDP{suffix}"
+            return text, [_shard(step, gpus, cp=cp, ep=ep)]
+        ep = min(step.moe.experts, 8 * node)
+        text = f"MoE above {LARGE_PARAMETERS / 1e9:.0f} B: EP over 8 nodes, PP, ZeRO-1{suffix}"
+        return text, _list_pipelines(step, gpus, cp=cp, tp=1, ep=ep)
+    if parameters < SMALL_PARAMETERS:
+        text = f"below {SMALL_PARAMETERS / 1e9:.0f} B: FSDP or ZeRO alone{suffix}"
+        return text, [_shard(step, gpus, cp=cp)]
+    if parameters < LARGE_PARAMETERS:
+        text = f"10 to {LARGE_PARAMETERS / 1e9:.0f} B: TP in the node, then FSDP or PP{suffix}"
+        return text, [_shard(step, gpus, cp=cp, tp=tp), *_list_pipelines(step, gpus, cp=cp, tp=tp)]
+    text = (
+        f"above {LARGE_PARAMETERS / 1e9:.0f} B: TP in the node, PP until it fits, then DP{suffix}"
+    )
+    return text, _list_pipelines(step, gpus, cp=cp, tp=tp)
+
+
+def _list_tensor_sizes(step: StepSpec, gpus: int, hardware: Hardware) -> list[int]:
+    """Return the sizes of tp within a node that divide the GPUs and the key and value heads."""
+    sizes = list_divisors(hardware.gpus_per_node)
+    return [size for size in sizes if gpus % size == 0 and step.shape.kv_heads % size == 0]
+
+
+def _shard(step: StepSpec, gpus: int, *, cp: int = 1, tp: int = 1, ep: int = 1) -> StepSpec:
+    dims = ParallelDims(fsdp=max(1, gpus // (cp * tp)), cp=cp, tp=tp, ep=ep)
+    return place_step(step, dims)
+
+
+def _list_pipelines(step: StepSpec, gpus: int, *, cp: int, tp: int, ep: int = 1) -> list[StepSpec]:
+    """Return meshes with ZeRO-1 and pipelines of powers of two ranks, the shortest first."""
+    steps: list[StepSpec] = []
+    pp = 2
+    order = ("pp", "dp", "fsdp", "cp", "tp") if ep > 1 else ("dp", "pp", "fsdp", "cp", "tp")
+    while pp <= step.shape.layers:
+        dims = ParallelDims(
+            dp=max(1, gpus // (pp * cp * tp)), pp=pp, cp=cp, tp=tp, ep=ep, order=order
+        )
+        sharded = dims.size("dp", "cp") > 1
+        steps.append(replace(place_step(step, dims), zero1="distributed" if sharded else ""))
+        pp *= 2
+    return steps

@@ -1,0 +1,86 @@
+"""Short texts about a predicted step: its settings, its bottleneck, its parameters. Pure."""
+
+from itertools import groupby
+
+from parbench.workloads.costs.memory import state_bytes
+from parbench.workloads.costs.parameter_table import num_active_parameters, num_parameters
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.planner.dry_run import DryRun
+
+
+def describe_settings(spec: StepSpec) -> str:
+    """Return the settings of a step besides its mesh."""
+    settings = [f"microbatch {spec.microbatch}", f"checkpointing {spec.checkpointing_label}"]
+    if spec.dims.size("dp", "fsdp") > 1:
+        settings.append(f"ZeRO {spec.zero_stage}")
+    if spec.dims.cp > 1:
+        settings.append(f"cp {spec.cp_method}")
+    if spec.dims.pp > 1:
+        schedule = spec.pipeline_options.schedule
+        stages = spec.stages_per_rank
+        settings.append(schedule if stages == 1 else f"{schedule}, {stages} stages per rank")
+    if spec.pipeline_options.split:
+        settings.append(f"layers {format_split(spec.pipeline_options.split)}")
+    return ", ".join(settings)
+
+
+def format_split(split: str) -> str:
+    """Return the layers of each stage with equal neighbors counted, such as 7+14x8+7."""
+    texts: list[str] = []
+    for layers, stages in groupby(split.split("+")):
+        count = len(list(stages))
+        texts.append(layers if count == 1 else f"{count}x{layers}")
+    return "+".join(texts)
+
+
+def describe_step(spec: StepSpec) -> str:
+    return f"{spec.dims.label} with {describe_settings(spec)}"
+
+
+def label_step(spec: StepSpec) -> str:
+    """Return a short name of a step for figures."""
+    schedule = f" {spec.pipeline_options.schedule}" if spec.dims.pp > 1 else ""
+    return f"{spec.dims.label} {spec.checkpointing_label}{schedule} x{spec.microbatch}"
+
+
+def describe_bottleneck(run: DryRun) -> str:
+    """Return ``compute``, ``memory``, ``bubble``, ``batch`` or ``link AXIS`` with its share.
+
+    Compute is the bottleneck if it takes 85 % of the step. The batch is, instead of the bubble, if
+    a microbatch is one sequence already. Memory is if recomputation takes the largest share.
+    """
+    losses = {f"link {axis.name}": axis.exposed_seconds for axis in run.axes}
+    losses["update"] = run.update_seconds
+    losses["batch" if run.spec.microbatch == 1 else "bubble"] = run.bubble_seconds
+    if run.spec.checkpointing == "full":
+        # Forward and backward take three forward passes, recomputation takes one.
+        losses["memory"] = run.compute_seconds / (1 + 3 * run.spec.checkpoint_every)
+    name = max(losses, key=lambda loss: losses[loss])
+    lost = losses[name]
+    if name != "memory" and run.compute_seconds >= 0.85 * run.seconds:
+        name, lost = "compute", run.compute_seconds
+    used = run.fullest.memory.total / run.hardware.usable_bytes
+    memory = f", memory {used:.0%} full" if used >= 0.9 else ""
+    return f"{name} ({lost / run.seconds:.0%} of the step{memory})"
+
+
+def describe_parameters(spec: StepSpec) -> str:
+    """Return the number of parameters, and of those that a token uses in a MoE model."""
+    total = num_parameters(spec.shape, spec.moe)
+    unit, factor = ("B", 1e9) if total >= 1e9 else ("M", 1e6)
+    active = num_active_parameters(spec.shape, spec.moe) / factor
+    suffix = f" ({active:.4g} {unit} active)" if spec.moe else ""
+    return f"{total / factor:.4g} {unit} parameters{suffix}"
+
+
+def describe_batch(spec: StepSpec) -> str:
+    data_ranks = spec.dims.size("dp", "fsdp")
+    return (
+        f"global batch {spec.global_batch} = {data_ranks} data ranks x {spec.microbatches} "
+        f"microbatches x {spec.microbatch}, sequence {spec.shape.sequence}"
+    )
+
+
+def compute_state_bytes(spec: StepSpec) -> float:
+    """Return the bytes of parameters, gradients and optimizer state of the full model."""
+    return state_bytes(num_parameters(spec.shape, spec.moe), spec.widths).state

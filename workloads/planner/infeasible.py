@@ -1,0 +1,72 @@
+"""The reason why no step fits, and the fewest GPUs on which one does. Pure."""
+
+from dataclasses import replace
+
+from parbench.bench.text import UserError
+from parbench.workloads.planner.candidates import SearchRequest
+from parbench.workloads.planner.describe import compute_state_bytes, describe_step
+from parbench.workloads.planner.dry_run import DryRun
+from parbench.workloads.planner.hardware import Hardware
+from parbench.workloads.planner.search import MAX_GPUS, SearchResult, search
+
+
+def require_candidates(request: SearchRequest, hardware: Hardware, result: SearchResult) -> None:
+    """Raise ``UserError`` with the reason if a search has no step that fits."""
+    if result.runs:
+        return
+    step = request.step
+    if result.smallest is not None:
+        peak, spec = result.smallest
+        problem = (
+            f"{step.name} needs {_describe_state(request, hardware)}: {peak / 1e9:,.1f} GB per GPU "
+            f"even as {describe_step(spec)}, {hardware.usable_bytes / 1e9:,.1f} GB are usable"
+        )
+    elif result.broken_rules:
+        rule, mesh = next(iter(result.broken_rules.items()))
+        problem = f"every mesh of {request.gpus} GPUs breaks a rule, such as {mesh}: {rule}"
+    else:
+        problem = (
+            f"no mesh of {request.gpus} GPUs divides global batch {request.global_batch} of "
+            f"{step.name}. Set a multiple of the data ranks, such as --global-batch {request.gpus}"
+        )
+    raise UserError(f"{problem}. {describe_fewest_gpus(request, hardware)}")
+
+
+def explain_too_large(run: DryRun) -> str:
+    """Return how much memory a step lacks, and the fewest GPUs that fit its global batch."""
+    spec = run.spec
+    request = SearchRequest(
+        step=spec.with_pipeline(split=""),
+        gpus=spec.ranks,
+        global_batch=spec.global_batch,
+        schedule=spec.pipeline_options.schedule if spec.dims.pp > 1 else "",
+        cp_method=spec.cp_method,
+    )
+    state = _describe_state(request, run.hardware)
+    return f"{run.missing}. It needs {state}. {describe_fewest_gpus(request, run.hardware)}"
+
+
+def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
+    run = find_fewest_gpus(request, hardware)
+    if run is None:
+        return f"No power of two of GPUs up to {MAX_GPUS} fits global batch {request.global_batch}"
+    return f"The fewest GPUs that fit, in powers of two, are {run.spec.ranks}: {describe_step(run.spec)}"
+
+
+def find_fewest_gpus(request: SearchRequest, hardware: Hardware) -> DryRun | None:
+    """Return the first step on the smallest power of two of GPUs that fits, None if none does."""
+    gpus = 1
+    while gpus <= MAX_GPUS:
+        # Fewer GPUs do not even hold the state once.
+        if compute_state_bytes(request.step) <= gpus * hardware.usable_bytes:
+            result = search(replace(request, gpus=gpus), hardware)
+            if result.runs:
+                return result.best
+        gpus *= 2
+    return None
+
+
+def _describe_state(request: SearchRequest, hardware: Hardware) -> str:
+    state = compute_state_bytes(request.step) / 1e9
+    memory = hardware.memory_bytes / 1e9
+    return f"{state:,.0f} GB of state on {request.gpus} GPUs of {memory:,.0f} GB"
