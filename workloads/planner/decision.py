@@ -1,7 +1,7 @@
 """The decision path for a model and a number of GPUs, and the mesh of the rule of thumb. Pure.
 
 The path asks what fits on one GPU: training state, optimizer shards, all shards, activations, the
-sequence, the experts. The rule of thumb gives one mesh for the size of the model. Both are
+sequence, the experts. It ends with the critical batch and with the time that failures cost. The rule of thumb gives one mesh for the size of the model. Both are
 independent of the search, so that they can be compared with it.
 """
 
@@ -28,6 +28,10 @@ from parbench.workloads.planner.search import SearchResult, predict_layout, rank
 SMALL_PARAMETERS = 10e9
 LARGE_PARAMETERS = 100e9
 LONG_SEQUENCE = 32768  # tokens, from which the rule of thumb splits sequences
+GPU_DAYS_PER_FAILURE = 2111  # 419 failures in 54 days on 16,384 GPUs (arXiv 2407.21783, 3.3.4)
+CHECKPOINT_MINUTES = 1
+RESTART_MINUTES = 10
+MAX_LOST_SHARE = 0.05
 RULE_CONTEXT_TOKENS = 8192  # of a rank, as Llama 3 was trained on 131,072 tokens with cp=16
 
 
@@ -51,11 +55,12 @@ class Question:
         return f"yes: {self.if_yes}" if self.is_yes else f"no: {self.if_no}"
 
 
-def list_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
+def list_questions(request: SearchRequest, hardware: Hardware) -> Iterator[Question]:
     """Yield the questions in their order, with the numbers of this model.
 
     Each group of questions ends with the first yes.
     """
+    step, gpus = request.step, request.gpus
     yield from _list_state_questions(step, gpus, hardware)
     yield from _list_activation_questions(step, gpus, hardware)
     yield Question(
@@ -68,6 +73,8 @@ def list_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Qu
     )
     if step.moe is not None:
         yield _ask_experts(step, hardware)
+    yield _ask_batch(request)
+    yield _ask_failures(gpus)
 
 
 def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
@@ -171,6 +178,52 @@ def _ask_experts(step: StepSpec, hardware: Hardware) -> Question:
         unit="GB",
         if_yes="expert parallelism saves memory only",
         if_no="spread experts over GPUs (EP), inside a node first",
+    )
+
+
+def _ask_batch(request: SearchRequest) -> Question:
+    """Return the batch relative to the critical one of Kaplan et al. (2020), section 5.1.
+
+    It is 2.1e8 tokens / L^(1 / 0.21) at the loss L = (8.8e13 / parameters)^0.076.
+    """
+    step = request.step
+    return Question(
+        text="Is the batch at most the critical batch (Kaplan et al., arXiv 2001.08361)?",
+        equation=Equation(
+            text="global_batch * sequence / (210000000 * (parameters / 88000000000000) ** 0.362)",
+            symbols={
+                "global_batch": request.global_batch,
+                "sequence": step.shape.sequence,
+                "parameters": num_parameters(step.shape, step.moe),
+            },
+        ),
+        limit=1.0,
+        unit="critical batches",
+        if_yes="more data ranks still save steps",
+        if_no="more data ranks save few steps: use smaller batches or split the model",
+    )
+
+
+def _ask_failures(gpus: int) -> Question:
+    """Return the share of time that checkpoints, lost work and restarts take (Young, 1974)."""
+    minutes_between_failures = GPU_DAYS_PER_FAILURE * 24 * 60 / gpus
+    interval = (2 * CHECKPOINT_MINUTES * minutes_between_failures) ** 0.5
+    advice = f"save a checkpoint every {interval:,.0f} minutes"
+    return Question(
+        text=f"Do failures cost at most {MAX_LOST_SHARE:.0%} of the time, as often as in "
+        f"arXiv 2407.21783, section 3.3.4, with {CHECKPOINT_MINUTES} minute per checkpoint?",
+        equation=Equation(
+            text="(2 * checkpoint / between_failures) ** 0.5 + restart / between_failures",
+            symbols={
+                "checkpoint": CHECKPOINT_MINUTES,
+                "restart": RESTART_MINUTES,
+                "between_failures": minutes_between_failures,
+            },
+        ),
+        limit=MAX_LOST_SHARE,
+        unit="of the time",
+        if_yes=advice,
+        if_no=f"{advice}, and make checkpoints and restarts shorter",
     )
 
 

@@ -25,7 +25,7 @@ def make_answer() -> SearchAnswer:
         request=request,
         result=search(request, H100),
         rule=apply_rule_of_thumb(request, H100),
-        questions=list(list_questions(request.step, 32, H100)),
+        questions=list(list_questions(request, H100)),
     )
 
 
