@@ -21,11 +21,26 @@ from parbench.workloads.planner.hardware import OVERLAP, PRESETS, Hardware
 from parbench.workloads.planner.models import model_of
 
 A100, H100 = PRESETS["a100"], PRESETS["h100"]
+# Before FlashAttention a forward pass moves a score's 13 bytes: the product, its softmax and dropout
+# with a mask are written and read.
+MEGATRON = msgspec.structs.replace(
+    A100,
+    name="a100",
+    efficiency=msgspec.structs.replace(A100.efficiency, score_traffic=13.0),
+)
 # A ZeRO-3 collective uses one of the eight 200 Gbit/s cards of a Selene node.
-SELENE_ONE_CARD = msgspec.structs.replace(A100, name="selene", rails=1)
+SELENE_ONE_CARD = msgspec.structs.replace(MEGATRON, name="selene", rails=1)
+# A power limit of 500 W instead of 700 W lowers the clocks by about a tenth.
+GRAND_TETON = msgspec.structs.replace(
+    H100,
+    name="grand-teton",
+    memory_bytes=96e9,
+    memory_bytes_per_second=2.4e12,
+    flops_per_second=0.9 * H100.flops_per_second,
+)
 # The nodes of Jean Zay have four links of 100 Gbit/s for eight GPUs.
 JEAN_ZAY = msgspec.structs.replace(
-    A100, name="jean-zay", across_bytes_per_second=4 * 12.5e9 / 8
+    MEGATRON, name="jean-zay", across_bytes_per_second=4 * 12.5e9 / 8
 )
 
 
@@ -100,6 +115,7 @@ def load_training_runs() -> list[TrainingRun]:
         *_selective(),
         *_llama3_405b(),
         *_torchtitan(),
+        *_torchtitan_h100(),
         *_mpt(),
         _bloom(),
         _nemotron(),
@@ -134,7 +150,7 @@ def _megatron() -> Iterator[TrainingRun]:
             spec=place_step(step, ParallelDims(dp=gpus // tp // pp, pp=pp, tp=tp)).with_batch(
                 batch
             ),
-            hardware=A100,
+            hardware=MEGATRON,
             quoted=quoted,
             metric=EXECUTED_TERAFLOPS,
             source="arXiv 2104.04473, table 1",
@@ -179,7 +195,6 @@ def _selective() -> Iterator[TrainingRun]:
         step = StepSpec(
             name="gpt",
             shape=_gpt_shape(layers, hidden, heads),
-            checkpointing="selective",
             microbatch=microbatch,
             pipeline_options=PipelineOptions(
                 schedule="interleaved" if interleaved else "1f1b",
@@ -189,7 +204,7 @@ def _selective() -> Iterator[TrainingRun]:
         yield TrainingRun(
             name=f"GPT {billions} B",
             spec=place_step(step, ParallelDims(pp=pp, tp=8)).with_batch(batch),
-            hardware=A100,
+            hardware=MEGATRON,
             quoted=quoted_mfu * A100.flops_per_second / 1e12,
             metric=MODEL_TERAFLOPS,
             source="arXiv 2205.05198, table 5 (MFU)",
@@ -203,7 +218,9 @@ def _llama3_405b() -> Iterator[TrainingRun]:
     layers. Here 126 layers are split over seven stages per rank.
     """
     options = PipelineOptions(schedule="interleaved", stages_per_rank=7)
-    step = replace(model_of("llama3-405b"), pipeline_options=options, zero1="distributed")
+    step = replace(
+        model_of("llama3-405b"), pipeline_options=options, zero1="distributed", fused=True
+    )
     split = balance_layers(step.shape, None, 16, 7, "interleaved")
     for gpus, cp, sequence, batch, quoted in (
         (8192, 1, 8192, 2048, 430),
@@ -256,6 +273,25 @@ def _torchtitan() -> Iterator[TrainingRun]:
         )
 
 
+def _torchtitan_h100() -> Iterator[TrainingRun]:
+    """Llama 3.1 8B with FSDP, eager and compiled, on H100s of 96 GB with a limit of 500 W."""
+    for gpus, fused, quoted in (
+        (8, False, 5762),
+        (8, True, 6667),
+        (128, False, 5605),
+        (128, True, 6514),
+    ):
+        spec = place_step(model_of("llama3-8b"), ParallelDims(fsdp=gpus))
+        yield TrainingRun(
+            name=f"llama3-8b, {'compiled' if fused else 'eager'}",
+            spec=replace(spec, microbatch=2, checkpointing="selective", fused=fused),
+            hardware=GRAND_TETON,
+            quoted=quoted,
+            metric=TOKENS_PER_GPU,
+            source="torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
+        )
+
+
 def _mpt() -> Iterator[TrainingRun]:
     for name, layers, hidden, microbatch, microbatches, checkpointing, quoted in (
         ("MPT 70B", 80, 8192, 8, 4, "full", 421.3),
@@ -297,7 +333,6 @@ def _nemotron() -> TrainingRun:
         shape=Shape("gpt", 96, 18432, 96, 8, 73728, 4096, 256000),
         pipeline_options=PipelineOptions(schedule="interleaved", stages_per_rank=8),
         zero1="distributed",
-        checkpointing="selective",
     )
     return TrainingRun(
         name="Nemotron-4 340B",

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from parbench.workloads.costs.memory import layers_equation
-from parbench.workloads.costs.parameter_table import count_matmul_weights
+from parbench.workloads.costs.parameter_table import count_matmul_weights, layer_parts
 from parbench.workloads.costs.step_spec import RankView
 from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
@@ -13,6 +12,17 @@ MATMUL_BACKWARD = 2.0
 ATTENTION_BACKWARD = 2.5
 """Relative to forward: a fused kernel computes five GEMMs, of which one repeats the scores
 (FlashAttention-2, Dao 2023, section 4)."""
+
+
+def is_recomputed_gemm(shape: Shape, name: str) -> bool:
+    """Return whether ``selective`` checkpointing recomputes the GEMM of a layer's parameter.
+
+    It keeps every second of q, k, v, out, gate, up, down, and of q_a, q_b, kv_a, kv_b, out.
+    """
+    module = name.removesuffix(".weight")
+    if module == "ffn.up":
+        return shape.recipe == "llama"
+    return module in ("attention.k", "attention.out", "attention.q_b", "attention.kv_b")
 
 
 def matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
@@ -64,7 +74,7 @@ def stage_flops(view: RankView) -> StageFlops:
     """Return the FLOPs that a rank executes: 2 per weight and token, and attention.
 
     ``tp`` splits layers and head. ``full`` checkpointing repeats the layers' forward pass, and
-    ``selective`` no GEMM.
+    ``selective`` every second GEMM.
     """
     spec, shape = view.spec, view.spec.shape
     tokens = spec.local_tokens / spec.dims.tp
@@ -72,20 +82,24 @@ def stage_flops(view: RankView) -> StageFlops:
     weights = _layer_weights(shape, spec.moe, view.layers, view.dense_layers)
     layers = 2.0 * weights * tokens
     head = 2.0 * shape.hidden * shape.vocabulary * tokens if view.has_head else 0.0
-    is_recomputed = spec.checkpointing == "full"
     return StageFlops(
         forward=layers + head + attention,
         backward=MATMUL_BACKWARD * (layers + head) + ATTENTION_BACKWARD * attention,
-        recomputed=(layers + attention) * view.recomputed_layers / view.layers
-        if is_recomputed
-        else 0.0,
+        recomputed=_recomputed_flops(view, layers + attention),
         attention=attention,
     )
 
 
-def recomputed_bytes(view: RankView) -> float:
-    """Return the bytes of ``selective`` checkpointing: it writes and reads what it dropped."""
-    if view.spec.checkpointing != "selective":
+def _recomputed_flops(view: RankView, forward: float) -> float:
+    """Return the FLOPs that backward repeats, of the layers' ``forward``."""
+    spec = view.spec
+    if spec.checkpointing == "full":
+        return forward * view.recomputed_layers / view.layers
+    if spec.checkpointing == "none" or spec.is_simulated:
         return 0.0
-    dropped = layers_equation(view, "none").value - layers_equation(view, "selective").value
-    return 2 * dropped
+    weights = sum(
+        part.numel
+        for part in layer_parts(spec.shape, 1, spec.moe)
+        if is_recomputed_gemm(spec.shape, part.name)
+    )
+    return 2.0 * weights * view.layers * spec.local_tokens / spec.dims.tp

@@ -3,18 +3,26 @@
 **State** (arXiv 1910.02054): parameters, gradients and optimizer of a rank's shards.
 
 **Activations** are what each module saves for backward (Korthikanti et al., arXiv 2205.05198,
-section 4), with flash attention and without dropout. ``tp`` splits heads and the FFN's inner size.
-Sequence parallelism also shards the inputs of the blocks. Kernels may save more: torch's composite
-RMSNorm on the CPU saves float32 copies, and DTensor saves gathered inputs.
+section 4). Their layer of a GPT saves 34 s b h / t bytes and 5 a s^2 b / t of scores. Here it saves
+32 s b h / t, because there is no dropout (2 s b h of masks) and flash attention keeps no scores. In
+their place are float32 statistics of norms and attention. ``tp`` splits heads, the FFN's inner size
+and, with sequence parallelism, the inputs of the blocks. Kernels may save more: torch's composite
+RMSNorm on the CPU saves float32 copies, DTensor saves gathered inputs.
 
-**Buffers** are parameters that FSDP has gathered, gradients that are not reduced yet, and the layer
-that is being recomputed. The memory of collectives and of the allocator is not counted.
+**Buffers** are the gradients of logits, parameters that FSDP has gathered, gradients that are not
+reduced yet, and the layer that is being recomputed. The memory of collectives and of the allocator
+is not counted.
 """
 
 from dataclasses import dataclass, replace
 
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.parameter_table import count_elements, count_shard, list_units
+from parbench.workloads.costs.parameter_table import (
+    Parts,
+    count_elements,
+    count_shard,
+    list_units,
+)
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import MIXED, Widths
 
@@ -124,39 +132,77 @@ def state_equation(view: RankView) -> Equation:
 
 
 def buffers_equation(view: RankView) -> Equation:
-    """Return the bytes that are held for a part of a step.
+    """Return the bytes that are held for a part of a step: the larger of two moments.
 
-    FSDP holds two gathered units and the gradients of one. All parameters stay gathered in a
-    pipeline, and with ``reshard=false``. Gradients that are not reduced in every microbatch stay
-    unsharded.
+    At the loss FSDP holds the head, and autograd two float32 gradients of the logits. In a layer's
+    backward pass FSDP holds two gathered layers and the gradients of one. All parameters stay
+    gathered in a pipeline, and with ``reshard=false``. Gradients that are not reduced in every
+    microbatch stay unsharded.
     """
-    spec = view.spec
+    moments = [_equation_in_layer(view)]
+    if view.has_head:
+        moments.append(_equation_at_loss(view))
+    return max(moments, key=lambda moment: moment.value)
+
+
+_UNREDUCED = "parameters * reduce_bytes - shard_gradients"
+"""Gradients before they are reduced, in the place of the gradients of the rank's shard."""
+
+
+def _equation_at_loss(view: RankView) -> Equation:
+    terms = ["2 * 4 * tokens * vocabulary / tp"]
+    symbols = dict(view.symbols)
+    if view.spec.dims.is_sharded:
+        symbols |= _count_gathered_parameters(view)
+        gathered = "parameters" if _keeps_gathered(view.spec) else "head_parameters"
+        terms.append(f"{gathered} * bytes_per_element")
+        if _reduces_late(view.spec):
+            terms.append(_UNREDUCED)
+    return Equation(text=" + ".join(terms), symbols=symbols)
+
+
+def _equation_in_layer(view: RankView) -> Equation:
     terms: list[str] = []
     symbols = dict(view.symbols)
-    if spec.checkpointing != "none":
+    if view.spec.checkpointing != "none":
         terms.append(_format_recomputed_layer(view))
-    if spec.dims.is_sharded:
-        units = _list_gathered_units(view)
-        symbols["parameters"] = float(sum(count * size for count, size in units))
-        symbols["unit_parameters"] = float(max(size for count, size in units if count))
-        is_gathered = spec.dims.pp > 1 or not spec.reshard
-        gathered = "parameters" if is_gathered else "2 * unit_parameters"
+    if view.spec.dims.is_sharded:
+        symbols |= _count_gathered_parameters(view)
+        gathered = "parameters" if _keeps_gathered(view.spec) else "2 * layer_parameters"
         terms.append(f"{gathered} * bytes_per_element")
-        reduces_late = spec.dims.pp > 1 or spec.gradient_syncs < spec.microbatches
-        unreduced = "parameters" if reduces_late else "unit_parameters"
-        terms.append(f"{unreduced} * reduce_bytes")
+        reduces_late = _reduces_late(view.spec)
+        terms.append(_UNREDUCED if reduces_late else "layer_parameters * reduce_bytes")
     return Equation(text=" + ".join(terms) or "0", symbols=symbols)
 
 
-def _list_gathered_units(view: RankView) -> list[tuple[int, int]]:
-    """Return the number of equal units and the elements of one, of those that FSDP gathers."""
+def _keeps_gathered(spec: StepSpec) -> bool:
+    """Return whether FSDP keeps all parameters gathered until the end of the step."""
+    return spec.dims.pp > 1 or not spec.reshard
+
+
+def _reduces_late(spec: StepSpec) -> bool:
+    """Return whether FSDP accumulates unsharded gradients over microbatches."""
+    return spec.dims.pp > 1 or spec.gradient_syncs < spec.microbatches
+
+
+def _count_gathered_parameters(view: RankView) -> dict[str, float]:
+    """Return the elements that FSDP gathers: all, those of the largest layer, those of the head."""
     units = list_units(view)
+    layers = [(count, _count_gathered(view, parts)) for count, parts in units.layers]
+    head = _count_gathered(view, units.head)
+    layer_sum = sum(count * size for count, size in layers)
+    return {
+        "parameters": float(layer_sum + _count_gathered(view, units.embeddings) + head),
+        "layer_parameters": float(max(size for count, size in layers if count)),
+        "head_parameters": float(head),
+        "shard_gradients": state_memory(view).gradients,
+    }
+
+
+def _count_gathered(view: RankView, parts: Parts) -> int:
+    """Return the elements of a unit that FSDP shards, which experts may not be."""
     has_sharded_experts = view.spec.dims.expert_shards > 1
-    sizes: list[tuple[int, int]] = []
-    for count, parts in ((1, units.embeddings), *units.layers, (1, units.head)):
-        gathered = [part for part in parts if has_sharded_experts or part.kind != "routed"]
-        sizes.append((count, sum(part.numel for part in gathered)))
-    return sizes
+    return sum(part.numel for part in parts if has_sharded_experts or part.kind != "routed")
 
 
 def _format_recomputed_layer(view: RankView) -> str:
@@ -212,12 +258,15 @@ INPUT = "sharded_tokens * hidden * bytes_per_element"
 def layer_text(spec: StepSpec, checkpointing: str) -> str:
     """Return the bytes that a layer saves of one microbatch.
 
-    ``full`` saves its input, ``selective`` its input and the outputs of GEMMs and attention.
+    ``full`` saves its input. ``selective`` saves its input, attention, and the outputs of every
+    second GEMM, as torchtitan does. Megatron's selective recomputation drops the scores of
+    attention, which flash attention never keeps: it is ``none`` here.
     """
     if checkpointing == "full" or (checkpointing == "selective" and spec.is_simulated):
         return INPUT
     if checkpointing == "selective":
-        return f"3 * {INPUT} + {_attention_output_text(spec)} + {_ffn_gemm_text(spec)}"
+        ffn = _moe_gemm_text(spec) if spec.moe else _ffn_gemm_text(spec)
+        return f"{INPUT} + {_attention_gemm_text(spec)} + {ffn}"
     norms = f"2 * ({norm_text(spec)})"
     ffn = _moe_text(spec) if spec.moe else _ffn_text(spec)
     return f"{norms} + {_attention_text(spec)} + {ffn}"
@@ -229,6 +278,11 @@ def norm_text(spec: StepSpec) -> str:
     return f"{INPUT} + {statistics} * sharded_tokens"
 
 
+def _block_input_text(spec: StepSpec) -> str:
+    """Return the input of a block's GEMMs, which fused kernels compute again from the norm's."""
+    return "0" if spec.fused else INPUT
+
+
 def _attention_text(spec: StepSpec) -> str:
     """Return the input of the projections, and what attention and its output projection save.
 
@@ -236,7 +290,7 @@ def _attention_text(spec: StepSpec) -> str:
     """
     if spec.is_simulated:
         return f"{INPUT} + tokens * hidden / tp * bytes_per_element"
-    terms = [INPUT, _attention_output_text(spec)]
+    terms = [_block_input_text(spec), _attention_output_text(spec)]
     latent = spec.shape.latent
     if latent is not None:
         ranks = latent.q_lora_rank + latent.kv_lora_rank
@@ -259,23 +313,48 @@ def _attention_output_text(spec: StepSpec) -> str:
     return f"tokens / tp * ({elements} * bytes_per_element + 4 * heads)"
 
 
+def _attention_gemm_text(spec: StepSpec) -> str:
+    """Return the outputs of attention and of every second GEMM before it.
+
+    Of q, k, v and the output they are q and v. Of latent attention they are both compressions.
+    """
+    attended = "tokens / tp * heads * (value_size * bytes_per_element + 4)"
+    latent = spec.shape.latent
+    if latent is not None:
+        ranks = latent.q_lora_rank + latent.kv_lora_rank + latent.qk_rope_head_dim
+        return f"{attended} + sharded_tokens * {ranks} * bytes_per_element"
+    projections = "(heads * head_size + kv_heads * value_size)"
+    return f"{attended} + tokens / tp * {projections} * bytes_per_element"
+
+
 def _count_inner_tensors(spec: StepSpec) -> int:
     """Return the saved tensors of the FFN's inner size.
 
     They are before and after GELU; for SwiGLU the gate, its SiLU, the up projection, the product.
+    Fused kernels save the outputs of GEMMs only.
     """
+    if spec.fused:
+        return 2 if spec.shape.recipe == "llama" else 1
     return 4 if spec.shape.recipe == "llama" else 2
 
 
 def _ffn_text(spec: StepSpec) -> str:
     inner = f"{_count_inner_tensors(spec)} * tokens * ffn / tp * bytes_per_element"
-    return f"{INPUT} + {inner}"
+    return f"{_block_input_text(spec)} + {inner}"
 
 
 def _ffn_gemm_text(spec: StepSpec) -> str:
+    """Return every second output of q, k, v, out, gate, up, down, of which the first is q."""
+    inner = "tokens * ffn / tp * bytes_per_element"
+    return f"{inner} + {INPUT}" if spec.shape.recipe == "llama" else inner
+
+
+def _moe_gemm_text(spec: StepSpec) -> str:
+    """Return the outputs of the experts' first GEMMs, and the input or output of each row.
+
+    Dispatched rows are not sent again, so that all of them are kept.
+    """
     gates = 2 if spec.shape.recipe == "llama" else 1
-    if spec.moe is None:
-        return f"{gates} * tokens * ffn / tp * bytes_per_element"
     return f"sharded_tokens * top_k * ({gates} * expert_ffn + hidden) * bytes_per_element"
 
 

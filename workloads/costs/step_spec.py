@@ -53,6 +53,7 @@ class StepSpec:
     state: Widths | None = None  # None = the usual widths of bytes_per_element
     checkpointing: Checkpointing = "none"
     checkpoint_every: int = 1  # full checkpointing recomputes one layer in so many
+    fused: bool = False  # backward computes norms and activation functions again (torch.compile)
     sequence_parallel: bool = True  # shard the tokens between blocks over tp
     zero1: ZeroOne = ""  # how the optimizer of data-parallel replicas is sharded
     reshard: bool = True  # FSDP frees parameters after forward

@@ -303,10 +303,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 _MATRIX_MULTIPLICATIONS = ("mm", "bmm", "addmm", "baddbmm")
-_SAVED_OPERATIONS = frozenset(
-    {*(getattr(torch.ops.aten, name).default for name in _MATRIX_MULTIPLICATIONS), *ATTENTIONS}
-)
-"""The operations whose results selective checkpointing keeps."""
+_GEMMS = frozenset(getattr(torch.ops.aten, name).default for name in _MATRIX_MULTIPLICATIONS)
 _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
 
 
@@ -329,7 +326,7 @@ watchers: list[list[Any]] = []
 
 
 def _make_selective_contexts() -> Any:
-    contexts = create_selective_checkpoint_contexts(_choose_policy)  # type: ignore[no-untyped-call]
+    contexts = create_selective_checkpoint_contexts(SelectivePolicy())  # type: ignore[no-untyped-call]
     for caches in watchers:
         caches.append(contexts[0].storage)
     return contexts
@@ -340,12 +337,23 @@ def kept_in(caches: list[Any]) -> list[Tensor]:
     return [kept.val for kept in tree_leaves(caches) if hasattr(kept, "val")]
 
 
-def _choose_policy(
-    _context: object, operation: object, *_args: object, **_kwargs: object
-) -> CheckpointPolicy:
-    if operation in _SAVED_OPERATIONS:
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+class SelectivePolicy:
+    """Keeps the results of attention and of every second matrix multiplication of a layer.
+
+    This is torchtitan's selective checkpointing by operation.
+    """
+
+    def __init__(self) -> None:
+        self._num_gemms = {False: 0, True: 0}  # in forward and in the recomputation
+
+    def __call__(
+        self, context: Any, operation: object, *_args: object, **_kwargs: object
+    ) -> CheckpointPolicy:
+        is_saved = operation in ATTENTIONS
+        if operation in _GEMMS:
+            self._num_gemms[context.is_recompute] += 1
+            is_saved = self._num_gemms[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def plain_name(name: str) -> str:

@@ -12,15 +12,16 @@ from statistics import fmean
 
 from parbench.bench.results.details import Action
 from parbench.workloads.costs.communication_pattern import Call, list_calls
-from parbench.workloads.costs.flops import flops_per_token, recomputed_bytes, stage_flops
+from parbench.workloads.costs.flops import flops_per_token, stage_flops
 from parbench.workloads.costs.memory import RankMemory, rank_memory, updated_elements
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import find_schedule
 from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
+from parbench.workloads.planner.compute_time import compute_microbatch
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
-from parbench.workloads.planner.placement import place_of
+from parbench.workloads.planner.placement import place_of, place_on_torus
 
 GIGA = 1e9
 MOST_ACTIONS = 40_000
@@ -186,7 +187,6 @@ def dry_run(
         if name in _WITHIN:
             shown = busiest.axes.get(name, shown)
         axes.append(replace(shown, sent_bytes=max(axis.sent_bytes for axis in of)))
-    memory_rate = hardware.memory_bytes_per_second * hardware.efficiency.memory_rate
     return DryRun(
         spec=spec,
         hardware=hardware,
@@ -195,7 +195,7 @@ def dry_run(
         compute_seconds=busiest.compute_seconds * spec.microbatches,
         update_seconds=max(updated_elements(at) for at in spec.distinct_views)
         * spec.widths.updated
-        / memory_rate,
+        / hardware.memory_rate,
         bubble_seconds=bubble,
         bubble_method=method,
         axes=tuple(axes),
@@ -209,23 +209,18 @@ def held_by(spec: StepSpec) -> tuple[Held, ...]:
 def work_of(at: RankView, hardware: Hardware, seconds: Seconds) -> Work:
     """Return a rank's microbatch: what stands in the way of its passes goes into them, the rest stays an axis."""
     spec, efficiency = at.spec, hardware.efficiency
-    flops = stage_flops(at)
-    rate = (
-        hardware.flops_per_second
-        * efficiency.gemm
-        * (1.0 if spec.has_master_weights else hardware.float32_share)
-    )
-    moved = recomputed_bytes(at) / (hardware.memory_bytes_per_second * efficiency.memory_rate)
-    compute = (flops.forward / rate, (flops.backward + flops.recomputed) / rate + moved)
+    compute = compute_microbatch(at, hardware)
+    microbatch = compute.forward + compute.backward
+    attention = 0.0
+    if spec.context_method.hides_communication:
+        attention = compute.attention * spec.microbatches
     windows = {
-        "cp": 3 * flops.attention / rate * spec.microbatches
-        if spec.context_method.hides_communication
-        else 0.0,
-        "fsdp": sum(compute) * (1 if spec.dims.size("pp") > 1 else spec.microbatches),
-        "ep": sum(compute) * spec.microbatches,
+        "cp": attention,
+        "fsdp": microbatch * (1 if spec.dims.size("pp") > 1 else spec.microbatches),
+        "ep": microbatch * spec.microbatches,
         # The next forward pass hides the gathers of updated parameters (Megatron, overlap_param_gather).
-        "dp": sum(compute) if spec.zero1 else compute[1],
-        "edp": sum(compute) if spec.zero1 else compute[1],
+        "dp": microbatch if spec.zero1 else compute.backward,
+        "edp": microbatch if spec.zero1 else compute.backward,
     }
     by_axis: dict[str, list[PlacedCall]] = {}
     for call in list_calls(at):
@@ -240,17 +235,21 @@ def work_of(at: RankView, hardware: Hardware, seconds: Seconds) -> Work:
     share = 1 / (1 + spec.forward_passes)
     return Work(
         at=at,
-        compute_seconds=sum(compute),
-        forward=compute[0] + blocking * share,
-        backward=compute[1] + blocking * (1 - share),
+        compute_seconds=microbatch,
+        forward=compute.forward + blocking * share,
+        backward=compute.backward + blocking * (1 - share),
         axes=axes,
     )
 
 
 def placed(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
-    return PlacedCall.of(
-        call, place_of(spec.dims, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
-    )
+    """Return a call with the place of its group in the hardware."""
+    dims = spec.dims
+    if hardware.torus:
+        place = place_on_torus(dims, call.group, hardware.torus)
+    else:
+        place = place_of(dims, call.group, hardware.gpus_per_node, hardware.nodes_per_pod)
+    return PlacedCall.of(call, place)
 
 
 def _axis(

@@ -1,10 +1,11 @@
-"""Machines as numbers: what a GPU holds and computes, what its links carry, what a step reaches. Pure.
+"""Hardware as numbers: the memory and compute of a GPU, its links, and the shares a step reaches. Pure.
 
-Rates are of one GPU; links count one direction. ``PRESETS`` are 8-GPU nodes with one network card for each GPU. Each
-preset's ``source`` names where its figures are from, which of them were read there or in a quotation of it, which
-nobody checked; peaks are those of ``workloads.step.peaks``. The vendor counts NVLink in both directions together, and
-peaks with sparsity: half of both is here. Latencies and efficiencies are assumptions of this planner, not measured:
-print them, and replace them.
+Rates are those of one GPU, and of a link in one direction. ``PRESETS`` are nodes of 8 GPUs with one
+network card per GPU. The ``source`` of a preset says where its figures come from, and which of them
+nobody checked. Peaks are those of ``workloads.step.peaks``. Vendors add up both directions of
+NVLink, and count peaks with sparsity: the presets have half of both.
+
+Latencies and efficiencies are assumptions. ``--calibrate`` replaces them with measured ones.
 """
 
 from pathlib import Path
@@ -18,31 +19,34 @@ from parbench.bench.text import UserError, format_choices, format_list, suggest_
 from parbench.workloads.step.peaks import datasheet_peak
 
 Rate = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
-"""Bytes, or operations; of a machine's, each in a second."""
+"""Bytes, or bytes or operations per second."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Traffic = Annotated[float, msgspec.Meta(ge=0, le=100)]
 PositiveShare = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
 Latency = Annotated[float, msgspec.Meta(ge=0, le=1000)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
-OVERLAP = dict.fromkeys(("dp", "edp", "fsdp", "efsdp", "cp"), 0.9)
-"""By axis, the share of its communication that is assumed to hide behind compute."""
+OVERLAP = {"dp": 0.9, "edp": 0.9, "fsdp": 0.75, "efsdp": 0.75, "cp": 0.9}
+"""The share of an axis' communication that compute can hide. With FSDP, published training takes 10
+to 20 % longer than its compute, because a step starts and ends with exposed calls."""
 HIDEABLE = (*OVERLAP, "ep")
-"""The axes that may be given a share; ep's hides where another microbatch computes meanwhile, as in DualPipe."""
+"""The axes that may have a share. That of ep hides behind another microbatch, as in DualPipe."""
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What share of a rate a step reaches, and of the communication that could hide how much does; all assumptions.
+    """The shares of the hardware's rates that a step reaches. All are assumptions."""
 
-    ``gemm`` is of the dense peak, over whole layers with what is not a matrix product; ``memory`` is what a step may
-    fill, the rest is the runtime's. ``overlap`` is by axis; one that is not there is exposed.
-    """
-
-    gemm: PositiveShare = 0.55
+    gemm: PositiveShare = 0.72  # of the peak, by large GEMMs
+    attention: PositiveShare = 0.55  # of the peak, by fused attention
+    gemm_traffic: Traffic = 1.3  # how often a GEMM moves its inputs and its output
+    elementwise_traffic: Traffic = 1.0  # how often other kernels move theirs
+    score_traffic: Traffic = 0.0  # bytes per score of attention that is not fused
     links_inside: PositiveShare = 0.80
     links_across: PositiveShare = 0.80
     memory_rate: PositiveShare = 0.80
-    memory: PositiveShare = 0.92
+    memory: PositiveShare = 0.92  # of the memory; the runtime needs the rest
     overlap: dict[str, Share] = msgspec.field(default_factory=lambda: OVERLAP.copy())
+    """By axis. The communication of an axis that is not here is exposed."""
 
     def __post_init__(self) -> None:
         for name in self.overlap:
@@ -51,36 +55,46 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of GPU, and how its nodes are built.
-
-    ``flops_per_second`` are bfloat16's, ``float32_share`` is what of them float32 has: TF32 is half on all presets.
-    ``across_bytes_per_second`` is one GPU's own card. ``rails`` is how many of a node's cards one collective can drive
-    at once, 0 for as many as it has ranks there. Latencies are of one hop of a ring, ``launch_seconds`` of any call.
-    ``links_from`` says what tells a call's time where these rates do not. Above the node, ``nodes_per_pod`` nodes share
-    links to others whose rate together is that of their cards over ``oversubscription``; 0 is one pod for all.
-    """
+    """A kind of GPU, and how its nodes are connected."""
 
     name: str
     source: str
-    flops_per_second: Rate
-    float32_share: PositiveShare = 0.5
+    flops_per_second: Rate  # dense bfloat16
+    float32_share: PositiveShare = 0.5  # of them; TF32 has half on all presets
     memory_bytes: Rate
     memory_bytes_per_second: Rate
     gpus_per_node: NumRanks = 8
-    inside_bytes_per_second: Rate
-    across_bytes_per_second: Rate
+    inside_bytes_per_second: Rate  # of a GPU's links inside its node; on a torus, of one link
+    across_bytes_per_second: Rate  # of a GPU's own network card
     rails: Number = 0
-    launch_seconds: Latency = 8e-6
-    inside_hop_seconds: Latency = 2e-6
-    across_hop_seconds: Latency = 6e-6
+    """The network cards of a node that one collective uses; 0 = one for each of its ranks there."""
+    kernel_seconds: Latency = 3e-6
+    launch_seconds: Latency = 8e-6  # of a call
+    inside_hop_seconds: Latency = 1e-6  # of a hop of a ring
+    across_hop_seconds: Latency = 15e-6
     nodes_per_pod: Number = 0
+    """The nodes of a pod, which share the links to other pods; 0 = all nodes are one pod."""
     oversubscription: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 1.0
+    """The rate of a pod's network cards, relative to that of its links to other pods."""
+    torus: tuple[NumRanks, ...] = ()
+    """The GPUs along each axis of a torus, the innermost last; empty = nodes with switches."""
     links_from: str = ""
+    """The measurements that give the time of a call, if these rates do not."""
     efficiency: Efficiency = Efficiency()
 
     @property
     def usable_bytes(self) -> float:
         return self.memory_bytes * self.efficiency.memory
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes per second that kernels move."""
+        return self.memory_bytes_per_second * self.efficiency.memory_rate
+
+    def peak(self, bytes_per_element: int) -> float:
+        """Return the peak FLOP/s of elements of 2 or 4 bytes."""
+        share = 1.0 if bytes_per_element < 4 else self.float32_share
+        return self.flops_per_second * share
 
     @property
     def inside_rate(self) -> float:
@@ -89,7 +103,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def card_rate(self) -> float:
-        """Bytes per second of one GPU's own card."""
+        """Bytes per second of one GPU's network card."""
         return self.across_bytes_per_second * self.efficiency.links_across
 
 
@@ -110,6 +124,12 @@ _SOURCES = {
 }
 
 
+LARGEST_GEMM_SHARES = {"a100": 0.859, "h100": 0.801}
+"""Of the peak, by the fastest GEMM that was found (Bekman, Machine Learning Engineering, MAMF)."""
+SUSTAINED_SHARE = 0.9
+"""Of the fastest GEMM's rate, what clocks allow for a long time. Calibrated to published runs."""
+
+
 def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: float) -> Hardware:
     peak = datasheet_peak({"h100": "H100 SXM5", "h800": "H100 SXM5"}.get(name, name), "bfloat16")
     assert peak is not None
@@ -121,6 +141,7 @@ def _preset(name: str, memory: float, memory_rate: float, nvlink: float, card: f
         memory_bytes_per_second=memory_rate,
         inside_bytes_per_second=nvlink,
         across_bytes_per_second=card,
+        efficiency=Efficiency(gemm=SUSTAINED_SHARE * LARGEST_GEMM_SHARES.get(name, 0.801)),
     )
 
 
@@ -134,7 +155,10 @@ PRESETS = {
 
 
 def hardware_of(text: str) -> Hardware:
-    """Return a preset, or what a ``.toml`` file declares, with a table ``[efficiency]``."""
+    """Return a preset, or the hardware of a ``.toml`` file with a table ``[efficiency]``.
+
+    Raises ``UserError`` for other names.
+    """
     if text.endswith(".toml"):
         path = Path(text)
         return read_toml(path, "hardware file", Hardware, name=path.stem, source=text)

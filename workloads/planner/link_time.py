@@ -1,12 +1,16 @@
-"""How long one call takes: by a machine's latencies and rates, or as a run's own collectives measured it. Pure.
+"""The seconds of a call, by the latencies and rates of hardware, or by the fits of a run. Pure.
 
-By hardware: its launch, its hops, and its bytes over the slowest link that it must pass. Rings go hand in hand: one
-within each node, one over nodes, so that the hops are (m-1) inside and (N-1) across for m ranks on each of N nodes; an
-all_reduce may take trees instead, 2 log2. Bytes are ``parbench.workloads.costs``'s ``sent_bytes``.
+By hardware a call takes its launch, its hops, and its bytes over the slowest link that they pass.
+Rings inside nodes and across nodes work at once, so that m ranks on each of N nodes have m - 1 hops
+inside and N - 1 across. An all_reduce may use trees instead, with log2(N) hops each way. Bytes are
+``sent_bytes`` of ``workloads.costs``.
 
-By a run: a call on as many ranks as were measured takes what the fit says. On others the latency goes with the hops of
-a ring, n - 1 and twice that for an all_reduce, and the bandwidth with the bytes that cross a link: as if more ranks
-came with more of the same links.
+On a torus a ring along each axis uses its links in both directions, so that a collective over d
+axes has 2 d links (Jouppi et al., arXiv 2304.01433, section 2.6).
+
+By a run a call takes the time of the fit for its operation and ranks. With other ranks the latency
+grows with the hops of a ring, n - 1, or 2 (n - 1) for an all_reduce. The bandwidth stays that of
+the bytes that pass a link.
 """
 
 import math
@@ -71,11 +75,32 @@ def by_hardware(hardware: Hardware) -> Seconds:
     def seconds(call: PlacedCall) -> float:
         if call.place.ranks == 1:
             return 0.0
+        if call.place.extents:
+            return hardware.launch_seconds + _torus_seconds(hardware, call)
         return (
             hardware.launch_seconds + _hop_seconds(hardware, call) + _wire_seconds(hardware, call)
         )
 
     return seconds
+
+
+def _torus_seconds(hardware: Hardware, call: PlacedCall) -> float:
+    """Return the seconds of a call on a torus without its launch.
+
+    In an all_to_all the links of the longest axis carry most: each rank's bytes pass a quarter of a
+    ring of that length, in both directions.
+    """
+    extents = call.place.extents
+    rate, hop = hardware.inside_rate, hardware.inside_hop_seconds
+    if call.op == "send":
+        return hop + call.num_bytes / rate
+    hops = sum(extent // 2 for extent in extents)
+    if call.op == "all_to_all":
+        return hops * hop + call.num_bytes * max(extents) / 8 / rate
+    links = 2 * sum(extent > 1 for extent in extents)
+    passes = 2 if call.op == "all_reduce" else 1
+    sent = sent_bytes(call.op, call.num_bytes, call.place.ranks)
+    return passes * hops * hop + sent / (links * rate)
 
 
 def _hop_seconds(hardware: Hardware, call: PlacedCall) -> float:

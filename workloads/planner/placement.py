@@ -6,6 +6,7 @@ pods, above which there are fewer links. The groups of experts are those of ``Pa
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,14 +18,12 @@ _EXPERT_GROUPS = (("ep",), ("etp",), ("efsdp",), ("edp",))
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The ranks of one group, and those of them that share a node: the mean, counted up, where nodes have not alike.
-
-    ``in_pod`` are those that share a pod of nodes, 0 where there are no pods.
-    """
+    """The ranks of one group, and where they are."""
 
     ranks: int
-    on_node: int
-    in_pod: int = 0
+    on_node: int  # the ranks that share a node: the mean over nodes, rounded up
+    in_pod: int = 0  # the ranks that share a pod of nodes, 0 without pods
+    extents: tuple[int, ...] = ()  # the ranks along each axis of a torus, empty without a torus
 
     @property
     def nodes(self) -> int:
@@ -40,6 +39,8 @@ class Place:
 
     @property
     def words(self) -> str:
+        if self.extents:
+            return f"{' x '.join(map(str, self.extents))} of the torus"
         pods = f" in {self.pods} pods" if self.pods > 1 else ""
         return (
             "inside a node"
@@ -60,6 +61,34 @@ def place_of(
         return place
     in_pod = _place(dims, group, gpus_per_node * nodes_per_pod).on_node
     return Place(ranks=place.ranks, on_node=place.on_node, in_pod=in_pod)
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def place_on_torus(dims: ParallelDims, group: tuple[str, ...], torus: tuple[int, ...]) -> Place:
+    """Return the place of rank 0's group on a torus, whose last axis is the innermost.
+
+    All groups of an axis have the same extents if the sizes of the torus and of the mesh divide
+    each other.
+    """
+    ranks = _list_first_group(dims, group)
+    extents = []
+    stride = math.prod(torus)
+    for size in torus:
+        stride //= size
+        extents.append(len({rank // stride % size for rank in ranks}))
+    return Place(ranks=len(ranks), on_node=len(ranks), extents=tuple(extents))
+
+
+def _list_first_group(dims: ParallelDims, group: tuple[str, ...]) -> Sequence[int]:
+    """Return the ranks of rank 0's group along axes, or of its group of experts."""
+    expert_groups = {
+        ("ep",): dims.expert_groups,
+        ("etp",): dims.expert_split_groups,
+        ("efsdp",): dims.expert_shard_groups,
+        ("edp",): dims.expert_replica_groups,
+    }
+    groups = expert_groups[group]() if group in expert_groups else dims.groups(*group)
+    return groups[0]
 
 
 @lru_cache(maxsize=_MAX_CACHED)

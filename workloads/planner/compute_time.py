@@ -1,0 +1,192 @@
+"""The seconds that a rank computes for one microbatch, kernel by kernel. Pure.
+
+A GEMM of (m, k) and (k, n) takes its FLOPs at the rate of large GEMMs, the time to move its
+operands, and a launch. Its efficiency therefore falls as m, n or k get small. Attention has a rate
+of its own. Norms, activation functions, residuals and the loss take the time to move their bytes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from parbench.workloads.costs.flops import (
+    ATTENTION_BACKWARD,
+    MATMUL_BACKWARD,
+    attention_flops,
+    is_recomputed_gemm,
+)
+from parbench.workloads.costs.parameter_table import ParameterPart, Parts, list_units
+from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.planner.hardware import Hardware
+
+ELEMENTWISE_BACKWARD = 2.0
+"""Relative to forward: gradients are read and written next to the saved tensors."""
+ELEMENTWISE_KERNELS = 12
+"""Kernels of a layer that are neither a GEMM nor attention; fused kernels are half as many."""
+LOSS_BYTES = 30
+"""Bytes that the float32 loss and its gradient move for each logit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSeconds:
+    """The seconds of one microbatch on one rank. ``attention`` is the part of all its passes."""
+
+    forward: float
+    backward: float  # with what it recomputes
+    attention: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm:
+    """Equal multiplications of (m, k) by (k, n), which one kernel computes."""
+
+    m: float
+    n: float
+    k: float
+    count: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.count * self.m * self.n * self.k
+
+    @property
+    def elements(self) -> float:
+        """The elements of both inputs and of the output."""
+        return self.count * (self.m * self.n + self.n * self.k + self.m * self.k)
+
+
+def compute_gemm_seconds(gemm: Gemm, hardware: Hardware, bytes_per_element: int) -> float:
+    """Return the seconds of a GEMM."""
+    efficiency = hardware.efficiency
+    moved = efficiency.gemm_traffic * gemm.elements * bytes_per_element
+    peak = hardware.peak(bytes_per_element)
+    return (
+        hardware.kernel_seconds
+        + gemm.flops / (peak * efficiency.gemm)
+        + moved / hardware.memory_rate
+    )
+
+
+def compute_microbatch(view: RankView, hardware: Hardware) -> ComputeSeconds:
+    """Return the seconds of a rank's layers, head and loss."""
+    spec = view.spec
+    units = list_units(view)
+    forward = backward = attention = 0.0
+    recomputed_share = view.recomputed_layers / view.layers
+    for count, parts in units.layers:
+        if not count:
+            continue
+        layer = _compute_layer(spec, parts, hardware)
+        forward += count * layer.forward
+        backward += count * (layer.backward + layer.repeated * recomputed_share)
+        attention += count * layer.attention * (1 + ATTENTION_BACKWARD)
+    if view.has_head:
+        head = Gemm(
+            m=spec.local_tokens, n=spec.shape.vocabulary / spec.dims.tp, k=spec.shape.hidden
+        )
+        seconds = compute_gemm_seconds(head, hardware, spec.bytes_per_element)
+        loss = LOSS_BYTES * hardware.efficiency.elementwise_traffic * head.m * head.n
+        forward += seconds
+        backward += MATMUL_BACKWARD * seconds + loss / hardware.memory_rate
+    return ComputeSeconds(forward=forward, backward=backward, attention=attention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSeconds:
+    """The seconds of a layer: ``repeated`` is what backward recomputes."""
+
+    forward: float
+    backward: float
+    attention: float
+    repeated: float
+
+
+def _compute_layer(spec: StepSpec, parts: Parts, hardware: Hardware) -> LayerSeconds:
+    gemms = repeated_gemms = 0.0
+    for part in parts:
+        gemm = _make_gemm(spec, part)
+        if gemm is None:
+            continue
+        seconds = compute_gemm_seconds(gemm, hardware, spec.bytes_per_element)
+        gemms += seconds
+        if is_recomputed_gemm(spec.shape, part.name):
+            repeated_gemms += seconds
+    attention = _compute_attention(spec, hardware)
+    kernels = ELEMENTWISE_KERNELS / 2 if spec.fused else ELEMENTWISE_KERNELS
+    moved = hardware.efficiency.elementwise_traffic * count_elementwise_bytes(spec, parts)
+    elementwise = kernels * hardware.kernel_seconds + moved / hardware.memory_rate
+    repeated = 0.0
+    if spec.checkpointing == "full":
+        repeated = gemms + attention + elementwise
+    elif spec.checkpointing == "selective":
+        repeated = repeated_gemms + elementwise
+    return LayerSeconds(
+        forward=gemms + attention + elementwise,
+        backward=MATMUL_BACKWARD * gemms
+        + ATTENTION_BACKWARD * attention
+        + ELEMENTWISE_BACKWARD * elementwise,
+        attention=attention,
+        repeated=repeated,
+    )
+
+
+def _compute_attention(spec: StepSpec, hardware: Hardware) -> float:
+    """Return the seconds of a layer's attention, of which a fused kernel skips masked pairs."""
+    efficiency = hardware.efficiency
+    tokens = spec.local_tokens / spec.dims.tp
+    mask = "full" if efficiency.score_traffic else spec.mask
+    flops = attention_flops(spec.shape, mask) * tokens
+    scores = tokens * spec.shape.heads * spec.shape.sequence
+    peak = hardware.peak(spec.bytes_per_element)
+    return (
+        hardware.kernel_seconds
+        + flops / (peak * efficiency.attention)
+        + scores * efficiency.score_traffic / hardware.memory_rate
+    )
+
+
+def _make_gemm(spec: StepSpec, part: ParameterPart) -> Gemm | None:
+    """Return the GEMM of a parameter, None for those of norms and for biases."""
+    if part.name.endswith("bias") or len(part.size) < 2:
+        return None
+    if part.kind == "routed":
+        assert spec.moe is not None
+        experts, k, n = part.size
+        rows = spec.sharded_tokens * spec.moe.top_k * spec.dims.ep * spec.dims.etp
+        return Gemm(m=rows / spec.moe.experts, n=n, k=k, count=experts)
+    n, k = part.size
+    tokens = spec.local_tokens
+    if part.kind == "replicated":
+        tokens /= spec.dims.tp
+    return Gemm(m=tokens, n=n, k=k)
+
+
+def count_elementwise_bytes(spec: StepSpec, parts: Parts) -> float:
+    """Return the bytes that a layer's forward pass moves outside of GEMMs and attention.
+
+    A norm reads and writes a tensor, a residual reads two and writes one. GELU reads and writes its
+    tensor, SwiGLU in two kernels moves five. RoPE in float32 moves its tensors five times each way.
+    Fused kernels keep what the next operation needs.
+    """
+    shape = spec.shape
+    is_llama = shape.recipe == "llama"
+    has_experts = any(part.kind == "routed" for part in parts)
+    between_blocks = 6.0 if spec.fused else 10.0
+    rotated = shape.heads * shape.head_size + shape.kv_heads * shape.head_size
+    inner = (3.0 if spec.fused else 5.0) if is_llama else 2.0
+    rotations = (2.0 if spec.fused else 10.0) if is_llama else 0.0
+    elements = spec.sharded_tokens * between_blocks * shape.hidden
+    elements += spec.local_tokens / spec.dims.tp * rotations * rotated
+    if has_experts and spec.moe is not None:
+        rows = spec.sharded_tokens * (spec.moe.top_k + spec.moe.shared)
+        elements += rows * (4 * shape.hidden + inner * spec.moe.expert_ffn)
+    else:
+        elements += spec.local_tokens / spec.dims.tp * inner * shape.ffn
+    return elements * spec.bytes_per_element
+
+
+def list_gemms(view: RankView) -> Iterator[Gemm]:
+    """Yield the GEMMs of one layer's forward pass, of the first kind of layers."""
+    for part in list_units(view).layers[0][1]:
+        gemm = _make_gemm(view.spec, part)
+        if gemm is not None:
+            yield gemm

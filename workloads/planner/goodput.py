@@ -1,0 +1,87 @@
+"""Goodput under failures, and the batch beyond which more data parallelism helps little. Pure.
+
+The functions return numbers with the formula that gives them. Neither depends on the mesh.
+"""
+
+import math
+from dataclasses import dataclass
+
+from parbench.workloads.costs.equation import Equation
+
+FAILURES_PER_GPU_DAY = 419 / 54 / 16_384
+"""Unexpected interruptions of Llama 3 405B: 419 in 54 days on 16,384 H100s (arXiv 2407.21783,
+section 3.3.4)."""
+CHECKPOINT_SECONDS = 30.0
+RESTART_SECONDS = 300.0
+"""Assumptions: the time a checkpoint stops training, and the time from a failure to the next step."""
+CRITICAL_BATCH_AT_UNIT_LOSS = 2e8
+CRITICAL_BATCH_EXPONENT = 0.21
+LOSS_SCALE_TOKENS = 5.4e13
+LOSS_EXPONENT = 0.095
+"""B_crit = 2e8 / L^(1 / 0.21) tokens, and L = (5.4e13 / D)^0.095 after D tokens (Kaplan et al.,
+arXiv 2001.08361, equations 1.2 and 1.4). Their models have a vocabulary of 50,257."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """The share of time that trains, with checkpoints as often as is best."""
+
+    failure_seconds: float
+    """The mean time between failures of all GPUs."""
+    checkpoint_interval: float
+    """Seconds between checkpoints, sqrt(2 checkpoint failure) (Young, 1974; Daly, 2006)."""
+    share: Equation
+
+
+def compute_goodput(
+    gpus: int,
+    *,
+    failures_per_gpu_day: float = FAILURES_PER_GPU_DAY,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    restart_seconds: float = RESTART_SECONDS,
+    checkpoint_interval: float = 0.0,
+) -> Goodput:
+    """Return the goodput of a job. An interval of 0 is the best one.
+
+    A failure costs the restart and, in the mean, half an interval of training.
+    """
+    failure_seconds = 86_400 / (failures_per_gpu_day * gpus)
+    interval = checkpoint_interval or math.sqrt(2 * checkpoint_seconds * failure_seconds)
+    share = Equation(
+        text="interval / (interval + checkpoint) * "
+        "failure / (failure + restart + (interval + checkpoint) / 2)",
+        symbols={
+            "interval": interval,
+            "checkpoint": checkpoint_seconds,
+            "failure": failure_seconds,
+            "restart": restart_seconds,
+        },
+    )
+    return Goodput(failure_seconds=failure_seconds, checkpoint_interval=interval, share=share)
+
+
+def compute_critical_batch(tokens: float) -> Equation:
+    """Return the critical batch in tokens at the end of a training on so many tokens.
+
+    Up to this batch, twice the GPUs need little more than half the steps (McCandlish et al., arXiv
+    1812.06162). The critical batch is smaller at the beginning of a training.
+    """
+    return Equation(
+        text="batch_scale / ((loss_tokens / tokens) ** loss_exponent) ** (1 / batch_exponent)",
+        symbols={
+            "batch_scale": CRITICAL_BATCH_AT_UNIT_LOSS,
+            "batch_exponent": CRITICAL_BATCH_EXPONENT,
+            "loss_tokens": LOSS_SCALE_TOKENS,
+            "loss_exponent": LOSS_EXPONENT,
+            "tokens": tokens,
+        },
+    )
+
+
+def compute_step_savings(batch: float, critical_batch: float) -> float:
+    """Return the share of the tokens that such a batch uses well, 1 / (1 + batch / critical).
+
+    A batch of the critical size needs twice the tokens of a tiny batch, and twice the fewest steps
+    (arXiv 1812.06162, equation 2.11).
+    """
+    return 1 / (1 + batch / critical_batch)
