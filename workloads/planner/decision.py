@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.memory import layers_equation, rank_memory
-from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.parameter_table import (
+    num_active_parameters,
+    num_parameters,
+)
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.planner.candidates import (
@@ -21,6 +24,7 @@ from parbench.workloads.planner.candidates import (
     place_step,
 )
 from parbench.workloads.planner.dry_run import GIGA, DryRun
+from parbench.workloads.planner.goodput import compute_critical_batch, compute_goodput
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds
 from parbench.workloads.planner.search import SearchResult, predict_layout, rank_runs
@@ -28,9 +32,7 @@ from parbench.workloads.planner.search import SearchResult, predict_layout, rank
 SMALL_PARAMETERS = 10e9
 LARGE_PARAMETERS = 100e9
 LONG_SEQUENCE = 32768  # tokens, from which the rule of thumb splits sequences
-GPU_DAYS_PER_FAILURE = 2111  # 419 failures in 54 days on 16,384 GPUs (arXiv 2407.21783, 3.3.4)
-CHECKPOINT_MINUTES = 1
-RESTART_MINUTES = 10
+TOKENS_PER_PARAMETER = 20  # of a compute-optimal training (arXiv 2203.15556)
 MAX_LOST_SHARE = 0.05
 RULE_CONTEXT_TOKENS = 8192  # of a rank, as Llama 3 was trained on 131,072 tokens with cp=16
 
@@ -182,44 +184,33 @@ def _ask_experts(step: StepSpec, hardware: Hardware) -> Question:
 
 
 def _ask_batch(request: SearchRequest) -> Question:
-    """Return the batch relative to the critical one of Kaplan et al. (2020), section 5.1.
-
-    It is 2.1e8 tokens / L^(1 / 0.21) at the loss L = (8.8e13 / parameters)^0.076.
-    """
+    """Return the tokens of a step, of which more than the critical batch save few steps."""
     step = request.step
+    parameters = num_active_parameters(step.shape, step.moe)
+    critical = compute_critical_batch(TOKENS_PER_PARAMETER * parameters)
     return Question(
-        text="Is the batch at most the critical batch (Kaplan et al., arXiv 2001.08361)?",
+        text="Is the batch at most the critical batch (arXiv 2001.08361) of a training with "
+        f"{TOKENS_PER_PARAMETER} tokens per parameter?",
         equation=Equation(
-            text="global_batch * sequence / (210000000 * (parameters / 88000000000000) ** 0.362)",
-            symbols={
-                "global_batch": request.global_batch,
-                "sequence": step.shape.sequence,
-                "parameters": num_parameters(step.shape, step.moe),
-            },
+            text="global_batch * sequence",
+            symbols={"global_batch": request.global_batch, "sequence": step.shape.sequence},
         ),
-        limit=1.0,
-        unit="critical batches",
+        limit=critical.value,
+        unit="tokens",
         if_yes="more data ranks still save steps",
-        if_no="more data ranks save few steps: use smaller batches or split the model",
+        if_no="more data ranks save few steps: use a smaller batch or split the model",
     )
 
 
 def _ask_failures(gpus: int) -> Question:
-    """Return the share of time that checkpoints, lost work and restarts take (Young, 1974)."""
-    minutes_between_failures = GPU_DAYS_PER_FAILURE * 24 * 60 / gpus
-    interval = (2 * CHECKPOINT_MINUTES * minutes_between_failures) ** 0.5
-    advice = f"save a checkpoint every {interval:,.0f} minutes"
+    """Return the share of time that checkpoints, lost work and restarts take."""
+    goodput = compute_goodput(gpus)
+    minutes = goodput.checkpoint_interval / 60
+    advice = f"save a checkpoint every {minutes:,.0f} minutes"
     return Question(
-        text=f"Do failures cost at most {MAX_LOST_SHARE:.0%} of the time, as often as in "
-        f"arXiv 2407.21783, section 3.3.4, with {CHECKPOINT_MINUTES} minute per checkpoint?",
-        equation=Equation(
-            text="(2 * checkpoint / between_failures) ** 0.5 + restart / between_failures",
-            symbols={
-                "checkpoint": CHECKPOINT_MINUTES,
-                "restart": RESTART_MINUTES,
-                "between_failures": minutes_between_failures,
-            },
-        ),
+        text=f"Do failures, as frequent as in arXiv 2407.21783, cost at most {MAX_LOST_SHARE:.0%} "
+        "of the time?",
+        equation=Equation(text=f"1 - {goodput.share.text}", symbols=goodput.share.symbols),
         limit=MAX_LOST_SHARE,
         unit="of the time",
         if_yes=advice,
