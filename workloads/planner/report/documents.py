@@ -465,9 +465,9 @@ def list_assumptions(hardware: Hardware) -> list[str]:
     )
     overlap = ", ".join(f"{axis} {share:.0%}" for axis, share in efficiency.overlap.items())
     return [
-        f"GEMMs and attention: {efficiency.gemm:.0%} of "
+        f"large GEMMs: {efficiency.gemm:.0%}, attention: {efficiency.attention:.0%} of "
         f"{hardware.flops_per_second / 1e12:.4g} TFLOP/s in bfloat16, of which float32 has "
-        f"{hardware.float32_share:.0%}",
+        f"{hardware.float32_share:.0%}, {hardware.kernel_seconds * 1e6:.3g} us per kernel",
         f"links: {hardware.links_from or links}",
         f"memory: {efficiency.memory_rate:.0%} of "
         f"{hardware.memory_bytes_per_second / 1e12:.4g} TB/s, {efficiency.memory:.0%} of "
