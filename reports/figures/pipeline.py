@@ -1,4 +1,4 @@
-"""The chart of a pipeline: the actions of each rank and the causes of its idle time."""
+"""The chart of a pipeline: the actions of each rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from parbench.bench.results.details import ACTION_KINDS, PipelineDetails, PipelineTimeline
+from parbench.bench.results.details import PipelineDetails, PipelineTimeline
 from parbench.reports import cells
 from parbench.reports.analysis.pipelines import Pipeline
 from parbench.reports.figures import quantities, style
@@ -28,14 +28,10 @@ _TIME = replace(quantities.TIME_SINCE_START, title="time since the first action"
 
 
 class Category(NamedTuple):
-    """A kind of action of one virtual stage of a rank, or a cause of idle time."""
+    """A kind of action of one virtual stage of a rank."""
 
     kind: str
     chunk: int = 0
-
-    @property
-    def is_action(self) -> bool:
-        return self.kind in ACTION_KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +49,8 @@ def timelines_of(facts: PipelineDetails) -> list[tuple[str, PipelineTimeline]]:
     return [(name, timeline) for name, timeline in timelines if timeline]
 
 
-def rows_of(
-    facts: PipelineDetails, name: str, timeline: PipelineTimeline
-) -> list[SpanRow[Category]]:
-    """Return a row for each rank. The last timeline has the causes of idle time."""
+def rows_of(facts: PipelineDetails, timeline: PipelineTimeline) -> list[SpanRow[Category]]:
+    """Return a row for each rank."""
     rows: list[dict[Category, list[tuple[float, float]]]] = []
     for actions, stages in zip(timeline, facts.stages_by_rank, strict=True):
         row: dict[Category, list[tuple[float, float]]] = {}
@@ -65,17 +59,13 @@ def rows_of(
             category = Category(action.action.kind, chunk)
             row.setdefault(category, []).append((action.start_us, action.stop_us))
         rows.append(row)
-    if name == timelines_of(facts)[-1][0]:
-        for idle in facts.idle or ():
-            category = Category(idle.cause)
-            rows[idle.rank].setdefault(category, []).append((idle.start_us, idle.stop_us))
     return list(rows)
 
 
 def choose_detail(facts: PipelineDetails, max_boxes: int = 6000) -> Detail:
     """Return the finest detail with at most ``max_boxes`` boxes, the same for both timelines."""
     timelines = timelines_of(facts)
-    rows = [row for name, timeline in timelines for row in rows_of(facts, name, timeline)]
+    rows = [row for _, timeline in timelines for row in rows_of(facts, timeline)]
     num_actions = sum(len(actions) for _, timeline in timelines for actions in timeline)
     stop = compute_length_us(facts)
     num_bins = choose_num_bins(rows, 0.0, stop, max_boxes)
@@ -90,8 +80,7 @@ def choose_detail(facts: PipelineDetails, max_boxes: int = 6000) -> Detail:
 
 
 def describe_pipeline(facts: PipelineDetails, repetition: int, detail: Detail) -> str:
-    causes = ", each gap in the color of its cause" if facts.idle else ""
-    measured = f"repetition {repetition + 1} as measured{causes}."
+    measured = f"repetition {repetition + 1} as measured."
     if facts.predicted:
         simulated = "Above: the schedule simulated with the mean time of each kind, no latency."
         return f"{simulated} Below: {measured} {detail.note}".rstrip()
@@ -113,12 +102,8 @@ _ACTION_LOOKS = {
     "B": ("B: backward", 0.78),
     "I": ("I: input gradient", 0.66),
     "W": ("W: weight gradient", 0.54),
-    "schedule": ("idle: schedule", 0.9),
-    "imbalance": ("idle: imbalance", 0.6),
-    "p2p": ("idle: p2p", 0.4),
-    "rest": ("idle: rest", 0.2),
 }
-"""The name and the height of each kind of action and cause, so that color is not needed."""
+"""The name and the height of each kind of action, so that color is not needed."""
 
 
 def chart_measured_pipeline(title: str, step: Pipeline, *, is_wide: bool, max_boxes: int) -> Chart:
@@ -128,7 +113,7 @@ def chart_measured_pipeline(title: str, step: Pipeline, *, is_wide: bool, max_bo
     return Chart(
         name="step",
         title=title,
-        caption=f"Repetition {step.repetition + 1}, each gap in the color of its cause.",
+        caption=f"Repetition {step.repetition + 1}, as measured.",
         draw=partial(_draw_pipeline, facts, detail, compute_length_us(facts), is_wide),
         is_wide=is_wide,
     )
@@ -170,7 +155,7 @@ def _draw_pipeline(
     figure, all_axes = new_figure(height, is_wide=is_wide, num_rows=len(charts))
     categories = set()
     for axes, (name, actions) in zip(all_axes, charts, strict=True):
-        rows = rows_of(facts, name, actions)
+        rows = rows_of(facts, actions)
         categories |= {category for row in rows for category in row}
         set_x_axis(axes, _TIME, 0.0, length_us / _MICRO)
         _draw_actions(axes, rows, detail, length_us)
@@ -213,16 +198,16 @@ def _draw_actions(
             boxes.setdefault(category, []).extend(
                 Box(start / _MICRO, stop / _MICRO, rank + 0.5, height) for start, stop in spans
             )
-    for category in sorted(boxes, key=lambda category: (category.is_action, category)):
+    for category in sorted(boxes):
         look: dict[str, Any] = dict(_look_of_action(category))
-        if category.is_action and detail.num_bins is None:
+        if detail.num_bins is None:
             look |= {"edgecolor": color("back"), "linewidth": 0.4}
         draw_boxes(axes, boxes[category], look, _ACTION_LOOKS[category.kind][0])
 
 
 def _look_of_action(category: Category) -> dict[str, Any]:
-    """Return the color of a kind, paler for later virtual stages, or the pale color of a cause."""
-    alpha = max(0.15, 0.65 * 0.55**category.chunk) if category.is_action else 0.32
+    """Return the color of a kind, paler for later virtual stages."""
+    alpha = max(0.15, 0.65 * 0.55**category.chunk)
     return {"facecolor": color(style.PIPELINE[category.kind]), "alpha": alpha}
 
 

@@ -48,10 +48,6 @@ PIPELINE = {
     "B": "green",
     "I": "teal",
     "W": "purple",
-    "schedule": "grey",
-    "imbalance": "red",
-    "p2p": "orange",
-    "rest": "gold",
 }
 MEMORY = {
     "parameters": "blue",

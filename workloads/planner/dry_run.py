@@ -11,7 +11,6 @@ from functools import cached_property
 from statistics import fmean
 
 from parbench.bench.results.details import Action
-from parbench.parbench.workloads.planner.state_widths import count_updated_bytes
 from parbench.workloads.costs.communication_pattern import Call, list_calls
 from parbench.workloads.costs.flops import flops_per_token, stage_flops
 from parbench.workloads.costs.memory import RankMemory, rank_memory, updated_elements
@@ -23,6 +22,7 @@ from parbench.workloads.planner.compute_time import compute_microbatch
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from parbench.workloads.planner.placement import place_of, place_on_torus
+from parbench.workloads.planner.state_widths import count_updated_bytes
 
 GIGA = 1e9
 MOST_ACTIONS = 40_000

@@ -21,6 +21,7 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.plan.catalogue import RUNNER_PARAMS
 from parbench.bench.plan.custom_step import define_custom_step, list_params
 from parbench.bench.plan.options import Options, plan_run
+from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import PRESETS, Measure, Plan, compute_sampling_seconds
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
@@ -78,7 +79,7 @@ def list_values(run_plan: Plan, name: str) -> list[Any]:
 
 
 def test_default_run_has_groups_of_four_ranks() -> None:
-    def list_groups(options: Options) -> set[object]:
+    def list_groups(options: Options) -> set[Value | None]:
         return {case.params.get("group") for case in plan(options).cases} - {None, "world"}
 
     assert list_groups(Options(nproc=4)) == {"pairs"}

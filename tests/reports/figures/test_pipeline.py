@@ -18,7 +18,6 @@ TWO_RANKS: dict[str, Any] = {
         [["0F0", 0, 1500], ["0B0", 5000, 8000]],
         [["1F0", 2000, 3000], ["1B0", 3000, 5000]],
     ],
-    "idle": [[0, 1500, 4500, "schedule"], [0, 4500, 5000, "p2p"], [1, 0, 2000, "imbalance"]],
 }
 
 
@@ -34,6 +33,3 @@ def test_actions_are_boxes_simulated_above_measured() -> None:
     assert simulated["F: forward"] == [(0.0, 0.001), (0.001, 0.002)]
     assert simulated["B: backward"] == [(0.004, 0.006), (0.002, 0.004)]
     assert measured["F: forward"] == [(0.0, 0.0015), (0.002, 0.003)]
-    assert measured["idle: schedule"] == [(0.0015, 0.0045)]
-    assert measured["idle: imbalance"] == [(0.0, 0.002)]
-    assert "idle: schedule" not in simulated
