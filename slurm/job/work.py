@@ -155,10 +155,8 @@ class Worker:
         try:
             reason = self._watch(point, child, nodes, progress)
         except KeyboardInterrupt:
-            # At once: the ranks get the same signal, and their end must not count as a failure.
-            child.send_signal(signal.SIGTERM)
+            # The attempt stays as running, and the status shows how Slurm ended the job.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            self._report(point, reason="Slurm ended the job", nodes=nodes)
             child.end(_INTERRUPTED_PATIENCE_SECONDS)
             remove_failures(read_progress(self._folder, point.id), progress)
             raise
