@@ -104,8 +104,6 @@ class SimulatedSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     bubble_fraction: float | None = None
     in_flight: float | None = None
     activation_bytes: float | None = None
-    why_not: str = ""
-    """Why it cannot run, if it cannot."""
 
 
 class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):

@@ -83,7 +83,7 @@ _OF_STAGES = (*_OF_SCHEDULE, "split")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A schedule among others: simulated, measured, or with the reason why it cannot run."""
+    """A schedule among others, simulated or measured."""
 
     label: str
     simulated: SimulatedSchedule
@@ -111,7 +111,7 @@ def schedule_labels(found: Sequence[Pipeline]) -> dict[str, str]:
 
 
 def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
-    """Return the schedules that compare, by step time, then those of unknown time, then those that cannot run."""
+    """Return the schedules that compare, by step time, then those of unknown time."""
     models, compared = differences([one.row for one in found], _OF_STAGES), []
     ranks = attrgetter("facts.ranks", "facts.microbatches")
     for group in group_rows(found, lambda one: one.row.case, without=_OF_STAGES, by=ranks):
@@ -123,8 +123,8 @@ def comparisons(found: Sequence[Pipeline]) -> tuple[Comparison, ...]:
         simulated = next((one.facts.comparison for one in group if one.facts.comparison), ())
         others = [one for one in simulated if (one.schedule, one.chunks) not in taken]
         entries += [Entry(label=one.schedule, simulated=one) for one in others]
-        places = ((one, one.simulated.why_not != "", one.simulated.step_seconds) for one in entries)
-        ordered = sorted(places, key=lambda place: (place[1], place[2] is None, place[2] or 0.0))
+        places = ((one, one.simulated.step_seconds) for one in entries)
+        ordered = sorted(places, key=lambda place: (place[1] is None, place[1] or 0.0))
         title = f"{facts.ranks} ranks, {facts.microbatches} microbatches{model and f', {model}'}"
         compared.append(Comparison(title=title, entries=tuple(one for one, *_ in ordered)))
     return tuple(one for one in compared if len(one.entries) > 1)

@@ -95,9 +95,6 @@ def schedule_columns(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
             "activations", lambda one: one.simulated.activation_bytes, cells.num_bytes, held_help
         ),
     )
-    reason: Column[Entry] = words(
-        "cannot run", lambda one: one.simulated.why_not or cells.UNKNOWN, "what the schedule needs"
-    )
     return (
         words("schedule", lambda one: cells.visible(one.label), "the order of actions"),
         number("v", lambda one: one.simulated.chunks, _count, "stages of a rank, its chunks"),
@@ -108,5 +105,4 @@ def schedule_columns(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
             "measured or simulated",
         ),
         *known(measured, entries),
-        *([reason] if any(one.simulated.why_not for one in entries) else []),
     )

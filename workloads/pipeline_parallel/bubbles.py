@@ -7,8 +7,6 @@ from math import inf
 from statistics import fmean, median
 from typing import TypeVar
 
-from msgspec.structs import replace
-
 from parbench.bench.results.details import (
     IDLE_CAUSES,
     Action,
@@ -165,10 +163,10 @@ def compare_schedules(
     latency: float,
     outside_seconds: float,
 ) -> tuple[SimulatedSchedule, ...]:
-    """Simulate every schedule with as many ranks and microbatches, and sort them by step time.
+    """Simulate the possible schedules of as many ranks and microbatches, sorted by step time.
 
     ``layer_bytes`` are the activations of a layer, ``outside_seconds`` the part of a step before
-    and after the pipeline. Schedules that cannot run come last, with the reason.
+    and after the pipeline.
     """
     seconds_by_kind: dict[ActionKind, float] = {
         "F": passes.forward,
@@ -178,26 +176,24 @@ def compare_schedules(
     }
     rows = []
     for schedule in SCHEDULES.values():
-        row = SimulatedSchedule(
-            schedule=schedule.name, chunks=schedule.stages_per_rank, measured=False
-        )
         try:
             size = schedule.size(order.ranks, order.microbatches)
             layers_per_stage = split_layers(layers, size.num_stages)[0]
-        except UserError as error:
-            rows.append(replace(row, why_not=str(error)))
+        except UserError:
             continue
         chunks = size.stages_per_rank
         action_seconds = {kind: seconds_by_kind[kind] / chunks for kind in seconds_by_kind}
         timeline = simulate_kinds(schedule.make_order(size), action_seconds, latency)
         in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
-        row = replace(
-            row,
+        row = SimulatedSchedule(
+            schedule=schedule.name,
+            chunks=chunks,
+            measured=False,
             step_seconds=timeline.makespan + outside_seconds,
             bubble_fraction=bubble_fraction(timeline),
             in_flight=in_flight,
             activation_bytes=layer_bytes * in_flight * chunks * layers_per_stage,
         )
         rows.append(row)
-    rows.sort(key=lambda row: inf if row.step_seconds is None else row.step_seconds)
+    rows.sort(key=lambda row: row.step_seconds or 0.0)
     return tuple(rows)

@@ -3,7 +3,6 @@
 A dispatch mode sees the calls of DDP's reducer, FSDP2, DTensor and functional collectives.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,14 +175,12 @@ class CommVolume:
     @classmethod
     def sum(cls, calls: Sequence[SentCall], axes: Iterable[str]) -> "CommVolume":
         """Return the volume of calls, 0 on one of ``axes`` without calls."""
-        calls_by_op: defaultdict[tuple[str, str], list[SentCall]] = defaultdict(list)
-        for call in calls:
-            calls_by_op[call.axis, call.op].append(call)
         by_op: dict[tuple[str, str], tuple[int, float | None]] = {}
-        for key, equal_calls in calls_by_op.items():
-            total = sum(call.sent for call in equal_calls)
-            is_known = not any(call.depends_on_data for call in equal_calls)
-            by_op[key] = (len(equal_calls), total if is_known else None)
+        for call in calls:
+            count, total = by_op.get((call.axis, call.op), (0, 0.0))
+            if total is not None:
+                total = None if call.depends_on_data else total + call.sent
+            by_op[call.axis, call.op] = (count + 1, total)
         return cls(by_axis=bytes_by_axis(calls, axes), by_op=by_op)
 
 
@@ -246,7 +243,10 @@ def compare_bytes(
             return 0.0 if sent[rank] else 1.0
         return sent[rank] / expected[rank]
 
-    rank = max(range(len(sent)), key=lambda rank: (abs(compute_ratio(rank) - 1), sent[rank]))
+    def compute_difference(rank: int) -> float:
+        return round(abs(compute_ratio(rank) - 1), 9)  # without rounding errors
+
+    rank = max(range(len(sent)), key=lambda rank: (compute_difference(rank), sent[rank]))
     values = {
         f"bytes_sent.{axis}": sent[rank],
         f"bytes_expected.{axis}": expected[rank],
