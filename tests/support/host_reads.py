@@ -11,9 +11,11 @@ drains the queue. On the CPU nothing waits, so ``HostReads`` records the operati
   no operator shows, because on the CPU they copy nothing.
 
 torch's optimizers count steps in tensors on the host, even on CUDA. What ``torch.optim`` does
-with a tensor of no dimensions is therefore not recorded. ``x[0] = 1`` is recorded although a
-CUDA device only fills the element: use ``fill_``. Not seen are ``torch.cuda.synchronize`` and
-what an operator does in C++, such as the loop over experts of ``grouped_mm`` on older GPUs.
+with a tensor of no dimensions is therefore not recorded. Neither is ``x[mask] = 1``, which on
+CUDA is ``masked_fill_`` (``_index_put_impl_`` in aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+``x[0] = 1`` copies the number to the device and waits: use ``fill_``. Not seen are
+``torch.cuda.synchronize`` and what an operator does in C++, such as the loop over experts of
+``grouped_mm`` on older GPUs.
 """
 
 import sys
@@ -64,6 +66,7 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Self:
         for name in READING_METHODS:
             self._patch_method(name)
+        self._patch_assignment()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -90,6 +93,17 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._patches.enter_context(patch.object(Tensor, name, read))
 
+    def _patch_assignment(self) -> None:
+        assign = Tensor.__setitem__
+
+        def assign_or_fill(tensor: Tensor, index: Any, value: Any) -> None:
+            num_reads = len(self.reads)
+            assign(tensor, index, value)
+            if is_mask(index) and isinstance(value, int | float):
+                del self.reads[num_reads:]
+
+        self._patches.enter_context(patch.object(Tensor, "__setitem__", assign_or_fill))
+
     def _record(self, name: str, tensor: Tensor) -> None:
         frame = sys._getframe(2)
         while frame.f_back is not None:
@@ -111,6 +125,13 @@ def is_reading(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     if name == "aten::repeat_interleave.Tensor":
         return kwargs.get("output_size") is None
     return name in READING_OPERATORS
+
+
+def is_mask(index: Any) -> bool:
+    """Return whether an index consists of one boolean tensor, and slices that are ``:``."""
+    parts = index if isinstance(index, tuple) else (index,)
+    masks = [part for part in parts if not (isinstance(part, slice) and part == slice(None))]
+    return len(masks) == 1 and isinstance(masks[0], Tensor) and masks[0].dtype == torch.bool
 
 
 def has_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

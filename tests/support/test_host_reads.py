@@ -29,6 +29,8 @@ MASK = NUMBERS > 0
         ("aten::masked_select", lambda x: torch.masked_select(x, MASK)),
         ("aten::repeat_interleave.Tensor", lambda x: x.repeat_interleave(x)),
         ("aten::lift_fresh", lambda x: x[[0, 1]]),
+        ("aten::lift_fresh", lambda x: x.clone().__setitem__(x, 1)),
+        ("aten::index_put_", lambda x: x.clone().__setitem__(MASK, x[0])),
         ("aten::lift_fresh", lambda x: x + torch.tensor([1, 2, 3])),
     ],
 )
@@ -44,6 +46,8 @@ def test_host_read_is_recorded(name: str, operation: Callable[[Tensor], object])
         lambda x: x[1:].to(torch.float32),
         lambda x: x.to(torch.float32).to(x),
         lambda x: x.where(MASK, 0).sort(stable=True),
+        lambda x: x.clone().__setitem__(MASK, 1),
+        lambda x: torch.ones(3, 2).__setitem__((MASK, slice(None)), 0.0),
         lambda x: x.repeat_interleave(x, output_size=3),
         lambda x: torch.zeros(3, dtype=x.dtype).scatter_add_(0, x, x),
     ],
