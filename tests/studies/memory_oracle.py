@@ -17,9 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parbench.bench.world.world import Clock, World
@@ -27,8 +28,9 @@ from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
 from parbench.workloads.model.transformer import Transformer, cross_entropy, get_dtype
+from parbench.workloads.parallel import data_parallel
 from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.parallel.mesh import build_mesh, local_tensor
+from parbench.workloads.parallel.mesh import build_mesh, get_local_tensor
 from parbench.workloads.parallel.parallelize import parallelize
 from parbench.workloads.parallel.positions import TokenPositions
 
@@ -56,6 +58,12 @@ def _apply_fused_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     return output
 
 
+def shard_with_real_mesh(*args: Any, **kwargs: Any) -> Any:
+    """Shard modules while the numbers of ranks in a mesh are not fake."""
+    with unset_fake_temporarily():
+        return fully_shard(*args, **kwargs)
+
+
 @contextmanager
 def open_fake_world(ranks: int) -> Iterator[World]:
     """Be the first of so many ranks, which are not there."""
@@ -64,6 +72,7 @@ def open_fake_world(ranks: int) -> Iterator[World]:
     assert group is not None
     rms_forward = nn.RMSNorm.forward
     nn.RMSNorm.forward = _apply_fused_norm  # type: ignore[method-assign, assignment]
+    data_parallel.fully_shard = shard_with_real_mesh  # type: ignore[assignment]
     try:
         yield World(
             rank=0,
@@ -79,6 +88,7 @@ def open_fake_world(ranks: int) -> Iterator[World]:
         )
     finally:
         nn.RMSNorm.forward = rms_forward  # type: ignore[method-assign]
+        data_parallel.fully_shard = fully_shard
         dist.destroy_process_group()
 
 
@@ -133,7 +143,7 @@ def measure_peak_bytes(spec: StepSpec) -> int:
         with tracker:
             train(tracker)
         [snapshot] = tracker.get_tracker_snapshot("peak").values()
-        elements = sum(local_tensor(p).numel() for p in part.part.parameters())
+        elements = sum(get_local_tensor(p).numel() for p in part.part.parameters())
     if os.environ.get("ORACLE_DEBUG"):
         print({str(getattr(k, "value", k)): round(v / 1e6) for k, v in snapshot.items() if v})
     return int(snapshot["Total"]) + spec.widths.optimizer * elements

@@ -21,8 +21,8 @@ from parbench.workloads.planner.hardware import OVERLAP, PRESETS, Hardware
 from parbench.workloads.planner.models import model_of
 
 A100, H100 = PRESETS["a100"], PRESETS["h100"]
-# Before FlashAttention a forward pass moves a score's 13 bytes: the product, its softmax and dropout
-# with a mask are written and read.
+# Before FlashAttention a forward pass moves 13 bytes per score: the product, its softmax, and their
+# dropout with a mask are written and read.
 MEGATRON = msgspec.structs.replace(
     A100,
     name="a100",

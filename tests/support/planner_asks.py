@@ -18,14 +18,24 @@ SIMPLE_HARDWARE = Hardware(
     gpus_per_node=8,
     inside_bytes_per_second=100e9,
     across_bytes_per_second=10e9,
+    kernel_seconds=0.0,
     launch_seconds=0.0,
     inside_hop_seconds=0.0,
     across_hop_seconds=0.0,
     efficiency=Efficiency(
-        gemm=1.0, links_inside=1.0, links_across=1.0, memory_rate=1.0, memory=1.0, overlap={}
+        gemm=1.0,
+        attention=1.0,
+        gemm_traffic=0.0,
+        elementwise_traffic=0.0,
+        links_inside=1.0,
+        links_across=1.0,
+        memory_rate=1.0,
+        memory=1.0,
+        overlap={},
     ),
 )
-"""Hardware of round numbers, without latency, at full efficiency and without overlap."""
+"""Hardware of round numbers, without latency or overlap. GEMMs and attention reach its peak,
+and other kernels take no time."""
 H100 = PRESETS["h100"]
 
 

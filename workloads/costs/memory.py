@@ -150,15 +150,19 @@ _UNREDUCED = "parameters * reduce_bytes - shard_gradients"
 
 
 def _equation_at_loss(view: RankView) -> Equation:
-    terms = ["2 * 4 * tokens * vocabulary / tp"]
+    spec = view.spec
+    text = "2 * 4 * tokens * vocabulary / tp"
     symbols = dict(view.symbols)
-    if view.spec.dims.is_sharded:
+    if spec.dims.is_sharded:
         symbols |= _count_gathered_parameters(view)
-        gathered = "parameters" if _keeps_gathered(view.spec) else "head_parameters"
-        terms.append(f"{gathered} * bytes_per_element")
-        if _reduces_late(view.spec):
-            terms.append(_UNREDUCED)
-    return Equation(text=" + ".join(terms), symbols=symbols)
+        gathered = "parameters" if _keeps_gathered(spec) else "head_parameters"
+        text += f" + {gathered} * bytes_per_element"
+        if _reduces_late(spec):
+            text += f" + {_UNREDUCED}"
+        elif spec.microbatches == 1:
+            # The gradients of the shard do not exist yet.
+            text += " - shard_gradients"
+    return Equation(text=text, symbols=symbols)
 
 
 def _equation_in_layer(view: RankView) -> Equation:

@@ -10,12 +10,14 @@ from parbench.workloads.costs.memory import (
     activations_equation,
     buffers_equation,
     layer_text,
+    rank_memory,
     state_equation,
     state_memory,
 )
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import MIXED, Widths
+from parbench.workloads.planner.models import model_of
 from parbench.workloads.presets import PRESETS
 from tests.support.planner_asks import make_spec
 
@@ -106,12 +108,22 @@ def test_experts_are_divided_once(mesh: str) -> None:
     assert state_memory(spec.rank_view(0)).state == pytest.approx(expected, rel=1e-6)
 
 
-def test_fsdp_buffers_are_largest_units() -> None:
-    """Two gathered units in bfloat16, and the float32 gradients of one: here of the head."""
+HEAD = (128256 + 1) * 4096
+LOSS_BUFFERS = 2 * 4 * 8192 * 128256
+
+
+def test_fsdp_buffers_at_the_loss_are_logits_and_head() -> None:
+    """Two float32 gradients of the logits, and the head in bfloat16 before the first reduction."""
     view = make_spec("fsdp=8", "llama3-8b").rank_view(0)
-    head = (128256 + 1) * 4096
-    assert buffers_equation(view).value == head * (2 * 2 + 4)
-    assert buffers_equation(make_spec("dp=8", "llama3-8b").rank_view(0)).value == 0
+    shard_gradients = state_memory(view).gradients
+    assert buffers_equation(view).value == LOSS_BUFFERS + 2 * HEAD - shard_gradients
+    assert buffers_equation(make_spec("dp=8", "llama3-8b").rank_view(0)).value == LOSS_BUFFERS
+
+
+def test_fsdp_buffers_in_a_layer_are_two_layers_and_gradients() -> None:
+    view = make_spec("fsdp=8,pp=1", "mixtral-8x7b", microbatch=1).rank_view(0)
+    layer = count_elements(view) - 2 * 32000 * 4096 - 4096
+    assert buffers_equation(view).value == pytest.approx(layer / 32 * (2 * 2 + 4))
 
 
 @pytest.mark.parametrize(
@@ -124,14 +136,37 @@ def test_fsdp_buffers_are_largest_units() -> None:
 def test_fsdp_keeps_unreduced_gradients(mesh: str, params: Params, gathered: int) -> None:
     """A pipeline reduces once per step, and others do so with ``no_sync``."""
     view = make_spec(mesh, "llama3-8b", microbatches=4, **params).rank_view(0)
-    expected = count_elements(view) * (gathered + 4)
+    expected = count_elements(view) * (gathered + 4) - state_memory(view).gradients
+    if view.has_head:
+        expected += LOSS_BUFFERS
     assert buffers_equation(view).value == pytest.approx(expected)
 
 
 def test_recomputed_layer_is_a_buffer() -> None:
-    spec = make_spec("dp=8", "llama3-8b", checkpointing="full")
+    spec = make_spec("pp=2", "llama3-8b", checkpointing="full", microbatches=8)
     expected = layer_bytes(spec) - layer_bytes(spec, "full")
     assert buffers_equation(spec.rank_view(0)).value == pytest.approx(expected)
+
+
+def test_layer_of_gpt_saves_34_bytes_of_korthikanti_without_dropout() -> None:
+    """34 s b h / t (arXiv 2205.05198) has 2 s b h of dropout masks, and no statistics."""
+    spec = make_spec("tp=8", "gpt-175b")
+    tokens_by_hidden = 2048 * 12288 / 8
+    statistics = 2 * 8 * 2048 / 8 + 4 * 96 * 2048 / 8
+    assert layer_bytes(spec) == pytest.approx(32 * tokens_by_hidden + statistics)
+    assert layer_bytes(spec) == pytest.approx(34 * tokens_by_hidden, rel=0.06)
+
+
+def test_fused_kernels_save_outputs_of_gemms_only() -> None:
+    """Two inputs of norms, q, k, v and attention, gate and up, in units of b s h e."""
+    spec = make_spec("dp=1", "llama3-8b", fused=True)
+    unit = 2 * 8192 * 4096
+    assert layer_bytes(spec) / unit == pytest.approx(2 + 2.5 + 2 * 3.5, abs=0.02)
+
+
+def test_long_sequence_fits_on_fsdp_and_cp() -> None:
+    spec = make_spec("fsdp=8,cp=8", model_of("llama3-70b", 65536), checkpointing="full")
+    assert rank_memory(spec.rank_view(0)).total < 0.92 * 80e9
 
 
 @pytest.mark.parametrize(

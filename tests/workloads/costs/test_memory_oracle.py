@@ -1,0 +1,33 @@
+"""Analytical memory is close to the peak that torch's trackers find with fake tensors."""
+
+from dataclasses import replace
+
+import pytest
+
+from parbench.workloads.costs.memory import rank_memory
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.shapes import Checkpointing, Shape
+from parbench.workloads.parallel.dims import ParallelDims
+from tests.studies.memory_oracle import (
+    GPT,
+    LLAMA,
+    compute_gathered_inputs,
+    measure_peak_bytes,
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "checkpointing"),
+    [(GPT, "tp=8", "none"), (LLAMA, "fsdp=512", "selective"), (LLAMA, "dp=1", "full")],
+)
+def test_memory_is_near_tracked_peak(
+    shape: Shape, mesh: str, checkpointing: Checkpointing
+) -> None:
+    spec = StepSpec(
+        shape=replace(shape, layers=2),
+        dims=ParallelDims.parse(mesh),
+        checkpointing=checkpointing,
+        microbatches=2,
+    )
+    planned = rank_memory(spec.rank_view(0)).total + compute_gathered_inputs(spec)
+    assert planned == pytest.approx(measure_peak_bytes(spec), rel=0.05)
