@@ -1,8 +1,9 @@
 """The decision path for a model and a number of GPUs, and the mesh of the rule of thumb. Pure.
 
 The path asks what fits on one GPU: training state, optimizer shards, all shards, activations, the
-sequence, the experts. It ends with the critical batch and with the time that failures cost. The rule of thumb gives one mesh for the size of the model. Both are
-independent of the search, so that they can be compared with it.
+sequence, the experts. It ends with the critical batch and with the time that failures cost. The
+rule of thumb gives one mesh for the size of the model. Both are independent of the search, so
+that they can be compared with it.
 """
 
 from collections.abc import Iterator

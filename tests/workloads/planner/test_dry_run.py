@@ -112,11 +112,11 @@ def test_dry_run_computes_at_the_slowest_stage() -> None:
 def test_dry_run_of_llama3_70b_on_1024_gpus() -> None:
     """Llama 3 reports an MFU of 38 to 43 % (arXiv 2407.21783, table 4)."""
     run = dry_run(make_spec("dp=8,fsdp=4,pp=4,tp=8", "llama3-70b", microbatches=32), H100)
-    assert run.seconds == pytest.approx(9.8, abs=0.05)
-    assert run.mfu == pytest.approx(0.41, abs=0.005)
+    assert run.seconds == pytest.approx(10.2, abs=0.05)
+    assert run.mfu == pytest.approx(0.39, abs=0.005)
     assert run.mfu == pytest.approx(run.model_flops_per_second / 989.4e12)
     assert run.tokens_per_second == pytest.approx(1024 * 8192 / run.seconds)
-    assert run.fullest.memory.total == pytest.approx(49.9e9, rel=0.01)
+    assert run.fullest.memory.total == pytest.approx(48.8e9, rel=0.01)
 
 
 @pytest.mark.parametrize(("missing_bytes", "fits"), [(0, True), (1, False)])
@@ -130,10 +130,11 @@ def test_dry_run_fits_if_the_fullest_rank_fits(missing_bytes: int, fits: bool) -
 def test_dry_run_caveat_of_mfu_above_one() -> None:
     """The MFU counts all pairs of attention, of which a causal mask executes half."""
     model = model_of("llama3-8b", 4194304)
-    efficiency = msgspec.structs.replace(H100.efficiency, gemm=0.7)
+    efficiency = msgspec.structs.replace(H100.efficiency, attention=0.7)
     hardware = msgspec.structs.replace(H100, efficiency=efficiency)
     run = dry_run(make_spec("cp=64,tp=8", model, checkpointing="selective"), hardware)
-    executed = 0.7 * run.compute_seconds / run.seconds
+    flops = stage_flops(run.busiest).total
+    executed = flops / run.seconds / hardware.flops_per_second
     assert run.mfu > 1
     [caveat] = run.caveats
     assert f"{executed:.1%} of the peak" in caveat

@@ -37,7 +37,7 @@ def test_missing_memory_of_a_mesh_is_explained() -> None:
 
 
 def test_too_large_step_may_fit_with_recomputation() -> None:
-    spec = make_spec("tp=8", "llama3-8b", microbatch=8)
+    spec = make_spec("tp=8", "llama3-8b", microbatch=16)
     run = dry_run(spec, H100)
     assert not run.fits
     assert explain_too_large(run).endswith("It fits with --checkpointing selective")

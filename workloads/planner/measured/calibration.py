@@ -1,109 +1,133 @@
-"""Efficiencies as runs measured them, in the place of assumed ones, and what remains assumed. Pure.
+"""Efficiencies that runs measured in the place of assumed ones. Pure.
 
-What a step's matrix products reach is what its rank executed over its compute and the peak; of what could hide, the
-overlap of an axis is 1 - exposed / transfer. Each is the median over the runs' steps.
+The share of the peak that compute reaches is the FLOPs of a rank over its compute time. The overlap
+of an axis is 1 - exposed / transfer time. Each is the median over the steps of all runs.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
+from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import stage_flops
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.planner.hardware import HIDEABLE, Hardware
+from parbench.workloads.planner.hardware import HIDEABLE, Efficiency, Hardware
 from parbench.workloads.planner.link_time import positive
 from parbench.workloads.planner.measured.validate import spec_of_record
 
-_ASSUMED = ("gemm", "memory_rate", "memory")  # of Efficiency
+_ASSUMED = ("gemm", "memory_rate", "memory")
+"""The fields of ``Efficiency`` that a plan needs next to links and overlap."""
 
 
 def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
-    """Return the machine with the shares that runs measured, and sentences that say which those are and which not.
+    """Return the hardware with the shares that runs measured, and notes on what is measured.
 
-    ``UserError`` where the runs hold no step that tells one.
+    Raises ``UserError`` if no step of the runs measured a share.
     """
-    products, overlaps = _shares(runs, hardware)
-    if not products and not overlaps:
+    compute_shares, overlaps = measure_shares(runs, hardware)
+    if not compute_shares and not overlaps:
         names = ", ".join(str(run.path) for run in runs)
-        raise UserError(
-            f"{names}: no step has real compute and a known peak, nor an axis whose overlap was traced"
-        )
-    told: dict[str, object] = {"overlap": dict(hardware.efficiency.overlap)}
-    notes = []
-    if products:
-        told["gemm"] = min(1.0, median(products))
-        notes.append(f"measured: matrix products at {_words(products)}")
-    if overlaps:
-        told["overlap"] = {
-            **hardware.efficiency.overlap,
-            **{name: median(each) for name, each in overlaps.items()},
-        }
-        notes += [
-            f"measured: of {name}'s communication hides {_words(each)}"
-            for name, each in overlaps.items()
-        ]
-    efficiency = msgspec.structs.replace(hardware.efficiency, **told)
-    return msgspec.structs.replace(hardware, efficiency=efficiency), (
-        *notes,
-        _left(hardware, told, overlaps),
+        reason = "no step has real compute and a known peak, nor an axis whose overlap was traced"
+        raise UserError(f"{names}: {reason}")
+    efficiency, notes = hardware.efficiency, []
+    measured: set[str] = set()
+    if compute_shares:
+        hardware, efficiency = _replace_compute(hardware, min(1.0, median(compute_shares)))
+        measured.add("gemm")
+        notes.append(f"measured: matrix products at {_describe_shares(compute_shares)}")
+    for axis, shares in overlaps.items():
+        overlap = {**efficiency.overlap, axis: median(shares)}
+        efficiency = msgspec.structs.replace(efficiency, overlap=overlap)
+        notes.append(f"measured: {_describe_shares(shares)} of {axis}'s communication hides")
+    notes.append(_describe_assumed(hardware, measured, overlaps))
+    return msgspec.structs.replace(hardware, efficiency=efficiency), tuple(notes)
+
+
+def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Efficiency]:
+    """Return the hardware and the efficiency of which all kernels together reach a share."""
+    efficiency = msgspec.structs.replace(
+        hardware.efficiency,
+        gemm=share,
+        attention=share,
+        gemm_traffic=0.0,
+        elementwise_traffic=0.0,
+        score_traffic=0.0,
     )
+    return msgspec.structs.replace(hardware, kernel_seconds=0.0), efficiency
 
 
-def _left(
-    hardware: Hardware, told: Mapping[str, object], overlaps: Mapping[str, Sequence[float]]
+def _describe_assumed(
+    hardware: Hardware, measured: Collection[str], overlaps: Collection[str]
 ) -> str:
-    """Say what no run told."""
-    names = [name for name in _ASSUMED if name not in told]
+    names = [name for name in _ASSUMED if name not in measured]
     names += [f"overlap of {name}" for name in hardware.efficiency.overlap if name not in overlaps]
-    links = [] if hardware.links_from else ["links_inside", "links_across"]
-    return f"still assumed: {', '.join([*names, *links])}"
+    if not hardware.links_from:
+        names += ["links_inside", "links_across"]
+    return f"still assumed: {', '.join(names)}"
 
 
-def _shares(runs: Sequence[Run], hardware: Hardware) -> tuple[list[float], dict[str, list[float]]]:
-    products: list[float] = []
+def measure_shares(
+    runs: Sequence[Run], hardware: Hardware
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Return each step's share of the peak, and by axis each step's share of hidden communication."""
+    compute_shares: list[float] = []
     overlaps: defaultdict[str, list[float]] = defaultdict(list)
-    for record in (record for run in runs for record in run.records):
-        spec = (
-            spec_of_record(record)
-            if record.status == "ok" and record.case.name.startswith("workload.")
-            else ""
-        )
-        if isinstance(spec, str):
-            continue
-        values = {name: metric.value for name, metric in record.metrics.items() if metric.value}
-        compute, peak = (
-            values.get("compute"),
-            _peak(record.details.get("peak"), hardware, spec, record.world.device),
-        )
-        if compute and peak and not spec.is_simulated:
-            executed = max(
-                stage_flops(spec.rank_view(rank)).total for rank in range(record.world.size)
-            )
-            products.append(executed * spec.microbatches / compute / peak)
-        for axis in HIDEABLE:
-            took = values.get(f"comm_transfer.{axis}")
-            exposed = values.get(f"exposed_comm.{axis}", 0.0)
-            if took and f"exposed_comm.{axis}" in record.metrics:
-                overlaps[axis].append(min(1.0, max(0.0, 1 - exposed / took)))
-    return products, dict(overlaps)
+    for run in runs:
+        for record in run.records:
+            if record.status != "ok" or not record.case.name.startswith("workload."):
+                continue
+            spec = spec_of_record(record)
+            if isinstance(spec, str):
+                continue
+            share = _measure_compute_share(record, spec, hardware)
+            if share is not None:
+                compute_shares.append(share)
+            for axis in HIDEABLE:
+                overlap = _measure_overlap(record, axis)
+                if overlap is not None:
+                    overlaps[axis].append(overlap)
+    return compute_shares, dict(overlaps)
 
 
-def _peak(known: object, hardware: Hardware, spec: StepSpec, device: str) -> float | None:
-    """Return the peak that the record has, or on GPUs the declared one."""
-    if isinstance(known, dict) and (rate := positive(known.get("flops_per_second"))):
-        return rate
-    return (
-        None
-        if device == "cpu"
-        else hardware.flops_per_second
-        * (1.0 if spec.has_master_weights else hardware.float32_share)
-    )
+def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -> float | None:
+    seconds = _get_value(record, "compute")
+    peak = _find_peak(record, spec, hardware)
+    if not seconds or not peak or spec.is_simulated:
+        return None
+    views = [spec.rank_view(rank) for rank in range(record.world.size)]
+    flops = max(stage_flops(view).total for view in views)
+    return flops * spec.microbatches / seconds / peak
 
 
-def _words(shares: Sequence[float]) -> str:
-    each = f", {min(shares):.0%} to {max(shares):.0%}" if len(shares) > 1 else ""
-    return f"{median(shares):.0%} ({len(shares)} step{'s' * (len(shares) > 1)}{each})"
+def _measure_overlap(record: Record, axis: str) -> float | None:
+    transfer = _get_value(record, f"comm_transfer.{axis}")
+    if not transfer or f"exposed_comm.{axis}" not in record.metrics:
+        return None
+    exposed = _get_value(record, f"exposed_comm.{axis}") or 0.0
+    return min(1.0, max(0.0, 1 - exposed / transfer))
+
+
+def _get_value(record: Record, name: str) -> float | None:
+    metric = record.metrics.get(name)
+    return metric.value if metric is not None else None
+
+
+def _find_peak(record: Record, spec: StepSpec, hardware: Hardware) -> float | None:
+    """Return the peak of a record, or on GPUs that of the hardware."""
+    peak = record.details.get("peak")
+    if isinstance(peak, dict):
+        rate = positive(peak.get("flops_per_second"))
+        if rate:
+            return rate
+    return None if record.world.device == "cpu" else hardware.peak(spec.bytes_per_element)
+
+
+def _describe_shares(shares: Sequence[float]) -> str:
+    count = f"{len(shares)} step{'s' if len(shares) > 1 else ''}"
+    if len(shares) > 1:
+        count += f", {min(shares):.0%} to {max(shares):.0%}"
+    return f"{median(shares):.0%} ({count})"
