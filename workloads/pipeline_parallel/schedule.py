@@ -60,6 +60,10 @@ def accept_all(size: PipelineSize) -> str:
     return ""
 
 
+def omit_bubble(size: PipelineSize, seconds: PassSeconds) -> None:
+    return None
+
+
 def list_looped_stages(rank: int, size: PipelineSize) -> tuple[int, ...]:
     return tuple(range(rank, size.num_stages, size.ranks))
 
@@ -86,11 +90,8 @@ class Schedule:
     """None if only the default is possible."""
     find_broken_rule: Callable[[PipelineSize], str] = accept_all
     """The equation that a size does not satisfy, empty if it satisfies all of this schedule."""
-    bubble: Callable[[PipelineSize, PassSeconds], AnalyticalBubble] | None = None
-    is_bubble_of_equal_passes: bool = False
-    """True if the analytical bubble is valid only if F = I = W."""
-    min_microbatches_of_bubble: Callable[[int], int] = lambda ranks: 1
-    """The microbatches from which the analytical bubble is valid, by the number of ranks."""
+    compute_bubble: Callable[[PipelineSize, PassSeconds], AnalyticalBubble | None] = omit_bubble
+    """The analytical bubble, None if no formula is valid for these sizes and times."""
     planned_stages_per_rank: tuple[int, ...] = ()
     """The stages per rank that a search of the planner tries."""
     note: str = ""
@@ -137,14 +138,6 @@ class Schedule:
         A split backward pass holds them until the weight gradient of the head.
         """
         return _count_held(self, rank, size)[1]
-
-    def compute_bubble(self, size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
-        """Return the analytical bubble, None if no formula is valid for these times and sizes."""
-        if self.bubble is None or (self.is_bubble_of_equal_passes and not seconds.is_equal):
-            return None
-        if size.microbatches < self.min_microbatches_of_bubble(size.ranks):
-            return None
-        return self.bubble(size, seconds)
 
 
 @lru_cache(maxsize=65536)

@@ -202,11 +202,13 @@ def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBub
     return AnalyticalBubble(idle, formula + ("/v" if chunks > 1 else ""))
 
 
-def bubble_of_zb_h1(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
+def bubble_of_zb_h1(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
     """Return (P-1)(F+I-W), as in arXiv 2401.10241, table 2, where W is not longer than F and I.
 
-    The maxima extend it to all times. They were derived with the simulator.
+    The maxima extend it to all times. They were derived with the simulator. None for M < P.
     """
+    if size.microbatches < size.ranks:
+        return None
     steps = (size.ranks - 1) / size.stages_per_rank
     forward, input_gradient = seconds.forward, seconds.input_gradient
     both = forward + input_gradient - seconds.weight_gradient
@@ -214,21 +216,34 @@ def bubble_of_zb_h1(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubbl
     return AnalyticalBubble(steps * max(forward, input_gradient, both), formula)
 
 
-def bubble_of_zb_h2(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
-    """Return (P-1)max(F, I-F, F+I-2W), which extends arXiv 2401.10241, table 2, to all times."""
+def bubble_of_zb_h2(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
+    """Return (P-1)max(F, I-F, F+I-2W), which extends arXiv 2401.10241, table 2, to all times.
+
+    None for M < 2P - 1.
+    """
+    if size.microbatches < 2 * size.ranks - 1:
+        return None
     forward, input_gradient = seconds.forward, seconds.input_gradient
     both = forward + input_gradient - 2 * seconds.weight_gradient
     longest = max(forward, input_gradient - forward, both)
     return AnalyticalBubble((size.ranks - 1) * longest, "(P-1)max(F, I-F, F+I-2W)")
 
 
-def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
+def bubble_of_zb_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
+    """Return (P-1)F/2, None unless F = I = W and M >= 2P - 1."""
+    if size.microbatches < 2 * size.ranks - 1 or not seconds.is_equal:
+        return None
     idle = (size.ranks - 1) * seconds.forward / 2
     return AnalyticalBubble(idle, "(P-1)F/2 at F = I = W")
 
 
-def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
-    """Return half of (P-1)(F&B + B - 3W), the bubble if a forward and a backward start as one."""
+def bubble_of_dualpipe_v(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble | None:
+    """Return half of (P-1)(F&B + B - 3W), the bubble if a forward and a backward start as one.
+
+    None unless F = I = W.
+    """
+    if not seconds.is_equal:
+        return None
     idle = (size.ranks - 1) * seconds.forward / 2
     formula = "(P-1)F/2 at F = I = W with forward and backward in sequence"
     return AnalyticalBubble(idle, f"{formula}; (P-1)F where they start and end as one")
@@ -239,13 +254,13 @@ _ALL_SCHEDULES = (
         name="gpipe",
         source="arXiv 1811.06965",
         list_actions=list_breadth_first,
-        bubble=bubble_of_filling,
+        compute_bubble=bubble_of_filling,
     ),
     Schedule(
         name="1f1b",
         source="PipeDream-Flush, arXiv 2104.04473",
         list_actions=list_1f1b,
-        bubble=bubble_of_filling,
+        compute_bubble=bubble_of_filling,
         planned_stages_per_rank=(1,),
     ),
     Schedule(
@@ -255,7 +270,7 @@ _ALL_SCHEDULES = (
         stages_per_rank=2,
         min_stages_per_rank=2,
         find_broken_rule=find_partial_round,
-        bubble=bubble_of_filling,
+        compute_bubble=bubble_of_filling,
         planned_stages_per_rank=(2, 3, 4, 6, 8),
     ),
     Schedule(
@@ -264,15 +279,14 @@ _ALL_SCHEDULES = (
         list_actions=list_breadth_first,
         stages_per_rank=2,
         min_stages_per_rank=2,
-        bubble=bubble_of_filling,
+        compute_bubble=bubble_of_filling,
     ),
     Schedule(
         name="zb_h1",
         source="arXiv 2401.10241, figure 2",
         list_actions=list_zb_h1,
         splits_backward=True,
-        bubble=bubble_of_zb_h1,
-        min_microbatches_of_bubble=lambda ranks: ranks,
+        compute_bubble=bubble_of_zb_h1,
         planned_stages_per_rank=(1,),
     ),
     Schedule(
@@ -280,8 +294,7 @@ _ALL_SCHEDULES = (
         source="arXiv 2401.10241, figure 3",
         list_actions=list_zb_h2,
         splits_backward=True,
-        bubble=bubble_of_zb_h2,
-        min_microbatches_of_bubble=lambda ranks: 2 * ranks - 1,
+        compute_bubble=bubble_of_zb_h2,
         planned_stages_per_rank=(1,),
     ),
     Schedule(
@@ -292,8 +305,7 @@ _ALL_SCHEDULES = (
         stages_per_rank=2,
         min_stages_per_rank=1,
         find_broken_rule=find_partial_round,
-        bubble=bubble_of_zb_h1,
-        min_microbatches_of_bubble=lambda ranks: ranks,
+        compute_bubble=bubble_of_zb_h1,
     ),
     Schedule(
         name="zb_v",
@@ -302,9 +314,7 @@ _ALL_SCHEDULES = (
         splits_backward=True,
         stages_of=list_v_stages,
         stages_per_rank=2,
-        bubble=bubble_of_zb_v,
-        is_bubble_of_equal_passes=True,
-        min_microbatches_of_bubble=lambda ranks: 2 * ranks - 1,
+        compute_bubble=bubble_of_zb_v,
     ),
     Schedule(
         name="dualpipe_v",
@@ -314,8 +324,7 @@ _ALL_SCHEDULES = (
         stages_of=list_v_stages,
         stages_per_rank=2,
         find_broken_rule=find_unfilled_stages,
-        bubble=bubble_of_dualpipe_v,
-        is_bubble_of_equal_passes=True,
+        compute_bubble=bubble_of_dualpipe_v,
         note=(
             "the forward and the backward pass of an overlapped pair run one after the other, "
             "and each sends when it ends"
