@@ -55,6 +55,9 @@ def render_document(document: Document, form: str) -> bytes:
 def report_of_document(document: Document) -> Report:
     told = "every number follows from formulas and declared rates; nothing was measured"
     verdict = Verdict(word="PREDICTED", level="good", told=told)
+    if not document.is_prediction:
+        described = "the tables are quoted from the sources; nothing was predicted or measured"
+        verdict = Verdict(word="PUBLISHED", level="good", told=described)
     if document.problem:
         verdict = Verdict(word="TOO LARGE", level="bad", told=document.problem)
     sections = (

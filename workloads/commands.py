@@ -47,7 +47,7 @@ _MODEL_OPTIONS = _combine(
         "--model",
         required=True,
         metavar="NAME|FILE",
-        help="Name such as llama3-70b or deepseek-v3, a .toml file or a config.json.",
+        help="Name such as llama3-70b or deepseek-v3, or the config.json of a checkpoint.",
     ),
     click.option(
         "--sequence",

@@ -1,6 +1,6 @@
 """The tables and figures of a plan as numbers. Workloads build them, reports print and draw them.
 
-Nothing in them was measured. Cells are numbers in the unit of their column, None if unknown.
+Nothing in them was measured here. Cells are numbers in the unit of their column, None if unknown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,3 +94,5 @@ class Document:
     """The numbers to see first, with their titles."""
     problem: str = ""
     """Why the plan is impossible, if it is."""
+    is_prediction: bool = True
+    """False if the tables are quoted from publications."""

@@ -24,7 +24,7 @@ from parbench.workloads.pipeline_parallel.schedules import SCHEDULES, find_sched
 
 MIN_TOKENS = 2048
 """The tokens of a microbatch on a rank, unless a sequence is shorter."""
-MAX_TOKENS = 32768
+MAX_TOKENS = 16384
 """The tokens of a microbatch on a rank, unless a single sequence is longer."""
 CONTEXT_TOKENS = 4096
 """Context parallelism leaves each rank more tokens than this, unless memory forces it."""

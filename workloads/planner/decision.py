@@ -1,8 +1,9 @@
 """The decision path for a model and a number of GPUs, and the mesh of the rule of thumb. Pure.
 
 The path asks what fits on one GPU: training state, optimizer shards, all shards, activations, the
-sequence, the experts. The rule of thumb gives one mesh for the size of the model. Both are
-independent of the search, so that they can be compared with it.
+sequence, the experts. It ends with the critical batch and with the time that failures cost. The
+rule of thumb gives one mesh for the size of the model. Both are independent of the search, so
+that they can be compared with it.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,10 @@ from dataclasses import dataclass, replace
 
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.memory import layers_equation, rank_memory
-from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.costs.parameter_table import (
+    num_active_parameters,
+    num_parameters,
+)
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.planner.candidates import (
@@ -21,6 +25,7 @@ from parbench.workloads.planner.candidates import (
     place_step,
 )
 from parbench.workloads.planner.dry_run import GIGA, DryRun
+from parbench.workloads.planner.goodput import compute_critical_batch, compute_goodput
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds
 from parbench.workloads.planner.search import SearchResult, predict_layout, rank_runs
@@ -28,6 +33,8 @@ from parbench.workloads.planner.search import SearchResult, predict_layout, rank
 SMALL_PARAMETERS = 10e9
 LARGE_PARAMETERS = 100e9
 LONG_SEQUENCE = 32768  # tokens, from which the rule of thumb splits sequences
+TOKENS_PER_PARAMETER = 20  # of a compute-optimal training (arXiv 2203.15556)
+MAX_LOST_SHARE = 0.05
 RULE_CONTEXT_TOKENS = 8192  # of a rank, as Llama 3 was trained on 131,072 tokens with cp=16
 
 
@@ -51,11 +58,12 @@ class Question:
         return f"yes: {self.if_yes}" if self.is_yes else f"no: {self.if_no}"
 
 
-def list_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
+def list_questions(request: SearchRequest, hardware: Hardware) -> Iterator[Question]:
     """Yield the questions in their order, with the numbers of this model.
 
     Each group of questions ends with the first yes.
     """
+    step, gpus = request.step, request.gpus
     yield from _list_state_questions(step, gpus, hardware)
     yield from _list_activation_questions(step, gpus, hardware)
     yield Question(
@@ -68,6 +76,8 @@ def list_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Qu
     )
     if step.moe is not None:
         yield _ask_experts(step, hardware)
+    yield _ask_batch(request)
+    yield _ask_failures(gpus)
 
 
 def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
@@ -171,6 +181,41 @@ def _ask_experts(step: StepSpec, hardware: Hardware) -> Question:
         unit="GB",
         if_yes="expert parallelism saves memory only",
         if_no="spread experts over GPUs (EP), inside a node first",
+    )
+
+
+def _ask_batch(request: SearchRequest) -> Question:
+    """Return the tokens of a step, of which more than the critical batch save few steps."""
+    step = request.step
+    parameters = num_active_parameters(step.shape, step.moe)
+    critical = compute_critical_batch(TOKENS_PER_PARAMETER * parameters)
+    return Question(
+        text="Is the batch at most the critical batch (arXiv 2001.08361) of a training with "
+        f"{TOKENS_PER_PARAMETER} tokens per parameter?",
+        equation=Equation(
+            text="global_batch * sequence",
+            symbols={"global_batch": request.global_batch, "sequence": step.shape.sequence},
+        ),
+        limit=critical.value,
+        unit="tokens",
+        if_yes="more data ranks still save steps",
+        if_no="more data ranks save few steps: use a smaller batch or split the model",
+    )
+
+
+def _ask_failures(gpus: int) -> Question:
+    """Return the share of time that checkpoints, lost work and restarts take."""
+    goodput = compute_goodput(gpus)
+    minutes = goodput.checkpoint_interval / 60
+    advice = f"save a checkpoint every {minutes:,.0f} minutes"
+    return Question(
+        text=f"Do failures, as frequent as in arXiv 2407.21783, cost at most {MAX_LOST_SHARE:.0%} "
+        "of the time?",
+        equation=Equation(text=f"1 - {goodput.share.text}", symbols=goodput.share.symbols),
+        limit=MAX_LOST_SHARE,
+        unit="of the time",
+        if_yes=advice,
+        if_no=f"{advice}, and make checkpoints and restarts shorter",
     )
 
 

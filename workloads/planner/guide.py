@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from parbench.bench.results.document import (
     Cell,
     Document,
-    DocumentColumn,
     DocumentPart,
     DocumentTable,
 )
@@ -23,6 +22,7 @@ from parbench.workloads.planner.candidates import balance_layers, list_divisors,
 from parbench.workloads.planner.describe import describe_parameters
 from parbench.workloads.planner.dry_run import GIGA, dry_run
 from parbench.workloads.planner.hardware import PRESETS, Hardware
+from parbench.workloads.planner.report.columns import make_column
 
 SYMBOLS = (
     "One sequence per microbatch, no checkpointing. Psi parameters of e bytes, of which H are in "
@@ -216,17 +216,17 @@ def _strategy_table(strategies: Sequence[Strategy]) -> DocumentTable:
         title="Strategies",
         caption="each applied alone",
         columns=[
-            DocumentColumn(title="strategy"),
-            DocumentColumn(title="ranks", help="all, or as many of a node as the model allows"),
-            DocumentColumn(title="splits", help="what each rank has a part of"),
-            DocumentColumn(title="batch", help="what it consumes of the global batch"),
-            DocumentColumn(title="ease of use"),
-            DocumentColumn(title="calls", help="of a step of one microbatch, PP of 4 per rank"),
-            DocumentColumn(title="bytes a rank sends", help="of the rank that sends most"),
-            DocumentColumn(title="sent", help="the same, counted call by call", unit="GB"),
-            DocumentColumn(title="state", help="parameters, gradients and optimizer", unit="GB"),
-            DocumentColumn(title="activations", help="without checkpointing", unit="GB"),
-            DocumentColumn(title="link", help="the slowest suitable one; exposed or hidden"),
+            make_column("strategy"),
+            make_column("ranks", description="all, or as many of a node as the model allows"),
+            make_column("splits", description="what each rank has a part of"),
+            make_column("batch", description="what it consumes of the global batch"),
+            make_column("ease of use"),
+            make_column("calls", description="of a step of one microbatch, PP of 4 per rank"),
+            make_column("bytes a rank sends", description="of the rank that sends most"),
+            make_column("sent", "GB", "the same, counted call by call"),
+            make_column("state", "GB", "parameters, gradients and optimizer"),
+            make_column("activations", "GB", "without checkpointing"),
+            make_column("link", description="the slowest suitable one; exposed or hidden"),
         ],
         rows=[_strategy_row(strategy) for strategy in strategies],
         notes=[SYMBOLS],
@@ -282,11 +282,11 @@ def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> DocumentTabl
         title="Batch regimes",
         caption="all communication of a step relative to its compute, by tokens per GPU",
         columns=[
-            DocumentColumn(title="tokens per GPU"),
-            DocumentColumn(title="FSDP", help="communication / compute", unit="share"),
-            DocumentColumn(title="FSDP with TP", help="communication / compute", unit="share"),
-            DocumentColumn(title="size of TP", help="the one with the smallest ratio"),
-            DocumentColumn(title="regime", help="the simplest mesh whose ratio is at most 1"),
+            make_column("tokens per GPU"),
+            make_column("FSDP", "share", "communication / compute"),
+            make_column("FSDP with TP", "share", "communication / compute"),
+            make_column("size of TP", description="the one with the smallest ratio"),
+            make_column("regime", description="the simplest mesh whose ratio is at most 1"),
         ],
         rows=rows,
     )
@@ -324,8 +324,8 @@ def _recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> Docum
         title="Recomputation and batch",
         caption=f"tokens/s per GPU with FSDP on {gpus} GPUs, empty where memory is too small",
         columns=[
-            DocumentColumn(title="checkpointing"),
-            *(DocumentColumn(title=f"microbatch {size}", unit="number") for size in sizes),
+            make_column("checkpointing"),
+            *(make_column(f"microbatch {size}", "number") for size in sizes),
         ],
         rows=rows,
     )
@@ -356,11 +356,11 @@ def _activation_table() -> DocumentTable:
         title="Activations by model size",
         caption="of all layers and one sequence of 2,048 tokens, tp=8, with flash attention",
         columns=[
-            DocumentColumn(title="GPT"),
-            DocumentColumn(title="TP", help="without sequence parallelism", unit="GB"),
-            DocumentColumn(title="TP + SP", unit="GB"),
-            DocumentColumn(title="selective", help="TP + SP, selective", unit="GB"),
-            DocumentColumn(title="full", help="TP + SP, full recomputation", unit="GB"),
+            make_column("GPT"),
+            make_column("TP", "GB", "without sequence parallelism"),
+            make_column("TP + SP", "GB"),
+            make_column("selective", "GB", "TP + SP, selective"),
+            make_column("full", "GB", "TP + SP, full recomputation"),
         ],
         rows=rows,
         notes=["Sizes and method: arXiv 2205.05198, table 3 and figure 7."],
@@ -383,9 +383,9 @@ def _pipeline_table() -> DocumentTable:
         title="Throughput by pipeline size",
         caption="TFLOP/s per A100 of a GPT that grows with the pipeline, tp=8, 1F1B",
         columns=[
-            DocumentColumn(title="pipeline"),
-            DocumentColumn(title="batch 8", help="global batch", unit="number"),
-            DocumentColumn(title="batch 128", help="global batch", unit="number"),
+            make_column("pipeline"),
+            make_column("batch 8", "number", "global batch"),
+            make_column("batch 128", "number", "global batch"),
         ],
         rows=rows,
         notes=["Setup: arXiv 2104.04473, figure 11, weak scaling with hidden size 20,480."],

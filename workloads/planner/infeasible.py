@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from parbench.bench.text import UserError
+from parbench.workloads.model.shapes import CHECKPOINTINGS
 from parbench.workloads.planner.candidates import SearchRequest
 from parbench.workloads.planner.describe import compute_state_bytes, describe_step
-from parbench.workloads.planner.dry_run import DryRun
+from parbench.workloads.planner.dry_run import DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.search import MAX_GPUS, SearchResult, search
 
@@ -33,8 +34,12 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
 
 
 def explain_too_large(run: DryRun) -> str:
-    """Return how much memory a step lacks, and the fewest GPUs that fit its global batch."""
+    """Return how much memory a step lacks, and what fits: recomputation, or the fewest GPUs."""
     spec = run.spec
+    for checkpointing in CHECKPOINTINGS:
+        recomputing = spec.with_checkpointing(checkpointing)
+        if recomputing.find_broken_rule() is None and dry_run(recomputing, run.hardware).fits:
+            return f"{run.missing}. It fits with --checkpointing {checkpointing}"
     request = SearchRequest(
         step=spec.with_pipeline(split=""),
         gpus=spec.ranks,
@@ -50,7 +55,8 @@ def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
     run = find_fewest_gpus(request, hardware)
     if run is None:
         return f"No power of two of GPUs up to {MAX_GPUS} fits global batch {request.global_batch}"
-    return f"The fewest GPUs that fit, in powers of two, are {run.spec.ranks}: {describe_step(run.spec)}"
+    step = describe_step(run.spec)
+    return f"The fewest GPUs that fit, in powers of two, are {run.spec.ranks}: {step}"
 
 
 def find_fewest_gpus(request: SearchRequest, hardware: Hardware) -> DryRun | None:

@@ -1,13 +1,11 @@
-"""Model files: a TOML file with the fields of ``Shape``, or the config.json of a checkpoint. Pure."""
+"""The model of a checkpoint's config.json. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
-from parbench.bench.files import convert_read_errors, decode_json, read_text, read_toml
+from parbench.bench.files import convert_read_errors, decode_json, read_text
 from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
@@ -18,42 +16,19 @@ from parbench.workloads.model.shapes import (
     Latent,
     Recipe,
     Shape,
-    Size,
-    SizeOrZero,
     require_shape,
 )
 
 
-class Mixture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The experts of a model file, named as in ``Moe``."""
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """The experts of a model, named as in ``Moe``."""
 
-    experts: Size
-    top_k: Size
-    expert_ffn: Size
-    shared: SizeOrZero = 0
-    dense_layers: SizeOrZero = 0
-
-
-def _list_shape_fields() -> list[tuple[str, Any] | tuple[str, Any, Any]]:
-    """Return the fields of ``Shape``: those without a default first, then ``recipe``."""
-    required: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    optional: list[tuple[str, Any] | tuple[str, Any, Any]] = [("recipe", Recipe, "llama")]
-    for entry in fields(Shape):
-        if entry.default is not MISSING:
-            optional.append((entry.name, entry.type, entry.default))
-        elif entry.name != "recipe":
-            required.append((entry.name, entry.type))
-    return required + optional
-
-
-ModelFile = msgspec.defstruct(
-    "ModelFile",
-    [("name", str), *_list_shape_fields(), ("mixture", Mixture | None, None)],
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-)
-"""A TOML file: the fields of ``Shape`` and a table ``[mixture]``."""
+    experts: int
+    top_k: int
+    expert_ffn: int
+    shared: int = 0
+    dense_layers: int = 0
 
 
 class Model(NamedTuple):
@@ -75,29 +50,10 @@ def make_model_step(name: str, shape: Shape, mixture: Mixture | None = None) -> 
 def _make_moe(mixture: Mixture, shape: Shape) -> Moe:
     if mixture.dense_layers > shape.layers:
         raise UserError(f"dense_layers({mixture.dense_layers}) > layers({shape.layers})")
-    params = msgspec.structs.asdict(mixture)
+    params = asdict(mixture)
     dense_layers = params.pop("dense_layers")
     moe = make_moe({**params, "routing": BALANCED}, shape, 1)
     return replace(moe, dense_layers=dense_layers)
-
-
-def read_model(path: Path) -> Model:
-    """Return the model of a ``.toml`` or ``.json`` file.
-
-    Raises ``UserError`` with the file, the key and the allowed values.
-    """
-    if path.suffix == ".json":
-        return _read_config(path)
-    content = msgspec.structs.asdict(read_toml(path, "model file", ModelFile, name=path.stem))
-    name, mixture = content.pop("name"), content.pop("mixture")
-    return Model(_make_step_from_file(path, name, Shape(**content), mixture))
-
-
-def _make_step_from_file(path: Path, name: str, shape: Shape, mixture: Mixture | None) -> StepSpec:
-    try:
-        return make_model_step(name, shape, mixture)
-    except UserError as error:
-        raise UserError(f"model file {path}: {error}") from error
 
 
 _ATTENTION: tuple[Bias, ...] = ("q", "k", "v", "out")
@@ -205,7 +161,11 @@ class _Config:
         )
 
 
-def _read_config(path: Path) -> Model:
+def read_model(path: Path) -> Model:
+    """Return the model of a config.json.
+
+    Raises ``UserError`` with the file, the key and the allowed values.
+    """
     text = read_text(str(path), f"model file {path}")
     with convert_read_errors(f"model file {path}", "is not JSON"):
         content = decode_json(text.encode(), object)
@@ -221,7 +181,10 @@ def _read_config(path: Path) -> Model:
     shape = _read_shape(config)
     mixture = _read_mixture(config)
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
-    step = _make_step_from_file(path, name, shape, mixture)
+    try:
+        step = make_model_step(name, shape, mixture)
+    except UserError as error:
+        raise UserError(f"model file {path}: {error}") from error
     ignored = config.list_ignored_keys()
     return Model(step, (f"{path}: ignored keys: {', '.join(ignored)}",) if ignored else ())
 

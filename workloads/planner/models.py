@@ -75,12 +75,12 @@ def find_model(text: str, sequence: int = 0) -> Model:
 
     Raises ``UserError`` with the known names.
     """
-    if text.endswith((".toml", ".json")):
+    if text.endswith(".json"):
         model = read_model(Path(text))
     elif text in MODELS:
         model = Model(MODELS[text])
     else:
-        files = f", nor a file ending in .toml or .json{suggest_similar(text, MODELS)}"
+        files = f", nor a file ending in .json{suggest_similar(text, MODELS)}"
         raise UserError(f"model {text!r} is not {format_list(MODELS)}{files}")
     if sequence < 0:
         raise UserError(f"sequence({sequence}) < 1")

@@ -110,7 +110,7 @@ def answer_search(
         request=request,
         result=result,
         rule=apply_rule_of_thumb(request, machine.hardware, machine.seconds),
-        questions=list(list_questions(step, gpus, machine.hardware)),
+        questions=list(list_questions(request, machine.hardware)),
     )
     explain = explain or is_page
     document = search_document(answer, top, (*notes, *machine.notes), explain=explain)

@@ -24,7 +24,10 @@ from parbench.workloads.planner.link_time import Seconds
 MAX_GPUS = 1 << 17
 PREDICTION_ERROR = 0.10
 """The median error of step times on published runs, rounded up (docs/concepts/planner-validation.md)."""
-_SIMULATED = 3
+SIMULATED_RUNS = 3
+SIMULATED_PASSES = 4096
+"""The pipelines of the first runs are simulated if they have at most so many forward passes."""
+NEARLY_FULL = 0.95
 _WEIGHTS = {"dp": 1, "fsdp": 1, "tp": 2, "ep": 2, "cp": 3, "pp": 3}
 """How much each axis adds to the effort of running a mesh."""
 
@@ -49,7 +52,7 @@ def search(
 ) -> SearchResult:
     """Return the best settings of each mesh that fits in memory, ranked by ``rank_runs``.
 
-    The pipelines of the first meshes are simulated. Context parallelism may leave fewer tokens
+    Short pipelines of the first meshes are simulated. Context parallelism may leave fewer tokens
     per rank if nothing else fits. ``seconds`` is the time of a call where ``hardware`` is not.
     """
     if not 1 <= request.gpus <= MAX_GPUS:
@@ -59,8 +62,11 @@ def search(
         forced = replace(request, context_tokens=MIN_TOKENS - 1)
         result = _predict_layouts(forced, hardware, seconds)
     runs = rank_runs(result.runs)
-    exact = [dry_run(run.spec, hardware, seconds=seconds) for run in runs[:_SIMULATED]]
-    result.runs = rank_runs([*exact, *runs[_SIMULATED:]])
+    for index, run in enumerate(runs[:SIMULATED_RUNS]):
+        size = run.spec.pipeline_size
+        if run.spec.dims.pp > 1 and size.num_stages * size.microbatches <= SIMULATED_PASSES:
+            runs[index] = dry_run(run.spec, hardware, seconds=seconds)
+    result.runs = rank_runs(runs)
     return result
 
 
@@ -140,7 +146,7 @@ def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:
 
     def order(run: DryRun) -> tuple[int, float]:
         is_tie = run.seconds <= limit
-        return (measure_effort(run.spec) if is_tie else 1 << 30), run.seconds
+        return (measure_effort(run) if is_tie else 1 << 30), run.seconds
 
     by_mesh: dict[str, DryRun] = {}
     for run in sorted(runs, key=order):
@@ -148,11 +154,17 @@ def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:
     return list(by_mesh.values())
 
 
-def measure_effort(spec: StepSpec) -> int:
-    """Return the effort of running a step: the weights of its axes, and more for some schedules."""
+def measure_effort(run: DryRun) -> int:
+    """Return the effort of running a step: the weights of its axes, its schedule, its memory.
+
+    A step that nearly fills the memory needs tuning of the allocator.
+    """
+    spec = run.spec
     effort = sum(_WEIGHTS.get(axis, 2) for axis in spec.dims.sizes)
-    if spec.dims.pp > 1:
-        effort += spec.pipeline_options.schedule != SIMPLEST_SCHEDULE
+    if spec.dims.pp > 1 and spec.pipeline_options.schedule != SIMPLEST_SCHEDULE:
+        effort += 1
+    if run.fullest.memory.total > NEARLY_FULL * run.hardware.usable_bytes:
+        effort += 1
     return effort
 
 

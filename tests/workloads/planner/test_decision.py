@@ -20,7 +20,7 @@ from tests.support.planner_asks import H100, make_request
 def test_questions_shard_state_until_it_fits(
     model: str, gpus: int, last_state_answer: str
 ) -> None:
-    questions = list(list_questions(model_of(model), gpus, H100))
+    questions = list(list_questions(make_request(model, gpus), H100))
     texts = ("Do parameters", "Do they fit")
     states = [question for question in questions if question.text.startswith(texts)]
     assert states[-1].answer == last_state_answer
@@ -28,7 +28,7 @@ def test_questions_shard_state_until_it_fits(
 
 
 def test_questions_print_what_they_compute() -> None:
-    for question in list_questions(model_of("deepseek-v3"), 2048, PRESETS["h800"]):
+    for question in list_questions(make_request("deepseek-v3", 2048), PRESETS["h800"]):
         numbers = eval(question.equation.numbers)
         assert numbers == pytest.approx(question.equation.value)
 

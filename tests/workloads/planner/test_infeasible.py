@@ -36,6 +36,13 @@ def test_missing_memory_of_a_mesh_is_explained() -> None:
     assert "are 32" in message
 
 
+def test_too_large_step_may_fit_with_recomputation() -> None:
+    spec = make_spec("tp=8", "llama3-8b", microbatch=16)
+    run = dry_run(spec, H100)
+    assert not run.fits
+    assert explain_too_large(run).endswith("It fits with --checkpointing selective")
+
+
 def test_indivisible_batch_is_explained() -> None:
     message = explain_search(make_request("tiny", 11, 3))
     assert "no mesh of 11 GPUs divides global batch 3" in message

@@ -1,4 +1,4 @@
-"""A model can be read from the config.json of a checkpoint or from a TOML file."""
+"""A model can be read from the config.json of a checkpoint."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from parbench.bench.text import UserError
 from parbench.workloads.costs.parameter_table import num_active_parameters, num_parameters
-from parbench.workloads.planner.models import MODELS, find_model, model_of
+from parbench.workloads.planner.models import find_model, model_of
 
 Config = dict[str, Any]
 
@@ -149,58 +149,3 @@ def test_config_error_names_file_and_key(
 def test_missing_model_file_is_rejected() -> None:
     with pytest.raises(UserError, match=r"absent\.json cannot be read"):
         find_model("absent.json")
-
-
-MODEL_FILE = """
-name = "mine"
-layers = 61
-hidden = 7168
-heads = 128
-kv_heads = 128
-ffn = 18432
-sequence = 4096
-vocabulary = 129280
-biases = ["router"]
-
-[latent]
-q_lora_rank = 1536
-kv_lora_rank = 512
-qk_nope_head_dim = 128
-qk_rope_head_dim = 64
-v_head_dim = 128
-
-[mixture]
-experts = 256
-top_k = 8
-expert_ffn = 2048
-shared = 1
-dense_layers = 3
-"""
-
-
-def test_model_file_declares_a_mixture(tmp_path: Path) -> None:
-    path = tmp_path / "model.toml"
-    path.write_text(MODEL_FILE)
-    model = model_of(str(path))
-    assert model.name == "mine"
-    assert model.shape == MODELS["deepseek-v3"].shape
-    assert model.moe == MODELS["deepseek-v3"].moe
-
-
-@pytest.mark.parametrize(
-    ("part", "replacement", "message"),
-    [
-        ("layers = 61", "layers = 0", r">= 1.*\$.layers"),
-        ("hidden =", "hiden =", "`hiden`.*'hidden'"),
-        ("top_k = 8", "topk = 8", "`topk`.*'top_k'"),
-        ('["router"]', '["rooter"]', "'rooter'.*'router'"),
-        (MODEL_FILE, "layers = ", "TOML"),
-    ],
-)
-def test_model_file_error_names_file_and_key(
-    tmp_path: Path, part: str, replacement: str, message: str
-) -> None:
-    path = tmp_path / "model.toml"
-    path.write_text(MODEL_FILE.replace(part, replacement, 1))
-    with pytest.raises(UserError, match=f"model.toml.*{message}"):
-        model_of(str(path))

@@ -41,7 +41,10 @@ def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
     ("arguments", "text"),
     [
         ("mesh --model llama3-70b --mesh dp=8,fsdp=4,pp=4,tp=8", "1024 GPUs (h100)"),
-        ("mesh --model llama3-8b --mesh fsdp=8 --explain", "arXiv 1910.02054"),
+        (
+            "mesh --model llama3-8b --mesh fsdp=8 --checkpointing full --explain",
+            "arXiv 1910.02054",
+        ),
         ("search --model tiny --gpus 2 --schedule 1f1b", "global batch 2"),
         ("guide", "2 * Psi * g * r"),
         ("guide --model mixtral-8x7b --gpus 16 --json", '"strategy":"DDP"'),

@@ -65,10 +65,10 @@ def test_rank_puts_simplest_tie_first() -> None:
 
 
 def test_effort_grows_with_axes() -> None:
-    meshes = ["fsdp=8", "fsdp=4,tp=2", "pp=2,dp=4", "dp=2,pp=2,tp=2"]
-    efforts = [measure_effort(make_spec(mesh, "llama3-8b")) for mesh in meshes]
+    meshes = ["fsdp=8", "fsdp=4,tp=2", "dp=2,pp=2,tp=2"]
+    efforts = [measure_effort(make_run(mesh, 1.0)) for mesh in meshes]
     assert efforts == sorted(efforts)
-    assert len(set(efforts)) > 2
+    assert len(set(efforts)) == 3
 
 
 def test_pareto_front_saves_memory() -> None:

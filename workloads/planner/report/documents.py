@@ -9,7 +9,6 @@ from parbench.bench.results.details import COMPONENTS, PipelineDetails
 from parbench.bench.results.document import (
     Cell,
     Document,
-    DocumentColumn,
     DocumentPart,
     DocumentTable,
     Figure,
@@ -38,6 +37,7 @@ from parbench.workloads.planner.describe import (
 from parbench.workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds
+from parbench.workloads.planner.report.columns import make_column
 from parbench.workloads.planner.report.equations import list_formulas
 from parbench.workloads.planner.report.what_if import what_if_table
 from parbench.workloads.planner.search import (
@@ -49,14 +49,12 @@ from parbench.workloads.planner.search import (
 
 MAX_BARS = 10
 MAX_DRAWN_ACTIONS = 320
-STEP_COLUMN = DocumentColumn(title="step", help="seconds of a step", unit="s")
-MFU_COLUMN = DocumentColumn(
-    title="MFU", help="PaLM's model FLOPs, as a share of the dense peak", unit="share"
-)
-MEMORY_COLUMN = DocumentColumn(title="memory", help="of the rank that holds most", unit="GB")
+STEP_COLUMN = make_column("step", "s", "seconds of a step")
+MFU_COLUMN = make_column("MFU", "share", "PaLM's model FLOPs, as a share of the dense peak")
+MEMORY_COLUMN = make_column("memory", "GB", "of the rank that holds most")
 MESH_COLUMNS = (
-    DocumentColumn(title="mesh", help="axes and their ranks, outermost first"),
-    DocumentColumn(title="settings", help="the settings besides the mesh"),
+    make_column("mesh", description="axes and their ranks, outermost first"),
+    make_column("settings", description="the settings besides the mesh"),
 )
 
 
@@ -147,11 +145,11 @@ def _question_table(questions: Sequence[Question]) -> DocumentTable:
         title="Decision path",
         caption="each question with the numbers of this model",
         columns=[
-            DocumentColumn(title="question"),
-            DocumentColumn(title="equation", help="with its numbers"),
-            DocumentColumn(title="value", help="of the equation"),
-            DocumentColumn(title="limit", help="yes if the value is at most this"),
-            DocumentColumn(title="answer"),
+            make_column("question"),
+            make_column("equation", description="with its numbers"),
+            make_column("value", description="of the equation"),
+            make_column("limit", description="yes if the value is at most this"),
+            make_column("answer"),
         ],
         rows=rows,
         notes=[f"Equation: {text}." for text in equations],
@@ -175,11 +173,11 @@ def _rule_table(rule: RuleOfThumb, best: DryRun) -> DocumentTable:
         title="Rule of thumb and search",
         caption="predicted for both",
         columns=[
-            DocumentColumn(title="from"),
+            make_column("from"),
             *MESH_COLUMNS,
             STEP_COLUMN,
             MEMORY_COLUMN,
-            DocumentColumn(title="difference", help="of the step to the search", unit="share"),
+            make_column("difference", "share", "of the step to the search"),
         ],
         rows=rows,
         notes=[note],
@@ -211,11 +209,11 @@ def _mesh_table(result: SearchResult, top: int) -> DocumentTable:
             *MESH_COLUMNS,
             STEP_COLUMN,
             MEMORY_COLUMN,
-            DocumentColumn(title="tokens/s", help="of all GPUs", unit="number"),
+            make_column("tokens/s", "number", "of all GPUs"),
             MFU_COLUMN,
-            DocumentColumn(title="to fastest", help="longer than the fastest step", unit="share"),
-            DocumentColumn(title="rank", help="tie: within the error of a prediction"),
-            DocumentColumn(title="bottleneck", help="the largest loss, or compute"),
+            make_column("to fastest", "share", "longer than the fastest step"),
+            make_column("rank", description="tie: within the error of a prediction"),
+            make_column("bottleneck", description="the largest loss, or compute"),
         ],
         rows=rows,
         notes=[
@@ -264,8 +262,8 @@ def _front_tables(result: SearchResult) -> list[DocumentTable]:
                 ScatterPlot(
                     title="Time and memory",
                     caption="The line joins the meshes of the table.",
-                    x=DocumentColumn(title="step time", unit="s"),
-                    y=DocumentColumn(title="memory of a rank", unit="GB"),
+                    x=make_column("step time", "s"),
+                    y=make_column("memory of a rank", "GB"),
                     points=points,
                     front=[label_step(run.spec) for run in front],
                 )
@@ -291,7 +289,7 @@ def _space_table(request: SearchRequest, hardware: Hardware) -> DocumentTable:
         id="space",
         title="Search space",
         caption="the meshes considered",
-        columns=[DocumentColumn(title="axis"), DocumentColumn(title="sizes and settings")],
+        columns=[make_column("axis"), make_column("sizes and settings")],
         rows=[list(rule) for rule in rules.items()],
     )
 
@@ -317,9 +315,9 @@ def _time_table(run: DryRun, seconds: Seconds | None) -> DocumentTable:
         title="Time of a step",
         caption="of the rank with the most work",
         columns=[
-            DocumentColumn(title="part"),
-            DocumentColumn(title="time", unit="s"),
-            DocumentColumn(title="share", help="of the step", unit="share"),
+            make_column("part"),
+            make_column("time", "s"),
+            make_column("share", "share", "of the step"),
         ],
         rows=[[name, value, value / run.seconds] for name, value in parts.items()],
         notes=[*bubble, *run.caveats],
@@ -369,13 +367,13 @@ def _axis_tables(run: DryRun) -> list[DocumentTable]:
         title="Communication by axis",
         caption="of a step, bytes of the rank that sends most",
         columns=[
-            DocumentColumn(title="axis"),
-            DocumentColumn(title="links"),
-            DocumentColumn(title="sent", help="by a rank, ring-optimal", unit="GB"),
-            DocumentColumn(title="time", unit="s"),
-            DocumentColumn(title="hidden", help="during compute", unit="s"),
-            DocumentColumn(title="exposed", help="what it adds to the step", unit="s"),
-            DocumentColumn(title="rule", help="by which the exposed time is found"),
+            make_column("axis"),
+            make_column("links"),
+            make_column("sent", "GB", "by a rank, ring-optimal"),
+            make_column("time", "s"),
+            make_column("hidden", "s", "during compute"),
+            make_column("exposed", "s", "what it adds to the step"),
+            make_column("rule", description="by which the exposed time is found"),
         ],
         rows=rows,
     )
@@ -391,9 +389,9 @@ def _memory_table(run: DryRun) -> DocumentTable:
         title="Memory",
         caption="of each kind of rank, an upper bound because components need not peak together",
         columns=[
-            DocumentColumn(title="rank", help="its place in the pipeline"),
-            *(DocumentColumn(title=name, unit="GB") for name in COMPONENTS),
-            DocumentColumn(title="total", help="the sum", unit="GB"),
+            make_column("rank", description="its place in the pipeline"),
+            *(make_column(name, "GB") for name in COMPONENTS),
+            make_column("total", "GB", "the sum"),
         ],
         rows=rows,
         figures=[
@@ -424,7 +422,7 @@ def _assumption_part(run: DryRun, notes: Sequence[str], *, explain: bool) -> Doc
             id="assumptions",
             title="Assumptions",
             caption="declared, not measured. --hardware FILE.toml changes them",
-            columns=[DocumentColumn(title="assumption")],
+            columns=[make_column("assumption")],
             rows=[[text] for text in [*list_assumptions(run.hardware), *notes]],
         )
     )
@@ -442,11 +440,11 @@ def _formula_table(run: DryRun) -> DocumentTable:
         title="Formulas",
         caption="each with its numbers in the same order",
         columns=[
-            DocumentColumn(title="quantity"),
-            DocumentColumn(title="equation"),
-            DocumentColumn(title="numbers"),
-            DocumentColumn(title="value"),
-            DocumentColumn(title="source"),
+            make_column("quantity"),
+            make_column("equation"),
+            make_column("numbers"),
+            make_column("value"),
+            make_column("source"),
         ],
         rows=rows,
     )
@@ -465,9 +463,9 @@ def list_assumptions(hardware: Hardware) -> list[str]:
     )
     overlap = ", ".join(f"{axis} {share:.0%}" for axis, share in efficiency.overlap.items())
     return [
-        f"GEMMs and attention: {efficiency.gemm:.0%} of "
+        f"large GEMMs: {efficiency.gemm:.0%}, attention: {efficiency.attention:.0%} of "
         f"{hardware.flops_per_second / 1e12:.4g} TFLOP/s in bfloat16, of which float32 has "
-        f"{hardware.float32_share:.0%}",
+        f"{hardware.float32_share:.0%}, {hardware.kernel_seconds * 1e6:.3g} us per kernel",
         f"links: {hardware.links_from or links}",
         f"memory: {efficiency.memory_rate:.0%} of "
         f"{hardware.memory_bytes_per_second / 1e12:.4g} TB/s, {efficiency.memory:.0%} of "

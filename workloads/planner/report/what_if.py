@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import msgspec
 
-from parbench.bench.results.document import Cell, DocumentColumn, DocumentTable, StackedBars
+from parbench.bench.results.document import Cell, DocumentTable, StackedBars
 from parbench.bench.text import UserError
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.candidates import place_step
 from parbench.workloads.planner.describe import describe_bottleneck
 from parbench.workloads.planner.dry_run import GIGA, DryRun, dry_run
-from parbench.workloads.planner.hardware import OVERLAP, Hardware
+from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds
+from parbench.workloads.planner.report.columns import make_column
 
 
 def list_variants(run: DryRun, seconds: Seconds | None) -> Iterator[tuple[str, DryRun | str]]:
@@ -28,11 +29,9 @@ def list_variants(run: DryRun, seconds: Seconds | None) -> Iterator[tuple[str, D
             slow = msgspec.structs.replace(hardware, **{name: getattr(hardware, name) / 2})
             if any(axis.where.startswith(where) for axis in run.axes):
                 yield f"links {where} nodes half as fast", dry_run(spec, slow)
-    yield "no communication hidden", dry_run(spec, _with_overlap(hardware, {}), seconds=seconds)
-    overlap = hardware.efficiency.overlap
-    if spec.dims.ep > 1 and "ep" not in overlap:
-        hidden = _with_overlap(hardware, overlap | {"ep": OVERLAP["edp"]})
-        yield "dispatch during the compute of others", dry_run(spec, hidden, seconds=seconds)
+    efficiency = msgspec.structs.replace(hardware.efficiency, overlap={})
+    exposed = msgspec.structs.replace(hardware, efficiency=efficiency)
+    yield "no communication hidden", dry_run(spec, exposed, seconds=seconds)
     double_batch = replace(spec, microbatches=2 * spec.microbatches)
     yield "twice the batch", dry_run(double_batch, hardware, seconds=seconds)
     axis = "fsdp" if spec.dims.fsdp > spec.dims.dp else "dp"
@@ -46,11 +45,6 @@ def list_variants(run: DryRun, seconds: Seconds | None) -> Iterator[tuple[str, D
         )
     except UserError as error:
         yield "twice the GPUs", str(error)
-
-
-def _with_overlap(hardware: Hardware, overlap: dict[str, float]) -> Hardware:
-    efficiency = msgspec.structs.replace(hardware.efficiency, overlap=overlap)
-    return msgspec.structs.replace(hardware, efficiency=efficiency)
 
 
 def _predict_valid(spec: StepSpec, hardware: Hardware, seconds: Seconds | None) -> DryRun | str:
@@ -78,13 +72,13 @@ def what_if_table(run: DryRun, seconds: Seconds | None) -> DocumentTable:
         title="What if",
         caption="one change each",
         columns=[
-            DocumentColumn(title="change"),
-            DocumentColumn(title="step", help="seconds of a step", unit="s"),
-            DocumentColumn(title="tokens/s per GPU", unit="number"),
-            DocumentColumn(title="difference", help="of tokens/s per GPU", unit="share"),
-            DocumentColumn(title="MFU", help="PaLM's model FLOPs of the peak", unit="share"),
-            DocumentColumn(title="memory", help="of the rank that holds most", unit="GB"),
-            DocumentColumn(title="bottleneck", help="the largest loss, or compute"),
+            make_column("change"),
+            make_column("step", "s", "seconds of a step"),
+            make_column("tokens/s per GPU", "number"),
+            make_column("difference", "share", "of tokens/s per GPU"),
+            make_column("MFU", "share", "PaLM's model FLOPs of the peak"),
+            make_column("memory", "GB", "of the rank that holds most"),
+            make_column("bottleneck", description="the largest loss, or compute"),
         ],
         rows=rows,
         figures=[

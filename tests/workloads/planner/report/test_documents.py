@@ -25,7 +25,7 @@ def make_answer() -> SearchAnswer:
         request=request,
         result=search(request, H100),
         rule=apply_rule_of_thumb(request, H100),
-        questions=list(list_questions(request.step, 32, H100)),
+        questions=list(list_questions(request, H100)),
     )
 
 
@@ -70,7 +70,7 @@ def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
 def test_assumptions_contain_efficiencies() -> None:
     text = "\n".join(list_assumptions(H100))
     assert "80% of 450 GB/s" in text
-    assert "fsdp 75%" in text
+    assert f"fsdp {H100.efficiency.overlap['fsdp']:.0%}" in text
 
 
 def test_page_is_complete_offline(tmp_path: Path, plan_command: PlanCommand) -> None:
