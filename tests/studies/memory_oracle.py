@@ -38,7 +38,7 @@ GPT = Shape("gpt", 4, 2048, 16, 16, 8192, 2048, 51200)
 LLAMA = Shape("llama", 4, 4096, 32, 8, 14336, 4096, 32000)
 WIDE = Shape("llama", 4, 8192, 64, 8, 28672, 4096, 128256)
 SMALL_VOCABULARY = 8192
-"""Of steps with FSDP and TP: torch computes the embedding's gradient of the full vocabulary there."""
+"""Of steps with FSDP and TP, where torch has the embedding's gradient of the full vocabulary."""
 
 
 class FusedNorm(torch.autograd.Function):
