@@ -40,7 +40,7 @@ def test_too_large_step_may_fit_with_recomputation() -> None:
     spec = make_spec("tp=8", "llama3-8b", microbatch=16)
     run = dry_run(spec, H100)
     assert not run.fits
-    assert explain_too_large(run).endswith("It fits with --checkpointing selective")
+    assert explain_too_large(run).endswith("It fits with --checkpointing full")
 
 
 def test_indivisible_batch_is_explained() -> None:
