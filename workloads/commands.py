@@ -54,7 +54,11 @@ _MODEL_OPTIONS = _combine(
 )
 _STEP_OPTIONS = _combine(
     click.option("--microbatch", type=_COUNT, help="Sequences in a microbatch."),
-    click.option("--global-batch", type=_COUNT, help="Sequences in a step."),
+    click.option(
+        "--global-batch",
+        type=_COUNT,
+        help="Sequences in a step; default of a search: one per GPU.",
+    ),
     click.option(
         "--precision",
         default="bfloat16",
