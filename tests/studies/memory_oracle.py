@@ -37,6 +37,8 @@ from parbench.workloads.parallel.positions import TokenPositions
 GPT = Shape("gpt", 4, 2048, 16, 16, 8192, 2048, 51200)
 LLAMA = Shape("llama", 4, 4096, 32, 8, 14336, 4096, 32000)
 WIDE = Shape("llama", 4, 8192, 64, 8, 28672, 4096, 128256)
+SMALL_VOCABULARY = 8192
+"""Of steps with FSDP and TP, where torch has the embedding's gradient of the full vocabulary."""
 
 
 class FusedNorm(torch.autograd.Function):
@@ -164,13 +166,17 @@ def list_specs() -> list[StepSpec]:
             for checkpointing in CHECKPOINTINGS:
                 spec = StepSpec(shape=shape, dims=ParallelDims.parse(mesh), microbatches=2)
                 specs.append(replace(spec, checkpointing=checkpointing))
-    for mesh in ("fsdp=512", "fsdp=64,tp=8", "dp=16,fsdp=64,tp=8"):
-        spec = StepSpec(shape=WIDE, dims=ParallelDims.parse(mesh), microbatches=2)
+    for mesh, shape in (
+        ("fsdp=512", WIDE),
+        ("fsdp=64,tp=8", replace(WIDE, layers=16, vocabulary=SMALL_VOCABULARY)),
+    ):
+        spec = StepSpec(shape=shape, dims=ParallelDims.parse(mesh), microbatches=2)
         specs += [
             replace(spec, checkpointing="full"),
             replace(spec, checkpointing="none", no_sync=False),
         ]
-    return specs
+    single = StepSpec(shape=LLAMA, dims=ParallelDims.parse("fsdp=64"))
+    return [*specs, single, replace(single, reshard=False)]
 
 
 def render_row(spec: StepSpec) -> str:

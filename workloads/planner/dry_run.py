@@ -1,8 +1,9 @@
-"""A dry run: what one step on a mesh would hold, send and take, without a GPU or a process group. Pure.
+"""A dry run: the bytes, memory and seconds of one step on a mesh, without GPUs or process groups. Pure.
 
-Each axis' communication is the sum of its calls. Of what may hide, a share (``Efficiency.overlap``) does, as far as
-there is compute to hide it: exposed = max(comm (1 - overlap), comm - window). The window is attention for a ring's
-keys, the microbatch for FSDP's gathers and for tokens on their way to experts, one backward pass for gradients.
+The communication of an axis is the sum of its calls. A share of it (``Efficiency.overlap``) can hide
+behind compute: exposed = max(comm (1 - overlap), comm - window). The window is attention for the keys
+of a ring, the microbatch for FSDP and for tokens on their way to experts, and one backward pass for
+gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,27 +19,27 @@ from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import find_schedule
 from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
-from parbench.workloads.planner.compute_time import compute_microbatch
+from parbench.workloads.planner.compute_time import ComputeSeconds, compute_microbatch
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from parbench.workloads.planner.placement import place_of, place_on_torus
 
 GIGA = 1e9
-MOST_ACTIONS = 40_000
+MAX_SIMULATED_ACTIONS = 40_000
 SHARDING = ("dp", "edp", "fsdp", "efsdp")
-_WITHIN = ("tp", "cp", "ring", "ulysses", "ep", "etp")
+_BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One axis' communication in a step: seconds of the busiest rank, bytes of the rank that sends most over it."""
+    """The communication of one axis in a step, on its busiest rank."""
 
     name: str
     seconds: float
     exposed_seconds: float
-    sent_bytes: float
+    sent_bytes: float  # of the rank that sends most
     where: str
-    assumption: str
+    assumption: str  # the rule of ``exposed_seconds``
 
     @property
     def hidden_seconds(self) -> float:
@@ -46,23 +47,20 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """One kind of rank, and what it holds."""
+class PlannedRank:
+    """One kind of rank, and its memory."""
 
-    at: RankView
+    view: RankView
     memory: RankMemory
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """A step as predicted; ``ranks`` are those that differ.
-
-    ``seconds`` are what the ``busiest`` rank's step is made of; ``bubble_method`` says how the bubble was found.
-    """
+    """A predicted step: its seconds are those of the busiest rank."""
 
     spec: StepSpec
     hardware: Hardware
-    ranks: tuple[Held, ...]
+    ranks: tuple[PlannedRank, ...]  # one of each kind
     busiest: RankView
     compute_seconds: float
     update_seconds: float
@@ -76,7 +74,7 @@ class DryRun:
 
     @cached_property
     def sharding_seconds(self) -> float:
-        """What gathering state and summing gradients adds."""
+        """The exposed time of gathering parameters and reducing gradients."""
         return sum(axis.exposed_seconds for axis in self.axes if axis.name in SHARDING)
 
     @cached_property
@@ -87,7 +85,7 @@ class DryRun:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds by what they go to."""
+        """The seconds of the step by component."""
         return {
             "compute": self.compute_seconds,
             **{
@@ -100,8 +98,8 @@ class DryRun:
         }
 
     @cached_property
-    def fullest(self) -> Held:
-        return max(self.ranks, key=lambda held: held.memory.total)
+    def fullest(self) -> PlannedRank:
+        return max(self.ranks, key=lambda rank: rank.memory.total)
 
     @property
     def fits(self) -> bool:
@@ -113,7 +111,7 @@ class DryRun:
 
     @property
     def model_flops_per_second(self) -> float:
-        """Of one GPU, as PaLM counts them."""
+        """The model FLOP/s of one GPU in PaLM's convention."""
         return (
             self.tokens_per_second
             * flops_per_token(self.spec.shape, self.spec.moe)
@@ -129,29 +127,31 @@ class DryRun:
     def caveats(self) -> tuple[str, ...]:
         if self.mfu <= 1:
             return ()
-        flops = max(stage_flops(held.at).total for held in self.ranks) * self.spec.microbatches
+        flops = max(stage_flops(rank.view).total for rank in self.ranks) * self.spec.microbatches
         executed = flops / self.seconds / self.hardware.flops_per_second
         return (
-            f"MFU {self.mfu:.1%} is above 100%: it counts attention whole, of which a causal mask leaves half; what is "
-            f"executed is {executed:.1%} of the peak",
+            f"MFU {self.mfu:.1%} is above 100%: it counts all pairs of attention, of which a causal "
+            f"mask leaves half. The GPU executes {executed:.1%} of the peak",
         )
 
     @property
-    def missing(self) -> str:
-        fullest = self.fullest
+    def memory_message(self) -> str:
+        """The memory of the fullest rank next to that of a GPU, as the reason of an error."""
+        memory, hardware = self.fullest.memory, self.hardware
         return (
-            f"{self.spec.name} with {self.spec.dims.label} needs {fullest.memory.total / 1e9:,.1f} GB on "
-            f"{fullest.at.label} ({fullest.memory.state / 1e9:,.1f} GB of state, "
-            f"{fullest.memory.activations / 1e9:,.1f} GB of activations, {fullest.memory.buffers / 1e9:,.1f} GB of "
-            f"buffers) > {self.hardware.usable_bytes / 1e9:,.1f} GB usable of {self.hardware.memory_bytes / 1e9:,.0f}"
+            f"{self.spec.name} with {self.spec.dims.label} needs {memory.total / GIGA:,.1f} GB on "
+            f"{self.fullest.view.label} ({memory.state / GIGA:,.1f} GB of state, "
+            f"{memory.activations / GIGA:,.1f} GB of activations, {memory.buffers / GIGA:,.1f} GB of "
+            f"buffers) > {hardware.usable_bytes / GIGA:,.1f} GB usable of "
+            f"{hardware.memory_bytes / GIGA:,.0f}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One rank's microbatch: forward and backward with the communication that neither can hide, and its axes."""
+    """One microbatch of a rank. Its passes include the communication that blocks them."""
 
-    at: RankView
+    view: RankView
     compute_seconds: float
     forward: float
     backward: float
@@ -168,81 +168,93 @@ def dry_run(
     *,
     seconds: Seconds | None = None,
     exact: bool = True,
-    held: tuple[Held, ...] = (),
+    ranks: tuple[PlannedRank, ...] = (),
 ) -> DryRun:
-    """Return the predicted step; ``seconds`` tells a call's time, by default ``hardware``'s latency and bandwidth.
+    """Return the predicted step.
 
-    ``exact`` simulates a pipeline of no more than so many actions; otherwise the bubble is the schedule's closed form,
-    if it has one. ``held`` is what ranks hold, where that is known already.
+    ``seconds`` is the rule for the time of a call, by default that of the hardware. ``exact``
+    simulates a pipeline of at most ``MAX_SIMULATED_ACTIONS`` actions; otherwise its bubble is the
+    closed form of the schedule, if it has one. ``ranks`` are those of ``plan_ranks``, if known.
     """
     seconds = seconds or by_hardware(hardware)
-    work = [work_of(at, hardware, seconds) for at in spec.distinct_views]
-    busiest = max(work, key=lambda each: each.microbatch)
-    bubble, method = _bubble(spec, work, busiest, exact=exact)
-    axes = []
-    for name in dict.fromkeys(name for each in work for name in each.axes):
-        of = [each.axes[name] for each in work if name in each.axes]
-        # ranks between the ends are alike, but their places in the pipeline differ: the rank with the most tells
-        shown = max(of, key=lambda axis: axis.exposed_seconds)
-        if name in _WITHIN:
-            shown = busiest.axes.get(name, shown)
-        axes.append(replace(shown, sent_bytes=max(axis.sent_bytes for axis in of)))
+    works = [estimate_work(view, hardware, seconds) for view in spec.distinct_views]
+    busiest = max(works, key=lambda work: work.microbatch)
+    bubble, method = _compute_bubble(spec, works, busiest, exact=exact)
+    updated = max(updated_elements(view) for view in spec.distinct_views)
     return DryRun(
         spec=spec,
         hardware=hardware,
-        ranks=held or held_by(spec),
-        busiest=busiest.at,
+        ranks=ranks or plan_ranks(spec),
+        busiest=busiest.view,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
-        update_seconds=max(updated_elements(at) for at in spec.distinct_views)
-        * spec.widths.updated
-        / hardware.memory_rate,
+        update_seconds=updated * spec.widths.updated / hardware.memory_rate,
         bubble_seconds=bubble,
         bubble_method=method,
-        axes=tuple(axes),
+        axes=_merge_axes(works, busiest),
     )
 
 
-def held_by(spec: StepSpec) -> tuple[Held, ...]:
-    return tuple(Held(at=at, memory=rank_memory(at)) for at in spec.distinct_views)
+def plan_ranks(spec: StepSpec) -> tuple[PlannedRank, ...]:
+    """Return one rank of each kind with its memory."""
+    return tuple(PlannedRank(view=view, memory=rank_memory(view)) for view in spec.distinct_views)
 
 
-def work_of(at: RankView, hardware: Hardware, seconds: Seconds) -> Work:
-    """Return a rank's microbatch: what stands in the way of its passes goes into them, the rest stays an axis."""
-    spec, efficiency = at.spec, hardware.efficiency
-    compute = compute_microbatch(at, hardware)
-    microbatch = compute.forward + compute.backward
-    attention = 0.0
-    if spec.context_method.hides_communication:
-        attention = compute.attention * spec.microbatches
-    windows = {
-        "cp": attention,
-        "fsdp": microbatch * (1 if spec.dims.size("pp") > 1 else spec.microbatches),
-        "ep": microbatch * spec.microbatches,
-        # The next forward pass hides the gathers of updated parameters (Megatron, overlap_param_gather).
-        "dp": microbatch if spec.zero1 else compute.backward,
-        "edp": microbatch if spec.zero1 else compute.backward,
-    }
-    by_axis: dict[str, list[PlacedCall]] = {}
-    for call in list_calls(at):
-        by_axis.setdefault(call.axis, []).append(placed(call, hardware, spec))
+def _merge_axes(works: Sequence[Work], busiest: Work) -> tuple[Axis, ...]:
+    """Return each axis as the busiest rank has it, or else as the rank with most exposed time."""
+    axes = []
+    for name in dict.fromkeys(name for work in works for name in work.axes):
+        of_ranks = [work.axes[name] for work in works if name in work.axes]
+        axis = max(of_ranks, key=lambda axis: axis.exposed_seconds)
+        if name in _BLOCKING_AXES:
+            axis = busiest.axes.get(name, axis)
+        axes.append(replace(axis, sent_bytes=max(axis.sent_bytes for axis in of_ranks)))
+    return tuple(axes)
+
+
+def estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> Work:
+    """Return the microbatch of a rank.
+
+    Communication that blocks a pass is a part of it. All other communication stays with its axis.
+    """
+    spec, overlap = view.spec, hardware.efficiency.overlap
+    compute = compute_microbatch(view, hardware)
+    windows = _list_windows(spec, compute)
+    calls_by_axis: dict[str, list[PlacedCall]] = {}
+    for call in list_calls(view):
+        calls_by_axis.setdefault(call.axis, []).append(place_call(call, hardware, spec))
     axes = {
-        name: _axis(name, group, efficiency.overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
-        for name, group in by_axis.items()
+        name: _make_axis(name, calls, overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
+        for name, calls in calls_by_axis.items()
     }
-    blocking = (
-        sum(axes[name].exposed_seconds for name in _WITHIN if name in axes) / spec.microbatches
-    )
-    share = 1 / (1 + spec.forward_passes)
+    blocking = sum(axis.exposed_seconds for name, axis in axes.items() if name in _BLOCKING_AXES)
+    blocking /= spec.microbatches
+    forward_share = 1 / (1 + spec.forward_passes)
     return Work(
-        at=at,
-        compute_seconds=microbatch,
-        forward=compute.forward + blocking * share,
-        backward=compute.backward + blocking * (1 - share),
+        view=view,
+        compute_seconds=compute.forward + compute.backward,
+        forward=compute.forward + blocking * forward_share,
+        backward=compute.backward + blocking * (1 - forward_share),
         axes=axes,
     )
 
 
-def placed(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
+def _list_windows(spec: StepSpec, compute: ComputeSeconds) -> dict[str, float]:
+    """Return the seconds of compute that can hide the communication of an axis."""
+    microbatch = compute.forward + compute.backward
+    step = microbatch * spec.microbatches
+    attention = compute.attention * spec.microbatches
+    # Megatron's overlap_param_gather hides the gathers of ZeRO-1 behind the next forward pass.
+    gradients = microbatch if spec.zero1 else compute.backward
+    return {
+        "cp": attention if spec.context_method.hides_communication else 0.0,
+        "fsdp": microbatch if spec.dims.pp > 1 else step,
+        "ep": step,
+        "dp": gradients,
+        "edp": gradients,
+    }
+
+
+def place_call(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
     """Return a call with the place of its group in the hardware."""
     dims = spec.dims
     if hardware.torus:
@@ -252,82 +264,88 @@ def placed(call: Call, hardware: Hardware, spec: StepSpec) -> PlacedCall:
     return PlacedCall.of(call, place)
 
 
-def _axis(
-    name: str, of: Sequence[PlacedCall], overlap: float, window: float, seconds: Seconds
+def _make_axis(
+    name: str, calls: Sequence[PlacedCall], overlap: float, window: float, seconds: Seconds
 ) -> Axis:
-    total = sum(one.count * seconds(one) for one in of)
+    total = sum(call.count * seconds(call) for call in calls)
     if name == "pp":
-        exposed, assumption = 0.0, "its latency is in the bubble, its bytes pass beside compute"
+        exposed = 0.0
+        assumption = "its latency is in the bubble, its bytes move during compute"
     elif overlap and window:
         exposed = max(total * (1 - overlap), total - window)
         assumption = f"max({1 - overlap:.0%} of it, what exceeds {window:.3g} s of compute)"
     else:
-        exposed, assumption = total, "nothing hides it"
+        exposed = total
+        assumption = "nothing hides it"
+    largest = max((call.place for call in calls), key=lambda place: place.ranks)
     return Axis(
         name=name,
         seconds=total,
         exposed_seconds=exposed,
-        sent_bytes=sum(one.sent for one in of),
-        where=max((one.place for one in of), key=lambda place: place.ranks).words,
+        sent_bytes=sum(call.sent for call in calls),
+        where=largest.label,
         assumption=assumption,
     )
 
 
-def _bubble(
-    spec: StepSpec, work: Sequence[Work], busiest: Work, *, exact: bool
+def _compute_bubble(
+    spec: StepSpec, works: Sequence[Work], busiest: Work, *, exact: bool
 ) -> tuple[float, str]:
-    """Return the seconds in which the busiest rank waits for its pipeline, and how that was found."""
-    pp, chunks = spec.dims.size("pp"), spec.stages_per_rank
+    """Return the seconds that the busiest rank waits for its pipeline, and the method."""
+    pp = spec.dims.pp
     if pp == 1:
         return 0.0, "no pipeline"
-    of_rank, hop = _of_rank(spec, work), _hop(busiest)
-    forward, half = (
-        fmean(each.forward for each in of_rank),
-        fmean(each.backward for each in of_rank) / 2,
-    )
-    passes = PassSeconds(forward, half, half)
-    form = find_schedule(spec.pipeline_options.schedule).compute_bubble(spec.pipeline_size, passes)
-    if form.seconds is None or (exact and pp * spec.microbatches * chunks * 2 <= MOST_ACTIONS):
-        waited = _simulated(spec, of_rank, hop).makespan - spec.microbatches * busiest.microbatch
-        return max(0.0, waited), "simulated with each stage's times and the link's latency"
-    # a pipeline fills and drains over its mean stage, and each hop of that adds a message
+    by_rank, hop = _list_works_by_rank(spec, works), _compute_hop(busiest)
+    half_backward = fmean(work.backward for work in by_rank) / 2
+    passes = PassSeconds(fmean(work.forward for work in by_rank), half_backward, half_backward)
+    schedule = find_schedule(spec.pipeline_options.schedule)
+    form = schedule.compute_bubble(spec.pipeline_size, passes)
+    num_actions = pp * spec.microbatches * spec.stages_per_rank * 2
+    if form.seconds is None or (exact and num_actions <= MAX_SIMULATED_ACTIONS):
+        makespan = _simulate_step(spec, by_rank, hop).makespan
+        bubble = max(0.0, makespan - spec.microbatches * busiest.microbatch)
+        return bubble, "simulated with each stage's times and the link's latency"
+    # A pipeline fills and drains with mean stages, and each hop adds a message.
     return form.seconds + 2 * (pp - 1) * hop, f"closed form {form.note}, and 2(P-1) messages"
 
 
 def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
-    """Return every action of a predicted pipeline, whatever found its bubble; ``seconds`` as of ``dry_run``."""
-    work = [
-        work_of(at, run.hardware, seconds or by_hardware(run.hardware))
-        for at in run.spec.distinct_views
-    ]
-    return _simulated(
-        run.spec, _of_rank(run.spec, work), _hop(max(work, key=lambda each: each.microbatch))
-    )
+    """Return every action of a predicted pipeline, however its bubble was found.
+
+    ``seconds`` is that of ``dry_run``.
+    """
+    seconds = seconds or by_hardware(run.hardware)
+    works = [estimate_work(view, run.hardware, seconds) for view in run.spec.distinct_views]
+    busiest = max(works, key=lambda work: work.microbatch)
+    return _simulate_step(run.spec, _list_works_by_rank(run.spec, works), _compute_hop(busiest))
 
 
-def _of_rank(spec: StepSpec, work: Sequence[Work]) -> Sequence[Work]:
+def _list_works_by_rank(spec: StepSpec, works: Sequence[Work]) -> Sequence[Work]:
     """Return the work of every rank of the pipeline: that of a rank of the same kind."""
-    work_by_kind = {rank_work.at.kind: rank_work for rank_work in work}
+    work_by_kind = {work.view.kind: work for work in works}
     return [work_by_kind[spec.stage_view(rank).kind] for rank in range(spec.dims.pp)]
 
 
-def _hop(busiest: Work) -> float:
-    messages = sum(call.times for call in list_calls(busiest.at) if call.axis == "pp")
-    return busiest.axes["pp"].seconds / messages if "pp" in busiest.axes else 0.0
+def _compute_hop(busiest: Work) -> float:
+    """Return the mean seconds of a message between stages."""
+    if "pp" not in busiest.axes:
+        return 0.0
+    messages = sum(call.times for call in list_calls(busiest.view) if call.axis == "pp")
+    return busiest.axes["pp"].seconds / messages
 
 
-def _simulated(spec: StepSpec, work: Sequence[Work], hop: float) -> Timeline:
-    """Return the schedule's own order of actions, each rank's times spread over its stages' layers."""
+def _simulate_step(spec: StepSpec, works: Sequence[Work], hop: float) -> Timeline:
+    """Return the actions of the schedule. A rank's times are spread over its stages by layers."""
     seconds: dict[tuple[int, str], float] = {}
-    for rank, each in enumerate(work):
-        at = spec.stage_view(rank)
-        for stage in at.stages:
-            share = at.layers_by_stage[stage] / at.layers
-            forward, backward = each.forward * share, each.backward * share
-            seconds[stage, "F"], seconds[stage, "B"] = forward, backward
-            seconds[stage, "I"] = seconds[stage, "W"] = backward / 2
+    for rank, work in enumerate(works):
+        view = spec.stage_view(rank)
+        for stage in view.stages:
+            share = view.layers_by_stage[stage] / view.layers
+            seconds[stage, "F"] = work.forward * share
+            seconds[stage, "B"] = work.backward * share
+            seconds[stage, "I"] = seconds[stage, "W"] = work.backward * share / 2
 
-    def of(action: Action) -> float:
+    def get_seconds(action: Action) -> float:
         return seconds[action.stage, action.kind]
 
-    return simulate(spec.order, of, hop)
+    return simulate(spec.order, get_seconds, hop)

@@ -39,7 +39,7 @@ def explain_too_large(run: DryRun) -> str:
     for checkpointing in CHECKPOINTINGS:
         recomputing = spec.with_checkpointing(checkpointing)
         if recomputing.find_broken_rule() is None and dry_run(recomputing, run.hardware).fits:
-            return f"{run.missing}. It fits with --checkpointing {checkpointing}"
+            return f"{run.memory_message}. It fits with --checkpointing {checkpointing}"
     request = SearchRequest(
         step=spec.with_pipeline(split=""),
         gpus=spec.ranks,
@@ -48,7 +48,7 @@ def explain_too_large(run: DryRun) -> str:
         cp_method=spec.cp_method,
     )
     state = _describe_state(request, run.hardware)
-    return f"{run.missing}. It needs {state}. {describe_fewest_gpus(request, run.hardware)}"
+    return f"{run.memory_message}. It needs {state}. {describe_fewest_gpus(request, run.hardware)}"
 
 
 def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:

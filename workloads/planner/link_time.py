@@ -31,8 +31,7 @@ from parbench.workloads.planner.placement import Place
 if TYPE_CHECKING:
     from parbench.bench.results.fit import CurveFit
 
-# what stands in for an operation that a run did not measure: the same bytes over the same links
-_INSTEAD: Mapping[str, tuple[str, ...]] = {
+_SUBSTITUTES: Mapping[str, tuple[str, ...]] = {
     "all_gather": ("reduce_scatter", "all_reduce"),
     "reduce_scatter": ("all_gather", "all_reduce"),
     "all_reduce": ("all_gather", "reduce_scatter"),
@@ -40,17 +39,18 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "broadcast": ("all_gather", "all_reduce"),
     "send": ("unidirectional", "sendrecv", "pingpong", "bidirectional"),
 }
-MESSAGES = ("send", *_INSTEAD["send"])
-_AS_A_MESSAGE = ("all_gather", "all_reduce")
+"""The operations whose fits an operation without one uses: they move as many bytes over the links."""
+MESSAGES = ("send", *_SUBSTITUTES["send"])
+_ROUGH_MESSAGES = ("all_gather", "all_reduce")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedCall:
-    """Calls of a step that are alike: ``num_bytes`` as nccl-tests counts one call's size; ``axis`` is shown as one."""
+    """Equal calls of a step, with the place of their group."""
 
     axis: str
     op: str
-    num_bytes: float
+    num_bytes: float  # of one call, as nccl-tests counts it
     count: float
     place: Place
 
@@ -66,7 +66,7 @@ class PlacedCall:
 
 
 Seconds = Callable[[PlacedCall], float]
-"""How long one of the calls takes."""
+"""The seconds of one of the calls."""
 
 
 def by_hardware(hardware: Hardware) -> Seconds:
@@ -116,48 +116,49 @@ def _hop_seconds(hardware: Hardware, call: PlacedCall) -> float:
 
 
 def _wire_seconds(hardware: Hardware, call: PlacedCall) -> float:
-    """Return the bytes of one rank over its links.
+    """Return the seconds in which the bytes of a rank pass the slowest links.
 
-    Across nodes a collective drives as many of a node's cards as it has ranks there, ``rails`` at most; a message
-    between two ranks has one card, and in an all_to_all each rank sends what is far over its own. Out of a pod the
-    groups of its ranks share its links: one has those of its ranks' cards there, over the oversubscription.
+    Across nodes a collective uses a network card for each of its ranks on a node, at most
+    ``rails``. A message uses one card. In an all_to_all each rank sends over its own card. The
+    links out of a pod have the rate of the cards of its ranks over the oversubscription.
     """
     place, sent = call.place, sent_bytes(call.op, call.num_bytes, call.place.ranks)
     inside, card = hardware.inside_rate, hardware.card_rate
     if place.inside:
         return sent / inside
     if call.op == "all_to_all":
-        remote = call.num_bytes * (place.ranks - place.on_node) / place.ranks
-        far = call.num_bytes * (place.ranks - place.in_pod) / place.ranks if place.pods > 1 else 0.0
-        return max(remote / card, (sent - remote) / inside, far * hardware.oversubscription / card)
+        per_rank = call.num_bytes / place.ranks
+        remote = per_rank * (place.ranks - place.on_node)
+        seconds = max(remote / card, (sent - remote) / inside)
+        if place.pods > 1:
+            out_of_pod = per_rank * (place.ranks - place.in_pod)
+            seconds = max(seconds, out_of_pod * hardware.oversubscription / card)
+        return seconds
     cards = 1 if call.op == "send" else min(place.on_node, hardware.rails or place.on_node)
     rate = min(inside, cards * card)
     if place.pods > 1:
-        rate = min(
-            rate, (1 if call.op == "send" else place.in_pod) * card / hardware.oversubscription
-        )
+        pod_cards = 1 if call.op == "send" else place.in_pod
+        rate = min(rate, pod_cards * card / hardware.oversubscription)
     return sent / rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """An operation's fit, the ranks it was measured on, and the smallest and largest size.
-
-    ``inside`` is whether they share a node, None where nothing was asked of the kind of group.
-    """
+    """The fit of an operation, and the ranks and sizes with which it was measured."""
 
     op: str
     ranks: int
     fit: "CurveFit"
     smallest: int
     largest: int
-    inside: bool | None = None
+    inside: bool | None = None  # whether the ranks share a node, None if groups are not compared
 
 
 def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
-    """Return the fits of blocking float32 calls of whole worlds, by operation and ranks; medians over repetitions.
+    """Return the fits of blocking float32 calls by operation and ranks, to medians over repetitions.
 
-    ``grouped`` takes those of the ranks of each node and of one rank of each as well, and tells where each is.
+    They are calls of all ranks. ``grouped`` adds those of the ranks of a node, and of one rank of
+    each node.
     """
     # It imports numpy and scipy, which a plan from declared hardware does not need.
     from parbench.bench.results.fit import CurvePoint, fit_curve
@@ -174,22 +175,28 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
             inside = ranks <= on_node and group != "across" if grouped else None
             by_size = times.setdefault((op, ranks, inside), {})
             by_size.setdefault(_size_of(record), []).append(time.value)
-    found = []
+    curves = []
     for (op, ranks, inside), by_size in times.items():
-        fitted = fit_curve(
-            [
-                CurvePoint(size_bytes=size, seconds=median(values))
-                for size, values in by_size.items()
-            ]
+        points = [
+            CurvePoint(size_bytes=size, seconds=median(values)) for size, values in by_size.items()
+        ]
+        fit = fit_curve(points)
+        if fit is None:
+            continue
+        curve = Curve(
+            op=op,
+            ranks=ranks,
+            fit=fit,
+            smallest=min(by_size),
+            largest=max(by_size),
+            inside=inside,
         )
-        if fitted is not None:
-            sizes = {"smallest": min(by_size), "largest": max(by_size)}
-            found.append(Curve(op=op, ranks=ranks, fit=fitted, inside=inside, **sizes))
-    return found
+        curves.append(curve)
+    return curves
 
 
 def _is_plain(record: Record, grouped: bool) -> bool:
-    """Say whether it is a call of all ranks with a size; one that nobody answers moves nothing to scale by."""
+    """Return whether a record is of a successful blocking call that moves bytes between ranks."""
     params = record.case.params
     return (
         record.case.name.startswith(("collective.", "p2p."))
@@ -203,13 +210,15 @@ def _is_plain(record: Record, grouped: bool) -> bool:
 
 
 def _size_of(record: Record) -> int:
-    return size if isinstance(size := record.case.params.get("size_bytes"), int) else 0
+    size = record.case.params.get("size_bytes")
+    return size if isinstance(size, int) else 0
 
 
 def by_curves(curves: Sequence[Curve], *, roughly: bool = False) -> Seconds:
-    """Return the rule that takes a call's time from a run's fits; ``UserError`` where no curve can stand in for it.
+    """Return the rule that takes the time of a call from the fits of a run.
 
-    ``roughly`` lets a hop of a collective stand in for a message.
+    ``roughly`` uses a hop of a collective for a message. The rule raises ``UserError`` for a call
+    without a curve.
     """
 
     def seconds(call: PlacedCall) -> float:
@@ -218,95 +227,107 @@ def by_curves(curves: Sequence[Curve], *, roughly: bool = False) -> Seconds:
         curve = curve_for(call, curves, roughly=roughly)
         if curve.op in MESSAGES:
             return curve.fit.predict(round(call.num_bytes))
-        # as many bytes on a link, and the latency of as many hops
-        crossing = sent_bytes(call.op, call.num_bytes, call.place.ranks) / sent_bytes(
-            curve.op, 1.0, curve.ranks
-        )
-        hops, measured = (
-            1 if op == "send" else (2 if op == "all_reduce" else 1) * (ranks - 1)
-            for op, ranks in ((call.op, call.place.ranks), (curve.op, curve.ranks))
-        )
-        return curve.fit.predict(round(crossing)) + curve.fit.segments[0].latency_seconds * (
-            hops / measured - 1
-        )
+        # The call of the curve that moves as many bytes over a link has this size.
+        sent = sent_bytes(call.op, call.num_bytes, call.place.ranks)
+        size = sent / sent_bytes(curve.op, 1.0, curve.ranks)
+        hops = _count_ring_hops(call.op, call.place.ranks)
+        more_hops = hops / _count_ring_hops(curve.op, curve.ranks) - 1
+        latency = curve.fit.segments[0].latency_seconds
+        return curve.fit.predict(round(size)) + latency * more_hops
 
     return seconds
 
 
+def _count_ring_hops(op: str, ranks: int) -> int:
+    if op == "send":
+        return 1
+    return (2 if op == "all_reduce" else 1) * (ranks - 1)
+
+
 def curve_for(call: PlacedCall, curves: Sequence[Curve], *, roughly: bool = False) -> Curve:
-    """Return the operation's own curve, of as many ranks if there is one, or what stands in for it."""
-    for op in (call.op, *_INSTEAD.get(call.op, ()), *(_AS_A_MESSAGE if roughly else ())):
-        alike = [curve for curve in curves if curve.op == op]
-        if alike:
-            where = call.place.inside
-            return min(
-                alike,
-                key=lambda one: (
-                    one.inside not in (None, where),
-                    one.ranks != call.place.ranks,
-                    -one.ranks,
-                ),
-            )
-    wanted = "p2p.unidirectional" if call.op == "send" else f"collective.{call.op}"
+    """Return the curve of the operation, or of a substitute, with the same ranks if there is one."""
+    for op in (call.op, *_SUBSTITUTES.get(call.op, ()), *(_ROUGH_MESSAGES if roughly else ())):
+        candidates = [curve for curve in curves if curve.op == op]
+        if candidates:
+            return min(candidates, key=lambda curve: _rank_curve(curve, call.place))
+    case = "p2p.unidirectional" if call.op == "send" else f"collective.{call.op}"
     raise UserError(
-        f"the run has no fit for {call.op}: it needs three sizes of {wanted}, mode=blocking, dtype=float32"
+        f"the run has no fit for {call.op}: it needs three sizes of {case}, mode=blocking, dtype=float32"
     )
 
 
+def _rank_curve(curve: Curve, place: Place) -> tuple[bool, bool, int]:
+    """Return the order of curves for a place: same kind of group, same ranks, most ranks."""
+    is_elsewhere = curve.inside not in (None, place.inside)
+    return is_elsewhere, curve.ranks != place.ranks, -curve.ranks
+
+
 def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, ...]:
-    """Return the calls whose size lies beyond what was measured, or whose ranks were not, for people."""
+    """Return notes on calls whose sizes or ranks were not measured."""
     notes = []
     for call in calls:
         curve = curve_for(call, curves)
-        what = f"{call.axis}: {call.op}"
+        name = f"{call.axis}: {call.op}"
         if curve.ranks != call.place.ranks and call.op != "send":
             notes.append(
-                f"{what} on {call.place.ranks} ranks by the fit of {curve.op} on {curve.ranks}"
+                f"{name} on {call.place.ranks} ranks by the fit of {curve.op} on {curve.ranks}"
             )
         elif curve.op != call.op and call.op != "send":
-            notes.append(f"{what} by the fit of {curve.op}")
+            notes.append(f"{name} by the fit of {curve.op}")
         elif not curve.smallest <= call.num_bytes <= curve.largest:
             notes.append(
-                f"{what} of {call.num_bytes:,.0f} B is beyond {curve.smallest} to {curve.largest} B"
+                f"{name} of {call.num_bytes:,.0f} B is beyond {curve.smallest} to {curve.largest} B"
             )
     return tuple(dict.fromkeys(notes))
 
 
-def positive(told: object) -> float:
-    """Return a positive number of a file, 0 where there is none."""
-    return float(told) if isinstance(told, int | float) and 0 < told < 1e30 else 0.0
+def positive(value: object) -> float:
+    """Return a positive number from a file, 0 for all else."""
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e30 else 0.0
 
 
 def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]]:
-    """Return the machine of a run as far as it tells, the rest as ``base``, and sentences that say which is which."""
+    """Return the hardware of a run, and notes on the figures that it takes from ``base``."""
     if not run.records:
-        raise UserError(f"{run.path} holds no records to fit")
-    world = max((record.world for record in run.records), key=lambda each: each.size)
-    told: dict[str, float] = {"gpus_per_node": max(1, world.size // max(1, world.nodes))}
-    peaks = [peak for record in run.records if isinstance(peak := record.details.get("peak"), dict)]
-    rates_of = [positive(peak.get("flops_per_second")) for peak in peaks]
-    if flops := [rate for rate in rates_of if rate]:
-        told |= {"flops_per_second": max(flops), "float32_share": 1.0}
-    host = (run.info.environment or {}).get("host")
-    if (
-        world.device == "cpu"
-        and isinstance(host, dict)
-        and (memory := positive(host.get("memory_bytes")))
-    ):
-        told["memory_bytes"] = memory / told["gpus_per_node"]
-    copies = [one for one in run.records if one.case.name == "memory.copy" and one.status == "ok"]
-    rates = [one.metrics["algbw"].value for one in copies if "algbw" in one.metrics]
-    if known := [rate for rate in rates if rate is not None]:
-        told["memory_bytes_per_second"] = median(known)
-    lacking = [
-        name
-        for name in ("flops_per_second", "memory_bytes", "memory_bytes_per_second")
-        if name not in told
-    ]
-    links = f"fits of {run.path}, latency scaled by hops where ranks differ; every link is taken to be alike"
-    found = msgspec.structs.replace(
-        base, name=run.path.name, source=f"the run {run.path}", links_from=links, **told
+        raise UserError(f"{run.path} has no records to fit")
+    world = max((record.world for record in run.records), key=lambda world: world.size)
+    gpus_per_node = max(1, world.size // max(1, world.nodes))
+    measured = _list_measured_rates(run, gpus_per_node, is_cpu=world.device == "cpu")
+    if "flops_per_second" in measured:
+        measured["float32_share"] = 1.0
+    hardware = msgspec.structs.replace(
+        base,
+        name=run.path.name,
+        source=f"the run {run.path}",
+        links_from=f"fits of {run.path}, with latency by hops on other ranks, and all links equal",
+        gpus_per_node=gpus_per_node,
+        **measured,
     )
-    return found, (
-        f"{', '.join(lacking)}: {base.name}'s, for the run does not tell",
-    ) if lacking else ()
+    names = ("flops_per_second", "memory_bytes", "memory_bytes_per_second")
+    missing = [name for name in names if name not in measured]
+    if not missing:
+        return hardware, ()
+    return hardware, (f"{', '.join(missing)}: those of {base.name}, the run has none",)
+
+
+def _list_measured_rates(run: Run, gpus_per_node: int, *, is_cpu: bool) -> dict[str, float]:
+    """Return the fields of ``Hardware`` that a run measured: its peak, memory and copies."""
+    measured: dict[str, float] = {}
+    peaks = [record.details.get("peak") for record in run.records]
+    rates = [positive(peak.get("flops_per_second")) for peak in peaks if isinstance(peak, dict)]
+    if any(rates):
+        measured["flops_per_second"] = max(rates)
+    host = (run.info.environment or {}).get("host")
+    if is_cpu and isinstance(host, dict):
+        memory = positive(host.get("memory_bytes"))
+        if memory:
+            measured["memory_bytes"] = memory / gpus_per_node
+    copies = [
+        record.metrics["algbw"].value
+        for record in run.records
+        if record.case.name == "memory.copy" and record.status == "ok" and "algbw" in record.metrics
+    ]
+    copy_rates = [rate for rate in copies if rate is not None]
+    if copy_rates:
+        measured["memory_bytes_per_second"] = median(copy_rates)
+    return measured

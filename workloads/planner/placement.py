@@ -38,7 +38,7 @@ class Place:
         return -(-self.ranks // self.in_pod) if self.in_pod else 1
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         if self.extents:
             return f"{' x '.join(map(str, self.extents))} of the torus"
         pods = f" in {self.pods} pods" if self.pods > 1 else ""

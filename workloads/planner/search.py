@@ -17,7 +17,7 @@ from parbench.workloads.planner.candidates import (
     list_layouts,
     list_pipelines,
 )
-from parbench.workloads.planner.dry_run import DryRun, dry_run, held_by
+from parbench.workloads.planner.dry_run import DryRun, dry_run, plan_ranks
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds
 
@@ -123,7 +123,7 @@ def _predict(
     if not valid_specs:
         return None
     *others, smallest = valid_specs
-    smallest_memory = held_by(smallest)
+    smallest_memory = plan_ranks(smallest)
     peak = max(rank.memory.total for rank in smallest_memory)
     if peak > hardware.usable_bytes:
         result.num_too_large += len(valid_specs)
@@ -131,11 +131,11 @@ def _predict(
             result.smallest = (peak, smallest)
         return None
     for spec in others:
-        memory = held_by(spec)
+        memory = plan_ranks(spec)
         if max(rank.memory.total for rank in memory) <= hardware.usable_bytes:
-            return dry_run(spec, hardware, seconds=seconds, exact=False, held=memory)
+            return dry_run(spec, hardware, seconds=seconds, exact=False, ranks=memory)
         result.num_too_large += 1
-    return dry_run(smallest, hardware, seconds=seconds, exact=False, held=smallest_memory)
+    return dry_run(smallest, hardware, seconds=seconds, exact=False, ranks=smallest_memory)
 
 
 def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:

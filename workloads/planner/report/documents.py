@@ -34,7 +34,7 @@ from parbench.workloads.planner.describe import (
     describe_settings,
     label_step,
 )
-from parbench.workloads.planner.dry_run import GIGA, DryRun, Held, pipeline_of
+from parbench.workloads.planner.dry_run import GIGA, DryRun, PlannedRank, pipeline_of
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds
 from parbench.workloads.planner.report.columns import make_column
@@ -383,7 +383,9 @@ def _axis_tables(run: DryRun) -> list[DocumentTable]:
 def _memory_table(run: DryRun) -> DocumentTable:
     rows: list[Sequence[Cell]] = []
     for rank in run.ranks:
-        rows.append([rank.at.label, *_memory_by_component(rank).values(), rank.memory.total / GIGA])
+        rows.append(
+            [rank.view.label, *_memory_by_component(rank).values(), rank.memory.total / GIGA]
+        )
     return DocumentTable(
         id="memory",
         title="Memory",
@@ -399,14 +401,14 @@ def _memory_table(run: DryRun) -> DocumentTable:
                 title="Memory of a rank",
                 caption="Of each kind of rank.",
                 quantity="memory",
-                bars={rank.at.label: _memory_by_component(rank) for rank in run.ranks},
+                bars={rank.view.label: _memory_by_component(rank) for rank in run.ranks},
                 limit=_memory_limit(run.hardware),
             )
         ],
     )
 
 
-def _memory_by_component(rank: Held) -> dict[str, float]:
+def _memory_by_component(rank: PlannedRank) -> dict[str, float]:
     return {name: getattr(rank.memory, name) / GIGA for name in COMPONENTS}
 
 

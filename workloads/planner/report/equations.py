@@ -31,7 +31,7 @@ def list_formulas(run: DryRun) -> Iterator[Formula]:
 
     The rank is the one that holds most. Bytes are of the rank that sends most.
     """
-    view = run.fullest.at
+    view = run.fullest.view
     yield Formula(
         name="state", equation=state_equation(view), unit="B", source="arXiv 1910.02054, figure 1"
     )
@@ -44,7 +44,7 @@ def list_formulas(run: DryRun) -> Iterator[Formula]:
     yield Formula(name="buffers", equation=buffers_equation(view), unit="B")
     for axis in run.axes:
         calls_by_rank = [
-            [call for call in list_calls(rank.at) if call.axis == axis.name] for rank in run.ranks
+            [call for call in list_calls(rank.view) if call.axis == axis.name] for rank in run.ranks
         ]
         calls = max(calls_by_rank, key=lambda calls: sum(call.sent for call in calls))
         yield Formula(
