@@ -14,7 +14,8 @@ from parbench.bench.results.document import (
     DocumentTable,
 )
 from parbench.workloads.costs.communication_pattern import Call, list_calls
-from parbench.workloads.costs.memory import layers_equation, rank_memory
+from parbench.workloads.costs.memory import layers_equation, rank_memory, state_memory
+from parbench.workloads.costs.parameter_table import count_elements
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
 from parbench.workloads.parallel.dims import ParallelDims
@@ -181,8 +182,10 @@ def compute_state(spec: StepSpec) -> float:
     """Return the bytes of state of the fullest rank, with parameters that ZeRO-2 keeps gathered."""
     states: list[float] = []
     for view in spec.distinct_views:
-        memory = rank_memory(view)
-        states.append(memory.state + (0.0 if spec.reshard else memory.buffers))
+        gathered = 0.0
+        if spec.dims.is_sharded and not spec.reshard:
+            gathered = count_elements(view) * spec.bytes_per_element
+        states.append(state_memory(view).state + gathered)
     return max(states)
 
 
