@@ -302,12 +302,12 @@ def _compute_bubble(
     schedule = find_schedule(spec.pipeline_options.schedule)
     form = schedule.compute_bubble(spec.pipeline_size, passes)
     num_actions = pp * spec.microbatches * spec.stages_per_rank * 2
-    if form.seconds is None or (exact and num_actions <= MAX_SIMULATED_ACTIONS):
+    if form is None or (exact and num_actions <= MAX_SIMULATED_ACTIONS):
         makespan = _simulate_step(spec, by_rank, hop).makespan
         bubble = max(0.0, makespan - spec.microbatches * busiest.microbatch)
         return bubble, "simulated with each stage's times and the link's latency"
     # A pipeline fills and drains with mean stages, and each hop adds a message.
-    return form.seconds + 2 * (pp - 1) * hop, f"closed form {form.note}, and 2(P-1) messages"
+    return form.seconds + 2 * (pp - 1) * hop, f"analytical: {form.note}, and 2(P-1) messages"
 
 
 def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
