@@ -67,7 +67,7 @@ SEQUENCE_PARALLEL = _switch(
 )
 CONTEXT = (replace(CP_METHOD, default="zigzag"), ULYSSES)
 HSDP_MESH = _mesh("two replicas, dp=2")
-MIXTURE = tuple(param for param in MOE_PARAMS if param.name not in ("ep", "etp", "chunks"))
+MIXTURE = tuple(param for param in MOE_PARAMS if param.name not in ("ep", "etp"))
 """The parameters of experts, without those that a mesh has."""
 HYBRID = (
     _mesh("dp over all ranks"),

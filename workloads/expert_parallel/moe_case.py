@@ -9,8 +9,7 @@ from typing import Any
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
 from parbench.workloads.expert_parallel import routing as routings
-from parbench.workloads.expert_parallel.dispatchers import ALLGATHER, DISPATCHERS, DispatchCall
-from parbench.workloads.expert_parallel.routing import Generator
+from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS, DispatchCall
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 _ROW_ELEMENTS = 8
@@ -34,10 +33,8 @@ MOE_PARAMS = (
     Param(name="routing", kind="str", default=routings.ROUTER, help=_ROUTING),
     _optional_int(name="expert_ffn", default=0, help=_EXPERT_FFN),
     _optional_int(name="shared", default=1, help="shared experts, which every token takes"),
-    choice("scores", "the router's scores", "softmax", "sigmoid"),
     Param(name="renormalize", kind="bool", default=True, optional=True, help=_RENORMALIZE),
     _optional_int(name="etp", default=0, help="ranks that split each expert; 0 = tp if it divides"),
-    _int(name="chunks", default=1, optional=True, help="parts, to overlap dispatch and compute"),
     _factor(name="aux", optional=True, help="weight of the load-balancing loss"),
 )
 LAYER_PARAMS = tuple(
@@ -58,11 +55,9 @@ class Moe:
     expert_ffn: int  # hidden size of one expert, before it is split
     shared: int
     capacity: float  # 0 drops nothing
-    scores: str
     renormalize: bool  # the weights of a token's experts sum to 1
     aux: float
     variant: str  # name of the dispatcher
-    chunks: int
     routing: str
     strength: float
     dense_layers: int = 0  # first layers without experts, only in the planner
@@ -82,19 +77,6 @@ class Moe:
         pairs = self.capacity * self.top_k * tokens
         return math.ceil(pairs / self.experts - 1e-9)
 
-    def generator(self, seed: int, parts: int) -> Generator | None:
-        """Return the generator of its routing, None if the router selects experts."""
-        if self.routing == routings.ROUTER:
-            return None
-        return Generator(
-            name=self.routing,
-            strength=self.strength,
-            seed=seed,
-            experts=self.experts,
-            top_k=self.top_k,
-            parts=parts,
-        )
-
 
 def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1) -> Moe:
     """Return the mixture of a case on the ranks of one pipeline stage.
@@ -104,24 +86,19 @@ def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1)
     """
     values: dict[str, Any] = {param.name: param.default for param in MOE_PARAMS}
     values |= params
-    top_k = values["top_k"]
     etp = values["etp"] or _default_etp(values, ranks, tp)
     routing, strength = routings.parse_routing(values["routing"])
     unit = _ROW_ELEMENTS * etp
-    fields = (
-        *("experts", "top_k", "shared", "capacity", "scores", "renormalize"),
-        *("aux", "variant", "chunks"),
-    )
+    fields = ("experts", "top_k", "shared", "capacity", "renormalize", "aux", "variant")
     moe = Moe(
         ep=values["ep"] or max(1, ranks // etp),
         etp=etp,
-        expert_ffn=values["expert_ffn"] or max(1, shape.ffn // top_k // unit) * unit,
+        expert_ffn=values["expert_ffn"] or max(1, shape.ffn // values["top_k"] // unit) * unit,
         routing=routing,
         strength=strength,
         **{name: values[name] for name in fields},
     )
-    tokens = int(values.get("microbatch", 1)) * shape.sequence // tp
-    for error in _find_errors(moe, shape, ranks, tokens):
+    for error in _find_errors(moe, shape, ranks):
         raise UserError(error)
     if values.get("checkpointing") == "selective":
         raise UserError("checkpointing(selective) does not support experts: it saves no grouped_mm")
@@ -134,7 +111,7 @@ def _default_etp(values: Mapping[str, Any], ranks: int, tp: int) -> int:
     return tp if divides_ranks and divides_experts else 1
 
 
-def _find_errors(moe: Moe, shape: Shape, ranks: int, tokens: int) -> Iterator[str]:
+def _find_errors(moe: Moe, shape: Shape, ranks: int) -> Iterator[str]:
     """Yield the equations that do not hold."""
     expert_ranks = f"ep({moe.ep})" if moe.etp == 1 else f"(ep({moe.ep}) * etp({moe.etp}))"
     expert_ffn = f"expert_ffn({moe.expert_ffn})"
@@ -153,10 +130,6 @@ def _find_errors(moe: Moe, shape: Shape, ranks: int, tokens: int) -> Iterator[st
         yield f"hidden({shape.hidden}) {rows}"
     if moe.expert_ffn // moe.etp % _ROW_ELEMENTS:
         yield f"{expert_ffn} / etp({moe.etp}) {rows}"
-    if moe.chunks > tokens:
-        yield f"chunks({moe.chunks}) > tokens of a microbatch({tokens})"
-    if moe.chunks > 1 and not DISPATCHERS[moe.variant].can_chunk:
-        yield f"chunks({moe.chunks}) > 1 with variant({moe.variant}), which sends no chunks"
 
 
 def list_exchanges(moe: Moe) -> list[tuple[str, int, tuple[DispatchCall, ...]]]:
@@ -166,10 +139,10 @@ def list_exchanges(moe: Moe) -> list[tuple[str, int, tuple[DispatchCall, ...]]]:
     """
     exchanges = []
     if moe.etp > 1:
-        exchanges.append(("etp", moe.etp, ALLGATHER.list_calls("sharded_tokens", "etp", 1)))
+        exchanges.append(("etp", moe.etp, DISPATCHERS["allgather"]("sharded_tokens", "etp")))
     if moe.ep > 1:
-        list_calls = DISPATCHERS[moe.variant].list_calls
-        exchanges.append(("ep", moe.ep, list_calls("etp * sharded_tokens", "ep", moe.chunks)))
+        calls = DISPATCHERS[moe.variant]("etp * sharded_tokens", "ep")
+        exchanges.append(("ep", moe.ep, calls))
     return exchanges
 
 

@@ -39,6 +39,7 @@ from parbench.workloads.costs.memory import (
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
+from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     list_kernel_notes,
@@ -71,7 +72,6 @@ from parbench.workloads.parallel.parallelize import (
     ParallelPart,
     build_parts,
     list_experts,
-    make_placement,
     parallelize,
 )
 from parbench.workloads.parallel.positions import TokenPositions
@@ -97,9 +97,6 @@ SMALL_MODEL_NOTE = (
 SIMULATED_NOTE = (
     "simulated compute: ranks wait instead of computing, and weights do not change. Overlap is "
     "real, results are not"
-)
-EXPERT_CLAIM = (
-    "the whole training step: what dispatch and combine cost is claimed for this model and batch"
 )
 KEPT_SHARDS_NOTE = (
     "reshard=false: FSDP2 keeps its shard next to the gathered parameters, which counts as a buffer"
@@ -233,7 +230,6 @@ class TrainStep(Benchmark):
         return StepRouting(
             self._world,
             self.spec,
-            self.spec.moe,
             self._positions.between_blocks,
             self._positions.by_source,
         )
@@ -491,11 +487,9 @@ class TrainStep(Benchmark):
     def list_probes(self) -> list[Probe[Any]]:
         """Return the probes in order: steps without communication come after all others."""
         spec = self.spec
-        probes: list[Probe[Any]] = []
-        if spec.moe is None:
-            probes.append(CommBytesProbe(self.mesh.groups, self.compute_expected_bytes))
-        else:
-            probes.append(self.make_expert_probe())
+        probes: list[Probe[Any]] = [CommBytesProbe(self.mesh.groups, self.compute_expected_bytes)]
+        if spec.moe is not None:
+            probes.append(self._make_expert_probe())
         if self._positions.split is not None and spec.pipeline is None:
             probes.append(self._make_attention_probe())
         if spec.pipeline is not None:
@@ -509,22 +503,14 @@ class TrainStep(Benchmark):
         timeline = MemoryTimelineProbe(self._world.device)
         return [*probes, self._make_memory_probe(), overlap, timeline]
 
-    def make_expert_probe(self) -> ExpertProbe:
-        """Return the probe of routing, which also counts the bytes of all axes."""
+    def _make_expert_probe(self) -> ExpertProbe:
         assert self._routing is not None
-        expected = self.compute_expected_bytes()
         return ExpertProbe(
             world=self._world,
             spec=self.spec,
-            tokens=self.spec.microbatch * len(self._positions.between_blocks),
             layers=self.moe_layers,
             routing=self._routing,
-            placement=make_placement(self.mesh),
-            axes=self.mesh.groups,
-            expected_bytes={
-                axis: sent for axis, sent in expected.items() if axis not in ("ep", "etp")
-            },
-            claim=EXPERT_CLAIM,
+            ep_group=self.mesh.groups.get("ep"),
             share=0.5,
         )
 
@@ -601,8 +587,14 @@ class TrainStep(Benchmark):
             return count_saved_bytes(part.part, run_forward)
 
     def compute_expected_bytes(self) -> dict[str, float]:
-        """Return the analytical bytes that this rank sends in a step, by axis."""
-        return bytes_by_axis(list_calls(self._view), self.mesh.groups)
+        """Return the analytical bytes that this rank sends in a step, by axis.
+
+        Those of experts follow from the routing of the last step, so that all ranks take part.
+        """
+        expected = bytes_by_axis(list_calls(self._view), self.mesh.groups)
+        if self.spec.moe is not None:
+            expected |= compute_expert_bytes(self._world, self.spec, self.moe_layers)
+        return expected
 
     def _bytes_formula(self) -> dict[str, object]:
         """Return the equation of the bytes of each axis, for rank 0 so that all ranks agree."""

@@ -179,8 +179,8 @@ def spec_of_record(record: Record) -> StepSpec | str:
         return (
             f"{name}: {how}: who sends how much is known once routes were drawn, of balanced before"
         )
-    if moe.variant != "all_to_all" or moe.capacity or moe.chunks > 1:
-        how = f"variant = {moe.variant}, capacity = {moe.capacity:g}, chunks = {moe.chunks}"
+    if moe.variant != "all_to_all" or moe.capacity:
+        how = f"variant = {moe.variant}, capacity = {moe.capacity:g}"
         return f"{name}: {how}: only dropless all_to_all in one part has a closed form"
     return spec
 
