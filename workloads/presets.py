@@ -86,18 +86,14 @@ HYBRID = (
     NO_SYNC,
     RESHARD,
     PREFETCH,
-    *(
-        Param(
-            name="experts",
-            kind="int",
-            default=0,
-            minimum=0,
-            optional=True,
-            help=f"routed experts per layer; 0 = dense, or {DEFAULT_EXPERTS} if the mesh has ep",
-        )
-        if param.name == "experts"
-        else param
-        for param in MIXTURE
+    *(replace(param, optional=True) for param in MIXTURE if param.name != "experts"),
+    Param(
+        name="experts",
+        kind="int",
+        default=0,
+        minimum=0,
+        optional=True,
+        help=f"routed experts per layer; 0 = dense, or {DEFAULT_EXPERTS} if the mesh has ep",
     ),
 )
 """The parameters of ``hybrid`` that not every step has."""

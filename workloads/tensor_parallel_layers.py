@@ -105,7 +105,7 @@ class TpLayerBenchmark(LayerBenchmark):
             notes=(CLAIM,),
         )
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+    def explain(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
         groups = {"tp": self._group}
         probed = ProbedStep(
             world=self._world,
@@ -125,7 +125,7 @@ class TpLayerBenchmark(LayerBenchmark):
                 formula={"activations": self.case.compute_saved_bytes()},
             ),
         ]
-        return run_probes(self._world, probes, self.step, begin, budget_seconds)
+        return run_probes(self._world, probes, self.step, reset, budget_seconds)
 
     def close(self) -> None:
         destroy_groups([self._group])

@@ -30,7 +30,8 @@ from parbench.bench.world.torch_compat import dump_flight_records
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import shape_of
 from parbench.workloads.model.simulated_compute import SimulatedCompute
-from parbench.workloads.model.transformer import build, draw_tokens, loss_of
+from parbench.workloads.model.transformer import compute_loss, draw_tokens
+from tests.support.training_steps import build_model
 
 REHEARSE = "--rehearse" in sys.argv
 DEVICE = torch.device("cpu") if REHEARSE else torch.device("cuda", 0)
@@ -154,13 +155,13 @@ def measure_collectives() -> None:
 def measure_llama_step() -> None:
     """Train a model of the size that parbench measures, without parbench."""
     shape = shape_of(TINY_LLAMA if REHEARSE else LLAMA)
-    model = build(shape, 0, DEVICE, torch.bfloat16)
-    optimizer = make_optimizer(model.parameters(), torch.bfloat16, timed=False)
+    model = build_model(shape, 0, DEVICE, torch.bfloat16)
+    optimizer = make_optimizer(model.parameters(), torch.bfloat16, is_simulated=False)
     tokens = draw_tokens(shape, MICROBATCH, 0, 0).to(DEVICE)
 
     def train() -> None:
         optimizer.zero_grad()
-        loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
+        compute_loss(model, tokens).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     seconds = measure_median_seconds(train, 3 if REHEARSE else 20, spin=False)
@@ -172,7 +173,7 @@ def sleeping() -> None:
     """Calibrate the spinning kernel from idle clocks, bare and as parbench does."""
     rates = []
     errors = []
-    with SimulatedCompute(DEVICE).waiting(WAIT_SECONDS):  # the first wait calibrates
+    with SimulatedCompute(DEVICE).taking(WAIT_SECONDS):  # the first wait calibrates
         pass
     for _ in range(3 if REHEARSE else 20):
         time.sleep(IDLE_SECONDS)

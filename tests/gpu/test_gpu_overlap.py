@@ -35,7 +35,7 @@ def explain_ddp_step(world: World) -> tuple[Explanation, bool]:
 
 
 def spin(seconds: float) -> None:
-    with SimulatedCompute(GPU).waiting(seconds):
+    with SimulatedCompute(GPU).taking(seconds):
         pass
 
 
@@ -146,7 +146,7 @@ def test_stream_moments_lie_on_host_clock() -> None:
 
 @pytest.mark.parametrize("seconds", [0.005, 0.05])
 def test_simulated_compute_lasts_as_requested(seconds: float) -> None:
-    assert SimulatedCompute(GPU).doubts == ()
+    assert SimulatedCompute(GPU).notes == ()
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     start.record()

@@ -9,15 +9,13 @@ from parbench.bench.plan.plan import BEYOND_CACHE
 from parbench.bench.rank.runner import refuse_float8
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
-from parbench.workloads.data_parallel import fsdp
 from parbench.workloads.expert_parallel.moe_layer import format_kernel_note
 from parbench.workloads.model.shapes import SHAPES
-from parbench.workloads.model.transformer import build
-from parbench.workloads.step.gate import free_bytes
-from parbench.workloads.step.layout import whole
-from parbench.workloads.step.training_step import SMALL_MODEL
+from parbench.workloads.step.reference_choice import count_free_bytes
+from parbench.workloads.step.train_step import SMALL_MODEL_NOTE, fsdp
+from parbench.workloads.step.verify import get_full_tensor
 from parbench.workloads.torch_internals import profiling, trace_events
-from tests.support.training_steps import DEFINITION_BY_NAME
+from tests.support.training_steps import DEFINITION_BY_NAME, build_model
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -32,33 +30,35 @@ LARGE_STEP = {
 
 def test_initial_weights_are_reproducible() -> None:
     shape = SHAPES["small-llama"]
-    first = dict(build(shape, 0, GPU).named_parameters())
-    second = dict(build(shape, 0, GPU).named_parameters())
+    first = dict(build_model(shape, 0, GPU).named_parameters())
+    second = dict(build_model(shape, 0, GPU).named_parameters())
     for name, weights in first.items():
         assert weights.device == GPU, name
         assert torch.equal(weights, second[name]), name
-    embedding = first["tokens.weight"].detach()
+    embedding = first["token_embedding.weight"].detach()
     assert float(embedding.std()) == pytest.approx(0.02, rel=0.02)
     assert abs(float(embedding.mean())) < 1e-3
 
 
 def test_sharded_weights_equal_full_weights(nccl_world: World) -> None:
-    expected = dict(build(SHAPES["small-llama"], 0, GPU).named_parameters())
+    expected = dict(build_model(SHAPES["small-llama"], 0, GPU).named_parameters())
     params = DEFINITION_BY_NAME["fsdp"].complete({"shape": "small-llama"})
-    step = fsdp.fsdp(nccl_world, **params)
-    for name, parameter in step.layout.model.named_parameters():
-        assert torch.equal(whole(parameter), expected[name]), name
+    step = fsdp(nccl_world, **params)
+    for name, parameter in step.model.named_parameters():
+        assert torch.equal(get_full_tensor(parameter), expected[name]), name
     step.close()
 
 
 def test_large_step_is_checked_by_small_model(nccl_world: World) -> None:
-    assert 0 < free_bytes(nccl_world) <= torch.cuda.get_device_properties(GPU).total_memory
+    assert (
+        0 < count_free_bytes(nccl_world) <= torch.cuda.get_device_properties(GPU).total_memory
+    )
     params = DEFINITION_BY_NAME["fsdp"].complete(LARGE_STEP)
-    step = fsdp.fsdp(nccl_world, **{**params, "check": "small"})
+    step = fsdp(nccl_world, **{**params, "check": "small"})
     step.reset()
     step.step()
     assert step.check() == 0, step.differences()
-    assert SMALL_MODEL in step.describe().notes
+    assert SMALL_MODEL_NOTE in step.describe().notes
     step.close()
 
 
@@ -101,7 +101,7 @@ def test_grouped_gemm_note_names_the_kernel(dtype: torch.dtype) -> None:
     note = format_kernel_note(dtype, torch.cuda.get_device_capability(GPU))
     # A loop over groups copies the offsets to the host.
     copies_to_host = any("DtoH" in name for name in names)
-    assert copies_to_host != note.startswith("experts: grouped"), names
+    assert copies_to_host != note.startswith("experts: one grouped"), names
 
 
 def test_float8_needs_compute_capability_9(nccl_world: World) -> None:

@@ -23,7 +23,7 @@ from parbench.bench.results.stats import median
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
 from parbench.bench.world.world import World, open_world
 from parbench.workloads.step.sent_bytes import SentCall, record_calls
-from parbench.workloads.step.training_step import TrainingStep
+from parbench.workloads.step.train_step import TrainStep
 from tests.support.training_steps import build_small_step
 
 NUM_COMMUNICATION_ROUNDS = 7
@@ -52,7 +52,7 @@ ALLOCATOR_SETTINGS = {
 }
 
 
-def build_step(name: str, world: World, seconds: float) -> TrainingStep:
+def build_step(name: str, world: World, seconds: float) -> TrainStep:
     workload, params = STEPS[name]
     compute = f"simulated:{1e3 * seconds:.3f}ms"
     return build_small_step(world, workload, {**MODEL, **params, "compute": compute})
@@ -98,7 +98,7 @@ def measure_communication(name: str, world: World) -> tuple[tuple[SentCall, ...]
     step = build_step(name, world, 1e-3)
     for _ in range(NUM_WARMUP_STEPS):
         step.step()
-    calls = record_calls(step.step, step.layout.axes)
+    calls = record_calls(step.step, step.mesh.groups)
     rounds = [
         measure_seconds(lambda: replay_calls(calls, world), world)
         for _ in range(NUM_COMMUNICATION_ROUNDS)

@@ -15,6 +15,8 @@ from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.communication_pattern import list_calls
 from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
+from parbench.workloads.model.shapes import Shape
+from parbench.workloads.model.transformer import Transformer, initialize, make_meta_model
 from parbench.workloads.step.sent_bytes import NoCommMode, make_fake_groups, record_calls
 from parbench.workloads.step.train_step import Microbatch, TrainStep
 from tests.support.ranks import Ranks
@@ -33,6 +35,15 @@ SMALL_PARAMS = {
     "vocabulary": 64,
     "microbatch": 2,
 }
+
+
+def build_model(
+    shape: Shape, seed: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Transformer:
+    """Return the full model with its first weights."""
+    model = make_meta_model(shape, dtype)
+    initialize(model, seed, device)
+    return model
 
 
 def build_small_step(world: World, name: str, params: Params) -> TrainStep:

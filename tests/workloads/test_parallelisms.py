@@ -44,7 +44,9 @@ def test_preset_of_two_axes_matches_one_process(four_ranks: Ranks, name: str) ->
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("hybrid", "hsdp", "tp_fsdp")])
+@pytest.mark.parametrize(
+    "name", [name for name in PRESETS if name not in ("hybrid", "hsdp", "tp_fsdp")]
+)
 def test_preset_on_four_ranks_matches_one_process(four_ranks: Ranks, name: str) -> None:
     params = {"layers": 4} if name == "pp" else {"kv_heads": 4}
     assert_right(four_ranks, name, {**params, **LLAMA, **BFLOAT16})
@@ -79,8 +81,12 @@ def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params)
         ("pp=2,dp=2", ZB_V),
         ("cp=2,fsdp=2", {}),
         ("fsdp=2,tp=2,ep=4", EXPERTS),
-        pytest.param("pp=2,dp=2", {"schedule": "gpipe", "split": "1+2", "layers": 3}, marks=SLOW),
-        pytest.param("pp=2,fsdp=2", {"schedule": "interleaved", "layers": 4, **ODD}, marks=SLOW),
+        pytest.param(
+            "pp=2,dp=2", {"schedule": "gpipe", "split": "1+2", "layers": 3}, marks=SLOW
+        ),
+        pytest.param(
+            "pp=2,fsdp=2", {"schedule": "interleaved", "layers": 4, **ODD}, marks=SLOW
+        ),
         pytest.param("pp=2,tp=2", {**ZB_V, **ODD}, marks=SLOW),
         pytest.param("cp=2,dp=2", {"cp_method": "ulysses"}, marks=SLOW),
         pytest.param("cp=2,tp=2", {"cp_method": "allgather_kv", **LLAMA}, marks=SLOW),

@@ -22,13 +22,13 @@ AXES_BY_NAME = {
     "ddp": ["dp"],
     "zero1": ["dp"],
     "fsdp": ["fsdp"],
-    "hsdp": ["dp", "fsdp"],
+    "hsdp": ["fsdp"],
     "tp": ["tp"],
     "tp_sp": ["tp"],
-    "tp_fsdp": ["fsdp", "tp"],
+    "tp_fsdp": ["tp"],
     "ep_step": ["dp", "ep"],
     "pp": ["pp"],
-    "cp": ["cp", "dp"],
+    "cp": ["dp", "cp"],
 }
 every_definition = pytest.mark.parametrize("name", DEFINITION_BY_NAME)
 

@@ -128,7 +128,7 @@ def bytes_by_axis(calls: Iterable[SentBytes], axes: Iterable[str] = ()) -> dict[
 
 
 def sum_calls(calls: Iterable[Call]) -> Equation:
-    """Return the bytes of some calls as one equation: count, size and nccl-tests' factor of each."""
+    """Return the bytes of calls as one equation of counts, sizes and nccl-tests' factors."""
     terms: list[str] = []
     symbols: dict[str, float] = {}
     for call in calls:
@@ -194,7 +194,7 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
     """TP inside layers: activations after attention and after the FFN, forward and backward.
 
     With sequence parallelism each sum is a reduce_scatter after a block, and an all_gather precedes
-    the block. Experts are not split by ``tp``. A layer that is recomputed stops before its last sum.
+    the block. Experts are not split by ``tp``. A recomputed layer stops before its last sum.
     """
     spec = view.spec
     if spec.dims.tp == 1:
@@ -377,7 +377,7 @@ def _list_unit_calls(
     *,
     is_kept: bool = False,
 ) -> Iterator[Call]:
-    """Yield the calls of equal FSDP units. ``is_kept`` is a unit that stays gathered until backward."""
+    """Yield the calls of equal FSDP units, of which ``is_kept`` stays gathered until backward."""
     spec = view.spec
     symbol = f"{unit}_parameters"
     call = partial(_call, view, symbols={symbol: elements})

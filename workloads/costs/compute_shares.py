@@ -9,7 +9,7 @@ from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeShares:
-    """Shares of a forward pass that linear layers, routed experts and attention take. They add up to 1."""
+    """Shares of a forward pass of linear layers, routed experts and attention. Their sum is 1."""
 
     linear: float
     experts: float

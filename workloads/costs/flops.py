@@ -1,4 +1,4 @@
-"""The FLOPs of a step: those of the model, as MFU counts them, and those that a rank executes. Pure."""
+"""The FLOPs of a step: those of the model, which MFU counts, and those of a rank. Pure."""
 
 from dataclasses import dataclass
 
@@ -84,7 +84,7 @@ def stage_flops(view: RankView) -> StageFlops:
 
 
 def recomputed_bytes(view: RankView) -> float:
-    """Return the bytes that ``selective`` checkpointing moves: it writes and reads what it dropped."""
+    """Return the bytes of ``selective`` checkpointing: it writes and reads what it dropped."""
     if view.spec.checkpointing != "selective":
         return 0.0
     dropped = layers_equation(view, "none").value - layers_equation(view, "selective").value

@@ -104,10 +104,10 @@ def updated_elements(view: RankView) -> float:
 def state_equation(view: RankView) -> Equation:
     """Return the bytes of state: the widths that ZeRO shards and those that it does not."""
     spec, dims = view.spec, view.spec.dims
-    widths = [spec.widths.parameters, spec.widths.gradients, spec.widths.optimizer]
-    if spec.is_simulated:
-        widths[2] = 0
+    optimizer = 0 if spec.is_simulated else spec.widths.optimizer
+    widths = [str(spec.widths.parameters), str(spec.widths.gradients), str(optimizer)]
     num_unsharded = {0: 3, 1: 2}.get(spec.zero_stage, 0)
+    unsharded, sharded = " + ".join(widths[:num_unsharded]), " + ".join(widths[num_unsharded:])
     symbols = {"parameters": float(count_elements(view, "replicated", "split"))}
     shards = {"parameters": dims.size("dp", "cp") if spec.zero1 else dims.shard_size}
     routed = count_elements(view, "routed")
@@ -116,10 +116,10 @@ def state_equation(view: RankView) -> Equation:
         shards["expert_parameters"] = dims.expert_replicas if spec.zero1 else dims.expert_shards
     terms: list[str] = []
     for name, ranks in shards.items():
-        for count, divisor in ((num_unsharded, ""), (-1, f" / {ranks}")):
-            part = widths[:count] if count >= 0 else widths[num_unsharded:]
-            if part:
-                terms.append(f"({' + '.join(map(str, part))}) * {name}{divisor}")
+        if unsharded:
+            terms.append(f"({unsharded}) * {name}")
+        if sharded:
+            terms.append(f"({sharded}) * {name} / {ranks}")
     return Equation(text=" + ".join(terms), symbols=symbols)
 
 
@@ -127,7 +127,8 @@ def buffers_equation(view: RankView) -> Equation:
     """Return the bytes that are held for a part of a step.
 
     FSDP holds two gathered units and the gradients of one. All parameters stay gathered in a
-    pipeline, and with ``reshard=false``. Gradients that are not reduced in every microbatch are kept as a whole.
+    pipeline, and with ``reshard=false``. Gradients that are not reduced in every microbatch stay
+    unsharded.
     """
     spec = view.spec
     terms: list[str] = []
@@ -135,17 +136,14 @@ def buffers_equation(view: RankView) -> Equation:
     if spec.checkpointing != "none":
         terms.append(_format_recomputed_layer(view))
     if spec.dims.is_sharded:
-        symbols |= {
-            "parameters": float(sum(count * size for count, size in _list_gathered_units(view))),
-            "unit_parameters": float(
-                max(size for count, size in _list_gathered_units(view) if count)
-            ),
-        }
+        units = _list_gathered_units(view)
+        symbols["parameters"] = float(sum(count * size for count, size in units))
+        symbols["unit_parameters"] = float(max(size for count, size in units if count))
         is_gathered = spec.dims.pp > 1 or not spec.reshard
-        keeps_gradients = spec.dims.pp > 1 or (spec.no_sync and spec.microbatches > 1)
         gathered = "parameters" if is_gathered else "2 * unit_parameters"
         terms.append(f"{gathered} * bytes_per_element")
-        unreduced = "parameters" if keeps_gradients else "unit_parameters"
+        reduces_late = spec.dims.pp > 1 or spec.gradient_syncs < spec.microbatches
+        unreduced = "parameters" if reduces_late else "unit_parameters"
         terms.append(f"{unreduced} * reduce_bytes")
     return Equation(text=" + ".join(terms) or "0", symbols=symbols)
 
@@ -153,12 +151,12 @@ def buffers_equation(view: RankView) -> Equation:
 def _list_gathered_units(view: RankView) -> list[tuple[int, int]]:
     """Return the number of equal units and the elements of one, of those that FSDP gathers."""
     units = list_units(view)
-    kinds = [(1, units.embeddings), *units.layers, (1, units.head)]
     has_sharded_experts = view.spec.dims.expert_shards > 1
-    return [
-        (count, sum(part.numel for part in parts if has_sharded_experts or part.kind != "routed"))
-        for count, parts in kinds
-    ]
+    sizes: list[tuple[int, int]] = []
+    for count, parts in ((1, units.embeddings), *units.layers, (1, units.head)):
+        gathered = [part for part in parts if has_sharded_experts or part.kind != "routed"]
+        sizes.append((count, sum(part.numel for part in gathered)))
+    return sizes
 
 
 def _format_recomputed_layer(view: RankView) -> str:
@@ -295,14 +293,16 @@ def _moe_text(spec: StepSpec) -> str:
 
 
 def embedding_text(spec: StepSpec) -> str:
-    """Return the token ids, and learned positions' ids."""
-    return "16 * sharded_tokens" if spec.shape.has_learned_positions else "8 * sharded_tokens"
+    """Return the token ids, and the positions of a sequence if they are learned."""
+    if spec.shape.has_learned_positions:
+        return "8 * sharded_tokens + 8 * sharded_tokens / microbatch"
+    return "8 * sharded_tokens"
 
 
 def head_text(spec: StepSpec) -> str:
-    """Return the final norm, the head's input, the logits, their log-softmax, and the targets.
+    """Return the final norm, the head's input, the log-softmax, the targets and their number.
 
     ``tp`` splits logits by vocabulary. The loss and its log-softmax are in float32.
     """
     logits = "tokens * vocabulary / tp * 4"
-    return f"{norm_text(spec)} + {INPUT} + {logits} + 8 * tokens"
+    return f"{norm_text(spec)} + {INPUT} + {logits} + 8 * tokens + 4"

@@ -16,7 +16,7 @@ from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
 
 Kind = Literal["split", "replicated", "routed"]
-"""How ``tp`` treats a parameter: split, replicated, or an expert, which ``ep`` and ``etp`` place."""
+"""The effect of ``tp`` on a parameter: split, replicated, or an expert of ``ep`` and ``etp``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class ParameterPart:
         return math.prod(self.size)
 
     def count_padded(self, ranks: int) -> int:
-        """Return the elements once FSDP has padded the first dimension to a multiple of ``ranks``."""
+        """Return the elements with the first dimension padded to a multiple of ``ranks``, by FSDP."""
         return -(-self.size[0] // ranks) * ranks * math.prod(self.size[1:])
 
     def count_shard(self, ranks: int, index: int) -> int:
-        """Return the elements of a shard. Shards are of rows, and the last may have fewer or none."""
+        """Return the elements of a shard of rows, of which the last shards may have fewer or none."""
         rows = -(-self.size[0] // ranks)
         shard_rows = max(0, min(rows, self.size[0] - index * rows))
         return shard_rows * math.prod(self.size[1:])
@@ -113,7 +113,7 @@ def _full_model(shape: Shape, moe: Moe | None) -> RankView:
 
 
 def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the weights of a layer's GEMMs that compute a token: of experts the top-k, the shared."""
+    """Return the weights of a layer's GEMMs that compute a token: of k routed experts only."""
     weights = 0.0
     for part in layer_parts(shape, 1, moe and replace(moe, ep=1, etp=1)):
         if len(part.size) == 1 or part.name.endswith("bias"):
@@ -135,7 +135,7 @@ def count_padded(parts: Parts, ranks: int) -> int:
 
 
 def _count_vocabulary_rows(view: RankView) -> int:
-    """Return the rows of this rank's part of the vocabulary; the last ranks of tp may have fewer."""
+    """Return the rows of a rank's part of the vocabulary. The last ranks may have fewer."""
     vocabulary, tp = view.spec.shape.vocabulary, view.spec.dims.tp
     rows = -(-vocabulary // tp)
     return max(0, min(rows, vocabulary - rows * view.coordinate["tp"]))
@@ -152,7 +152,7 @@ def _embeddings(shape: Shape, rows: int) -> Parts:
 
 @lru_cache(maxsize=256)
 def _head(shape: Shape, rows: int, is_tied_here: bool) -> Parts:
-    """Return the final norm and the head. On another rank a tied head is a copy of the embedding."""
+    """Return the final norm and the head, which is the embedding if tied on the same rank."""
     norm = tuple(_norm(shape, "norm"))
     if is_tied_here:
         return norm

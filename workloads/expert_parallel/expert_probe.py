@@ -56,7 +56,7 @@ class ExpertProbe:
     ep_group: dist.ProcessGroup | None
     share: float = 1.0
 
-    def observe(self, step: Step, begin: ResetFn, budget_seconds: float) -> ExpertSample:
+    def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ExpertSample:
         counts = count_routing(self.layers)
         sent_bytes = (0.0, 0.0)
         round_trips: list[RoundTrip] = []
@@ -69,7 +69,7 @@ class ExpertProbe:
             is_balanced_first = len(seconds[True]) % 2 == 1  # drift affects both alike
             for is_balanced in (is_balanced_first, not is_balanced_first):
                 self.routing.use_balanced(is_balanced)
-                begin()
+                reset()
                 seconds[is_balanced].append(time_step(step, self.world))
 
         if not self.routing.is_balanced:

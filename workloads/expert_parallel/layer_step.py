@@ -134,7 +134,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         groups = self._mesh.groups
         return {axis: groups[axis] for axis in ("ep", "etp") if axis in groups}
 
-    def explain(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+    def explain(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
         groups = self._list_groups()
         layers = {0: self.layer}
 
@@ -155,7 +155,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         ]
         if self.has_backward:
             probes.append(OverlapProbe(self._world, groups))
-        return run_probes(self._world, probes, self.step, begin, budget_seconds)
+        return run_probes(self._world, probes, self.step, reset, budget_seconds)
 
     def close(self) -> None:
         self._mesh.close()

@@ -169,7 +169,8 @@ class Transformer(nn.Module):
         positions = self.positions
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)
-        return x + self.position_embedding(positions)
+        embedded: Tensor = x + self.position_embedding(positions)
+        return embedded
 
 
 def merge_parts(parts: Sequence[Transformer]) -> Transformer:
@@ -183,7 +184,7 @@ def merge_parts(parts: Sequence[Transformer]) -> Transformer:
     nn.Module.__init__(merged)
     merged.layers = nn.ModuleDict()
     for part in parts:
-        merged.layers.update(part.layers.items())
+        merged.layers.update(dict(part.layers.items()))
         for name in ("token_embedding", "position_embedding", "norm", "head"):
             module = getattr(part, name)
             if module is not None or not hasattr(merged, name):

@@ -54,7 +54,8 @@ def make_reduce_hook(
         def copy_back(future: torch.futures.Future[Any]) -> Tensor:
             return gradients.copy_(future.value()[0])
 
-        return work.get_future().then(copy_back)
+        future: torch.futures.Future[Tensor] = work.get_future().then(copy_back)
+        return future
 
     return reduce
 

@@ -1,4 +1,4 @@
-"""The axes of a step's mesh: their sizes, the groups of ranks along them, the experts' groups. Pure.
+"""The axes of a step's mesh: their sizes, and the groups of ranks along them. Pure.
 
 ``dp`` replicates parameters, ``fsdp`` shards them, ``pp`` splits layers into stages, ``cp`` splits
 sequences, and ``tp`` splits the matrices of a layer and the tokens between its blocks. They

@@ -25,7 +25,7 @@ from parbench.workloads.planner.placement import place_of
 GIGA = 1e9
 MOST_ACTIONS = 40_000
 SHARDING = ("dp", "edp", "fsdp", "efsdp")
-_WITHIN = ("tp", "cp", "ep", "etp")
+_WITHIN = ("tp", "cp", "ring", "ulysses", "ep", "etp")
 
 
 @dataclass(frozen=True, kw_only=True)

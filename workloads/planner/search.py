@@ -14,7 +14,6 @@ from typing import Literal
 
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import list_calls
-from parbench.workloads.costs.divisibility import find_broken_pipeline
 from parbench.workloads.costs.memory import (
     activations_equation,
     buffers_equation,
@@ -22,7 +21,7 @@ from parbench.workloads.costs.memory import (
     state_memory,
     updated_elements,
 )
-from parbench.workloads.costs.step_spec import StageKind, StepSpec
+from parbench.workloads.costs.step_spec import StageKind, StepSpec, find_broken_pipeline
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule

@@ -424,7 +424,7 @@ class TrainStep(Benchmark):
 
     def _verify(self) -> int:
         if not self.spec.reference_fits:
-            wrong = self._verifier.count_wrong_without_reference(self._compute_gradients)
+            wrong = self._verifier.check_without_reference(self._compute_gradients)
             return self.small_model_wrong + wrong
         batch = torch.split(self._batch, self.spec.microbatch)
         return self._verifier.count_wrong(batch, self._compute_gradients, self.step)
@@ -501,7 +501,7 @@ class TrainStep(Benchmark):
             list_notes=self._list_peak_notes,
         )
         timeline = MemoryTimelineProbe(self._world.device)
-        return [*probes, self._make_memory_probe(), overlap, timeline]
+        return [*probes, self.make_memory_probe(), overlap, timeline]
 
     def _make_expert_probe(self) -> ExpertProbe:
         assert self._routing is not None
@@ -543,7 +543,7 @@ class TrainStep(Benchmark):
             simulated_seconds=self.spec.simulated_seconds,
         )
 
-    def _make_memory_probe(self) -> MemoryProbe:
+    def make_memory_probe(self) -> MemoryProbe:
         formula: dict[str, float] = asdict(state_memory(self._view))
         if not self.spec.is_simulated:
             formula["activations"] = activations_equation(self._view).value

@@ -35,7 +35,7 @@ def view_of(shape: Shape, **params: Any) -> RankView:
 def test_parts_are_parameters_of_the_model(shape: Shape, moe: Moe | None) -> None:
     model = make_meta_model(shape, torch.float32)
     if moe is not None:
-        replace_ffns_with_moe(model, shape, moe, 0)
+        replace_ffns_with_moe(model, shape, moe)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     parts = list_parts(view_of(shape, moe=moe))
     assert {part.name: part.size for part in parts} == expected

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parbench.workloads.model.shapes import Shape, shape_of
+from parbench.workloads.model.shapes import Checkpointing, Shape, shape_of
 from parbench.workloads.model.transformer import (
     Transformer,
-    build,
-    checkpoint,
+    checkpoint_layers,
+    compute_loss,
     draw_tokens,
-    loss_of,
 )
+from tests.support.training_steps import build_model
 
 GPT = shape_of({"shape": "tiny", "hidden": 32, "vocabulary": 32, "sequence": 16})
 LLAMA = shape_of({"shape": "tiny-llama", "hidden": 32, "vocabulary": 32, "sequence": 16})
@@ -57,14 +57,14 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(self.counts[name] for name in GEMMS)
 
 
-def build_checkpointed(checkpointing: str, shape: Shape = GPT) -> Transformer:
-    model = build(shape, 7, torch.device("cpu"))
-    checkpoint(model, checkpointing)
+def build_checkpointed(checkpointing: Checkpointing, shape: Shape = GPT) -> Transformer:
+    model = build_model(shape, 7, torch.device("cpu"))
+    checkpoint_layers(model, checkpointing)
     return model
 
 
 def compute_gradients(model: Transformer) -> list[Tensor]:
-    loss_of(model, TOKENS).backward()  # type: ignore[no-untyped-call]
+    compute_loss(model, TOKENS).backward()  # type: ignore[no-untyped-call]
     gradients = []
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -74,17 +74,19 @@ def compute_gradients(model: Transformer) -> list[Tensor]:
 
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
-def test_checkpointed_gradients_are_identical(shape: Shape, checkpointing: str) -> None:
+def test_checkpointed_gradients_are_identical(
+    shape: Shape, checkpointing: Checkpointing
+) -> None:
     expected = compute_gradients(build_checkpointed("none", shape))
     gradients = compute_gradients(build_checkpointed(checkpointing, shape))
     assert all(map(torch.equal, gradients, expected))
 
 
-def run_pass(checkpointing: str) -> tuple[int, OperationCounter]:
+def run_pass(checkpointing: Checkpointing) -> tuple[int, OperationCounter]:
     """Return the bytes after a forward pass, and the operations of the backward pass."""
     model = build_checkpointed(checkpointing)
     with OperationCounter() as forward:
-        loss = loss_of(model, TOKENS)
+        loss = compute_loss(model, TOKENS)
     num_bytes = forward.count_alive_bytes()
     with OperationCounter() as backward:
         loss.backward()  # type: ignore[no-untyped-call]

@@ -12,12 +12,12 @@ from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import (
     Attention,
     Ffn,
-    build,
+    compute_loss,
     draw_tokens,
-    loss_of,
     rotate,
 )
 from tests.support.cp_ranks import compute_attention
+from tests.support.training_steps import build_model
 
 CPU = torch.device("cpu")
 GPT = Shape(
@@ -28,7 +28,7 @@ both_recipes = pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama
 
 
 def draw_weights(seed: int) -> Tensor:
-    return build(GPT, seed, CPU).get_parameter("head.weight").detach()
+    return build_model(GPT, seed, CPU).get_parameter("head.weight").detach()
 
 
 def test_weights_depend_only_on_seed() -> None:
@@ -48,7 +48,7 @@ def test_tokens_depend_only_on_seed_and_step() -> None:
 
 def test_initial_weights() -> None:
     first_values = []
-    model = build(replace(GPT, hidden=128), 7, CPU)
+    model = build_model(replace(GPT, hidden=128), 7, CPU)
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
         if weight.dim() > 1:
@@ -62,7 +62,7 @@ def test_initial_weights() -> None:
 
 @both_recipes
 def test_token_changes_only_later_logits(shape: Shape) -> None:
-    model = build(shape, 7, CPU)
+    model = build_model(shape, 7, CPU)
     tokens = draw_tokens(shape, 2, seed=7, step=0)[:, :-1]
     changed = tokens.clone()
     changed[:, 9] = (changed[:, 9] + 1) % shape.vocabulary
@@ -127,5 +127,5 @@ class Successor(nn.Module):
 def test_loss_is_mean_over_next_tokens() -> None:
     right = torch.arange(9).repeat(3, 1)
     last_wrong = torch.tensor([[0, 1, 2, 2]])
-    assert float(loss_of(Successor(), right)) == pytest.approx(0, abs=1e-6)
-    assert float(loss_of(Successor(), last_wrong)) == pytest.approx(100 / 3)
+    assert float(compute_loss(Successor(), right)) == pytest.approx(0, abs=1e-6)
+    assert float(compute_loss(Successor(), last_wrong)) == pytest.approx(100 / 3)

@@ -32,7 +32,7 @@ def measure(world: World, name: str, params: Params) -> tuple[Explanation, int]:
     step = build_small_step(world, name, {"kv_heads": 4, **params})
     step.reset()
     step.step()
-    memory = run_probes(world, step.probes()[:1], step.step, world.barrier, 0.0)
+    memory = run_probes(world, [step.make_memory_probe()], step.step, world.barrier, 0.0)
     step.close()
     return memory, num_parameters(step.spec.shape)
 
@@ -57,7 +57,7 @@ def assert_state(memory: Explanation, expected: Sequence[float]) -> None:
     [
         ("ddp", "float32", (4, 4, 8)),
         ("zero1", "bfloat16", (2, 2, 12 / 2)),  # 32-bit masters belong to the optimizer
-        ("zero3", "bfloat16", (2 / 2, 2 / 2, 12 / 2)),
+        ("fsdp", "bfloat16", (2 / 2, 2 / 2, 12 / 2)),
     ],
 )
 def test_state_is_sharded_as_in_zero(
@@ -71,7 +71,9 @@ def test_state_is_sharded_as_in_zero(
 
 def test_gathered_parameters_are_buffers(two_ranks: Ranks) -> None:
     """FSDP without resharding keeps its shards next to the gathered parameters."""
-    (memory, num_elements), _ = two_ranks.call(f"{__name__}:measure", name="zero2", params={})
+    (memory, num_elements), _ = two_ranks.call(
+        f"{__name__}:measure", name="fsdp", params={"reshard": False}
+    )
     assert memory.metrics["memory.parameters"].value == 4 / 2 * num_elements
     assert memory.metrics["memory.buffers"].value == 4 * num_elements
 

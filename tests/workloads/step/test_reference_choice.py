@@ -77,7 +77,9 @@ def list_differences(world: World, corruption: str) -> list[str]:
         ("weight", "weights differ from those of the first replica"),
     ],
 )
-def test_difference_without_reference_is_named(two_ranks: Ranks, corruption: str, difference: str) -> None:
+def test_difference_without_reference_is_named(
+    two_ranks: Ranks, corruption: str, difference: str
+) -> None:
     target = f"{__name__}:list_differences"
     _, differences = two_ranks.call(target, corruption=corruption)
     assert differences == [difference]

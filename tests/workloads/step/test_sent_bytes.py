@@ -23,24 +23,28 @@ from tests.support.training_steps import build_trained_step
 Call = tuple[str, str, int, int]
 
 LAYER = 50_688
-ROOT = 18_688
+EMBEDDINGS = 10_240
+HEAD = 8_448
 ACTIVATION = 4_096
+LOSS = 128
 CALLS: dict[str, dict[Call, int]] = {
     "ddp": {("dp", "all_reduce", 4 * 30_016, 2): 1},
-    "zero3": {
-        ("dp", "all_gather", LAYER, 2): 4,
-        ("dp", "all_gather", ROOT, 2): 2,
-        ("dp", "reduce_scatter", LAYER, 2): 2,
-        ("dp", "reduce_scatter", ROOT, 2): 1,
+    "fsdp": {
+        ("fsdp", "all_gather", LAYER, 2): 4,
+        ("fsdp", "all_gather", EMBEDDINGS, 2): 2,
+        ("fsdp", "all_gather", HEAD, 2): 1,
+        ("fsdp", "reduce_scatter", LAYER, 2): 2,
+        ("fsdp", "reduce_scatter", EMBEDDINGS, 2): 1,
+        ("fsdp", "reduce_scatter", HEAD, 2): 1,
     },
-    "tp": {("tp", "all_reduce", ACTIVATION, 2): 8},
+    "tp": {("tp", "all_reduce", ACTIVATION, 2): 10, ("tp", "all_reduce", LOSS, 2): 3},
 }
 """Calls of a step by axis, operation, bytes and ranks."""
 
 
 def count_calls(world: World, name: str) -> Counter[Call]:
     step = build_trained_step(world, name, kv_heads=4)
-    calls = record_calls(step.step, step.layout.axes)
+    calls = record_calls(step.step, step.mesh.groups)
     step.close()
     return Counter((call.axis, call.op, call.num_bytes, call.ranks) for call in calls)
 
@@ -54,7 +58,7 @@ def test_counted_calls_of_step(two_ranks: Ranks, name: str) -> None:
 def step_on_rank_0(world: World, name: str) -> None:
     """Let only rank 0 take a step without communication."""
     step = build_trained_step(world, name)
-    fake_groups = make_fake_groups(step.layout.axes)
+    fake_groups = make_fake_groups(step.mesh.groups)
     if world.rank == 0:
         with NoCommMode(fake_groups):
             step.step()
@@ -64,7 +68,7 @@ def step_on_rank_0(world: World, name: str) -> None:
     step.close()
 
 
-@pytest.mark.parametrize("name", ["ddp", "zero3", "tp_sp", "ep_step"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "tp_sp", "ep_step"])
 def test_step_without_comm_needs_no_other_rank(two_ranks: Ranks, name: str) -> None:
     two_ranks.call(f"{__name__}:step_on_rank_0", name=name)
 

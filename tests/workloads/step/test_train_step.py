@@ -176,9 +176,7 @@ def explain_with_peak(world: World, measured: bool) -> str:
     return " ".join(notes)
 
 
-@pytest.mark.parametrize(
-    ("measured", "reason"), [(True, "too low"), (False, "full attention")]
-)
+@pytest.mark.parametrize(("measured", "reason"), [(True, "too low"), (False, "full attention")])
 def test_step_above_peak_has_note(two_ranks: Ranks, measured: bool, reason: str) -> None:
     """A measured peak may be too low, and counted FLOPs may exceed those that are executed."""
     for text in two_ranks.call(f"{__name__}:explain_with_peak", measured=measured):

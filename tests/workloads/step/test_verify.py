@@ -18,7 +18,7 @@ from parbench.workloads.model.simulated_compute import (
     set_distinct_gradients,
     simulate_linears,
 )
-from parbench.workloads.model.transformer import build, draw_tokens, loss_of
+from parbench.workloads.model.transformer import compute_loss, draw_tokens
 from parbench.workloads.step.verify import (
     Tensors,
     Verifier,
@@ -28,6 +28,7 @@ from parbench.workloads.step.verify import (
     norm_of_all,
 )
 from tests.support.ranks import Ranks
+from tests.support.training_steps import build_model
 
 NAN = math.nan
 SHAPE = Shape(
@@ -48,7 +49,7 @@ class Trainer:
         dtype = getattr(torch, dtype_name)
         self.reduce_dtype = getattr(torch, reduce_dtype_name or dtype_name)
         self.world = world
-        self.model = build(SHAPE, world.seed, world.device, dtype)
+        self.model = build_model(SHAPE, world.seed, world.device, dtype)
         self.optimizer = make_optimizer(self.model.parameters(), dtype)
         tokens = draw_tokens(SHAPE, 2 * world.size, world.seed, 1)
         self.microbatches = tokens.chunk(world.size)
@@ -57,8 +58,8 @@ class Trainer:
         self.verifier = Verifier(
             world=world,
             model=self.model,
-            build_reference=lambda dtype: build(SHAPE, world.seed, world.device, dtype),
-            reference_loss=lambda model, tokens, microbatch: loss_of(model, tokens),
+            build_reference=lambda dtype: build_model(SHAPE, world.seed, world.device, dtype),
+            reference_loss=lambda model, tokens, microbatch: compute_loss(model, tokens),
             dtype=dtype,
             reduce_dtype=self.reduce_dtype,
             data_size=world.size,
@@ -69,7 +70,7 @@ class Trainer:
         """Compute the gradients of this rank's part of the batch without any communication."""
         self.optimizer.zero_grad()
         tokens = self.microbatches[self.world.rank]
-        loss = loss_of(self.model, tokens)
+        loss = compute_loss(self.model, tokens)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
