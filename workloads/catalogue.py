@@ -9,7 +9,7 @@ from parbench.bench.plan.catalogue import GLOO_HINT
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads import presets
-from parbench.workloads.context_parallel.context_methods import MASK, find_context_method
+from parbench.workloads.context_parallel.context_methods import find_context_method
 from parbench.workloads.costs.tp_layer import LINEAR_STYLE, make_tp_layer
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
 from parbench.workloads.model.shapes import (
@@ -140,7 +140,7 @@ DEFINITIONS = (
     ),
     _step(
         "cp", "context parallel: sequences split over ranks",
-        *CONTEXT, MASK, BUCKET, NO_SYNC, tags=("smoke",),
+        *CONTEXT, BUCKET, NO_SYNC, tags=("smoke",),
     ),
     _step(
         "hybrid", "any combination on one mesh, such as --mesh dp=2,pp=2,tp=2",

@@ -91,7 +91,7 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 @click.option(
     "--cp-method",
     default="",
-    help="Context-parallel method: zigzag (the default), ring, striped, allgather_kv or ulysses.",
+    help="Context-parallel method: zigzag (the default), ring, allgather_kv or ulysses.",
 )
 @click.option(
     "--zero", type=click.IntRange(0, 3), help="ZeRO stage: 0 or 1 over dp, 2 or 3 over fsdp."

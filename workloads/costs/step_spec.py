@@ -62,7 +62,6 @@ class StepSpec:
     pipeline_options: PipelineOptions = field(default_factory=PipelineOptions)
     cp_method: str = "zigzag"
     ulysses: int = 0  # ranks of cp that exchange heads, in usp; 0 = half
-    mask: str = "causal"
     moe: Moe | None = None
     simulated_seconds: float | None = None  # of a microbatch's forward pass, None = real compute
     reference_fits: bool = True  # a single process of this size fits in memory next to the step

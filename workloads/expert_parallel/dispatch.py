@@ -5,7 +5,6 @@ source and microbatch, and drops the others without changing their tokens' other
 buffers are zeroed first, because communication may be disabled to measure its cost.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from parbench.workloads.collectives import communicate
 from parbench.workloads.expert_parallel.routing import NO_EXPERT
 
 
@@ -129,7 +129,7 @@ class AllToAllExchange(TokenExchange):
         return super().combine(self._exchange(by_source, self.num_sent, self.num_received))
 
     def _exchange(self, rows: Tensor, num_received: list[int], num_sent: list[int]) -> Tensor:
-        return _communicate(
+        return communicate(
             rows,
             partial(_all_to_all, self.group, num_received, num_sent),
             partial(_all_to_all, self.group, num_sent, num_received),
@@ -172,26 +172,6 @@ def make_exchange(
     return kind(x, weights, plan, group)
 
 
-Collective = Callable[[Tensor], Tensor]
-
-
-class _Communicate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Collective, backward: Collective) -> Tensor:
-        ctx.backward_collective = backward
-        return forward(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.backward_collective(gradients[0]), None, None
-
-
-def _communicate(x: Tensor, forward: Collective, backward: Collective) -> Tensor:
-    """Return the result of a collective whose backward pass is another one."""
-    result: Tensor = _Communicate.apply(x, forward, backward)  # type: ignore[no-untyped-call]
-    return result
-
-
 def _all_to_all(
     group: dist.ProcessGroup, num_received: list[int], num_sent: list[int], rows: Tensor
 ) -> Tensor:
@@ -223,13 +203,13 @@ def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def gather_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the rows of all ranks (ranks n, ...); backward sums the gradients of this rank's."""
-    return _communicate(
+    return communicate(
         x, partial(gather_without_gradient, group=group), partial(_reduce_scatter, group=group)
     )
 
 
 def reduce_scatter_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's rows (n, ...) of the sum over ranks; backward gathers their gradients."""
-    return _communicate(
+    return communicate(
         x, partial(_reduce_scatter, group=group), partial(gather_without_gradient, group=group)
     )

@@ -18,13 +18,8 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.details import Action, BytesFormulaDetails, MeshDetails
 from parbench.bench.world.benchmark import Benchmark, Description, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention import make_full_mask_model
-from parbench.workloads.context_parallel.context_probe import (
-    AttentionProbe,
-    compute_expected_bytes,
-)
+from parbench.workloads.context_parallel.context_probe import AttentionProbe
 from parbench.workloads.costs.communication_pattern import (
-    attention_bytes,
     bytes_by_axis,
     list_calls,
     sum_calls,
@@ -370,8 +365,6 @@ class TrainStep(Benchmark):
         shape = self.spec.shape
         if self._routing is not None:
             model: nn.Module = self._routing.make_reference_model(dtype)
-        elif self.spec.mask == "full":
-            model = make_full_mask_model(shape, dtype)
         else:
             model = make_meta_model(shape, dtype)
         initialize(model, self._world.seed, self._world.device)
@@ -517,15 +510,10 @@ class TrainStep(Benchmark):
     def _make_attention_probe(self) -> AttentionProbe:
         split = self._positions.split
         assert split is not None
-        expected = compute_expected_bytes(
-            attention_bytes(self._view),
-            layers=self._view.layers,
-            recomputations=self.spec.forward_passes - 1,
-        )
         return AttentionProbe(
             groups=self.mesh.groups,
+            view=self._view,
             split=split,
-            expected=expected,
             zero_grad=self.optimizer.zero_grad,
             forward=lambda: self._run_forward(self.parts[0], 0),
         )
