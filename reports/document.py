@@ -35,7 +35,7 @@ _TEXTS: dict[Unit, Callable[[float | None], str]] = {
 _STACKS: dict[str, tuple[dict[str, str], Unit, str]] = {
     "memory": (MEMORY, "GB", "memory of a rank"),
     "step": (
-        {**STEP, "bubble": STEP["idle"], "update": STEP["non-pipeline"]},
+        {**STEP, "bubble": STEP["idle"]},
         "s",
         "time of a step",
     ),

@@ -197,11 +197,12 @@ def ep_layer(params: Params, ranks: int) -> StepSpec:
 
 
 def hybrid(params: Params, ranks: int) -> StepSpec:
-    """Any combination on one mesh."""
-    dims = ParallelDims.parse(str(params.get("mesh", "")), ranks)
+    """Any combination on one mesh. Without ``etp`` in its text, ``etp`` is ``tp`` if it divides."""
+    text = str(params.get("mesh", ""))
+    dims = ParallelDims.parse(text, ranks)
     if not int(params.get("experts", 0)):
         return _checked(build_step(params, dims), ranks)
-    mesh: dict[str, Value] = {"ep": dims.ep, "etp": dims.etp}
+    mesh: dict[str, Value] = {"ep": dims.ep, "etp": dims.etp if "etp" in text else 0}
     return _expert_step(params, dims, ranks, {**_select(params, MIXTURE), **mesh})
 
 

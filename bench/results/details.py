@@ -128,8 +128,6 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
     layers_by_stage: tuple[int, ...] | None = None
     stages_by_rank: tuple[tuple[int, ...], ...]
     in_flight_by_rank: tuple[float, ...] | None = None
-    activation_bytes_by_rank: tuple[float | None, ...] | None = None
-    memory_by_rank: dict[str, tuple[float, ...]] | None = None
     measured: PipelineTimeline | None = None
     why_not_measured: str = ""
     predicted: PipelineTimeline | None = None
@@ -144,18 +142,13 @@ class AttentionDetails(Details, frozen=True, kw_only=True):
 
     key = "attention_bytes"
     method: str
-    mask: str
-    token_order: str = ""
     sequence: int
     tokens_per_rank: int
-    attention: str = ""
     attention_bytes: dict[str, Any]
     crossover_ranks: float | None = None
     crossover: str = (
         "Ulysses sends less forward than a ring above 1 + 1/g ranks, g = kv_heads / heads"
     )
-    balance_limit: float | None = None
-    kernel: str | None = None
 
 
 class MeshDetails(Details, frozen=True, kw_only=True):
@@ -180,8 +173,6 @@ class ExpertLoadDetails(Details, frozen=True, kw_only=True):
     """By layer, the number of tokens that chose each expert."""
     rank_load: list[list[int]]
     """By layer, the number of pairs of token and expert that each rank got."""
-    claim: str = ""
-    """What the results may be used to claim."""
 
 
 class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):

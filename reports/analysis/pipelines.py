@@ -27,9 +27,7 @@ class Pipeline:
 
     @property
     def activation_bytes(self) -> float | None:
-        measured = self.row.value("memory.activations")
-        known = [one for one in self.facts.activation_bytes_by_rank or () if one is not None]
-        return max(known, default=None) if measured is None else measured
+        return self.row.value("memory.activations")
 
     @property
     def as_simulated(self) -> SimulatedSchedule:

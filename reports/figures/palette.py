@@ -18,7 +18,7 @@ STEP = {
     "exposed": "orange",
     "copy": "gold",
     "idle": "grey",
-    "non-pipeline": "purple",
+    "update": "purple",
     "residual": "grey",
 }
 PIPELINE = {

@@ -106,9 +106,6 @@ def _check(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | st
         moving,
         by_curves(curves),
         compute_seconds=compute,
-        outside_seconds=metrics.get("non_pipeline_time", unknown).value or 0.0
-        if declared is None
-        else 0.0,
         backend=world.backend,
     )
     held = [rank_memory(at) for at in ranks]
@@ -274,10 +271,9 @@ def row_time(
     seconds: Seconds,
     *,
     compute_seconds: float,
-    outside_seconds: float = 0.0,
     backend: str = "gloo",
 ) -> RowTime:
-    """Return the time of a step of so much compute; a pipeline has ``outside_seconds`` before and after it."""
+    """Return the time of a step of so much compute."""
     took: dict[str, float] = {}
     for call in calls:
         took[call.axis] = took.get(call.axis, 0.0) + call.count * seconds(call)
@@ -292,7 +288,7 @@ def row_time(
             _makespan(spec, busy, late, rendezvous=rendezvous) for late in (0.0, hop)
         )
         return RowTime(
-            seconds=makespan + after + outside_seconds,
+            seconds=makespan + after,
             axis_seconds=took,
             exposed_seconds={**took, "pp": makespan - at_once},
             rule=f"{spec.order.name} simulated, each message {hop * 1e3:.3g} ms on its way"
