@@ -18,10 +18,11 @@ class Tile:
     @property
     def num_pairs(self) -> int:
         """The pairs of a query and a key that the tile computes."""
-        rows = self.rows.stop - self.rows.start
+        rows: int = self.rows.stop - self.rows.start
+        columns: int = self.columns.stop - self.columns.start
         if self.is_causal:
             return rows * (rows + 1) // 2
-        return rows * (self.columns.stop - self.columns.start)
+        return rows * columns
 
 
 Chunks = Sequence[range]

@@ -140,9 +140,9 @@ class AllgatherExchange(TokenExchange):
     """Gathers the tokens of all ranks on each, and sums what the experts of all ranks return."""
 
     def dispatch(self) -> ExpertRows:
-        expert_ids = gather_without_gradient(self.plan.expert_ids.int(), self.group).long()
-        self.x = gather_rows(self.x, self.group)
-        self.weights = gather_rows(self.weights, self.group)
+        self.x, self.weights, expert_ids = gather_routing(
+            self.x, self.weights, self.plan, self.group
+        )
         local_experts = len(self.plan.counts) // self.group.size()
         local_ids = expert_ids - local_experts * self.group.rank()
         is_local = (local_ids >= 0) & (local_ids < local_experts)
@@ -188,7 +188,7 @@ def _exchange_evenly(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
     return received
 
 
-def gather_without_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the rows of all ranks (ranks n, ...), in rank order."""
     gathered = x.new_zeros(group.size() * len(x), *x.shape[1:])
     all_gather_single(gathered, x.contiguous(), group)
@@ -203,13 +203,17 @@ def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def gather_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the rows of all ranks (ranks n, ...); backward sums the gradients of this rank's."""
-    return communicate(
-        x, partial(gather_without_gradient, group=group), partial(_reduce_scatter, group=group)
-    )
+    return communicate(x, partial(_gather, group=group), partial(_reduce_scatter, group=group))
+
+
+def gather_routing(
+    x: Tensor, weights: Tensor, plan: DispatchPlan, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens (T, h), weights (T, k) and expert ids (T, k) of all ranks."""
+    expert_ids = _gather(plan.expert_ids.int(), group).long()
+    return gather_rows(x, group), gather_rows(weights, group), expert_ids
 
 
 def reduce_scatter_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's rows (n, ...) of the sum over ranks; backward gathers their gradients."""
-    return communicate(
-        x, partial(_reduce_scatter, group=group), partial(gather_without_gradient, group=group)
-    )
+    return communicate(x, partial(_reduce_scatter, group=group), partial(_gather, group=group))

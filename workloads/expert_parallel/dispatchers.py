@@ -34,7 +34,7 @@ class DispatchCall:
     """No saved tensor of the routed experts depends on its result."""
 
     def is_recomputed(self, has_shared_experts: bool) -> bool:
-        """Return whether full checkpointing repeats the call; it stops at the last saved tensor."""
+        """Return True if full checkpointing repeats the call; it stops at the last saved tensor."""
         return has_shared_experts or not self.ends_forward
 
 

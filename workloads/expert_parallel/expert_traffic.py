@@ -58,8 +58,9 @@ class ExpertTraffic:
         self.computed = self._make_zeros()
         for group in spec.dims.expert_split_groups():
             dispatched = torch.stack([counts[rank].dispatched for rank in group]).sum(0)
+            by_target = dispatched.view(len(dispatched), self._moe.ep, -1).sum(2)
             for source in group:
-                self._add_pairs(source, dispatched.unflatten(1, (self._moe.ep, -1)).sum(2))
+                self._add_pairs(source, by_target)
 
     def _make_zeros(self) -> dict[int, Tensor]:
         return {
@@ -95,14 +96,16 @@ class ExpertTraffic:
 
     def compute_bytes(self, rank: int, *, has_backward: bool = True) -> dict[str, float]:
         """Return the bytes that a rank sends in a step by axis."""
+        has_recomputation = self._spec.checkpointing == "full"
+        layers = torch.tensor(self.counts[rank].layers)
+        is_recomputed = layers % self._spec.checkpoint_every == 0
         sent: defaultdict[str, float] = defaultdict(float)
         for axis, ranks, calls in list_exchanges(self._moe):
             for call in calls:
                 passes = call.forward + (call.backward if has_backward else 0)
                 num_bytes = self._list_call_bytes(rank, call, ranks)
                 sent[axis] += passes * float(num_bytes.sum())
-                if call.is_recomputed(self._moe.shared > 0):
-                    is_recomputed = torch.tensor(self._list_recomputed(rank))
+                if has_recomputation and call.is_recomputed(self._moe.shared > 0):
                     sent[axis] += call.forward * float(num_bytes[is_recomputed].sum())
         return dict(sent)
 
@@ -115,11 +118,6 @@ class ExpertTraffic:
         size = Equation(text=call.size, symbols=self._spec.rank_view(rank).symbols).value
         num_bytes = self._spec.microbatches * sent_bytes(call.op, size, ranks)
         return torch.full((len(self.counts[rank].layers),), num_bytes, dtype=torch.double)
-
-    def _list_recomputed(self, rank: int) -> list[bool]:
-        if self._spec.checkpointing != "full":
-            return [False for _ in self.counts[rank].layers]
-        return [layer % self._spec.checkpoint_every == 0 for layer in self.counts[rank].layers]
 
 
 def compute_expert_bytes(

@@ -82,22 +82,22 @@ class MoeLayerBenchmark(LayerBenchmark):
         """
         layer = ReferenceMoeLayer(self.spec.shape, replace(self.moe, ep=1, etp=1))
         self._initialize(layer, dtype)
-        own: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for source in self._find_sources():
             self._routing.assign({0: layer}, source, is_reference=True)
             x = self._draw_hidden("tokens", source).to(dtype).requires_grad_()
             output = layer(x)
             output.backward(self._draw_hidden("gradients", source).to(dtype))
             if source == self._world.rank:
-                own = collect_tensors(layer, x, output)
-                own = {name: tensor.clone() for name, tensor in own.items()}
+                tensors = collect_tensors(layer, x, output)
+                tensors = {name: tensor.clone() for name, tensor in tensors.items()}
             for name, parameter in layer.named_parameters():
                 if not name.startswith("experts."):
                     parameter.grad = None
         for name, parameter in layer.experts.named_parameters():
             if parameter.grad is not None:
-                own[f"gradient of experts.{name}"] = parameter.grad
-        return own
+                tensors[f"gradient of experts.{name}"] = parameter.grad
+        return tensors
 
     def _find_sources(self) -> list[int]:
         """Return the ranks whose tokens the experts of this rank's replica take."""
@@ -198,7 +198,7 @@ class DispatchBenchmark(MoeLayerBenchmark):
     def _set_experts(self, factors: Tensor | None) -> None:
         self.layer.experts = ScalingExperts(self.moe.etp, factors)  # type: ignore[assignment]
 
-    def _count_wrong(self, out: Tensor, factors: Tensor) -> int:
+    def _count_wrong(self, output: Tensor, factors: Tensor) -> int:
         expected = combine_by_expert(
             self._tokens.float(),
             self._weights.float(),
@@ -207,7 +207,7 @@ class DispatchBenchmark(MoeLayerBenchmark):
             lambda tokens, expert: tokens * factors[expert].item(),
         )
         tolerance = 4 * torch.finfo(self._dtype).eps * self.moe.top_k * expected.abs()
-        is_right = (out.float() - expected).abs() <= tolerance
+        is_right = (output.float() - expected).abs() <= tolerance
         return int((~is_right).sum())
 
     def describe(self) -> Description:

@@ -1,15 +1,15 @@
 """The parameters of a mixture of experts (MoE), and what follows from them. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
-from parbench.workloads.expert_parallel import routing as routings
 from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS, DispatchCall
+from parbench.workloads.expert_parallel.routing import BALANCED, ROUTINGS
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 _ROW_ELEMENTS = 8
@@ -17,10 +17,6 @@ _ROW_ELEMENTS = 8
 
 _EXPERT_FFN = "hidden size of an expert; 0 = ffn / top_k, rounded down to a multiple of 8 * etp"
 _RENORMALIZE = "softmax over the scores of the chosen experts only; no effect with top_k=1"
-_ROUTING = (
-    f"selection of experts: the trained router, or {', '.join(routings.GENERATORS)}; "
-    ":NUMBER sets its strength"
-)
 _int = partial(Param, kind="int", minimum=1)
 _optional_int = partial(Param, kind="int", minimum=0, optional=True)
 _factor = partial(Param, kind="float", default=0.0, minimum=0.0)
@@ -30,7 +26,7 @@ MOE_PARAMS = (
     _int(name="top_k", default=2, help="experts per token"),
     _factor(name="capacity", help="capacity factor; tokens above it are dropped; 0 = dropless"),
     choice("variant", "token dispatcher", *DISPATCHERS, optional=False),
-    Param(name="routing", kind="str", default=routings.ROUTER, help=_ROUTING),
+    choice("routing", "selection of experts", *ROUTINGS, optional=False),
     _optional_int(name="expert_ffn", default=0, help=_EXPERT_FFN),
     _optional_int(name="shared", default=1, help="shared experts, which every token takes"),
     Param(name="renormalize", kind="bool", default=True, optional=True, help=_RENORMALIZE),
@@ -38,7 +34,7 @@ MOE_PARAMS = (
     _factor(name="aux", optional=True, help="weight of the load-balancing loss"),
 )
 LAYER_PARAMS = tuple(
-    replace(param, default=routings.BALANCED) if param.name == "routing" else param
+    replace(param, default=BALANCED) if param.name == "routing" else param
     for param in MOE_PARAMS
     if param.name != "aux"
 )
@@ -59,7 +55,6 @@ class Moe:
     aux: float
     variant: str  # name of the dispatcher
     routing: str
-    strength: float
     dense_layers: int = 0  # first layers without experts, only in the planner
     shared_gate: bool = False  # a gate of the shared experts, only in the planner
 
@@ -87,19 +82,21 @@ def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1)
     values: dict[str, Any] = {param.name: param.default for param in MOE_PARAMS}
     values |= params
     etp = values["etp"] or _default_etp(values, ranks, tp)
-    routing, strength = routings.parse_routing(values["routing"])
     unit = _ROW_ELEMENTS * etp
-    fields = ("experts", "top_k", "shared", "capacity", "renormalize", "aux", "variant")
+    fields = ("experts", "top_k", "shared", "capacity", "renormalize", "aux", "variant", "routing")
     moe = Moe(
         ep=values["ep"] or max(1, ranks // etp),
         etp=etp,
         expert_ffn=values["expert_ffn"] or max(1, shape.ffn // values["top_k"] // unit) * unit,
-        routing=routing,
-        strength=strength,
         **{name: values[name] for name in fields},
     )
-    for error in _find_errors(moe, shape, ranks):
-        raise UserError(error)
+    if moe.top_k > moe.experts:
+        raise UserError(f"top_k({moe.top_k}) > experts({moe.experts})")
+    rows = f"% {_ROW_ELEMENTS} != 0: grouped_mm requires rows of whole 16 bytes"
+    if shape.hidden % _ROW_ELEMENTS:
+        raise UserError(f"hidden({shape.hidden}) {rows}")
+    if moe.expert_ffn % unit:
+        raise UserError(f"expert_ffn({moe.expert_ffn}) / etp({etp}) {rows}")
     if values.get("checkpointing") == "selective":
         raise UserError("checkpointing(selective) does not support experts: it saves no grouped_mm")
     return moe
@@ -109,27 +106,6 @@ def _default_etp(values: Mapping[str, Any], ranks: int, tp: int) -> int:
     divides_ranks = ranks % (max(1, values["ep"]) * tp) == 0
     divides_experts = values["expert_ffn"] % (_ROW_ELEMENTS * tp) == 0
     return tp if divides_ranks and divides_experts else 1
-
-
-def _find_errors(moe: Moe, shape: Shape, ranks: int) -> Iterator[str]:
-    """Yield the equations that do not hold."""
-    expert_ranks = f"ep({moe.ep})" if moe.etp == 1 else f"(ep({moe.ep}) * etp({moe.etp}))"
-    expert_ffn = f"expert_ffn({moe.expert_ffn})"
-    rows = f"% {_ROW_ELEMENTS} != 0: grouped_mm requires rows of whole 16 bytes"
-    if ranks % (moe.ep * moe.etp):
-        yield f"world size({ranks}) % {expert_ranks} != 0"
-    if moe.experts % moe.ep:
-        yield f"experts({moe.experts}) % ep({moe.ep}) != 0"
-    if moe.top_k > moe.experts:
-        yield f"top_k({moe.top_k}) > experts({moe.experts})"
-    if moe.capacity < 0:
-        yield f"capacity({moe.capacity:g}) < 0: capacity is a positive factor, or 0 for dropless"
-    if moe.expert_ffn % moe.etp:
-        yield f"{expert_ffn} % etp({moe.etp}) != 0"
-    if shape.hidden % _ROW_ELEMENTS:
-        yield f"hidden({shape.hidden}) {rows}"
-    if moe.expert_ffn // moe.etp % _ROW_ELEMENTS:
-        yield f"{expert_ffn} / etp({moe.etp}) {rows}"
 
 
 def list_exchanges(moe: Moe) -> list[tuple[str, int, tuple[DispatchCall, ...]]]:

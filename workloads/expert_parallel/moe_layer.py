@@ -145,10 +145,10 @@ class MoeLayer(nn.Module):
         if self.moe.aux:
             self.aux_loss = self.compute_balance_loss(scores, expert_ids)
         weights = weigh_experts(self.moe, scores, expert_ids).to(x.dtype)
-        out = self.run_experts(tokens, weights, expert_ids).view_as(x)
+        output = self.run_experts(tokens, weights, expert_ids).view_as(x)
         if self.shared is not None:
-            out = out + self.shared(x)
-        return out
+            output = output + self.shared(x)
+        return output
 
     def select_experts(self, scores: Tensor) -> Tensor:
         """Return the assigned experts (T, k), or those with the best scores (T, E)."""
@@ -174,13 +174,10 @@ class MoeLayer(nn.Module):
         group = self._etp_group
         if group is None:
             return self._exchange(tokens, weights, plan)
-        all_ids = dispatch.gather_without_gradient(plan.expert_ids.int(), group).long()
-        num_pairs = None if plan.num_pairs is None else all_ids.numel()
-        all_tokens = dispatch.gather_rows(tokens, group)
-        all_weights = dispatch.gather_rows(weights, group)
-        plan = dispatch.plan_dispatch(all_ids, self.moe.experts, num_pairs=num_pairs)
-        partial_sums = self._exchange(all_tokens, all_weights, plan)
-        return dispatch.reduce_scatter_rows(partial_sums, group)
+        tokens, weights, expert_ids = dispatch.gather_routing(tokens, weights, plan, group)
+        num_pairs = None if plan.num_pairs is None else expert_ids.numel()
+        plan = dispatch.plan_dispatch(expert_ids, self.moe.experts, num_pairs=num_pairs)
+        return dispatch.reduce_scatter_rows(self._exchange(tokens, weights, plan), group)
 
     def _exchange(self, tokens: Tensor, weights: Tensor, plan: DispatchPlan) -> Tensor:
         """Dispatch tokens to their experts, compute, and combine the results."""
@@ -224,14 +221,14 @@ class ReferenceMoeLayer(MoeLayer):
         return torch.stack(losses).mean()
 
     def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
-        out = torch.zeros_like(tokens)
+        output = torch.zeros_like(tokens)
         for source in self._tokens_by_source:
             slots = self.moe.slots(len(source))
             result = combine_by_expert(
                 tokens[source], weights[source], expert_ids[source], slots, self._run_expert
             )
-            out = out.index_put((source,), result)
-        return out
+            output = output.index_put((source,), result)
+        return output
 
     def _run_expert(self, x: Tensor, expert: int) -> Tensor:
         gates = self.experts.gate
@@ -250,14 +247,14 @@ def combine_by_expert(
 
     An expert takes its first ``slots`` tokens, None for all.
     """
-    out = torch.zeros_like(tokens)
-    for expert in expert_ids.unique().tolist():
+    output = torch.zeros_like(tokens)
+    for expert in sorted(set(expert_ids.flatten().tolist())):
         is_expert = expert_ids == expert
         chosen = is_expert.any(1).nonzero()[:slots, 0]
         weight = weights[chosen].where(is_expert[chosen], 0).sum(1, keepdim=True)
         result = weight * run_expert(tokens[chosen], expert)
-        out = out.index_put((chosen,), result, accumulate=True)
-    return out
+        output = output.index_put((chosen,), result, accumulate=True)
+    return output
 
 
 def count_misrouted(scores: Tensor, expert_ids: Tensor, tolerance: float) -> int:

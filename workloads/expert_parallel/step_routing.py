@@ -52,7 +52,7 @@ def draw_experts(moe: Moe, tokens: int, *, seed: int, ranks: int, purpose: objec
         order = torch.randperm(moe.experts, generator=generator)
         turns = torch.arange(tokens * moe.top_k) % moe.experts
         return order[turns].view(tokens, moe.top_k)
-    popularity = compute_popularity(moe.routing, moe.strength, moe.experts, ranks=ranks, seed=seed)
+    popularity = compute_popularity(moe.routing, moe.experts, ranks=ranks, seed=seed)
     weights = torch.tensor(popularity).expand(tokens, -1)
     return torch.multinomial(weights, moe.top_k, generator=generator)
 

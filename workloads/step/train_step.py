@@ -124,7 +124,8 @@ class TrainStep(Benchmark):
         )
         self._routing = self._make_routing()
         self._compute_loss = tensor_parallel.make_loss(self.mesh.tensor, spec.shape.vocabulary)
-        self._notes = self._simulate_and_list_notes()
+        if spec.simulated_seconds is not None and spec.moe is None:
+            calibrate_linears(spec, world, self._compute, spec.simulated_seconds)
         self.parts = self._build_parts()
         self.model: nn.Module = merge_parts([part.part for part in self.parts.values()])
         self.optimizer = self._make_optimizer()
@@ -228,16 +229,6 @@ class TrainStep(Benchmark):
             self._positions.between_blocks,
             self._positions.by_source,
         )
-
-    def _simulate_and_list_notes(self) -> list[str]:
-        """Calibrate simulated compute, and return what its clock makes doubtful."""
-        spec = self.spec
-        if spec.simulated_seconds is None:
-            return []
-        if spec.moe is None:
-            calibrate_linears(spec, self._world, self._compute, spec.simulated_seconds)
-        notes = self._world.gather(self._compute.notes)
-        return list(dict.fromkeys(note for of_rank in notes for note in of_rank))
 
     def _build_parts(self) -> dict[int, ParallelPart]:
         parts = build_parts(self._view, self._world.seed, self.mesh)
@@ -462,7 +453,7 @@ class TrainStep(Benchmark):
 
     def _list_notes(self) -> list[str]:
         spec = self.spec
-        notes = list(self._notes)
+        notes: list[str] = []
         if spec.is_simulated:
             notes.append(SIMULATED_NOTE)
         elif not spec.reference_fits:

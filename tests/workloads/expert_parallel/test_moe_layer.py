@@ -76,7 +76,7 @@ def run_layer(shape: Shape, moe: Moe, kind: type[MoeLayer]) -> dict[str, Tensor]
 @pytest.mark.parametrize(
     "params",
     [
-        {"routing": "hot_rank:3", "capacity": 0.5},
+        {"routing": "hot_rank", "capacity": 0.5},
         {"renormalize": False},
         {"shared": 2, "expert_ffn": 24},
         {"shared": 0, "top_k": 1},

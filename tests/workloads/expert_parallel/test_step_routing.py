@@ -13,6 +13,7 @@ from parbench.workloads.expert_parallel.moe_layer import MoeLayer, count_misrout
 from parbench.workloads.expert_parallel.step_routing import StepRouting, draw_experts
 from parbench.workloads.presets import PRESETS
 from tests.support.ep_steps import make_params
+from tests.support.training_steps import Params
 
 SMALL = {"sequence": 8, "experts": 4, "ep": 1, "microbatch": 2, "routing": "zipf"}
 PARAMS = make_params("ep_step", SMALL)
@@ -41,7 +42,7 @@ def assign_experts(
 
 def draw_loads(routing: str, *, experts: int = 8, top_k: int = 2, tokens: int = 4000) -> Tensor:
     """Return the share of tokens that take each expert, which are k different ones."""
-    params = {"routing": routing, "experts": experts, "top_k": top_k, "ep": 1}
+    params: Params = {"routing": routing, "experts": experts, "top_k": top_k, "ep": 1}
     moe = make_moe(params, SPEC.shape, 1)
     ids = draw_experts(moe, tokens, seed=0, ranks=4, purpose="test")
     assert ids.shape == (tokens, top_k)
@@ -57,9 +58,9 @@ def test_balanced_experts_have_equal_loads(experts: int, top_k: int) -> None:
 
 def test_hot_experts_have_more_tokens() -> None:
     """With one expert per token, its share is its popularity."""
-    loads = draw_loads("hot_rank:3", top_k=1)
+    loads = draw_loads("hot_rank", top_k=1)
     assert loads.tolist() == pytest.approx([3 / 12] * 2 + [1 / 12] * 6, abs=0.02)
-    assert draw_loads("hot_rank:3")[:2].min() > 0.4
+    assert draw_loads("hot_rank")[:2].min() > 0.4
 
 
 def test_rank_takes_its_positions() -> None:
