@@ -20,12 +20,11 @@ class Ring:
     """Ranks in a circle. ``start`` sends a block to the next rank, ``wait`` returns the received."""
 
     def __init__(self, group: dist.ProcessGroup | None, tag: int) -> None:
+        assert group is not None, "a ring has several ranks"
         self._group = group
         self._tag = tag
-        rank = 0 if group is None else group.rank()
-        self.size = 1 if group is None else group.size()
-        self._next_rank = (rank + 1) % self.size
-        self._previous_rank = (rank - 1) % self.size
+        self._next_rank = (group.rank() + 1) % group.size()
+        self._previous_rank = (group.rank() - 1) % group.size()
         self._works: list[dist.Work] = []
         self._sent: Tensor | None = None
         self._received: Tensor | None = None
@@ -75,23 +74,23 @@ class RingAttention(BlockAttention):
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
         softmax = OnlineSoftmax(q)
-        last_block = self.keys.size - 1
-        for block in range(self.keys.size):
-            if block < last_block:
-                self.keys.start(kv)
+        last_block = self.split.parts - 1
+        for block in range(last_block):
+            self.keys.start(kv)
             self.add_block(block, q, kv, softmax)
-            if block < last_block:
-                kv = self.keys.wait()
+            kv = self.keys.wait()
+        self.add_block(last_block, q, kv, softmax)
         return softmax
 
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
+        last_block = self.split.parts - 1
+        if last_block == 0:
+            return self.compute_gradients(self.tiles[0], saved, kv, dq)
         own_kv = kv
-        last_block = self.keys.size - 1
         first_half, second_half = self.own_halves
-        if last_block:
-            self.keys.start(kv)
+        self.keys.start(kv)
         own_d_kv = self.compute_gradients(first_half, saved, own_kv, dq)
-        for block in range(1, self.keys.size):
+        for block in range(1, last_block + 1):
             kv = self.keys.wait()
             if block < last_block:
                 self.keys.start(kv)
@@ -100,8 +99,7 @@ class RingAttention(BlockAttention):
                 d_kv += self.gradients.wait()
             self.gradients.start(d_kv)
         own_d_kv += self.compute_gradients(second_half, saved, own_kv, dq)
-        if last_block:
-            own_d_kv += self.gradients.wait()
+        own_d_kv += self.gradients.wait()
         return own_d_kv
 
 
