@@ -11,9 +11,9 @@ from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.moe_layer import list_kernel_notes
 from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.parallel.mesh import get_full_tensor
 from parbench.workloads.step.reference_choice import count_free_bytes
 from parbench.workloads.step.train_step import SMALL_MODEL_NOTE, fsdp
-from parbench.workloads.step.verify import get_full_tensor
 from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.training_steps import DEFINITION_BY_NAME, build_model
 

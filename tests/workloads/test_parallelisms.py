@@ -222,7 +222,7 @@ def count_leftovers(world: World, name: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["fsdp", "tp_fsdp", "ep_step", "pp", "cp", "hybrid"])
+@pytest.mark.parametrize("name", ["zero1", "tp_fsdp", "ep_step", "pp", "cp", "hybrid"])
 def test_closed_step_leaves_nothing(two_ranks: Ranks, name: str) -> None:
     for _, second, third in two_ranks.call(f"{MODULE}:count_leftovers", name=name):
         assert third[0] <= second[0]

@@ -20,7 +20,7 @@ from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.simulated_compute import SimulatedCompute, simulate_linears
 from parbench.workloads.model.transformer import Ffn, Transformer
-from parbench.workloads.parallel.mesh import Mesh, local_tensor
+from parbench.workloads.parallel.mesh import Mesh, get_local_tensor
 
 
 class Router(nn.Module):
@@ -68,15 +68,15 @@ class Experts(nn.Module):
         x = rows.tokens
         if self.waiter is not None:
             results: Tensor = _SimulatedExperts.apply(
-                x, self, *map(local_tensor, self.parameters())
+                x, self, *map(get_local_tensor, self.parameters())
             )  # type: ignore[no-untyped-call]
             return results
         row_ends = rows.counts.cumsum(0).int()
-        hidden = F.grouped_mm(x, local_tensor(self.up), offs=row_ends)
+        hidden = F.grouped_mm(x, get_local_tensor(self.up), offs=row_ends)
         gate = None
         if self.gate is not None:
-            gate = F.grouped_mm(x, local_tensor(self.gate), offs=row_ends)
-        return F.grouped_mm(_activate(hidden, gate), local_tensor(self.down), offs=row_ends)
+            gate = F.grouped_mm(x, get_local_tensor(self.gate), offs=row_ends)
+        return F.grouped_mm(_activate(hidden, gate), get_local_tensor(self.down), offs=row_ends)
 
 
 def _make_parameter(

@@ -1,8 +1,9 @@
 """The model of all training steps: a decoder Transformer with one of two recipes.
 
-gpt (GPT-2) has LayerNorm, GELU, biases except for keys, and learned positions. llama (Llama 3) has RMSNorm, SwiGLU,
-no biases, rotary positions, and fewer key and value heads than query heads. The head has weights of its own. Weights
-depend on a seed and their name, tokens on a seed and the step, so that they are the same on every mesh.
+gpt (GPT-2) has LayerNorm, GELU, biases except for keys, and learned positions. llama (Llama 3) has
+RMSNorm, SwiGLU, no biases, rotary positions, and fewer key and value heads than query heads. The
+head has weights of its own. Weights depend on a seed and their name, tokens on a seed and the step,
+so that they are the same on every mesh.
 """
 
 import zlib
@@ -29,16 +30,17 @@ Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(d)) v over what is not later: q (b, a, s, d), k and v (b, a_kv, s, d)."""
+    """Return causal softmax(q k^T / sqrt(d)) v of q (b, a, s, d) and k and v (b, a_kv, s, d)."""
     return F.scaled_dot_product_attention(
         q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
     )
 
 
 def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Rotate the pairs (i, i + d/2) of (b, a, s, d) by position * base^(-2i/d) (RoPE, arXiv 2104.09864).
+    """Rotate the pairs (i, i + d/2) of (b, a, s, d) by position * base^(-2i/d).
 
-    ``positions`` (s) are 0, 1, ... by default. Angles are computed in float32 in each call.
+    This is RoPE (arXiv 2104.09864). ``positions`` (s) are 0, 1, ... by default. Angles are computed
+    in float32 in each call.
     """
     s, d = x.shape[-2:]
     if positions is None:
@@ -54,9 +56,10 @@ def rotate(x: Tensor, positions: Tensor | None = None) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention, (b, s, h) -> (b, s, h), of as many heads as the projections' columns hold.
+    """Causal self-attention, (b, s, h) -> (b, s, h), with the heads of its projections' columns.
 
-    ``core`` computes attention from q, k and v, and ``rotate`` adds positions. Both may be replaced.
+    ``core`` computes attention from q, k and v, and ``rotate`` adds positions. Both may be
+    replaced.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -121,8 +124,9 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """A decoder, or the part of one that a pipeline stage holds.
 
-    It turns tokens (b, s) or, without the embedding, activations (b, s, hidden) into activations or, with the head,
-    the logits of the next token (b, s, vocabulary). Parameters of a part have their names in the full model.
+    It turns tokens (b, s) or, without the embedding, activations (b, s, hidden) into activations
+    or, with the head, the logits of the next token (b, s, vocabulary). Parameters of a part have
+    their names in the full model.
     """
 
     def __init__(
@@ -345,5 +349,5 @@ def _choose_policy(
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without the prefixes of DDP, torch.compile and checkpoint wrappers."""
+    """Return a parameter's name without those of DDP, torch.compile and checkpoint wrappers."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -9,9 +9,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
-from parbench.workloads.parallel.mesh import local_tensor
+from parbench.workloads.parallel.mesh import get_local_tensor
 
 
 class BucketTracker:
@@ -27,13 +28,19 @@ class BucketTracker:
         self._sizes = [len(parameters) for parameters in buckets]
         self._missing: list[int] = []
         self.is_active = False
+        self._hooks: list[RemovableHandle] = []
         indices: dict[nn.Parameter, list[int]] = {}
         for index, parameters in enumerate(buckets):
             for parameter in parameters:
                 indices.setdefault(parameter, []).append(index)
         for parameter, touched in indices.items():
             hook = partial(self._count, touched)
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Remove the hooks, whose cycles the garbage collector does not find."""
+        for hook in self._hooks:
+            hook.remove()
 
     def activate(self) -> None:
         """Count the gradients of the following backward pass, the last one before an update."""
@@ -104,6 +111,10 @@ class GradientReducer:
             unflatten_gradients(self._buckets[index], flat)
         self._reductions.clear()
 
+    def close(self) -> None:
+        """Remove the hooks of the parameters."""
+        self._tracker.close()
+
     def _reduce(self, index: int) -> None:
         flat = flatten_gradients(self._buckets[index], self._dtype)
         flat /= self._divisor
@@ -131,7 +142,7 @@ def split_buckets(
     num_bytes = 0
     for parameter in parameters:
         bucket.append(parameter)
-        num_bytes += local_tensor(parameter).nbytes
+        num_bytes += get_local_tensor(parameter).nbytes
         default = DEFAULT_BUCKET_BYTES if buckets else DEFAULT_FIRST_BUCKET_BYTES
         if num_bytes >= (bucket_bytes or default):
             buckets.append(bucket)
@@ -147,7 +158,7 @@ def flatten_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) ->
     parts = []
     for parameter in parameters:
         assert parameter.grad is not None, "every parameter has a gradient in every step"
-        parts.append(local_tensor(parameter.grad).flatten().to(dtype))
+        parts.append(get_local_tensor(parameter.grad).flatten().to(dtype))
     return torch.cat(parts)
 
 
@@ -156,7 +167,7 @@ def unflatten_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> Non
     gradients = []
     for parameter in parameters:
         assert parameter.grad is not None
-        gradients.append(local_tensor(parameter.grad))
+        gradients.append(get_local_tensor(parameter.grad))
     parts = torch.split(flat, [gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))

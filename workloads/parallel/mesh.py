@@ -152,11 +152,11 @@ def destroy_groups(groups: Collection[dist.ProcessGroup]) -> None:
         forget_meshes()
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
+def get_full_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor that may be distributed, gathered on every rank of its mesh."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def local_tensor(tensor: Tensor) -> Tensor:
+def get_local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor that may be distributed."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

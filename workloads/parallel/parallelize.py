@@ -109,6 +109,11 @@ class ParallelPart:
             group = self.mesh.groups["tp"]
             sum_gradients(self.partial_parameters, group, self.reduce_dtype)
 
+    def close(self) -> None:
+        """Remove the hooks of the reducers."""
+        for reducer in self.reducers:
+            reducer.close()
+
 
 def build_parts(view: RankView, seed: int, mesh: Mesh) -> dict[int, Transformer]:
     """Return this rank's part of the model for each of its stages, on the meta device."""

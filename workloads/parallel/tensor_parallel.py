@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from parbench.workloads.model.transformer import Ffn, Layer, Transformer, cross_entropy
-from parbench.workloads.parallel.mesh import local_tensor
+from parbench.workloads.parallel.mesh import get_local_tensor
 
 _SEQUENCE = Shard(1)
 _VOCABULARY = Shard(-1)
@@ -95,7 +95,7 @@ def make_loss(mesh: DeviceMesh | None, vocabulary: int) -> Callable[[Tensor, Ten
         distributed = DTensor.from_local(
             tokens, mesh, [Shard(1)], run_check=False, shape=size, stride=(vocabulary, 1)
         )
-        return local_tensor(F.cross_entropy(distributed, targets.flatten()))
+        return get_local_tensor(F.cross_entropy(distributed, targets.flatten()))
 
     return compute_loss
 

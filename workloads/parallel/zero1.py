@@ -110,6 +110,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             assert shard.grad is not None, "gradients are gathered after a backward pass"
             all_gather_single(bucket, shard.grad, self._group)
 
+    def close(self) -> None:
+        """Remove the hooks of the parameters."""
+        self._tracker.close()
+
     def _reduce(self, index: int) -> None:
         # A new tensor where the type differs, the buffer itself otherwise.
         gradients = self._gradient_buckets[index].to(self._dtype)

@@ -601,7 +601,9 @@ class TrainStep(Benchmark):
         ]
 
     def close(self) -> None:
-        """Destroy the process groups."""
+        """Remove the hooks of gradients and destroy the process groups."""
+        for part in self.parts.values():
+            part.close()
         self.mesh.close()
 
     @property

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.workloads.model.transformer import plain_name
-from parbench.workloads.step.verify import get_full_tensor, norm_of_all
+from parbench.workloads.parallel.mesh import get_full_tensor
+from parbench.workloads.step.verify import norm_of_all
 
 _NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
 _MAX_NAMED_GRADIENTS = 3

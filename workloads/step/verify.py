@@ -15,12 +15,12 @@ from dataclasses import KW_ONLY, dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from parbench.workloads.model.simulated_compute import SimulatedLinear
 from parbench.workloads.model.transformer import plain_name
+from parbench.workloads.parallel.mesh import get_full_tensor, get_local_tensor
 
 RELATIVE_TOLERANCE = 1e-4
 """Limit of a float32 gradient's distance, relative to its own norm.
@@ -274,16 +274,6 @@ class Verifier:
         if dtype != torch.float32:
             sums = {name: gradient.to(dtype) for name, gradient in sums.items()}
         return mean_loss, sums
-
-
-def get_full_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor with the elements of all ranks of its mesh, on every rank."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def get_local_tensor(tensor: Tensor) -> Tensor:
-    """Return the elements of a tensor on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _list_gradients(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -8,7 +8,7 @@ import pytest
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
-from parbench.workloads.parallel.mesh import local_tensor
+from parbench.workloads.parallel.mesh import get_local_tensor
 from tests.support.ep_steps import (
     BFLOAT16,
     DROPS,
@@ -65,7 +65,7 @@ LAYER_CORRUPTIONS: list[Callable[[Any], object]] = [
     lambda step: step.output.data.mul_(1.001),
     lambda step: step.x.grad.mul_(1.001),
     lambda step: setattr(step.layer.router.weight, "grad", None),
-    lambda step: local_tensor(step.layer.experts.up.grad)[-1].mul_(1.001),
+    lambda step: get_local_tensor(step.layer.experts.up.grad)[-1].mul_(1.001),
 ]
 DISPATCH_CORRUPTIONS: list[Callable[[Any], object]] = [
     lambda step: step.output[3, 5].add_(0.01),

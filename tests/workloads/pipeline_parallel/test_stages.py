@@ -38,7 +38,7 @@ def test_stages_give_logits_of_the_model(name: str, borders: tuple[int, ...]) ->
 
 
 def measure_waits(world: World, schedule: str) -> dict[str, list[float]]:
-    """Return the waits of a simulated step by stage and kind, in forward passes of a rank's share."""
+    """Return the waits of a simulated step by stage and kind, relative to a forward pass."""
     params = {"schedule": schedule, "microbatches": 4, "compute": "simulated:4ms"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_step, "calibrate", assert_calibration)

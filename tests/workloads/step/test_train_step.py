@@ -9,7 +9,7 @@ from torch import Tensor
 from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
 from parbench.workloads.costs.parameter_table import num_parameters
-from parbench.workloads.parallel.mesh import local_tensor
+from parbench.workloads.parallel.mesh import get_local_tensor
 from parbench.workloads.step.peaks import Peak
 from tests.support.ranks import Ranks
 from tests.support.training_steps import (
@@ -84,7 +84,7 @@ def test_unreduced_gradients_are_detected(two_ranks: Ranks, name: str, params: P
 
 
 def local_weights(model: torch.nn.Module) -> list[Tensor]:
-    return [local_tensor(parameter.detach()).clone() for parameter in model.parameters()]
+    return [get_local_tensor(parameter.detach()).clone() for parameter in model.parameters()]
 
 
 def count_wrong_of_skipped_update(world: World, name: str) -> int:
@@ -98,7 +98,7 @@ def count_wrong_of_skipped_update(world: World, name: str) -> int:
         optimizer_step()
         if world.rank == 1:
             for parameter, weights in zip(model.parameters(), before, strict=True):
-                local_tensor(parameter.detach()).copy_(weights)
+                get_local_tensor(parameter.detach()).copy_(weights)
 
     optimizer.step = update  # type: ignore[method-assign,assignment]
     wrong = count_wrong_after_step(step)
