@@ -39,12 +39,18 @@ def list_causal_tiles(queries: Chunks, keys: Chunks) -> list[Tile]:
     for chunk in queries:
         rows = slice(row, row + len(chunk))
         row = rows.stop
-        num_earlier = sum(len(range(own.start, min(own.stop, chunk.start))) for own in keys)
+        num_earlier = count_earlier(keys, chunk.start)
         if num_earlier:
             rectangle = Tile(rows, slice(0, num_earlier))
             if tiles and not tiles[-1].is_causal and tiles[-1].columns == rectangle.columns:
                 rectangle = Tile(slice(tiles.pop().rows.start, rows.stop), rectangle.columns)
             tiles.append(rectangle)
-        if any(chunk.start in own for own in keys):
+        if any(chunk.start in key_chunk for key_chunk in keys):
             tiles.append(Tile(rows, slice(num_earlier, num_earlier + len(chunk)), is_causal=True))
     return tiles
+
+
+def count_earlier(keys: Chunks, position: int) -> int:
+    """Return the number of keys before a position."""
+    earlier_keys = [range(chunk.start, min(chunk.stop, position)) for chunk in keys]
+    return sum(map(len, earlier_keys))

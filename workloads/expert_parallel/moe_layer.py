@@ -209,8 +209,8 @@ class ReferenceMoeLayer(MoeLayer):
 
     def select_experts(self, scores: Tensor) -> Tensor:
         expert_ids = super().select_experts(scores)
-        near = NEAR_SCORES[self.router.weight.dtype]
-        self.num_misrouted = count_misrouted(scores, expert_ids, near)
+        tolerance = NEAR_SCORES[self.router.weight.dtype]
+        self.num_misrouted = count_misrouted(scores, expert_ids, tolerance)
         return expert_ids
 
     def compute_balance_loss(self, scores: Tensor, expert_ids: Tensor) -> Tensor:
