@@ -9,12 +9,11 @@ from parbench.bench.plan.catalogue import GLOO_HINT
 from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads import presets
-from parbench.workloads.context_parallel.context_methods import MASK, find_context_method
-from parbench.workloads.costs.tp_layer import FFN_STYLE, LINEAR_STYLE, make_tp_layer
+from parbench.workloads.context_parallel.context_methods import find_context_method
+from parbench.workloads.costs.tp_layer import LINEAR_STYLE, make_tp_layer
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
 from parbench.workloads.model.shapes import (
     COMMON,
-    COMPUTE,
     MICROBATCH,
     MICROBATCHES,
     MODEL,
@@ -129,7 +128,7 @@ DEFINITIONS = (
     ),
     _step(
         "ep_layer", "expert parallel: forward and backward of one layer",
-        *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION, COMPUTE),
+        *LAYER_PARAMS, common=(*MODEL, MICROBATCH, PRECISION),
         target="expert_parallel.layer_step:prepare", preset=presets.ep_layer,
     ),
     _step(
@@ -142,7 +141,7 @@ DEFINITIONS = (
     ),
     _step(
         "cp", "context parallel: sequences split over ranks",
-        *CONTEXT, MASK, BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
+        *CONTEXT, BUCKET, NO_SYNC, tags=("smoke",),
     ),
     _step(
         "hybrid", "any combination on one mesh, such as --mesh dp=2,pp=2,tp=2",
@@ -155,7 +154,7 @@ DEFINITIONS = (
     ),
     _step(
         "tp_ffn", "tensor parallel: forward and backward of one FFN",
-        FFN_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
+        common=(*MODEL, MICROBATCH, PRECISION),
         target="tensor_parallel_layers:tp_ffn", preset=make_tp_layer,
     ),
 )

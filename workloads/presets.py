@@ -12,7 +12,7 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
-from parbench.workloads.context_parallel.context_methods import CP_METHOD, MASK, ULYSSES
+from parbench.workloads.context_parallel.context_methods import CP_METHOD, ULYSSES
 from parbench.workloads.costs.step_spec import StepSpec, ZeroOne, parse_checkpointing
 from parbench.workloads.expert_parallel.moe_case import MOE_PARAMS, make_moe
 from parbench.workloads.model.shapes import (
@@ -67,7 +67,7 @@ SEQUENCE_PARALLEL = _switch(
 )
 CONTEXT = (replace(CP_METHOD, default="zigzag"), ULYSSES)
 HSDP_MESH = _mesh("two replicas, dp=2")
-MIXTURE = tuple(param for param in MOE_PARAMS if param.name not in ("ep", "etp", "chunks"))
+MIXTURE = tuple(param for param in MOE_PARAMS if param.name not in ("ep", "etp"))
 """The parameters of experts, without those that a mesh has."""
 HYBRID = (
     _mesh("dp over all ranks"),
@@ -101,7 +101,7 @@ HYBRID = (
 
 def build_step(params: Params, dims: ParallelDims) -> StepSpec:
     """Return the step of some parameters on a mesh. Those that are missing have their defaults."""
-    defaults = {param.name: param.default for param in (*COMMON, *HYBRID, MASK)}
+    defaults = {param.name: param.default for param in (*COMMON, *HYBRID)}
     values: dict[str, Value] = {**defaults, **params}
     checkpointing, every = parse_checkpointing(str(values["checkpointing"]))
     return StepSpec(
@@ -123,7 +123,6 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
         pipeline_options=PipelineOptions.from_params(values),
         cp_method=str(values["cp_method"]),
         ulysses=int(values["ulysses"]),
-        mask=str(values["mask"]),
         simulated_seconds=parse_compute(str(values["compute"])),
         reference_fits=values["check"] != SMALL,
     )
@@ -198,11 +197,12 @@ def ep_layer(params: Params, ranks: int) -> StepSpec:
 
 
 def hybrid(params: Params, ranks: int) -> StepSpec:
-    """Any combination on one mesh."""
-    dims = ParallelDims.parse(str(params.get("mesh", "")), ranks)
+    """Any combination on one mesh. Without ``etp`` in its text, ``etp`` is ``tp`` if it divides."""
+    text = str(params.get("mesh", ""))
+    dims = ParallelDims.parse(text, ranks)
     if not int(params.get("experts", 0)):
         return _checked(build_step(params, dims), ranks)
-    mesh: dict[str, Value] = {"ep": dims.ep, "etp": dims.etp}
+    mesh: dict[str, Value] = {"ep": dims.ep, "etp": dims.etp if "etp" in text else 0}
     return _expert_step(params, dims, ranks, {**_select(params, MIXTURE), **mesh})
 
 

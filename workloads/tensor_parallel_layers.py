@@ -1,6 +1,6 @@
 """Benchmarks of one tensor-parallel layer without a model: a Linear or an FFN."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,27 +19,22 @@ from torch.distributed.tensor.parallel import (
 from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
-from parbench.bench.world.benchmark import Benchmark, Description, Explanation
+from parbench.bench.world.benchmark import Description, Explanation
 from parbench.bench.world.world import World, make_group
-from parbench.workloads.costs.tp_layer import (
-    COLUMN,
-    MEGATRON,
-    TpLayerCase,
-    make_tp_layer,
-)
-from parbench.workloads.model.transformer import DTYPES, Ffn, make_generator, set_weights
-from parbench.workloads.parallel.mesh import destroy_groups, get_full_tensor
+from parbench.workloads.costs.tp_layer import COLUMN, TpLayerCase, make_tp_layer
+from parbench.workloads.model.transformer import DTYPES, Ffn, set_weights
+from parbench.workloads.parallel.mesh import destroy_groups
+from parbench.workloads.step.layer_benchmark import LayerBenchmark, collect_tensors
 from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe
-from parbench.workloads.step.verify import compare, norm_of_all
 
 CLAIM = "one layer, forward and backward, without a model or an optimizer"
 
 
-class TpLayerBenchmark(Benchmark):
-    """Forward and backward pass of one layer, whose inputs are the same tokens on all ranks."""
+class TpLayerBenchmark(LayerBenchmark):
+    """One layer, whose inputs are the same tokens on all ranks."""
 
     def __init__(
         self,
@@ -48,63 +43,31 @@ class TpLayerBenchmark(Benchmark):
         world: World,
         **params: Value,
     ) -> None:
-        self._world = world
         self.case = make_tp_layer(params, world.size)
+        super().__init__(world, DTYPES[self.case.bytes_per_element])
         self._make_layer = make_layer
         self._group = make_group(world, [range(world.size)])
         # A group that one rank closes while another rank still connects would break.
         world.barrier()
-        self._dtype = DTYPES[self.case.bytes_per_element]
-        self.layer = self._initialize_layer(self._dtype)
+        self.layer = self._initialize_layer()
         mesh = DeviceMesh.from_group(self._group, world.device.type, mesh_dim_names=("tp",))
         split_layer(self.layer, mesh, self.case)
-        self._differences: tuple[str, ...] = ()
-        self._step_number = 0
         self._draw()
 
-    def _initialize_layer(self, dtype: torch.dtype) -> nn.Module:
+    def _initialize_layer(self) -> nn.Module:
         """Return the full layer with the weights of the seed."""
         with torch.device(self._world.device):
-            layer = self._make_layer(self.case).to(dtype)
+            layer = self._make_layer(self.case).to(self._dtype)
         set_weights(layer, self._world.seed)
         return layer
 
-    def step(self) -> None:
-        self.layer.zero_grad()
-        self._run_forward_backward()
-
-    def reset(self) -> None:
-        self._step_number += 1
-        self._draw()
-
-    def _run_forward_backward(self) -> None:
-        self.x.grad = None
-        self._output = self.layer(self.x)
-        self._output.backward(self._output_gradient)
-
     def _draw(self) -> None:
-        style = self.case.style
-        self._full_x = self._draw_tensor("tokens", self._input_features)
-        self._full_gradient = self._draw_tensor("gradients", self._output_features)
-        self.x = self._take_part(self._full_x, style.has_sharded_input).requires_grad_()
-        self._output_gradient = self._take_part(self._full_gradient, style.has_sharded_output)
-
-    @property
-    def _input_features(self) -> int:
-        shape = self.case.shape
-        return shape.ffn if self.case.style.has_sharded_input else shape.hidden
-
-    @property
-    def _output_features(self) -> int:
-        shape = self.case.shape
-        return shape.ffn if self.case.style.has_sharded_output else shape.hidden
-
-    def _draw_tensor(self, name: str, features: int) -> Tensor:
-        """Return normal numbers (b, s, features), a function of the seed and the step."""
-        generator = make_generator(self._world.seed, f"{name} {self._step_number}")
-        size = (self.case.microbatch, self.case.shape.sequence, features)
-        tensor = torch.randn(size, generator=generator)
-        return tensor.to(self._world.device, self._dtype)
+        case = self.case
+        tokens = (case.microbatch, case.shape.sequence)
+        self._full_x = self._draw_tensor("tokens", *tokens, case.input_features)
+        self._full_gradient = self._draw_tensor("gradients", *tokens, case.output_features)
+        self.x = self._take_part(self._full_x, case.style.has_sharded_input).requires_grad_()
+        self.output_gradient = self._take_part(self._full_gradient, case.style.has_sharded_output)
 
     def _take_part(self, full: Tensor, is_sharded: bool) -> Tensor:
         """Return this rank's features of a tensor, all if it is not sharded."""
@@ -112,36 +75,19 @@ class TpLayerBenchmark(Benchmark):
             return full.clone()
         return full.chunk(self._world.size, dim=-1)[self._world.rank].contiguous()
 
-    def check(self) -> int:
-        """Return the elements of output and gradients that differ from those of one process."""
-        assert self.x.grad is not None
-        actual = {"output": self._output.detach(), "input": self.x.grad}
-        actual |= collect_gradients(self.layer)
-        reference = self._run_reference(torch.float32)
-        low_precision = None
-        if self._dtype != torch.float32:
-            low_precision = self._run_reference(self._dtype)
-        gradients = [reference[name] for name in reference if name != "output"]
-        wrong = list(compare(actual, reference, low_precision, norm_of_all(gradients)))
-        self._differences = tuple(map(str, wrong))
-        return sum(tensor.num_elements for tensor in wrong)
-
     def _run_reference(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return this rank's part of output and input gradient, and all weight gradients."""
-        layer = self._initialize_layer(self._dtype).to(dtype)
+        layer = self._initialize_layer().to(dtype)
         x = self._full_x.detach().to(dtype).requires_grad_()
         output = layer(x)
         output.backward(self._full_gradient.to(dtype))
-        assert x.grad is not None
+        tensors = collect_tensors(layer, x, output)
         style = self.case.style
-        return {
-            "output": self._take_part(output.detach(), style.has_sharded_output),
-            "input": self._take_part(x.grad, style.has_sharded_input),
-            **collect_gradients(layer),
-        }
-
-    def differences(self) -> Sequence[str]:
-        return self._differences
+        tensors["output"] = self._take_part(tensors["output"], style.has_sharded_output)
+        tensors["input gradient"] = self._take_part(
+            tensors["input gradient"], style.has_sharded_input
+        )
+        return tensors
 
     def describe(self) -> Description:
         case = self.case
@@ -159,7 +105,7 @@ class TpLayerBenchmark(Benchmark):
             notes=(CLAIM,),
         )
 
-    def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
+    def explain_step(self, reset: Callable[[], None], budget_seconds: float) -> Explanation:
         groups = {"tp": self._group}
         probes: list[Probe[Any]] = [
             CommBytesProbe(groups, lambda: {"tp": self.case.compute_sent_bytes()}),
@@ -175,26 +121,15 @@ class TpLayerBenchmark(Benchmark):
                 formula={"activations": self.case.compute_saved_bytes()},
             ),
         ]
-        return run_probes(self._world, probes, self.step, begin, budget_seconds)
+        return run_probes(self._world, probes, self.step, reset, budget_seconds)
 
     def close(self) -> None:
         destroy_groups([self._group])
 
 
-def collect_gradients(layer: nn.Module) -> dict[str, Tensor]:
-    """Return the full gradients of a layer by name."""
-    return {
-        f"gradient of {name}": get_full_tensor(parameter.grad)
-        for name, parameter in layer.named_parameters()
-        if parameter.grad is not None
-    }
-
-
 def make_linear(case: TpLayerCase) -> nn.Module:
     """Return the Linear from hidden to ffn for columns, from ffn to hidden for rows."""
-    hidden, ffn = case.shape.hidden, case.shape.ffn
-    sizes = (hidden, ffn) if case.style is COLUMN else (ffn, hidden)
-    return nn.Linear(*sizes, bias=False)
+    return nn.Linear(case.input_features, case.output_features, bias=False)
 
 
 def split_linear(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
@@ -208,14 +143,10 @@ def make_ffn(case: TpLayerCase) -> nn.Module:
 
 def split_ffn(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
     """Split the matrices, and let both first matrices share one sum of input gradients."""
-    is_megatron = case.style is MEGATRON
-    first_style = ColwiseParallel(output_layouts=None if is_megatron else Replicate())
     styles: dict[str, ParallelStyle] = {
-        name: first_style for name in ("gate", "up") if getattr(layer, name) is not None
+        name: ColwiseParallel() for name in ("gate", "up") if getattr(layer, name) is not None
     }
-    styles["down"] = (
-        RowwiseParallel() if is_megatron else ColwiseParallel(output_layouts=Replicate())
-    )
+    styles["down"] = RowwiseParallel()
     replicated_input = PrepareModuleInput(
         input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)
     )

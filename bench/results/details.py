@@ -129,18 +129,13 @@ class AttentionDetails(Details, frozen=True, kw_only=True):
 
     key = "attention_bytes"
     method: str
-    mask: str
-    token_order: str = ""
     sequence: int
     tokens_per_rank: int
-    attention: str = ""
     attention_bytes: dict[str, Any]
     crossover_ranks: float | None = None
     crossover: str = (
         "Ulysses sends less forward than a ring above 1 + 1/g ranks, g = kv_heads / heads"
     )
-    balance_limit: float | None = None
-    kernel: str | None = None
 
 
 class MeshDetails(Details, frozen=True, kw_only=True):
@@ -165,8 +160,6 @@ class ExpertLoadDetails(Details, frozen=True, kw_only=True):
     """By layer, the number of tokens that chose each expert."""
     rank_load: list[list[int]]
     """By layer, the number of pairs of token and expert that each rank got."""
-    claim: str = ""
-    """What the results may be used to claim."""
 
 
 class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):

@@ -33,7 +33,7 @@ class Context:
 
     @property
     def is_ring(self) -> bool:
-        return self.facts.method in ("ring", "striped", "zigzag")
+        return self.facts.method in ("ring", "zigzag")
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ contexts: Callable[[Iterable[Row]], tuple[Context, ...]] = partial(readable, rea
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Steps of one model under one mask by several methods; ``crossover`` is a sentence, empty if unknown."""
+    """Steps of one model by several methods; ``crossover`` is a sentence, empty if unknown."""
 
     title: str
     contexts: tuple[Context, ...]
@@ -97,16 +97,16 @@ class Comparison:
 
 
 # what says how attention is shared out, and over what: the rest is the model
-OF_METHOD = ("cp_method", "ulysses", "mask", "sequence")
+OF_METHOD = ("cp_method", "ulysses", "sequence")
 
 
 def compared(found: Sequence[Context]) -> tuple[Comparison, ...]:
-    """Return the steps of each model, mask and number of ranks that ran with two methods or more."""
+    """Return the steps of each model and number of ranks that ran with two methods or more."""
     groups = group_rows(
         found,
         lambda one: one.row.case,
         without=OF_METHOD,
-        by=lambda one: (one.facts.mask, one.ranks, one.row.world),
+        by=lambda one: (one.ranks, one.row.world),
     )
     models = differences([one.row for one in found], OF_METHOD)
     comparisons = []
@@ -114,7 +114,7 @@ def compared(found: Sequence[Context]) -> tuple[Comparison, ...]:
         first = group[0]
         if len({one.method for one in group}) > 1:
             model = models[first.row.case.id]
-            title = f"Methods compared: cp = {first.ranks}, {first.facts.mask} mask{model and f', {model}'}"
+            title = f"Methods compared: cp = {first.ranks}{model and f', {model}'}"
             comparisons.append(
                 Comparison(title=title, contexts=tuple(group), crossover=crossover(group))
             )

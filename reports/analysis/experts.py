@@ -31,11 +31,6 @@ class Mixture:
         both = list(zip(self.facts.expert_load, self.facts.rank_load, strict=True))
         return (0,) if all(layer == both[0] for layer in both) else tuple(range(len(both)))
 
-    @property
-    def claim(self) -> str:
-        """What the scope may be used to claim, empty if the row does not say."""
-        return self.facts.claim
-
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
@@ -86,7 +81,7 @@ mixtures: Callable[[Iterable[Row]], tuple[Mixture, ...]] = partial(readable, rea
 
 def distinct(found: Iterable[Mixture]) -> tuple[Mixture, ...]:
     """Return the first mixture of each scope, model and routing: capacity and the way there change no choices."""
-    groups = group_rows(found, lambda one: one.row.case, without=("capacity", "variant", "chunks"))
+    groups = group_rows(found, lambda one: one.row.case, without=("capacity", "variant"))
     return tuple(group[0] for group in groups)
 
 

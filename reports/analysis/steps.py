@@ -80,7 +80,7 @@ def exposed_seconds(row: Row) -> float | None:
 def parts(row: Row) -> dict[str, float]:
     """Return the parts of the traced step that are known, in seconds: what the identity adds up to the wall time."""
     exposed = {f"exposed {axis}": f"exposed_comm.{axis}" for axis in by_axis(row, "exposed_comm")}
-    rest = {"copy": "exposed_copy", "idle": "idle", "non-pipeline": "non_pipeline_time"}
+    rest = {"copy": "exposed_copy", "idle": "idle"}
     found = {
         name: row.value(metric)
         for name, metric in {"compute": "compute", **exposed, **rest}.items()

@@ -79,7 +79,6 @@ def _identity(found: Sequence[Context]) -> tuple[Column[Context], ...]:
             lambda one: cells.visible(f"{one.method} {others[one.row.case.id]}"),
             name_help,
         ),
-        words("mask", lambda one: cells.visible(one.facts.mask), "what a query sees"),
         number("cp", lambda one: one.ranks, cells.whole, "ranks that share a sequence"),
         number(
             "sequence", lambda one: one.facts.sequence, cells.whole, "tokens of a whole sequence"

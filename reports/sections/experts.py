@@ -1,6 +1,6 @@
 """The report on expert parallelism: load, drops and bytes of each step, and tokens per expert."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from parbench.reports import cells
@@ -24,7 +24,6 @@ def experts_section(found: Analysis) -> Section | None:
         caption="loads, drops, bytes and what imbalance costs; scopes do not compare with each other",
         columns=mixture_columns(found.mixtures),
         rows=found.mixtures,
-        notes=claims(found.mixtures),
     )
     tables: tuple[Table[Any], ...] = (own, *_loads(found.mixtures))
     return Section(
@@ -67,10 +66,6 @@ def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
             for column in (headline("step_time", rows), *metric_columns("experts", rows), *of_ep)
         ),
     )
-
-
-def claims(found: Iterable[Mixture]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.claim for one in found if one.claim))
 
 
 def _capacity(value: float | None) -> str:

@@ -154,10 +154,8 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
             "operation on as many ranks; unknown where there is no such fit."
         )
     if broken_down(shown):
-        is_pipelined = any(row.value("non_pipeline_time") is not None for row in shown)
-        outside = " + non-pipeline (such as the update)" if is_pipelined else ""
         sentences.append(
-            f"Where the time went: compute + exposed communication + copy + idle{outside} = the wall time of a traced "
+            "Where the time went: compute + exposed communication + copy + idle = the wall time of a traced "
             "step; residual: the remainder; tracing: what the traced step takes longer than a timed one. "
             "A difference, such as ect, is the mean of paired turns; without an interval, or with one that holds "
             "zero, it may be noise."

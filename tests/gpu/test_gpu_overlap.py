@@ -146,7 +146,6 @@ def test_stream_moments_lie_on_host_clock() -> None:
 
 @pytest.mark.parametrize("seconds", [0.005, 0.05])
 def test_simulated_compute_lasts_as_requested(seconds: float) -> None:
-    assert SimulatedCompute(GPU).notes == ()
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     start.record()

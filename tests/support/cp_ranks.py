@@ -91,7 +91,6 @@ class AttentionCase:
 
     method: str
     sequence: int
-    mask: str = "causal"
     ulysses: int = 0
     heads: int = 6
     kv_heads: int = 2
@@ -104,7 +103,7 @@ class AttentionCase:
         return AttentionBlock(
             rows=self.sequence,
             keys=self.sequence,
-            causal=self.mask == "causal",
+            causal=True,
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_size=self.head_size,
@@ -125,9 +124,7 @@ class AttentionCase:
         )
 
     def split(self, ranks: int) -> SequenceSplit:
-        return split_sequence(
-            self.method, self.shape, ranks=ranks, ulysses=self.ulysses, mask=self.mask
-        )
+        return split_sequence(self.method, self.shape, ranks=ranks, ulysses=self.ulysses)
 
     def make_spec(self, split: SequenceSplit) -> StepSpec:
         """Return a step whose attention is this one."""
@@ -196,7 +193,7 @@ def attend(world: World, case: AttentionCase) -> AttentionResult:
         assert leaf.grad is not None
         errors.append(compute_error(leaf.grad, expected, tokens))
     planned_bytes = attention_bytes(case.make_spec(split).rank_view(0))
-    pairs = sum(split.count_pairs(world.rank, block) for block in range(split.num_blocks))
+    pairs = sum(tile.num_pairs for block in split.list_tiles(world.rank) for tile in block)
     return AttentionResult(
         errors=errors,
         sent_bytes={

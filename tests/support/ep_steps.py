@@ -6,7 +6,7 @@ from torch import Tensor
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
-from parbench.workloads.expert_parallel.layer_step import DispatchBenchmark, LayerBenchmark
+from parbench.workloads.expert_parallel.layer_step import DispatchBenchmark, MoeLayerBenchmark
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from tests.support.training_steps import DEFINITION_BY_NAME, SMALL_PARAMS, Params
 
@@ -14,10 +14,10 @@ DROPS: Params = {"capacity": 0.75}
 BFLOAT16: Params = {"precision": "bfloat16"}
 
 
-def build_layer(world: World, params: Params) -> LayerBenchmark:
+def build_layer(world: World, params: Params) -> MoeLayerBenchmark:
     target = load_target(DEFINITION_BY_NAME["ep_layer"].target)
     step = target(world, **make_params("ep_layer", params))
-    assert isinstance(step, LayerBenchmark)
+    assert isinstance(step, MoeLayerBenchmark)
     return step
 
 

@@ -276,10 +276,9 @@ def simulated_schedule(
 def pipeline_metrics(seconds: float = 0.020) -> Metrics:
     """Return the metrics of a pipeline step, which is idle for a quarter of its time."""
     shares = {
-        "compute": 0.7,
+        "compute": 0.75,
         "idle": 0.25,
         "makespan": 0.95,
-        "non_pipeline_time": 0.05,
         "idle_schedule": 0.15,
         "idle_imbalance": 0.05,
         "idle_p2p": 0.03,
@@ -327,7 +326,6 @@ def context_details(
         axes = {"ulysses": {"ranks": 2}, "ring": {"ranks": ranks // 2}}
     return {
         "method": method,
-        "mask": "causal",
         "sequence": sequence,
         "tokens_per_rank": sequence // ranks,
         "axes": {**axes, "dp": {"ranks": ranks}},
@@ -414,7 +412,7 @@ def expert_record(
     load = EXPERT_LOADS[routing]
     rank_load = [sum(load[:4]), sum(load[4:])]
     details: dict[str, Any] = {"expert_load": [load], "rank_load": [rank_load]}
-    details |= {"axes": {"ep": {"ranks": 2}}, "claim": f"{scope}: what it may claim"}
+    details |= {"axes": {"ep": {"ranks": 2}}}
     return ok_record(
         expert_case(scope, routing, capacity),
         seconds=seconds,

@@ -14,6 +14,7 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.communication_pattern import list_calls
+from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import Transformer, initialize, make_meta_model
 from parbench.workloads.step.sent_bytes import NoCommMode, make_fake_groups, record_calls
@@ -92,8 +93,7 @@ def compute_expected_bytes(step: TrainStep, world: World) -> dict[str, float]:
         if call.axis not in ("ep", "etp"):
             expected[f"{call.axis}.{call.op}"] += call.sent
     if step.spec.moe is not None:
-        for axis, num_bytes in step.make_expert_probe().expect_bytes(world.rank).items():
-            expected[axis] += num_bytes
+        expected |= compute_expert_bytes(world, step.spec, step.moe_layers)
     return {call: num_bytes for call, num_bytes in expected.items() if num_bytes}
 
 

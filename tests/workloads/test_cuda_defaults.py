@@ -50,7 +50,6 @@ def run_step(world: World, name: str, params: Params) -> tuple[int, list[str]]:
         # Each mixture reads how many rows it sends and receives, once in every forward pass.
         ("ep_dispatch", {}, 1),
         ("ep_layer", {}, 1),
-        ("ep_layer", {"chunks": 2}, 2),
         ("ep_step", {**EXPERTS, "aux": 0.1, "microbatches": 2}, 2),
         ("hybrid", {**EXPERTS, **TWO_MICROBATCHES, "mesh": "dp=1,tp=2,etp=2"}, 0),
         # The number of tokens that others send here, or that are not dropped, is read as well.

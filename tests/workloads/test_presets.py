@@ -36,6 +36,8 @@ def refuse(name: str, ranks: int, **params: Any) -> str | None:
         ("ep_step", {}, "dp=8,ep=8"),
         ("ep_step", {"tp": 4, "ep": 2, "etp": 1, "fsdp": True}, "fsdp=2,tp=4,ep=2"),
         ("hybrid", {"mesh": "pp=2,dp=2,tp=2"}, "pp=2,dp=2,tp=2"),
+        ("hybrid", {"mesh": "dp=4,tp=2,ep=4", "experts": 8}, "dp=4,tp=2,ep=4,etp=2"),
+        ("hybrid", {"mesh": "dp=4,tp=2,ep=8,etp=1", "experts": 8}, "dp=4,tp=2,ep=8"),
     ],
 )
 def test_preset_has_mesh(name: str, params: dict[str, Any], mesh: str) -> None:
@@ -93,6 +95,7 @@ def test_impossible_preset_is_refused(
             "sequence_parallel = true",
         ),
         ("pp=2,fsdp=4", {"schedule": "zb_h1"}, "fsdp(4)"),
+        ("pp=2,dp=4,ep=4", {"experts": 8, "aux": 0.1}, "aux(0.1) != 0 with pp(2)"),
         ("pp=2,dp=4", {"schedule": "zb_h1", "checkpointing": "full"}, "schedule = zb_h1"),
     ],
 )

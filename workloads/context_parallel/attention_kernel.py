@@ -37,8 +37,6 @@ class SavedQueries(NamedTuple):
 class Kernel(Protocol):
     """Attention of a block. If it is causal, it is square, and query i attends to i + 1 keys."""
 
-    name: str
-
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
         """Return the output and the log-sum-exp."""
 
@@ -47,8 +45,6 @@ class Kernel(Protocol):
 
 class CpuFlash:
     """Torch's fused kernel for CPUs. Keys and values may have fewer heads."""
-
-    name = "flash_cpu"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
         output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
@@ -66,8 +62,6 @@ class CudaFlash:
 
     Head sizes are multiples of 8 up to 256. The compute capability is 8.0 or above.
     """
-
-    name = "flash_cuda"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
         output, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)
@@ -100,8 +94,6 @@ class CudaEfficient:
     reads the output and its gradient as if they were stored as (b, s, a, d), as forward writes the
     output, whatever their strides are.
     """
-
-    name = "efficient_cuda"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
         keys, values = _repeat_heads(k, q), _repeat_heads(v, q)
@@ -149,8 +141,6 @@ def _store_by_position(x: Tensor) -> Tensor:
 class SimulatedAttention:
     """Takes time for each pair of a query and a key, twice as long in backward. Results are 0."""
 
-    name = "simulated"
-
     def __init__(self, compute: SimulatedCompute, seconds_per_pair: float) -> None:
         self._compute = compute
         self.seconds_per_pair = seconds_per_pair
@@ -163,22 +153,6 @@ class SimulatedAttention:
         pairs = count_pairs(saved.q, k, is_causal)
         with self._compute.taking(2 * self.seconds_per_pair * pairs):
             return torch.zeros_like(saved.q), torch.zeros_like(k), torch.zeros_like(v)
-
-
-def make_simulated_attention(
-    compute: SimulatedCompute,
-    layer_seconds: float,
-    split: SequenceSplit,
-    *,
-    microbatch: int,
-    heads: int,
-) -> SimulatedAttention:
-    """Return attention whose forward pass takes ``layer_seconds`` on average over ranks.
-
-    ``heads`` are those of a rank before context parallelism distributes them.
-    """
-    pairs_per_rank = microbatch * heads * split.num_pairs / split.ranks
-    return SimulatedAttention(compute, layer_seconds / pairs_per_rank)
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel:
@@ -253,6 +227,7 @@ class BlockAttention(ABC):
         self.kernel = kernel
         self.split = split
         self.tiles = split.list_tiles(rank)
+        self.own_halves = split.list_own_halves(rank)
         self.device = device
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,19 +1,18 @@
 """Attention over ranks: keys travel in a ring or are gathered, tokens are exchanged for heads."""
 
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from parbench.workloads.collectives import communicate
 from parbench.workloads.context_parallel.attention_kernel import (
     BlockAttention,
     OnlineSoftmax,
     SavedQueries,
 )
-from parbench.workloads.context_parallel.tiles import split_rows
 from parbench.workloads.model.transformer import Core
 
 
@@ -21,12 +20,11 @@ class Ring:
     """Ranks in a circle. ``start`` sends a block to the next rank, ``wait`` returns the received."""
 
     def __init__(self, group: dist.ProcessGroup | None, tag: int) -> None:
+        assert group is not None, "a ring has several ranks"
         self._group = group
         self._tag = tag
-        rank = 0 if group is None else group.rank()
-        self.size = 1 if group is None else group.size()
-        self._next_rank = (rank + 1) % self.size
-        self._previous_rank = (rank - 1) % self.size
+        self._next_rank = (group.rank() + 1) % group.size()
+        self._previous_rank = (group.rank() - 1) % group.size()
         self._works: list[dist.Work] = []
         self._sent: Tensor | None = None
         self._received: Tensor | None = None
@@ -76,23 +74,23 @@ class RingAttention(BlockAttention):
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
         softmax = OnlineSoftmax(q)
-        last_block = self.keys.size - 1
-        for block in range(self.keys.size):
-            if block < last_block:
-                self.keys.start(kv)
+        last_block = self.split.parts - 1
+        for block in range(last_block):
+            self.keys.start(kv)
             self.add_block(block, q, kv, softmax)
-            if block < last_block:
-                kv = self.keys.wait()
+            kv = self.keys.wait()
+        self.add_block(last_block, q, kv, softmax)
         return softmax
 
     def backward(self, saved: SavedQueries, kv: Tensor, dq: Tensor) -> Tensor:
+        last_block = self.split.parts - 1
+        if last_block == 0:
+            return self.compute_gradients(self.tiles[0], saved, kv, dq)
         own_kv = kv
-        last_block = self.keys.size - 1
-        first_half, second_half = split_rows(self.tiles[0], saved.q.shape[2] // 2)
-        if last_block:
-            self.keys.start(kv)
+        first_half, second_half = self.own_halves
+        self.keys.start(kv)
         own_d_kv = self.compute_gradients(first_half, saved, own_kv, dq)
-        for block in range(1, self.keys.size):
+        for block in range(1, last_block + 1):
             kv = self.keys.wait()
             if block < last_block:
                 self.keys.start(kv)
@@ -101,8 +99,7 @@ class RingAttention(BlockAttention):
                 d_kv += self.gradients.wait()
             self.gradients.start(d_kv)
         own_d_kv += self.compute_gradients(second_half, saved, own_kv, dq)
-        if last_block:
-            own_d_kv += self.gradients.wait()
+        own_d_kv += self.gradients.wait()
         return own_d_kv
 
 
@@ -167,8 +164,8 @@ class UlyssesAttention:
         return tokens.movedim(0, 1).flatten(1, 2)
 
     def _exchange(self, by_rank: Tensor) -> Tensor:
-        received: Tensor = _AllToAll.apply(by_rank, self._group)  # type: ignore[no-untyped-call]
-        return received
+        exchange = partial(_all_to_all, self._group)
+        return communicate(by_rank, exchange, exchange)
 
 
 def _split_dim(x: Tensor, dim: int, parts: int) -> Tensor:
@@ -176,20 +173,7 @@ def _split_dim(x: Tensor, dim: int, parts: int) -> Tensor:
     return x.reshape(*x.shape[:dim], parts, -1, *x.shape[dim + 1 :])
 
 
-class _AllToAll(torch.autograd.Function):
-    """An all_to_all of equal parts. The backward pass is the same."""
-
-    @staticmethod
-    def forward(ctx: Any, by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _all_to_all(by_rank, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _all_to_all(gradients[0], ctx.group), None
-
-
-def _all_to_all(by_rank: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _all_to_all(group: dist.ProcessGroup, by_rank: Tensor) -> Tensor:
     """Send the i-th of (u, ...) to rank i, and return the parts from all ranks, (u, ...)."""
     received = torch.empty_like(by_rank, memory_format=torch.contiguous_format)
     dist.all_to_all_single(received, by_rank.contiguous(), group=group)

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from parbench.bench.results import details
+from parbench.bench.results.details import AttentionDetails
 from parbench.bench.results.metrics import make_values
 from parbench.bench.world.benchmark import Explanation
-from parbench.workloads.context_parallel.attention_kernel import Kernel
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit
-from parbench.workloads.costs.communication_pattern import bytes_by_axis
-from parbench.workloads.model.shapes import Shape
+from parbench.workloads.costs.communication_pattern import attention_bytes, bytes_by_axis
+from parbench.workloads.costs.step_spec import RankView
 from parbench.workloads.step.probe import ResetFn, Step
 from parbench.workloads.step.sent_bytes import record_calls
 
@@ -26,8 +25,8 @@ class AttentionProbe:
 
     groups: Mapping[str, dist.ProcessGroup]
     """The groups of all axes of the step."""
+    view: RankView
     split: SequenceSplit
-    expected: BytesByDirection
     zero_grad: Callable[[], None]
     forward: Callable[[], Tensor]
     """Returns the loss of a microbatch."""
@@ -43,8 +42,9 @@ class AttentionProbe:
 
     def summarize(self, samples: Sequence[BytesByDirection]) -> Explanation:
         metrics = make_values({"load_balance": self.split.compute_load_balance()})
-        for direction, expected_by_axis in self.expected.items():
-            for axis, expected in expected_by_axis.items():
+        layer_bytes = attention_bytes(self.view)
+        for axis in layer_bytes["forward"]:
+            for direction, expected in self._expect_bytes(layer_bytes, axis).items():
                 sent = samples[0][direction].get(axis, 0.0)
                 values = {
                     f"bytes_sent.{axis}.{direction}": sent,
@@ -52,39 +52,21 @@ class AttentionProbe:
                     f"bytes_ratio.{axis}.{direction}": sent / expected if expected else None,
                 }
                 metrics |= make_values(values, "one microbatch")
-        return Explanation(metrics=metrics)
+        shape = self.view.spec.shape
+        details = AttentionDetails(
+            method=self.split.method.name,
+            sequence=self.split.sequence,
+            tokens_per_rank=self.split.sequence // self.split.ranks,
+            attention_bytes={**layer_bytes, "per": "layer and microbatch"},
+            # Above 1 + 1/g ranks, Ulysses sends less in forward than a ring.
+            crossover_ranks=1 + shape.heads / shape.kv_heads,
+        )
+        return Explanation(metrics=metrics, details=details.as_details)
 
-
-def compute_expected_bytes(
-    layer_bytes: BytesByDirection, *, layers: int, recomputations: float
-) -> BytesByDirection:
-    """Return the bytes of a microbatch from those of one layer.
-
-    Backward runs the forward pass of a checkpointed layer again: ``recomputations`` per layer.
-    """
-    forward, backward = layer_bytes["forward"], layer_bytes["backward"]
-    return {
-        "forward": {axis: layers * sent for axis, sent in forward.items()},
-        "backward": {
-            axis: layers * (sent + recomputations * forward[axis])
-            for axis, sent in backward.items()
-        },
-    }
-
-
-def make_attention_details(
-    split: SequenceSplit, shape: Shape, layer_bytes: BytesByDirection, kernel: Kernel
-) -> details.AttentionDetails:
-    """Return the details of a record. ``layer_bytes`` are of one layer and microbatch."""
-    return details.AttentionDetails(
-        method=split.method.name,
-        mask=split.mask,
-        token_order=split.method.order.name,
-        sequence=split.sequence,
-        tokens_per_rank=split.sequence // split.ranks,
-        attention_bytes={**layer_bytes, "per": "layer and microbatch"},
-        # Above 1 + 1/g ranks, Ulysses sends less in forward than a ring.
-        crossover_ranks=1 + shape.heads / shape.kv_heads,
-        balance_limit=split.balance_limit if split.mask == "causal" else None,
-        kernel=kernel.name,
-    )
+    def _expect_bytes(self, layer_bytes: BytesByDirection, axis: str) -> dict[str, float]:
+        """Return the bytes of a microbatch; backward recomputes the forward pass of some layers."""
+        layers = self.view.layers
+        forward = layers * layer_bytes["forward"][axis]
+        backward = layers * layer_bytes["backward"][axis]
+        repeated = (self.view.spec.forward_passes - 1) * forward
+        return {"forward": forward, "backward": backward + repeated}

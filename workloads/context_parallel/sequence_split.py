@@ -1,24 +1,24 @@
 """The split of a sequence over ranks: tokens, blocks of keys, and the balance of the work. Pure."""
 
-from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from parbench.bench.text import UserError
 from parbench.workloads.context_parallel.context_methods import ContextMethod, find_context_method
-from parbench.workloads.context_parallel.tiles import Tile, Tiles, list_causal_tiles
+from parbench.workloads.context_parallel.tiles import Chunks, Tile, list_causal_tiles
 from parbench.workloads.model.shapes import Shape
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSplit:
-    """One sequence on the ranks of cp.
+    """One sequence on the ranks of cp, under a causal mask.
 
     The sequence has ``ranks / ulysses`` parts. ``ulysses`` neighboring ranks share a part: each has
     some of its tokens, and in attention some of its heads.
     """
 
     method: ContextMethod
-    mask: str
     sequence: int
     ranks: int
     ulysses: int
@@ -30,50 +30,52 @@ class SequenceSplit:
     @property
     def num_blocks(self) -> int:
         """Blocks of keys that a rank computes on one after the other."""
-        return 1 if self.method.keys.gathers_keys else self.parts
+        return 1 if self.method.keys == "gather" else self.parts
 
     def list_tokens(self, rank: int) -> list[int]:
         """Return the positions of a rank's tokens."""
-        part = self.list_queries(rank)
+        part = list(chain.from_iterable(self._list_part(rank // self.ulysses)))
         size = len(part) // self.ulysses
         start = rank % self.ulysses * size
         return part[start : start + size]
 
-    def list_queries(self, rank: int) -> list[int]:
-        """Return the positions of the queries for which a rank computes attention: its part."""
-        return self._list_part(rank // self.ulysses)
+    def _list_part(self, part: int) -> Chunks:
+        """Return the chunks of a part. In a zigzag, one is the mirror image of the other."""
+        numbers = [part]
+        if self.method.is_zigzag:
+            numbers = [part, 2 * self.parts - 1 - part]
+        size = self.sequence // (self.parts * len(numbers))
+        return [range(number * size, (number + 1) * size) for number in numbers]
 
-    def list_keys(self, rank: int, block: int) -> list[int]:
-        """Return the positions of the keys of a block: all, or the part from so many parts back."""
-        if self.method.keys.gathers_keys:
-            return list(range(self.sequence))
+    def _list_keys(self, rank: int, block: int) -> Chunks:
+        """Return the keys of a block: all, or those of the part from so many parts back."""
+        if self.method.keys == "gather":
+            return [range(self.sequence)]
         return self._list_part((rank // self.ulysses - block) % self.parts)
 
-    def _list_part(self, part: int) -> list[int]:
-        return self.method.order.list_tokens(self.sequence, part, self.parts)
-
-    def list_tiles(self, rank: int) -> Tiles:
+    def list_tiles(self, rank: int) -> list[list[Tile]]:
         """Return the tiles of each block of a rank."""
-        return [self._list_block_tiles(rank, block) for block in range(self.num_blocks)]
+        queries = self._list_part(rank // self.ulysses)
+        return [
+            list_causal_tiles(queries, self._list_keys(rank, block))
+            for block in range(self.num_blocks)
+        ]
 
-    def _list_block_tiles(self, rank: int, block: int) -> tuple[Tile, ...]:
-        queries, keys = self.list_queries(rank), self.list_keys(rank, block)
-        if self.mask == "full":
-            return (Tile(slice(0, len(queries)), slice(0, len(keys))),)
-        return list_causal_tiles(queries, keys)
-
-    def count_pairs(self, rank: int, block: int) -> int:
-        """Return the pairs of a query and a key of a block that the mask allows."""
-        queries, keys = self.list_queries(rank), self.list_keys(rank, block)
-        if self.mask == "full":
-            return len(queries) * len(keys)
-        return sum(bisect_right(keys, query) for query in queries)
+    def list_own_halves(self, rank: int) -> tuple[Sequence[Tile], Sequence[Tile]]:
+        """Return the tiles of a rank's own block for each half of its queries."""
+        chunks = self._list_part(rank // self.ulysses)
+        if len(chunks) == 1:
+            [chunk] = chunks
+            middle = (chunk.start + chunk.stop) // 2
+            chunks = [range(chunk.start, middle), range(middle, chunk.stop)]
+        tiles = list_causal_tiles(chunks, chunks)
+        middle_row = len(chunks[0])
+        first = [tile for tile in tiles if 0 < tile.rows.stop <= middle_row]
+        return first, [tile for tile in tiles if tile.rows.start >= middle_row]
 
     @property
     def num_pairs(self) -> int:
         """Pairs of a query and a key of the full sequence that the mask allows."""
-        if self.mask == "full":
-            return self.sequence**2
         return self.sequence * (self.sequence + 1) // 2
 
     def compute_load_balance(self) -> float:
@@ -83,28 +85,16 @@ class SequenceSplit:
         """
         slowest = 0
         total = 0
+        tiles_by_rank = [self.list_tiles(rank) for rank in range(self.ranks)]
         for block in range(self.num_blocks):
-            pairs_by_rank = [self.count_pairs(rank, block) for rank in range(self.ranks)]
-            slowest += max(pairs_by_rank)
-            total += sum(pairs_by_rank)
+            pairs = [sum(tile.num_pairs for tile in tiles[block]) for tiles in tiles_by_rank]
+            slowest += max(pairs)
+            total += sum(pairs)
         return total / (self.ranks * slowest)
-
-    @property
-    def balance_limit(self) -> float:
-        """The load balance of a long sequence: P/(2P-1) for a causal mask of contiguous parts."""
-        if self.mask == "full" or self.method.order.is_balanced:
-            return 1.0
-        return self.parts / (2 * self.parts - 1)
 
 
 def split_sequence(
-    method_name: str,
-    shape: Shape,
-    *,
-    ranks: int,
-    ulysses: int = 0,
-    mask: str = "causal",
-    tp: int = 1,
+    method_name: str, shape: Shape, *, ranks: int, ulysses: int = 0, tp: int = 1
 ) -> SequenceSplit:
     """Return the split of a shape's sequence. 0 ``ulysses`` ranks are the method's default.
 
@@ -116,7 +106,6 @@ def split_sequence(
         raise UserError(broken_rule)
     return SequenceSplit(
         method=method,
-        mask=mask,
         sequence=shape.sequence,
         ranks=ranks,
         ulysses=method.compute_ulysses(ranks, ulysses),

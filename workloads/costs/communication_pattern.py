@@ -15,7 +15,7 @@ from typing import Protocol
 
 from parbench.bench.plan.catalogue import ONE
 from parbench.bench.plan.catalogue import OPERATIONS as CATALOGUE
-from parbench.workloads.context_parallel.key_exchange import AttentionCall
+from parbench.workloads.context_parallel.attention_calls import AttentionCall
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import (
     Kind,

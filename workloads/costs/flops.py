@@ -36,14 +36,13 @@ def _layer_weights(shape: Shape, moe: Moe | None, layers: int, dense_layers: int
     return moe_weights + dense_layers * count_matmul_weights(shape)
 
 
-def attention_flops(shape: Shape, mask: str) -> float:
-    """Return the forward FLOPs of a layer's attention per token: 2 s heads (head + value size).
+def attention_flops(shape: Shape) -> float:
+    """Return the forward FLOPs of a layer's attention per token: s heads (head + value size).
 
-    A fused kernel skips the half that a ``causal`` mask hides. A ``full`` mask hides nothing.
+    A fused kernel skips the half that the causal mask hides.
     """
     sizes = shape.heads * (shape.head_size + shape.value_size)
-    full = 2.0 * shape.sequence * sizes
-    return full / 2 if mask == "causal" else full
+    return float(shape.sequence * sizes)
 
 
 def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
@@ -52,7 +51,7 @@ def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
     This is PaLM's convention (arXiv 2204.02311, appendix B): N are ``matmul_weights``, attention
     counts without the mask and three times its forward pass, and recomputation does not count.
     """
-    attention = 3.0 * shape.layers * attention_flops(shape, "full")
+    attention = 6.0 * shape.layers * attention_flops(shape)
     return 6.0 * matmul_weights(shape, moe) + attention
 
 
@@ -78,7 +77,7 @@ def stage_flops(view: RankView) -> StageFlops:
     """
     spec, shape = view.spec, view.spec.shape
     tokens = spec.local_tokens / spec.dims.tp
-    attention = attention_flops(shape, spec.mask) * tokens * view.layers
+    attention = attention_flops(shape) * tokens * view.layers
     weights = _layer_weights(shape, spec.moe, view.layers, view.dense_layers)
     layers = 2.0 * weights * tokens
     head = 2.0 * shape.hidden * shape.vocabulary * tokens if view.has_head else 0.0

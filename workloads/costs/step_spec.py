@@ -63,7 +63,6 @@ class StepSpec:
     pipeline_options: PipelineOptions = field(default_factory=PipelineOptions)
     cp_method: str = "zigzag"
     ulysses: int = 0  # ranks of cp that exchange heads, in usp; 0 = half
-    mask: str = "causal"
     moe: Moe | None = None
     simulated_seconds: float | None = None  # of a microbatch's forward pass, None = real compute
     reference_fits: bool = True  # a single process of this size fits in memory next to the step
@@ -289,6 +288,9 @@ def _find_broken_experts(spec: StepSpec) -> str | None:
     tp, etp = spec.dims.tp, spec.dims.etp
     if spec.moe.expert_ffn % etp:
         return f"expert_ffn({spec.moe.expert_ffn}) % etp({etp}) != 0"
+    if spec.moe.aux and spec.dims.pp > 1:
+        reason = "the balance loss of a stage does not reach the loss of the last one"
+        return f"aux({spec.moe.aux:g}) != 0 with pp({spec.dims.pp}): {reason}"
     if spec.moe.dense_layers and spec.shape.ffn % tp:
         return f"ffn({spec.shape.ffn}) % tp({tp}) != 0"
     if tp > 1 and not spec.sequence_parallel:

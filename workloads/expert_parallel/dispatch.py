@@ -5,8 +5,7 @@ source and microbatch, and drops the others without changing their tokens' other
 buffers are zeroed first, because communication may be disabled to measure its cost.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,36 +13,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_single
+from parbench.workloads.collectives import communicate
 from parbench.workloads.expert_parallel.routing import NO_EXPERT
 
 
-@dataclass(frozen=True, kw_only=True)
-class DispatchPlan:
-    """Pairs of token and expert, ordered by expert and then by token, after the dropped pairs.
+class DispatchPlan(NamedTuple):
+    """The pairs of a routing in the order in which they are sent."""
 
-    The host must wait for the device to read how many pairs are dropped.
-    """
-
-    tokens: Tensor  # the token of each pair
-    choices: Tensor  # which of the token's k experts the pair is
+    pairs: Tensor
+    """T k numbers, token * k + choice, ordered by expert and token, after the dropped pairs."""
     counts: Tensor  # (E,), the pairs of each expert
     expert_ids: Tensor  # (T, k), NO_EXPERT in place of dropped pairs
-    num_pairs: int | None  # without dropped pairs; None if only the device has their number
+    num_pairs: int | None = None
+    """The number of pairs without dropped ones. None if only the device has it."""
 
-    def trim(self, num_pairs: int | None = None) -> "DispatchPlan":
-        """Return the plan without dropped pairs; ``num_pairs`` is the number of all others.
+    def trim(self, num_pairs: int | None = None) -> Tensor:
+        """Return the pairs without dropped ones, whose number is ``num_pairs``.
 
         The host waits for the device if the number is not known.
         """
         if num_pairs is None:
             num_pairs = int(self.counts.sum()) if self.num_pairs is None else self.num_pairs
-        num_dropped = len(self.tokens) - num_pairs
-        return replace(
-            self,
-            tokens=self.tokens[num_dropped:],
-            choices=self.choices[num_dropped:],
-            num_pairs=num_pairs,
-        )
+        return self.pairs[len(self.pairs) - num_pairs :]
 
 
 def plan_dispatch(
@@ -53,14 +44,11 @@ def plan_dispatch(
 
     ``num_pairs`` is the number of pairs in the plan if the host has it.
     """
-    top_k = expert_ids.shape[1]
     flat_ids = expert_ids.flatten()
     if slots is not None:
         flat_ids = drop_over_capacity(flat_ids, slots)
-    order = torch.argsort(flat_ids, stable=True)
     return DispatchPlan(
-        tokens=order // top_k,
-        choices=order % top_k,
+        pairs=torch.argsort(flat_ids, stable=True),
         counts=count_pairs(flat_ids, experts),
         expert_ids=flat_ids.view_as(expert_ids),
         num_pairs=num_pairs,
@@ -86,27 +74,6 @@ def count_pairs(expert_ids: Tensor, experts: int) -> Tensor:
     return counts.scatter_add_(0, bins, torch.ones_like(bins))[1:]
 
 
-def split_plan(plan: DispatchPlan, num_chunks: int) -> list[DispatchPlan]:
-    """Return the plans of consecutive parts of the tokens; the capacity is that of all parts."""
-    if num_chunks == 1:
-        return [plan]
-    num_tokens = len(plan.expert_ids)
-    chunk_of_token = torch.arange(num_tokens, device=plan.expert_ids.device)
-    chunk_of_token = chunk_of_token * num_chunks // num_tokens
-    plans = []
-    for chunk in range(num_chunks):
-        is_in_chunk = (chunk_of_token == chunk)[:, None]
-        expert_ids = plan.expert_ids.where(is_in_chunk, NO_EXPERT)
-        plans.append(plan_dispatch(expert_ids, len(plan.counts)))
-    return plans
-
-
-def combine_rows(rows: Tensor, weights: Tensor, plan: DispatchPlan, num_tokens: int) -> Tensor:
-    """Return the sum of each token's rows (pairs, h), times their weights (T, k)."""
-    weighted = rows * weights[plan.tokens, plan.choices].unsqueeze(1)
-    return rows.new_zeros(num_tokens, rows.shape[1]).index_add(0, plan.tokens, weighted)
-
-
 class ExpertRows(NamedTuple):
     """Tokens (rows, h) ordered by local expert, and the rows of each (local experts)."""
 
@@ -115,11 +82,7 @@ class ExpertRows(NamedTuple):
 
 
 class TokenExchange:
-    """Dispatch and combine of tokens (T, h) with weights (T, k). This base class has one rank.
-
-    Its methods are called once, in their order, except ``start_dispatch`` and ``finish_dispatch``,
-    which call the five before them.
-    """
+    """Dispatch and combine of tokens (T, h) with weights (T, k). This base class has one rank."""
 
     def __init__(
         self, x: Tensor, weights: Tensor, plan: DispatchPlan, group: dist.ProcessGroup | None
@@ -128,108 +91,66 @@ class TokenExchange:
         self.weights = weights
         self.plan = plan
         self.group: Any = group
-        self.rows = x
 
-    def exchange_metadata(self) -> None:
-        """Exchange the sizes or indices that the transfer needs."""
+    def dispatch(self) -> ExpertRows:
+        """Return the rows of this rank's experts."""
+        return ExpertRows(tokens=self.pack(), counts=self.plan.counts)
 
-    def pack(self) -> None:
-        """Permute tokens by expert."""
-        self.plan = self.plan.trim()
-        self.rows = self.x[self.plan.tokens]
+    def pack(self, num_pairs: int | None = None) -> Tensor:
+        """Return the tokens in the order of the plan's pairs (pairs, h)."""
+        self.pairs = self.plan.trim(num_pairs)
+        self.tokens = self.pairs // self.weights.shape[1]
+        return self.x[self.tokens]
 
-    def send(self) -> None:
-        """Start the transfer to experts."""
-
-    def receive(self) -> None:
-        """Wait for the rows of this rank's experts."""
-
-    def unpack(self) -> ExpertRows:
-        """Permute what was received by local expert."""
-        return ExpertRows(tokens=self.rows, counts=self.plan.counts)
-
-    def start_dispatch(self) -> None:
-        self.exchange_metadata()
-        self.pack()
-        self.send()
-
-    def finish_dispatch(self) -> ExpertRows:
-        self.receive()
-        return self.unpack()
-
-    def start_combine(self, results: Tensor) -> None:
-        """Send the experts' results (rows, h) back, in the order of the rows."""
-        self.rows = results
-
-    def finish_combine(self) -> Tensor:
-        """Return the weighted sum of each token's results, (T, h)."""
-        return combine_rows(self.rows, self.weights, self.plan, len(self.x))
+    def combine(self, results: Tensor) -> Tensor:
+        """Return the weighted sum of each token's results (T, h), from results (pairs, h)."""
+        weighted = results * self.weights.flatten()[self.pairs].unsqueeze(1)
+        return torch.zeros_like(self.x).index_add(0, self.tokens, weighted)
 
 
 class AllToAllExchange(TokenExchange):
     """Sends a row for each pair to the rank of its expert. The host reads the device once."""
 
-    def exchange_metadata(self) -> None:
+    def dispatch(self) -> ExpertRows:
         sent = self.plan.counts.view(self.group.size(), -1)
-        self.received_counts = all_to_all_without_gradient(sent, self.group)
-        sizes = torch.stack((sent.sum(1), self.received_counts.sum(1))).tolist()
+        received = _exchange_evenly(sent, self.group)
+        sizes = torch.stack((sent.sum(1), received.sum(1))).tolist()
         self.num_sent, self.num_received = sizes
-        self.plan = self.plan.trim(sum(self.num_sent))
-
-    def send(self) -> None:
-        self.transfer = AsyncAllToAll(self.rows, self.num_received, self.num_sent, self.group)
-        del self.rows
-
-    def receive(self) -> None:
-        self.rows = self.transfer.wait()
-
-    def unpack(self) -> ExpertRows:
-        """Permute rows, which arrive by source and then by expert."""
-        counts = self.received_counts
-        expert = torch.arange(counts.shape[1], device=counts.device).repeat(len(counts))
-        expert_of_row = expert.repeat_interleave(
-            counts.flatten(), output_size=sum(self.num_received)
-        )
+        rows = self.pack(sum(self.num_sent))
+        rows = self._exchange(rows, self.num_received, self.num_sent)
+        # Rows arrive by source and then by expert.
+        expert = torch.arange(received.shape[1], device=rows.device).repeat(len(received))
+        expert_of_row = expert.repeat_interleave(received.flatten(), output_size=len(rows))
         self.order = torch.argsort(expert_of_row, stable=True)
-        rows = self.rows[self.order]
-        del self.rows
-        return ExpertRows(tokens=rows, counts=counts.sum(0))
+        return ExpertRows(tokens=rows[self.order], counts=received.sum(0))
 
-    def start_combine(self, results: Tensor) -> None:
+    def combine(self, results: Tensor) -> Tensor:
         by_source = results[torch.argsort(self.order)]
-        self.transfer = AsyncAllToAll(by_source, self.num_sent, self.num_received, self.group)
+        return super().combine(self._exchange(by_source, self.num_sent, self.num_received))
 
-    def finish_combine(self) -> Tensor:
-        self.rows = self.transfer.wait()
-        return super().finish_combine()
+    def _exchange(self, rows: Tensor, num_received: list[int], num_sent: list[int]) -> Tensor:
+        return communicate(
+            rows,
+            partial(_all_to_all, self.group, num_received, num_sent),
+            partial(_all_to_all, self.group, num_sent, num_received),
+        )
 
 
 class AllgatherExchange(TokenExchange):
     """Gathers the tokens of all ranks on each, and sums what the experts of all ranks return."""
 
-    def exchange_metadata(self) -> None:
-        self.expert_ids = gather_without_gradient(self.plan.expert_ids.int(), self.group).long()
-
-    def pack(self) -> None:
-        """Send tokens as they are."""
-
-    def send(self) -> None:
-        self.x = gather_rows(self.x, self.group)
-        self.weights = gather_rows(self.weights, self.group)
-
-    def unpack(self) -> ExpertRows:
+    def dispatch(self) -> ExpertRows:
+        self.x, self.weights, expert_ids = gather_routing(
+            self.x, self.weights, self.plan, self.group
+        )
         local_experts = len(self.plan.counts) // self.group.size()
-        local_ids = self.expert_ids - local_experts * self.group.rank()
+        local_ids = expert_ids - local_experts * self.group.rank()
         is_local = (local_ids >= 0) & (local_ids < local_experts)
-        self.plan = plan_dispatch(local_ids.where(is_local, NO_EXPERT), local_experts).trim()
-        return ExpertRows(tokens=self.x[self.plan.tokens], counts=self.plan.counts)
+        self.plan = plan_dispatch(local_ids.where(is_local, NO_EXPERT), local_experts)
+        return super().dispatch()
 
-    def start_combine(self, results: Tensor) -> None:
-        partial_sums = combine_rows(results, self.weights, self.plan, len(self.x))
-        self.rows = reduce_scatter_rows(partial_sums, self.group)
-
-    def finish_combine(self) -> Tensor:
-        return self.rows
+    def combine(self, results: Tensor) -> Tensor:
+        return reduce_scatter_rows(super().combine(results), self.group)
 
 
 EXCHANGES: dict[str, type[TokenExchange]] = {
@@ -251,96 +172,23 @@ def make_exchange(
     return kind(x, weights, plan, group)
 
 
-class AsyncAllToAll:
-    """An uneven all_to_all of rows (n, ...) in flight, whose backward pass is asynchronous too.
-
-    ``num_sent[j]`` rows go to rank j of the group, ``num_received[j]`` come from it.
-    """
-
-    def __init__(
-        self,
-        rows: Tensor,
-        num_received: Sequence[int],
-        num_sent: Sequence[int],
-        group: dist.ProcessGroup,
-    ) -> None:
-        self.num_received = list(num_received)
-        self.num_sent = list(num_sent)
-        self.group = group
-        self.work: dist.Work | None = None
-        self.gradient: tuple[Tensor, dist.Work] | None = None
-        self._received: Tensor | None = _StartAllToAll.apply(rows, self)  # type: ignore[no-untyped-call]
-
-    def wait(self) -> Tensor:
-        """Return the received rows; to be called once."""
-        # The received tensor refers to this object. A reference back would keep both alive.
-        received = self._received
-        self._received = None
-        rows: Tensor = _WaitAllToAll.apply(received, self)  # type: ignore[no-untyped-call]
-        self.work = None
-        return rows
-
-
-def _start_all_to_all(
-    rows: Tensor, num_received: list[int], num_sent: list[int], group: dist.ProcessGroup
-) -> tuple[Tensor, dist.Work]:
+def _all_to_all(
+    group: dist.ProcessGroup, num_received: list[int], num_sent: list[int], rows: Tensor
+) -> Tensor:
+    """Send ``num_sent[j]`` rows to rank j of the group, receive ``num_received[j]`` from it."""
     received = rows.new_zeros(sum(num_received), *rows.shape[1:])
-    work = dist.all_to_all_single(
-        received, rows.contiguous(), num_received, num_sent, group=group, async_op=True
-    )
-    return received, work
+    dist.all_to_all_single(received, rows.contiguous(), num_received, num_sent, group=group)
+    return received
 
 
-class _StartAllToAll(torch.autograd.Function):
-    """Starts the all_to_all; backward waits for the gradients that ``_WaitAllToAll`` sends."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, transfer: AsyncAllToAll) -> Tensor:
-        ctx.transfer = transfer
-        received, transfer.work = _start_all_to_all(
-            rows, transfer.num_received, transfer.num_sent, transfer.group
-        )
-        return received
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        gradient, work = ctx.transfer.gradient
-        ctx.transfer.gradient = None
-        work.wait()
-        return gradient, None
-
-
-class _WaitAllToAll(torch.autograd.Function):
-    """Waits for the all_to_all; backward sends the gradients and returns a placeholder."""
-
-    @staticmethod
-    def forward(ctx: Any, received: Tensor, transfer: AsyncAllToAll) -> Tensor:
-        assert transfer.work is not None
-        ctx.transfer = transfer
-        transfer.work.wait()
-        ctx.mark_dirty(received)  # The result is neither a copy nor a view.
-        return received
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        transfer = ctx.transfer
-        transfer.gradient = _start_all_to_all(
-            gradients[0], transfer.num_sent, transfer.num_received, transfer.group
-        )
-        return gradients[0], None
-
-
-def all_to_all_without_gradient(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _exchange_evenly(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the rows of an even all_to_all; with disabled communication they are this rank's."""
     received = rows.clone()
     dist.all_to_all_single(received, rows.contiguous(), group=group)
     return received
 
 
-Collective = Callable[[Tensor, dist.ProcessGroup], Tensor]
-
-
-def gather_without_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the rows of all ranks (ranks n, ...), in rank order."""
     gathered = x.new_zeros(group.size() * len(x), *x.shape[1:])
     all_gather_single(gathered, x.contiguous(), group)
@@ -353,33 +201,19 @@ def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return summed
 
 
-class _CollectiveWithGradient(torch.autograd.Function):
-    """A collective whose backward pass is another one."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: Collective, backward: Collective
-    ) -> Tensor:
-        ctx.group = group
-        ctx.backward_collective = backward
-        return forward(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.backward_collective(gradients[0], ctx.group), None, None, None
-
-
 def gather_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the rows of all ranks (ranks n, ...); backward sums the gradients of this rank's."""
-    gathered: Tensor = _CollectiveWithGradient.apply(  # type: ignore[no-untyped-call]
-        x, group, gather_without_gradient, _reduce_scatter
-    )
-    return gathered
+    return communicate(x, partial(_gather, group=group), partial(_reduce_scatter, group=group))
+
+
+def gather_routing(
+    x: Tensor, weights: Tensor, plan: DispatchPlan, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens (T, h), weights (T, k) and expert ids (T, k) of all ranks."""
+    expert_ids = _gather(plan.expert_ids.int(), group).long()
+    return gather_rows(x, group), gather_rows(weights, group), expert_ids
 
 
 def reduce_scatter_rows(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's rows (n, ...) of the sum over ranks; backward gathers their gradients."""
-    summed: Tensor = _CollectiveWithGradient.apply(  # type: ignore[no-untyped-call]
-        x, group, _reduce_scatter, gather_without_gradient
-    )
-    return summed
+    return communicate(x, partial(_reduce_scatter, group=group), partial(_gather, group=group))

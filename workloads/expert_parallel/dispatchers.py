@@ -1,9 +1,9 @@
 """The token dispatchers: how tokens reach the ranks of their experts and return. Pure.
 
-To add a dispatcher, add an object to ``_ALL_DISPATCHERS`` and its exchange to ``dispatch.py``.
+To add a dispatcher, add its calls to ``DISPATCHERS`` and its exchange to ``dispatch.py``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,24 +34,12 @@ class DispatchCall:
     """No saved tensor of the routed experts depends on its result."""
 
     def is_recomputed(self, has_shared_experts: bool) -> bool:
-        """Return whether full checkpointing repeats the call; it stops at the last saved tensor."""
+        """Return True if full checkpointing repeats the call; it stops at the last saved tensor."""
         return has_shared_experts or not self.ends_forward
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Dispatcher:
-    """A way to bring tokens to their experts, and what follows from it."""
-
-    name: str
-    label: str
-    source: str  # where the method was published
-    can_chunk: bool  # parts of a microbatch may be sent during the compute of others
-    list_calls: Callable[[str, str, int], tuple[DispatchCall, ...]]
-    """The calls for ``tokens`` of each of ``ranks``, both texts of equations, in chunks."""
-
-
-def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[DispatchCall, ...]:
-    """List a row for each pair of token and expert, and the number of rows of each expert."""
+def list_all_to_all_calls(tokens: str, ranks: str) -> tuple[DispatchCall, ...]:
+    """List uneven exchanges of a row for each pair of token and expert (arXiv 2006.16668)."""
     rows = f"{tokens} * top_k * hidden * bytes_per_element"
     return (
         DispatchCall(
@@ -59,7 +47,7 @@ def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Dis
             direction="to_experts",
             size=f"experts * {COUNT_BYTES}",
             purpose="rows of each expert",
-            forward=chunks,
+            forward=1,
             backward=0,
         ),
         DispatchCall(
@@ -83,8 +71,8 @@ def list_all_to_all_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Dis
     )
 
 
-def list_allgather_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[DispatchCall, ...]:
-    """List all tokens, weights and expert indices of all ranks, and the sums of their results."""
+def list_allgather_calls(tokens: str, ranks: str) -> tuple[DispatchCall, ...]:
+    """List the gather of all tokens and the sums of results, as Megatron Core's AllGather."""
     all_tokens = f"{ranks} * {tokens}"
     rows = f"{all_tokens} * hidden * bytes_per_element"
     weights = f"{all_tokens} * top_k * bytes_per_element"
@@ -133,19 +121,8 @@ def list_allgather_calls(tokens: str, ranks: str, chunks: int = 1) -> tuple[Disp
     )
 
 
-ALL_TO_ALL = Dispatcher(
-    name="all_to_all",
-    label="uneven all_to_all of the rows of each expert",
-    source="arXiv 2006.16668",
-    can_chunk=True,
-    list_calls=list_all_to_all_calls,
-)
-ALLGATHER = Dispatcher(
-    name="allgather",
-    label="all_gather of all tokens, reduce_scatter of results",
-    source="Megatron Core, MoEAllGatherTokenDispatcher",
-    can_chunk=False,
-    list_calls=list_allgather_calls,
-)
-_ALL_DISPATCHERS = (ALL_TO_ALL, ALLGATHER)
-DISPATCHERS = {dispatcher.name: dispatcher for dispatcher in _ALL_DISPATCHERS}
+DISPATCHERS: Mapping[str, Callable[[str, str], tuple[DispatchCall, ...]]] = {
+    "all_to_all": list_all_to_all_calls,
+    "allgather": list_allgather_calls,
+}
+"""The calls of each dispatcher for ``tokens`` of each of ``ranks``, both texts of equations."""

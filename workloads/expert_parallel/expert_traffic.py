@@ -1,12 +1,13 @@
 """The pairs of token and expert that ranks exchange in a step, their loads and their bytes."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import sent_bytes
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.step_spec import StepSpec
@@ -17,107 +18,111 @@ from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 
 
 class RoutingCounts(NamedTuple):
-    """Pairs of token and expert of one rank by layer, microbatch and expert, (L, M, E)."""
+    """Pairs of token and expert of one rank in a step by layer and expert, (L, E)."""
 
     layers: tuple[int, ...]  # the number of each layer
-    chosen: Tensor
-    kept: Tensor  # without dropped pairs
+    selected: Tensor
+    dispatched: Tensor  # without dropped pairs
 
 
 def count_routing(layers: Mapping[int, MoeLayer]) -> RoutingCounts:
     """Count the pairs of this rank's last microbatches, on the CPU."""
-    chosen = []
-    kept = []
+    selected = []
+    dispatched = []
     for layer in layers.values():
         for expert_ids in layer.expert_ids.values():
-            chosen.append(count_pairs(expert_ids, layer.moe.experts))
-            kept.append(layer.plan_dispatch(expert_ids).counts)
-    size = (len(layers), -1, chosen[0].numel())
+            selected.append(count_pairs(expert_ids, layer.moe.experts))
+            dispatched.append(layer.plan_dispatch(expert_ids).counts)
+    size = (len(layers), -1, len(selected[0]))
     return RoutingCounts(
         layers=tuple(layers),
-        chosen=torch.stack(chosen).view(size).cpu(),
-        kept=torch.stack(kept).view(size).cpu(),
+        selected=torch.stack(selected).view(size).sum(1).cpu(),
+        dispatched=torch.stack(dispatched).view(size).sum(1).cpu(),
     )
 
 
 class ExpertTraffic:
-    """The pairs that each rank sends and computes, by layer and microbatch, (L, M).
+    """The pairs that each rank sends and computes in a step, by layer, (L,).
 
     Ranks that split experts gather each other's tokens first, so that each dispatches all of them.
     """
 
-    def __init__(self, spec: StepSpec, tokens: int, counts: Sequence[RoutingCounts]) -> None:
-        """Count ``tokens`` of a rank's microbatch; ``counts`` are those of all ranks."""
+    def __init__(self, spec: StepSpec, counts: Sequence[RoutingCounts]) -> None:
+        """Count the traffic of a step; ``counts`` are those of all ranks."""
         assert spec.moe is not None
-        self.moe = spec.moe
-        self.tokens = tokens
         self.counts = counts
         self._spec = spec
-        self._etp_groups = spec.dims.expert_split_groups()
-        self._ep_group = {rank: group for group in spec.dims.expert_groups() for rank in group}
-        self._pairs: dict[int, Tensor] = {}  # (L, M, ep) by source
-        for group in self._etp_groups:
-            kept = torch.stack([counts[rank].kept for rank in group]).sum(0)
-            by_target = kept.view(*kept.shape[:2], self.moe.ep, -1).sum(-1)
-            self._pairs |= dict.fromkeys(group, by_target)
+        self._moe = spec.moe
+        self.sent = self._make_zeros()  # to the experts of other ranks
+        self.received = self._make_zeros()  # from other ranks
+        self.computed = self._make_zeros()
+        for group in spec.dims.expert_split_groups():
+            dispatched = torch.stack([counts[rank].dispatched for rank in group]).sum(0)
+            by_target = dispatched.view(len(dispatched), self._moe.ep, -1).sum(2)
+            for source in group:
+                self._add_pairs(source, by_target)
 
-    def count_sent(self, rank: int) -> Tensor:
-        """Return the pairs that leave a rank for the experts of others."""
-        return self._pairs[rank].sum(-1) - self._count_between(rank, rank)
+    def _make_zeros(self) -> dict[int, Tensor]:
+        return {
+            rank: torch.zeros(len(counts.layers), dtype=torch.int64)
+            for rank, counts in enumerate(self.counts)
+        }
 
-    def count_received(self, rank: int) -> Tensor:
-        return self.count_computed(rank) - self._count_between(rank, rank)
-
-    def count_computed(self, rank: int) -> Tensor:
-        """Return the pairs that a rank's experts compute."""
-        sources = self._ep_group[rank]
-        return torch.stack([self._count_between(source, rank) for source in sources]).sum(0)
-
-    def _count_between(self, source: int, target: int) -> Tensor:
-        place = list(self._ep_group[target]).index(target)
-        return self._pairs[source][..., place]
+    def _add_pairs(self, source: int, by_target: Tensor) -> None:
+        """Add a rank's pairs (L, ep) by layer and rank of the target."""
+        [ep_group] = [group for group in self._spec.dims.expert_groups() if source in group]
+        for target, pairs in zip(ep_group, by_target.unbind(1), strict=True):
+            self.computed[target] += pairs
+            if source != target:
+                self.sent[source] += pairs
+                self.received[target] += pairs
 
     def list_expert_loads(self) -> list[list[int]]:
         """List by layer how many tokens chose each expert, with dropped pairs."""
         loads: defaultdict[int, list[Tensor]] = defaultdict(list)
         for counts in self.counts:
-            for layer, chosen in zip(counts.layers, counts.chosen.sum(1), strict=True):
-                loads[layer].append(chosen)
+            for layer, selected in zip(counts.layers, counts.selected, strict=True):
+                loads[layer].append(selected)
         return [torch.stack(loads[layer]).sum(0).tolist() for layer in sorted(loads)]
 
     def list_rank_loads(self) -> list[list[int]]:
         """List by layer the pairs that ranks compute, for one of the ranks that split experts."""
         loads: defaultdict[int, list[int]] = defaultdict(list)
-        for rank in sorted(group[0] for group in self._etp_groups):
-            computed = self.count_computed(rank).sum(1).tolist()
+        for rank in sorted(group[0] for group in self._spec.dims.expert_split_groups()):
+            computed = self.computed[rank].tolist()
             for layer, pairs in zip(self.counts[rank].layers, computed, strict=True):
                 loads[layer].append(pairs)
         return [loads[layer] for layer in sorted(loads)]
 
-    def list_bytes(self, rank: int) -> Iterator[tuple[str, DispatchCall, Tensor]]:
-        """Yield axis, call and the bytes (L, M) that a rank sends in each call of dispatch."""
-        symbols = {**self._spec.rank_view(rank).symbols, "sharded_tokens": self.tokens}
-        row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
-        sent = self.count_sent(rank).double() * row_bytes
-        received = self.count_received(rank).double() * row_bytes
-        for axis, ranks, calls in list_exchanges(self.moe):
-            for call in calls:
-                num_bytes = sent if call.direction == "to_experts" else received
-                if not call.depends_on_routing:
-                    size = Equation(text=call.size, symbols=symbols).value
-                    num_bytes = torch.full_like(sent, sent_bytes(call.op, size, ranks))
-                yield axis, call, num_bytes
-
-    def expect_bytes(self, rank: int, *, has_backward: bool = True) -> dict[str, float]:
+    def compute_bytes(self, rank: int, *, has_backward: bool = True) -> dict[str, float]:
         """Return the bytes that a rank sends in a step by axis."""
-        expected: defaultdict[str, float] = defaultdict(float)
-        recomputed_layers = torch.zeros(len(self.counts[rank].layers), 1)
-        if self._spec.checkpointing == "full":
-            for index, layer in enumerate(self.counts[rank].layers):
-                recomputed_layers[index] = layer % self._spec.checkpoint_every == 0
-        for axis, call, num_bytes in self.list_bytes(rank):
-            passes = call.forward + (call.backward if has_backward else 0)
-            expected[axis] += passes * float(num_bytes.sum())
-            if call.is_recomputed(self.moe.shared > 0):
-                expected[axis] += call.forward * float((recomputed_layers * num_bytes).sum())
-        return dict(expected)
+        has_recomputation = self._spec.checkpointing == "full"
+        layers = torch.tensor(self.counts[rank].layers)
+        is_recomputed = layers % self._spec.checkpoint_every == 0
+        sent: defaultdict[str, float] = defaultdict(float)
+        for axis, ranks, calls in list_exchanges(self._moe):
+            for call in calls:
+                passes = call.forward + (call.backward if has_backward else 0)
+                num_bytes = self._list_call_bytes(rank, call, ranks)
+                sent[axis] += passes * float(num_bytes.sum())
+                if has_recomputation and call.is_recomputed(self._moe.shared > 0):
+                    sent[axis] += call.forward * float(num_bytes[is_recomputed].sum())
+        return dict(sent)
+
+    def _list_call_bytes(self, rank: int, call: DispatchCall, ranks: int) -> Tensor:
+        """Return the bytes that a rank sends in a call, over all microbatches, by layer."""
+        if call.depends_on_routing:
+            pairs = self.sent if call.direction == "to_experts" else self.received
+            row_bytes = self._spec.shape.hidden * self._spec.bytes_per_element
+            return pairs[rank].double() * row_bytes
+        size = Equation(text=call.size, symbols=self._spec.rank_view(rank).symbols).value
+        num_bytes = self._spec.microbatches * sent_bytes(call.op, size, ranks)
+        return torch.full((len(self.counts[rank].layers),), num_bytes, dtype=torch.double)
+
+
+def compute_expert_bytes(
+    world: World, spec: StepSpec, layers: Mapping[int, MoeLayer], *, has_backward: bool = True
+) -> dict[str, float]:
+    """Return the bytes of this rank's last step on ``ep`` and ``etp``; all ranks take part."""
+    traffic = ExpertTraffic(spec, world.gather(count_routing(layers)))
+    return traffic.compute_bytes(world.rank, has_backward=has_backward)

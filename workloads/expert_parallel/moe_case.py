@@ -1,16 +1,15 @@
 """The parameters of a mixture of experts (MoE), and what follows from them. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from parbench.bench.plan.params import Param, Value, choice
 from parbench.bench.text import UserError
-from parbench.workloads.expert_parallel import routing as routings
-from parbench.workloads.expert_parallel.dispatchers import ALLGATHER, DISPATCHERS, DispatchCall
-from parbench.workloads.expert_parallel.routing import Generator
+from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS, DispatchCall
+from parbench.workloads.expert_parallel.routing import BALANCED, ROUTINGS
 from parbench.workloads.model.shapes import Shape, num_ffn_matrices
 
 _ROW_ELEMENTS = 8
@@ -18,10 +17,6 @@ _ROW_ELEMENTS = 8
 
 _EXPERT_FFN = "hidden size of an expert; 0 = ffn / top_k, rounded down to a multiple of 8 * etp"
 _RENORMALIZE = "softmax over the scores of the chosen experts only; no effect with top_k=1"
-_ROUTING = (
-    f"selection of experts: the trained router, or {', '.join(routings.GENERATORS)}; "
-    ":NUMBER sets its strength"
-)
 _int = partial(Param, kind="int", minimum=1)
 _optional_int = partial(Param, kind="int", minimum=0, optional=True)
 _factor = partial(Param, kind="float", default=0.0, minimum=0.0)
@@ -31,17 +26,15 @@ MOE_PARAMS = (
     _int(name="top_k", default=2, help="experts per token"),
     _factor(name="capacity", help="capacity factor; tokens above it are dropped; 0 = dropless"),
     choice("variant", "token dispatcher", *DISPATCHERS, optional=False),
-    Param(name="routing", kind="str", default=routings.ROUTER, help=_ROUTING),
+    choice("routing", "selection of experts", *ROUTINGS, optional=False),
     _optional_int(name="expert_ffn", default=0, help=_EXPERT_FFN),
     _optional_int(name="shared", default=1, help="shared experts, which every token takes"),
-    choice("scores", "the router's scores", "softmax", "sigmoid"),
     Param(name="renormalize", kind="bool", default=True, optional=True, help=_RENORMALIZE),
     _optional_int(name="etp", default=0, help="ranks that split each expert; 0 = tp if it divides"),
-    _int(name="chunks", default=1, optional=True, help="parts, to overlap dispatch and compute"),
     _factor(name="aux", optional=True, help="weight of the load-balancing loss"),
 )
 LAYER_PARAMS = tuple(
-    replace(param, default=routings.BALANCED) if param.name == "routing" else param
+    replace(param, default=BALANCED) if param.name == "routing" else param
     for param in MOE_PARAMS
     if param.name != "aux"
 )
@@ -58,13 +51,10 @@ class Moe:
     expert_ffn: int  # hidden size of one expert, before it is split
     shared: int
     capacity: float  # 0 drops nothing
-    scores: str
     renormalize: bool  # the weights of a token's experts sum to 1
     aux: float
     variant: str  # name of the dispatcher
-    chunks: int
     routing: str
-    strength: float
     dense_layers: int = 0  # first layers without experts, only in the planner
     shared_gate: bool = False  # a gate of the shared experts, only in the planner
 
@@ -82,19 +72,6 @@ class Moe:
         pairs = self.capacity * self.top_k * tokens
         return math.ceil(pairs / self.experts - 1e-9)
 
-    def generator(self, seed: int, parts: int) -> Generator | None:
-        """Return the generator of its routing, None if the router selects experts."""
-        if self.routing == routings.ROUTER:
-            return None
-        return Generator(
-            name=self.routing,
-            strength=self.strength,
-            seed=seed,
-            experts=self.experts,
-            top_k=self.top_k,
-            parts=parts,
-        )
-
 
 def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1) -> Moe:
     """Return the mixture of a case on the ranks of one pipeline stage.
@@ -104,25 +81,22 @@ def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1)
     """
     values: dict[str, Any] = {param.name: param.default for param in MOE_PARAMS}
     values |= params
-    top_k = values["top_k"]
     etp = values["etp"] or _default_etp(values, ranks, tp)
-    routing, strength = routings.parse_routing(values["routing"])
     unit = _ROW_ELEMENTS * etp
-    fields = (
-        *("experts", "top_k", "shared", "capacity", "scores", "renormalize"),
-        *("aux", "variant", "chunks"),
-    )
+    fields = ("experts", "top_k", "shared", "capacity", "renormalize", "aux", "variant", "routing")
     moe = Moe(
         ep=values["ep"] or max(1, ranks // etp),
         etp=etp,
-        expert_ffn=values["expert_ffn"] or max(1, shape.ffn // top_k // unit) * unit,
-        routing=routing,
-        strength=strength,
+        expert_ffn=values["expert_ffn"] or max(1, shape.ffn // values["top_k"] // unit) * unit,
         **{name: values[name] for name in fields},
     )
-    tokens = int(values.get("microbatch", 1)) * shape.sequence // tp
-    for error in _find_errors(moe, shape, ranks, tokens):
-        raise UserError(error)
+    if moe.top_k > moe.experts:
+        raise UserError(f"top_k({moe.top_k}) > experts({moe.experts})")
+    rows = f"% {_ROW_ELEMENTS} != 0: grouped_mm requires rows of whole 16 bytes"
+    if shape.hidden % _ROW_ELEMENTS:
+        raise UserError(f"hidden({shape.hidden}) {rows}")
+    if moe.expert_ffn % unit:
+        raise UserError(f"expert_ffn({moe.expert_ffn}) / etp({etp}) {rows}")
     if values.get("checkpointing") == "selective":
         raise UserError("checkpointing(selective) does not support experts: it saves no grouped_mm")
     return moe
@@ -134,31 +108,6 @@ def _default_etp(values: Mapping[str, Any], ranks: int, tp: int) -> int:
     return tp if divides_ranks and divides_experts else 1
 
 
-def _find_errors(moe: Moe, shape: Shape, ranks: int, tokens: int) -> Iterator[str]:
-    """Yield the equations that do not hold."""
-    expert_ranks = f"ep({moe.ep})" if moe.etp == 1 else f"(ep({moe.ep}) * etp({moe.etp}))"
-    expert_ffn = f"expert_ffn({moe.expert_ffn})"
-    rows = f"% {_ROW_ELEMENTS} != 0: grouped_mm requires rows of whole 16 bytes"
-    if ranks % (moe.ep * moe.etp):
-        yield f"world size({ranks}) % {expert_ranks} != 0"
-    if moe.experts % moe.ep:
-        yield f"experts({moe.experts}) % ep({moe.ep}) != 0"
-    if moe.top_k > moe.experts:
-        yield f"top_k({moe.top_k}) > experts({moe.experts})"
-    if moe.capacity < 0:
-        yield f"capacity({moe.capacity:g}) < 0: capacity is a positive factor, or 0 for dropless"
-    if moe.expert_ffn % moe.etp:
-        yield f"{expert_ffn} % etp({moe.etp}) != 0"
-    if shape.hidden % _ROW_ELEMENTS:
-        yield f"hidden({shape.hidden}) {rows}"
-    if moe.expert_ffn // moe.etp % _ROW_ELEMENTS:
-        yield f"{expert_ffn} / etp({moe.etp}) {rows}"
-    if moe.chunks > tokens:
-        yield f"chunks({moe.chunks}) > tokens of a microbatch({tokens})"
-    if moe.chunks > 1 and not DISPATCHERS[moe.variant].can_chunk:
-        yield f"chunks({moe.chunks}) > 1 with variant({moe.variant}), which sends no chunks"
-
-
 def list_exchanges(moe: Moe) -> list[tuple[str, int, tuple[DispatchCall, ...]]]:
     """List axis, ranks and calls of the exchanges of tokens in a layer.
 
@@ -166,10 +115,10 @@ def list_exchanges(moe: Moe) -> list[tuple[str, int, tuple[DispatchCall, ...]]]:
     """
     exchanges = []
     if moe.etp > 1:
-        exchanges.append(("etp", moe.etp, ALLGATHER.list_calls("sharded_tokens", "etp", 1)))
+        exchanges.append(("etp", moe.etp, DISPATCHERS["allgather"]("sharded_tokens", "etp")))
     if moe.ep > 1:
-        list_calls = DISPATCHERS[moe.variant].list_calls
-        exchanges.append(("ep", moe.ep, list_calls("etp * sharded_tokens", "ep", moe.chunks)))
+        calls = DISPATCHERS[moe.variant]("etp * sharded_tokens", "ep")
+        exchanges.append(("ep", moe.ep, calls))
     return exchanges
 
 

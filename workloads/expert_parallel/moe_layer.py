@@ -4,12 +4,11 @@ A token's output is the sum of its k experts' results, times their weights, and 
 shared experts. A token whose experts are all full keeps the residual and the shared experts.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,36 +20,25 @@ from parbench.workloads.expert_parallel.moe_case import Moe
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.simulated_compute import SimulatedCompute, simulate_linears
 from parbench.workloads.model.transformer import Ffn, Transformer
-from parbench.workloads.parallel.mesh import get_local_tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertPlacement:
-    """The ranks that share one replica of the experts; None for an axis of one rank."""
-
-    ep_group: dist.ProcessGroup | None = None  # ranks that hold different experts
-    etp_group: dist.ProcessGroup | None = None  # ranks that hold parts of the same experts
-    mesh: DeviceMesh | None = None  # of both axes, to make the experts' weights DTensors
+from parbench.workloads.parallel.mesh import Mesh, get_local_tensor
 
 
 class Router(nn.Module):
-    """Scores (T, E) of tokens (T, h) in float32: the softmax over experts, or sigmoids."""
+    """Scores (T, E) of tokens (T, h) in float32: the softmax over experts."""
 
     def __init__(self, shape: Shape, moe: Moe) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(moe.experts, shape.hidden))
-        self._has_sigmoid = moe.scores == "sigmoid"
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = F.linear(x.float(), self.weight.float())
-        return logits.sigmoid() if self._has_sigmoid else logits.softmax(-1)
+        return F.linear(x.float(), self.weight.float()).softmax(-1)
 
 
 def weigh_experts(moe: Moe, scores: Tensor, expert_ids: Tensor) -> Tensor:
     """Return the weights (T, k) of each token's experts from its scores (T, E).
 
-    Renormalized softmax scores are the softmax over the logits of the chosen experts, as in
-    Mixtral, arXiv 2401.04088, section 2.1. With one expert its weight would be constant.
+    Renormalized scores are the softmax over the logits of the chosen experts, as in Mixtral,
+    arXiv 2401.04088, section 2.1. With one expert its weight would be constant.
     """
     weights = scores.gather(1, expert_ids)
     if moe.renormalize and moe.top_k > 1:
@@ -108,33 +96,36 @@ def _activate(hidden: Tensor, gate: Tensor | None) -> Tensor:
 
 
 def list_kernel_notes(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-    """List a note about the experts' kernel on a GPU; a CPU has only one."""
+    """Return a note if torch does not group the experts' GEMMs on a GPU.
+
+    Source: torch 2.11 and 2.13, aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda.
+    """
     if device.type != "cuda":
         return ()
-    return (format_kernel_note(dtype, torch.cuda.get_device_capability(device)),)
-
-
-def format_kernel_note(dtype: torch.dtype, capability: tuple[int, int]) -> str:
-    # torch 2.11 and 2.13, aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_cuda
-    if dtype == torch.bfloat16 and capability[0] in (9, 10):
-        return "experts: one grouped GEMM for all experts"
-    major, minor = capability
+    major, minor = torch.cuda.get_device_capability(device)
+    if dtype == torch.bfloat16 and major in (9, 10):
+        return ()
     name = str(dtype).removeprefix("torch.")
     return (
         "experts: one GEMM per expert after the host has read the counts, because torch groups "
-        f"only bfloat16 on compute capability 9.x and 10.x. This is {name} on {major}.{minor}"
+        f"only bfloat16 on compute capability 9.x and 10.x. This is {name} on {major}.{minor}",
     )
 
 
 class MoeLayer(nn.Module):
-    """Router, experts and shared experts for one source's microbatch, (b, s, h) -> (b, s, h)."""
+    """Router, experts and shared experts for one source's microbatch, (b, s, h) -> (b, s, h).
 
-    def __init__(self, shape: Shape, moe: Moe, placement: ExpertPlacement | None = None) -> None:
+    The ranks of the mesh's ``ep`` group hold different experts, those of ``etp`` parts of each.
+    Without a mesh, this rank holds all.
+    """
+
+    def __init__(self, shape: Shape, moe: Moe, mesh: Mesh | None = None) -> None:
         super().__init__()
         self.moe = moe
-        self._placement = placement or ExpertPlacement()
+        self._ep_group = mesh.groups.get("ep") if mesh else None
+        self._etp_group = mesh.groups.get("etp") if mesh else None
         self.router = Router(shape, moe)
-        self.experts = Experts(shape, moe, self._placement.mesh)
+        self.experts = Experts(shape, moe, mesh.experts if mesh else None)
         shared_shape = replace(shape, ffn=moe.shared * moe.expert_ffn)
         self.shared = Ffn(shared_shape) if moe.shared else None
         self.assigned_ids: Tensor | None = None
@@ -149,17 +140,21 @@ class MoeLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
-        expert_ids = self.assigned_ids
-        if expert_ids is None:
-            expert_ids = scores.detach().topk(self.moe.top_k).indices
+        expert_ids = self.select_experts(scores.detach())
         self.expert_ids[self.microbatch] = expert_ids
         if self.moe.aux:
             self.aux_loss = self.compute_balance_loss(scores, expert_ids)
         weights = weigh_experts(self.moe, scores, expert_ids).to(x.dtype)
-        out = self.run_experts(tokens, weights, expert_ids).view_as(x)
+        output = self.run_experts(tokens, weights, expert_ids).view_as(x)
         if self.shared is not None:
-            out = out + self.shared(x)
-        return out
+            output = output + self.shared(x)
+        return output
+
+    def select_experts(self, scores: Tensor) -> Tensor:
+        """Return the assigned experts (T, k), or those with the best scores (T, E)."""
+        if self.assigned_ids is not None:
+            return self.assigned_ids
+        return scores.topk(self.moe.top_k).indices
 
     def compute_balance_loss(self, scores: Tensor, expert_ids: Tensor) -> Tensor:
         return compute_balance_loss(scores, expert_ids)
@@ -176,36 +171,22 @@ class MoeLayer(nn.Module):
         Ranks that split experts gather each other's tokens and sum their parts of the results.
         """
         plan = self.plan_dispatch(expert_ids)
-        group = self._placement.etp_group
+        group = self._etp_group
         if group is None:
             return self._exchange(tokens, weights, plan)
-        all_ids = dispatch.gather_without_gradient(plan.expert_ids.int(), group).long()
-        num_pairs = None if plan.num_pairs is None else all_ids.numel()
-        all_tokens = dispatch.gather_rows(tokens, group)
-        all_weights = dispatch.gather_rows(weights, group)
-        plan = dispatch.plan_dispatch(all_ids, self.moe.experts, num_pairs=num_pairs)
-        partial_sums = self._exchange(all_tokens, all_weights, plan)
-        return dispatch.reduce_scatter_rows(partial_sums, group)
+        tokens, weights, expert_ids = dispatch.gather_routing(tokens, weights, plan, group)
+        num_pairs = None if plan.num_pairs is None else expert_ids.numel()
+        plan = dispatch.plan_dispatch(expert_ids, self.moe.experts, num_pairs=num_pairs)
+        return dispatch.reduce_scatter_rows(self._exchange(tokens, weights, plan), group)
 
     def _exchange(self, tokens: Tensor, weights: Tensor, plan: DispatchPlan) -> Tensor:
-        """Dispatch, compute and combine; a chunk is in flight while the one before is computed."""
-        exchanges: list[dispatch.TokenExchange] = []
-        for chunk in dispatch.split_plan(plan, self.moe.chunks):
-            exchange = dispatch.make_exchange(
-                self.moe.variant, tokens, weights, chunk, self._placement.ep_group
-            )
-            exchange.start_dispatch()
-            if exchanges:
-                self._compute(exchanges[-1])
-            exchanges.append(exchange)
-        self._compute(exchanges[-1])
-        out = exchanges[0].finish_combine()
-        for exchange in exchanges[1:]:
-            out = out + exchange.finish_combine()
-        return out
+        """Dispatch tokens to their experts, compute, and combine the results."""
+        exchange = dispatch.make_exchange(self.moe.variant, tokens, weights, plan, self._ep_group)
+        return exchange.combine(self.experts(exchange.dispatch()))
 
-    def _compute(self, exchange: dispatch.TokenExchange) -> None:
-        exchange.start_combine(self.experts(exchange.finish_dispatch()))
+
+NEAR_SCORES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+"""Scores that differ by less may change their order with the order of a sum."""
 
 
 class ReferenceMoeLayer(MoeLayer):
@@ -216,17 +197,21 @@ class ReferenceMoeLayer(MoeLayer):
     """
 
     positions_by_source: Sequence[Sequence[int]] | None = None
+    num_misrouted = 0
+    """Tokens whose assigned experts are not those that the router would select."""
 
     def forward(self, x: Tensor) -> Tensor:
         batch, sequence, _ = x.shape
         token_numbers = torch.arange(batch * sequence, device=x.device).view(batch, sequence)
-        self._tokens_by_source = [token_numbers.flatten()]
-        if self.positions_by_source is not None:
-            self._tokens_by_source = [
-                token_numbers[:, list(positions)].flatten()
-                for positions in self.positions_by_source
-            ]
+        sources = self.positions_by_source or [range(sequence)]
+        self._tokens_by_source = [token_numbers[:, list(source)].flatten() for source in sources]
         return super().forward(x)
+
+    def select_experts(self, scores: Tensor) -> Tensor:
+        expert_ids = super().select_experts(scores)
+        tolerance = NEAR_SCORES[self.router.weight.dtype]
+        self.num_misrouted = count_misrouted(scores, expert_ids, tolerance)
+        return expert_ids
 
     def compute_balance_loss(self, scores: Tensor, expert_ids: Tensor) -> Tensor:
         losses = [
@@ -236,22 +221,51 @@ class ReferenceMoeLayer(MoeLayer):
         return torch.stack(losses).mean()
 
     def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
-        out = torch.zeros_like(tokens)
+        output = torch.zeros_like(tokens)
         for source in self._tokens_by_source:
             slots = self.moe.slots(len(source))
-            for expert in range(self.moe.experts):
-                takes_expert = expert_ids[source] == expert
-                taken = source[takes_expert.any(1)][:slots]
-                is_expert = expert_ids[taken] == expert
-                weight = weights[taken].where(is_expert, 0).sum(1, keepdim=True)
-                result = weight * self._run_expert(tokens[taken], expert)
-                out = out.index_put((taken,), result, accumulate=True)
-        return out
+            result = combine_by_expert(
+                tokens[source], weights[source], expert_ids[source], slots, self._run_expert
+            )
+            output = output.index_put((source,), result)
+        return output
 
     def _run_expert(self, x: Tensor, expert: int) -> Tensor:
         gates = self.experts.gate
         gate = None if gates is None else x @ gates[expert]
         return _activate(x @ self.experts.up[expert], gate) @ self.experts.down[expert]
+
+
+def combine_by_expert(
+    tokens: Tensor,
+    weights: Tensor,
+    expert_ids: Tensor,
+    slots: int | None,
+    run_expert: Callable[[Tensor, int], Tensor],
+) -> Tensor:
+    """Return the weighted sum of each token's experts, (T, h), computed expert by expert.
+
+    An expert takes its first ``slots`` tokens, None for all.
+    """
+    output = torch.zeros_like(tokens)
+    for expert in sorted(set(expert_ids.flatten().tolist())):
+        is_expert = expert_ids == expert
+        chosen = is_expert.any(1).nonzero()[:slots, 0]
+        weight = weights[chosen].where(is_expert[chosen], 0).sum(1, keepdim=True)
+        result = weight * run_expert(tokens[chosen], expert)
+        output = output.index_put((chosen,), result, accumulate=True)
+    return output
+
+
+def count_misrouted(scores: Tensor, expert_ids: Tensor, tolerance: float) -> int:
+    """Return the tokens whose experts (T, k) do not have the best of their scores (T, E).
+
+    A score may be worse by ``tolerance``. A token that takes an expert twice counts too.
+    """
+    worst_taken = scores.gather(1, expert_ids).amin(1)
+    best_other = scores.scatter(1, expert_ids, -1.0).amax(1)
+    has_duplicate = (expert_ids.sort(1).values.diff(dim=1) == 0).any(1)
+    return int(((best_other - worst_taken > tolerance) | has_duplicate).sum())
 
 
 def compute_balance_loss(scores: Tensor, expert_ids: Tensor) -> Tensor:
@@ -261,10 +275,8 @@ def compute_balance_loss(scores: Tensor, expert_ids: Tensor) -> Tensor:
     The loss is 1 if both are balanced.
     """
     experts = scores.shape[1]
-    counts = dispatch.count_pairs(expert_ids, experts)
-    pair_shares = counts / expert_ids.numel()
-    score_shares = (scores / scores.sum(1, keepdim=True)).mean(0)
-    return experts * (pair_shares * score_shares).sum()
+    pair_shares = dispatch.count_pairs(expert_ids, experts) / expert_ids.numel()
+    return experts * (pair_shares * scores.mean(0)).sum()
 
 
 def pop_aux_loss(model: nn.Module) -> Tensor:
@@ -282,14 +294,14 @@ def replace_ffns_with_moe(
     shape: Shape,
     moe: Moe,
     *,
-    placement: ExpertPlacement | None = None,
+    mesh: Mesh | None = None,
     kind: type[MoeLayer] = MoeLayer,
 ) -> None:
     """Replace each layer's FFN by a mixture of experts on the meta device."""
     dtype = next(model.parameters()).dtype
     for layer in model.layers.values():
         with torch.device("meta"):
-            layer.ffn = kind(shape, moe, placement).to(dtype)
+            layer.ffn = kind(shape, moe, mesh).to(dtype)
 
 
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:

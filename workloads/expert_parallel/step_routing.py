@@ -1,15 +1,14 @@
 """The experts that the tokens of a step's microbatches take, and their verification.
 
-The experts of a token depend on its number in the global batch, whichever rank has the token. They
-come from a generator, before the step is timed, or from the router. Rounding may change a router's
-selection between near scores, so that the reference takes the experts that the ranks took, and its
-own router is compared with them.
+Experts come from a generator, before the step is timed, or from the router. A generator draws them
+for a microbatch of the global batch, whichever ranks have its tokens. Rounding may change a
+router's selection between near scores, so that the reference takes the experts that the ranks took,
+and its own router is compared with them.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +23,38 @@ from parbench.workloads.expert_parallel.moe_layer import (
     pop_aux_loss,
     replace_ffns_with_moe,
 )
-from parbench.workloads.expert_parallel.routing import BALANCED, NO_EXPERT, draw_experts
+from parbench.workloads.expert_parallel.routing import (
+    BALANCED,
+    NO_EXPERT,
+    ROUTER,
+    compute_popularity,
+)
 from parbench.workloads.model.transformer import (
     compute_loss,
     get_dtype,
     initialize,
+    make_generator,
     make_meta_model,
 )
 
-NEAR_SCORES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Scores that differ by less may change their order with the order of a sum."""
 RecordedIds = Mapping[int, Mapping[int, Tensor]]
 """Expert ids (b, s, k) by microbatch and layer."""
+
+
+def draw_experts(moe: Moe, tokens: int, *, seed: int, ranks: int, purpose: object) -> Tensor:
+    """Return k different experts (T, k), as functions of the seed and the purpose.
+
+    Balanced experts take turns in a random order. Others are drawn by their popularity, one after
+    the other without replacement.
+    """
+    generator = make_generator(seed, purpose)
+    if moe.routing == BALANCED:
+        order = torch.randperm(moe.experts, generator=generator)
+        turns = torch.arange(tokens * moe.top_k) % moe.experts
+        return order[turns].view(tokens, moe.top_k)
+    popularity = compute_popularity(moe.routing, moe.experts, ranks=ranks, seed=seed)
+    weights = torch.tensor(popularity).expand(tokens, -1)
+    return torch.multinomial(weights, moe.top_k, generator=generator)
 
 
 class StepRouting:
@@ -49,45 +68,54 @@ class StepRouting:
         self,
         world: World,
         spec: StepSpec,
-        moe: Moe,
         positions: Sequence[int],
         positions_by_source: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        assert spec.moe is not None
         self._world = world
         self._spec = spec
-        self._moe = moe
+        self._moe = spec.moe
         self._positions = list(positions)
         self._positions_by_source = positions_by_source
         self._recorded: RecordedIds | None = None  # taken instead of all others, if present
         self._has_checked_router = False
         self._step = 0
         self._drawn: dict[int, Tensor] = {}
-        self.use_balanced(False)
+
+    @property
+    def is_balanced(self) -> bool:
+        return self._moe.routing == BALANCED
+
+    @property
+    def _uses_router(self) -> bool:
+        return self._moe.routing == ROUTER
 
     def use_balanced(self, is_balanced: bool) -> None:
         """Take balanced routing from the next step on, or the routing of the case again."""
-        moe = self._moe
-        if is_balanced:
-            moe = replace(moe, routing=BALANCED, strength=0.0)
-        self.generator = moe.generator(self._world.seed, self._world.size)
+        assert self._spec.moe is not None
+        self._moe = replace(self._spec.moe, routing=BALANCED) if is_balanced else self._spec.moe
 
     def draw(self, step: int, microbatches: Iterable[int]) -> None:
         """Draw the expert ids of this rank's microbatches, outside the timed step."""
         self._step = step
         self._drawn = {}
-        if self.generator is not None:
+        if not self._uses_router:
             for microbatch in microbatches:
                 ids = self._draw_microbatch(microbatch)[:, self._positions]
                 self._drawn[microbatch] = ids.flatten(0, 1)
 
     def _draw_microbatch(self, microbatch: int) -> Tensor:
         """Return the generator's expert ids (b, s, k) for all positions."""
-        assert self.generator is not None
         batch = self._spec.microbatch
         sequence = self._spec.shape.sequence
-        tokens = batch * sequence
-        ids = draw_experts(self.generator, self._step, microbatch * tokens, tokens)
-        return torch.tensor(ids, device=self._world.device).view(batch, sequence, -1)
+        ids = draw_experts(
+            self._moe,
+            batch * sequence,
+            seed=self._world.seed,
+            ranks=self._world.size,
+            purpose=f"experts {self._step} {microbatch}",
+        )
+        return ids.view(batch, sequence, -1).to(self._world.device)
 
     def assign(
         self, layers: Mapping[int, MoeLayer], microbatch: int, *, is_reference: bool = False
@@ -103,9 +131,9 @@ class StepRouting:
                 ids = self._recorded[microbatch][number]
                 local_ids = ids if is_reference else ids[:, self._positions]
                 layer.assigned_ids = local_ids.flatten(0, 1)
-            elif self.generator is not None and not is_reference:
+            elif not self._uses_router and not is_reference:
                 layer.assigned_ids = self._drawn[microbatch]
-            elif self.generator is not None:
+            elif not self._uses_router:
                 layer.assigned_ids = self._draw_microbatch(microbatch).flatten(0, 1)
 
     def make_reference_model(self, dtype: torch.dtype) -> nn.Module:
@@ -113,8 +141,7 @@ class StepRouting:
         model = make_meta_model(self._spec.shape, dtype)
         moe = replace(self._moe, ep=1, etp=1)
         replace_ffns_with_moe(model, self._spec.shape, moe, kind=ReferenceMoeLayer)
-        for layer in find_moe_layers(model):
-            assert isinstance(layer, ReferenceMoeLayer)
+        for layer in _find_reference_layers(model):
             layer.positions_by_source = self._positions_by_source
         return model
 
@@ -132,7 +159,7 @@ class StepRouting:
         ``layers`` are this rank's, by layer number. ``check`` runs with the expert ids that the
         ranks took. The router is compared once, because the reference has the seed's weights.
         """
-        if self.generator is not None or self._spec.is_simulated:
+        if not self._uses_router:
             return check()
         self._recorded = self._gather_expert_ids(layers)
         try:
@@ -160,29 +187,15 @@ class StepRouting:
         if self._has_checked_router or not self._spec.reference_fits:
             return 0
         self._has_checked_router = True
-        dtype = get_dtype(self._spec)
-        model = self.make_reference_model(dtype)
+        model = self.make_reference_model(get_dtype(self._spec))
         initialize(model, self._world.seed, self._world.device)
-        counts: list[int] = []
-
-        def audit(layer: MoeLayer, router: nn.Module, args: object, scores: Tensor) -> None:
-            assert layer.assigned_ids is not None
-            counts.append(count_misrouted(scores, layer.assigned_ids, NEAR_SCORES[dtype]))
-
-        for layer in find_moe_layers(model):
-            layer.router.register_forward_hook(partial(audit, layer))
+        wrong = 0
         with torch.no_grad():
             for microbatch, tokens in enumerate(torch.split(batch, self._spec.microbatch)):
                 self.compute_reference_loss(model, tokens, microbatch)
-        return sum(counts)
+                wrong += sum(layer.num_misrouted for layer in _find_reference_layers(model))
+        return wrong
 
 
-def count_misrouted(scores: Tensor, expert_ids: Tensor, tolerance: float) -> int:
-    """Return the tokens whose experts (T, k) do not have the best of their scores (T, E).
-
-    A score may be worse by ``tolerance``. A token that takes an expert twice counts too.
-    """
-    worst_taken = scores.gather(1, expert_ids).amin(1)
-    best_other = scores.scatter(1, expert_ids, -1.0).amax(1)
-    has_duplicate = (expert_ids.sort(1).values.diff(dim=1) == 0).any(1)
-    return int(((best_other - worst_taken > tolerance) | has_duplicate).sum())
+def _find_reference_layers(model: nn.Module) -> list[ReferenceMoeLayer]:
+    return [module for module in model.modules() if isinstance(module, ReferenceMoeLayer)]

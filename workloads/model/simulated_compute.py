@@ -8,14 +8,12 @@ one rank's forward pass of one microbatch. Input gradients and weight gradients 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from torch.profiler import record_function
 
 from parbench.bench.results.stats import median
@@ -25,9 +23,7 @@ from parbench.workloads.model.transformer import Attention
 COMPUTE_RANGE = "parbench:compute"
 _CALIBRATION_CYCLES = 20_000_000
 _CALIBRATION_ROUNDS = 3
-_MAX_CLOCK_CHANGE = 0.01
 _MIN_SPIN_SECONDS = 0.25  # The clocks of an idle GPU rise within part of a second.
-_MAX_SPINS = 60
 
 
 class SimulatedCompute:
@@ -50,19 +46,6 @@ class SimulatedCompute:
         self.forward_scale = 1.0
         self.backward_scale = 1.0
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """A note if the clock of the GPU did not settle in the calibration."""
-        if self._device.type != "cuda":
-            return ()
-        change = _calibrate_spin(self._device).change
-        if change <= _MAX_CLOCK_CHANGE:
-            return ()
-        return (
-            f"simulated compute: times may be wrong by {change:.0%}, "
-            "because the GPU's clock did not settle",
-        )
-
     @contextmanager
     def taking(self, seconds: float) -> Iterator[None]:
         """Let the body and the simulated compute after it take ``seconds``. 0 only runs the body."""
@@ -73,7 +56,7 @@ class SimulatedCompute:
         with record_function(COMPUTE_RANGE):
             yield
             if self._device.type == "cuda":
-                spin(int(seconds * _calibrate_spin(self._device).cycles_per_second))
+                spin(int(seconds * _calibrate_spin(self._device)))
             else:
                 remaining_seconds = end - self._clock()
                 if remaining_seconds > 0:
@@ -91,33 +74,13 @@ class SimulatedCompute:
         self._debt_seconds = 0.0
 
 
-@dataclass(frozen=True)
-class SpinRate:
-    """The speed of a device's spinning kernel, and its relative change between two runs."""
-
-    cycles_per_second: float
-    change: float
-
-
 @cache
-def _calibrate_spin(device: torch.device) -> SpinRate:
-    seconds, change = repeat_until_settled(lambda: _measure_spin(device))
-    return SpinRate(_CALIBRATION_CYCLES / seconds, change)
-
-
-def repeat_until_settled(measure: Callable[[], float]) -> tuple[float, float]:
-    """Return the last of repeated measurements in seconds, and its relative change.
-
-    It ends when two measurements agree within 1 % after some time, or after 60 of them.
-    """
-    seconds = [measure()]
-    change = inf
-    while len(seconds) < _MAX_SPINS and (
-        change > _MAX_CLOCK_CHANGE or sum(seconds) < _MIN_SPIN_SECONDS
-    ):
-        seconds.append(measure())
-        change = abs(seconds[-1] / seconds[-2] - 1)
-    return seconds[-1], change
+def _calibrate_spin(device: torch.device) -> float:
+    """Return the cycles per second of a device's spinning kernel, after its clock has settled."""
+    seconds = [_measure_spin(device)]
+    while sum(seconds) < _MIN_SPIN_SECONDS:
+        seconds.append(_measure_spin(device))
+    return _CALIBRATION_CYCLES / median(seconds[-_CALIBRATION_ROUNDS:])
 
 
 def _measure_spin(device: torch.device) -> float:
@@ -173,14 +136,9 @@ def _find_placements(
 ) -> tuple[Placement, Placement]:
     """Return the placements of the input's gradient and of the output."""
     if weight == Shard(0):
-        assert input_placement == Replicate(), f"a column-parallel input is {input_placement}"
         return Partial(), Shard(feature_dim)
     if weight == Shard(1):
-        assert input_placement in (Shard(feature_dim), Shard(-1)), (
-            f"a row-parallel input is {input_placement}"
-        )
         return Shard(feature_dim), Partial()
-    assert weight == Replicate(), f"weights are {weight}"
     return input_placement, input_placement
 
 

@@ -21,7 +21,6 @@ from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention import install_attention
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.expert_parallel.moe_layer import (
-    ExpertPlacement,
     MoeLayer,
     find_moe_layers,
     replace_ffns_with_moe,
@@ -130,17 +129,9 @@ def build_parts(view: RankView, seed: int, mesh: Mesh) -> dict[int, Transformer]
             has_head=stage == len(view.layers_by_stage) - 1,
         )
         if spec.moe is not None:
-            placement = make_placement(mesh)
-            replace_ffns_with_moe(part, spec.shape, spec.moe, placement=placement)
+            replace_ffns_with_moe(part, spec.shape, spec.moe, mesh=mesh)
         parts[stage] = part
     return parts
-
-
-def make_placement(mesh: Mesh) -> ExpertPlacement:
-    """Return the groups that share one replica of the experts."""
-    return ExpertPlacement(
-        ep_group=mesh.groups.get("ep"), etp_group=mesh.groups.get("etp"), mesh=mesh.experts
-    )
 
 
 def parallelize(

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.attention import build_attention
 from parbench.workloads.context_parallel.attention_kernel import (
+    Kernel,
+    SimulatedAttention,
     choose_kernel,
-    make_simulated_attention,
 )
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
 from parbench.workloads.costs.compute_shares import compute_shares
@@ -49,7 +50,6 @@ class TokenPositions:
                 spec.shape,
                 ranks=dims.cp,
                 ulysses=spec.ulysses,
-                mask=spec.mask,
                 tp=dims.tp,
             )
             attended = [split.list_tokens(cp_rank) for cp_rank in range(dims.cp)]
@@ -97,16 +97,12 @@ class TokenPositions:
             return None
         dims = spec.dims
         if spec.simulated_seconds is None:
-            kernel = choose_kernel(world.device, get_dtype(spec), spec.shape.head_size)
+            kernel: Kernel = choose_kernel(world.device, get_dtype(spec), spec.shape.head_size)
         else:
             shares = compute_shares(spec.shape, spec.moe, keys_per_query=self.keys_per_query)
             seconds = spec.simulated_seconds * dims.pp / spec.shape.layers * shares.attention
-            kernel = make_simulated_attention(
-                compute,
-                seconds,
-                self.split,
-                microbatch=spec.microbatch,
-                heads=spec.shape.heads // dims.tp,
-            )
+            heads = spec.shape.heads // dims.tp
+            pairs_per_rank = spec.microbatch * heads * self.split.num_pairs / dims.cp
+            kernel = SimulatedAttention(compute, seconds / pairs_per_rank)
         cp_rank = dims.index(world.rank, "cp")
         return build_attention(self.split, cp_rank, world.device, groups, kernel)

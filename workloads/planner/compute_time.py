@@ -132,8 +132,9 @@ def _compute_attention(spec: StepSpec, hardware: Hardware) -> float:
     """Return the seconds of a layer's attention, of which a fused kernel skips masked pairs."""
     efficiency = hardware.efficiency
     tokens = spec.local_tokens / spec.dims.tp
-    mask = "full" if efficiency.score_traffic else spec.mask
-    flops = attention_flops(spec.shape, mask) * tokens
+    flops = attention_flops(spec.shape) * tokens
+    if efficiency.score_traffic:
+        flops *= 2  # Attention that is not fused computes the masked half as well.
     scores = tokens * spec.shape.heads * spec.shape.sequence
     peak = hardware.peak(spec.bytes_per_element)
     return (

@@ -18,13 +18,8 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.details import Action, BytesFormulaDetails, MeshDetails
 from parbench.bench.world.benchmark import Benchmark, Description, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.attention import make_full_mask_model
-from parbench.workloads.context_parallel.context_probe import (
-    AttentionProbe,
-    compute_expected_bytes,
-)
+from parbench.workloads.context_parallel.context_probe import AttentionProbe
 from parbench.workloads.costs.communication_pattern import (
-    attention_bytes,
     bytes_by_axis,
     list_calls,
     sum_calls,
@@ -39,6 +34,7 @@ from parbench.workloads.costs.memory import (
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe
+from parbench.workloads.expert_parallel.expert_traffic import compute_expert_bytes
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     list_kernel_notes,
@@ -71,7 +67,6 @@ from parbench.workloads.parallel.parallelize import (
     ParallelPart,
     build_parts,
     list_experts,
-    make_placement,
     parallelize,
 )
 from parbench.workloads.parallel.positions import TokenPositions
@@ -97,9 +92,6 @@ SMALL_MODEL_NOTE = (
 SIMULATED_NOTE = (
     "simulated compute: ranks wait instead of computing, and weights do not change. Overlap is "
     "real, results are not"
-)
-EXPERT_CLAIM = (
-    "the whole training step: what dispatch and combine cost is claimed for this model and batch"
 )
 KEPT_SHARDS_NOTE = (
     "reshard=false: FSDP2 keeps its shard next to the gathered parameters, which counts as a buffer"
@@ -132,7 +124,8 @@ class TrainStep(Benchmark):
         )
         self._routing = self._make_routing()
         self._compute_loss = tensor_parallel.make_loss(self.mesh.tensor, spec.shape.vocabulary)
-        self._notes = self._simulate_and_list_notes()
+        if spec.simulated_seconds is not None and spec.moe is None:
+            calibrate_linears(spec, world, self._compute, spec.simulated_seconds)
         self.parts = self._build_parts()
         self.model: nn.Module = merge_parts([part.part for part in self.parts.values()])
         self.optimizer = self._make_optimizer()
@@ -233,20 +226,9 @@ class TrainStep(Benchmark):
         return StepRouting(
             self._world,
             self.spec,
-            self.spec.moe,
             self._positions.between_blocks,
             self._positions.by_source,
         )
-
-    def _simulate_and_list_notes(self) -> list[str]:
-        """Calibrate simulated compute, and return what its clock makes doubtful."""
-        spec = self.spec
-        if spec.simulated_seconds is None:
-            return []
-        if spec.moe is None:
-            calibrate_linears(spec, self._world, self._compute, spec.simulated_seconds)
-        notes = self._world.gather(self._compute.notes)
-        return list(dict.fromkeys(note for of_rank in notes for note in of_rank))
 
     def _build_parts(self) -> dict[int, ParallelPart]:
         parts = build_parts(self._view, self._world.seed, self.mesh)
@@ -374,8 +356,6 @@ class TrainStep(Benchmark):
         shape = self.spec.shape
         if self._routing is not None:
             model: nn.Module = self._routing.make_reference_model(dtype)
-        elif self.spec.mask == "full":
-            model = make_full_mask_model(shape, dtype)
         else:
             model = make_meta_model(shape, dtype)
         initialize(model, self._world.seed, self._world.device)
@@ -473,7 +453,7 @@ class TrainStep(Benchmark):
 
     def _list_notes(self) -> list[str]:
         spec = self.spec
-        notes = list(self._notes)
+        notes: list[str] = []
         if spec.is_simulated:
             notes.append(SIMULATED_NOTE)
         elif not spec.reference_fits:
@@ -491,11 +471,9 @@ class TrainStep(Benchmark):
     def list_probes(self) -> list[Probe[Any]]:
         """Return the probes in order: steps without communication come after all others."""
         spec = self.spec
-        probes: list[Probe[Any]] = []
-        if spec.moe is None:
-            probes.append(CommBytesProbe(self.mesh.groups, self.compute_expected_bytes))
-        else:
-            probes.append(self.make_expert_probe())
+        probes: list[Probe[Any]] = [CommBytesProbe(self.mesh.groups, self.compute_expected_bytes)]
+        if spec.moe is not None:
+            probes.append(self._make_expert_probe())
         if self._positions.split is not None and spec.pipeline is None:
             probes.append(self._make_attention_probe())
         if spec.pipeline is not None:
@@ -508,37 +486,24 @@ class TrainStep(Benchmark):
         )
         return [*probes, self.make_memory_probe(), overlap]
 
-    def make_expert_probe(self) -> ExpertProbe:
-        """Return the probe of routing, which also counts the bytes of all axes."""
+    def _make_expert_probe(self) -> ExpertProbe:
         assert self._routing is not None
-        expected = self.compute_expected_bytes()
         return ExpertProbe(
             world=self._world,
             spec=self.spec,
-            tokens=self.spec.microbatch * len(self._positions.between_blocks),
             layers=self.moe_layers,
             routing=self._routing,
-            placement=make_placement(self.mesh),
-            axes=self.mesh.groups,
-            expected_bytes={
-                axis: sent for axis, sent in expected.items() if axis not in ("ep", "etp")
-            },
-            claim=EXPERT_CLAIM,
+            ep_group=self.mesh.groups.get("ep"),
             share=0.5,
         )
 
     def _make_attention_probe(self) -> AttentionProbe:
         split = self._positions.split
         assert split is not None
-        expected = compute_expected_bytes(
-            attention_bytes(self._view),
-            layers=self._view.layers,
-            recomputations=self.spec.forward_passes - 1,
-        )
         return AttentionProbe(
             groups=self.mesh.groups,
+            view=self._view,
             split=split,
-            expected=expected,
             zero_grad=self.optimizer.zero_grad,
             forward=lambda: self._run_forward(self.parts[0], 0),
         )
@@ -596,8 +561,14 @@ class TrainStep(Benchmark):
             return count_saved_bytes(part.part, run_forward)
 
     def compute_expected_bytes(self) -> dict[str, float]:
-        """Return the analytical bytes that this rank sends in a step, by axis."""
-        return bytes_by_axis(list_calls(self._view), self.mesh.groups)
+        """Return the analytical bytes that this rank sends in a step, by axis.
+
+        Those of experts follow from the routing of the last step, so that all ranks take part.
+        """
+        expected = bytes_by_axis(list_calls(self._view), self.mesh.groups)
+        if self.spec.moe is not None:
+            expected |= compute_expert_bytes(self._world, self.spec, self.moe_layers)
+        return expected
 
     def _bytes_formula(self) -> dict[str, object]:
         """Return the equation of the bytes of each axis, for rank 0 so that all ranks agree."""

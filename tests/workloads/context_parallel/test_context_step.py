@@ -24,7 +24,7 @@ MODULE = "tests.workloads.context_parallel.test_context_step"
 def test_context_step_matches_one_process(two_ranks: Ranks) -> None:
     for method in CONTEXT_METHODS:
         assert_right(two_ranks, "cp", {"cp_method": method, "layers": 1})
-    params = {"cp_method": "zigzag", "mask": "full", "recipe": "llama", "checkpointing": "full"}
+    params = {"cp_method": "zigzag", "recipe": "llama", "checkpointing": "full"}
     assert_right(two_ranks, "cp", params)
 
 

@@ -10,30 +10,22 @@ import pytest
 from parbench.bench.text import UserError
 from parbench.workloads.context_parallel.context_methods import (
     CONTEXT_METHODS,
-    CONTIGUOUS,
-    MASKS,
-    STRIPED,
-    ZIGZAG,
-    TokenOrder,
 )
 from parbench.workloads.context_parallel.sequence_split import split_sequence
-from parbench.workloads.context_parallel.tiles import Tile, list_causal_tiles, split_rows
+from parbench.workloads.context_parallel.tiles import Tile
 from parbench.workloads.model.shapes import SHAPES
 
 SHAPE = replace(SHAPES["tiny"], hidden=48, heads=6, kv_heads=2, sequence=48)
 
 
-@pytest.mark.parametrize(
-    ("order", "first", "second"),
-    [
-        (CONTIGUOUS, [0, 1, 2, 3], [4, 5, 6, 7]),
-        (STRIPED, [0, 2, 4, 6], [1, 3, 5, 7]),
-        (ZIGZAG, [0, 1, 6, 7], [2, 3, 4, 5]),
-    ],
-)
-def test_tokens_of_two_ranks(order: TokenOrder, first: list[int], second: list[int]) -> None:
-    assert order.list_tokens(8, 0, 2) == first
-    assert order.list_tokens(8, 1, 2) == second
+def test_tokens_of_two_ranks() -> None:
+    shape = replace(SHAPE, sequence=8)
+    tokens = {
+        name: [split_sequence(name, shape, ranks=2).list_tokens(rank) for rank in range(2)]
+        for name in ("ring", "zigzag")
+    }
+    assert tokens["ring"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert tokens["zigzag"] == [[0, 1, 6, 7], [2, 3, 4, 5]]
 
 
 def list_pairs(tiles: Sequence[Tile]) -> list[tuple[int, int]]:
@@ -47,42 +39,34 @@ def list_pairs(tiles: Sequence[Tile]) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys"),
-    [
-        ([0, 1, 2, 3], [0, 1, 2, 3]),
-        ([1, 5, 6, 20], [0, 2, 5, 6, 7]),
-        ([3, 9], [10, 11]),
-    ],
-)
-def test_tiles_cover_each_allowed_pair_once(queries: list[int], keys: list[int]) -> None:
-    tiles = list_causal_tiles(queries, keys)
-    expected = []
-    for row, query in enumerate(queries):
-        expected += [(row, column) for column, key in enumerate(keys) if key <= query]
-    assert list_pairs(tiles) == expected
-    for row in range(len(queries)):
-        first, last = split_rows(tiles, row)
-        assert list_pairs([*first, *last]) == expected
-        assert all(tile.rows.stop <= row for tile in first)
-        assert all(tile.rows.start >= row for tile in last)
-
-
-@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("method", CONTEXT_METHODS)
-def test_split_covers_tokens_and_pairs(method: str, mask: str) -> None:
-    split = split_sequence(method, SHAPES["tiny"], ranks=4, mask=mask)
+def test_tiles_cover_each_allowed_pair_once(method: str) -> None:
+    split = split_sequence(method, SHAPES["tiny"], ranks=4)
     tokens = [split.list_tokens(rank) for rank in range(4)]
     assert [len(part) for part in tokens] == [16] * 4
     assert sorted(chain(*tokens)) == list(range(64))
     num_pairs = 0
     for rank in range(0, 4, split.ulysses):
-        tiles = split.list_tiles(rank)
-        for block in range(split.num_blocks):
-            num_pairs += split.count_pairs(rank, block)
-            assert len(list_pairs(tiles[block])) == split.count_pairs(rank, block)
+        for tiles in split.list_tiles(rank):
+            pairs = list_pairs(tiles)
+            assert len(pairs) == len(set(pairs)) == sum(tile.num_pairs for tile in tiles)
+            num_pairs += len(pairs)
     assert num_pairs == split.num_pairs
-    assert num_pairs == (64 * 64 if mask == "full" else 64 * 65 // 2)
+
+
+@pytest.mark.parametrize("method", ["ring", "zigzag"])
+def test_halves_are_the_own_block(method: str) -> None:
+    split = split_sequence(method, replace(SHAPE, sequence=36), ranks=2)
+    first, second = split.list_own_halves(1)
+    assert list_pairs([*first, *second]) == list_pairs(split.list_tiles(1)[0])
+    assert max(tile.rows.stop for tile in first) == 9
+    assert min(tile.rows.start for tile in second) == 9
+
+
+def test_rows_of_a_later_part_are_one_rectangle() -> None:
+    """The later part of a zigzag attends to the first chunk of the earlier one."""
+    split = split_sequence("zigzag", replace(SHAPE, sequence=8), ranks=2)
+    assert split.list_tiles(1)[1] == [Tile(slice(0, 4), slice(0, 2))]
 
 
 @pytest.mark.parametrize(

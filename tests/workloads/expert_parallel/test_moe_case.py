@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters, make_moe
 from parbench.workloads.model.shapes import SHAPES
@@ -47,28 +46,20 @@ def test_moe_expert_ffn(params: Params, expert_ffn: int) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"ep": 3}, "world size(4) % ep(3) != 0"),
+        ({"ep": 3}, "experts(8) % ep(3) != 0"),
         ({"experts": 6}, "experts(6) % ep(4) != 0"),
         ({"top_k": 9}, "top_k(9) > experts(8)"),
         ({"expert_ffn": 30}, "expert_ffn(30) / etp(1) % 8 != 0"),
-        ({"chunks": 300}, "chunks(300) > tokens of a microbatch(256)"),
-        ({"ep": 4, "etp": 2}, "world size(4) % (ep(4) * etp(2)) != 0"),
-        ({"routing": "hot"}, "'hot'"),
+        ({"ep": 4, "etp": 2}, "(dp(2) * cp(1) * tp(2)) % (ep(4) * etp(2)) != 0"),
     ],
 )
 def test_impossible_mixture_is_refused(params: Params, message: str) -> None:
     assert message in str(refuse("ep_layer", 4, params))
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"variant": "allgather", "chunks": 2}, "chunks(2) > 1 with variant(allgather)"),
-        ({"checkpointing": "selective"}, "checkpointing(selective)"),
-    ],
-)
-def test_impossible_step_is_refused(params: Params, message: str) -> None:
-    assert message in str(refuse("ep_step", 8, params))
+def test_selective_checkpointing_is_refused() -> None:
+    message = refuse("ep_step", 8, {"checkpointing": "selective"})
+    assert "checkpointing(selective)" in str(message)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +81,6 @@ def test_slots_are_rounded_up() -> None:
     assert make_tiny_moe(capacity=0.1 * 3).slots(40) == 3  # 0.1 * 3 is above 0.3
     assert make_tiny_moe(capacity=0.001).slots(64) == 1
     assert make_tiny_moe().slots(64) is None
-
-
-def test_negative_capacity_is_refused() -> None:
-    with pytest.raises(UserError, match=r"capacity\(-0.5\) < 0"):
-        make_tiny_moe(capacity=-0.5)
 
 
 def test_flops_of_mixture() -> None:

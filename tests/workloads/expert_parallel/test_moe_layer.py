@@ -1,4 +1,4 @@
-"""A MoE layer matches the dense one for every way of routing, dropping and chunking."""
+"""A MoE layer matches the dense one for every way of routing and dropping."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parbench.workloads.expert_parallel import dispatch
-from parbench.workloads.expert_parallel.dispatch import ExpertRows, TokenExchange
+from parbench.workloads.expert_parallel.dispatch import ExpertRows
 from parbench.workloads.expert_parallel.moe_case import Moe, make_moe
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
@@ -19,7 +18,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
     replace_ffns_with_moe,
     weigh_experts,
 )
-from parbench.workloads.expert_parallel.routing import draw_experts
+from parbench.workloads.expert_parallel.step_routing import draw_experts
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import (
     Transformer,
@@ -61,9 +60,8 @@ def run_layer(shape: Shape, moe: Moe, kind: type[MoeLayer]) -> dict[str, Tensor]
     """Return the output and all gradients of a model's first layer."""
     layer = find_moe_layers(make_model(moe, shape, kind))[0]
     layer.router.weight.data.mul_(20)  # scores that differ
-    generator = moe.generator(0, 4)
-    if generator is not None:
-        layer.assigned_ids = torch.tensor(draw_experts(generator, 0, 32, TOKENS))
+    if moe.routing != "router":
+        layer.assigned_ids = draw_experts(moe, TOKENS, seed=0, ranks=4, purpose=0)
     random = torch.Generator().manual_seed(1)
     x = torch.randn(BATCH, 16, shape.hidden, generator=random).requires_grad_()
     out = layer(x)
@@ -78,12 +76,11 @@ def run_layer(shape: Shape, moe: Moe, kind: type[MoeLayer]) -> dict[str, Tensor]
 @pytest.mark.parametrize(
     "params",
     [
-        {"routing": "hot_rank:3", "capacity": 0.5},
-        {"scores": "sigmoid", "renormalize": False},
+        {"routing": "hot_rank", "capacity": 0.5},
+        {"renormalize": False},
         {"shared": 2, "expert_ffn": 24},
         {"shared": 0, "top_k": 1},
         {"top_k": 8, "capacity": 0.75},
-        {"chunks": 3, "capacity": 0.75},
     ],
 )
 def test_layer_matches_dense_layer(shape: Shape, params: dict[str, Any]) -> None:
@@ -146,8 +143,6 @@ def test_balance_loss() -> None:
     uneven_routes = torch.tensor([[0, 1]] * 8)
     expected = 4 * (0.5 * 0.7 + 0.5 * 0.1)
     assert float(compute_balance_loss(scores, uneven_routes)) == pytest.approx(expected)
-    # The sum of sigmoid scores is not 1.
-    assert float(compute_balance_loss(scores / 2, uneven_routes)) == pytest.approx(expected)
 
 
 def test_aux_loss_is_mean_over_layers() -> None:
@@ -161,40 +156,6 @@ def test_aux_loss_is_mean_over_layers() -> None:
     loss = pop_aux_loss(model)
     assert float(loss.detach()) == pytest.approx(0.5 * sum(losses) / 2)
     assert pop_aux_loss(model) == 0.0  # the layers forget their losses
-
-
-def test_chunk_is_sent_during_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-
-    class LoggedExchange(TokenExchange):
-        def start_dispatch(self) -> None:
-            self.chunk = len([entry for entry in log if entry.startswith("send")])
-            log.append(f"send {self.chunk}")
-
-        def finish_dispatch(self) -> ExpertRows:
-            log.append(f"compute {self.chunk}")
-            return ExpertRows(torch.zeros(0, 32), torch.zeros(8, dtype=torch.int64))
-
-        def start_combine(self, results: Tensor) -> None:
-            log.append(f"return {self.chunk}")
-
-        def finish_combine(self) -> Tensor:
-            log.append(f"receive {self.chunk}")
-            return torch.full((TOKENS, 32), float(self.chunk + 1))
-
-    def make_exchange(name: str, *arguments: Any) -> TokenExchange:
-        return LoggedExchange(*arguments)
-
-    monkeypatch.setattr(dispatch, "make_exchange", make_exchange)
-    layer = make_layer(make_small_moe(chunks=2))
-    pairs = torch.zeros(TOKENS, 2, dtype=torch.int64)
-    out = layer.run_experts(torch.zeros(TOKENS, 32), torch.ones(TOKENS, 2), pairs)
-    assert log == [
-        *("send 0", "send 1"),
-        *("compute 0", "return 0", "compute 1", "return 1"),
-        *("receive 0", "receive 1"),
-    ]
-    assert float(out.mean()) == 1 + 2
 
 
 def test_timed_rows_wait_twice_as_long_backward() -> None:

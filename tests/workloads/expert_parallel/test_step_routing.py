@@ -9,13 +9,13 @@ from torch import Tensor
 
 from parbench.workloads.expert_parallel import step_routing
 from parbench.workloads.expert_parallel.moe_case import make_moe
-from parbench.workloads.expert_parallel.moe_layer import MoeLayer
-from parbench.workloads.expert_parallel.routing import draw_experts
-from parbench.workloads.expert_parallel.step_routing import StepRouting, count_misrouted
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer, count_misrouted
+from parbench.workloads.expert_parallel.step_routing import StepRouting, draw_experts
 from parbench.workloads.presets import PRESETS
 from tests.support.ep_steps import make_params
+from tests.support.training_steps import Params
 
-SMALL = {"sequence": 8, "experts": 4, "ep": 1, "microbatch": 2}
+SMALL = {"sequence": 8, "experts": 4, "ep": 1, "microbatch": 2, "routing": "zipf"}
 PARAMS = make_params("ep_step", SMALL)
 SPEC = PRESETS["ep_step"](PARAMS, 1)
 LAYER = 2
@@ -23,9 +23,8 @@ LAYER = 2
 
 def make_routing(positions: list[int]) -> StepRouting:
     """Return the routing of a rank with some positions of each sequence."""
-    moe = make_moe({**PARAMS, "routing": "zipf"}, SPEC.shape, 1)
     world: Any = SimpleNamespace(size=2, seed=3, device=torch.device("cpu"))
-    routing = StepRouting(world, SPEC, moe, positions)
+    routing = StepRouting(world, SPEC, positions)
     routing.draw(0, range(8))
     return routing
 
@@ -41,12 +40,27 @@ def assign_experts(
     return layer.assigned_ids
 
 
-def test_reference_takes_complete_microbatch() -> None:
-    routing = make_routing([0])
-    actual = assign_experts(routing, 3, is_reference=True)
-    assert routing.generator is not None
-    expected = draw_experts(routing.generator, 0, 3 * 16, 16)
-    assert actual.tolist() == list(map(list, expected))
+def draw_loads(routing: str, *, experts: int = 8, top_k: int = 2, tokens: int = 4000) -> Tensor:
+    """Return the share of tokens that take each expert, which are k different ones."""
+    params: Params = {"routing": routing, "experts": experts, "top_k": top_k, "ep": 1}
+    moe = make_moe(params, SPEC.shape, 1)
+    ids = draw_experts(moe, tokens, seed=0, ranks=4, purpose="test")
+    assert ids.shape == (tokens, top_k)
+    assert int((ids.sort(1).values.diff(dim=1) == 0).sum()) == 0
+    return torch.bincount(ids.flatten(), minlength=experts) / tokens
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (5, 3), (4, 4)])
+def test_balanced_experts_have_equal_loads(experts: int, top_k: int) -> None:
+    loads = draw_loads("balanced", experts=experts, top_k=top_k, tokens=20)
+    assert loads.tolist() == pytest.approx([top_k / experts] * experts)
+
+
+def test_hot_experts_have_more_tokens() -> None:
+    """With one expert per token, its share is its popularity."""
+    loads = draw_loads("hot_rank", top_k=1)
+    assert loads.tolist() == pytest.approx([3 / 12] * 2 + [1 / 12] * 6, abs=0.02)
+    assert draw_loads("hot_rank")[:2].min() > 0.4
 
 
 def test_rank_takes_its_positions() -> None:

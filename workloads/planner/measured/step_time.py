@@ -54,13 +54,9 @@ def predict_step_time(
     seconds: Seconds,
     *,
     compute_seconds: float,
-    outside_seconds: float = 0.0,
     backend: str = "gloo",
 ) -> StepTime:
-    """Return the time of a step with so much compute.
-
-    A pipeline has ``outside_seconds`` before and after it.
-    """
+    """Return the time of a step with so much compute."""
     axis_seconds: dict[str, float] = {}
     for call in calls:
         total = axis_seconds.get(call.axis, 0.0) + call.count * seconds(call)
@@ -72,7 +68,6 @@ def predict_step_time(
             axis_seconds,
             hop,
             compute_seconds,
-            outside_seconds,
             has_rendezvous=backend == "gloo",
         )
     exposed, rule = dict(axis_seconds), "nothing hides communication"
@@ -99,7 +94,6 @@ def _predict_pipeline(
     axis_seconds: Mapping[str, float],
     hop: float,
     compute_seconds: float,
-    outside_seconds: float,
     *,
     has_rendezvous: bool,
 ) -> StepTime:
@@ -113,7 +107,7 @@ def _predict_pipeline(
     if has_rendezvous:
         rule += " that wait for their receiver"
     return StepTime(
-        seconds=makespan + after + outside_seconds,
+        seconds=makespan + after,
         axis_seconds=axis_seconds,
         exposed_seconds={**axis_seconds, "pp": makespan - without_messages},
         rule=rule,

@@ -91,10 +91,7 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
     if isinstance(spec, str):
         return f"not predicted: {spec}"
     declared = get_declared_compute(spec)
-    compute, outside = declared, 0.0
-    if declared is None:
-        compute = _get_value(metrics, "compute")
-        outside = _get_value(metrics, "non_pipeline_time") or 0.0
+    compute = _get_value(metrics, "compute") if declared is None else declared
     if compute is None:
         return "its compute was not measured"
     views = [spec.rank_view(rank) for rank in range(world.size)]
@@ -110,7 +107,6 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
         placed_calls,
         by_curves(curves),
         compute_seconds=compute,
-        outside_seconds=outside,
         backend=world.backend,
     )
     memories = [rank_memory(view) for view in views]
@@ -194,9 +190,9 @@ def spec_of_record(record: Record) -> StepSpec | str:
         return spec
     if moe.routing != BALANCED:
         return f"{name}: routing = {moe.routing}: only balanced routing has a formula"
-    if moe.variant != "all_to_all" or moe.capacity or moe.chunks > 1:
-        options = f"variant = {moe.variant}, capacity = {moe.capacity:g}, chunks = {moe.chunks}"
-        return f"{name}: {options}: only all_to_all in one part without capacity has a formula"
+    if moe.variant != "all_to_all" or moe.capacity:
+        options = f"variant = {moe.variant}, capacity = {moe.capacity:g}"
+        return f"{name}: {options}: only all_to_all without capacity has a formula"
     return spec
 
 

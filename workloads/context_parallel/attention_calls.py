@@ -1,6 +1,5 @@
-"""Ways in which queries reach the keys of other ranks, and their communication. Pure."""
+"""The communication of attention over ranks, for one layer and microbatch. Pure."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from parbench.workloads.model.shapes import Shape
@@ -24,10 +23,6 @@ class AttentionCall:
     backward: int
 
 
-KEYS_AND_VALUES = "keys and values"
-GRADIENTS = f"gradients of {KEYS_AND_VALUES}"
-
-
 def format_key_value_elements(shape: Shape) -> str:
     """Return the elements of keys and values before tp divides them. MLA has keys of every head."""
     if shape.latent is None:
@@ -46,7 +41,7 @@ def list_ring_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall,
             axis=axis,
             op="send",
             size=keys,
-            why=KEYS_AND_VALUES,
+            why="keys and values",
             ranks=ranks,
             forward=hops,
             backward=hops,
@@ -55,7 +50,7 @@ def list_ring_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall,
             axis=axis,
             op="send",
             size=gradients,
-            why=f"{GRADIENTS} in float32",
+            why="gradients of keys and values in float32",
             ranks=ranks,
             forward=0,
             backward=hops,
@@ -71,7 +66,7 @@ def list_gather_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCal
             axis=axis,
             op="all_gather",
             size=size,
-            why=KEYS_AND_VALUES,
+            why="keys and values",
             ranks=ranks,
             forward=1,
             backward=1,
@@ -80,7 +75,7 @@ def list_gather_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCal
             axis=axis,
             op="reduce_scatter",
             size=size,
-            why=GRADIENTS,
+            why="gradients of keys and values",
             ranks=ranks,
             forward=0,
             backward=1,
@@ -100,35 +95,3 @@ def list_head_calls(shape: Shape, axis: str, ranks: int) -> tuple[AttentionCall,
         )
         for why, size in sizes.items()
     )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class KeyExchange:
-    """The way in which the queries of one part of a sequence reach the keys of other parts."""
-
-    list_calls: Callable[[Shape, str, int], tuple[AttentionCall, ...]]
-    """The communication over an axis of so many parts."""
-    attention_class: str
-    """The name of its class in ``attention_methods``, which needs torch."""
-    count_saved_outputs: Callable[[int], int]
-    """The outputs of kernels that selective checkpointing keeps of each query, by parts."""
-    gathers_keys: bool = False
-    """True if a rank computes on all keys at once, not on one part after the other."""
-
-
-RING = KeyExchange(
-    list_calls=list_ring_calls,
-    attention_class="RingAttention",
-    count_saved_outputs=lambda parts: parts,
-)
-LOCAL = KeyExchange(
-    list_calls=lambda shape, axis, ranks: (),
-    attention_class="RingAttention",  # without a group
-    count_saved_outputs=lambda parts: 1,
-)
-ALL_GATHER = KeyExchange(
-    list_calls=list_gather_calls,
-    attention_class="AllGatherAttention",
-    count_saved_outputs=lambda parts: 2,  # of the rectangle and of the causal square of a chunk
-    gathers_keys=True,
-)

@@ -1,0 +1,26 @@
+"""Collectives with a backward pass."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Collective = Callable[[Tensor], Tensor]
+
+
+def communicate(x: Tensor, forward: Collective, backward: Collective) -> Tensor:
+    """Return the result of a collective whose backward pass is another one."""
+    result: Tensor = _Communicate.apply(x, forward, backward)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Communicate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Collective, backward: Collective) -> Tensor:
+        ctx.backward_collective = backward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.backward_collective(gradients[0]), None, None
