@@ -123,9 +123,9 @@ def run() -> None:
 _FIRST = """\
 parbench measures how this machine communicates, and what that costs a training step.
 
-  parbench run                                  measure this node, in under 2 min
-  parbench doctor                               find what would disturb a measurement
-  parbench plan --model llama3-8b --gpus 64     predict a training step, without GPUs
+  parbench run                                        measure this node, in under 2 min
+  parbench doctor                                     find what would disturb a measurement
+  parbench plan search --model llama3-8b --gpus 64    predict a training step, without GPUs
 
 All commands: parbench --help"""
 

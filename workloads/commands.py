@@ -16,19 +16,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _COUNT = click.IntRange(min=1, max=1 << 16)
 _TOKENS = click.IntRange(min=1, max=1 << 24)
 _FORMATS = {".html": "html", ".md": "markdown", ".json": "json"}
-_EXAMPLES = """\b
-Examples:
-  parbench plan search --model llama3-70b --gpus 64                 the fastest meshes
-  parbench plan search --model llama3-70b --gpus 64 -o plan.html    a page with a timeline
-  parbench plan search --model Qwen3-32B/config.json --gpus 64 --sequence 4096
-  parbench plan mesh --model llama3-70b --mesh dp=8,fsdp=4,pp=4,tp=8 --explain
-  parbench plan mesh --model tiny --mesh dp=2,tp=4 --precision float32 --fits latest
-  parbench plan validate latest
-  parbench plan guide --model llama3-70b --gpus 256
-  parbench plan recipes
+_EXIT_CODES = """
 \b
 Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 """
+
+
+def _format_examples(*examples: str) -> str:
+    lines = [f"  parbench plan {example}" for example in examples]
+    return "\n".join(["\b", "Examples:", *lines]) + "\n" + _EXIT_CODES
 
 
 def _combine(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -58,7 +54,11 @@ _MODEL_OPTIONS = _combine(
 )
 _STEP_OPTIONS = _combine(
     click.option("--microbatch", type=_COUNT, help="Sequences in a microbatch."),
-    click.option("--global-batch", type=_COUNT, help="Sequences in a step."),
+    click.option(
+        "--global-batch",
+        type=_COUNT,
+        help="Sequences in a step; default of a search: one per GPU.",
+    ),
     click.option(
         "--precision",
         default="bfloat16",
@@ -128,7 +128,15 @@ _EXPLAIN_OPTION = click.option(
 )
 
 
-@click.group(epilog=_EXAMPLES)
+@click.group(
+    epilog=_format_examples(
+        "search --model llama3-70b --gpus 64       the fastest meshes",
+        "mesh --model llama3-70b --mesh fsdp=64    one mesh",
+        "validate latest                           predictions next to measurements",
+        "guide --model llama3-70b --gpus 256       strategies and their limits",
+        "recipes                                   meshes of trained models",
+    )
+)
 def plan() -> None:
     """Predict the time and memory of a training step, without GPUs.
 
@@ -136,7 +144,14 @@ def plan() -> None:
     """
 
 
-@plan.command(name="search")
+@plan.command(
+    name="search",
+    epilog=_format_examples(
+        "search --model llama3-70b --gpus 64 --global-batch 512",
+        "search --model llama3-70b --gpus 64 -o plan.html    a page with a timeline",
+        "search --model Qwen3-32B/config.json --gpus 64 --sequence 4096",
+    ),
+)
 @_MODEL_OPTIONS
 @click.option("--gpus", type=click.IntRange(min=1), required=True, help="Number of GPUs.")
 @_STEP_OPTIONS
@@ -159,7 +174,13 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
     output.write(context, answer)
 
 
-@plan.command(name="mesh")
+@plan.command(
+    name="mesh",
+    epilog=_format_examples(
+        "mesh --model llama3-70b --mesh dp=8,fsdp=4,pp=4,tp=8 --explain",
+        "mesh --model tiny --mesh dp=2,tp=4 --precision float32 --fits latest",
+    ),
+)
 @_MODEL_OPTIONS
 @click.option(
     "--mesh",
@@ -173,7 +194,12 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
     default=0,
     help="Microbatches per data rank, instead of --global-batch; default: 1, or 4 per stage.",
 )
-@click.option("--split", default="", metavar="N+N+...", help="Layers of each pipeline stage.")
+@click.option(
+    "--split",
+    default="",
+    metavar="N+N+...",
+    help="Layers of each pipeline stage; default: as equal as possible.",
+)
 @_STEP_OPTIONS
 @_MACHINE_OPTIONS
 @_EXPLAIN_OPTION
@@ -189,7 +215,7 @@ def predict_mesh(context: click.Context, /, **options: Any) -> None:
     output.write(context, answer)
 
 
-@plan.command()
+@plan.command(epilog=_format_examples("validate latest", "validate RUN4 --fits RUN2"))
 @click.argument("run", type=RunPath())
 @click.option(
     "--fits",
@@ -212,9 +238,17 @@ def validate(run: Path, fits: Path | None, as_json: bool) -> None:
     click.echo(content.decode() if as_json else validation_text(validation))
 
 
-@plan.command()
-@click.option("--model", default="llama3-8b", show_default=True, metavar="NAME|FILE")
-@click.option("--gpus", type=click.IntRange(min=1), default=64, show_default=True)
+@plan.command(epilog=_format_examples("guide --model llama3-70b --gpus 256"))
+@click.option(
+    "--model",
+    default="llama3-8b",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Name of a model, or the config.json of a checkpoint.",
+)
+@click.option(
+    "--gpus", type=click.IntRange(min=1), default=64, show_default=True, help="Number of GPUs."
+)
 @_HARDWARE_OPTION
 @_OUTPUT_OPTIONS
 @click.pass_context
@@ -227,7 +261,7 @@ def guide(context: click.Context, /, **options: Any) -> None:
     output.write(context, answer_guide(step, options["hardware"], options["gpus"]))
 
 
-@plan.command()
+@plan.command(epilog=_format_examples("recipes", "recipes -o recipes.md"))
 @_OUTPUT_OPTIONS
 @click.pass_context
 def recipes(context: click.Context, /, **options: Any) -> None:

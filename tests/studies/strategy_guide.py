@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from parbench.bench.text import UserError
+from parbench.reports.document import text_of
 from parbench.workloads.costs.communication_pattern import attention_bytes
-from parbench.workloads.costs.memory import rank_memory
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS
 from parbench.workloads.parallel.dims import ParallelDims
@@ -19,7 +19,7 @@ from parbench.workloads.pipeline_parallel.schedules import SCHEDULES as PIPELINE
 from parbench.workloads.pipeline_parallel.simulation import simulate_equal_passes
 from parbench.workloads.planner.candidates import place_step
 from parbench.workloads.planner.dry_run import GIGA, dry_run
-from parbench.workloads.planner.guide import compute_state, list_strategies
+from parbench.workloads.planner.guide import compute_state, guide_document
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.models import model_of
 
@@ -52,9 +52,9 @@ The command prints one row per strategy, each applied alone:
 
 {strategy_table}
 
-Look at four columns. `state` and `activations` must fit into {usable:.1f} GB together. `sent`
-is what a rank sends in each step. `link` names the slowest suitable link, and whether compute
-hides the bytes.
+`state` and `activations` must fit into {usable:.1f} GB together. `sent` is what a rank sends in
+each step. `link` names the slowest suitable link, and whether compute hides the bytes. `batch` is
+what the strategy consumes of the global batch, which is limited.
 
 ## Does the state fit?
 
@@ -70,12 +70,25 @@ node. Add pipeline stages or more ZeRO-3 ranks across nodes.
 ## Is the batch large enough for data parallelism?
 
 Data parallelism sends the same bytes for every batch size. A small batch cannot hide them. The
-table shows one step of {small_model} on {gpus} GPUs, in ms, for each number of tokens per GPU.
+table shows all communication of a step of {small_model} on {gpus} GPUs, relative to its compute.
 
 {batch_table}
 
-Communication can hide only while compute takes longer. If your batch is smaller, use fewer data
-ranks.
+Communication can hide only while the ratio is at most 100 %. If your batch is smaller, use fewer
+data ranks or add tensor parallelism.
+
+## Does recomputation pay?
+
+Recomputation costs up to a third of the compute, but makes space for larger microbatches. The
+table shows tokens/s per GPU of {small_model} with FSDP on {gpus} GPUs. A dash means that the step
+does not fit.
+
+{recomputation_table}
+
+Activations grow with the model. The table shows GB per rank of GPTs with tp=8, one sequence of
+2,048 tokens and flash attention (sizes of Korthikanti et al., arXiv 2205.05198):
+
+{activation_table}
 
 ## How large should tensor and pipeline parallelism be?
 
@@ -93,6 +106,11 @@ The table shows the bubble, the idle share of a step on {pipeline_ranks} pipelin
 forward pass and both halves of the backward pass take equal time.
 
 {bubble_table}
+
+A small batch limits the size of a pipeline. The table shows TFLOP/s per A100 of a GPT that grows
+with the pipeline, with tp=8 (setup of Narayanan et al., arXiv 2104.04473, figure 11):
+
+{pipeline_table}
 
 Use at least four microbatches per pipeline rank with 1F1B. If the batch does not allow that,
 choose a schedule with more stages per rank. Zero-bubble schedules still have to fill and drain
@@ -128,26 +146,18 @@ def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def render_strategies(step: StepSpec) -> str:
-    rows = []
-    for strategy in list_strategies(step, GPUS, HARDWARE.gpus_per_node):
-        memory_by_stage = [rank_memory(position) for position in strategy.spec.distinct_views]
-        memory = max(memory_by_stage, key=lambda memory: memory.total)
-        rows.append(
-            (
-                strategy.name,
-                str(strategy.spec.ranks),
-                f"`{strategy.formula}`",
-                f"{strategy.sent_bytes / GIGA:.1f} GB",
-                f"{compute_state(strategy.spec) / GIGA:.1f} GB",
-                f"{memory.activations / GIGA:.1f} GB",
-                strategy.link,
+def render_guide_tables(step: StepSpec) -> dict[str, str]:
+    """Render the tables of ``parbench plan guide`` as Markdown by their names."""
+    tables = {}
+    for part in guide_document(step, GPUS, HARDWARE).parts:
+        for table in part.tables:
+            head = [column.title for column in table.columns]
+            rows = (
+                [text_of(column, cell) for column, cell in zip(table.columns, row, strict=True)]
+                for row in table.rows
             )
-        )
-    return render_table(
-        ("strategy", "ranks", "bytes a rank sends", "sent", "state", "activations", "link"),
-        rows,
-    )
+            tables[table.id] = render_table(head, rows)
+    return tables
 
 
 def build_zero_specs(step: StepSpec, ranks: int) -> dict[str, StepSpec]:
@@ -169,24 +179,6 @@ def render_state(step: StepSpec) -> str:
         for name, spec in build_zero_specs(step, ranks).items():
             rows.setdefault(name, []).append(f"{compute_state(spec) / GIGA:.1f}")
     head = ("ranks", *map(str, rank_counts))
-    return render_table(head, ((name, *cells) for name, cells in rows.items()))
-
-
-def render_batch(step: StepSpec) -> str:
-    token_counts = (512, 1024, 2048, 4096, 8192, 16384)
-    rows: dict[str, list[str]] = {"compute": [], "DDP sends": [], "ZeRO-3 sends": []}
-    for tokens in token_counts:
-        shape = replace(step.shape, sequence=min(tokens, step.shape.sequence))
-        sized = replace(step, shape=shape, microbatch=tokens // shape.sequence)
-        runs = {
-            name: dry_run(spec, HARDWARE)
-            for name, spec in build_zero_specs(sized, GPUS).items()
-        }
-        rows["compute"].append(f"{1e3 * runs['DDP'].compute_seconds:,.0f}")
-        for name in ("DDP", "ZeRO-3"):
-            seconds = sum(axis.seconds for axis in runs[name].axes)
-            rows[f"{name} sends"].append(f"{1e3 * seconds:,.0f}")
-    head = ("tokens per GPU", *(f"{tokens:,}" for tokens in token_counts))
     return render_table(head, ((name, *cells) for name, cells in rows.items()))
 
 
@@ -243,6 +235,7 @@ def iterate_context_rows(step: StepSpec) -> Iterator[tuple[str, ...]]:
 
 def render_page() -> str:
     small, large = model_of(SMALL_MODEL), model_of(LARGE_MODEL)
+    tables = render_guide_tables(small)
     return PAGE.format(
         small_model=SMALL_MODEL,
         large_model=LARGE_MODEL,
@@ -250,9 +243,12 @@ def render_page() -> str:
         global_batch=GLOBAL_BATCH,
         pipeline_ranks=PIPELINE_RANKS,
         usable=HARDWARE.usable_bytes / GIGA,
-        strategy_table=render_strategies(small),
+        strategy_table=tables["table"],
         state_table=render_state(small),
-        batch_table=render_batch(small),
+        batch_table=tables["regimes"],
+        recomputation_table=tables["recomputation"],
+        activation_table=tables["activations"],
+        pipeline_table=tables["pipelines"],
         mesh_table=render_meshes(large),
         bubble_table=render_bubbles(),
         context_table=render_table(

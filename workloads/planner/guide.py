@@ -14,7 +14,8 @@ from parbench.bench.results.document import (
     DocumentTable,
 )
 from parbench.workloads.costs.communication_pattern import Call, list_calls
-from parbench.workloads.costs.memory import layers_equation, rank_memory
+from parbench.workloads.costs.memory import layers_equation, rank_memory, state_memory
+from parbench.workloads.costs.parameter_table import count_elements
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
 from parbench.workloads.parallel.dims import ParallelDims
@@ -181,8 +182,10 @@ def compute_state(spec: StepSpec) -> float:
     """Return the bytes of state of the fullest rank, with parameters that ZeRO-2 keeps gathered."""
     states: list[float] = []
     for view in spec.distinct_views:
-        memory = rank_memory(view)
-        states.append(memory.state + (0.0 if spec.reshard else memory.buffers))
+        gathered = 0.0
+        if spec.dims.is_sharded and not spec.reshard:
+            gathered = count_elements(view) * spec.bytes_per_element
+        states.append(state_memory(view).state + gathered)
     return max(states)
 
 
@@ -256,11 +259,11 @@ def _strategy_row(strategy: Strategy) -> list[Cell]:
 
 
 def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> DocumentTable:
-    """Return which mesh hides its communication, by the tokens of a step per GPU."""
+    """Return the simplest mesh that can hide its communication, by tokens per GPU."""
     rows: list[list[Cell]] = []
     tensor_sizes = [tp for tp in list_divisors(hardware.gpus_per_node) if 1 < tp < gpus]
     for tokens in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768):
-        alone = _compute_comm_ratio(step, ParallelDims(fsdp=gpus), tokens, hardware)
+        sharded_ratio = _compute_comm_ratio(step, ParallelDims(fsdp=gpus), tokens, hardware)
         mixed: dict[int, float] = {}
         for tp in tensor_sizes:
             dims = ParallelDims(fsdp=gpus // tp, tp=tp)
@@ -269,14 +272,14 @@ def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> DocumentTabl
                 mixed[tp] = ratio
         best_tp = min(mixed, key=lambda tp: mixed[tp], default=None)
         regime = "communication bound"
-        if alone is not None and alone <= 1:
+        if sharded_ratio is not None and sharded_ratio <= 1:
             regime = "FSDP alone"
         elif best_tp is not None and mixed[best_tp] <= 1:
             regime = "FSDP with TP"
         cells: list[Cell] = [None, None]
         if best_tp is not None:
             cells = [mixed[best_tp], f"tp={best_tp}"]
-        rows.append([f"{tokens:,}", alone, *cells, regime])
+        rows.append([f"{tokens:,}", sharded_ratio, *cells, regime])
     return DocumentTable(
         id="regimes",
         title="Batch regimes",

@@ -122,7 +122,7 @@ def _predict(
     result.num_considered += len(valid_specs)
     if not valid_specs:
         return None
-    *others, smallest = valid_specs
+    *larger_specs, smallest = valid_specs
     smallest_memory = plan_ranks(smallest)
     peak = max(rank.memory.total for rank in smallest_memory)
     if peak > hardware.usable_bytes:
@@ -130,7 +130,7 @@ def _predict(
         if result.smallest is None or peak < result.smallest[0]:
             result.smallest = (peak, smallest)
         return None
-    for spec in others:
+    for spec in larger_specs:
         memory = plan_ranks(spec)
         if max(rank.memory.total for rank in memory) <= hardware.usable_bytes:
             return dry_run(spec, hardware, seconds=seconds, exact=False, ranks=memory)

@@ -159,7 +159,7 @@ def _question_table(questions: Sequence[Question]) -> DocumentTable:
 def _rule_table(rule: RuleOfThumb, best: DryRun) -> DocumentTable:
     """Return the mesh of practice next to the first mesh of the search."""
     rows: list[list[Cell]] = [["search", *_mesh_cells(best), 0.0]]
-    note = f"No mesh of the rule fits: {rule.text}."
+    note = f"No mesh of the rule fits the memory and the batch: {rule.text}."
     if rule.run is not None:
         difference = rule.run.seconds / best.seconds - 1
         rows.append([f"rule of thumb, {rule.text}", *_mesh_cells(rule.run), difference])

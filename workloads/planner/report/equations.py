@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from parbench.workloads.costs.communication_pattern import SOURCES, list_calls, sum_calls
 from parbench.workloads.costs.equation import Equation
-from parbench.workloads.costs.flops import matmul_weights, stage_flops
+from parbench.workloads.costs.flops import matmul_weights
 from parbench.workloads.costs.memory import (
     activations_equation,
     buffers_equation,
@@ -54,7 +54,6 @@ def list_formulas(run: DryRun) -> Iterator[Formula]:
             source=SOURCES[axis.name],
         )
     yield Formula(name="step", equation=_step_equation(run), unit="s")
-    yield Formula(name="share of the peak", equation=_peak_share_equation(run), unit="")
     yield Formula(
         name="MFU",
         equation=_mfu_equation(run),
@@ -66,22 +65,6 @@ def list_formulas(run: DryRun) -> Iterator[Formula]:
 def _step_equation(run: DryRun) -> Equation:
     symbols = {name.replace(" ", "_"): seconds for name, seconds in run.parts.items()}
     return Equation(text=" + ".join(symbols), symbols=symbols)
-
-
-def _peak_share_equation(run: DryRun) -> Equation:
-    """Return the executed FLOPs of compute relative to the peak, an average over all GEMMs."""
-    flops = stage_flops(run.busiest)
-    return Equation(
-        text="microbatches * (forward + backward + recomputed) / (compute * peak)",
-        symbols={
-            "microbatches": run.spec.microbatches,
-            "forward": flops.forward,
-            "backward": flops.backward,
-            "recomputed": flops.recomputed,
-            "compute": run.compute_seconds,
-            "peak": run.hardware.flops_per_second,
-        },
-    )
 
 
 def _mfu_equation(run: DryRun) -> Equation:
