@@ -7,7 +7,6 @@ neither GPUs nor memory. ``MemTracker`` and ``FSDPMemTracker`` find the peak of 
 """
 
 import gc
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -50,13 +49,13 @@ class FusedNorm(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         _, weight, _ = ctx.saved_tensors
         return torch.empty_like(gradient), torch.empty_like(weight)
 
 
 def _apply_fused_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    output: Tensor = FusedNorm.apply(x, norm.weight)
+    output: Tensor = FusedNorm.apply(x, norm.weight)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -74,7 +73,7 @@ def open_fake_world(ranks: int) -> Iterator[World]:
     assert group is not None
     rms_forward = nn.RMSNorm.forward
     nn.RMSNorm.forward = _apply_fused_norm  # type: ignore[method-assign, assignment]
-    data_parallel.fully_shard = shard_with_real_mesh  # type: ignore[assignment]
+    vars(data_parallel)["fully_shard"] = shard_with_real_mesh
     try:
         yield World(
             rank=0,
@@ -90,7 +89,7 @@ def open_fake_world(ranks: int) -> Iterator[World]:
         )
     finally:
         nn.RMSNorm.forward = rms_forward  # type: ignore[method-assign]
-        data_parallel.fully_shard = fully_shard
+        vars(data_parallel)["fully_shard"] = fully_shard
         dist.destroy_process_group()
 
 
@@ -146,8 +145,6 @@ def measure_peak_bytes(spec: StepSpec) -> int:
             train(tracker)
         [snapshot] = tracker.get_tracker_snapshot("peak").values()
         elements = sum(get_local_tensor(p).numel() for p in part.part.parameters())
-    if os.environ.get("ORACLE_DEBUG"):
-        print({str(getattr(k, "value", k)): round(v / 1e6) for k, v in snapshot.items() if v})
     return int(snapshot["Total"]) + spec.widths.optimizer * elements
 
 

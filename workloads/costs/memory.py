@@ -132,14 +132,17 @@ def state_equation(view: RankView) -> Equation:
 
 
 def buffers_equation(view: RankView) -> Equation:
-    """Return the bytes that are held for a part of a step: the larger of two moments.
+    """Return the bytes that are held for a part of a step: the largest of three moments.
 
-    At the loss FSDP holds the head, and autograd two float32 gradients of the logits. In a layer's
-    backward pass FSDP holds two gathered layers and the gradients of one. All parameters stay
-    gathered in a pipeline, and with ``reshard=false``. Gradients that are not reduced in every
+    At the loss FSDP holds the head, and autograd two float32 gradients of the logits. Before a
+    layer's backward pass FSDP holds two gathered layers, and checkpointing the recomputed one.
+    After it FSDP reduces the layer's gradients, and what the layer saved is free. All parameters
+    stay gathered in a pipeline, and with ``reshard=false``. Gradients that are not reduced in every
     microbatch stay unsharded.
     """
-    moments = [_equation_in_layer(view)]
+    moments = [_equation_before_layer(view)]
+    if view.spec.dims.is_sharded and not _reduces_late(view.spec):
+        moments.append(_equation_after_layer(view))
     if view.has_head:
         moments.append(_equation_at_loss(view))
     return max(moments, key=lambda moment: moment.value)
@@ -165,18 +168,32 @@ def _equation_at_loss(view: RankView) -> Equation:
     return Equation(text=text, symbols=symbols)
 
 
-def _equation_in_layer(view: RankView) -> Equation:
+def _equation_before_layer(view: RankView) -> Equation:
     terms: list[str] = []
     symbols = dict(view.symbols)
     if view.spec.checkpointing != "none":
         terms.append(_format_recomputed_layer(view))
     if view.spec.dims.is_sharded:
         symbols |= _count_gathered_parameters(view)
-        gathered = "parameters" if _keeps_gathered(view.spec) else "2 * layer_parameters"
-        terms.append(f"{gathered} * bytes_per_element")
-        reduces_late = _reduces_late(view.spec)
-        terms.append(_UNREDUCED if reduces_late else "layer_parameters * reduce_bytes")
+        terms.append(_format_gathered_layers(view.spec))
+        if _reduces_late(view.spec):
+            terms.append(_UNREDUCED)
     return Equation(text=" + ".join(terms) or "0", symbols=symbols)
+
+
+def _equation_after_layer(view: RankView) -> Equation:
+    spec = view.spec
+    saved = layer_text(spec, spec.checkpointing)
+    gathered = _format_gathered_layers(spec)
+    return Equation(
+        text=f"{gathered} + layer_parameters * reduce_bytes - ({saved})",
+        symbols=view.symbols | _count_gathered_parameters(view),
+    )
+
+
+def _format_gathered_layers(spec: StepSpec) -> str:
+    gathered = "parameters" if _keeps_gathered(spec) else "2 * layer_parameters"
+    return f"{gathered} * bytes_per_element"
 
 
 def _keeps_gathered(spec: StepSpec) -> bool:

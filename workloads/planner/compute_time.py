@@ -5,7 +5,6 @@ operands, and a launch. Its efficiency therefore falls as m, n or k get small. A
 of its own. Norms, activation functions, residuals and the loss take the time to move their bytes.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parbench.workloads.costs.flops import (
@@ -154,7 +153,7 @@ def _make_gemm(spec: StepSpec, part: ParameterPart) -> Gemm | None:
         rows = spec.sharded_tokens * spec.moe.top_k * spec.dims.ep * spec.dims.etp
         return Gemm(m=rows / spec.moe.experts, n=n, k=k, count=experts)
     n, k = part.size
-    tokens = spec.local_tokens
+    tokens = float(spec.local_tokens)
     if part.kind == "replicated":
         tokens /= spec.dims.tp
     return Gemm(m=tokens, n=n, k=k)
@@ -182,11 +181,3 @@ def count_elementwise_bytes(spec: StepSpec, parts: Parts) -> float:
     else:
         elements += spec.local_tokens / spec.dims.tp * inner * shape.ffn
     return elements * spec.bytes_per_element
-
-
-def list_gemms(view: RankView) -> Iterator[Gemm]:
-    """Yield the GEMMs of one layer's forward pass, of the first kind of layers."""
-    for part in list_units(view).layers[0][1]:
-        gemm = _make_gemm(view.spec, part)
-        if gemm is not None:
-            yield gemm

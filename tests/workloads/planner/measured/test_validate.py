@@ -24,14 +24,13 @@ from parbench.workloads.model.transformer import Transformer
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.link_time import PlacedCall
-from parbench.workloads.planner.measured.validate import (
-    RowTime,
-    buckets_of,
-    exposed_seconds,
-    row_time,
-    validate,
-    validation_text,
+from parbench.workloads.planner.measured.step_time import (
+    StepTime,
+    compute_exposed_seconds,
+    list_buckets,
+    predict_step_time,
 )
+from parbench.workloads.planner.measured.validate import validate, validation_text
 from parbench.workloads.planner.placement import Place
 from parbench.workloads.presets import PRESETS
 from tests.support.reports_fixtures import (
@@ -182,8 +181,8 @@ def sum_seconds(step: StepSpec, axis: str) -> float:
     return sum(call.count * call_seconds(call) for call in on_axis)
 
 
-def predict(step: StepSpec, compute: float = 0.3) -> RowTime:
-    return row_time(step, calls_of(step), call_seconds, compute_seconds=compute)
+def predict(step: StepSpec, compute: float = 0.3) -> StepTime:
+    return predict_step_time(step, calls_of(step), call_seconds, compute_seconds=compute)
 
 
 @pytest.mark.parametrize(("name", "axis"), [("tp_sp", "tp"), ("fsdp", "fsdp")])
@@ -196,7 +195,7 @@ def test_row_time_adds_exposed_calls(name: str, axis: str) -> None:
 
 def test_row_time_hides_ddp_buckets_during_backward() -> None:
     step = make_step("ddp", bucket_mb=1.0)
-    buckets = buckets_of(
+    buckets = list_buckets(
         list(list_parts(step.rank_view(0))), bucket_bytes=MEBI, bytes_per_element=4
     )
     [call] = calls_of(step)
@@ -206,7 +205,7 @@ def test_row_time_hides_ddp_buckets_during_backward() -> None:
 
     last = bucket_seconds(buckets[-1].size_bytes)
     assert predict(step, compute=100.0).seconds == pytest.approx(100 + last)
-    expected = exposed_seconds(buckets, bucket_seconds, 0.3 * 2 / 3)
+    expected = compute_exposed_seconds(buckets, bucket_seconds, 0.3 * 2 / 3)
     assert sum(predict(step).exposed_seconds.values()) == pytest.approx(expected)
 
 
@@ -215,7 +214,7 @@ def test_row_time_hides_ddp_buckets_during_backward() -> None:
 )
 def test_row_time_of_pipeline_contains_bubble(schedule: str, chunks: int) -> None:
     step = make_step("pp", schedule=schedule, microbatches=8, layers=8)
-    row = row_time(step, calls_of(step), lambda call: 0.0, compute_seconds=2.4)
+    row = predict_step_time(step, calls_of(step), lambda call: 0.0, compute_seconds=2.4)
     passes = PassSeconds(0.1, 0.1, 0.1)
     bubble = SCHEDULES[schedule].compute_bubble(PipelineSize(4, 8, chunks), passes)
     assert bubble.seconds is not None
@@ -227,7 +226,7 @@ def test_row_time_of_pipeline_contains_bubble(schedule: str, chunks: int) -> Non
 )
 def test_row_time_of_gloo_messages_waits_for_receiver(backend: str, num_messages: int) -> None:
     step = make_step("pp", schedule="gpipe", microbatches=8)
-    row = row_time(
+    row = predict_step_time(
         step, calls_of(step), lambda call: 0.01, compute_seconds=2.4, backend=backend
     )
     assert row.exposed_seconds["pp"] == pytest.approx(0.01 * num_messages)
@@ -246,5 +245,5 @@ def test_buckets_match_torch(bucket_bytes: int, caps: list[int]) -> None:
     expected = []
     for indices in indices_by_bucket:
         expected.append(sum(tensors[index].numel() * 4 for index in indices))
-    buckets = buckets_of(parts, bucket_bytes=bucket_bytes, bytes_per_element=4)
+    buckets = list_buckets(parts, bucket_bytes=bucket_bytes, bytes_per_element=4)
     assert [bucket.size_bytes for bucket in buckets] == expected
