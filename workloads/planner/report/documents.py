@@ -136,8 +136,8 @@ def _make_document(run: DryRun, parts: Sequence[DocumentPart], problem: str = ""
 def _question_table(questions: Sequence[Question]) -> DocumentTable:
     rows: list[Sequence[Cell]] = []
     for question in questions:
-        value = f"{question.equation.value:,.4g} {question.unit}"
-        limit = f"{question.limit:,.4g} {question.unit}"
+        value = _format_value(question.equation.value, question.unit)
+        limit = _format_value(question.limit, question.unit)
         rows.append([question.text, question.equation.numbers, value, limit, question.answer])
     equations = dict.fromkeys(question.equation.text for question in questions)
     return DocumentTable(
@@ -154,6 +154,11 @@ def _question_table(questions: Sequence[Question]) -> DocumentTable:
         rows=rows,
         notes=[f"Equation: {text}." for text in equations],
     )
+
+
+def _format_value(value: float, unit: str) -> str:
+    number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{number} {unit}".rstrip()
 
 
 def _rule_table(rule: RuleOfThumb, best: DryRun) -> DocumentTable:
@@ -435,7 +440,7 @@ def _formula_table(run: DryRun) -> DocumentTable:
     rows: list[Sequence[Cell]] = []
     for formula in list_formulas(run):
         equation = formula.equation
-        value = f"{equation.value:,.4g} {formula.unit}".rstrip()
+        value = _format_value(equation.value, formula.unit)
         rows.append([formula.name, equation.text, equation.numbers, value, formula.source])
     return DocumentTable(
         id="equations",
