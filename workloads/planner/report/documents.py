@@ -86,7 +86,6 @@ def search_document(
         title="Candidates",
         tables=[
             _mesh_table(answer.result, top),
-            *_front_tables(answer.result),
             _space_table(answer.request, best.hardware),
         ],
     )
@@ -243,12 +242,13 @@ def _mesh_table(result: SearchResult, top: int) -> DocumentTable:
                 bars={label_step(run.spec): _memory_by_component(run.fullest) for run in bars},
                 limit=_memory_limit(shown[0].hardware),
             ),
+            *_draw_memory_against_time(result),
         ],
     )
 
 
-def _front_tables(result: SearchResult) -> list[DocumentTable]:
-    """Return the meshes that need less memory, no table if the fastest needs the least."""
+def _draw_memory_against_time(result: SearchResult) -> list[Figure]:
+    """Return the figure of the meshes that need less memory, none if the fastest needs the least."""
     front = find_pareto_front(result.runs)
     if len(front) < 2:
         return []
@@ -256,25 +256,15 @@ def _front_tables(result: SearchResult) -> list[DocumentTable]:
         label_step(run.spec): (run.seconds, run.fullest.memory.total / GIGA)
         for run in [*result.runs[:MAX_BARS], *front]
     }
-    return [
-        DocumentTable(
-            id="front",
-            title="Less memory for more time",
-            caption="each needs a tenth less memory than all faster meshes",
-            columns=[*MESH_COLUMNS, STEP_COLUMN, MEMORY_COLUMN],
-            rows=[_mesh_cells(run) for run in front],
-            figures=[
-                ScatterPlot(
-                    title="Time and memory",
-                    caption="The line joins the meshes of the table.",
-                    x=make_column("step time", "s"),
-                    y=make_column("memory of a rank", "GB"),
-                    points=points,
-                    front=[label_step(run.spec) for run in front],
-                )
-            ],
-        )
-    ]
+    figure = ScatterPlot(
+        title="Time and memory",
+        caption="The line joins meshes that need a tenth less memory than all faster ones.",
+        x=make_column("step time", "s"),
+        y=make_column("memory of a rank", "GB"),
+        points=points,
+        front=[label_step(run.spec) for run in front],
+    )
+    return [figure]
 
 
 def _space_table(request: SearchRequest, hardware: Hardware) -> DocumentTable:
