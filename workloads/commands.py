@@ -194,7 +194,12 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
     default=0,
     help="Microbatches per data rank, instead of --global-batch; default: 1, or 4 per stage.",
 )
-@click.option("--split", default="", metavar="N+N+...", help="Layers of each pipeline stage.")
+@click.option(
+    "--split",
+    default="",
+    metavar="N+N+...",
+    help="Layers of each pipeline stage; default: as equal as possible.",
+)
 @_STEP_OPTIONS
 @_MACHINE_OPTIONS
 @_EXPLAIN_OPTION

@@ -1,7 +1,8 @@
 """Training runs as their sources publish them: model, mesh, batch, hardware and result.
 
-Nothing is fitted to a row. Every run uses a hardware preset with its assumed efficiencies. Where
-a source gives no microbatch or schedule, the microbatch is one sequence and the schedule is 1F1B.
+No constant belongs to a row. Every run uses a hardware preset, or one that differs as its source
+says. Where a source gives no microbatch or schedule, the microbatch is one sequence and the
+schedule is 1F1B.
 """
 
 from collections.abc import Callable, Iterator

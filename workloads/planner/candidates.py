@@ -179,8 +179,8 @@ def list_batches(request: SearchRequest, layout: StepSpec) -> Iterator[StepSpec]
     tokens = layout.shape.sequence // dims.cp
     sizes = (request.microbatch,) if request.microbatch else (1, 2, 4, 8, 16)
     for microbatch in sizes:
-        microbatches, rest = divmod(request.global_batch, dims.dp * dims.fsdp * microbatch)
-        if rest or microbatches < dims.pp:
+        microbatches, remainder = divmod(request.global_batch, dims.dp * dims.fsdp * microbatch)
+        if remainder or microbatches < dims.pp:
             continue
         is_small = tokens * microbatch < MIN_TOKENS and layout.shape.sequence > MIN_TOKENS
         is_large = tokens * microbatch > MAX_TOKENS and microbatch > 1

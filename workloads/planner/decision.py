@@ -82,25 +82,25 @@ def list_questions(request: SearchRequest, hardware: Hardware) -> Iterator[Quest
 
 def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
     widths = step.widths
-    kept = f"({widths.parameters} + {widths.gradients}) * parameters"
+    weights = f"({widths.parameters} + {widths.gradients}) * parameters"
     optimizer = f"{widths.optimizer} * parameters"
     symbols = {"parameters": num_parameters(step.shape, step.moe) / GIGA, "gpus": gpus}
     for text, formula, if_yes, if_no in (
         (
             "Do parameters, gradients and optimizer state fit on one GPU?",
-            f"{kept} + {optimizer}",
+            f"{weights} + {optimizer}",
             "DDP is enough",
             "shard the optimizer state",
         ),
         (
             "Do they fit if the GPUs shard the optimizer state (ZeRO-1)?",
-            f"{kept} + {optimizer} / gpus",
+            f"{weights} + {optimizer} / gpus",
             "ZeRO-1 is enough",
             "shard parameters and gradients too",
         ),
         (
             "Do they fit if the GPUs shard everything (ZeRO-3, FSDP)?",
-            f"({kept} + {optimizer}) / gpus",
+            f"({weights} + {optimizer}) / gpus",
             "FSDP holds the state",
             "use more GPUs",
         ),
@@ -119,7 +119,7 @@ def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iter
 
 
 def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
-    """Yield whether one sequence's activations fit next to FSDP's shard, until they do."""
+    """Yield the questions whether the activations of one sequence fit next to a shard of FSDP."""
     tp = max(_list_tensor_sizes(step, gpus, hardware))
     full_tp = ParallelDims(fsdp=max(1, gpus // tp), tp=tp)
     for dims, checkpointing, if_yes, if_no in (

@@ -259,11 +259,11 @@ def _strategy_row(strategy: Strategy) -> list[Cell]:
 
 
 def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> DocumentTable:
-    """Return which mesh hides its communication, by the tokens of a step per GPU."""
+    """Return the simplest mesh that can hide its communication, by tokens per GPU."""
     rows: list[list[Cell]] = []
     tensor_sizes = [tp for tp in list_divisors(hardware.gpus_per_node) if 1 < tp < gpus]
     for tokens in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768):
-        alone = _compute_comm_ratio(step, ParallelDims(fsdp=gpus), tokens, hardware)
+        sharded_ratio = _compute_comm_ratio(step, ParallelDims(fsdp=gpus), tokens, hardware)
         mixed: dict[int, float] = {}
         for tp in tensor_sizes:
             dims = ParallelDims(fsdp=gpus // tp, tp=tp)
@@ -272,14 +272,14 @@ def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> DocumentTabl
                 mixed[tp] = ratio
         best_tp = min(mixed, key=lambda tp: mixed[tp], default=None)
         regime = "communication bound"
-        if alone is not None and alone <= 1:
+        if sharded_ratio is not None and sharded_ratio <= 1:
             regime = "FSDP alone"
         elif best_tp is not None and mixed[best_tp] <= 1:
             regime = "FSDP with TP"
         cells: list[Cell] = [None, None]
         if best_tp is not None:
             cells = [mixed[best_tp], f"tp={best_tp}"]
-        rows.append([f"{tokens:,}", alone, *cells, regime])
+        rows.append([f"{tokens:,}", sharded_ratio, *cells, regime])
     return DocumentTable(
         id="regimes",
         title="Batch regimes",

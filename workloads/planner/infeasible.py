@@ -34,7 +34,7 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
 
 
 def explain_too_large(run: DryRun) -> str:
-    """Return how much memory a step lacks, and what fits: recomputation, or the fewest GPUs."""
+    """Return the memory that a step lacks, and the recomputation or the GPUs with which it fits."""
     spec = run.spec
     for checkpointing in CHECKPOINTINGS:
         recomputing = spec.with_checkpointing(checkpointing)

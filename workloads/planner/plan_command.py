@@ -15,7 +15,11 @@ from parbench.workloads.model.shapes import PRECISIONS
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
-from parbench.workloads.planner.candidates import SearchRequest, place_step
+from parbench.workloads.planner.candidates import (
+    SearchRequest,
+    balance_layers,
+    place_step,
+)
 from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware, hardware_of
@@ -187,13 +191,19 @@ def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:
 def build_step_on_mesh(
     options: StepOptions, mesh: str, microbatches: int, split: str
 ) -> tuple[StepSpec, tuple[str, ...]]:
-    """Return the step on a mesh. A pipeline has four microbatches per rank by default."""
+    """Return the step on a mesh.
+
+    By default a pipeline has four microbatches per rank, and stages as equal as possible.
+    """
     if microbatches and options.global_batch:
         raise UserError("--microbatches and --global-batch exclude each other: leave out one")
     step, notes = build_step(options)
     dims = ParallelDims.parse(mesh)
     default = 4 * dims.pp if dims.pp > 1 else 1
     spec = replace(place_step(step, dims), microbatches=microbatches or default)
+    schedule = spec.pipeline_options.schedule
+    if not split and dims.pp > 1 and spec.shape.layers % spec.pipeline_size.num_stages:
+        split = balance_layers(spec.shape, spec.moe, dims.pp, spec.stages_per_rank, schedule)
     spec = spec.with_pipeline(split=split)
     if options.global_batch:
         spec = spec.with_batch(options.global_batch)

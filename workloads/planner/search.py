@@ -122,7 +122,7 @@ def _predict(
     result.num_considered += len(valid_specs)
     if not valid_specs:
         return None
-    *others, smallest = valid_specs
+    *larger_specs, smallest = valid_specs
     smallest_memory = plan_ranks(smallest)
     peak = max(rank.memory.total for rank in smallest_memory)
     if peak > hardware.usable_bytes:
@@ -130,7 +130,7 @@ def _predict(
         if result.smallest is None or peak < result.smallest[0]:
             result.smallest = (peak, smallest)
         return None
-    for spec in others:
+    for spec in larger_specs:
         memory = plan_ranks(spec)
         if max(rank.memory.total for rank in memory) <= hardware.usable_bytes:
             return dry_run(spec, hardware, seconds=seconds, exact=False, ranks=memory)
@@ -161,8 +161,9 @@ def measure_effort(run: DryRun) -> int:
     """
     spec = run.spec
     effort = sum(_WEIGHTS.get(axis, 2) for axis in spec.dims.sizes)
-    if spec.dims.pp > 1 and spec.pipeline_options.schedule != SIMPLEST_SCHEDULE:
-        effort += 1
+    if spec.dims.pp > 1:
+        effort += spec.pipeline_options.schedule != SIMPLEST_SCHEDULE
+        effort += spec.dims.is_sharded  # FSDP inside a pipeline keeps all stages gathered.
     if run.fullest.memory.total > NEARLY_FULL * run.hardware.usable_bytes:
         effort += 1
     return effort

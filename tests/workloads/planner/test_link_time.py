@@ -20,7 +20,7 @@ from parbench.workloads.planner.link_time import (
     curves_of,
     hardware_of_run,
 )
-from parbench.workloads.planner.placement import Place, place_of
+from parbench.workloads.planner.placement import Place, place_of, place_on_torus
 from tests.support.planner_asks import SIMPLE_HARDWARE
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
@@ -66,6 +66,25 @@ def test_pod_links_are_oversubscribed() -> None:
     call = make_call("all_gather", place=place)
     flat_seconds = by_hardware(SIMPLE_HARDWARE)(call)
     assert by_hardware(hardware)(call) == pytest.approx(2 * flat_seconds)
+
+
+@pytest.mark.parametrize(
+    ("op", "mesh", "seconds"),
+    [
+        (
+            "all_gather",
+            "fsdp=64",
+            8 * 63 / 64 / 6 / 100,
+        ),  # three axes, links in both directions
+        ("all_gather", "tp=4,fsdp=16", 8 * 15 / 16 / 4 / 100),
+        ("all_to_all", "fsdp=64", 8 * 4 / 8 / 100),
+        ("send", "fsdp=64", 8 / 100),
+    ],
+)
+def test_torus_uses_links_of_its_axes(op: str, mesh: str, seconds: float) -> None:
+    place = place_on_torus(ParallelDims.parse(mesh), ("fsdp",), (4, 4, 4))
+    hardware = msgspec.structs.replace(SIMPLE_HARDWARE, torus=(4, 4, 4))
+    assert by_hardware(hardware)(make_call(op, place=place)) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""Goodput follows Young and Daly, and the critical batch Kaplan et al."""
+
+import pytest
+
+from parbench.workloads.planner.goodput import compute_critical_batch, compute_goodput
+
+
+def test_best_interval_is_that_of_young() -> None:
+    """1,000 GPUs with a failure per GPU and 1,000 days fail once a day."""
+    goodput = compute_goodput(1000, failures_per_gpu_day=1e-3, checkpoint_seconds=48.0)
+    assert goodput.failure_seconds == pytest.approx(86_400)
+    assert goodput.checkpoint_interval == pytest.approx(2880)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_other_intervals_have_less_goodput(factor: float) -> None:
+    best = compute_goodput(16_384)
+    other = compute_goodput(16_384, checkpoint_interval=factor * best.checkpoint_interval)
+    assert other.share.value < best.share.value
+
+
+def test_goodput_of_llama3_is_above_90_percent() -> None:
+    """Llama 3 405B trained for more than 90 % of the time (arXiv 2407.21783, section 3.3.4)."""
+    assert compute_goodput(16_384).share.value == pytest.approx(0.91, abs=0.02)
+
+
+def test_critical_batch_grows_with_tokens() -> None:
+    """The loss after 300 B tokens is 1.64, and 2e8 / 1.64^(1 / 0.21) tokens are 19 million."""
+    assert compute_critical_batch(3e11).value == pytest.approx(19.1e6, rel=0.01)
+    assert compute_critical_batch(3e12).value > compute_critical_batch(3e11).value
