@@ -120,7 +120,7 @@ def test_mesh_balances_uneven_stages() -> None:
     spec, _ = build_step_on_mesh(StepOptions(model="deepseek-v3"), "pp=16,dp=128,ep=64", 0, "")
     layers = list(map(int, spec.pipeline_options.split.split("+")))
     assert sum(layers) == spec.shape.layers
-    assert max(layers) - min(layers) == 1
+    assert max(layers) - min(layers) <= 2
 
 
 def test_plan_options_reach_the_step() -> None:
