@@ -161,8 +161,9 @@ def measure_effort(run: DryRun) -> int:
     """
     spec = run.spec
     effort = sum(_WEIGHTS.get(axis, 2) for axis in spec.dims.sizes)
-    if spec.dims.pp > 1 and spec.pipeline_options.schedule != SIMPLEST_SCHEDULE:
-        effort += 1
+    if spec.dims.pp > 1:
+        effort += spec.pipeline_options.schedule != SIMPLEST_SCHEDULE
+        effort += spec.dims.is_sharded  # FSDP inside a pipeline keeps all stages gathered.
     if run.fullest.memory.total > NEARLY_FULL * run.hardware.usable_bytes:
         effort += 1
     return effort

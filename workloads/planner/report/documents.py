@@ -86,7 +86,6 @@ def search_document(
         title="Candidates",
         tables=[
             _mesh_table(answer.result, top),
-            *_front_tables(answer.result),
             _space_table(answer.request, best.hardware),
         ],
     )
@@ -136,8 +135,8 @@ def _make_document(run: DryRun, parts: Sequence[DocumentPart], problem: str = ""
 def _question_table(questions: Sequence[Question]) -> DocumentTable:
     rows: list[Sequence[Cell]] = []
     for question in questions:
-        value = f"{question.equation.value:,.4g} {question.unit}"
-        limit = f"{question.limit:,.4g} {question.unit}"
+        value = _format_value(question.equation.value, question.unit)
+        limit = _format_value(question.limit, question.unit)
         rows.append([question.text, question.equation.numbers, value, limit, question.answer])
     equations = dict.fromkeys(question.equation.text for question in questions)
     return DocumentTable(
@@ -154,6 +153,11 @@ def _question_table(questions: Sequence[Question]) -> DocumentTable:
         rows=rows,
         notes=[f"Equation: {text}." for text in equations],
     )
+
+
+def _format_value(value: float, unit: str) -> str:
+    number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{number} {unit}".rstrip()
 
 
 def _rule_table(rule: RuleOfThumb, best: DryRun) -> DocumentTable:
@@ -238,12 +242,13 @@ def _mesh_table(result: SearchResult, top: int) -> DocumentTable:
                 bars={label_step(run.spec): _memory_by_component(run.fullest) for run in bars},
                 limit=_memory_limit(shown[0].hardware),
             ),
+            *_draw_memory_against_time(result),
         ],
     )
 
 
-def _front_tables(result: SearchResult) -> list[DocumentTable]:
-    """Return the meshes that need less memory, no table if the fastest needs the least."""
+def _draw_memory_against_time(result: SearchResult) -> list[Figure]:
+    """Return the figure of the meshes that need less memory, none if the fastest needs the least."""
     front = find_pareto_front(result.runs)
     if len(front) < 2:
         return []
@@ -251,25 +256,15 @@ def _front_tables(result: SearchResult) -> list[DocumentTable]:
         label_step(run.spec): (run.seconds, run.fullest.memory.total / GIGA)
         for run in [*result.runs[:MAX_BARS], *front]
     }
-    return [
-        DocumentTable(
-            id="front",
-            title="Less memory for more time",
-            caption="each needs a tenth less memory than all faster meshes",
-            columns=[*MESH_COLUMNS, STEP_COLUMN, MEMORY_COLUMN],
-            rows=[_mesh_cells(run) for run in front],
-            figures=[
-                ScatterPlot(
-                    title="Time and memory",
-                    caption="The line joins the meshes of the table.",
-                    x=make_column("step time", "s"),
-                    y=make_column("memory of a rank", "GB"),
-                    points=points,
-                    front=[label_step(run.spec) for run in front],
-                )
-            ],
-        )
-    ]
+    figure = ScatterPlot(
+        title="Time and memory",
+        caption="The line joins meshes that need a tenth less memory than all faster ones.",
+        x=make_column("step time", "s"),
+        y=make_column("memory of a rank", "GB"),
+        points=points,
+        front=[label_step(run.spec) for run in front],
+    )
+    return [figure]
 
 
 def _space_table(request: SearchRequest, hardware: Hardware) -> DocumentTable:
@@ -435,7 +430,7 @@ def _formula_table(run: DryRun) -> DocumentTable:
     rows: list[Sequence[Cell]] = []
     for formula in list_formulas(run):
         equation = formula.equation
-        value = f"{equation.value:,.4g} {formula.unit}".rstrip()
+        value = _format_value(equation.value, formula.unit)
         rows.append([formula.name, equation.text, equation.numbers, value, formula.source])
     return DocumentTable(
         id="equations",

@@ -40,13 +40,13 @@ def test_search_document_compares_with_rule_of_thumb() -> None:
         answer.rule.run.spec.dims.label,
     ]
     assert "the error of a prediction" in comparison.notes[0]
-    meshes, front, _ = candidates.tables
+    meshes, _ = candidates.tables
     assert meshes.title == "Fastest of the meshes considered"
     assert [row[2] for row in meshes.rows] == [run.seconds for run in answer.result.runs[:3]]
-    assert len(front.rows) == len(find_pareto_front(answer.result.runs))
-    [points] = front.figures
-    assert isinstance(points, ScatterPlot)
-    assert {*points.front} <= points.points.keys()
+    scatter = meshes.figures[-1]
+    assert isinstance(scatter, ScatterPlot)
+    assert len(scatter.front) == len(find_pareto_front(answer.result.runs))
+    assert {*scatter.front} <= scatter.points.keys()
 
 
 def draw_pipeline(microbatches: int) -> GanttChart:
