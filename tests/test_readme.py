@@ -146,7 +146,7 @@ def test_command_runs_with_fake_ranks(
         lambda *args, **options: load_first_repetition(command_folder / "BASE"),
     )
     # A search over fewer GPUs is faster.
-    args = shlex.split(line.replace("--gpus 64", "--gpus 16"))[1:]
+    args = shlex.split(line.replace("--gpus 64", "--gpus 32"))[1:]
     if args[0] == "run":
         # Rendering the page takes seconds and has its own tests.
         monkeypatch.setattr(show, "rendered", lambda report, form: b"")

@@ -21,7 +21,6 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Description, Explanation
 from parbench.bench.world.world import World, make_group
-from parbench.workloads.costs.tp_layer import COLUMN, TpLayerCase, make_tp_layer
 from parbench.workloads.model.transformer import DTYPES, Ffn, set_weights
 from parbench.workloads.parallel.mesh import destroy_groups
 from parbench.workloads.step.layer_benchmark import LayerBenchmark, collect_tensors
@@ -29,6 +28,7 @@ from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
 from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe
+from parbench.workloads.tp_layer_case import COLUMN, TpLayerCase, make_tp_layer
 
 CLAIM = "one layer, forward and backward, without a model or an optimizer"
 
