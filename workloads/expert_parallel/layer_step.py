@@ -26,7 +26,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import get_dtype, make_generator, set_weights
-from parbench.workloads.parallel.mesh import build_mesh, get_full_tensor
+from parbench.workloads.parallel.mesh import build_expert_mesh, get_full_tensor
 from parbench.workloads.parallel.parallelize import make_placement
 from parbench.workloads.presets import ep_layer
 from parbench.workloads.step.overlap import OverlapProbe
@@ -54,7 +54,7 @@ class MoeLayerBenchmark:
         self._num_tokens = self.spec.microbatch * shape.sequence
         self._dtype = get_dtype(self.spec)
         self._routing = StepRouting(world, self.spec, self.moe, range(shape.sequence))
-        self._mesh = build_mesh(world, self.spec.dims, has_experts=True)
+        self._mesh = build_expert_mesh(world, self.spec.dims)
         self._placement = make_placement(self._mesh)
         self.layer = MoeLayer(shape, self.moe, self._placement)
         self._initialize(self.layer, self._dtype)
