@@ -33,7 +33,7 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Steps and their parameters."""
 
-NUM_SPLITS = {name: 1 for name in STEPS} | {
+NUM_SPLITS = dict.fromkeys(STEPS, 1) | {
     "cp": 2,  # dp sums gradients, and cp exchanges keys and values
     "ep_step": 2,  # dp sums gradients, and ep exchanges tokens
     "ep_step_bf16": 2,
