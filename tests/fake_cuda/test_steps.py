@@ -33,19 +33,12 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Steps and their parameters."""
 
-NUM_SPLITS = Counter(
-    hsdp=1,
-    tp_fsdp=1,
-    tp_linear=1,
-    tp_ffn=1,
-    cp=2,
-    ep_dispatch=1,
-    ep_layer=1,
-    ep_layer_bf16=1,
-    ep_step=1,
-    ep_step_bf16=1,
-)
-"""Communicators that a case splits from the world's."""
+NUM_SPLITS = dict.fromkeys(STEPS, 1) | {
+    "cp": 2,  # dp sums gradients, and cp exchanges keys and values
+    "ep_step": 2,  # dp sums gradients, and ep exchanges tokens
+    "ep_step_bf16": 2,
+}
+"""Communicators that a case splits from the world's: one for each axis that communicates."""
 
 NUM_READS = Counter(
     ep_dispatch=1,  # how many tokens travel, once for each dispatch

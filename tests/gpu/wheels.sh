@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Fetches into tests/gpu/wheels what a machine without a network may lack; more names may follow.
-#   tests/gpu/wheels.sh                                    2.9 MiB
-#   tests/gpu/wheels.sh scipy pandas python-dateutil six   50 MiB
+#   tests/gpu/wheels.sh                                       2.9 MiB
+#   tests/gpu/wheels.sh scipy pandas python-dateutil tzdata   50 MiB
+# Only figures need these:
+#   tests/gpu/wheels.sh matplotlib contourpy cycler fonttools kiwisolver pillow pyparsing \
+#     python-dateutil tzdata                                  27 MiB
 set -eu
 PYTHON=$(realpath --no-symlinks "$(command -v "${PYTHON:-python3}")")
 cd "$(dirname "$0")"
