@@ -10,7 +10,6 @@ from parbench.bench.plan.params import Param, Value
 from parbench.bench.text import UserError
 from parbench.workloads import presets
 from parbench.workloads.context_parallel.context_methods import MASK, find_context_method
-from parbench.workloads.costs.tp_layer import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 from parbench.workloads.expert_parallel.moe_case import LAYER_PARAMS, MOE_PARAMS
 from parbench.workloads.model.shapes import (
     COMMON,
@@ -35,6 +34,7 @@ from parbench.workloads.presets import (
     PRESETS,
     RESHARD,
 )
+from parbench.workloads.tp_layer_case import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 
 EXPERT_TP = Param(
     name="tp", kind="int", default=1, minimum=1, optional=True, help="ranks that split attention"

@@ -21,12 +21,6 @@ from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
 from parbench.bench.world.benchmark import Benchmark, Description, Explanation
 from parbench.bench.world.world import World, make_group
-from parbench.workloads.costs.tp_layer import (
-    COLUMN,
-    MEGATRON,
-    TpLayerCase,
-    make_tp_layer,
-)
 from parbench.workloads.model.transformer import DTYPES, Ffn, make_generator, set_weights
 from parbench.workloads.parallel.mesh import destroy_groups, get_full_tensor
 from parbench.workloads.step.memory import MemoryProbe, count_saved_bytes
@@ -34,6 +28,12 @@ from parbench.workloads.step.overlap import OverlapProbe
 from parbench.workloads.step.probe import Probe, ProbedStep, run_probes
 from parbench.workloads.step.sent_bytes import CommBytesProbe
 from parbench.workloads.step.verify import compare, norm_of_all
+from parbench.workloads.tp_layer_case import (
+    COLUMN,
+    MEGATRON,
+    TpLayerCase,
+    make_tp_layer,
+)
 
 CLAIM = "one layer, forward and backward, without a model or an optimizer"
 

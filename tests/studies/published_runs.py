@@ -21,7 +21,8 @@ page compares its predictions with {num_runs} published training runs.
 The planner gets the model, the mesh, the batch and the hardware preset of each run. A source that
 gives no microbatch or schedule is planned with one sequence per microbatch and 1F1B. Two constants
 of the planner were chosen with these runs: large GEMMs reach 90 % of the fastest GEMM that was
-measured on a GPU, and compute hides 75 % of FSDP's communication. No constant belongs to a row.
+measured on a GPU, and compute hides 75 % of FSDP's communication. All other efficiencies are
+assumptions. No constant belongs to a row.
 
 * The median absolute error of the speed is {median_error:.1%}.
 * The largest error is {largest_error:+.1%} ({largest_name}, {largest_gpus} GPUs).
@@ -36,8 +37,8 @@ Some rows rest on assumptions that their sources do not state:
 * `selective` is that of torchtitan: it keeps attention and every second GEMM of a layer.
 * The rows on `selene` assume that a collective uses one of the eight network cards of a node. With
   all cards, the predicted ZeRO-3 speed would not drop at 1,536 GPUs as published.
-* `grand-teton` are H100s of 96 GB and 2.4 TB/s. Their power limit of 500 W is planned as nine tenths
-  of the peak.
+* `grand-teton` are H100s of 96 GB and 2.4 TB/s. Their power limit of 500 W is planned as nine
+  tenths of the peak.
 * DeepSeek-V3 is planned in bfloat16 with a dispatch that compute hides. The run used FP8.
 * Llama 3 405B is planned with seven stages per rank and ZeRO-1, the closest plan to its source. Its
   backward pass computes norms and activation functions again, as `torch.compile` does.

@@ -6,8 +6,8 @@ import pytest
 
 from parbench.bench.world.world import World
 from parbench.workloads import tensor_parallel_layers
-from parbench.workloads.costs.tp_layer import make_tp_layer
 from parbench.workloads.tensor_parallel_layers import TpLayerBenchmark
+from parbench.workloads.tp_layer_case import make_tp_layer
 from tests.support.ranks import Ranks
 
 CASES = [

@@ -15,7 +15,7 @@ ATTENTION_BACKWARD = 2.5
 
 
 def is_recomputed_gemm(shape: Shape, name: str) -> bool:
-    """Return whether ``selective`` checkpointing recomputes the GEMM of a layer's parameter.
+    """Return True if ``selective`` checkpointing recomputes the GEMM of a parameter.
 
     It keeps every second of q, k, v, out, gate, up, down, and of q_a, q_b, kv_a, kv_b, out.
     """

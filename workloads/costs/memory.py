@@ -141,7 +141,7 @@ def buffers_equation(view: RankView) -> Equation:
     microbatch stay unsharded.
     """
     moments = [_equation_before_layer(view)]
-    if view.spec.dims.is_sharded and not _reduces_late(view.spec):
+    if view.spec.dims.is_sharded and not _is_reduced_late(view.spec):
         moments.append(_equation_after_layer(view))
     if view.has_head:
         moments.append(_equation_at_loss(view))
@@ -158,9 +158,9 @@ def _equation_at_loss(view: RankView) -> Equation:
     symbols = dict(view.symbols)
     if spec.dims.is_sharded:
         symbols |= _count_gathered_parameters(view)
-        gathered = "parameters" if _keeps_gathered(spec) else "head_parameters"
+        gathered = "parameters" if _is_always_gathered(spec) else "head_parameters"
         text += f" + {gathered} * bytes_per_element"
-        if _reduces_late(spec):
+        if _is_reduced_late(spec):
             text += f" + {_UNREDUCED}"
         elif spec.microbatches == 1:
             # The gradients of the shard do not exist yet.
@@ -176,7 +176,7 @@ def _equation_before_layer(view: RankView) -> Equation:
     if view.spec.dims.is_sharded:
         symbols |= _count_gathered_parameters(view)
         terms.append(_format_gathered_layers(view.spec))
-        if _reduces_late(view.spec):
+        if _is_reduced_late(view.spec):
             terms.append(_UNREDUCED)
     return Equation(text=" + ".join(terms) or "0", symbols=symbols)
 
@@ -192,17 +192,17 @@ def _equation_after_layer(view: RankView) -> Equation:
 
 
 def _format_gathered_layers(spec: StepSpec) -> str:
-    gathered = "parameters" if _keeps_gathered(spec) else "2 * layer_parameters"
+    gathered = "parameters" if _is_always_gathered(spec) else "2 * layer_parameters"
     return f"{gathered} * bytes_per_element"
 
 
-def _keeps_gathered(spec: StepSpec) -> bool:
-    """Return whether FSDP keeps all parameters gathered until the end of the step."""
+def _is_always_gathered(spec: StepSpec) -> bool:
+    """Return True if FSDP keeps all parameters gathered until the end of the step."""
     return spec.dims.pp > 1 or not spec.reshard
 
 
-def _reduces_late(spec: StepSpec) -> bool:
-    """Return whether FSDP accumulates unsharded gradients over microbatches."""
+def _is_reduced_late(spec: StepSpec) -> bool:
+    """Return True if FSDP accumulates unsharded gradients over microbatches."""
     return spec.dims.pp > 1 or spec.gradient_syncs < spec.microbatches
 
 
@@ -227,7 +227,7 @@ def _count_gathered(view: RankView, parts: Parts) -> int:
 
 
 def _format_recomputed_layer(view: RankView) -> str:
-    """Return what the layer that is being recomputed saves, of which its input is kept already."""
+    """Return the bytes of the layer that is being recomputed, without its input."""
     return f"({layer_text(view.spec, 'none')}) - {layer_text(view.spec, 'full')}"
 
 
@@ -255,7 +255,7 @@ def layers_equation(view: RankView, checkpointing: str) -> Equation:
 
 
 def _layers_text(view: RankView, checkpointing: str) -> str:
-    """Return what the layers save. With ``full:K`` all but one layer in K save everything."""
+    """Return the bytes of the layers. With ``full:K`` all but one layer in K save everything."""
     kinds = [("layers", view.spec)]
     if view.spec.moe is not None:
         kinds = [("moe_layers", view.spec)]
@@ -380,7 +380,7 @@ def _moe_gemm_text(spec: StepSpec) -> str:
 
 
 def _moe_text(spec: StepSpec) -> str:
-    """Return what a MoE layer saves with balanced routing.
+    """Return the bytes that a MoE layer saves with balanced routing.
 
     The router saves its input and scores in float32. Each of a token's k rows saves its input, the
     inner tensors, its output, its weighted output, its weight and its 8-byte indices.

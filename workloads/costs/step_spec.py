@@ -137,12 +137,12 @@ class StepSpec:
 
     @property
     def gradient_syncs(self) -> int:
-        """How often a step reduces gradients. A pipeline reduces after its last backward pass."""
+        """The reductions of gradients per step. A pipeline reduces after its last backward pass."""
         return 1 if self.no_sync or self.dims.pp > 1 else self.microbatches
 
     @property
     def forward_passes(self) -> float:
-        """How often a layer's forward pass runs, and communicates. Recomputation repeats it."""
+        """The forward passes of a layer per microbatch. Recomputation repeats them."""
         return 1.0 if self.checkpointing == "none" else 1.0 + 1 / self.checkpoint_every
 
     @property
@@ -386,7 +386,7 @@ class RankView:
 
     @cached_property
     def recomputed_dense_layers(self) -> int:
-        """Those of ``dense_layers`` that backward recomputes."""
+        """The layers of ``dense_layers`` that backward recomputes."""
         dense = self.spec.moe.dense_layers if self.spec.moe else 0
         return self.recomputed_layers - self._count_recomputed(dense)
 

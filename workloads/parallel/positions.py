@@ -16,10 +16,10 @@ from parbench.workloads.context_parallel.attention_kernel import (
     make_simulated_attention,
 )
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit, split_sequence
-from parbench.workloads.costs.compute_shares import compute_shares
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import Core, get_dtype
+from parbench.workloads.parallel.compute_shares import compute_shares
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.parallel.mesh import Partition
 

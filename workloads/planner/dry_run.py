@@ -26,7 +26,6 @@ from parbench.workloads.planner.placement import place_of, place_on_torus
 
 GIGA = 1e9
 MAX_SIMULATED_ACTIONS = 40_000
-SHARDING = ("dp", "edp", "fsdp", "efsdp")
 _BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
 
 
@@ -71,11 +70,6 @@ class DryRun:
     @cached_property
     def exposed_seconds(self) -> float:
         return sum(axis.exposed_seconds for axis in self.axes)
-
-    @cached_property
-    def sharding_seconds(self) -> float:
-        """The exposed time of gathering parameters and reducing gradients."""
-        return sum(axis.exposed_seconds for axis in self.axes if axis.name in SHARDING)
 
     @cached_property
     def seconds(self) -> float:

@@ -76,12 +76,3 @@ def compute_critical_batch(tokens: float) -> Equation:
             "tokens": tokens,
         },
     )
-
-
-def compute_step_savings(batch: float, critical_batch: float) -> float:
-    """Return the share of the tokens that such a batch uses well, 1 / (1 + batch / critical).
-
-    A batch of the critical size needs twice the tokens of a tiny batch, and twice the fewest steps
-    (arXiv 1812.06162, equation 2.11).
-    """
-    return 1 / (1 + batch / critical_batch)

@@ -196,7 +196,7 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
 
 
 def _is_plain(record: Record, grouped: bool) -> bool:
-    """Return whether a record is of a successful blocking call that moves bytes between ranks."""
+    """Return True if a record is of a successful blocking call that moves bytes between ranks."""
     params = record.case.params
     return (
         record.case.name.startswith(("collective.", "p2p."))

@@ -9,8 +9,8 @@ from parbench.bench.machine.machine import available_memory_bytes
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Value
 from parbench.bench.world.world import World
-from parbench.workloads.costs.check_memory import FRAGMENTATION_MARGIN, check_memory
 from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.step.check_memory import FRAGMENTATION_MARGIN, check_memory
 
 _MAX_HEAD_SIZE = 16
 _MIN_TOKENS = 64

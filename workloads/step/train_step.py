@@ -29,7 +29,6 @@ from parbench.workloads.costs.communication_pattern import (
     list_calls,
     sum_calls,
 )
-from parbench.workloads.costs.compute_shares import compute_shares
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.costs.memory import (
     activations_equation,
@@ -66,6 +65,7 @@ from parbench.workloads.model.transformer import (
     merge_parts,
 )
 from parbench.workloads.parallel import tensor_parallel
+from parbench.workloads.parallel.compute_shares import compute_shares
 from parbench.workloads.parallel.mesh import build_mesh
 from parbench.workloads.parallel.parallelize import (
     ParallelPart,

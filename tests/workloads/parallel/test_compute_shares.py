@@ -2,9 +2,9 @@
 
 import pytest
 
-from parbench.workloads.costs.compute_shares import compute_shares
 from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.model.shapes import SHAPES
+from parbench.workloads.parallel.compute_shares import compute_shares
 
 
 def test_compute_shares_are_multiply_adds() -> None:

@@ -1,7 +1,7 @@
 """The memory of a step's numerical check."""
 
-from parbench.workloads.costs.check_memory import check_memory
 from parbench.workloads.costs.parameter_table import num_parameters
+from parbench.workloads.step.check_memory import check_memory
 from tests.support.planner_asks import make_spec
 
 
