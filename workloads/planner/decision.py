@@ -19,7 +19,6 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.planner.candidates import (
     CONTEXT_TOKENS,
-    SIMPLEST_SCHEDULE,
     SearchRequest,
     list_divisors,
     place_step,
@@ -236,14 +235,13 @@ def apply_rule_of_thumb(
     shortest one that fits.
     """
     text, layouts = _find_rule(request, hardware)
-    simple = replace(request, schedule=request.schedule or SIMPLEST_SCHEDULE)
     recomputing: DryRun | None = None
     for layout in layouts:
         result = SearchResult()
         if layout.ranks == request.gpus and not layout.dims.find_broken_rule(
             request.gpus, layout.moe.experts if layout.moe else 0
         ):
-            predict_layout(simple, layout, hardware, seconds, result)
+            predict_layout(request, layout, hardware, seconds, result)
         if not result.runs:
             continue
         run = rank_runs(result.runs)[0]

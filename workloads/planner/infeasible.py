@@ -34,19 +34,20 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
 
 
 def explain_too_large(run: DryRun) -> str:
-    """Return the memory that a step lacks, and the recomputation or the GPUs with which it fits."""
+    """Return the memory that a step lacks, and a change with which the model fits.
+
+    It is recomputation, another mesh, or the fewest GPUs.
+    """
     spec = run.spec
     for checkpointing in CHECKPOINTINGS:
         recomputing = spec.with_checkpointing(checkpointing)
         if recomputing.find_broken_rule() is None and dry_run(recomputing, run.hardware).fits:
             return f"{run.memory_message}. It fits with --checkpointing {checkpointing}"
-    request = SearchRequest(
-        step=spec.with_pipeline(split=""),
-        gpus=spec.ranks,
-        global_batch=spec.global_batch,
-        schedule=spec.pipeline_options.schedule if spec.dims.pp > 1 else "",
-        cp_method=spec.cp_method,
-    )
+    step = spec.with_pipeline(split="", stages_per_rank=0)
+    request = SearchRequest(step=step, gpus=spec.ranks, global_batch=spec.global_batch)
+    result = search(request, run.hardware)
+    if result.runs:
+        return f"{run.memory_message}. As many GPUs can run {describe_step(result.best.spec)}"
     state = _describe_state(request, run.hardware)
     return f"{run.memory_message}. It needs {state}. {describe_fewest_gpus(request, run.hardware)}"
 

@@ -43,6 +43,11 @@ def test_too_large_step_may_fit_with_recomputation() -> None:
     assert explain_too_large(run).endswith("It fits with --checkpointing full")
 
 
+def test_too_large_step_may_fit_on_another_mesh() -> None:
+    spec = make_spec("pp=8", "llama3-8b", schedule="zb_h2", microbatches=32)
+    assert "As many GPUs can run fsdp=8" in explain_too_large(dry_run(spec, H100))
+
+
 def test_indivisible_batch_is_explained() -> None:
     message = explain_search(make_request("tiny", 11, 3))
     assert "no mesh of 11 GPUs divides global batch 3" in message
