@@ -141,7 +141,7 @@ DEFINITIONS = (
     ),
     _step(
         "cp", "context parallel: sequences split over ranks",
-        *CONTEXT, BUCKET, NO_SYNC, tags=("smoke",),
+        *CONTEXT, BUCKET, NO_SYNC, tags=ONE_OF_EACH_KIND,
     ),
     _step(
         "hybrid", "any combination on one mesh, such as --mesh dp=2,pp=2,tp=2",

@@ -112,13 +112,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     set: Mapping[str, Setting] = {}
 
 
-_CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
+_CASE_WEIGHTS = {"workload": 8.0, "custom": 10.0}
 
 
 def get_case_weight(case: Case) -> float:
     """Return the usual duration of a case relative to a collective operation.
 
-    A training step with its explanation takes about as long as 20 collectives.
+    A training step with its explanation takes about as long as 8 collectives.
     """
     return _CASE_WEIGHTS.get(case.name.partition(".")[0], 1.0)
 
@@ -201,7 +201,7 @@ PRESETS = {
             ),
         ),
         repetitions=5,  # A regression check needs at least as many.
-        budget_seconds=95,
+        budget_seconds=105,
     ),
     "full": Preset(
         help="all steps, modes, groups, sizes to 64M; 10 repetitions",
