@@ -32,7 +32,7 @@ from parbench.workloads.presets import (
     PRESETS,
     RESHARD,
 )
-from parbench.workloads.tp_layer_case import LINEAR_STYLE, make_tp_layer
+from parbench.workloads.tp_layer_case import FFN_STYLE, LINEAR_STYLE, make_tp_layer
 
 EXPERT_TP = Param(
     name="tp", kind="int", default=1, minimum=1, optional=True, help="ranks that split attention"
@@ -154,7 +154,7 @@ DEFINITIONS = (
     ),
     _step(
         "tp_ffn", "tensor parallel: forward and backward of one FFN",
-        common=(*MODEL, MICROBATCH, PRECISION),
+        FFN_STYLE, common=(*MODEL, MICROBATCH, PRECISION),
         target="tensor_parallel_layers:tp_ffn", preset=make_tp_layer,
     ),
 )

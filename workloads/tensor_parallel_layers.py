@@ -143,10 +143,14 @@ def make_ffn(case: TpLayerCase) -> nn.Module:
 
 def split_ffn(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
     """Split the matrices, and let both first matrices share one sum of input gradients."""
-    styles: dict[str, ParallelStyle] = {
-        name: ColwiseParallel() for name in ("gate", "up") if getattr(layer, name) is not None
-    }
-    styles["down"] = RowwiseParallel()
+    styles: dict[str, ParallelStyle] = {"down": RowwiseParallel()}
+    first_style = ColwiseParallel()
+    if case.style.has_gathers:
+        first_style = ColwiseParallel(output_layouts=Replicate())
+        styles["down"] = first_style
+    for name in ("gate", "up"):
+        if getattr(layer, name) is not None:
+            styles[name] = first_style
     replicated_input = PrepareModuleInput(
         input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)
     )

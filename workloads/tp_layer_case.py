@@ -17,6 +17,8 @@ class TpStyle:
     label: str
     sums: int
     """The all_reduces of hidden states, or of their gradients, in a step."""
+    has_gathers: bool = False
+    """True if the output of each matrix is gathered before the next one."""
     has_sharded_input: bool = False
     has_sharded_output: bool = False
 
@@ -24,8 +26,15 @@ class TpStyle:
 COLUMN = TpStyle(name="column", label="output features split", sums=1, has_sharded_output=True)
 ROW = TpStyle(name="row", label="input features split", sums=1, has_sharded_input=True)
 MEGATRON = TpStyle(name="megatron", label="columns, then rows (arXiv 1909.08053)", sums=2)
-STYLES: Mapping[str, TpStyle] = {style.name: style for style in (COLUMN, ROW, MEGATRON)}
+NAIVE = TpStyle(name="naive", label="columns, gathered after each matrix", sums=1, has_gathers=True)
+STYLES: Mapping[str, TpStyle] = {style.name: style for style in (COLUMN, ROW, MEGATRON, NAIVE)}
 LINEAR_STYLE = choice("style", "split of the matrix by columns or by rows", "column", "row")
+FFN_STYLE = choice(
+    "style",
+    "megatron: columns, then rows; naive: columns, and an all_gather after each matrix",
+    "megatron",
+    "naive",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +59,23 @@ class TpLayerCase:
     def output_features(self) -> int:
         return self.shape.ffn if self.style is COLUMN else self.shape.hidden
 
+    @property
+    def first_matrices(self) -> int:
+        """The matrices of an FFN before its activation: up, and the gate of llama."""
+        return num_ffn_matrices(self.shape) - 1
+
     def compute_sent_bytes(self) -> float:
         """Return the bytes that a rank sends in a step, as nccl-tests counts them."""
-        num_bytes = self.tokens * self.shape.hidden * self.bytes_per_element
-        return self.style.sums * sent_bytes("all_reduce", num_bytes, self.tp)
+        token_bytes = self.tokens * self.bytes_per_element
+        hidden_bytes = token_bytes * self.shape.hidden
+        total = self.style.sums * sent_bytes("all_reduce", hidden_bytes, self.tp)
+        if self.style.has_gathers:
+            ffn_bytes = token_bytes * self.shape.ffn
+            total += self.first_matrices * sent_bytes("all_gather", ffn_bytes, self.tp)
+            total += sent_bytes("all_gather", hidden_bytes, self.tp)
+            # Backward sums the gradient of the second matrix's input, which every rank has.
+            total += sent_bytes("all_reduce", ffn_bytes, self.tp)
+        return total
 
     def compute_saved_bytes(self) -> float:
         """Return the bytes of activations that a rank saves for backward.
@@ -61,9 +83,9 @@ class TpLayerCase:
         They are the input, and in an FFN also the output and the activation of each first matrix.
         """
         features = self.input_features / (self.tp if self.style.has_sharded_input else 1)
-        if self.style is MEGATRON:
-            first_matrices = num_ffn_matrices(self.shape) - 1
-            features += 2 * first_matrices * self.shape.ffn / self.tp
+        if self.style in (MEGATRON, NAIVE):
+            parts = 1 if self.style.has_gathers else self.tp
+            features += 2 * self.first_matrices * self.shape.ffn / parts
         return self.tokens * features * self.bytes_per_element
 
 
@@ -74,7 +96,7 @@ def make_tp_layer(params: Mapping[str, Value], ranks: int) -> TpLayerCase:
         if size % ranks:
             raise UserError(f"{name}({size}) % tp({ranks}) != 0")
     return TpLayerCase(
-        style=STYLES[str(params.get("style", MEGATRON.name))],
+        style=STYLES[str(params["style"])],
         shape=shape,
         microbatch=int(params["microbatch"]),
         bytes_per_element=PRECISIONS[str(params["precision"])],

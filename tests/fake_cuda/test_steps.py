@@ -25,7 +25,7 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "ep_layer_bf16": ("ep_layer", {"precision": "bfloat16"}),
     "hybrid": ("hybrid", {"mesh": "dp=2"}),
     "tp_linear": ("tp_linear", {"style": "row"}),
-    "tp_ffn": ("tp_ffn", {}),
+    "tp_ffn": ("tp_ffn", {"style": "megatron"}),
     "tp": ("tp", {}),
     "tp_sp": ("tp_sp", {}),
     "ep_step": ("ep_step", {}),

@@ -10,8 +10,10 @@ from tests.support.ranks import Ranks
 CASES = [
     ("tp_linear", {"style": "column"}),
     ("tp_linear", {"style": "row"}),
-    ("tp_ffn", {}),
-    ("tp_ffn", {"recipe": "llama", "precision": "bfloat16"}),
+    ("tp_ffn", {"style": "megatron"}),
+    ("tp_ffn", {"style": "megatron", "recipe": "llama", "precision": "bfloat16"}),
+    ("tp_ffn", {"style": "naive"}),
+    ("tp_ffn", {"style": "naive", "recipe": "llama"}),
 ]
 SIZES: dict[str, Any] = {
     "shape": "tiny",

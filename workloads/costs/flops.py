@@ -36,13 +36,13 @@ def _layer_weights(shape: Shape, moe: Moe | None, layers: int, dense_layers: int
     return moe_weights + dense_layers * count_matmul_weights(shape)
 
 
-def attention_flops(shape: Shape) -> float:
-    """Return the forward FLOPs of a layer's attention per token: s heads (head + value size).
+def attention_flops(shape: Shape, is_causal: bool = True) -> float:
+    """Return the forward FLOPs of a layer's attention per token: 2 s heads (head + value size).
 
-    A fused kernel skips the half that the causal mask hides.
+    Causal attention is half of it: a fused kernel skips what the mask hides.
     """
-    sizes = shape.heads * (shape.head_size + shape.value_size)
-    return float(shape.sequence * sizes)
+    full = 2.0 * shape.sequence * shape.heads * (shape.head_size + shape.value_size)
+    return full / 2 if is_causal else full
 
 
 def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
@@ -51,7 +51,7 @@ def flops_per_token(shape: Shape, moe: Moe | None = None) -> float:
     This is PaLM's convention (arXiv 2204.02311, appendix B): N are ``matmul_weights``, attention
     counts without the mask and three times its forward pass, and recomputation does not count.
     """
-    attention = 6.0 * shape.layers * attention_flops(shape)
+    attention = 3.0 * shape.layers * attention_flops(shape, is_causal=False)
     return 6.0 * matmul_weights(shape, moe) + attention
 
 

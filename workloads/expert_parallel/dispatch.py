@@ -27,13 +27,12 @@ class DispatchPlan(NamedTuple):
     num_pairs: int | None = None
     """The number of pairs without dropped ones. None if only the device has it."""
 
-    def trim(self, num_pairs: int | None = None) -> Tensor:
-        """Return the pairs without dropped ones, whose number is ``num_pairs``.
+    def trim(self) -> Tensor:
+        """Return the pairs without dropped ones.
 
-        The host waits for the device if the number is not known.
+        The host waits for the device if their number is not known.
         """
-        if num_pairs is None:
-            num_pairs = int(self.counts.sum()) if self.num_pairs is None else self.num_pairs
+        num_pairs = int(self.counts.sum()) if self.num_pairs is None else self.num_pairs
         return self.pairs[len(self.pairs) - num_pairs :]
 
 
@@ -94,13 +93,25 @@ class TokenExchange:
 
     def dispatch(self) -> ExpertRows:
         """Return the rows of this rank's experts."""
-        return ExpertRows(tokens=self.pack(), counts=self.plan.counts)
+        self.exchange_metadata()
+        return self.unpack(self.transfer(self.pack()))
 
-    def pack(self, num_pairs: int | None = None) -> Tensor:
+    def exchange_metadata(self) -> None:
+        """Exchange the counts or indices that the other phases of dispatch need."""
+
+    def pack(self) -> Tensor:
         """Return the tokens in the order of the plan's pairs (pairs, h)."""
-        self.pairs = self.plan.trim(num_pairs)
+        self.pairs = self.plan.trim()
         self.tokens = self.pairs // self.weights.shape[1]
         return self.x[self.tokens]
+
+    def transfer(self, rows: Tensor) -> Tensor:
+        """Return the rows (rows, h) that this rank receives for those that it sends."""
+        return rows
+
+    def unpack(self, rows: Tensor) -> ExpertRows:
+        """Return the received rows in the order of this rank's experts."""
+        return ExpertRows(tokens=rows, counts=self.plan.counts)
 
     def combine(self, results: Tensor) -> Tensor:
         """Return the weighted sum of each token's results (T, h), from results (pairs, h)."""
@@ -111,14 +122,20 @@ class TokenExchange:
 class AllToAllExchange(TokenExchange):
     """Sends a row for each pair to the rank of its expert. The host reads the device once."""
 
-    def dispatch(self) -> ExpertRows:
+    def exchange_metadata(self) -> None:
         sent = self.plan.counts.view(self.group.size(), -1)
         received = _exchange_evenly(sent, self.group)
         sizes = torch.stack((sent.sum(1), received.sum(1))).tolist()
         self.num_sent, self.num_received = sizes
-        rows = self.pack(sum(self.num_sent))
-        rows = self._exchange(rows, self.num_received, self.num_sent)
-        # Rows arrive by source and then by expert.
+        self.received_counts = received
+        self.plan = self.plan._replace(num_pairs=sum(self.num_sent))
+
+    def transfer(self, rows: Tensor) -> Tensor:
+        return self._exchange(rows, self.num_received, self.num_sent)
+
+    def unpack(self, rows: Tensor) -> ExpertRows:
+        """Order rows by expert. They arrive by source and then by expert."""
+        received = self.received_counts
         expert = torch.arange(received.shape[1], device=rows.device).repeat(len(received))
         expert_of_row = expert.repeat_interleave(received.flatten(), output_size=len(rows))
         self.order = torch.argsort(expert_of_row, stable=True)
@@ -139,15 +156,25 @@ class AllToAllExchange(TokenExchange):
 class AllgatherExchange(TokenExchange):
     """Gathers the tokens of all ranks on each, and sums what the experts of all ranks return."""
 
-    def dispatch(self) -> ExpertRows:
-        self.x, self.weights, expert_ids = gather_routing(
-            self.x, self.weights, self.plan, self.group
-        )
+    def exchange_metadata(self) -> None:
+        self.expert_ids = _gather(self.plan.expert_ids.int(), self.group).long()
+
+    def pack(self) -> Tensor:
+        """Return the tokens as they are, because all ranks receive all of them."""
+        return self.x
+
+    def transfer(self, rows: Tensor) -> Tensor:
+        self.x = gather_rows(rows, self.group)
+        self.weights = gather_rows(self.weights, self.group)
+        return self.x
+
+    def unpack(self, rows: Tensor) -> ExpertRows:
+        """Select the rows of this rank's experts from those of all ranks."""
         local_experts = len(self.plan.counts) // self.group.size()
-        local_ids = expert_ids - local_experts * self.group.rank()
+        local_ids = self.expert_ids - local_experts * self.group.rank()
         is_local = (local_ids >= 0) & (local_ids < local_experts)
         self.plan = plan_dispatch(local_ids.where(is_local, NO_EXPERT), local_experts)
-        return super().dispatch()
+        return ExpertRows(tokens=super().pack(), counts=self.plan.counts)
 
     def combine(self, results: Tensor) -> Tensor:
         return reduce_scatter_rows(super().combine(results), self.group)

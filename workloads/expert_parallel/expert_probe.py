@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub, truediv
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.metrics import MetricValue, make_value, make_values
@@ -15,7 +17,7 @@ from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import bytes_by_axis
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.expert_parallel.dispatch import ExpertRows, make_exchange
+from parbench.workloads.expert_parallel.dispatch import make_exchange
 from parbench.workloads.expert_parallel.expert_traffic import (
     ExpertTraffic,
     RoutingCounts,
@@ -31,8 +33,18 @@ from parbench.workloads.step.turns import compare_turns, slowest
 _REPEATS = 3
 
 Run = Callable[[], object]
-RoundTrip = tuple[float, float]
-"""The seconds or bytes of dispatch and of combine of one microbatch, without gradients."""
+
+
+class RoundTrip(NamedTuple):
+    """The seconds or bytes of dispatch and combine of one microbatch, without gradients."""
+
+    packing: float  # permutation of tokens, before and after the transfer
+    transfer: float  # the collectives of dispatch, with those of counts or indices
+    combine: float  # with packing
+
+    @property
+    def dispatch(self) -> float:
+        return self.packing + self.transfer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +71,7 @@ class ExpertProbe:
 
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ExpertSample:
         counts = count_routing(self.layers)
-        sent_bytes = (0.0, 0.0)
+        sent_bytes = RoundTrip(0.0, 0.0, 0.0)
         round_trips: list[RoundTrip] = []
         if self.ep_group is not None:
             sent_bytes = self._measure_round_trip(self._count_sent)
@@ -85,7 +97,7 @@ class ExpertProbe:
         )
 
     def _measure_round_trip(self, measure: Callable[[Run], float]) -> RoundTrip:
-        """Measure dispatch and combine of the first layer's first microbatch."""
+        """Measure the phases of the first layer's first microbatch, one after the other."""
         layer = next(iter(self.layers.values()))
         expert_ids = next(iter(layer.expert_ids.values()))
         size = (len(expert_ids), self.spec.shape.hidden)
@@ -98,11 +110,14 @@ class ExpertProbe:
             layer.plan_dispatch(expert_ids),
             self.ep_group,
         )
-        rows: list[ExpertRows] = []
+        rows: list[Tensor] = []
         with torch.no_grad():
-            dispatch = measure(lambda: rows.append(exchange.dispatch()))
-            combine = measure(lambda: exchange.combine(rows[0].tokens))
-        return dispatch, combine
+            metadata = measure(exchange.exchange_metadata)
+            packing = measure(lambda: rows.append(exchange.pack()))
+            transfer = measure(lambda: rows.append(exchange.transfer(rows[-1])))
+            packing += measure(lambda: rows.append(exchange.unpack(rows[-1]).tokens))
+            combine = measure(lambda: exchange.combine(rows[-1]))
+        return RoundTrip(packing=packing, transfer=metadata + transfer, combine=combine)
 
     def _time(self, run: Run) -> float:
         self.world.barrier()
@@ -114,7 +129,7 @@ class ExpertProbe:
     def _count_sent(self, run: Run) -> float:
         assert self.ep_group is not None
         calls = record_calls(run, {"ep": self.ep_group})
-        return bytes_by_axis(calls)["ep"]
+        return bytes_by_axis(calls, ("ep",))["ep"]
 
     def summarize(self, samples: Sequence[ExpertSample]) -> Explanation:
         traffic = ExpertTraffic(self.spec, [sample.counts for sample in samples])
@@ -130,21 +145,34 @@ class ExpertProbe:
 
 
 def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:
-    """Return bytes of dispatch, and times and bandwidths of dispatch and combine."""
+    """Return bytes of dispatch, times of its phases and of combine, and bandwidths."""
     metrics: dict[str, MetricValue] = {}
-    for index, part in enumerate(("dispatch", "combine")):
-        num_bytes = max(sample.sent_bytes[index] for sample in samples)
-        seconds = slowest(
-            [[trip[index] for trip in sample.round_trip_seconds] for sample in samples]
-        )
+    for part in ("dispatch", "combine"):
+        num_bytes = max(getattr(sample.sent_bytes, part) for sample in samples)
+        seconds = _list_slowest(samples, part)
         values = {f"{part}_time": seconds}
         if num_bytes:
             values[f"{part}_bandwidth.wire"] = [num_bytes / duration for duration in seconds]
-        means = {name: estimate_mean(v, "round trips", "amount") for name, v in values.items()}
-        metrics |= make_values(means, f"the slowest rank, forward, {num_bytes:.12g} B")
+        metrics |= _make_means(values, f"the slowest rank, forward, {num_bytes:.12g} B")
         if part == "dispatch":
             metrics |= make_values({"dispatch_bytes": num_bytes}, "the busiest rank")
+    for part in ("packing", "transfer"):
+        seconds = _list_slowest(samples, part)
+        metrics |= _make_means({f"dispatch_{part}_time": seconds}, "the slowest rank, forward")
     return metrics
+
+
+def _list_slowest(samples: Sequence[ExpertSample], part: str) -> list[float]:
+    """Return the seconds of the slowest rank in each round trip."""
+    return slowest(
+        [[getattr(trip, part) for trip in sample.round_trip_seconds] for sample in samples]
+    )
+
+
+def _make_means(values: Mapping[str, Sequence[float]], method: str) -> dict[str, MetricValue]:
+    """Return the mean over round trips of each metric."""
+    means = {name: estimate_mean(v, "round trips", "amount") for name, v in values.items()}
+    return make_values(means, method)
 
 
 def make_imbalance_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricValue]:

@@ -132,9 +132,9 @@ def _compute_attention(spec: StepSpec, hardware: Hardware) -> float:
     """Return the seconds of a layer's attention, of which a fused kernel skips masked pairs."""
     efficiency = hardware.efficiency
     tokens = spec.local_tokens / spec.dims.tp
-    flops = attention_flops(spec.shape) * tokens
-    if efficiency.score_traffic:
-        flops *= 2  # Attention that is not fused computes the masked half as well.
+    # Attention that is not fused computes the masked half as well.
+    is_fused = not efficiency.score_traffic
+    flops = attention_flops(spec.shape, is_causal=is_fused) * tokens
     scores = tokens * spec.shape.heads * spec.shape.sequence
     peak = hardware.peak(spec.bytes_per_element)
     return (

@@ -439,7 +439,8 @@ class TrainStep(Benchmark):
             "tokens_per_step": tokens,
             "flops_per_rank": flops,
             "flops_convention": (
-                "PaLM: 6 N + 12 L H Q T per token, with full attention and without recomputation"
+                "PaLM: 6 N + 12 L H Q T per token, without recomputation. MFU counts full "
+                "attention, of which the kernel executes the causal half"
             ),
             "peak": peak,
             "optimizer": "AdamW",

@@ -124,6 +124,8 @@ def test_explanation_of_hot_rank(two_ranks: Ranks) -> None:
     num_bytes = metrics["dispatch_time"] * metrics["dispatch_bandwidth.wire"]
     assert num_bytes == pytest.approx(metrics["dispatch_bytes"], rel=0.5)
     assert metrics["combine_time"] > 0
+    for phase in ("packing", "transfer"):
+        assert 0 < metrics[f"dispatch_{phase}_time"] < 2 * metrics["dispatch_time"]
 
 
 def test_bytes_of_split_experts(two_ranks: Ranks) -> None:
