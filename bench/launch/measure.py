@@ -39,6 +39,7 @@ from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, format_duration, parse_duration, pluralize
 
+_STEP_SECONDS = 2.0  # for the check and the explanation of a training step
 _STARTUP_SECONDS = 4.0
 """The time for imports and the report."""
 MIN_OPEN_FILES = 64
@@ -205,7 +206,9 @@ def describe_duration(plan: Plan) -> str:
 
 
 def _expected_seconds(plan: Plan) -> float:
+    num_steps = sum(case.name.startswith("workload.") for case in plan.cases)
     per_repetition = 1.0 + compute_sampling_seconds(plan.cases, plan.measure)
+    per_repetition += num_steps * _STEP_SECONDS
     return min(_STARTUP_SECONDS + plan.repetitions * per_repetition, plan.budget_seconds)
 
 

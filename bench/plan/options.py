@@ -186,7 +186,11 @@ def _choose_duration(
         repetitions = options.repetitions or preset.repetitions
         return repetitions, parse_duration(options.budget), preset.measure
     if options.preset is not None or not options.has_named_cases:
-        return options.repetitions or preset.repetitions, preset.budget_seconds, preset.measure
+        repetitions = options.repetitions or preset.repetitions
+        measure = preset.measure
+        if not options.has_named_cases:
+            measure = msgspec.structs.replace(measure, seconds_per_case=preset.seconds_per_case)
+        return repetitions, preset.budget_seconds, measure
     # The duration follows from the number of cases.
     has_few_operations = sum(map(get_case_weight, cases)) <= FEW_OPERATIONS
     repetitions = FEW_OPERATIONS_REPETITIONS if has_few_operations else SHORT_REPETITIONS
@@ -233,10 +237,13 @@ def _list_candidates(
     has_preset_sizes = not options.entries and "size_bytes" not in options.settings
     params_by_name = {param.name: param for param in definition.params}
     entries = options.entries or preset.entries
-    if not options.has_named_cases and spec.nproc >= MIN_RANKS_OF_GROUPS:
-        entries += preset.entries_of_groups
+    unnamed_entry = Entry(name=definition.name)
+    if not options.has_named_cases:
+        unnamed_entry = Entry(name=definition.name, set=preset.other_settings)
+        if spec.nproc >= MIN_RANKS_OF_GROUPS:
+            entries += preset.entries_of_groups
     matching = [entry for entry in entries if matches(definition.name, entry.name)]
-    for entry in matching or [Entry(name=definition.name)]:
+    for entry in matching or [unnamed_entry]:
         # The parameters vary in the order in which they are written.
         settings = {**entry.set, **options.preset_overrides, **options.settings}
         if options.entries:

@@ -112,13 +112,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     set: Mapping[str, Setting] = {}
 
 
-_CASE_WEIGHTS = {"workload": 8.0, "custom": 10.0}
+_CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
 
 def get_case_weight(case: Case) -> float:
     """Return the usual duration of a case relative to a collective operation.
 
-    A training step with its explanation takes about as long as 8 collectives.
+    A training step with its explanation takes about as long as 20 collectives.
     """
     return _CASE_WEIGHTS.get(case.name.partition(".")[0], 1.0)
 
@@ -160,11 +160,16 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[Entry, ...]
     # Added where there are at least MIN_RANKS_OF_GROUPS ranks and no cases are named.
     entries_of_groups: tuple[Entry, ...] = ()
+    # The parameters of cases without an entry, where no cases are named.
+    other_settings: Mapping[str, Setting] = {}
     repetitions: int
     budget_seconds: float  # includes the start of the ranks, but not the report
     # Eight ranks on two cores take half of this time to explain a step of a hybrid mesh.
     timeout_seconds: float = 60
     measure: Measure = Measure()
+    # The time for the samples of a case of weight 1 where no cases are named, so that all
+    # repetitions fit.
+    seconds_per_case: float | None = None
 
 
 def _make_entries_for_tag(tag: str, **settings: str) -> tuple[Entry, ...]:
@@ -200,8 +205,10 @@ PRESETS = {
                 set={"size_bytes": "64K,1M,16M", "group": "pairs", "group_index": "0"},
             ),
         ),
+        other_settings={"microbatch": "1"},  # Steps are small, so that five repetitions fit.
         repetitions=5,  # A regression check needs at least as many.
-        budget_seconds=105,
+        budget_seconds=110,
+        seconds_per_case=0.05,
     ),
     "full": Preset(
         help="all steps, modes, groups, sizes to 64M; 10 repetitions",

@@ -135,7 +135,7 @@ def test_named_cases_take_time_by_number(sizes: str, repetitions: int) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        Options(),
+        Options(budget="90s"),
         Options(only=("all_reduce",), preset="node"),
         Options(only=("all_reduce",), budget="90s"),
     ],
