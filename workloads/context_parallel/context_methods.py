@@ -27,7 +27,7 @@ class ContextMethod:
     name: str
     is_zigzag: bool = False
     keys: Literal["ring", "gather", "local"] = "ring"
-    """How queries reach the keys of other parts. ``local``: there is one part."""
+    """The way of queries to the keys of other parts. ``local``: there is one part."""
     head_axis: str = "cp"
     """The name of the axis on which ranks exchange tokens for heads."""
     part_axis: str = "cp"

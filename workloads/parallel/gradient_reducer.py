@@ -97,7 +97,7 @@ class GradientReducer:
         self._tracker.start_remaining()
 
     def wait(self, *, is_last: bool = True) -> None:
-        """Return when all gradients are reduced.
+        """Wait until all gradients are reduced.
 
         If another microbatch follows, its reduction includes these gradients of every rank, so that
         they are scaled down before.

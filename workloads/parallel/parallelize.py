@@ -101,7 +101,7 @@ class ParallelPart:
             reducer.wait(is_last=False)
 
     def finish_gradients(self) -> None:
-        """Return when the gradients of a step are those of the mean loss."""
+        """Wait until the gradients of a step are those of the mean loss."""
         for reducer in self.reducers:
             reducer.start_remaining()
             reducer.wait()

@@ -77,7 +77,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._tracker.start_remaining()
 
     def wait(self, *, is_last: bool = True) -> None:
-        """Return when this rank's parts of gradients are reduced; only those of a step are."""
+        """Wait until this rank's parts of gradients are reduced; only those of a step are."""
         assert is_last, "a distributed optimizer reduces once per step"
         for index, shard, work in self._reductions:
             if work is not None:

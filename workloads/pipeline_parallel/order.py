@@ -10,7 +10,7 @@ from parbench.bench.text import UserError
 
 Actions = tuple[Action, ...]
 Output = tuple[int, Literal["F", "I", "W"], int]
-"""What an action produces, by stage and microbatch: the output of the stage ("F"), the gradient of
+"""The product of an action, by stage and microbatch: the output of the stage ("F"), the gradient of
 its input ("I") or the gradient of its weights ("W")."""
 
 

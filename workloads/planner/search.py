@@ -29,7 +29,7 @@ SIMULATED_PASSES = 4096
 """The pipelines of the first runs are simulated if they have at most so many forward passes."""
 NEARLY_FULL = 0.95
 _WEIGHTS = {"dp": 1, "fsdp": 1, "tp": 2, "ep": 2, "cp": 3, "pp": 3}
-"""How much each axis adds to the effort of running a mesh."""
+"""The effort that each axis adds to running a mesh."""
 
 
 @dataclass(kw_only=True)
