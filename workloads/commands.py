@@ -84,7 +84,7 @@ _STEP_OPTIONS = _combine(
     click.option(
         "--cp-method",
         default="",
-        help="Context-parallel method: zigzag, allgather_kv, ulysses, usp, ring or striped.",
+        help="Context-parallel method: zigzag, allgather_kv, ulysses, usp or ring.",
     ),
     click.option(
         "--zero", type=click.IntRange(0, 3), help="ZeRO stage: 0 or 1 over dp, 2 or 3 over fsdp."
