@@ -82,7 +82,7 @@ def test_explanation_adds_up(two_ranks: Ranks) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "axes"), [("tp_fsdp", ["dp", "tp"]), ("hsdp", ["replicate", "shard"])]
+    ("name", "axes"), [("tp_fsdp", ["fsdp", "tp"]), ("hsdp", ["dp", "fsdp"])]
 )
 def test_explanation_of_four_ranks_adds_up(
     four_ranks: Ranks, name: str, axes: list[str]
