@@ -58,7 +58,7 @@ def run_step(world: World, name: str, params: Params) -> tuple[int, list[str]]:
         ("ep_layer", {"ep": 1}, 0),
         pytest.param("ep_step", {**EXPERTS, "checkpointing": "full"}, 2, marks=FULL),
         pytest.param("ep_step", {**EXPERTS, "fsdp": True, "aux": 0.1}, 1, marks=FULL),
-        pytest.param("ep_step", {**EXPERTS, "tp": 2, **BFLOAT16}, 1, marks=FULL),
+        pytest.param("ep_step", {**EXPERTS, "tp": 2, "etp": 1, **BFLOAT16}, 1, marks=FULL),
         pytest.param("hybrid", {**EXPERTS, "mesh": "dp=2,ep=2"}, 4, marks=FULL),
     ],
 )
