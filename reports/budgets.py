@@ -9,10 +9,15 @@ import click
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.budgets import MetricBudget, read_budgets, resolve_metric
+from parbench.bench.results.formatting import (
+    format_difference,
+    format_measurement,
+    format_percent,
+    make_formatter,
+)
 from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
 from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
 from parbench.reports.analysis.summary import Row, summarize
@@ -130,10 +135,10 @@ def _together(budget: MetricBudget, each: Sequence[_Standing]) -> Judged:
 def _shown(name: str, metric: MetricValue) -> str:
     declared_as = resolve_metric(name)
     if metric.unit or declared_as is None:
-        return cells.measured(metric)
-    return cells.compared(
+        return format_measurement(metric)
+    return format_difference(
         metric,
-        cells.formatted(declared_as.number_format) if declared_as.number_format else cells.percent,
+        make_formatter(declared_as.number_format) if declared_as.number_format else format_percent,
     )
 
 

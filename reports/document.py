@@ -14,7 +14,14 @@ from parbench.bench.results.document import (
     StackedBars,
     Unit,
 )
-from parbench.reports import cells, report
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_number,
+    format_percent,
+    format_quantity,
+    format_seconds,
+)
+from parbench.reports import report
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.changes import chart_pareto
 from parbench.reports.figures.chart import Chart, list_charts
@@ -27,10 +34,10 @@ from parbench.reports.render.terminal import render_text, width_of
 from parbench.reports.report import Report, Section
 
 _TEXTS: dict[Unit, Callable[[float | None], str]] = {
-    "number": cells.significant,
-    "s": cells.duration,
-    "GB": lambda value: cells.quantity(value, "GB"),
-    "share": cells.percent,
+    "number": format_number,
+    "s": format_seconds,
+    "GB": lambda value: format_quantity(value, "GB"),
+    "share": format_percent,
 }
 _STACKS: dict[str, tuple[dict[str, str], Quantity]] = {
     "memory": (MEMORY, Quantity(title="memory of a rank", text=_TEXTS["GB"], is_log=False)),
@@ -102,7 +109,7 @@ def _column(place: int, column: DocumentColumn) -> report.Column[tuple[Cell, ...
 
 def text_of(column: DocumentColumn, cell: Cell) -> str:
     if cell is None or isinstance(cell, str):
-        return cell or cells.UNKNOWN
+        return cell or UNKNOWN
     return _TEXTS[column.unit](cell)
 
 

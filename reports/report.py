@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from parbench.bench.plan.catalogue import describe_busbw_factors
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_difference,
+    format_measurement,
+    format_quantity,
+)
 from parbench.bench.results.metrics import Metric, MetricValue
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
-from parbench.reports import cells
 from parbench.reports.analysis.analysis import Front
 from parbench.reports.analysis.findings import Finding
 from parbench.reports.analysis.labels import Fact
@@ -91,8 +96,8 @@ def measurement(
     def text(item: T) -> str:
         found = metric(item)
         if found and found.is_within_repetition and intervals and not is_told:
-            return f"{shown(found.value) if shown else cells.quantity(found.value, found.unit)} (one repetition)"
-        whole = cells.compared(found, shown) if shown else cells.measured(found)
+            return f"{shown(found.value) if shown else format_quantity(found.value, found.unit)} (one repetition)"
+        whole = format_difference(found, shown) if shown else format_measurement(found)
         return (
             f"{whole} {WITHIN_REPETITION}"
             if found and found.is_within_repetition and not is_told
@@ -123,7 +128,7 @@ def hoisted(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[str, tuple
         texts = {column.text(row) for row in rows}
         if len(rows) < 2 or len(texts) > 1 or column.is_result:
             kept.append(column)
-        elif (text := texts.pop()) != cells.UNKNOWN:
+        elif (text := texts.pop()) != UNKNOWN:
             alike.append(f"{column.title} {text}")
     return f"All rows: {'; '.join(alike)}." if alike else "", tuple(kept)
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from parbench.bench.results.formatting import format_quantity, format_seconds
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run
 from parbench.bench.text import pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.attention import Comparison, Context, compared, contexts
 from parbench.reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
 from parbench.reports.analysis.experts import Mixture, mixtures
@@ -158,17 +158,17 @@ class Front:
                 if name != "compute"
             ]
             parts += [f"overlap {100 * step.overlap:.0f} %"] if step.overlap is not None else []
-            found.append((cells.duration(step.row.seconds), f"step of {step.name}"))
+            found.append((format_seconds(step.row.seconds), f"step of {step.name}"))
             found += [(", ".join(parts), f"of a step of {step.name}")] if parts else []
         rates = [
             (one.rate.value, one.name) for one in self.operations if one.rate and one.rate.value
         ]
         latencies = [(one.latency, one.name) for one in self.operations if one.latency]
         found += [
-            (cells.quantity(rate, "B/s"), f"bus bandwidth of {name}") for rate, name in rates[:1]
+            (format_quantity(rate, "B/s"), f"bus bandwidth of {name}") for rate, name in rates[:1]
         ]
         found += [
-            (cells.duration(seconds), f"latency of {name}")
+            (format_seconds(seconds), f"latency of {name}")
             for seconds, name in sorted(latencies)[:1]
         ]
         return tuple(found)

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import product
 
 from parbench.bench.results.details import AttentionDetails, MeshDetails, read_details
-from parbench.reports import cells
+from parbench.bench.results.formatting import format_quantity
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.labels import differences
 from parbench.reports.analysis.steps import furthest_from_one, share_of_traced, total
@@ -137,9 +137,7 @@ def crossover(found: Sequence[Context]) -> str:
             and one.facts.sequence == other.facts.sequence
         )
         if alike and not counted and sent is not None and round_ is not None:
-            both = (
-                f"{cells.quantity(sent, 'B')} beside {other.method}'s {cells.quantity(round_, 'B')}"
-            )
+            both = f"{format_quantity(sent, 'B')} beside {other.method}'s {format_quantity(round_, 'B')}"
             counted = f" (counted at sequence {one.facts.sequence}: {both} a microbatch)"
     rule = f"Forward, Ulysses sends less than a ring above 1 + 1/g = {at:.4g} ranks, g = kv_heads / heads"
     return f"{rule}: {here} on cp = {ranks}{counted}."

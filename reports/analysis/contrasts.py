@@ -11,6 +11,13 @@ from statistics import fmean, stdev
 from typing import TypeVar
 
 from parbench.bench.plan.params import Value
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_case_size,
+    format_number,
+    format_quantity,
+    to_single_line,
+)
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import (
     CONFIDENCE,
@@ -21,7 +28,6 @@ from parbench.bench.results.stats import (
     t_quantile,
 )
 from parbench.bench.text import pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.fits import size_of
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import AXES, differences, operation
@@ -173,7 +179,7 @@ def settings(rows: Sequence[Row]) -> tuple[Setting, ...]:
             base = next((row for row in alike if name in row.case.defaults), alike[0])
             for row in (row for row in alike if row is not base):
                 told = f"{row.case.short_name} {others[row.case.id]}".strip()
-                values = [cells.visible(str(_value_of(name, one))) for one in (row, base)]
+                values = [to_single_line(str(_value_of(name, one))) for one in (row, base)]
                 logs = [math.log(one.value / time.value) for one, time in _paired(base, row)]
                 pairs += [(f"{told}: {name} {values[0]} against {values[1]}", logs)] if logs else []
     found = [_setting(name, logs, len(pairs)) for name, logs in pairs]
@@ -308,7 +314,7 @@ class Kinds:
     @property
     def _type(self) -> tuple[str, str]:
         params = self.first.case.params
-        return str(params.get("mode", cells.UNKNOWN)), str(params.get("dtype", cells.UNKNOWN))
+        return str(params.get("mode", UNKNOWN)), str(params.get("dtype", UNKNOWN))
 
     def rate(self, kind: Kind | None) -> float | None:
         """Return the median bus bandwidth of the kind's groups in B/s."""
@@ -385,9 +391,9 @@ def ratio_words(one: Kinds) -> str:
     assert far is not None
     assert near is not None
     told = ", ".join(
-        f"{kind.group} {cells.quantity(one.rate(kind), 'B/s')}" for kind in (far, near)
+        f"{kind.group} {format_quantity(one.rate(kind), 'B/s')}" for kind in (far, near)
     )
-    what = " ".join(word for word in one._type if word != cells.UNKNOWN)
-    times = cells.significant(one.ratio())
-    size = cells.size(one.first.size_bytes)
+    what = " ".join(word for word in one._type if word != UNKNOWN)
+    times = format_number(one.ratio())
+    size = format_case_size(one.first.size_bytes)
     return f"{one.name}, {what}: {far.reach} {size} runs at {times} of {near.reach} ({told})."

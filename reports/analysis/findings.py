@@ -12,8 +12,14 @@ from itertools import chain
 from typing import Literal
 
 from parbench.bench.plan.params import Value
+from parbench.bench.results.formatting import (
+    format_bytes,
+    format_case_size,
+    format_percent,
+    format_quantity,
+    format_seconds,
+)
 from parbench.bench.results.stats import median
-from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.contrasts import OF_GROUP, Grouped, Pairs, contrasts, slow_down
 from parbench.reports.analysis.fits import Curve, size_of
@@ -130,12 +136,12 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
     )
     for kind, verb, blame in told:
         if blame:
-            share, seconds = min(blame.share, 1.0), cells.duration(blame.seconds)
+            share, seconds = min(blame.share, 1.0), format_seconds(blame.seconds)
             yield Finding(
                 kind=kind,
                 cost=share,
                 sentence=f"Rank {blame.rank} {verb} in {blame.words}, by {seconds} (median of cases),"
-                f" {cells.percent(share)} of their time",
+                f" {format_percent(share)} of their time",
                 command=doctor(blame.rank),
                 evidence=asdict(blame),
             )
@@ -152,7 +158,7 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
                 kind="slow rank",
                 cost=waited,
                 sentence=f"Rank {blame.rank} computes {blame.share:.2f} times as long as the others in"
-                f" {blame.words} of {name}, which wait {cells.percent(waited)} of the step for it",
+                f" {blame.words} of {name}, which wait {format_percent(waited)} of the step for it",
                 command=doctor(blame.rank),
                 evidence=asdict(blame),
             )
@@ -177,7 +183,7 @@ def _steps(found: Analysis) -> Iterator[Finding]:
         groups.setdefault(one.kind, {}).setdefault(one.evidence["step"], one)
     for first, *more in (of.values() for of in groups.values()):
         also = ", ".join(
-            f"{names[str(one.evidence['step'])]} {cells.percent(one.cost)}"
+            f"{names[str(one.evidence['step'])]} {format_percent(one.cost)}"
             for one in more[:_MOST_NAMED]
         )
         left = f" and {len(more) - _MOST_NAMED} more" if len(more) > _MOST_NAMED else ""
@@ -190,7 +196,7 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
     """Tell the first cause that a step's own settings give for exposed communication, else only that it is exposed."""
     exposed, whole = exposed_seconds(row), row.case.all_params
     share = (exposed or 0.0) / wall
-    told = f"{cells.percent(share)} of the step is exposed"
+    told = f"{format_percent(share)} of the step is exposed"
     finding = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, "exposed": share})
     own = row.case.is_custom
     each, idle = int(_set(row, "microbatches")), (row.value("idle") or 0.0) / wall
@@ -208,7 +214,7 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
         and (num_bytes := summed[0].num_bytes) >= _LEAST_BUCKET_BYTES
     ):
         smaller = f"{2.0 ** round(math.log2(num_bytes / 2**22)):g}"
-        sentence = f"{name} sends all gradients ({cells.num_bytes(num_bytes)}) in one bucket after backward, where"
+        sentence = f"{name} sends all gradients ({format_bytes(num_bytes)}) in one bucket after backward, where"
         command = _run(found, row, bucket_mb=f"{smaller},{_set(row, 'bucket_mb'):g}")
         asked = f"; with DDP, bucket_cap_mb={smaller} makes several" if own and not command else ""
         sentence += f" nothing hides them: {told}{asked}"
@@ -222,12 +228,14 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
     elif share >= _LEAST_EXPOSED:
         overlap = row.value("overlap")
         hidden = (
-            f", {cells.percent(overlap)} of its communication hidden" if overlap is not None else ""
+            f", {format_percent(overlap)} of its communication hidden"
+            if overlap is not None
+            else ""
         )
         yield finding(kind="exposed communication", cost=share, sentence=f"{name}: {told}{hidden}")
     if idle >= _LEAST_IDLE and whole.get("compute", "real") == "real":
         size = int(_set(row, "microbatch"))
-        sentence = f"{name} computes and sends nothing in {cells.percent(idle)} of the step: its pieces are too small"
+        sentence = f"{name} computes and sends nothing in {format_percent(idle)} of the step: its pieces are too small"
         command = _run(found, row, microbatch=f"{size},{4 * size}")
         yield finding(kind="small microbatches", cost=idle, sentence=sentence, command=command)
 
@@ -249,14 +257,14 @@ def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iter
             if is_even
             else _run(found, row, split=f"{split},{'+'.join([str(even)] * len(layers))}")
         )
-        share = cells.percent(lost["imbalance"])
+        share = format_percent(lost["imbalance"])
         sentence = f"{name}: uneven stages ({split or 'unknown'} layers) cost {share} of the step"
         yield finding(
             kind="uneven stages", cost=lost["imbalance"], sentence=sentence, command=better
         )
     if lost["schedule"] >= _LEAST_BUBBLE:
         count, more = facts.microbatches, 4 * facts.microbatches
-        waited = f"{name}: ranks wait for {cells.percent(lost['schedule'])} of the step"
+        waited = f"{name}: ranks wait for {format_percent(lost['schedule'])} of the step"
         sentence = f"{waited} as it has only {count} microbatches on {facts.ranks} ranks"
         command = _run(found, row, microbatches=f"{count},{more}")
         yield finding(
@@ -264,7 +272,7 @@ def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iter
         )
     if lost["p2p"] >= _LEAST:
         size = int(_set(row, "microbatch"))
-        sentence = f"{name}: messages between stages cost {cells.percent(lost['p2p'])} of the step, its microbatches"
+        sentence = f"{name}: messages between stages cost {format_percent(lost['p2p'])} of the step, its microbatches"
         command = _run(found, row, microbatch=f"{size},{4 * size}")
         yield finding(
             kind="small microbatches",
@@ -289,7 +297,7 @@ def _hot_experts(found: Analysis, row: Row, name: str) -> Iterator[Finding]:
     yield Finding(
         kind="hot experts",
         cost=share,
-        sentence=f"{name}: hot experts cost {cells.percent(share)} of the step{told}",
+        sentence=f"{name}: hot experts cost {format_percent(share)} of the step{told}",
         command=_run(found, row, capacity="0,1.25") if capacity == 0 else "",
         sure=_sure(row),
         evidence={"step": row.case.id, "slowdown": factor.value},
@@ -348,7 +356,7 @@ def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:
         yield Finding(
             kind="slow link",
             cost=1 - slow / usual,
-            sentence=f"{names} {cells.quantity(slow, 'B/s')}, others {cells.quantity(usual, 'B/s')} (median{where})",
+            sentence=f"{names} {format_quantity(slow, 'B/s')}, others {format_quantity(usual, 'B/s')} (median{where})",
             command="parbench slurm screen"
             if nodes
             else "parbench run --only matrix --repetitions 5",
@@ -369,7 +377,7 @@ def _is_slow(
 
 def _slow_group(one: Grouped) -> Iterator[Finding]:
     """Hold each group against those of its kind: one across nodes has other links than one within."""
-    name = f"{operation(one.first.case, OF_GROUP)} {cells.size(size_of(one.first))}"
+    name = f"{operation(one.first.case, OF_GROUP)} {format_case_size(size_of(one.first))}"
     for kind in dict.fromkeys(row.case.params["group"] for row in one.rows.values()):
         rows = {name: row for name, row in one.rows.items() if row.case.params["group"] == kind}
         slowest = Grouped(rows=rows).slowest
@@ -381,8 +389,8 @@ def _slow_group(one: Grouped) -> Iterator[Finding]:
             yield Finding(
                 kind="slow group",
                 cost=1 - slow / usual,
-                sentence=f"Group {slowest} reaches {cells.quantity(slow, 'B/s')} in {name}, the other groups"
-                f" {cells.quantity(usual, 'B/s')} (median)",
+                sentence=f"Group {slowest} reaches {format_quantity(slow, 'B/s')} in {name}, the other groups"
+                f" {format_quantity(usual, 'B/s')} (median)",
                 sure=_sure(rows[slowest]),
                 evidence={"group": slowest, "rate": slow, "median": usual},
             )
@@ -424,13 +432,14 @@ def _off_fit(curve: Curve) -> Iterator[Finding]:
             found.append(((row.value("time") or 0.0) - curve.fit.predict(size), row, error))
     for seconds, row, error in sorted(found, key=lambda one: -one[0])[:1]:
         name, size = row.case.short_name, size_of(row)
-        told = f"{cells.duration(row.value('time'))}, {cells.duration(curve.fit.predict(size))} by the fit"
+        told = f"{format_seconds(row.value('time'))}, {format_seconds(curve.fit.predict(size))} by the fit"
         if seconds >= _LEAST * whole:
             yield Finding(
                 kind="off its fit",
                 cost=seconds / whole,
                 sentence=f"{row_label(row)} takes {100 * error:.0f} % longer than its fitted curve ({told})",
-                command=f"parbench run --only {name} --sizes {cells.size(size // 4)}:{cells.size(4 * size)}:x2",
+                command=f"parbench run --only {name} --sizes "
+                f"{format_case_size(size // 4)}:{format_case_size(4 * size)}:x2",
                 sure=_sure(row),
                 evidence={"case": row.case.id, "error": error},
             )
@@ -459,13 +468,13 @@ def _dearer(rows: Sequence[Row]) -> Iterator[Finding]:
         ]
         for _, row, whole in sorted(beyond, key=lambda one: -one[0])[:1]:
             name, other = (one.case.short_name for one in (row, whole))
-            times = f"{cells.duration(row.seconds)}, {other} {cells.duration(whole.seconds)}"
+            times = f"{format_seconds(row.seconds)}, {other} {format_seconds(whole.seconds)}"
             yield Finding(
                 kind="dearer than a whole",
                 cost=sum(one for one, *_ in beyond) / sum(one.seconds or 0.0 for one, _ in of),
                 sentence=f"{row_label(row)} takes {times}, which does its work and more: it should cost less",
-                command=f"parbench run --only {name} --only {other} --sizes {cells.size(size_of(row))} --repetitions "
-                f"10",
+                command=f"parbench run --only {name} --only {other} "
+                f"--sizes {format_case_size(size_of(row))} --repetitions 10",
                 evidence={"case": row.case.id, "whole": whole.case.id},
             )
 
@@ -486,7 +495,7 @@ def _machine(found: Analysis) -> Iterator[Finding]:
             else 0.0
         )
         told = (
-            f"Repetitions scatter by {cells.percent(scatter)} beside"
+            f"Repetitions scatter by {format_percent(scatter)} beside"
             if noisy
             else "Repetitions ran beside"
         )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from parbench.bench.results.fit import METHOD, CurveFit, CurvePoint, describe_intervals, fit_curve
+from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.runs import Run
-from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.summary import Row
 
@@ -101,7 +101,7 @@ def fit_notes(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ..
         else:
             what = "a copy in memory that every rank of the host makes at once"
             above = "the copy in memory: caches that hold the data, or memory that ranks share, can read so"
-        rate = cells.quantity(ceiling.bytes_per_second, "B/s")
+        rate = format_quantity(ceiling.bytes_per_second, "B/s")
         notes.append(f"Efficiency: fitted bus bandwidth over {what}, {rate}.")
         if any((curve.efficiency or 0) > 1 for curve in curves):
             notes.append(f"Efficiency over 100 %: above {above}.")

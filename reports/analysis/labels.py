@@ -4,10 +4,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from parbench.bench.plan.cases import Case
-from parbench.reports import cells
+from parbench.bench.results.formatting import UNKNOWN, format_case_size, to_single_line
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.summary import Row
-from parbench.reports.cells import visible
 
 # what has a column, an axis or a figure of its own
 AXES = ("size_bytes", "dtype", "mode")
@@ -21,7 +20,7 @@ def operation(case: Case, without: Iterable[str] = ()) -> str:
 def row_label(row: Row) -> str:
     """Return a communication with its size, mode and type, for a line that stands alone."""
     params = row.case.params
-    size = cells.size(params["size_bytes"]) if "size_bytes" in params else ""
+    size = format_case_size(params["size_bytes"]) if "size_bytes" in params else ""
     words = (operation(row.case), size, str(params.get("mode", "")), str(params.get("dtype", "")))
     return " ".join(filter(None, words))
 
@@ -60,7 +59,7 @@ def _differing(rows: Sequence[Row]) -> dict[str, set[str]]:
 
 
 def _with(name: str, case: Case, shown: Collection[str]) -> str:
-    return visible(
+    return to_single_line(
         " ".join(
             [name, *(f"{param}={value}" for param, value in case.params.items() if param in shown)]
         )
@@ -100,7 +99,7 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping) and value:
         return " ".join(f"{name}={_text(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_text(item) for item in value) or cells.UNKNOWN
+        return ", ".join(_text(item) for item in value) or UNKNOWN
     if isinstance(value, float):
         return f"{value:.6g}"
-    return cells.UNKNOWN if value is None or value in ("", {}) else str(value)
+    return UNKNOWN if value is None or value in ("", {}) else str(value)

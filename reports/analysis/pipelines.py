@@ -10,11 +10,11 @@ import msgspec
 
 from parbench.bench.results import details
 from parbench.bench.results.details import SimulatedSchedule
+from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.labels import differences
 from parbench.reports.analysis.summary import Row, Summary, readable
-from parbench.reports.cells import visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def schedule_labels(found: Sequence[Pipeline]) -> dict[str, str]:
     others = differences([one.row for one in found], _OF_SCHEDULE)
     shown = {}
     for one in found:
-        label, facts = visible(f"{one.facts.schedule} {others[one.row.case.id]}"), one.facts
+        label, facts = to_single_line(f"{one.facts.schedule} {others[one.row.case.id]}"), one.facts
         shown[one.row.case.id] = (label, facts.ranks, facts.microbatches, facts.chunks)
     count = Counter(shown.values())
     return {

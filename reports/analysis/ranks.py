@@ -15,12 +15,12 @@ import numpy as np
 
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.machine.host_load import HostLoad
+from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.records import Record, Stragglers
 from parbench.bench.results.runs import Run
 from parbench.bench.results.samples import load_rank_samples
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError, format_duration
-from parbench.reports import cells
 from parbench.reports.analysis.summary import Row
 
 WITHIN, SAME_SWITCH, OTHER_SWITCH, OTHER_NODE = (
@@ -163,7 +163,7 @@ def _at(value: object, *names: str) -> Any:
 
 
 def _word(value: object) -> str:
-    return cells.visible(str(value)) if isinstance(value, str | int) else ""
+    return to_single_line(str(value)) if isinstance(value, str | int) else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ import msgspec
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.plan.cases import Case
+from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.text import UserError
-from parbench.reports import cells
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import PAIRS, environment_facts, flatten
 from parbench.reports.analysis.ranks import Nodes, nodes_of
@@ -49,7 +49,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             one for one, times in Counter(point.id for point in self.points).items() if times > 1
         ]
         if twice:  # each would read the same runs once more
-            raise ValueError(f"points: {cells.visible(twice[0])} comes more than once")
+            raise ValueError(f"points: {to_single_line(twice[0])} comes more than once")
 
 
 SWEEP, RUNS = "sweep.json", "runs"

@@ -15,10 +15,10 @@ from parbench.bench.machine.environment import (
     describe_emulation,
     format_cpus,
 )
+from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import format_duration, pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.ranks import disturbed_words
 from parbench.reports.analysis.summary import Row, Summary
 
@@ -133,7 +133,7 @@ def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
         told = f"{pluralize(most, 'repetition')} cannot tell how repetitions differ"
         return Verdict(word="NOISE UNKNOWN", level="doubtful", told=told, remedy="--repetitions 5")
     noisy = noisy_of(rows)
-    middle = cells.percent(median([row.scatter or 0.0 for row in known]))
+    middle = format_percent(median([row.scatter or 0.0 for row in known]))
     if not noisy:
         return Verdict(
             word="QUIET", level="good", told=f"repetitions scatter by {middle} (median of cases)"

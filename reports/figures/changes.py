@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import UNKNOWN, format_seconds
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.primitives import (
     IntervalRow,
@@ -87,7 +87,7 @@ def _draw_effects(rows: Sequence[IntervalRow], threshold: float) -> "Figure":
 
 
 def _format_change(value: float | None) -> str:
-    return cells.UNKNOWN if value is None else f"{100 * value:+.3g} %"
+    return UNKNOWN if value is None else f"{100 * value:+.3g} %"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def _draw_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> "Figu
     for axes, one in zip(all_axes, series, strict=True):
         draw_levels(axes, one.seconds_by_place, one.levels)
         seconds = one.seconds_by_place.values()
-        quantity = Quantity(title=shorten(one.label, 120), text=cells.duration, is_log=False)
+        quantity = Quantity(title=shorten(one.label, 120), text=format_seconds, is_log=False)
         margin = 0.1 * (max(seconds) - min(seconds)) or 0.1 * max(seconds)
         set_y_axis(axes, quantity, min(seconds) - margin, max(seconds) + margin)
         axes.set_xlim(-0.5, len(runs) - 0.5)

@@ -5,8 +5,8 @@ from itertools import pairwise
 from typing import Literal
 
 from parbench.bench.results.fit import CurveFit
+from parbench.bench.results.formatting import GIGA
 from parbench.bench.results.metrics import MetricValue
-from parbench.reports import cells
 from parbench.reports.analysis.fits import Ceiling, Curve, size_of
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import operation
@@ -34,7 +34,7 @@ def lines_over_size(
 ) -> list[Line]:
     """Return a line for each operation with two sizes or more: seconds, or bandwidth in GB/s."""
     fits = {operation(curve.rows[0].case): _fitted_pieces(curve.fit) for curve in curves}
-    unit = cells.GIGA if metric == "busbw" else 1.0
+    unit = GIGA if metric == "busbw" else 1.0
     lines = []
     for label, operation_rows in group_by(rows, lambda row: operation(row.case)).items():
         points = []
@@ -71,7 +71,7 @@ def overview_lines(rows: Sequence[Row]) -> list[Line]:
 
 def as_efficiency(lines: Sequence[Line], ceiling: Ceiling) -> list[Line]:
     """Return lines of bandwidth in GB/s as fractions of the ceiling."""
-    unit = ceiling.bytes_per_second / cells.GIGA
+    unit = ceiling.bytes_per_second / GIGA
     efficiencies = []
     for line in lines:
         points = [Point(point.x, *(rate / unit for rate in point[1:])) for point in line.points]

@@ -5,7 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import (
+    GIGA,
+    format_bytes,
+    format_case_size,
+    format_percent,
+    format_quantity,
+)
 from parbench.reports.analysis.attention import Comparison, Context
 from parbench.reports.analysis.contrasts import Kinds
 from parbench.reports.analysis.fits import Ceiling, Curve, size_of
@@ -88,7 +94,7 @@ def chart_efficiency(rows: Sequence[Row], ceiling: Ceiling | None) -> Chart | No
     """Return the bandwidth of the overview as a share of the link, or of a memory copy."""
     if ceiling is None:
         return None
-    rate = cells.quantity(ceiling.bytes_per_second, "B/s")
+    rate = format_quantity(ceiling.bytes_per_second, "B/s")
     return _line_chart(
         "efficiency",
         "Efficiency over size",
@@ -108,7 +114,7 @@ def chart_groups(number: int, title: str, series: Sequence[Kinds]) -> Chart | No
             rate = kinds.rate(kind)
             size = kinds.first.size_bytes
             if rate and size:
-                points.setdefault(kind.label, []).append(_point(size, rate / cells.GIGA))
+                points.setdefault(kind.label, []).append(_point(size, rate / GIGA))
     return _line_chart(
         number_name("groups", number),
         f"Within and across nodes: {title}",
@@ -163,8 +169,8 @@ def chart_context_methods(number: int, comparison: Comparison) -> Iterator[Chart
                 yield chart
 
 
-_CONTEXT_BYTES = Quantity(title="bytes that attention sends per step", text=cells.num_bytes, base=2)
-_CONTEXT_EXPOSED = Quantity(title="exposed cp communication of the step", text=cells.percent)
+_CONTEXT_BYTES = Quantity(title="bytes that attention sends per step", text=format_bytes, base=2)
+_CONTEXT_EXPOSED = Quantity(title="exposed cp communication of the step", text=format_percent)
 _CONTEXT_QUANTITIES = (quantities.STEP_TIME, _CONTEXT_BYTES, _CONTEXT_EXPOSED)
 
 
@@ -190,8 +196,8 @@ def _lines(points: Mapping[str, Sequence[Point]]) -> list[Line]:
 def _ceiling_line(ceiling: Ceiling | None) -> tuple[float, str] | None:
     if ceiling is None:
         return None
-    rate = cells.quantity(ceiling.bytes_per_second, "B/s")
-    return ceiling.bytes_per_second / cells.GIGA, f"{ceiling.name}, {rate}"
+    rate = format_quantity(ceiling.bytes_per_second, "B/s")
+    return ceiling.bytes_per_second / GIGA, f"{ceiling.name}, {rate}"
 
 
 def _line_chart(
@@ -248,7 +254,7 @@ def chart_latency(number: int, title: str, rows: Sequence[Row]) -> Chart | None:
         values = [value for record in smallest.measured for value in record.samples.values]
         values = [value for value in values if value > 0]
         if len(values) > 1 and len(samples) < MAX_ECDF_LINES:
-            size = f" {cells.size(smallest.size_bytes)}" if smallest.size_bytes else ""
+            size = f" {format_case_size(smallest.size_bytes)}" if smallest.size_bytes else ""
             samples[f"{label}{size}"] = values
     if not samples:
         return None

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import format_gigabytes
 from parbench.reports.analysis.contrasts import Pairs
 from parbench.reports.analysis.ranks import Nodes
 from parbench.reports.figures.chart import Chart, number_name
@@ -38,7 +38,7 @@ def _draw_pairs(matrix: Pairs, ranks: Sequence[int], nodes: Nodes | None) -> "Fi
     fastest = max(map(max, rates))
     is_numbered = len(ranks) <= MAX_NUMBERED_RANKS
     texts = [
-        [cells.gigabytes(rate) if rate and is_numbered else "" for rate in row] for row in rates
+        [format_gigabytes(rate) if rate and is_numbered else "" for rate in row] for row in rates
     ]
     shares = [[rate / fastest if rate else None for rate in row] for row in rates]
     figure, [axes] = new_figure(min(3.3, 0.6 + 0.35 * len(ranks)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from parbench.bench.results.details import PipelineDetails, PipelineTimeline
-from parbench.reports import cells
+from parbench.bench.results.formatting import format_seconds
 from parbench.reports.analysis.pipelines import Pipeline
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart, number_name
@@ -72,7 +72,7 @@ def choose_detail(facts: PipelineDetails, max_boxes: int = 6000) -> Detail:
     is_numbered = num_bins is None and num_actions <= _MAX_NUMBERS
     note = ""
     if num_bins:
-        resolution = cells.duration(stop / 1e6 / num_bins)
+        resolution = format_seconds(stop / 1e6 / num_bins)
         note = f"Of {num_actions} actions, each {resolution} has the color of the longest."
     elif not is_numbered:
         note = f"The numbers of microbatches are left out of {num_actions} actions."
@@ -161,7 +161,7 @@ def _draw_pipeline(
         _draw_actions(axes, rows, detail, length_us)
         if detail.is_numbered:
             _number_actions(axes, actions)
-        stop = cells.duration(find_stop_us(actions) / _MICRO)
+        stop = format_seconds(find_stop_us(actions) / _MICRO)
         axes.set_title(f"{name}: {stop}")
         axes.set_ylim(facts.ranks, 0)
         ranks = range(0, facts.ranks, -(-facts.ranks // 16))

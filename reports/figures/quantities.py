@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from parbench.bench.results.formatting import UNKNOWN, format_count, format_number, format_seconds
 from parbench.bench.text import format_size
-from parbench.reports import cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,25 +36,25 @@ class Quantity:
 
 
 def _format_bytes(value: float | None) -> str:
-    return cells.UNKNOWN if value is None else format_size(round(value))
+    return UNKNOWN if value is None else format_size(round(value))
 
 
 def format_share(value: float | None) -> str:
-    return cells.UNKNOWN if value is None else f"{100 * value:.0f} %"
+    return UNKNOWN if value is None else f"{100 * value:.0f} %"
 
 
-BANDWIDTH = Quantity(title="bus bandwidth (GB/s)", text=cells.significant)
-TIME = Quantity(title="time", text=cells.duration)
+BANDWIDTH = Quantity(title="bus bandwidth (GB/s)", text=format_number)
+TIME = Quantity(title="time", text=format_seconds)
 SIZE = Quantity(title="message size (bytes, 1024-based)", text=_format_bytes, base=2)
 EFFICIENCY = Quantity(title="efficiency", text=format_share, is_log=False)
-STEP_TIME = Quantity(title="step time", text=cells.duration, is_log=False)
+STEP_TIME = Quantity(title="step time", text=format_seconds, is_log=False)
 ITERATIONS = Quantity(title="share of iterations", text=format_share, is_log=False)
-TIME_SINCE_START = Quantity(title="time since the start", text=cells.duration, is_log=False)
+TIME_SINCE_START = Quantity(title="time since the start", text=format_seconds, is_log=False)
 
 
 def count_of(title: str) -> Quantity:
     """Return the quantity of a number of things, such as ranks, which mostly doubles."""
-    return Quantity(title=title, text=cells.whole, base=2)
+    return Quantity(title=title, text=format_count, base=2)
 
 
 def set_x_axis(axes: "Axes", quantity: Quantity, low: float, high: float) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import format_bytes
 from parbench.reports.analysis.labels import short_labels
 from parbench.reports.analysis.steps import broken_down, memory_lines, parts
 from parbench.reports.analysis.summary import Row
@@ -86,9 +86,7 @@ def chart_memory(rows: Sequence[Row]) -> Chart | None:
     for line in memory_lines(rows):
         num_bytes = line.num_bytes("memory") or 0.0
         stacks.setdefault(labels[line.row.case.id], {})[line.component] = num_bytes
-    quantity = Quantity(
-        title="memory, maximum over ranks", text=cells.num_bytes, is_log=False, base=2
-    )
+    quantity = Quantity(title="memory, maximum over ranks", text=format_bytes, is_log=False, base=2)
     return chart_stacks(
         "memory",
         "Memory by component, measured",

@@ -11,8 +11,8 @@ from xml.sax.saxutils import escape, quoteattr
 from markupsafe import Markup
 
 from parbench.bench.files import convert_write_errors
+from parbench.bench.results.formatting import to_single_line
 from parbench.bench.text import escape_unprintable
-from parbench.reports import cells
 from parbench.reports.figures import style
 from parbench.reports.figures.chart import Chart
 
@@ -28,7 +28,7 @@ _DROPPED_ATTRIBUTES = ("clip-path", "id")
 
 def render_inline(chart: Chart) -> Markup:
     """Return a caption and the figure, in the colors of the page, light or dark."""
-    title = cells.visible(chart.title)
+    title = to_single_line(chart.title)
     caption = Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(title, chart.caption)
     svg = Markup(_render_svg(chart))
     if chart.is_wide:
@@ -191,4 +191,4 @@ def _round(match: re.Match[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return escape(cells.visible(text))
+    return escape(to_single_line(text))

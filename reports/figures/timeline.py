@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.spans import Span, difference, gaps, length, union
-from parbench.reports import cells
 from parbench.reports.analysis.steps import by_stream, spans_of, stream_words
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart, number_name
@@ -75,7 +75,7 @@ def choose_view(timeline: Timeline, max_boxes: int = 4000) -> View:
         count = f"{len(ranks)} of {len(timeline.ranks)} ranks"
         notes.append(f"{count} are drawn, among them the slowest.")
     if num_bins:
-        resolution = cells.duration((stop - start) / 1e9 / num_bins)
+        resolution = format_seconds((stop - start) / 1e9 / num_bins)
         notes.append(f"Each {resolution} has the color of what fills most of it.")
     return View(ranks=ranks, start=start, stop=stop, num_bins=num_bins, note=" ".join(notes))
 
@@ -147,10 +147,10 @@ def share_axis(seconds: Sequence[float]) -> list[tuple[float, str]]:
 
 
 def describe_timeline(timeline: Timeline, view: View) -> str:
-    uncertainty = cells.duration(timeline.uncertainty_seconds)
+    uncertainty = format_seconds(timeline.uncertainty_seconds)
     clock = f"{timeline.clock}, right within {uncertainty}"
     return (
-        f"One profiled step on one clock ({clock}), {cells.duration(view.seconds)} long. {view.note}"
+        f"One profiled step on one clock ({clock}), {format_seconds(view.seconds)} long. {view.note}"
     ).rstrip()
 
 
@@ -242,7 +242,7 @@ def _draw_row(axes: "Axes", row: Parts, view: View, middle: float, height: float
             left = view.to_seconds(start)
             right = max(view.to_seconds(stop), left + view.seconds / 2500)
             boxes.append(Box(left, right, middle, height))
-        description = f"{PART_NAMES[part]}: {cells.duration(length(row[part]) / 1e9)}"
+        description = f"{PART_NAMES[part]}: {format_seconds(length(row[part]) / 1e9)}"
         draw_boxes(axes, boxes, look_of_part(part, style.STEP[part]), description)
 
 
@@ -252,7 +252,7 @@ def _draw_phases(
     for phase in by_stream(rank).get(PHASE, []):
         left = view.to_seconds(phase.start_us * 1e3)
         right = view.to_seconds(phase.stop_us * 1e3)
-        description = f"{phase.name}: {cells.duration(right - left)}"
+        description = f"{phase.name}: {format_seconds(right - left)}"
         box = Box(left, right, middle, height)
         draw_boxes(axes, [box], look_of_part("phase", "raised"), description)
         write_between(axes, left, right, middle, phase.name)

@@ -11,11 +11,11 @@ from typing import Any
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE
+from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.records import WorldInfo
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_list
 from parbench.reports.analysis.summary import Row, num_ranks, summarize
-from parbench.reports.cells import visible
 from parbench.reports.formats.foreign import NCCL_TESTS, operations_by_name
 
 TOOL, VERSION = "nccl-tests", "2.19.6"
@@ -72,7 +72,7 @@ def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
     compared: dict[object, list[str]] = {}
     for row in summary.rows:
         if reason := _no_counterpart(row.case):
-            left_out.append(f"{visible(row.case.label)}: {reason}")
+            left_out.append(f"{to_single_line(row.case.label)}: {reason}")
             continue
         params, where = _params(row.case), (row.case.name, row.world.size, row.world.nodes)
         mode = str(params["mode"])
@@ -88,14 +88,15 @@ def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
     for mode, like, table, row in placed:
         if mode not in _COMPARABLE and like in compared:
             why = f"mode {format_list(sorted(set(compared[like])))} compares with nccl-tests, and is here"
-            left_out.append(f"{visible(row.case.label)}: {why}")
+            left_out.append(f"{to_single_line(row.case.label)}: {why}")
         else:
             tables.setdefault(table, []).append(row)
     left_out += [
-        f"{visible(case.case.label)}: skipped: {visible(case.reason)}" for case in summary.skipped
+        f"{to_single_line(case.case.label)}: skipped: {to_single_line(case.reason)}"
+        for case in summary.skipped
     ]
     left_out += [
-        f"{visible(case.case.label)}: no record of {case.repetitions} of {case.planned} repetitions"
+        f"{to_single_line(case.case.label)}: no record of {case.repetitions} of {case.planned} repetitions"
         for case in summary.missing
     ]
     return list(tables.values()), left_out
@@ -131,7 +132,7 @@ def _no_counterpart(case: Case) -> str | None:
 
 def _why_left_out(row: Row) -> str | None:
     if row.status != "ok":
-        return f"{row.status}: {visible('; '.join(row.reasons)) or 'no reason is known'}"
+        return f"{row.status}: {to_single_line('; '.join(row.reasons)) or 'no reason is known'}"
     return "it has no time" if row.value(row.headline) is None else None
 
 
@@ -182,7 +183,7 @@ def _render_table(run: Run, rows: Sequence[Row]) -> list[str]:
         f"#        (B)    (elements)                          {'     (us)  (GB/s)  (GB/s)        ' * 2} ",
         *(_render_line(line, only) for line in lines),
         *(
-            f"# Left out: {visible(row.case.label)}: {why}"
+            f"# Left out: {to_single_line(row.case.label)}: {why}"
             for row in rows
             if (why := _why_left_out(row))
         ),
@@ -215,7 +216,7 @@ def _written_words(case: Case, world: WorldInfo, ranks: int) -> str:
     words.append(f"nodes={world.nodes}")
     if world.size != ranks:
         words.append(f"world={world.size}")
-    words += visible(
+    words += to_single_line(
         " ".join(f"{k}={v}" for k, v in case.params.items() if k not in _COLUMNS)
     ).split()
     return " ".join(words)

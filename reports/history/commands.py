@@ -6,6 +6,7 @@ import click
 from click.core import ParameterSource
 
 from parbench.bench.commands import RunPath
+from parbench.bench.results.formatting import UNKNOWN
 from parbench.reports.regression.commands import (
     figure_option,
     floor_option,
@@ -81,14 +82,13 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 def list_runs(branch: str | None, file: Path) -> None:
     """List the runs in the history, newest first."""
     from parbench.bench.text import format_table, pluralize
-    from parbench.reports import cells
     from parbench.reports.history.database import open_history
 
     with open_history(file) as found:
         lines, annotations = found.runs(branch), found.annotations()
     rows = [("run", "started", "branch", "commit", "preset", "series", "bad")]
     for o in reversed(lines):
-        commit = o.commit[:12] or cells.UNKNOWN
+        commit = o.commit[:12] or UNKNOWN
         rows.append(
             (o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad))
         )

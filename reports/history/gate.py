@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from parbench.bench.results.formatting import UNKNOWN, format_seconds
 from parbench.bench.text import UserError
-from parbench.reports import cells
 from parbench.reports.history.database import History, Line, Outcome, open_history
 from parbench.reports.history.entries import About, read_entry
 from parbench.reports.history.levels import Judgement, Shift, StepRule, judge_series
@@ -196,8 +196,7 @@ def _environment_changes(history: History, number: int, finding: Finding) -> tup
         return ()
     lines = [line for line, _ in finding.times[shift.at - 1 : shift.at + 1]]
     before, after = (
-        {**history.beside(number, line.number), "commit": line.commit or cells.UNKNOWN}
-        for line in lines
+        {**history.beside(number, line.number), "commit": line.commit or UNKNOWN} for line in lines
     )
     return _changes(before, after)
 
@@ -300,7 +299,7 @@ def _describe(finding: Finding, *, kept: bool) -> tuple[Word, str]:
             )
     if rise is not None:
         before = [seconds for _, seconds in finding.times[:-1]]
-        span = f"{cells.duration(min(before))} to {cells.duration(max(before))}"
+        span = f"{format_seconds(min(before))} to {format_seconds(max(before))}"
         reason = (
             f"this run is {100 * rise:+.1f} % from its level, beyond the variation of runs ({span})"
         )
@@ -310,7 +309,6 @@ def _describe(finding: Finding, *, kept: bool) -> tuple[Word, str]:
 
 def _changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
     pairs = {
-        path: (base.get(path, cells.UNKNOWN), new.get(path, cells.UNKNOWN))
-        for path in sorted({*base, *new})
+        path: (base.get(path, UNKNOWN), new.get(path, UNKNOWN)) for path in sorted({*base, *new})
     }
     return tuple(f"{path}: {old} -> {now}" for path, (old, now) in pairs.items() if old != now)

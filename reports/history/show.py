@@ -9,8 +9,13 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_case_size,
+    format_seconds,
+    to_single_line,
+)
 from parbench.bench.text import UserError, format_table, pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.labels import operation
 from parbench.reports.history.database import History, Line
 from parbench.reports.history.gate import Check, Finding
@@ -59,7 +64,7 @@ def count_words(found: Check) -> str:
 def _short(one: Finding) -> str:
     change = f" {100 * one.change:+.1f} %" if one.change is not None else ""
     size = one.series.case.params.get("size_bytes")
-    return f"{operation(one.series.case)}{'' if size is None else f' {cells.size(size)}'}{change}"
+    return f"{operation(one.series.case)}{'' if size is None else f' {format_case_size(size)}'}{change}"
 
 
 def render(found: Check, form: str = "table") -> str:
@@ -73,24 +78,24 @@ def render(found: Check, form: str = "table") -> str:
     rows = [
         [
             *map(
-                cells.visible,
-                (change.word, cells.UNKNOWN, cells.UNKNOWN, since, series.case.label, change.told),
+                to_single_line,
+                (change.word, UNKNOWN, UNKNOWN, since, series.case.label, change.told),
             )
         ]
         for series, change, since in found.changes
     ]
     for one, *others in groups.values():
-        change = f"{100 * one.change:+.1f} %" if one.change is not None else cells.UNKNOWN
-        time = cells.duration(one.times[-1][1] if one.times and not others else None)
-        why = "; ".join(text for text in (one.reason, *one.differs) if text) or cells.UNKNOWN
+        change = f"{100 * one.change:+.1f} %" if one.change is not None else UNKNOWN
+        time = format_seconds(one.times[-1][1] if one.times and not others else None)
+        why = "; ".join(text for text in (one.reason, *one.differs) if text) or UNKNOWN
         label = f"{len(others) + 1} series" if others else one.series.case.label
         rows.append(
-            [*map(cells.visible, (one.word, change, time, one.since or cells.UNKNOWN, label, why))]
+            [*map(to_single_line, (one.word, change, time, one.since or UNKNOWN, label, why))]
         )
     told_by = ["verdict", "change", "time", "since", "series", "why"]
     columns = zip(told_by, *rows, strict=True)
     titles, *rows = map(
-        list, zip(*(one for one in columns if {*one[1:]} != {cells.UNKNOWN}), strict=True)
+        list, zip(*(one for one in columns if {*one[1:]} != {UNKNOWN}), strict=True)
     )
     words = ", ".join(f"{count} {word}" for word, count in found.counts.items()) or "no series"
     rule, branch, floor = found.rule, found.line.branch, f"{100 * found.rule.floor:g} %"
@@ -235,11 +240,11 @@ def render_courses(courses: Courses, rule: StepRule, form: str = "text") -> str:
         bars = "".join(_BARS[round((value - low) / step)] for value in last)
         shown += [one.case.label, f"    on {world_words(one.world)}"]
         shown.append(
-            f"    {bars}  {cells.duration(low)} to {cells.duration(high)}, {len(times)} runs"
+            f"    {bars}  {format_seconds(low)} to {format_seconds(high)}, {len(times)} runs"
         )
         for level in segments([seconds for _, seconds in window], rule):
             since, count = window[level.start][0].id, level.stop - level.start
-            shown.append(f"    {cells.duration(level.seconds)} from {since} on ({count} runs)")
+            shown.append(f"    {format_seconds(level.seconds)} from {since} on ({count} runs)")
     return "\n".join([*shown, ""])
 
 

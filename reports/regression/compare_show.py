@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from parbench.bench.results.budgets import read_budgets
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_case_size,
+    format_percent,
+    format_seconds,
+)
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError, format_duration, pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.labels import operation, row_label, short_labels
 from parbench.reports.analysis.summary import Row
 from parbench.reports.analysis.verdicts import emulations
@@ -313,13 +318,13 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
         *(f"{word}: {VERDICTS[word].meaning}." for word in WORST_FIRST if word in counts),
         f"Effect: the ratio of the repetitions' geometric means with its 95 % interval (Student's t on log medians, "
         f"their variances drawn together over all series{correlated}); + is slower; floor: "
-        f"{cells.percent(rule.floor)}, "
+        f"{format_percent(rule.floor)}, "
         "or what parbench aa measured.",
         *told([one.measured for one in comparison.series if one.measured]),
-        f"False discoveries are held to {cells.percent(rule.false_discovery_rate)} over {families} "
+        f"False discoveries are held to {format_percent(rule.false_discovery_rate)} over {families} "
         f"famil{'y' if families == 1 else 'ies'} and within each; "
-        f"a rank test has to agree at {cells.percent(rule.rank_level)}. The whole run is judged at "
-        f"{cells.percent(rule.level)}.",
+        f"a rank test has to agree at {format_percent(rule.rank_level)}. The whole run is judged at "
+        f"{format_percent(rule.level)}.",
         *comparison.notes,
         *advice,
     )
@@ -347,7 +352,7 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         number(
             "effect",
             of_effect("change"),
-            cells.percent,
+            format_percent,
             "how much longer it takes, with the 95 % interval",
         ),
         text=lambda one: effect_words(one.effect),
@@ -356,31 +361,31 @@ def series_columns(series: Sequence[Series]) -> tuple[Column[Series], ...]:
         *_identity(series),
         verdict,
         effect,
-        number("floor", of_effect("floor"), cells.percent, "what the interval has to clear"),
+        number("floor", of_effect("floor"), format_percent, "what the interval has to clear"),
         number("detectable", of_effect("detectable"), reach, called),
         number(
             "noise",
             of_effect("noise"),
-            cells.percent,
+            format_percent,
             "how far repetitions deviate from each other (1 sigma)",
         ),
         number(
             "BASE",
             lambda one: time(one.base),
-            cells.duration,
+            format_seconds,
             "the time in BASE, over its repetitions",
         ),
         number(
             "NEW",
             lambda one: time(one.new),
-            cells.duration,
+            format_seconds,
             "the time in NEW, over its repetitions",
         ),
         number("rank p", of_effect("rank_p_value"), probability, by_ranks),
         words("repetitions", lambda one: f"{len(one.base_times)} v {len(one.new_times)}", counts),
         words(
             "why",
-            lambda one: one.reason or cells.UNKNOWN,
+            lambda one: one.reason or UNKNOWN,
             "why nothing can be said, or what went wrong",
         ),
     )
@@ -405,7 +410,7 @@ def count_columns(found: Sequence[Counted]) -> tuple[Column[Counted], ...]:
 
 def family_columns(families: Sequence[Family]) -> tuple[Column[Family], ...]:
     def sizes(family: Family) -> str:
-        found = [cells.size(one.size) for one in family.series]
+        found = [format_case_size(one.size) for one in family.series]
         return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]} ({len(found)})"
 
     moved = "the sizes at which the family moved"
@@ -460,8 +465,8 @@ def _identity(series: Sequence[Series]) -> list[Column[Series]]:
 
 def _moved(family: Family, word: Word) -> str:
     moved = [
-        f"{cells.size(one.size)} {effect_words(one.effect)}"
+        f"{format_case_size(one.size)} {effect_words(one.effect)}"
         for one in family.series
         if one.word == word
     ]
-    return ", ".join(text.removeprefix(f"{cells.UNKNOWN} ") for text in moved) or cells.UNKNOWN
+    return ", ".join(text.removeprefix(f"{UNKNOWN} ") for text in moved) or UNKNOWN

@@ -1,6 +1,6 @@
 """What a comparison says in words: of its counts, of the whole run, of an effect."""
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import UNKNOWN, format_number, format_percent, make_formatter
 from parbench.reports.analysis.labels import operation
 from parbench.reports.budgets import sentences as budget_words
 from parbench.reports.regression.compare import VERDICTS, WORST_FIRST, Comparison, Series, counts_of
@@ -61,17 +61,17 @@ def whole_words(comparison: Comparison) -> str:
 def effect_words(found: Effect | None) -> str:
     """Return a change with its interval, ``+5.1 % [+3.9, +6.3]``, and no numbers where that spans a factor of ten."""
     if found is None:
-        return cells.UNKNOWN
+        return UNKNOWN
     known = [100 * value for value in (found.change, found.low, found.high) if value is not None]
-    change, *interval = (f"{'+' * (value > 0)}{cells.significant(value)}" for value in known)
+    change, *interval = (f"{'+' * (value > 0)}{format_number(value)}" for value in known)
     if found.low is not None and found.high is not None and 1 + found.high > 10 * (1 + found.low):
         return CANNOT_TELL
     return f"{change} % [{', '.join(interval)}]" if interval else f"{change} %"
 
 
 def reach(value: float | None) -> str:
-    return cells.percent(value) if value is None or value < 9 else CANNOT_TELL
+    return format_percent(value) if value is None or value < 9 else CANNOT_TELL
 
 
 def probability(value: float | None) -> str:
-    return cells.formatted("{:.4f}")(value) if value is None or value >= 1e-4 else "<0.0001"
+    return make_formatter("{:.4f}")(value) if value is None or value >= 1e-4 else "<0.0001"

@@ -12,9 +12,14 @@ from math import isclose
 from typing import Literal
 
 from parbench.bench.results.details import ExpertLoadDetails, PipelineDetails, read_details
+from parbench.bench.results.formatting import (
+    format_bytes,
+    format_number,
+    format_percent,
+    format_quantity,
+)
 from parbench.bench.results.metrics import find_metric
 from parbench.bench.text import pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.summary import Row
 
 Facts = Mapping[str, Sequence[float | str]]
@@ -117,13 +122,11 @@ def _of_calls(name: str, base: Facts, new: Facts, other_torch: bool) -> CountCha
     known = sent[0][0] if len(sent[0]) == 1 else None, sent[1][0] if len(sent[1]) == 1 else None
     if _same(*calls):
         before, after = (
-            " or ".join(cells.num_bytes(_number(value)) for value in side) for side in sent
+            " or ".join(format_bytes(_number(value)) for value in side) for side in sent
         )
         told = f"{change.told}{before} -> {after} a step in {_plain(calls[1])} calls"
         if None not in known and _number(known[0]):
-            told += (
-                f", each {cells.significant(_number(known[1]) / _number(known[0]))} times as large"
-            )
+            told += f", each {format_number(_number(known[1]) / _number(known[0]))} times as large"
         return replace(change, base=sent[0], new=sent[1], told=told)
     told = f"{change.told}{_plain(calls[0])} -> {_plain(calls[1])} calls a step"
     if None not in known:
@@ -131,7 +134,7 @@ def _of_calls(name: str, base: Facts, new: Facts, other_torch: bool) -> CountCha
         told += (
             ", as many bytes"
             if _same(*sent)
-            else f", {'+' if more > 0 else ''}{cells.num_bytes(more)}"
+            else f", {'+' if more > 0 else ''}{format_bytes(more)}"
         )
     if other_torch and any(absent):
         told += (
@@ -169,7 +172,7 @@ def _of(
 def _text(name: str, value: float | str, unit: str) -> str:
     if isinstance(value, str):
         return value
-    return cells.percent(value) if name.startswith("bubble") else cells.quantity(value, unit)
+    return format_percent(value) if name.startswith("bubble") else format_quantity(value, unit)
 
 
 def _plain(values: Sequence[float | str]) -> str:

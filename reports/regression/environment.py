@@ -16,9 +16,9 @@ from parbench.bench.machine.environment import VOLATILE, flatten
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import Plan
+from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.bench.results.records import Record, Status, WorldInfo
 from parbench.bench.results.runs import Run
-from parbench.reports import cells
 from parbench.reports.analysis.summary import Row, summarize
 from parbench.reports.regression.counted import Facts, facts_of
 
@@ -79,7 +79,7 @@ def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) ->
         if ours == theirs and len(ours) == 1:
             continue
         is_meant = any(fnmatchcase(path, pattern) for pattern in meant)
-        unknown = (cells.UNKNOWN,) in (*ours, *theirs)
+        unknown = (UNKNOWN,) in (*ours, *theirs)
         texts = [" then ".join(map(", ".join, side)) for side in (ours, theirs)]
         decisive = not (is_meant or unknown or path in HARMLESS)
         within = " and ".join(
@@ -119,7 +119,7 @@ def _of_record(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, _
     return {
         path: tuple(
             sorted(
-                {_absent(path) if value is None else cells.visible(str(value)) for value in found}
+                {_absent(path) if value is None else to_single_line(str(value)) for value in found}
             )
         )
         for path, found in values.items()
@@ -128,7 +128,7 @@ def _of_record(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, _
 
 
 def _absent(path: str) -> str:
-    return NOT_SET if path.startswith("variables.") else cells.UNKNOWN
+    return NOT_SET if path.startswith("variables.") else UNKNOWN
 
 
 def _plan_leaves(plan: Plan) -> dict[str, str]:
@@ -150,7 +150,7 @@ def _plan_leaves(plan: Plan) -> dict[str, str]:
         f"measure.{name}": value for name, value in msgspec.structs.asdict(plan.measure).items()
     }
     asked["injection"] = plan.injection.text if plan.injection else "none"
-    return {name: cells.UNKNOWN if value is None else str(value) for name, value in asked.items()}
+    return {name: UNKNOWN if value is None else str(value) for name, value in asked.items()}
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

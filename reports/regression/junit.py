@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import format_case_size, to_single_line
 from parbench.reports.budgets import Standing
 from parbench.reports.regression.compare import VERDICTS, Comparison, Family, world_words
 from parbench.reports.regression.compare_words import effect_words, whole_words
@@ -30,11 +30,13 @@ def as_junit(comparison: Comparison) -> str:
                 _add(suite, *of_the_run)
             _count(suite)
     for family in comparison.families:
-        name = cells.visible(f"{family.name} on {world_words(family.series[0].world)}")
+        name = to_single_line(f"{family.name} on {world_words(family.series[0].world)}")
         suite = SubElement(root, "testsuite", name=name, tests=str(len(family.series)))
         properties = SubElement(suite, "properties")
         for key, value in _properties(family).items():
-            SubElement(properties, "property", name=cells.visible(key), value=cells.visible(value))
+            SubElement(
+                properties, "property", name=to_single_line(key), value=to_single_line(value)
+            )
         for one in family.series:
             parts = (effect_words(one.effect) if one.effect else "", one.reason)
             told = ": ".join(filter(None, parts)) or one.word
@@ -80,8 +82,8 @@ def _of_the_run(comparison: Comparison) -> Mapping[str, Sequence[_Told]]:
 
 def _add(suite: Element, classname: str, name: str, word: str, tag: str, told: str) -> Element:
     case, text = (
-        SubElement(suite, "testcase", classname=classname, name=cells.visible(name)),
-        cells.visible(told),
+        SubElement(suite, "testcase", classname=classname, name=to_single_line(name)),
+        to_single_line(told),
     )
     if tag:
         SubElement(case, tag, type=word, message=text).text = f"{word}: {text}"
@@ -96,7 +98,7 @@ def _count(suite: Element) -> None:
 def _properties(family: Family) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in family.series:
-        prefix = "" if one.size is None else f"{cells.size(one.size)} "
+        prefix = "" if one.size is None else f"{format_case_size(one.size)} "
         known = asdict(one.effect) if one.effect else {}
         found |= {
             f"{prefix}{name}": f"{value:.6g}" for name, value in known.items() if value is not None

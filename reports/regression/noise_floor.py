@@ -22,10 +22,10 @@ from parbench.bench.files import (
     read_file,
     replace_file,
 )
+from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median, quantile
 from parbench.bench.text import UserError, format_table
-from parbench.reports import cells
 from parbench.reports.analysis.summary import Row
 from parbench.reports.regression.environment import points_of
 from parbench.reports.regression.rule import Pair, Rule, effects
@@ -180,7 +180,7 @@ def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
 
 def as_text(floors: Mapping[str, Floor]) -> str:
     ordered = sorted(floors.values(), key=lambda one: -one.floor)
-    rows = [(cells.percent(one.noise), f"{100 * one.floor:.1f} %", one.series) for one in ordered]
+    rows = [(format_percent(one.noise), f"{100 * one.floor:.1f} %", one.series) for one in ordered]
     return format_table([("noise", "floor", "series"), *rows], right_aligned=(0, 1)) + "\n"
 
 

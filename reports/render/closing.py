@@ -7,7 +7,16 @@ fastest size of each, and more lines if they need them.
 from collections.abc import Sequence
 from textwrap import wrap
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_bytes,
+    format_gigabytes,
+    format_interval,
+    format_measurement,
+    format_quantity,
+    format_seconds,
+    to_single_line,
+)
 from parbench.reports.analysis.analysis import Front, Operation, Step
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import operation
@@ -86,17 +95,19 @@ def _operations(front: Front, room: int) -> list[str]:
     shown = found if len(found) <= most + 1 else found[:most]
     name, of = max(len(one.name[:26]) for one in shown), ""
     if front.ceiling:
-        of = f"   of {front.ceiling.name} ({cells.quantity(front.ceiling.bytes_per_second, 'B/s')})"
+        of = (
+            f"   of {front.ceiling.name} ({format_quantity(front.ceiling.bytes_per_second, 'B/s')})"
+        )
     lines = ["", f"{'Operations':{name + 2}}   latency  bus GB/s{'':17}{of}".rstrip()]
     lines += [_operation(one, name) for one in shown]
     return lines + ([f"  and {len(found) - len(shown)} more"] if len(shown) < len(found) else [])
 
 
 def _operation(one: Operation, width: int) -> str:
-    value, interval = one.rate.value if one.rate else None, cells.interval(one.rate)
-    rate = f"{cells.gigabytes(value):>8} {'' if interval == cells.UNKNOWN else interval:17}"
+    value, interval = one.rate.value if one.rate else None, format_interval(one.rate)
+    rate = f"{format_gigabytes(value):>8} {'' if interval == UNKNOWN else interval:17}"
     share = f"   {_percent(one.share):>5} {_bar(one.share, 12)}" if one.share is not None else ""
-    return f"  {one.name[:26]:{width}} {cells.duration(one.latency):>9}  {rate}{share}".rstrip()
+    return f"  {one.name[:26]:{width}} {format_seconds(one.latency):>9}  {rate}{share}".rstrip()
 
 
 def _steps(steps: Sequence[Step], most: int) -> list[str]:
@@ -106,10 +117,10 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
     for one in steps[:most]:
         tokens, mfu = one.row.value("tokens_per_second"), one.row.value("mfu")
         told = [
-            cells.measured(one.row.metrics.get(one.row.headline)),
+            format_measurement(one.row.metrics.get(one.row.headline)),
             f"{tokens:,.0f} tokens/s" if tokens else "",
             f"MFU {_percent(mfu)}" if mfu is not None else "",
-            f"memory {cells.num_bytes(held)}" if (held := held_bytes(one.row)) else "",
+            f"memory {format_bytes(held)}" if (held := held_bytes(one.row)) else "",
         ]
         line = f"  {one.name[:30]} "
         for i, text in enumerate(filter(None, told)):  # what has no room is left out whole
@@ -121,7 +132,7 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
         parts += [f"overlap {_percent(one.overlap)}"] if one.overlap is not None else []
         lines += [f"    {'  '.join(parts)}"[:_WIDTH]] if parts else []
         if traced := differing_trace(one.row):
-            lines.append(f"    (shares of a traced step, which took {cells.duration(traced)})")
+            lines.append(f"    (shares of a traced step, which took {format_seconds(traced)})")
     left = len(steps) - most
     return lines + ([f"  and {left} more"] if left > 0 else [])
 
@@ -133,11 +144,11 @@ def _list_steps_in_table(steps: Sequence[Step], max_steps: int) -> list[str]:
     header = f"{'Training steps':16}{'time':>22}{'compute':>8}{'exposed':>8}{'idle':>6}"
     lines = ["", f"{header}{'overlap':>8}{'memory':>11}"]
     for step in steps[:max_steps]:
-        time = cells.measured(step.row.metrics.get(step.row.headline))
+        time = format_measurement(step.row.metrics.get(step.row.headline))
         line = f"  {step.name:{_MAX_NAME}}{time:>22}"
         for part, width in _STEP_PARTS.items():
             line += f"{_percent(step.parts.get(part)):>{width}}"
-        line += f"{_percent(step.overlap):>8}{cells.num_bytes(held_bytes(step.row)):>11}"
+        line += f"{_percent(step.overlap):>8}{format_bytes(held_bytes(step.row)):>11}"
         lines.append(line)
     num_hidden = len(steps) - max_steps
     if num_hidden > 0:
@@ -163,7 +174,7 @@ def _first(report: Report) -> list[str]:
 def _sentences(title: str, sentences: Sequence[str], most: int) -> list[str]:
     lines = ["", title] if sentences else []
     for i, sentence in enumerate(sentences[:most], start=1):
-        found = wrap(cells.visible(sentence), _WIDTH - 5, break_on_hyphens=False)
+        found = wrap(to_single_line(sentence), _WIDTH - 5, break_on_hyphens=False)
         if len(found) > _SENTENCE_LINES:
             found = [
                 *found[: _SENTENCE_LINES - 1],
@@ -179,4 +190,4 @@ def _bar(share: float | None, width: int) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return cells.UNKNOWN if share is None else f"{100 * share:.0f} %"
+    return UNKNOWN if share is None else f"{100 * share:.0f} %"

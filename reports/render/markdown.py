@@ -6,7 +6,7 @@ What comes from records is escaped: it is shown as text, whatever it holds.
 import re
 from collections.abc import Iterable, Sequence
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import to_single_line
 from parbench.reports.analysis.verdicts import Problem
 from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T
 
@@ -46,7 +46,7 @@ def render_markdown(report: Report) -> str:
 
 def escaped(text: str) -> str:
     """Return text on one line that Markdown shows as it is."""
-    plain = cells.visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    plain = to_single_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", plain)
 
 

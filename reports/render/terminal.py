@@ -11,7 +11,7 @@ from typing import TextIO
 
 from rich.cells import cell_len
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T, hoisted
 
@@ -88,7 +88,7 @@ def write_verdicts(sheet: "Sheet", verdicts: Sequence[Verdict]) -> None:
     """Write a line for each verdict, its word in the colour of how it stands, more where the width asks for them."""
     start = max(len(one.word) for one in verdicts) + 2
     for one in verdicts:
-        first, *more = wrapped(cells.visible(one.sentence), sheet.width - start)
+        first, *more = wrapped(to_single_line(one.sentence), sheet.width - start)
         sheet.write(sheet.styled(f"{one.word:{start}}", _LEVELS[one.level]) + first)
         sheet.write(*(" " * start + part for part in more))
 
@@ -118,7 +118,10 @@ class Sheet:
     def tell(self, *sentences: str, style: str = "") -> None:
         for sentence in sentences:
             self.write(
-                *(self.styled(line, style) for line in wrapped(cells.visible(sentence), self.width))
+                *(
+                    self.styled(line, style)
+                    for line in wrapped(to_single_line(sentence), self.width)
+                )
             )
 
     def write(self, *lines: str) -> None:
@@ -158,7 +161,7 @@ def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Se
     sheet.write("")
     sheet.tell(title, style=_BOLD)
     sheet.tell(*filter(None, [alike]))
-    told = [[cells.visible(column.text(row)) for column in shown] for row in rows]
+    told = [[to_single_line(column.text(row)) for column in shown] for row in rows]
     names = next(
         (
             i
@@ -189,7 +192,7 @@ def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Se
         sheet.write(*[""] * bool(number))
         sheet.write_row(lower, widths, right, [_BOLD] * len(of))
         for row, line, parts in zip(rows, told, texts, strict=True):
-            if len(blocks) == 1 or {line[i] for i in block[names:]} != {cells.UNKNOWN}:
+            if len(blocks) == 1 or {line[i] for i in block[names:]} != {UNKNOWN}:
                 marks = [
                     column.mark(row) if column.mark else line[i]
                     for i, column in zip(block, of, strict=True)
@@ -240,9 +243,9 @@ def _write_records(
     sheet: Sheet, shown: Sequence[Column[T]], told: Sequence[Sequence[str]], names: int
 ) -> None:
     for line in told:
-        sheet.tell(", ".join(text for text in line[:names] if text != cells.UNKNOWN))
+        sheet.tell(", ".join(text for text in line[:names] if text != UNKNOWN))
         pairs = zip(shown[names:], line[names:], strict=True)
-        facts = [f"{column.title} {text}" for column, text in pairs if text != cells.UNKNOWN]
+        facts = [f"{column.title} {text}" for column, text in pairs if text != UNKNOWN]
         kept = (
             fact.replace(" ", "\xa0") if len(fact) < sheet.width - 2 else fact for fact in facts
         )

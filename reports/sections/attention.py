@@ -2,7 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import (
+    format_bytes,
+    format_count,
+    format_percent,
+    make_formatter,
+    to_single_line,
+)
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.attention import OF_METHOD, Context, read_context
 from parbench.reports.analysis.labels import differences
@@ -42,7 +48,7 @@ def _draw(found: Analysis) -> Iterator[Chart]:
 def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
     def ratio(direction: str) -> Column[Context]:
         told = f"bytes sent {direction} over the closed form's, on the axis where they differ most"
-        text = cells.formatted("{:.3f}")
+        text = make_formatter("{:.3f}")
         return number(f"ratio {direction}", lambda one: one.bytes_ratio(direction), text, told)
 
     def row_of(one: Context) -> Row:
@@ -57,12 +63,12 @@ def context_columns(found: Sequence[Context]) -> tuple[Column[Context], ...]:
         number(
             "bytes sent",
             lambda one: one.sent_bytes(),
-            cells.num_bytes,
+            format_bytes,
             "by a rank's attention in a step",
         ),
         ratio("forward"),
         ratio("backward"),
-        number("exposed cp", lambda one: one.exposed_share, cells.percent, exposed_help),
+        number("exposed cp", lambda one: one.exposed_share, format_percent, exposed_help),
         *(column.of(row_of) for column in metric_columns("attention", rows)),
         metric_column("memory.activations", title="activations").of(row_of),
     )
@@ -76,11 +82,11 @@ def _identity(found: Sequence[Context]) -> tuple[Column[Context], ...]:
     return (
         words(
             "method",
-            lambda one: cells.visible(f"{one.method} {others[one.row.case.id]}"),
+            lambda one: to_single_line(f"{one.method} {others[one.row.case.id]}"),
             name_help,
         ),
-        number("cp", lambda one: one.ranks, cells.whole, "ranks that share a sequence"),
+        number("cp", lambda one: one.ranks, format_count, "ranks that share a sequence"),
         number(
-            "sequence", lambda one: one.facts.sequence, cells.whole, "tokens of a whole sequence"
+            "sequence", lambda one: one.facts.sequence, format_count, "tokens of a whole sequence"
         ),
     )

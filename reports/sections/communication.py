@@ -6,10 +6,19 @@ from functools import partial
 from itertools import pairwise
 
 from parbench.bench.results.fit import CurveFit, describe_intervals
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_bytes,
+    format_case_size,
+    format_gigabytes,
+    format_number,
+    format_percent,
+    format_quantity,
+    format_seconds,
+)
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.contrasts import (
     ACROSS,
@@ -103,17 +112,19 @@ def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
         def grade(one: Alike[int]) -> str:
             return (one.rows[size].grade or "") if size in one.rows else ""
 
-        column = measurement(cells.size(size), metric, "median with its 95 % interval", found)
-        return replace(column, title=cells.size(size) if are_alone else column.title, mark=grade)
+        column = measurement(format_case_size(size), metric, "median with its 95 % interval", found)
+        return replace(
+            column, title=format_case_size(size) if are_alone else column.title, mark=grade
+        )
 
     def rate(size: int) -> Column[Alike[int]]:
         def busbw(one: Alike[int]) -> float | None:
             return one.rows[size].value("busbw") if size in one.rows else None
 
         return number(
-            cells.size(size),
+            format_case_size(size),
             busbw,
-            cells.gigabytes,
+            format_gigabytes,
             "bus bandwidth in 1e9 B/s, nccl-tests' convention",
         )
 
@@ -171,7 +182,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
         ),
         _fitted_bandwidth("algbw", lambda curve: 1.0, curves),
         _fitted_bandwidth("busbw", lambda curve: curve.busbw_factor, curves),
-        number("n_1/2", lambda curve: curve.fit.half_bandwidth_bytes, cells.num_bytes, half_help),
+        number("n_1/2", lambda curve: curve.fit.half_bandwidth_bytes, format_bytes, half_help),
         Column(
             "knee",
             lambda curve: _knees(curve.fit),
@@ -182,7 +193,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
         number(
             "residual",
             lambda curve: curve.fit.residual,
-            cells.percent,
+            format_percent,
             "median distance of times from the fit",
         ),
     ]
@@ -191,7 +202,7 @@ def _fit_columns(curves: Sequence[Curve]) -> tuple[Column[Curve], ...]:
             Column(
                 f"of {ceiling.name}",
                 lambda one: (
-                    cells.percent(one.efficiency)
+                    format_percent(one.efficiency)
                     + " (above: see note)" * ((one.efficiency or 0) > 1)
                 ),
                 lambda one: one.efficiency,
@@ -241,8 +252,8 @@ def _fitted_bandwidth(
     def text(curve: Curve) -> str:
         last = curve.fit.segments[-1]
         bounds = (last.bytes_per_second, last.bytes_per_second_low, last.bytes_per_second_high)
-        value, low, high = (cells.gigabytes(scaled(curve, bound)) for bound in bounds)
-        if value == cells.UNKNOWN or curve.fit.repetitions == 2:
+        value, low, high = (format_gigabytes(scaled(curve, bound)) for bound in bounds)
+        if value == UNKNOWN or curve.fit.repetitions == 2:
             return value
         return (
             f"{value} (one repetition)"
@@ -260,23 +271,25 @@ def _fitted_bandwidth(
 
 def _knees(fit: CurveFit) -> str:
     told = (
-        f"{cells.quantity(knee, 'B')} [{cells.size(before.last_bytes)}, {cells.size(after.first_bytes)}]"
+        f"{format_quantity(knee, 'B')} [{format_case_size(before.last_bytes)}, {format_case_size(after.first_bytes)}]"
         for knee, (before, after) in zip(fit.breakpoints, pairwise(fit.segments), strict=True)
     )
-    return ", ".join(told) or cells.UNKNOWN
+    return ", ".join(told) or UNKNOWN
 
 
 def _off_curve(curve: Curve) -> str:
     return (
-        ", ".join(f"{cells.size(size)} {100 * error:+.0f} %" for size, error in curve.fit.outliers)
-        or cells.UNKNOWN
+        ", ".join(
+            f"{format_case_size(size)} {100 * error:+.0f} %" for size, error in curve.fit.outliers
+        )
+        or UNKNOWN
     )
 
 
 def _lines(curve: Curve) -> str:
     return "; ".join(
-        f"{cells.size(line.first_bytes)} to {cells.size(line.last_bytes)}: "
-        f"{cells.duration(line.latency_seconds)} + size / {cells.quantity(line.bytes_per_second, 'B/s')}"
+        f"{format_case_size(line.first_bytes)} to {format_case_size(line.last_bytes)}: "
+        f"{format_seconds(line.latency_seconds)} + size / {format_quantity(line.bytes_per_second, 'B/s')}"
         for line in curve.fit.segments
     )
 
@@ -353,7 +366,7 @@ def group_section(found: Analysis) -> Section | None:
 def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
     def rate(kind: Kind) -> Column[Kinds]:
         told = f"bus bandwidth in 1e9 B/s, the median of the groups: {kind.label}"
-        return number(kind.label, lambda one: one.rate(kind), cells.gigabytes, told)
+        return number(kind.label, lambda one: one.rate(kind), format_gigabytes, told)
 
     names = dict.fromkeys(kind for one in found for kind in one.rows)
     ordered = sorted(
@@ -366,7 +379,7 @@ def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
         number(
             "across / within",
             lambda one: one.ratio(),
-            cells.significant,
+            format_number,
             "bus bandwidth across nodes over within",
         ),
     )
@@ -378,7 +391,7 @@ def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
         number(
             "across / within, together",
             lambda one: one.ratio(together=True),
-            cells.significant,
+            format_number,
             told,
         ),
     )
@@ -387,7 +400,7 @@ def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
 def _draw_kinds(found: Sequence[Kinds]) -> Iterator[Chart]:
     series = list(series_of_kinds(found).items())[:_MAX_OPERATIONS]
     for index, (names, rows) in enumerate(series, start=1):
-        title = ", ".join(name for name in names if name != cells.UNKNOWN)
+        title = ", ".join(name for name in names if name != UNKNOWN)
         yield from list_charts(chart_groups(index, title, rows))
 
 
@@ -397,7 +410,7 @@ def _group_columns(found: Sequence[Grouped]) -> tuple[Column[Grouped], ...]:
         return number(
             name,
             lambda one: one.rows[name].value("busbw") if name in one.rows else None,
-            cells.gigabytes,
+            format_gigabytes,
             told,
         )
 
@@ -407,7 +420,7 @@ def _group_columns(found: Sequence[Grouped]) -> tuple[Column[Grouped], ...]:
         *map(rate, dict.fromkeys(name for one in found for name in one.rows)),
         words(
             "slowest alone",
-            lambda one: one.slowest or cells.UNKNOWN,
+            lambda one: one.slowest or UNKNOWN,
             "the group with the least bus bandwidth",
         ),
     )

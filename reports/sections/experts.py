@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import UNKNOWN, format_count, make_formatter, to_single_line
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.experts import Mixture, Share, distinct, read_mixture, shares
 from parbench.reports.analysis.labels import differences, short_labels
@@ -41,12 +41,12 @@ def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
     return (
         words(
             "scope",
-            lambda one: cells.visible(f"{one.scope} {others[one.row.case.id]}"),
+            lambda one: to_single_line(f"{one.scope} {others[one.row.case.id]}"),
             "what is timed",
         ),
         words(
             "routing",
-            lambda one: cells.visible(one.routing) or cells.UNKNOWN,
+            lambda one: to_single_line(one.routing) or UNKNOWN,
             "how experts are chosen",
         ),
         number(
@@ -55,10 +55,10 @@ def mixture_columns(found: Sequence[Mixture]) -> tuple[Column[Mixture], ...]:
             _capacity,
             "factor above which tokens drop; dropless has none",
         ),
-        number("EP", lambda one: one.ep, cells.whole, "ranks that experts are dealt out to"),
+        number("EP", lambda one: one.ep, format_count, "ranks that experts are dealt out to"),
         words(
             "variant",
-            lambda one: cells.visible(one.variant) or cells.UNKNOWN,
+            lambda one: to_single_line(one.variant) or UNKNOWN,
             "how tokens get there and back",
         ),
         *(
@@ -117,26 +117,26 @@ def share_columns(found: Sequence[Share]) -> tuple[Column[Share], ...]:
         number(
             "rank",
             lambda one: one.rank,
-            cells.whole,
+            format_count,
             "the rank among those that experts are dealt out to",
         ),
         words("experts", experts, "the rank's experts"),
         number(
             "chosen",
             lambda one: sum(one.chosen),
-            cells.whole,
+            format_count,
             "tokens that chose one of them, of all sources",
         ),
         number(
             "of mean",
             lambda one: one.of_mean,
-            cells.formatted("{:.2f}"),
+            make_formatter("{:.2f}"),
             "the same over an even share",
         ),
         number(
             "kept",
             lambda one: one.kept,
-            cells.whole,
+            format_count,
             "pairs that the rank gets, dropped ones left out",
         ),
         words("by expert", by_expert, "tokens that chose each, or the least and the most of them"),

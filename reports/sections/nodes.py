@@ -6,9 +6,18 @@ from typing import Any
 
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.machine.host_load import HostLoad
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_case_size,
+    format_count,
+    format_gigabytes,
+    format_number,
+    format_percent,
+    format_quantity,
+    format_seconds,
+)
 from parbench.bench.results.stats import median
 from parbench.bench.text import pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.contrasts import Pairs
 from parbench.reports.analysis.labels import operation, short_labels
@@ -55,9 +64,9 @@ def node_table(nodes: Nodes) -> Table[str]:
         words("host", str, "the node, as it calls itself"),
         words("ranks", lambda host: format_cpus(ranks(host)), "the ranks that run on it"),
         number(
-            "ranks a node", lambda host: len(ranks(host)), cells.whole, "how many ranks run on it"
+            "ranks a node", lambda host: len(ranks(host)), format_count, "how many ranks run on it"
         ),
-        words("switches", lambda host: nodes.switches.get(host, cells.UNKNOWN), switches_help),
+        words("switches", lambda host: nodes.switches.get(host, UNKNOWN), switches_help),
         words(
             "cores",
             lambda host: _cores(nodes, ranks(host)),
@@ -75,7 +84,7 @@ def node_table(nodes: Nodes) -> Table[str]:
 
 
 def _cores(nodes: Nodes, ranks: Sequence[int]) -> str:
-    own = {rank: nodes.affinities.get(rank, cells.UNKNOWN) for rank in ranks}
+    own = {rank: nodes.affinities.get(rank, UNKNOWN) for rank in ranks}
     if len(set(own.values())) == 1:
         return next(iter(own.values()))
     return "; ".join(f"rank {rank}: {text}" for rank, text in own.items())
@@ -94,7 +103,7 @@ def pair_section(found: Analysis) -> Section | None:
 def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Table[Any]]:
     """Yield the page's table with a row for each pair and a heat map, and the terminal's matrix."""
     rows, params = tuple(matrix.rows.values()), matrix.first.case.params
-    told = f"{cells.size(matrix.first.size_bytes)} {params.get('dtype', '-')}, {params.get('mode', '-')}"
+    told = f"{format_case_size(matrix.first.size_bytes)} {params.get('dtype', '-')}, {params.get('mode', '-')}"
     title = f"Rank to rank: bus bandwidth in GB/s, {told}"
     ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
     notes = distance_words(matrix, nodes) if nodes else ()
@@ -115,7 +124,7 @@ def pair_tables(matrix: Pairs, index: int, nodes: Nodes | None) -> Iterator[Tabl
     def receiver(target: int) -> Column[int]:
         told = f"bus bandwidth to rank {target} in 1e9 B/s"
         return number(
-            name(target), lambda source: matrix.rate(source, target), cells.gigabytes, told
+            name(target), lambda source: matrix.rate(source, target), format_gigabytes, told
         )
 
     sender = Column(
@@ -146,13 +155,11 @@ def distance_words(matrix: Pairs, nodes: Nodes) -> tuple[str, ...]:
     if not medians:
         return ()
     told = (
-        f"{name} {cells.quantity(rate, 'B/s')} ({pluralize(len(rates[name]), 'pair')})"
+        f"{name} {format_quantity(rate, 'B/s')} ({pluralize(len(rates[name]), 'pair')})"
         for name, rate in medians.items()
     )
     (nearest, best), *others = medians.items()
-    ratios = [
-        f"{name} runs at {cells.significant(rate / best)} of {nearest}" for name, rate in others
-    ]
+    ratios = [f"{name} runs at {format_number(rate / best)} of {nearest}" for name, rate in others]
     return (f"Medians: {', '.join(told)}.", *([f"{', '.join(ratios)}."] if ratios else []))
 
 
@@ -169,7 +176,7 @@ def arrival_section(found: Analysis) -> Section | None:
         columns=_late_columns(late),
         rows=late,
         notes=tuple(
-            f"Clocks: {method}, right within {cells.duration(seconds)}."
+            f"Clocks: {method}, right within {format_seconds(seconds)}."
             for method, seconds in clocks
         ),
     )
@@ -180,7 +187,7 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
     def lateness(rank: int) -> Column[Late]:
         told = f"how long after the first rank {rank} arrives, the median"
         return number(
-            f"rank {rank}", lambda one: one.seconds_by_rank.get(rank), cells.duration, told
+            f"rank {rank}", lambda one: one.seconds_by_rank.get(rank), format_seconds, told
         )
 
     rows = [one.row for one in late]
@@ -203,19 +210,19 @@ def _late_columns(late: Sequence[Late]) -> tuple[Column[Late], ...]:
         number(
             "late rank",
             lambda one: one.arrival.late_rank,
-            cells.whole,
+            format_count,
             "the rank that most often arrives last",
         ),
         number(
             "in",
             lambda one: one.arrival.share,
-            cells.percent,
+            format_percent,
             "the share of iterations in which it does",
         ),
         number(
             "last out",
             lambda one: one.arrival.last_out_rank,
-            cells.whole,
+            format_count,
             "the rank that most often leaves last",
         ),
         *(
@@ -230,35 +237,35 @@ def _of_load(value: Callable[[HostLoad], float | None]) -> Callable[[RepetitionL
 
 
 _REPETITION_COLUMNS: tuple[Column[RepetitionLoad], ...] = (
-    number("repetition", lambda one: one.number, cells.whole, "ranks started anew"),
+    number("repetition", lambda one: one.number, format_count, "ranks started anew"),
     number(
         "took",
         lambda one: one.seconds,
-        cells.duration,
+        format_seconds,
         "from the end of the repetition before, or the run's start",
     ),
     number(
         "measuring",
         lambda one: one.measuring_seconds / one.seconds if one.seconds else None,
-        cells.percent,
+        format_percent,
         "share of that in which cases were prepared, warmed up, timed and checked",
     ),
     number(
         "load average",
         _of_load(lambda load: load.one_minute),
-        cells.significant,
+        format_number,
         "of the minute before",
     ),
     number(
         "others",
         _of_load(lambda load: load.other_cores),
-        cells.significant,
+        format_number,
         "cores that others kept busy",
     ),
     number(
         "steal",
         _of_load(lambda load: None if load.steal_percent is None else load.steal_percent / 100),
-        cells.percent,
+        format_percent,
         "share of the cores' time that the hypervisor gave to others",
     ),
 )

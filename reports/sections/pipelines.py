@@ -3,7 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import (
+    format_bytes,
+    format_percent,
+    format_seconds,
+    make_formatter,
+    to_single_line,
+)
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.pipelines import Entry, Pipeline, comparisons, schedule_labels
 from parbench.reports.figures.chart import Chart
@@ -13,7 +19,7 @@ from parbench.reports.sections.row_columns import headline, metric_columns
 
 # of all charts together, so that the page stays under a megabyte
 _MAX_BOXES = 5000
-_count = cells.formatted("{:.4g}")
+_count = make_formatter("{:.4g}")
 
 
 def pipeline_tables(found: Analysis) -> Iterator[Table[Any]]:
@@ -60,7 +66,7 @@ def pipeline_columns(found: Sequence[Pipeline]) -> tuple[Column[Pipeline], ...]:
     activations: Column[Pipeline] = number(
         "activations",
         lambda one: one.activation_bytes,
-        cells.num_bytes,
+        format_bytes,
         "memory of activations, the fullest rank",
     )
     return (
@@ -82,7 +88,7 @@ def schedule_columns(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
         number(
             "bubble fraction",
             lambda one: one.simulated.bubble_fraction,
-            cells.percent,
+            format_percent,
             "by makespan",
         ),
         number(
@@ -91,17 +97,15 @@ def schedule_columns(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
             _count,
             "microbatches that a rank holds, at most",
         ),
-        number(
-            "activations", lambda one: one.simulated.activation_bytes, cells.num_bytes, held_help
-        ),
+        number("activations", lambda one: one.simulated.activation_bytes, format_bytes, held_help),
     )
     return (
-        words("schedule", lambda one: cells.visible(one.label), "the order of actions"),
+        words("schedule", lambda one: to_single_line(one.label), "the order of actions"),
         number("v", lambda one: one.simulated.chunks, _count, "stages of a rank, its chunks"),
         number(
             "step time",
             lambda one: one.simulated.step_seconds,
-            cells.duration,
+            format_seconds,
             "measured or simulated",
         ),
         *known(measured, entries),

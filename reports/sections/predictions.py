@@ -2,11 +2,11 @@
 
 from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, ComponentCheck, Validation
+from parbench.bench.results.formatting import format_difference, format_quantity, format_seconds
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import check_schema
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import UserError
-from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.report import Column, Section, Table, words
 
@@ -54,12 +54,12 @@ def _section(*tables: "Table[tuple[str, ComponentCheck]]", notes: tuple[str, ...
 
 
 def _text(value: float | None, unit: str) -> str:
-    return cells.duration(value) if unit == "s" else cells.quantity(value, unit)
+    return format_seconds(value) if unit == "s" else format_quantity(value, unit)
 
 
 def _measured(one: ComponentCheck) -> str:
     measured = MetricValue(value=one.measured, unit=one.unit, low=one.low, high=one.high)
-    text = cells.compared(measured, lambda value: _text(value, one.unit))
+    text = format_difference(measured, lambda value: _text(value, one.unit))
     return f"{text} {WITHIN_REPETITION}" if one.is_within_repetition else text
 
 

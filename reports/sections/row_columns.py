@@ -5,14 +5,25 @@ from dataclasses import replace
 from typing import Any
 
 from parbench.bench.results import metrics
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_bytes,
+    format_case_size,
+    format_count,
+    format_gigabytes,
+    format_number,
+    format_percent,
+    format_seconds,
+    format_word_counts,
+    make_formatter,
+)
 from parbench.bench.results.metrics import find_metric
 from parbench.bench.results.stats import WITHIN_REPETITION
-from parbench.reports import cells
 from parbench.reports.analysis.labels import operation, short_labels
 from parbench.reports.analysis.summary import Row
 from parbench.reports.report import Column, known, measurement, number, words
 
-_TEXTS = {"s": cells.duration, "B": cells.num_bytes, "B/s": cells.gigabytes, "": cells.percent}
+_TEXTS = {"s": format_seconds, "B": format_bytes, "B/s": format_gigabytes, "": format_percent}
 IDENTITY = ("operation", "mode", "dtype", "size")
 
 
@@ -35,7 +46,7 @@ def size_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns of one operation over its sizes."""
     [*_, size] = case_columns()
     variation: Column[Row] = number(
-        "variation", lambda row: row.scatter, cells.percent, "how far the repetitions differ"
+        "variation", lambda row: row.scatter, format_percent, "how far the repetitions differ"
     )
     repetitions: Column[Row] = Column(
         "repetitions",
@@ -59,13 +70,16 @@ def case_columns() -> tuple[Column[Row], ...]:
         words("mode", lambda row: _param(row, "mode"), "blocking or pipelined"),
         words("dtype", lambda row: _param(row, "dtype"), "element type"),
         Column(
-            "size", lambda row: cells.size(row.size_bytes), lambda row: row.size_bytes, size_help
+            "size",
+            lambda row: format_case_size(row.size_bytes),
+            lambda row: row.size_bytes,
+            size_help,
         ),
     )
 
 
 def _param(row: Row, name: str) -> str:
-    return str(row.case.params.get(name, cells.UNKNOWN))
+    return str(row.case.params.get(name, UNKNOWN))
 
 
 def step_column(rows: Sequence[Row]) -> Column[Row]:
@@ -89,9 +103,9 @@ def metric_column(
     assert metric is not None, f"metric {name} is not declared"
     own = metric.specialize(name) or metric
     text: Any = (
-        cells.formatted(metric.number_format)
+        make_formatter(metric.number_format)
         if metric.number_format
-        else _TEXTS.get(metric.unit, cells.significant)
+        else _TEXTS.get(metric.unit, format_number)
     )
     told = number(title or own.title, value or (lambda row: row.value(name)), text, own.help)
     if own.kind in ("difference", "factor", "excess") and value is None:
@@ -125,7 +139,7 @@ def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
 
     def noise(row: Row) -> str:
         within = "" if is_told or row.scatter is not None else f" {WITHIN_REPETITION}"
-        return f"{row.grade}{within}" if row.grade else cells.UNKNOWN
+        return f"{row.grade}{within}" if row.grade else UNKNOWN
 
     noise_title = f"noise{' (one repetition)' * is_told}"
     told = "independent iterations that would tell as much"
@@ -135,16 +149,18 @@ def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
         *known([metric_column("time_q10", lambda row: row.value(f"{row.headline}_q10"))], rows),
         replace(words(noise_title, noise, noise_help), mark=lambda row: row.grade or ""),
         number(
-            "n", lambda row: row.iterations or None, cells.whole, "iterations of all repetitions"
+            "n", lambda row: row.iterations or None, format_count, "iterations of all repetitions"
         ),
-        *known([number("n_eff", lambda row: row.effective, cells.whole, told)], rows),
+        *known([number("n_eff", lambda row: row.effective, format_count, told)], rows),
         Column(
             "repetitions",
             lambda row: f"{row.repetitions}/{row.planned}",
             lambda row: row.repetitions,
             "repetitions that measured the case, of those planned",
         ),
-        words("stop", lambda row: cells.counted(row.stops), "why measuring ended, by repetition"),
+        words(
+            "stop", lambda row: format_word_counts(row.stops), "why measuring ended, by repetition"
+        ),
         words("check", _check_word, "whether results equal the reference"),
     )
 

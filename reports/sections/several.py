@@ -3,9 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from parbench.bench.machine.environment import format_cpus
+from parbench.bench.results.formatting import (
+    GIGA,
+    format_count,
+    format_number,
+    format_percent,
+    format_quantity,
+    make_formatter,
+)
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.over_nodes import (
     Environments,
     OverNodes,
@@ -91,7 +98,7 @@ def _runs(several: RunSet) -> Section:
     ]
     if any(one.num_nodes > 1 for one in several.runs):
         columns += [
-            number("nodes", lambda one: one.num_nodes or None, cells.whole, "on how many nodes"),
+            number("nodes", lambda one: one.num_nodes or None, format_count, "on how many nodes"),
             words(
                 "distribution",
                 lambda one: one.nodes.distribution if one.nodes else "-",
@@ -203,7 +210,7 @@ def _over_nodes(found: Sequence[OverNodes]) -> Section | None:
 def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], ...]:
     def at(nodes: int) -> Column[OverNodes]:
         def text(one: OverNodes) -> str:
-            return cells.quantity(
+            return format_quantity(
                 one.shown(nodes), "B/s" if one.scaled.first.is_communication else "s"
             )
 
@@ -217,10 +224,10 @@ def _over_nodes_columns(found: Sequence[OverNodes]) -> tuple[Column[OverNodes], 
 
         title = pluralize(nodes, "node")
         told = f"the speed-up from the fewest nodes of the series to {title} over what they let hope for"
-        return number(f"efficiency {title}", share, cells.percent, told)
+        return number(f"efficiency {title}", share, format_percent, told)
 
     counts = sorted({nodes for one in found for nodes in one.scaled.rows})
-    each, each_help = cells.formatted("{:g}"), "how many ranks each node had"
+    each, each_help = make_formatter("{:g}"), "how many ranks each node had"
     return (
         words(
             "case",
@@ -257,7 +264,7 @@ def _draw_over_nodes(found: Sequence[OverNodes]) -> Iterator[Chart]:
 
     def rate(one: OverNodes, nodes: int) -> float | None:
         bytes_per_second = one.shown(nodes)
-        return None if bytes_per_second is None else bytes_per_second / cells.GIGA
+        return None if bytes_per_second is None else bytes_per_second / GIGA
 
     operations = [one for one in found if one.scaled.first.is_communication]
     steps = [one for one in found if not one.scaled.first.is_communication]
@@ -297,9 +304,9 @@ def _scaling(several: RunSet) -> Section | None:
         def text(one: Scaled) -> str:
             found = one.rate(ranks)
             return (
-                cells.quantity(found, "B/s")
+                format_quantity(found, "B/s")
                 if one.first.is_communication
-                else cells.significant(found)
+                else format_number(found)
             )
 
         told = f"the rate on {ranks} ranks"
@@ -307,7 +314,9 @@ def _scaling(several: RunSet) -> Section | None:
 
     def efficiency(ranks: int) -> Column[Scaled]:
         told = f"the speed-up from the smallest world to {ranks} ranks over what they let hope for"
-        return number(f"efficiency {ranks}", lambda one: one.efficiency(ranks), cells.percent, told)
+        return number(
+            f"efficiency {ranks}", lambda one: one.efficiency(ranks), format_percent, told
+        )
 
     def draw() -> list[Chart]:
         lines = {}
@@ -371,7 +380,7 @@ def _environments(found: Sequence[Environments]) -> Section | None:
         return None
     columns: tuple[Column[Environments], ...] = (
         words("case", lambda one: one.label, "what ran"),
-        number("nodes", lambda one: one.nodes, cells.formatted("{:g}"), "on how many nodes"),
+        number("nodes", lambda one: one.nodes, make_formatter("{:g}"), "on how many nodes"),
         *(
             column.of(lambda one: one.beside)
             for column in _side_by_side([*enumerate(found[0].names)], [one.beside for one in found])

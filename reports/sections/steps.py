@@ -4,8 +4,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_number,
+    format_percent,
+    format_seconds,
+    make_formatter,
+)
 from parbench.bench.results.metrics import find_metric
-from parbench.reports import cells
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.labels import short_labels
 from parbench.reports.analysis.steps import (
@@ -48,11 +56,11 @@ from parbench.reports.sections.row_columns import (
 )
 
 _OF_AXIS: Mapping[str, Callable[[float | None], str]] = {
-    "calls": cells.significant,
-    "bytes_expected": cells.num_bytes,
-    "bytes_sent": cells.num_bytes,
-    "bytes_ratio": cells.formatted("{:.3f}"),
-    "exposed_comm": cells.duration,
+    "calls": format_number,
+    "bytes_expected": format_bytes,
+    "bytes_sent": format_bytes,
+    "bytes_ratio": make_formatter("{:.3f}"),
+    "exposed_comm": format_seconds,
 }
 _LETTERS = (
     "Formulas: Psi elements of e bytes, in FSDP those of a layer, root those outside of layers; M microbatches of n "
@@ -110,8 +118,8 @@ def _step_columns(
         return prediction.seconds if prediction else None
 
     def predicted_text(row: Row) -> str:
-        prediction, text = told[row.case.id], cells.duration(predicted(row))
-        is_beyond = prediction is not None and prediction.extrapolated and text != cells.UNKNOWN
+        prediction, text = told[row.case.id], format_seconds(predicted(row))
+        is_beyond = prediction is not None and prediction.extrapolated and text != UNKNOWN
         return f"{text} (extrapolated)" if is_beyond else text
 
     def ratio(row: Row) -> float | None:
@@ -121,7 +129,7 @@ def _step_columns(
     def ratio_text(row: Row) -> str:
         """Tell the worst axis's ratio, and which axis that is where there are several and it is not as expected."""
         worst = worst_ratio(row)
-        text = f"{worst[1]:.3f}" if worst else cells.UNKNOWN
+        text = f"{worst[1]:.3f}" if worst else UNKNOWN
         is_plain = (
             worst is None
             or text == "1.000"
@@ -139,12 +147,12 @@ def _step_columns(
         number(
             "exposed",
             lambda row: share_of_traced(row, exposed_seconds(row)),
-            cells.percent,
+            format_percent,
             exposed_help,
         ),
         Column("predicted comm", predicted_text, predicted, calls_help),
         replace(metric_column("bytes_ratio.AXIS"), text=ratio_text, sort=ratio),
-        number("memory", held_bytes, cells.num_bytes, held_help),
+        number("memory", held_bytes, format_bytes, held_help),
     )
     time, tokens = headline("step_time", rows), metric_column("tokens_per_second")
     return (step_column(rows), time, tokens, *known(measured, rows), *quality_columns(rows))
@@ -168,11 +176,11 @@ def _times(found: Analysis) -> Iterator[Table[Row]]:
         # two decimals: what is nothing but rounding reads as 0.00
         residual = replace(
             metric_column("residual"),
-            text=lambda row: cells.formatted("{:.2f} %")(_hundredths(row)),
+            text=lambda row: make_formatter("{:.2f} %")(_hundredths(row)),
             sort=lambda row: share_of_traced(row, row.value("residual")),
         )
         told = "the traced step from start to end: the sum of its parts"
-        whole: Column[Row] = number("traced step", traced_seconds, cells.duration, told)
+        whole: Column[Row] = number("traced step", traced_seconds, format_seconds, told)
         yield Table(
             id="step-time",
             title="Where the time went",
@@ -212,7 +220,7 @@ def _strategies(found: Analysis) -> Iterator[Table[Sent]]:
                 lambda line: line.axis,
                 "the mesh's axis, or process group, that is communicated on",
             ),
-            number("ranks", lambda line: line.ranks, cells.whole, "ranks on the axis"),
+            number("ranks", lambda line: line.ranks, format_count, "ranks on the axis"),
             words(
                 "formula", lambda line: line.formula or "-", "the bytes in closed form, of rank 0"
             ),
@@ -229,7 +237,7 @@ def _differing(rows: Sequence[Row]) -> tuple[str, ...]:
         (labels[row.case.id], wall, row.seconds) for row in rows if (wall := differing_trace(row))
     ]
     told = (
-        f"{name} {cells.duration(wall)}, timed {cells.duration(timed)}"
+        f"{name} {format_seconds(wall)}, timed {format_seconds(timed)}"
         for name, wall, timed in known
     )
     return (
@@ -278,22 +286,22 @@ def _busy_columns(steps: Sequence[Row], lines: Sequence[Busy]) -> tuple[Column[B
         return number(
             name,
             lambda one: one.by_phase.get(name),
-            cells.duration,
+            format_seconds,
             f"time in the step's own {name}",
         )
 
     def stream(name: str) -> Column[Busy]:
         title = stream_words(name)
         told = f"time in which {title} was under way, overlaps counted once"
-        return number(title, lambda one: one.by_stream.get(name), cells.duration, told)
+        return number(title, lambda one: one.by_stream.get(name), format_seconds, told)
 
     return (
         step_column(steps).of(lambda one: one.traced.row),
-        number("rank", lambda one: one.rank, cells.whole, "the rank"),
+        number("rank", lambda one: one.rank, format_count, "the rank"),
         number(
             "wall",
             lambda one: one.wall_seconds,
-            cells.duration,
+            format_seconds,
             "the traced step on this rank, from start to end",
         ),
         *map(phase, dict.fromkeys(name for one in lines for name in one.by_phase)),
@@ -306,7 +314,7 @@ def _memory(found: Analysis) -> Iterator[Table[MemoryLine]]:
         column: Column[Any] = metric_column(f"{source}.COMPONENT").of(lambda line: line.row)
         return replace(
             column,
-            text=lambda line: cells.num_bytes(line.num_bytes(source)),
+            text=lambda line: format_bytes(line.num_bytes(source)),
             sort=lambda line: line.num_bytes(source),
         )
 

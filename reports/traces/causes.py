@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, median
 
+from parbench.bench.results.formatting import format_number, format_seconds
 from parbench.bench.results.spans import Span, difference, gaps, intersection, length
-from parbench.reports import cells
 from parbench.reports.analysis.findings import Finding, Kind
 from parbench.reports.traces.kineto import Source
 from parbench.reports.traces.steps import PEER_TO_PEER, Call, Job, RankSteps, SharedCall, Step
@@ -14,7 +14,7 @@ LEAST_SHARE = 0.03
 """A finding is told from this share of the step on."""
 _SLOWER_THAN_FIT, _HOST_GAP_SECONDS = 1.3, 1e-3
 _RUN = "parbench run --only"
-_s = cells.duration
+_s = format_seconds
 _GATHERS = {"all_gather"}
 _REDUCES = {"all_reduce", "reduce_scatter"}
 Ceiling = Callable[[SharedCall], float | None]
@@ -186,9 +186,7 @@ def _why_exposed(
     ]
     longer = median(call.transfer_ns / 1e9 / seconds for seconds, call in known) if known else 1.0
     if longer >= _SLOWER_THAN_FIT:
-        sentence = (
-            f"{told}: it takes {cells.significant(longer)} times what this machine's fit says"
-        )
+        sentence = f"{told}: it takes {format_number(longer)} times what this machine's fit says"
         return "slow link", won * (1 - 1 / longer), sentence, f"{_RUN} matrix"
     earlier = _could_begin_earlier(rank.steps[rank.middle], calls)
     if op in _GATHERS and earlier >= won / 2:

@@ -7,10 +7,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from parbench.bench.results.formatting import (
+    UNKNOWN,
+    format_gigabytes,
+    format_percent,
+    format_seconds,
+    make_formatter,
+)
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import difference, length
 from parbench.bench.text import format_size, pluralize
-from parbench.reports import cells
 from parbench.reports.analysis.findings import Finding
 from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.summary import summarize
@@ -36,7 +42,7 @@ from parbench.reports.traces.steps import (
 
 _MOST_RANKS = 16
 _MAX_BOXES = 4000
-_count = cells.formatted("{:.4g}")
+_count = make_formatter("{:.4g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ def report_of_traces(
     section = Section(
         id="traces", title="Traced steps", tables=tuple(tables), terms=(), notes=notes
     )
-    step = f"{cells.duration(step_seconds(job))} a step, the median of {job.steps}"
+    step = f"{format_seconds(step_seconds(job))} a step, the median of {job.steps}"
     return Report(
         name=name,
         verdicts=(_verdict(job),),
@@ -152,8 +158,10 @@ def _what_if(job: Job, causes: Sequence[Finding]) -> Table[tuple[str, float]]:
         caption="a step without one thing, all else as it is",
         columns=(
             words("with", lambda row: row[0], "what would be otherwise"),
-            number("step", lambda row: row[1], cells.duration, "seconds of a step"),
-            number("shorter by", lambda row: 1 - row[1] / step, cells.percent, "share of the step"),
+            number("step", lambda row: row[1], format_seconds, "seconds of a step"),
+            number(
+                "shorter by", lambda row: 1 - row[1] / step, format_percent, "share of the step"
+            ),
         ),
         rows=rows,
     )
@@ -184,19 +192,19 @@ def _ranks(job: Job) -> Table[RankSteps]:
             number(
                 "step",
                 lambda one: one.median(lambda parts: parts.wall_seconds),
-                cells.duration,
+                format_seconds,
                 "wall of a step",
             ),
-            number("compute", share(lambda p: p.compute_seconds), cells.percent, "arithmetic"),
-            number("exposed", share(lambda p: p.exposed_seconds), cells.percent, exposed_help),
+            number("compute", share(lambda p: p.compute_seconds), format_percent, "arithmetic"),
+            number("exposed", share(lambda p: p.exposed_seconds), format_percent, exposed_help),
             number(
                 "copies",
                 share(lambda p: p.copy_seconds),
-                cells.percent,
+                format_percent,
                 "copies of memory beside no computing",
             ),
-            number("idle", share(lambda p: p.idle_seconds), cells.percent, "nothing runs"),
-            number("overlap", overlap, cells.percent, "hidden communication over all of it"),
+            number("idle", share(lambda p: p.idle_seconds), format_percent, "nothing runs"),
+            number("overlap", overlap, format_percent, "hidden communication over all of it"),
         ),
         rows=tuple(shown),
         notes=(f"{left} more ranks are shorter.",) if left else (),
@@ -212,29 +220,29 @@ def _kinds(job: Job, ceiling: Ceiling) -> Table[CallKind]:
             words("call", lambda one: one.label, "operation and process group"),
             words("size", lambda one: one.size, "bytes by nccl-tests' convention"),
             number("calls", lambda one: one.count, _count, "calls of a step"),
-            number("time", lambda one: one.seconds, cells.duration, "time in them, of a step"),
+            number("time", lambda one: one.seconds, format_seconds, "time in them, of a step"),
             number(
                 "exposed",
                 lambda one: one.exposed_seconds,
-                cells.duration,
+                format_seconds,
                 "time in them that nothing hides",
             ),
             number(
                 "transfer",
                 lambda one: one.transfer_seconds,
-                cells.duration,
+                format_seconds,
                 "of one call, the median",
             ),
             number(
                 "busbw",
                 lambda one: one.busbw,
-                cells.gigabytes,
+                format_gigabytes,
                 "bus bandwidth of the median transfer, GB/s",
             ),
             number(
                 "of the fit",
                 lambda one: one.beside_fit,
-                cells.percent,
+                format_percent,
                 "the fit's time over the transfer's",
             ),
         ),
@@ -276,7 +284,7 @@ def _kinds_of(job: Job, ceiling: Ceiling) -> tuple[CallKind, ...]:
 def _class_of(num_bytes: int | None) -> str:
     """Return a size, of large ones the power of two below."""
     if num_bytes is None:
-        return cells.UNKNOWN
+        return UNKNOWN
     return (
         format_size(num_bytes)
         if num_bytes < 1024
@@ -301,13 +309,13 @@ def _waits(job: Job) -> Table[tuple[int, float, float]]:
             number(
                 "last",
                 lambda row: row[1],
-                cells.percent,
+                format_percent,
                 "share of collectives that it comes last to",
             ),
             number(
                 "waited for",
                 lambda row: row[2],
-                cells.duration,
+                format_seconds,
                 "of a step, the median rank and step",
             ),
         ),

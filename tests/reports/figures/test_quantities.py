@@ -2,13 +2,13 @@
 
 import pytest
 
-from parbench.reports import cells
+from parbench.bench.results.formatting import format_bytes, format_seconds
 from parbench.reports.figures.quantities import SIZE, TIME, Quantity, set_x_axis
 from parbench.reports.figures.style import new_figure
 
-BYTES = Quantity(title="bytes", text=cells.num_bytes, base=2)
-LINEAR_BYTES = Quantity(title="bytes", text=cells.num_bytes, is_log=False, base=2)
-LINEAR_TIME = Quantity(title="time", text=cells.duration, is_log=False)
+BYTES = Quantity(title="bytes", text=format_bytes, base=2)
+LINEAR_BYTES = Quantity(title="bytes", text=format_bytes, is_log=False, base=2)
+LINEAR_TIME = Quantity(title="time", text=format_seconds, is_log=False)
 KIB, MIB = 1 << 10, 1 << 20
 
 

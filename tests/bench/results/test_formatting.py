@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parbench.bench.results.formatting import (
+    format_measurement,
+    format_number,
+    format_quantity,
+    format_seconds,
+    to_single_line,
+)
 from parbench.bench.results.metrics import MetricValue
-from parbench.reports import cells
 
 
 @pytest.mark.parametrize(
@@ -21,13 +27,13 @@ from parbench.reports import cells
     ],
 )
 def test_significant_has_three_digits(value: float | None, text: str) -> None:
-    assert cells.significant(value) == text
+    assert format_number(value) == text
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.floats(min_value=1e-12, max_value=1e15))
 def test_significant_is_within_half_a_digit(value: float) -> None:
-    text = cells.significant(value)
+    text = format_number(value)
     assert "e" not in text
     assert math.isclose(float(text), value, rel_tol=0.00501)
 
@@ -41,7 +47,7 @@ def test_significant_is_within_half_a_digit(value: float) -> None:
     ],
 )
 def test_duration_chooses_its_unit(seconds: float, text: str) -> None:
-    assert cells.duration(seconds) == text
+    assert format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -54,15 +60,15 @@ def test_duration_chooses_its_unit(seconds: float, text: str) -> None:
     ],
 )
 def test_quantity_has_a_unit(value: float, unit: str, text: str) -> None:
-    assert cells.quantity(value, unit) == text
+    assert format_quantity(value, unit) == text
 
 
 def test_interval_has_the_unit_of_its_value() -> None:
     metric = MetricValue(value=1.05e-3, unit="s", low=950e-6, high=1.1e-3)
-    assert cells.measured(metric) == "1.05 ms [0.950, 1.10]"
-    assert cells.measured(None) == "-"
+    assert format_measurement(metric) == "1.05 ms [0.950, 1.10]"
+    assert format_measurement(None) == "-"
 
 
 def test_control_characters_are_escaped() -> None:
-    assert cells.visible("a\x1b[31m\n  b\x00") == "a\\x1b[31m b\\x00"
-    assert cells.visible("Größe 64K") == "Größe 64K"
+    assert to_single_line("a\x1b[31m\n  b\x00") == "a\\x1b[31m b\\x00"
+    assert to_single_line("Größe 64K") == "Größe 64K"

@@ -16,7 +16,7 @@ _SCALES = {
 }
 
 
-def significant(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Return ``value`` with three significant digits, never in scientific notation."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
@@ -26,56 +26,60 @@ def significant(value: float | None) -> str:
     return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
 
 
-def quantity(value: float | None, unit: str) -> str:
+def format_quantity(value: float | None, unit: str) -> str:
     """Return a number with its unit: seconds and bytes in the unit that suits them, bandwidths in GB/s = 1e9 B/s."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     factor, shown = _scale(value, unit)
-    return f"{significant(value / factor)} {shown}".rstrip()
+    return f"{format_number(value / factor)} {shown}".rstrip()
 
 
-def duration(seconds: float | None) -> str:
-    return quantity(seconds if seconds is None or abs(seconds) > _ROUNDING_SECONDS else 0.0, "s")
-
-
-def gigabytes(bytes_per_second: float | None) -> str:
-    """Return a bandwidth's number in GB/s = 1e9 B/s, without the unit."""
-    return UNKNOWN if bytes_per_second is None else significant(bytes_per_second / GIGA)
-
-
-def percent(fraction: float | None) -> str:
-    return (
-        UNKNOWN
-        if fraction is None or not math.isfinite(fraction)
-        else f"{significant(100 * fraction)} %"
+def format_seconds(seconds: float | None) -> str:
+    return format_quantity(
+        seconds if seconds is None or abs(seconds) > _ROUNDING_SECONDS else 0.0, "s"
     )
 
 
-def num_bytes(value: float | None) -> str:
-    return quantity(value, "B")
+def format_gigabytes(bytes_per_second: float | None) -> str:
+    """Return a bandwidth's number in GB/s = 1e9 B/s, without the unit."""
+    return UNKNOWN if bytes_per_second is None else format_number(bytes_per_second / GIGA)
 
 
-def formatted(spec: str) -> Callable[[float | None], str]:
+def format_percent(fraction: float | None) -> str:
+    return (
+        UNKNOWN
+        if fraction is None or not math.isfinite(fraction)
+        else f"{format_number(100 * fraction)} %"
+    )
+
+
+def format_bytes(value: float | None) -> str:
+    return format_quantity(value, "B")
+
+
+def make_formatter(spec: str) -> Callable[[float | None], str]:
     return lambda value: UNKNOWN if value is None else spec.format(value)
 
 
-whole = formatted("{:.0f}")
+format_count = make_formatter("{:.0f}")
 
 
-def size(value: object) -> str:
+def format_case_size(value: object) -> str:
     """Return a case's size as people write it: ``64K``."""
     return format_size(value) if isinstance(value, int) and not isinstance(value, bool) else UNKNOWN
 
 
-def measured(metric: MetricValue | None) -> str:
+def format_measurement(metric: MetricValue | None) -> str:
     """Return a metric's value with its interval where it has one: ``12.3 us [11.9, 12.8]``."""
     if metric is None or metric.value is None:
         return UNKNOWN
-    text = quantity(metric.value, metric.unit)
-    return text if metric.low is None or metric.high is None else f"{text} {interval(metric)}"
+    text = format_quantity(metric.value, metric.unit)
+    return (
+        text if metric.low is None or metric.high is None else f"{text} {format_interval(metric)}"
+    )
 
 
-def compared(metric: MetricValue | None, text: Callable[[float | None], str]) -> str:
+def format_difference(metric: MetricValue | None, text: Callable[[float | None], str]) -> str:
     """Return a difference or factor by ``text``, with its interval where it has one, in the unit of its largest end."""
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return text(metric.value if metric else None)
@@ -84,23 +88,23 @@ def compared(metric: MetricValue | None, text: Callable[[float | None], str]) ->
         told, low, high = map(text, ends)
         return f"{told} [{low}, {high}]"
     factor, unit = _scale(max(map(abs, ends)), "s")
-    told, low, high = (significant(end / factor) for end in ends)
+    told, low, high = (format_number(end / factor) for end in ends)
     return f"{told} {unit} [{low}, {high}]"
 
 
-def interval(metric: MetricValue | None) -> str:
+def format_interval(metric: MetricValue | None) -> str:
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return UNKNOWN
     factor, _ = _scale(metric.value, metric.unit)
-    return f"[{significant(metric.low / factor)}, {significant(metric.high / factor)}]"
+    return f"[{format_number(metric.low / factor)}, {format_number(metric.high / factor)}]"
 
 
-def visible(text: str) -> str:
+def to_single_line(text: str) -> str:
     """Return ``text`` on one line that is safe to show: it may quote anything."""
     return escape_unprintable(" ".join(text.split()))
 
 
-def counted(pairs: Sequence[tuple[str, int]]) -> str:
+def format_word_counts(pairs: Sequence[tuple[str, int]]) -> str:
     """Return words with how often each occurred: ``precision x4, budget``."""
     return ", ".join(word if count == 1 else f"{word} x{count}" for word, count in pairs) or UNKNOWN
 
