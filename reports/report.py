@@ -48,6 +48,16 @@ class Column(Generic[T]):
     is_result: bool = False
     mark: Callable[[T], str] | None = None
 
+    @property
+    def is_number(self) -> bool:
+        return self.number
+
+    def format_cell(self, item: T) -> str:
+        return self.text(item)
+
+    def sort_key(self, item: T) -> float | str | None:
+        return self.sort(item)
+
     def of(self, item_of: Callable[[U], T]) -> "Column[U]":
         return Column(
             self.title,
@@ -115,7 +125,9 @@ def measurement(
 
 def known(columns: Iterable[Column[T]], rows: Iterable[T]) -> tuple[Column[T], ...]:
     rows = list(rows)
-    return tuple(column for column in columns if any(column.sort(row) is not None for row in rows))
+    return tuple(
+        column for column in columns if any(column.sort_key(row) is not None for row in rows)
+    )
 
 
 def hoisted(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[str, tuple[Column[T], ...]]:
@@ -125,7 +137,7 @@ def hoisted(columns: Sequence[Column[T]], rows: Sequence[T]) -> tuple[str, tuple
     """
     kept, alike = list(columns[:1]), []
     for column in columns[1:]:
-        texts = {column.text(row) for row in rows}
+        texts = {column.format_cell(row) for row in rows}
         if len(rows) < 2 or len(texts) > 1 or column.is_result:
             kept.append(column)
         elif (text := texts.pop()) != UNKNOWN:
@@ -147,7 +159,7 @@ class Table(Generic[T]):
     where: Where = "everywhere"
 
     @property
-    def alike(self) -> str:
+    def constant(self) -> str:
         return hoisted(self.columns, self.rows)[0]
 
     @property

@@ -30,7 +30,7 @@ def render_markdown(report: Report) -> str:
         for table in section.on_page:
             lines += [
                 f"### {escaped(table.title)}",
-                *([escaped(table.alike)] if table.alike else []),
+                *([escaped(table.constant)] if table.constant else []),
             ]
             lines.append(markdown_table(table.varying, table.rows))
             lines += map(escaped, table.notes)
@@ -53,8 +53,8 @@ def escaped(text: str) -> str:
 def markdown_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
     lines = [
         [escaped(column.title) for column in columns],
-        ["---:" if column.number else "---" for column in columns],
-        *([escaped(column.text(row)) for column in columns] for row in rows),
+        ["---:" if column.is_number else "---" for column in columns],
+        *([escaped(column.format_cell(row)) for column in columns] for row in rows),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -161,7 +161,7 @@ def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Se
     sheet.write("")
     sheet.tell(title, style=_BOLD)
     sheet.tell(*filter(None, [alike]))
-    told = [[to_single_line(column.text(row)) for column in shown] for row in rows]
+    told = [[to_single_line(column.format_cell(row)) for column in shown] for row in rows]
     names = next(
         (
             i
@@ -186,7 +186,7 @@ def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Se
             for i, width in zip(block, room, strict=True)
         ]
         widths = [max(cell_len(part) for one in column for part in one) for column in filled]
-        right = [column.number for column in of]
+        right = [column.is_number for column in of]
         heads, *texts = zip(*filled, strict=True)
         lower = [[""] * (max(map(len, heads)) - len(head)) + head for head in heads]
         sheet.write(*[""] * bool(number))
@@ -207,7 +207,7 @@ def _least_and_natural(column: Column[T], texts: Sequence[str]) -> tuple[int, in
         part for text in (column.title, *texts) for part in _GLUED.sub("\xa0", text).split(" ")
     ]
     words = min(max(map(cell_len, parts)), _LONGEST)
-    return max(words, widest if column.number else min(widest, _WORDS)), max(
+    return max(words, widest if column.is_number else min(widest, _WORDS)), max(
         widest, cell_len(column.title)
     )
 
