@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.formatting import UNKNOWN
-from parbench.bench.results.tables import Column, Table
+from parbench.bench.results.tables import Column, Section, Table
 from parbench.reports.analysis.analysis import Analysis
-from parbench.reports.report import Section
 from parbench.reports.topology import ONE_RANK_PER_NODE, Topology
 
 COLUMNS = (
@@ -23,7 +22,7 @@ def make_node_section(analysis: Analysis) -> Section | None:
     topology = analysis.nodes
     if topology is None:
         return None
-    return Section(id="nodes", title="Nodes", tables=(make_node_table(topology),))
+    return Section(id="nodes", title="Nodes", tables=[make_node_table(topology)])
 
 
 def make_node_table(topology: Topology) -> Table:

@@ -1,9 +1,8 @@
 """The table of a run's repetitions, with the load of its host."""
 
-from parbench.bench.results.tables import Column, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.repetitions import RepetitionSummary, summarize_repetitions
-from parbench.reports.report import Section
 
 COLUMNS = (
     Column(
@@ -61,7 +60,7 @@ def make_repetition_section(analysis: Analysis) -> Section | None:
         columns=keep_known_columns(COLUMNS, rows),
         rows=rows,
     )
-    return Section(id="repetitions-section", title="Repetitions", tables=(table,))
+    return Section(id="repetitions-section", title="Repetitions", tables=[table])
 
 
 def _make_row(repetition: RepetitionSummary) -> dict[str, float | None]:

@@ -52,7 +52,7 @@ def list_fragments(table: Table[Any]) -> list[str]:
     fragments = []
     for column in table.columns:
         for row in table.rows:
-            cell = column.text(row)
+            cell = column.format_cell(row)
             fragments += [cell] if column.number else cell.split()
     return fragments
 
