@@ -53,7 +53,7 @@ def list_fragments(table: Table[Any]) -> list[str]:
     for column in table.columns:
         for row in table.rows:
             cell = column.format_cell(row)
-            fragments += [cell] if column.number else cell.split()
+            fragments += [cell] if column.is_number else cell.split()
     return fragments
 
 
