@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run, load_run
-from parbench.reports.analysis.ranks import Late, Nodes, late_rows, nodes_of
 from parbench.reports.analysis.steps import Traced, traced_steps
 from parbench.reports.case_results import (
     WORST_FIRST,
@@ -22,6 +21,7 @@ from parbench.reports.case_results import (
 from parbench.reports.fits import Ceiling, Curve, find_ceiling, fit_curves
 from parbench.reports.frames import build_cases_frame, build_repetitions_frame
 from parbench.reports.labels import label_cases
+from parbench.reports.topology import Topology, read_topology
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,16 +145,11 @@ class RunData:
         return fit_curves(self.communication, self.ceiling)
 
     @cached_property
-    def nodes(self) -> Nodes | None:
+    def nodes(self) -> Topology | None:
         """Where the ranks ran, None on a single host."""
-        return nodes_of(self.run)
+        return read_topology(self.run)
 
     @cached_property
     def timelines(self) -> tuple[Traced, ...]:
         """The profiled steps, read from the traces in the folder of the run."""
         return traced_steps(self.run, self.steps)
-
-    @cached_property
-    def late(self) -> tuple[Late, ...]:
-        """The cases with the largest arrival skew and their stragglers."""
-        return late_rows(self.run, self.measured)

@@ -19,10 +19,10 @@ from parbench.reports.analysis.pipelines import (
     pipelines,
     read_pipeline,
 )
-from parbench.reports.analysis.ranks import measuring_words
 from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
 from parbench.reports.analysis.summary import Row, Summary, summarize, unreadable
 from parbench.reports.analysis.verdicts import Verdict, verdicts
+from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
 
 
@@ -162,7 +162,7 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     ]
     return Front(
         path=run.path,
-        where=" · ".join(filter(None, [*parts, measuring_words(run)])),
+        where=" · ".join(filter(None, [*parts, describe_measuring_time(run)])),
         verdicts=(*verdicts(run, found.summary), *more),
         ceiling=found.ceiling,
         operations=_operations(found),
