@@ -8,8 +8,7 @@ import click
 
 from parbench.bench.commands import RunPath, budgets_option
 from parbench.bench.text import format_list
-from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
-from parbench.reports.regression.commands import (
+from parbench.reports.compare.commands import (
     FIGURES,
     figure_option,
     floor_option,
@@ -18,6 +17,7 @@ from parbench.reports.regression.commands import (
     runs_option,
     unknown_option,
 )
+from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
 
 REPORTS = ("html", "markdown", "csv", "json")
 EXPLANATIONS = ("tables", "html", "markdown", "json")
@@ -193,7 +193,7 @@ def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **g
 
     --budgets are NEW's, as of parbench run.
     """
-    from parbench.reports.regression.compare_show import compare_runs
+    from parbench.reports.compare.report import compare_runs
 
     text, code = compare_runs(str(base), str(new), figure=figure, **given)
     _write(text.encode(errors="replace"), output)
