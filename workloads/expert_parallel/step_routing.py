@@ -30,7 +30,7 @@ from parbench.workloads.expert_parallel.routing import (
     compute_popularity,
 )
 from parbench.workloads.model.transformer import (
-    compute_loss,
+    compute_padded_loss,
     get_dtype,
     initialize,
     make_generator,
@@ -154,7 +154,7 @@ class StepRouting:
         """
         layers = dict(enumerate(find_moe_layers(model)))
         self.assign(layers, microbatch, is_reference=True)
-        return weight * compute_loss(model, tokens) + pop_aux_loss(model)
+        return weight * compute_padded_loss(model, tokens) + pop_aux_loss(model)
 
     def count_wrong(
         self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]
