@@ -50,6 +50,7 @@ from parbench.reports.report import (
     number,
     words,
 )
+from parbench.reports.run_data import RunData
 from parbench.reports.sections.one_run import heading
 
 MAX_LINES, MOST_COLUMNS = 12, 8
@@ -76,7 +77,7 @@ def report_of_several(several: RunSet) -> Report:
         name=f"{len(runs)} runs",
         verdicts=(several.verdict,),
         code=several.code,
-        runs=tuple((one.run, one.summary) for one in several.runs),
+        runs=tuple(RunData(one.run) for one in several.runs),
         sections=tuple(section for section in made if section),
         emulated=told_of_runs(runs, emulations),
         heading=several.words,
