@@ -22,9 +22,10 @@ from parbench.reports.analysis.pipelines import (
     without_timelines,
 )
 from parbench.reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
-from parbench.reports.analysis.steps import Traced, exposed_seconds, share_of_traced, traced_steps
+from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
 from parbench.reports.analysis.summary import Row, Summary, unreadable
 from parbench.reports.analysis.verdicts import Verdict, verdicts
+from parbench.reports.timelines import StepTimeline, load_step_timelines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,8 @@ class Analysis:
     unreadable: tuple[str, ...]
 
     @cached_property
-    def timelines(self) -> tuple[Traced, ...]:
-        return traced_steps(self.run, self.steps)
+    def timelines(self) -> tuple[StepTimeline, ...]:
+        return load_step_timelines(self.run, self.steps)
 
     @cached_property
     def late(self) -> tuple[Late, ...]:

@@ -29,12 +29,12 @@ from parbench.reports.analysis.ranks import Blame, disturbed_words, last_out_ran
 from parbench.reports.analysis.steps import (
     calls_of,
     exposed_seconds,
-    longest_computing,
     traced_seconds,
     worst_ratio,
 )
 from parbench.reports.analysis.summary import Row, num_ranks
 from parbench.reports.analysis.verdicts import noisy_of
+from parbench.reports.timelines import find_slow_computing_rank
 
 Kind = Literal[
     "late rank", "slow rank", "slow link", "slow group", "one bucket", "no prefetch", "small microbatches",
@@ -151,7 +151,7 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
         if (
             row.case.id not in unlike
             and waited >= _LEAST
-            and (blame := longest_computing(found.run, row))
+            and (blame := find_slow_computing_rank(found.run, row))
         ):
             name = short_labels(found.steps)[row.case.id]
             yield Finding(

@@ -16,8 +16,14 @@ from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.reports.analysis.labels import short_labels
 from parbench.reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, schedule_labels
-from parbench.reports.analysis.steps import axis_of, by_stream, lanes, stream_words, traced_steps
 from parbench.reports.analysis.summary import summarize, unreadable
+from parbench.reports.timelines import (
+    get_axis,
+    group_by_stream,
+    load_step_timelines,
+    name_stream,
+    split_into_lanes,
+)
 
 Event = dict[str, Any]
 # by stream: thread, category, and the beginning of names by which HolisticTraceAnalysis tells it from arithmetic
@@ -59,7 +65,7 @@ def render_for_analysis(run: Run) -> dict[str, bytes]:
             for_analysis(rank)
         )
         + b"\n"
-        for one in traced_steps(run, shown)
+        for one in load_step_timelines(run, shown)
         if one.timeline
         for rank in one.timeline.ranks
     }
@@ -78,7 +84,7 @@ def for_analysis(rank: RankTimeline) -> Event:
 
 def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
     shown = [row for row in summarize(run).rows if row.metrics]
-    found, traced = pipelines(shown), traced_steps(run, shown)
+    found, traced = pipelines(shown), load_step_timelines(run, shown)
     names, labels = (
         schedule_labels(found),
         short_labels([row for row in shown if not row.is_communication]),
@@ -97,7 +103,7 @@ def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
     for step in traced:
         case_id, timeline = step.row.case.id, step.timeline
         if timeline is None:
-            left_out[labels[case_id]] = step.why_not
+            left_out[labels[case_id]] = step.problem
             continue
         events, clock = (
             partial(step_events, timeline),
@@ -174,16 +180,16 @@ def _rank_events(
 ) -> Iterator[Event]:
     yield from _named("process", f"{prefix}rank {rank.rank}", pid=pid)
     comm = 8  # the next thread of communication
-    for stream, intervals in by_stream(rank).items():
+    for stream, intervals in group_by_stream(rank).items():
         other = (comm, "kernel" if for_analysis else "communication", "ncclDevKernel_")
         thread, category, beginning = _STREAMS.get(stream, other)
         start_of_name = beginning if for_analysis else ""
-        split, axis = lanes(intervals), axis_of(stream)
+        split, axis = split_into_lanes(intervals), get_axis(stream)
         for number, lane in enumerate(split, start=1):
             tid = thread if number == 1 else comm
             comm += tid == comm
             more = f" ({number} of {len(split)})" if len(split) > 1 else ""
-            yield from _named("thread", f"{stream_words(stream)}{more}", pid=pid, tid=tid)
+            yield from _named("thread", f"{name_stream(stream)}{more}", pid=pid, tid=tid)
             # a phase is the host's: with a stream, HolisticTraceAnalysis would take it for a kernel
             args = ({} if stream == PHASE else {"stream": tid}) | (
                 {} if axis is None else {"axis": axis}
