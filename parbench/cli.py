@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import click
 
 if TYPE_CHECKING:
-    from parbench.bench.results.document import Document
+    from parbench.bench.results.tables import Document
 
 COMMANDS = {
     "run": "parbench.bench.commands:run",
@@ -29,8 +29,8 @@ COMMANDS = {
     "explain": "parbench.reports.commands:explain",
     "plan": "parbench.workloads.commands:plan",
     "history": "parbench.reports.history.commands:history",
-    "ab": "parbench.reports.regression.commands:ab",
-    "aa": "parbench.reports.regression.commands:aa",
+    "ab": "parbench.reports.compare.commands:ab",
+    "aa": "parbench.reports.compare.commands:aa",
     "slurm": "parbench.slurm.commands:slurm",
     "import": "parbench.reports.commands:import_files",
     "export": "parbench.reports.commands:export",
@@ -169,13 +169,18 @@ def _exit_code(path: Path) -> int:
 
 
 def _render(document: "Document", form: str) -> bytes:
-    from parbench.reports.document import render_document
+    from parbench.reports.render.show import rendered
+    from parbench.reports.render.terminal import render_text, width_of
+    from parbench.reports.report import report_of_document
 
-    return render_document(document, form)
+    report = report_of_document(document)
+    if form == "tables":
+        return render_text(report, width_of(sys.stdout)).encode(errors="replace")
+    return rendered(report, form)
 
 
 def _judge(path: Path, budgets: Path, code: int) -> int:
-    from parbench.reports.budgets import judge_run
+    from parbench.reports.limits import judge_run
 
     return judge_run(path, budgets, code)
 

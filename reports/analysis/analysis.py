@@ -21,19 +21,19 @@ from parbench.reports.analysis.pipelines import (
     read_pipeline,
     without_timelines,
 )
-from parbench.reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
-from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
+from parbench.reports.analysis.steps import Traced, exposed_seconds, share_of_traced, traced_steps
 from parbench.reports.analysis.summary import Row, Summary, unreadable
 from parbench.reports.analysis.verdicts import Verdict, verdicts
-from parbench.reports.timelines import StepTimeline, load_step_timelines
+from parbench.reports.repetitions import describe_measuring_time
+from parbench.reports.topology import Topology, read_topology
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
     """A run's rows by what they are, with what is computed from several of them; ``summary`` holds no timelines.
 
-    ``kinds`` are operations within and across nodes, ``groups`` those that several groups ran; ``timelines`` and
-    ``late`` are read from the run's folder when they are first asked for.
+    ``kinds`` are operations within and across nodes, ``groups`` those that several groups ran; ``timelines`` are read
+    from the run's folder when they are first asked for.
     """
 
     run: Run
@@ -44,7 +44,7 @@ class Analysis:
     matrices: tuple[Pairs, ...]
     ceiling: Ceiling | None
     curves: tuple[Curve, ...]
-    nodes: Nodes | None
+    nodes: Topology | None
     kinds: tuple[Kinds, ...]
     groups: tuple[Grouped, ...]
     pipelines: tuple[Pipeline, ...]
@@ -54,12 +54,8 @@ class Analysis:
     unreadable: tuple[str, ...]
 
     @cached_property
-    def timelines(self) -> tuple[StepTimeline, ...]:
-        return load_step_timelines(self.run, self.steps)
-
-    @cached_property
-    def late(self) -> tuple[Late, ...]:
-        return late_rows(self.run, self.shown)
+    def timelines(self) -> tuple[Traced, ...]:
+        return traced_steps(self.run, self.steps)
 
 
 def analyse(run: Run, summary: Summary) -> Analysis:
@@ -69,7 +65,7 @@ def analyse(run: Run, summary: Summary) -> Analysis:
     steps, matrices, nodes = (
         tuple(row for row in shown if not row.is_communication),
         pairs(shown),
-        nodes_of(run),
+        read_topology(run),
     )
     in_matrices = {row.case.id for matrix in matrices for row in matrix.rows.values()}
     communication = tuple(
@@ -188,7 +184,7 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     ]
     return Front(
         path=run.path,
-        where=" · ".join(filter(None, [*parts, measuring_words(run)])),
+        where=" · ".join(filter(None, [*parts, describe_measuring_time(run)])),
         verdicts=(*verdicts(run, found.summary), *more),
         ceiling=found.ceiling,
         operations=_operations(found),

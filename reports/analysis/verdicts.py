@@ -19,8 +19,8 @@ from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import format_duration, pluralize
-from parbench.reports.analysis.ranks import disturbed_words
 from parbench.reports.analysis.summary import Row, Summary
+from parbench.reports.repetitions import describe_host_disturbance
 
 Level = Literal["good", "doubtful", "bad"]
 _NOISY_SHARE = 0.1  # as many noisy cases are in a run that is quiet
@@ -141,7 +141,7 @@ def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     load = (run.info.environment or {}).get(VOLATILE) or {}
     causes = load.get(DISTURBANCES) or {}
     why = [topic if what == "yes" else f"{topic} {what}" for topic, what in causes.items()]
-    why += filter(None, [disturbed_words(run)])
+    why += filter(None, [describe_host_disturbance(run)])
     told = f"repetitions scatter by {middle}, by over 15 % in {len(noisy)} of {pluralize(len(known), 'case')}"
     told += f": {', '.join(why)}" * bool(why)
     return Verdict(word="NOISY", level="doubtful", told=told, remedy="parbench doctor")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parbench.bench.results.stats import median
-from parbench.reports.regression.statistics import Difference, rank_test, t_tail
+from parbench.reports.compare.statistics import Difference, rank_test, t_tail
 
 Logs = NDArray[np.float64]
 MIN_POOLED_SERIES = 5  # Fewer series do not estimate how runs vary in general.

@@ -55,7 +55,7 @@ def find_table(sections: Iterable[Section], table_id: str) -> Table[Any]:
 
 
 def column_texts(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
-    return {column.title: column.text(row) for column in columns}
+    return {column.title: column.format_cell(row) for column in columns}
 
 
 def table_lines(table: Table[Any]) -> list[dict[str, str]]:

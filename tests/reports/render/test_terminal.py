@@ -52,8 +52,8 @@ def list_fragments(table: Table[Any]) -> list[str]:
     fragments = []
     for column in table.columns:
         for row in table.rows:
-            cell = column.text(row)
-            fragments += [cell] if column.number else cell.split()
+            cell = column.format_cell(row)
+            fragments += [cell] if column.is_number else cell.split()
     return fragments
 
 

@@ -1,0 +1,117 @@
+"""Limits of the metrics of cases, from the file of ``--budgets``."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import isclose
+from pathlib import Path
+
+from parbench.bench.files import read_toml
+from parbench.bench.plan.cases import Case, matches
+from parbench.bench.plan.plan import SkippedCase
+from parbench.bench.results.metrics import METRICS, Metric, find_metric
+from parbench.bench.text import UserError, format_list, suggest_similar
+
+COMPARISONS = ("<", ">", "==")
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
+_LIMIT = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*{_NUMBER}\s*([A-Za-z%/]*)\s*", re.ASCII)
+_UNIT_FACTORS: Mapping[str, Mapping[str, float]] = {
+    "": {"%": 0.01, "": 1.0},
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
+    "B": {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
+    "B/s": {"GB/s": 1e9},
+}
+"""The units that a limit may have, by the unit of its metric. Some may be left out."""
+_EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" }"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricLimit:
+    """A limit of one metric that some cases have to keep, such as ``exposed_fraction < 10%``."""
+
+    cases: str
+    """A glob of names or labels."""
+    metric: str
+    """A metric by axis or component, such as ``bytes_ratio``, stands for that of every one."""
+    text: str
+    """The limit as the file has it."""
+    comparison: str
+    number: float
+
+    def applies_to(self, case: Case) -> bool:
+        return matches(case.name, self.cases) or fnmatchcase(case.label, self.cases)
+
+    def is_met(self, value: float) -> bool:
+        if self.comparison == "<":
+            return value < self.number
+        if self.comparison == ">":
+            return value > self.number
+        return isclose(value, self.number, rel_tol=1e-9)
+
+
+def read_limits(
+    path: Path,
+    cases: Sequence[Case],
+    skipped: Sequence[SkippedCase] = (),
+) -> tuple[MetricLimit, ...]:
+    """Return the budgets in a file.
+
+    Raises ``UserError`` if there are none, if a metric is unknown, or if a glob fits none of the
+    ``cases``.
+    """
+    limits_by_cases = read_toml(path, "budgets", dict[str, dict[str, str]])
+    budgets = [
+        _parse_budget(path, pattern, metric, text)
+        for pattern, limits in limits_by_cases.items()
+        for metric, text in limits.items()
+    ]
+    if not budgets:
+        raise UserError(f"budgets {path}: it has none; write such as {_EXAMPLE}")
+    for budget in budgets:
+        if not any(budget.applies_to(case) for case in cases):
+            raise UserError(f"budgets {path}: {_describe_unused(budget, cases, skipped)}")
+    return tuple(budgets)
+
+
+def _describe_unused(
+    budget: MetricLimit, cases: Sequence[Case], skipped: Sequence[SkippedCase]
+) -> str:
+    for skip in skipped:
+        if budget.applies_to(skip.case):
+            return f"{budget.cases!r} fits only what cannot run here: {skip.reason}"
+    names = dict.fromkeys(case.name for case in cases)
+    hint = suggest_similar(budget.cases, names)
+    return f"{budget.cases!r} fits no case of the run, which has {format_list(names, 'and')}{hint}"
+
+
+def resolve_metric(name: str) -> Metric | None:
+    """Return the declaration of a metric, or of one by axis or component, None if there is none."""
+    metric = find_metric(name)
+    if metric is None:
+        return next((metric for metric in METRICS if metric.name.partition(".")[0] == name), None)
+    if metric.name[0].isupper():
+        # Any name fits the declaration HEADLINE_q10, but only a metric has percentiles.
+        base = name.rpartition("_")[0]
+        return metric if find_metric(base) else None
+    return metric
+
+
+def _parse_budget(path: Path, cases: str, name: str, text: str) -> MetricLimit:
+    place = f"budgets {path}: {name} of {cases!r}"
+    metric = resolve_metric(name)
+    if metric is None:
+        names = [metric.name.partition(".")[0] for metric in METRICS]
+        hint = suggest_similar(name, names)
+        raise UserError(f"{place} is not a metric{hint} (bench/README.md lists them)")
+    factors = _UNIT_FACTORS.get(metric.unit, {metric.unit: 1.0, "": 1.0})
+    match = _LIMIT.fullmatch(text)
+    if match is None or match[3] not in factors:
+        units = [unit or "none" for unit in factors]
+        syntax = f"one of {format_list(COMPARISONS)} and a number, its unit {format_list(units)}"
+        raise UserError(f"{place} has to be {text!r}, which is not understood: write {syntax}")
+    comparison, digits, unit = match.groups()
+    number = float(digits) * factors[unit]
+    return MetricLimit(
+        cases=cases, metric=name, text=text.strip(), comparison=comparison, number=number
+    )

@@ -1,0 +1,81 @@
+"""Files of budgets: limits of declared metrics, with units."""
+
+from pathlib import Path
+
+import pytest
+
+from parbench.bench.plan.plan import SkippedCase
+from parbench.bench.results.limits import MetricLimit, read_limits
+from tests.support.refusals import usage_error
+from tests.support.reports_fixtures import collective_case, step_case
+
+CASES = (step_case("ddp"), collective_case("all_reduce", 1 << 20))
+SKIPPED = (SkippedCase(case=step_case("fsdp"), reason="needs 4 ranks"),)
+
+
+def read_text(folder: Path, text: str) -> tuple[MetricLimit, ...]:
+    file = folder / "budgets.toml"
+    file.write_text(text)
+    return read_limits(file, CASES, SKIPPED)
+
+
+@pytest.mark.parametrize(
+    ("metric", "limit", "number"),
+    [
+        ("exposed_fraction", "<10%", 0.1),
+        ("step_time", "<30ms", 0.030),
+        ("memory_counted.parameters", "< 1.5GiB", 1.5 * 2**30),
+        ("busbw", "<1.2GB/s", 1.2e9),
+        ("idle_rest", "<-1e-3s", -1e-3),
+    ],
+)
+def test_limit_is_read_in_the_unit_of_its_metric(
+    tmp_path: Path, metric: str, limit: str, number: float
+) -> None:
+    [budget] = read_text(tmp_path, f'"step.ddp" = {{ "{metric}" = "{limit}" }}')
+    assert budget.metric == metric
+    assert budget.comparison == "<"
+    assert budget.number == pytest.approx(number)
+
+
+@pytest.mark.parametrize(
+    ("comparison", "kept_values"),
+    [
+        ("<", [0.29]),
+        ("==", [0.3]),
+        (">", [0.31]),
+    ],
+)
+def test_comparison_keeps_its_values(comparison: str, kept_values: list[float]) -> None:
+    budget = MetricLimit(cases="*", metric="mfu", text="", comparison=comparison, number=0.3)
+    assert [value for value in (0.29, 0.3, 0.31) if budget.is_met(value)] == kept_values
+
+
+@pytest.mark.parametrize("name", ["bytes_ratio.dp", "calls", "bubble_fraction_simulated"])
+def test_name_without_axis_stands_for_every_axis(tmp_path: Path, name: str) -> None:
+    [budget] = read_text(tmp_path, f'"ddp" = {{ "{name}" = ">0" }}')
+    assert budget.metric == name
+
+
+@pytest.mark.parametrize("name", ["exposed", "bytes_ratio.", ""])
+def test_unknown_metric_is_refused(tmp_path: Path, name: str) -> None:
+    assert f"{name} of 'ddp'" in usage_error(
+        read_text, tmp_path, f'"ddp" = {{ "{name}" = ">0" }}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ('"ddp" = { exposed_fracton = "<1" }', "did you mean 'exposed_fraction'?"),
+        ('"ddp" = { step_time = "<30" }', "unit s, ms or us"),
+        ('"ddp" = { mfu = 1 }', "got `int`"),
+        ('"step.dpp" = { mfu = ">1" }', "did you mean"),
+        ('"fsdp" = { mfu = ">1" }', "needs 4 ranks"),
+        ('"ddp" = {', "is not TOML"),
+    ],
+)
+def test_bad_file_is_refused(tmp_path: Path, text: str, fact: str) -> None:
+    message = usage_error(read_text, tmp_path, text)
+    assert str(tmp_path / "budgets.toml") in message
+    assert fact in message

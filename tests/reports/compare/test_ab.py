@@ -1,0 +1,273 @@
+"""The commands `parbench ab` and `aa`: two sides, interleaved (ABBA) until decided."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from parbench import cli
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.compare.ab import (
+    LOOKS,
+    Outcome,
+    Side,
+    measure_in_turns,
+    parse_side,
+    run_repetition,
+)
+from parbench.reports.compare.thresholds import read_thresholds
+from tests.support.compare_fixtures import NOISE, find_series, run_from_records
+from tests.support.fakes import wait_until
+from tests.support.history_fixtures import write_history_run
+from tests.support.refusals import usage_error
+from tests.support.reports_fixtures import (
+    ENVIRONMENT,
+    collective_case,
+    ok_record,
+)
+
+CASE = collective_case()
+RING = parse_side("a", "NCCL_ALGO=Ring")
+TREE = parse_side("b", "NCCL_ALGO=Tree")
+
+
+class Machine:
+    """A machine on which a repetition takes 10 s and side B takes longer by a factor."""
+
+    def __init__(
+        self,
+        factor: float = 1.0,
+        noise: float = 1.0,
+        torch_by_side: Mapping[str, object] | None = None,
+    ) -> None:
+        self.factor = factor
+        self.noise = noise
+        self.torch_by_side = torch_by_side or {}
+        self.order = ""
+        self.allowed_seconds: list[float] = []
+        self.clock_seconds = 0.0
+
+    def make_records(self, side: Side) -> list[Record]:
+        factor = self.factor if side.name == "b" else 1.0
+        noise = NOISE[(3 * len(self.order)) % 5] ** self.noise
+        return [ok_record(CASE, 0, 1e-3 * noise * factor)]
+
+    def measure(self, side: Side, seconds: float) -> Run:
+        records = self.make_records(side)
+        self.order += side.name
+        self.allowed_seconds.append(seconds)
+        self.clock_seconds += 10.0
+        environment = {
+            **ENVIRONMENT,
+            "variables": {"OMP_NUM_THREADS": "1", **side.variables},
+            "torch": self.torch_by_side.get(side.name, ENVIRONMENT["torch"]),
+        }
+        return with_plan(run_from_records(records, environment), repetitions=1)
+
+
+def with_plan(run: Run, **changes: Any) -> Run:
+    plan = msgspec.structs.replace(run.info.plan, **changes)
+    return with_info(run, plan=plan)
+
+
+def with_info(run: Run, **changes: Any) -> Run:
+    return msgspec.structs.replace(run, info=msgspec.structs.replace(run.info, **changes))
+
+
+def measure(
+    machine: Machine,
+    budget_seconds: float = 1e6,
+    sides: tuple[Side, Side] = (RING, TREE),
+    **options: Any,
+) -> Outcome:
+    return measure_in_turns(
+        sides,
+        machine.measure,
+        budget_seconds=budget_seconds,
+        floor=0.03,
+        clock=lambda: machine.clock_seconds,
+        **options,
+    )
+
+
+def verdict(outcome: Outcome) -> str:
+    return find_series(outcome.comparison).word
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.2, "SLOWER"), (1.0, "SAME")])
+def test_sides_interleave_until_decided(factor: float, expected: str) -> None:
+    machine = Machine(factor)
+    outcome = measure(machine)
+    assert verdict(outcome) == expected
+    assert outcome.repetitions == LOOKS[0]
+    assert machine.order == "abbaabbaabba"
+    rule = outcome.comparison.rule
+    assert rule.level == pytest.approx(0.05 / len(LOOKS))
+    assert rule.false_discovery_rate == pytest.approx(0.04 / len(LOOKS))
+
+
+@pytest.mark.parametrize(
+    ("options", "repetitions"),
+    [({}, LOOKS[-1]), ({"repetitions": 7}, 7), ({"budget_seconds": 135.0}, 6)],
+)
+def test_ambiguous_sides_continue_to_a_limit(options: dict[str, Any], repetitions: int) -> None:
+    outcome = measure(Machine(factor=1.03, noise=4.0), **options)
+    assert verdict(outcome) == "AMBIGUOUS"
+    assert outcome.repetitions == repetitions
+
+
+def test_short_budget_ends_after_one_pair() -> None:
+    outcome = measure(Machine(), budget_seconds=99.0)
+    assert outcome.repetitions == 1
+    assert outcome.short
+    assert "--budget 110s" in outcome.reason
+    assert measure(Machine(), budget_seconds=100.0).repetitions == 5
+
+
+def test_sides_may_differ_only_in_what_is_tested() -> None:
+    torches = {"a": {"version": "2.13.0"}, "b": {"version": "2.14.0"}}
+    assert verdict(measure(Machine(torch_by_side=torches))) == "ENV-CHANGED"
+    meant = measure(Machine(torch_by_side=torches), across=["torch.*"])
+    assert verdict(meant) == "SAME"
+
+
+def test_tested_variable_may_change_the_environment() -> None:
+    threads = {"a": {"threads": 1}, "b": {"threads": 2}}
+    sides = parse_side("a", "OMP_NUM_THREADS=1"), parse_side("b", "OMP_NUM_THREADS=2")
+    assert verdict(measure(Machine(torch_by_side=threads), sides=sides)) == "SAME"
+
+
+COPY_A_RUN = """#!/bin/sh
+printf '%s\\n' "$X" "$@" > {folder}/arguments
+while [ "$1" != --out ]; do shift; done
+mkdir -p "$2"
+cp -r {folder}/run-000 "$2/run-$(ls "$2" | wc -l)"
+"""
+
+
+def write_python(file: Path, script: str) -> str:
+    file.write_text(script)
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.fixture
+def fake_python(tmp_path: Path) -> str:
+    """Return an interpreter that copies a run to `--out`, and writes X and its arguments."""
+    write_history_run(tmp_path, 0)
+    return write_python(tmp_path / "python", COPY_A_RUN.format(folder=tmp_path))
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(cli.main, args)
+
+
+def test_repetition_run_passes_variables_and_budget(tmp_path: Path, fake_python: str) -> None:
+    side = parse_side("b", "X=7", fake_python)
+    folder = tmp_path / "out"
+    run = run_repetition(side, 30.4, out=folder, words=("--only", "ddp"), tell=print)
+    assert run.path == folder / "b" / "run-0"
+    command = ["7", "-m", "parbench", "run", "--only", "ddp"]
+    command += ["--repetitions", "1", "--budget", "30s", "--out", str(folder / "b"), "--json"]
+    assert (tmp_path / "arguments").read_text().splitlines() == command
+
+
+def test_repetition_run_reports_bad_options_of_run(tmp_path: Path) -> None:
+    options = ("--only", "all_reduse", "--nproc", "2")
+    measure_side = partial(run_repetition, out=tmp_path / "out", words=options, tell=print)
+    message = usage_error(measure_side, parse_side("a", "X=1"), 60.0)
+    assert "side A" in message
+    assert "'all_reduse'" in message
+
+
+SLOW_RUN = """#!{python}
+import signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--out") + 1])
+def stop(number, frame):
+    time.sleep(0.2)
+    (folder / "stopped").touch()
+    sys.exit(4)
+signal.signal(signal.SIGTERM, stop)
+folder.mkdir(parents=True)
+(folder / "started").touch()
+time.sleep(60)
+"""
+
+
+def test_ab_stops_its_repetition_on_sigterm(tmp_path: Path) -> None:
+    python = write_python(tmp_path / "python", SLOW_RUN.format(python=sys.executable))
+    folder = tmp_path / "out"
+    options = ["--a", "X=1", "--b", "X=2", "--a-python", python, "--out", str(folder)]
+    command = [sys.executable, "-m", "parbench", "ab", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as session:
+        wait_until((folder / "a" / "started").exists, 60)
+        session.send_signal(signal.SIGTERM)
+        _, message = session.communicate(timeout=60)
+    assert session.returncode == 4  # 1 would be a regression
+    assert (folder / "a" / "stopped").exists()
+    assert not (folder / "b").exists()
+    assert str(folder) in message.splitlines()[-1]
+
+
+def test_ab_command_prints_its_comparison(tmp_path: Path, fake_python: str) -> None:
+    folder = tmp_path / "out"
+    sides = ["--a", "X=1", "--b", "X=2", "--a-python", fake_python, "--b-python", fake_python]
+    result = invoke("ab", *sides, "--out", str(folder), "--", "--only", "all_reduce")
+    assert result.exit_code == 0, result.output
+    assert "2 SAME" in result.stdout
+    assert [line[0] for line in result.stderr.splitlines()[:4]] == list("ABBA")
+    assert len(list((folder / "b").iterdir())) == 6
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [
+        ("ab --a X=1 --b X=1", "'X=1'"),
+        ("ab --a X=1 -- --repetitions 3", "--repetitions"),
+        ("ab --a X=1 -- --budget=5s", "--budget"),
+        ("ab --a X=1 --a-python absent-python", "absent-python"),
+        ("ab --a X=1 --floor 3", "--floor '3'"),
+        ("aa --floor floors.json", "floors.json"),
+    ],
+)
+def test_bad_options_are_refused_before_any_run(
+    command: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("floors.json").write_text("[]")
+    name, *options = command.split()
+    result = invoke(name, "--out", "out", *options)
+    assert result.exit_code == 2
+    assert value in result.stderr
+    assert not Path("out").exists()
+
+
+def test_aa_writes_noise_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+
+    def measure_side(side: Side, seconds: float, **options: object) -> Run:
+        run = machine.measure(side, seconds)
+        return with_info(run, started=f"2026-01-02T03:04:{len(machine.order):02}.000Z")
+
+    monkeypatch.setattr("parbench.reports.compare.ab.run_repetition", measure_side)
+    file = tmp_path / "floor.json"
+    result = invoke(
+        "aa", "--floor", str(file), "--repetitions", "6", "--", "--only", "all_reduce"
+    )
+    assert result.exit_code == 0, result.output
+    assert str(file) in result.stdout
+    assert machine.order == "abbaabbaabba"
+    [floor] = read_thresholds(file).values()
+    assert floor.series == CASE.label
+    assert floor.repetitions == 12
+    assert floor.floor == 0.03
+    assert floor.measured == "2026-01-02T03:04:12.000Z"  # that of the newest run, on side A

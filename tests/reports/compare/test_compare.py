@@ -1,0 +1,166 @@
+"""Two runs compared series by series, and several runs pooled into one."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from parbench.bench.plan.plan import SkippedCase
+from parbench.bench.results.records import Status
+from parbench.bench.results.runs import Run
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.compare.compare import compare, pool_runs
+from parbench.reports.compare.rule import Rule
+from tests.support.compare_fixtures import (
+    CASE,
+    OTHER_CASE,
+    compare_records,
+    find_series,
+    make_curve,
+    make_repetitions,
+    run_from_records,
+)
+from tests.support.reports_fixtures import (
+    ENVIRONMENT,
+    WORLD,
+    collective_case,
+    failed_record,
+    out_of_budget_record,
+    step_case,
+)
+
+BASE = make_repetitions()
+BOTH_CASES = [*BASE, *make_repetitions(OTHER_CASE)]
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "code", "strict_code"),
+    [
+        (1.1, "SLOWER", 1, 1),
+        (0.9, "FASTER", 0, 0),
+        (1.0, "SAME", 0, 0),
+        (1.03, "AMBIGUOUS", 0, 3),
+    ],
+)
+def test_verdict_follows_the_change_of_medians(
+    factor: float, verdict: str, code: int, strict_code: int
+) -> None:
+    comparison = compare_records(BASE, make_repetitions(factor=factor))
+    assert comparison.code() == code
+    assert comparison.code(fail_on_unknown=True) == strict_code
+    series = find_series(comparison)
+    assert series.word == verdict
+    assert series.effect is not None
+    assert series.effect.change == pytest.approx(factor - 1)
+
+
+def test_observation_is_a_repetition_not_an_iteration() -> None:
+    few_iterations = compare_records(make_repetitions(n=9), make_repetitions(n=9))
+    many_iterations = compare_records(make_repetitions(n=9), make_repetitions(n=1000))
+    assert find_series(few_iterations).effect == find_series(many_iterations).effect
+
+
+def test_four_repetitions_are_insufficient() -> None:
+    skipped = out_of_budget_record(CASE, 4)
+    new = [*make_repetitions(factor=2.0, count=4), skipped]
+    series = find_series(compare_records(BASE, new))
+    assert series.word == "INSUFFICIENT"
+    assert "NEW has 4" in series.reason
+    assert series.effect is not None
+    assert series.effect.change == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "code"), [("wrong", "WRONG", 1), ("failed", "FAILED", 4)]
+)
+def test_bad_repetition_of_new_decides(status: Status, verdict: str, code: int) -> None:
+    bad = failed_record(CASE, 4, status, "rank 1 reported it")
+    comparison = compare_records(BASE, [*make_repetitions(count=4), bad])
+    assert comparison.code() == code
+    series = find_series(comparison)
+    assert series.word == verdict
+    assert series.reason == "rank 1 reported it"
+    assert series.effect is None
+
+
+def test_wrong_base_has_no_times() -> None:
+    series = find_series(compare_records([*BASE, failed_record(CASE, 5, "wrong")], BASE))
+    assert series.word == "INSUFFICIENT"
+    assert "BASE has 0" in series.reason
+
+
+SKIPPED = SkippedCase(case=OTHER_CASE, reason="needs 4 ranks")
+CUT = out_of_budget_record(OTHER_CASE, 0)
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (run_from_records(BASE), "not in the plan"),
+        (run_from_records(BASE, skipped=[SKIPPED]), "needs 4 ranks"),
+        (run_from_records(BASE, cases=[CASE, OTHER_CASE]), "without a record"),
+        (run_from_records([*BASE, CUT]), CUT.reason),
+    ],
+)
+def test_missing_case_has_its_reason(new: Run, reason: str) -> None:
+    comparison = compare(run_from_records(BOTH_CASES), new, Rule())
+    assert comparison.code() == 4
+    series = find_series(comparison, OTHER_CASE)
+    assert series.word == "MISSING"
+    assert reason in series.reason
+
+
+def test_changed_environment_is_env_changed_unless_meant() -> None:
+    newer = {**ENVIRONMENT, "versions": {"python": "3.11.7", "numpy": "2.5.0"}}
+    base = run_from_records(BASE)
+    new = run_from_records(make_repetitions(factor=1.5), newer)
+    comparison = compare(base, new, Rule())
+    assert comparison.whole is None
+    assert comparison.code() == 3
+    series = find_series(comparison)
+    assert series.word == "ENV-CHANGED"
+    assert series.reason == "versions.numpy: 2.4.6 -> 2.5.0"
+    meant = compare(base, new, Rule(), ["versions.*"])
+    assert find_series(meant).word == "SLOWER"
+
+
+@pytest.mark.parametrize("change", [{"nodes": 2}, {"size": 2}])
+def test_another_world_is_another_series(change: dict[str, Any]) -> None:
+    world = msgspec.structs.replace(WORLD, **change)
+    new = [*make_repetitions(world=world), *make_repetitions(OTHER_CASE)]
+    comparison = compare_records(BOTH_CASES, new)
+    assert comparison.counts == {"MISSING": 1, "NEW": 1, "SAME": 1}
+    assert comparison.code() == 4
+
+
+def test_family_is_a_curve_ordered_by_size() -> None:
+    step = make_repetitions(step_case())
+    new = make_curve(1.0, 1.0, 1.2, 1.2)
+    comparison = compare_records([*make_curve(1, 1, 1, 1), *step], [*new[::-1], *step])
+    curve, single = comparison.families
+    assert [series.word for series in curve.series] == ["SAME", "SAME", "SLOWER", "SLOWER"]
+    assert curve.word == "SLOWER"
+    assert curve.p_value is not None
+    assert curve.p_value < 0.05
+    assert single.word == "SAME"
+
+
+def test_unjudged_series_shift_no_verdict() -> None:
+    cases = [collective_case(size_bytes=1024 * 4**i) for i in range(4)]
+    new = make_repetitions(cases[0], 1.2)
+    new += make_repetitions(cases[1], 1.2, count=2)
+    new += [failed_record(cases[2])]
+    new += make_repetitions(cases[3], 0.8)
+    comparison = compare_records(make_curve(1, 1, 1, 1), new)
+    verdicts = [series.word for series in comparison.series]
+    assert verdicts == ["SLOWER", "INSUFFICIENT", "FAILED", "FASTER"]
+    assert comparison.code() == 1
+
+
+def test_pool_has_the_repetitions_of_all_runs() -> None:
+    run = run_from_records(BOTH_CASES)
+    pooled = pool_runs([run, run, run], "last:3")
+    assert pooled.info.id == "last:3"
+    assert [row.repetitions for row in summarize(pooled).rows] == [15, 15]
+    repetitions = [record.repetition for record in pooled.records if record.case == CASE]
+    assert sorted(repetitions) == list(range(15))

@@ -1,0 +1,170 @@
+"""ExactCounts of a step are compared exactly: every change is reported with its operation."""
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from parbench.bench.results.metrics import make_values
+from parbench.bench.results.records import Record
+from parbench.reports.compare.compare import Comparison, compare
+from parbench.reports.compare.junit import as_junit
+from parbench.reports.compare.report import as_json, as_markdown, as_table
+from parbench.reports.compare.rule import Rule
+from tests.support.compare_fixtures import compare_records, run_from_records
+from tests.support.paths import Command
+from tests.support.planted_steps import VARIABLE
+from tests.support.reports_fixtures import ok_record, step_case, step_metrics
+
+MIB = float(1 << 20)
+FSDP = {
+    "calls.fsdp": 14.0,
+    "calls.fsdp.all_gather": 9.0,
+    "sent.fsdp.all_gather": 160 * MIB,
+    "calls.fsdp.reduce_scatter": 5.0,
+    "sent.fsdp.reduce_scatter": 90 * MIB,
+    "memory_counted.parameters": 64 * MIB,
+}
+EXTRA_CALL = {**FSDP, "calls.fsdp.all_gather": 10.0}
+EXTRA_CALL_TEXT = "all_gather on fsdp: 9 -> 10 calls a step, as many bytes"
+
+
+def make_record(
+    counts: Mapping[str, float] = FSDP, repetition: int = 0, **fields: Any
+) -> Record:
+    metrics = {**step_metrics(0.02), **make_values(counts)}
+    return ok_record(step_case("fsdp"), repetition, metrics=metrics, **fields)
+
+
+def list_failures(comparison: Comparison) -> list[str]:
+    failures = []
+    for _, counts in comparison.counted:
+        failures += [change.told for change in counts.changes if change.fails]
+    return failures
+
+
+def find_changes(
+    base: Mapping[str, float], new: Mapping[str, float], **fields: Any
+) -> list[str]:
+    base_record = make_record(base, **fields)
+    new_record = make_record(new, **fields)
+    return list_failures(compare_records([base_record], [new_record]))
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        (
+            {"calls.fsdp.all_gather": 8.0, "sent.fsdp.all_gather": 150 * MIB},
+            "all_gather on fsdp: 9 -> 8 calls a step, -10.0 MiB",
+        ),
+        (
+            {"sent.fsdp.reduce_scatter": 180 * MIB},
+            "reduce_scatter on fsdp: 90.0 MiB -> 180 MiB a step in 5 calls, "
+            "each 2.00 times as large",
+        ),
+        (
+            {"calls.tp.all_reduce": 2.5, "sent.tp.all_reduce": 4.0},
+            "all_reduce on tp: 0 -> 2.5 calls a step, +4.00 B",
+        ),
+        ({"memory_counted.parameters": 128 * MIB}, "parameters in memory: 64.0 MiB -> 128 MiB"),
+    ],
+)
+def test_changed_count_is_reported(counts: dict[str, float], text: str) -> None:
+    assert find_changes(FSDP, {**FSDP, **counts}) == [text]
+
+
+def make_pipeline_record(schedule: str, in_flight: float) -> Record:
+    stages = {"ranks": 2, "microbatches": 4, "chunks": 1, "stages_by_rank": [[0], [1]]}
+    details = {"pipeline": {"schedule": schedule, **stages}}
+    return make_record({"calls.pp.send": 4.0, "in_flight": in_flight}, details=details)
+
+
+def test_changed_schedule_is_reported() -> None:
+    base = make_pipeline_record("1f1b", 2.0)
+    new = make_pipeline_record("gpipe", 4.0)
+    in_flight, schedule = list_failures(compare_records([base], [new]))
+    assert "2.00 microbatches -> 4.00 microbatches" in in_flight
+    assert "1f1b of 4 microbatches -> gpipe of 4 microbatches" in schedule
+
+
+def test_disagreeing_repetitions_fail_only_in_new() -> None:
+    stable = [make_record(), make_record(repetition=1)]
+    varying = [make_record(), make_record(EXTRA_CALL, 1)]
+    [text] = list_failures(compare_records(stable, varying))
+    assert "9 -> 9 or 10 calls a step" in text
+    assert list_failures(compare_records(varying, stable)) == []
+
+
+def test_bytes_unknown_on_one_side_are_not_compared() -> None:
+    unknown = {**FSDP}
+    del unknown["sent.fsdp.all_gather"]
+    extra_call = {**unknown, "calls.fsdp.all_gather": 10.0}
+    assert find_changes(unknown, extra_call) == ["all_gather on fsdp: 9 -> 10 calls a step"]
+    comparison = compare_records([make_record()], [make_record(unknown)])
+    assert list_failures(comparison) == []
+    assert comparison.code(fail_on_unknown=True) == 3
+
+
+def test_activations_of_routed_tokens_are_not_compared() -> None:
+    small = {**FSDP, "memory_counted.activations": 1.0}
+    large = {**FSDP, "memory_counted.activations": 2.0}
+    assert find_changes(small, large) == ["activations in memory: 1.00 B -> 2.00 B"]
+    routed = {"expert_load": [[3, 1]], "rank_load": [[4, 0]]}
+    assert find_changes(small, large, details=routed) == []
+
+
+def test_operation_of_another_torch_may_be_renamed() -> None:
+    renamed = {name.replace("all_gather", "gather_all"): value for name, value in FSDP.items()}
+    base = run_from_records([make_record()], {"versions": {"torch": "1"}})
+    new = run_from_records([make_record(renamed)], {"versions": {"torch": "2"}})
+    comparison = compare(base, new, Rule())
+    assert list_failures(comparison) == []
+    assert comparison.code(fail_on_unknown=True) == 3
+
+
+@pytest.mark.parametrize(
+    ("globs", "code", "num_failures"),
+    [([], 1, 2), (["counts.fsdp.*"], 1, 1), (["counts.*"], 0, 0)],
+)
+def test_meant_changes_are_shown_and_pass(
+    globs: list[str], code: int, num_failures: int
+) -> None:
+    new = {**EXTRA_CALL, "memory_counted.parameters": 1.0}
+    comparison = compare_records([make_record()], [make_record(new)], meant=globs)
+    assert comparison.code() == code
+    assert len(list_failures(comparison)) == num_failures
+    assert EXTRA_CALL_TEXT in as_table(comparison)
+
+
+def test_every_format_shows_changed_counts() -> None:
+    comparison = compare_records([make_record()], [make_record(EXTRA_CALL)])
+    assert comparison.counts == {"CHANGED": 1, "INSUFFICIENT": 1}
+    for render in (as_table, as_markdown, as_junit):
+        assert EXTRA_CALL_TEXT in html.unescape(render(comparison))
+    [change] = json.loads(as_json(comparison, code=1))["counts"]["changes"]
+    assert change["path"] == "counts.fsdp.all_gather"
+    assert change["base"] == [9]
+    assert change["new"] == [10]
+
+
+@pytest.mark.full
+def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
+    options = ["--nproc", "2", "--repetitions", "1", "--budget", "6s", "--json"]
+    options += ["--target", "tests.support.planted_steps:fsdp"]
+    folders = []
+    for plant in ("", "", "unsharded"):
+        result = parbench("run", *options, **{VARIABLE: plant})
+        assert result.returncode == 0, result.stderr
+        folders.append(result.stderr.splitlines()[-1])
+    base, repeated, planted = folders
+    unchanged = parbench("compare", base, repeated)
+    assert unchanged.returncode == 0, unchanged.stdout
+    assert unchanged.stdout.startswith("ExactCounts: none of ")
+    changed = parbench("compare", base, planted)
+    assert changed.returncode == 1
+    assert re.search(r"all_gather on fsdp: \d+ -> \d+ calls a step", changed.stdout)
+    assert parbench("compare", base, planted, "--across", "counts.*").returncode == 0

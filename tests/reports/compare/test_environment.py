@@ -1,0 +1,154 @@
+"""Differences of two runs' environments, and the series that a run measured."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from parbench.bench.plan.plan import Measure, parse_fault
+from parbench.reports.compare.environment import (
+    HARMLESS,
+    Change,
+    Point,
+    Surroundings,
+    changes,
+    collect_points,
+    plan_changes,
+    surroundings,
+)
+from tests.support.compare_fixtures import CASE, make_repetitions, run_from_records
+from tests.support.reports_fixtures import (
+    ENVIRONMENT,
+    WORLD,
+    collective_case,
+    make_plan,
+    make_run,
+    ok_record,
+)
+
+PLAN = make_plan([CASE])
+
+
+def surround(shared: dict[str, Any], record: dict[str, Any] | None = None) -> Surroundings:
+    """Return the surroundings of a run that measured two records, the second in this one."""
+    records = [ok_record(CASE, 0), ok_record(CASE, 1, environment=record or {})]
+    return surroundings(make_run(PLAN, records, shared), records)
+
+
+def find_changes(base: dict[str, Any], new: dict[str, Any], *globs: str) -> list[Change]:
+    return list(changes(surround(base), surround(new), globs))
+
+
+def test_equal_environments_have_no_changes() -> None:
+    assert find_changes(ENVIRONMENT, ENVIRONMENT) == []
+    assert find_changes({"load": {"one_minute": 0.1}}, {"load": {"one_minute": 9.0}}) == []
+
+
+NODE_A = {"host": {"name": "a"}}
+NODE_B = {"host": {"name": "b"}}
+NODE_C = {"host": {"name": "c"}}
+ESCAPE = {"host": {"name": "\x1b[31m"}}
+RING = {"variables": {"NCCL_ALGO": "Ring"}}
+GOVERNOR = {"host": {"governor": "fast"}}
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "text"),
+    [
+        (NODE_A, NODE_B, "host.name: a -> b"),
+        (NODE_A, ESCAPE, "host.name: a -> \\x1b[31m"),
+        ({}, RING, "variables.NCCL_ALGO: not set -> Ring"),
+    ],
+)
+def test_changed_value_is_decisive(
+    base: dict[str, Any], new: dict[str, Any], text: str
+) -> None:
+    [change] = find_changes(base, new)
+    assert change.text == text
+    assert change.decisive
+
+
+def test_value_unknown_to_one_side_decides_nothing() -> None:
+    [change] = find_changes({}, GOVERNOR)
+    assert change.text == "host.governor: - -> fast"
+    assert not change.decisive
+
+
+@pytest.mark.parametrize("path", HARMLESS)
+def test_harmless_change_decides_nothing(path: str) -> None:
+    group, _, name = path.partition(".")
+    [change] = find_changes({group: {name: "1"}}, {group: {name: "2"}})
+    assert not change.decisive
+
+
+@pytest.mark.parametrize(("glob", "is_meant"), [("host.*", True), ("versions.*", False)])
+def test_meant_change_decides_nothing(glob: str, is_meant: bool) -> None:
+    [change] = find_changes(NODE_A, NODE_B, glob)
+    assert change.meant is is_meant
+    assert change.decisive is not is_meant
+
+
+def test_ranks_that_differ_are_compared_as_a_set() -> None:
+    def surround_ranks(*ranks: dict[str, Any]) -> Surroundings:
+        environment = {f"rank {i}": rank for i, rank in enumerate(ranks)}
+        records = [ok_record(CASE, environment=environment)]
+        return surroundings(make_run(PLAN, records), records)
+
+    base = surround_ranks(NODE_A, NODE_B)
+    assert changes(base, surround_ranks(NODE_B, NODE_A)) == ()
+    [change] = changes(base, surround_ranks(NODE_A, NODE_C))
+    assert change.text == "host.name: a, b -> a, c"
+
+
+def test_change_within_a_run_is_named() -> None:
+    moved = surround(NODE_A, {"changed": {"host.name": ["a", "b"]}})
+    [change] = changes(surround(NODE_A), moved)
+    assert change.new == "a then b"
+    assert change.within == "NEW"
+    assert change.decisive
+
+
+def test_plan_changes_are_shown_and_decide_nothing() -> None:
+    injection = parse_fault("slow:1:10%", 4)
+    new = msgspec.structs.replace(PLAN, measure=Measure(precision=0.01), injection=injection)
+    differences = plan_changes(PLAN, new)
+    assert {change.text for change in differences} == {
+        "plan.measure.precision: 0.025 -> 0.01",
+        "plan.injection: none -> slow:1:10%",
+    }
+    assert not any(change.decisive for change in differences)
+    other_cases = msgspec.structs.replace(PLAN, cases=(), notes=("a note",))
+    assert plan_changes(PLAN, other_cases) == ()
+
+
+def with_value(path: str, value: object) -> dict[str, Any]:
+    group, _, name = path.partition(".")
+    environment: dict[str, Any] = {**ENVIRONMENT}
+    environment[group] = {**environment.get(group, {}), name: value}
+    return environment
+
+
+def find_point(environment: dict[str, Any] | None = None, **fields: Any) -> Point:
+    [point] = collect_points(run_from_records(make_repetitions(**fields), environment))
+    return point
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        find_point(with_value("torch.version", "another")),
+        find_point(with_value("variables.NCCL_ALGO", "another")),
+        find_point(world=msgspec.structs.replace(WORLD, nodes=2)),
+        find_point(case=collective_case(size_bytes=2048)),
+        find_point(injected="late:1:3ms"),
+    ],
+)
+def test_incomparable_times_have_another_fingerprint(point: Point) -> None:
+    assert point.series.fingerprint != find_point().series.fingerprint
+
+
+@pytest.mark.parametrize("path", ["host.kernel", "versions.numpy", "gpu.driver"])
+def test_explaining_value_keeps_the_fingerprint(path: str) -> None:
+    point = find_point(with_value(path, "another"))
+    assert point.series.fingerprint == find_point().series.fingerprint
+    assert point.beside[path] == "another"

@@ -1,0 +1,77 @@
+"""A comparison as JUnit XML."""
+
+import hashlib
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import xmlschema
+
+from parbench.reports.compare.compare import Comparison
+from parbench.reports.compare.junit import as_junit
+from tests.support.compare_fixtures import (
+    CASE,
+    compare_records,
+    make_repetitions,
+)
+from tests.support.reports_fixtures import failed_record
+
+PYTEST_VERSION = "9.2.0"
+PYTEST_SHA256 = "97c4f3b1f3c7414aa36465e09b8220f1d03627993bd51b1282e193753c80557b"
+PYTEST_SOURCE = Path.home() / ".cache" / "parbench" / f"pytest-{PYTEST_VERSION}.tar.gz"
+
+
+def read_jenkins_schema() -> str:
+    """Return Jenkins' junit-10.xsd from the source of pytest, which pip fetches once."""
+    if not PYTEST_SOURCE.is_file():
+        folder = PYTEST_SOURCE.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", f"pytest=={PYTEST_VERSION}"]
+        command += ["--no-deps", "--no-binary", "pytest", "--quiet", "--dest", str(folder)]
+        subprocess.run(command, timeout=300, check=True)
+    assert hashlib.sha256(PYTEST_SOURCE.read_bytes()).hexdigest() == PYTEST_SHA256
+    with tarfile.open(PYTEST_SOURCE) as archive:
+        name = f"pytest-{PYTEST_VERSION}/testing/example_scripts/junit-10.xsd"
+        file = archive.extractfile(name)
+        assert file is not None
+        return file.read().decode()
+
+
+def parse(comparison: Comparison) -> ElementTree.Element:
+    return ElementTree.fromstring(as_junit(comparison))
+
+
+@pytest.mark.full
+def test_junit_follows_the_schema_of_jenkins(mixed: Comparison) -> None:
+    schema = xmlschema.XMLSchema(read_jenkins_schema())
+    text = as_junit(mixed)
+    schema.validate(text)
+    assert not schema.is_valid(text.replace("failure", "failed"))
+
+
+def test_junit_outcome_follows_the_verdict(mixed: Comparison) -> None:
+    root = parse(mixed)
+    outcomes = {}
+    _, *cases = root.iter("testcase")  # the first is that of the whole run
+    for series, case in zip(mixed.series, cases, strict=True):
+        assert case.get("name") == series.case.label
+        outcomes[series.word] = [child.tag for child in case]
+    assert outcomes == {
+        "SLOWER": ["failure"],
+        "WRONG": ["error"],
+        "MISSING": ["error"],
+        "AMBIGUOUS": ["skipped"],
+        "NEW": ["skipped"],
+        "FASTER": [],
+        "SAME": [],
+    }
+
+
+def test_junit_names_the_reason_of_a_failure() -> None:
+    failed = failed_record(CASE, 0, "failed", "rank 1 died")
+    [error] = parse(compare_records(make_repetitions(), [failed])).iter("error")
+    assert error.get("type") == "FAILED"
+    assert error.get("message") == "rank 1 died"
