@@ -1,6 +1,6 @@
 """Timelines of profiled steps: how they are read from a run's folder, and the streams of a rank."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ from parbench.bench.results.runs import Run, load_timeline
 from parbench.bench.results.spans import Span, length
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
-from parbench.reports.analysis.ranks import Blame, Vote, agreed
 from parbench.reports.case_results import CaseResult
+from parbench.reports.stragglers import Straggler, StragglerVote, elect_straggler
 
 _MIN_SLOWDOWN = 1.1
 """A rank stands out if it computes that many times as long as the median of the others."""
@@ -122,28 +122,28 @@ def measure_streams(rank: RankTimeline) -> dict[str, float]:
     }
 
 
-def find_slow_computing_rank(run: Run, result: CaseResult) -> Blame | None:
+def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
     """Return the rank that computes longer than the others in more repetitions than by chance."""
-    votes: dict[int, Sequence[Vote]] = {}
+    votes: dict[int, list[StragglerVote]] = {}
     num_timelines = 0
     for record in result.measured:
         with suppress(UserError):
             timeline = load_timeline(run, record)
             if timeline:
                 num_timelines += 1
-                seconds = {
-                    rank.rank: measure_streams(rank).get(COMPUTE, 0.0) for rank in timeline.ranks
-                }
-                votes.update(_vote(record.repetition, seconds))
-    return agreed(votes, num_timelines, result.world.size)
+                vote = _vote_for_slowest(timeline)
+                if vote:
+                    votes[record.repetition] = [vote]
+    return elect_straggler(votes, num_timelines, result.world.size)
 
 
-def _vote(repetition: int, seconds: Mapping[int, float]) -> dict[int, list[Vote]]:
-    """Return the rank that computes longest, with its excess and its ratio, if it stands out."""
+def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
+    """Return the rank that computes longest if it stands out; its share is the ratio of times."""
+    seconds = {rank.rank: measure_streams(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
     if len(seconds) < 2:
-        return {}
+        return None
     slowest = max(seconds, key=lambda rank: seconds[rank])
     others = median([value for rank, value in seconds.items() if rank != slowest])
     if not others or seconds[slowest] <= _MIN_SLOWDOWN * others:
-        return {}
-    return {repetition: [(slowest, seconds[slowest] - others, seconds[slowest] / others)]}
+        return None
+    return StragglerVote(slowest, seconds[slowest] - others, seconds[slowest] / others)
