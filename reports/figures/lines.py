@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parbench.bench.results.formatting import (
     GIGA,
@@ -12,7 +12,6 @@ from parbench.bench.results.formatting import (
     format_percent,
     format_quantity,
 )
-from parbench.reports.analysis.attention import Comparison, Context
 from parbench.reports.analysis.contrasts import Kinds
 from parbench.reports.analysis.fits import Ceiling, Curve, size_of
 from parbench.reports.analysis.frame import group_by
@@ -24,7 +23,6 @@ from parbench.reports.figures.curves import (
     as_efficiency,
     lines_over_size,
     overview_lines,
-    read_interval,
 )
 from parbench.reports.figures.primitives import (
     Line,

@@ -189,9 +189,7 @@ def _label_ranks(axes: "Axes", num_ranks: int) -> None:
 def _make_legend(categories: set[Category]) -> dict[str, Mapping[str, Any]]:
     kinds = {category.kind for category in categories}
     legend: dict[str, Mapping[str, Any]] = {
-        name: _look_of_action(Category(kind))
-        for kind, (name, _) in _KINDS.items()
-        if kind in kinds
+        name: _look_of_action(Category(kind)) for kind, (name, _) in _KINDS.items() if kind in kinds
     }
     num_chunks = 1 + max(category.chunk for category in categories)
     if num_chunks > 1:

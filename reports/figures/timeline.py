@@ -148,11 +148,11 @@ def choose_axis_lengths(seconds: Sequence[float]) -> list[tuple[float, str]]:
     """
     longest = max(seconds, default=0.0)
     lengths = []
-    for length in seconds:
-        if longest <= _MAX_AXIS_RATIO * length:
+    for duration in seconds:
+        if longest <= _MAX_AXIS_RATIO * duration:
             lengths.append((longest, ""))
         else:
-            lengths.append((length, " Its time axis is shorter than that of the other steps."))
+            lengths.append((duration, " Its time axis is shorter than that of the other steps."))
     return lengths
 
 

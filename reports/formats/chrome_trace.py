@@ -15,8 +15,13 @@ from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, T
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.reports.analysis.labels import short_labels
-from parbench.reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, schedule_labels
 from parbench.reports.analysis.summary import summarize, unreadable
+from parbench.reports.tables.pipelines import (
+    PipelineResult,
+    label_schedules,
+    read_pipeline,
+    read_pipelines,
+)
 from parbench.reports.timelines import (
     get_axis,
     group_by_stream,
@@ -61,7 +66,7 @@ def render_for_analysis(run: Run) -> dict[str, bytes]:
     """Return a document of each rank and traced step (pipelines know no streams); ``UserError`` if none left one."""
     shown = [row for row in summarize(run).rows if row.metrics]
     files = {
-        f"{make_file_name(one.row.case.id)}/rank-{rank.rank}.json": msgspec.json.encode(
+        f"{make_file_name(one.result.case.id)}/rank-{rank.rank}.json": msgspec.json.encode(
             for_analysis(rank)
         )
         + b"\n"
@@ -84,24 +89,26 @@ def for_analysis(rank: RankTimeline) -> Event:
 
 def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
     shown = [row for row in summarize(run).rows if row.metrics]
-    found, traced = pipelines(shown), load_step_timelines(run, shown)
+    found, traced = read_pipelines(shown), load_step_timelines(run, shown)
     names, labels = (
-        schedule_labels(found),
+        label_schedules(found),
         short_labels([row for row in shown if not row.is_communication]),
     )
     told, left_out = list[_Told](), dict[str, str]()
     for one in found:
-        case_id, facts = one.row.case.id, one.facts
+        case_id, details = one.result.case.id, one.details
         if reason := _why_not(one):
             left_out[names[case_id]] = reason
             continue
         events, clock = (
             partial(pipeline_events, one),
-            (facts.clock, facts.clock_uncertainty_seconds),
+            (details.clock, details.clock_uncertainty_seconds),
         )
-        told.append(_Told(case_id, names[case_id], 2 * facts.ranks, events, *clock, one.repetition))
+        told.append(
+            _Told(case_id, names[case_id], 2 * details.ranks, events, *clock, one.repetition)
+        )
     for step in traced:
-        case_id, timeline = step.row.case.id, step.timeline
+        case_id, timeline = step.result.case.id, step.timeline
         if timeline is None:
             left_out[labels[case_id]] = step.problem
             continue
@@ -125,11 +132,11 @@ def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
     return told, left_out
 
 
-def _why_not(one: Pipeline) -> str:
-    if one.facts.measured is None:
-        reason = f": {one.facts.why_not_measured}" if one.facts.why_not_measured else ""
+def _why_not(one: PipelineResult) -> str:
+    if one.details.measured is None:
+        reason = f": {one.details.why_not_measured}" if one.details.why_not_measured else ""
         return f"the record has no measured timeline{reason}"
-    if not one.facts.clock:
+    if not one.details.clock:
         return "the record names no clock that its ranks share, and ranks on different clocks must not be merged"
     return ""
 
@@ -207,13 +214,13 @@ def _rank_events(
                 yield {"ph": "X", "name": start_of_name + one.name, "cat": category, **place}
 
 
-def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Event]:
-    facts = one.facts
-    for pid, ran in enumerate(facts.measured or (), start=first):
+def pipeline_events(one: PipelineResult, first: int, start: str = "") -> Iterator[Event]:
+    details = one.details
+    for pid, ran in enumerate(details.measured or (), start=first):
         yield from _named("process", f"{start}rank {pid - first}", pid=pid)
         yield from _work(pid, ran)
-    for rank, ran in enumerate(facts.predicted or ()):
-        pid = first + facts.ranks + rank
+    for rank, ran in enumerate(details.predicted or ()):
+        pid = first + details.ranks + rank
         yield from _named("process", f"{start}rank {rank} (predicted)", pid=pid)
         yield from _work(pid, ran)
 

@@ -6,12 +6,11 @@ from typing import Any
 
 from parbench.bench.results.details import AttentionDetails, MeshDetails, read_details
 from parbench.bench.results.formatting import to_single_line
-from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
+from parbench.bench.results.tables import Column, Section, Table, keep_known_columns, metric_column
 from parbench.reports.case_results import CaseResult
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import chart_context_methods
 from parbench.reports.labels import label_differences
-from parbench.reports.report import Section
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import estimate_paired_effect
 from parbench.reports.tables.step_columns import (
@@ -201,7 +200,9 @@ def describe_crossover(group: Sequence[ContextResult]) -> str:
         crossover = context.details.crossover_ranks
         if crossover is not None:
             ranks = context.num_ranks
-            comparison = "as many" if ranks == crossover else "fewer" if ranks > crossover else "more"
+            comparison = (
+                "as many" if ranks == crossover else "fewer" if ranks > crossover else "more"
+            )
             return (
                 f"Ulysses sends fewer forward bytes than a ring above 1 + 1/g = {crossover:.4g} "
                 f"ranks (g = kv_heads / heads). On cp = {ranks} it sends {comparison}."
@@ -220,7 +221,5 @@ def _chart_comparisons(
         if model:
             title += f", {model}"
         # The lines of a figure are the methods, without the parameters that its title names.
-        charted = [
-            {**rows[context.result.case.id], "method": context.method} for context in group
-        ]
+        charted = [{**rows[context.result.case.id], "method": context.method} for context in group]
         yield from chart_context_methods(number, title, charted)

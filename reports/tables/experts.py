@@ -8,6 +8,7 @@ from parbench.bench.results.details import ExpertLoadDetails, MeshDetails, read_
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.tables import (
     Column,
+    Section,
     SortedText,
     Table,
     keep_known_columns,
@@ -15,7 +16,6 @@ from parbench.bench.results.tables import (
 )
 from parbench.reports.case_results import CaseResult
 from parbench.reports.labels import label_differences, label_results
-from parbench.reports.report import Section
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_columns import (
     STEP_COLUMN,

@@ -1,14 +1,16 @@
 """The tables of pipeline steps: bubbles with their causes, and schedules compared."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from parbench.bench.results.details import PipelineDetails, SimulatedSchedule, read_details
 from parbench.bench.results.formatting import to_single_line
+from parbench.bench.results.records import Record
 from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
+from parbench.reports.analysis.summary import Summary
 from parbench.reports.case_results import CaseResult
 from parbench.reports.figures.pipeline import PipelineStep, chart_pipelines
 from parbench.reports.labels import label_differences
@@ -22,6 +24,7 @@ _SCHEDULE_PARAMS = ("schedule", "microbatches", "chunks", "order", "split")
 """The parameters in which compared steps may differ. All others make another model."""
 _MAX_BOXES = 5000
 """The limit for the charts of all pipelines, which keeps the page below a megabyte."""
+_TIMELINE_KEYS = ("measured", "predicted", "idle")
 _SCHEDULE = Column(
     key="schedule", title="schedule", help="order of actions, with the parameters that differ"
 )
@@ -75,9 +78,7 @@ def read_pipeline(result: CaseResult) -> PipelineResult | str | None:
             return details
         if details is not None:
             repetition = record.repetition
-            pipelines.append(
-                PipelineResult(result=result, repetition=repetition, details=details)
-            )
+            pipelines.append(PipelineResult(result=result, repetition=repetition, details=details))
     with_timeline = [pipeline for pipeline in pipelines if pipeline.details.measured]
     return next(iter([*with_timeline, *pipelines]), None)
 
@@ -86,6 +87,20 @@ def read_pipelines(results: Iterable[CaseResult]) -> tuple[PipelineResult, ...]:
     """Return the pipeline steps whose details can be read."""
     pipelines = map(read_pipeline, results)
     return tuple(pipeline for pipeline in pipelines if isinstance(pipeline, PipelineResult))
+
+
+def drop_timelines(summary: Summary) -> Summary:
+    """Return a summary without the timelines in the details of its records, which are large."""
+    rows = [replace(row, records=tuple(map(_drop_timelines, row.records))) for row in summary.rows]
+    return replace(summary, rows=tuple(rows))
+
+
+def _drop_timelines(record: Record) -> Record:
+    pipeline = record.details.get(PipelineDetails.key)
+    if not isinstance(pipeline, Mapping):
+        return record
+    kept = {name: value for name, value in pipeline.items() if name not in _TIMELINE_KEYS}
+    return msgspec.structs.replace(record, details={**record.details, PipelineDetails.key: kept})
 
 
 def label_schedules(pipelines: Sequence[PipelineResult]) -> dict[str, str]:

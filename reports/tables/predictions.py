@@ -9,9 +9,8 @@ from parbench.bench.results.formatting import format_difference, format_quantity
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import check_schema
 from parbench.bench.results.stats import WITHIN_REPETITION
-from parbench.bench.results.tables import Column, SortedText, Table
+from parbench.bench.results.tables import Column, Section, SortedText, Table
 from parbench.bench.text import UserError
-from parbench.reports.report import Section
 from parbench.reports.run_data import RunData
 
 _COLUMNS = (

@@ -1,6 +1,6 @@
 """The columns that several tables of steps share, and the row of a step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from parbench.bench.results.formatting import format_word_counts
@@ -19,7 +19,7 @@ QUALITY_COLUMNS = (
         key="noise",
         title="noise",
         help="variation between repetitions, within a single one: stable, fair, noisy, very noisy",
-        is_graded=True,
+        grade_key="noise",
         is_result=True,
     ),
     Column(key="iterations", title="n", kind="count", help="iterations of all repetitions"),

@@ -13,17 +13,12 @@ from parbench.bench.results.details import (
 )
 from parbench.bench.results.tables import Column, Table, keep_known_columns
 from parbench.bench.text import format_size
-from parbench.reports.fits import Curve, get_size
 from parbench.reports.case_results import CaseResult
+from parbench.reports.fits import Curve, get_size
 from parbench.reports.tables.step_parts import get_axis_values
 
 _PLAIN_PARAMS = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
 """A curve with other parameters, such as a background load, does not predict a call of a step."""
-_FORMULA_SYMBOLS = (
-    "Formulas: Psi parameters of e bytes (FSDP: of a layer; root: outside of layers), "
-    "M microbatches of n tokens, b sequences of s tokens, h hidden size, L layers, "
-    "R ranks on the axis."
-)
 _COLUMNS = (
     Column(key="step", title="step", help="training step with the parameters that differ"),
     Column(key="axis", title="axis", help="axis of the mesh, or process group"),
@@ -73,14 +68,12 @@ def make_volume_tables(steps: Sequence[tuple[str, CaseResult]]) -> Iterator[Tabl
     """Yield the communication volume of steps, each with its label."""
     rows = [row for label, step in steps for row in _make_volume_rows(label, step)]
     if rows:
-        has_formula = any(row["formula"] for row in rows)
         yield Table(
             id="communication-volume",
             title="Communication volume",
             caption="bytes that a rank sends in a step on each axis, analytical and counted",
             columns=keep_known_columns(_COLUMNS, rows),
             rows=rows,
-            notes=[_FORMULA_SYMBOLS] if has_formula else [],
         )
 
 
@@ -110,7 +103,9 @@ class PredictedCommunication:
     notes: tuple[str, ...]
 
 
-def predict_communication(step: CaseResult, curves: Sequence[Curve]) -> PredictedCommunication | None:
+def predict_communication(
+    step: CaseResult, curves: Sequence[Curve]
+) -> PredictedCommunication | None:
     """Predict the communication of a step from this run's fits, None if its calls are unknown.
 
     The ranks on an axis are not known by name, and a step waits for its slowest group. Of the
@@ -137,7 +132,8 @@ def predict_communication(step: CaseResult, curves: Sequence[Curve]) -> Predicte
             extrapolated.append(f"{call.description}, {size} per call ({measured})")
     notes = [f"no blocking float32 fit predicts {call}" for call in dict.fromkeys(missing)]
     notes += [
-        f"predicted communication is extrapolated for {call}" for call in dict.fromkeys(extrapolated)
+        f"predicted communication is extrapolated for {call}"
+        for call in dict.fromkeys(extrapolated)
     ]
     return PredictedCommunication(
         seconds=None if missing else seconds,
@@ -150,9 +146,7 @@ def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
     """Return the calls of one step, None if they are not recorded or repetitions differ."""
     details = [read_details(record, CommunicationDetails) for record in step.records]
     recorded = [detail for detail in details if detail is not None]
-    calls = [
-        detail.comm_calls for detail in recorded if isinstance(detail, CommunicationDetails)
-    ]
+    calls = [detail.comm_calls for detail in recorded if isinstance(detail, CommunicationDetails)]
     is_readable = len(calls) == len(recorded)
     if not calls or not is_readable or any(other != calls[0] for other in calls):
         return None

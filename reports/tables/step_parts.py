@@ -3,7 +3,7 @@
 They are measured in a profiled step, to whose wall time they add up together with the residual.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from parbench.reports.case_results import CaseResult
 

@@ -7,17 +7,17 @@ from parbench.bench.results.details import COMPONENTS
 from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.tables import (
     Column,
+    Section,
     SortedText,
     Table,
     keep_known_columns,
     metric_column,
 )
-from parbench.reports.labels import label_results
 from parbench.reports.case_results import CaseResult
 from parbench.reports.figures.chart import list_charts
 from parbench.reports.figures.steps import chart_breakdown, chart_memory, chart_step_times
 from parbench.reports.figures.timeline import LabeledTimeline, chart_timelines
-from parbench.reports.report import Section
+from parbench.reports.labels import label_results
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.pipelines import make_pipeline_tables, read_pipeline, read_pipelines
 from parbench.reports.tables.step_columns import (
