@@ -112,8 +112,11 @@ class Column:
             value = value.sort_key
         if is_missing(value):
             return None
-        # JSON has no numpy scalars.
-        return value.item() if hasattr(value, "item") else value
+        if isinstance(value, str | int | float):
+            return value
+        # JSON has no numpy integers.
+        number: float = value.item()
+        return number
 
     def mark(self, row: Row) -> str:
         """Return the grade or status that colors the cell, empty if it has none."""

@@ -13,12 +13,12 @@ from parbench.bench.results.formatting import format_quantity, to_single_line
 from parbench.bench.results.tables import Column, Row, SortedText, Table, metric_column
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.analysis import Front, Operation, Step
-from parbench.reports.analysis.steps import differing_trace, held_bytes
 from parbench.reports.frames import list_rows
 from parbench.reports.labels import label_operation
 from parbench.reports.render.terminal import Sheet, render_text, write_verdicts
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
+from parbench.reports.tables.step_parts import get_deviating_profile, sum_memory
 
 WIDTH = 80
 MAX_LINES = 40
@@ -64,8 +64,10 @@ def _choose_numbers_of_rows(operations: Table, steps: Table, num_free: int) -> t
     """Return the rows of both tables that fit in the free lines, operations before steps."""
     for max_steps in range(MAX_STEPS, 0, -1):
         num_left = num_free - _count_lines(steps, max_steps)
-        upper_limit = min(len(operations.rows), num_left)
-        for max_operations in range(upper_limit, MIN_OPERATIONS - 1, -1):
+        num_operations = len(operations.rows)
+        first = min(num_operations, num_left)
+        last = min(num_operations, MIN_OPERATIONS)
+        for max_operations in range(first, last - 1, -1):
             if _count_lines(operations, max_operations) <= num_left:
                 return max_operations, max_steps
     return MIN_OPERATIONS, 1
@@ -154,7 +156,7 @@ def _make_step_table(steps: Sequence[Step]) -> Table:
         Column(key="memory", title="memory", kind="B", is_result=True),
     ]
     rows = [_make_step_row(step) for step in steps]
-    num_different = sum(differing_trace(step.row) is not None for step in steps)
+    num_different = sum(get_deviating_profile(step.row) is not None for step in steps)
     notes = []
     if num_different:
         traced = pluralize(num_different, "step")
@@ -172,7 +174,7 @@ def _make_step_row(step: Step) -> dict[str, Any]:
         "seconds_high": time.high if time else None,
         "is_within_repetition": time.is_within_repetition if time else False,
         **{name: 100 * share for name, share in shares.items() if share is not None},
-        "memory": held_bytes(step.row),
+        "memory": sum_memory(step.row),
     }
 
 
