@@ -112,10 +112,8 @@ class Column:
             value = value.sort_key
         if is_missing(value):
             return None
-        if isinstance(value, str | int | float):
-            return value
-        # JSON has no numpy integers.
-        number: float = value.item()
+        # JSON has no numbers of numpy.
+        number: float | str = value.item() if hasattr(value, "item") else value
         return number
 
     def mark(self, row: Row) -> str:

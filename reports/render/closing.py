@@ -196,7 +196,7 @@ def _list_findings(report: Report) -> list[str]:
         f"{problem.case}: {problem.status} ({problem.repetitions} repetitions): {problem.reason}"
         for problem in report.problems
     ]
-    findings = [*problems, *(finding.words for finding in report.findings)]
+    findings = [*problems, *(finding.text for finding in report.findings)]
     lines = ["", "Nothing stands out."]
     if findings:
         lines = _number_sentences("Look at first", findings, MAX_FINDINGS)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from parbench.bench.results.tables import is_missing
-from parbench.reports.frames import list_rows
+from parbench.reports.frames import join_frames, list_rows
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 
@@ -40,14 +40,8 @@ def render_embedded_json(report: Report, max_bytes: int = MAX_EMBEDDED_BYTES) ->
 
 def render_csv(report: Report) -> str:
     """Return a row per run and case with its parameters and metrics."""
-    import pandas as pd
-
-    frames = []
-    for data in report.runs:
-        frame = data.cases.drop(columns=["result"])
-        frame.insert(0, "run", data.run.info.id)
-        frames.append(frame)
-    return pd.concat(frames).to_csv(index=False) if frames else ""
+    frames = {data.run.info.id: data.cases.drop(columns=["result"]) for data in report.runs}
+    return join_frames(frames, "run").to_csv(index=False)
 
 
 def _describe_report(report: Report, *, has_details: bool) -> dict[str, Any]:

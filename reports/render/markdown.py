@@ -24,7 +24,7 @@ def render_markdown(report: Report) -> str:
         escaped(report.heading),
         "\n".join(f"* **{escaped(number)}** {escaped(text)}" for number, text in report.tiles),
         *_render_problems("Wrong, hung or failed", report.problems),
-        *_render_list("Look at first", [finding.words for finding in report.findings]),
+        *_render_list("Look at first", [finding.text for finding in report.findings]),
         *_render_list("Settings compared", report.comparisons),
         *_render_problems("Not measured", report.not_measured),
         *(block for section in report.sections for block in _render_section(section)),
