@@ -49,9 +49,9 @@ def load(*runs: str | Path) -> "pd.DataFrame":
         UserError: A folder contains no run or cannot be read.
     """
     from parbench.reports.analysis.frame import metrics_frame
-    from parbench.reports.analysis.several import read_runs
+    from parbench.reports.sweeps import load_named_runs
 
-    return metrics_frame(read_runs(runs))
+    return metrics_frame(load_named_runs(runs))
 
 
 def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
@@ -70,9 +70,9 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
             corrupt.
     """
     from parbench.reports.analysis.frame import rank_samples_frame, samples_frame
-    from parbench.reports.analysis.several import read_runs
+    from parbench.reports.sweeps import load_named_runs
 
-    loaded_runs = read_runs(runs)
+    loaded_runs = load_named_runs(runs)
     return rank_samples_frame(loaded_runs) if by_rank else samples_frame(loaded_runs)
 
 
