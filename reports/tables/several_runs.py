@@ -68,7 +68,7 @@ def _make_runs_section(run_set: RunSet) -> Section:
     rows = []
     for run in run_set.runs:
         info = run.data.run.info
-        row = {
+        row: dict[str, object] = {
             "run": run.name,
             "point": run.point.name if run.point else None,
             "id": info.id,
