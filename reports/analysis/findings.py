@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Literal
 
 from parbench.bench.plan.params import Value
+from parbench.bench.results.details import AttentionDetails, ExpertLoadDetails, PipelineDetails
 from parbench.bench.results.formatting import (
     format_bytes,
     format_case_size,
@@ -28,13 +29,13 @@ from parbench.reports.analysis.summary import Row, num_ranks
 from parbench.reports.analysis.verdicts import noisy_of
 from parbench.reports.repetitions import describe_host_disturbance
 from parbench.reports.stragglers import Straggler, find_last_rank, find_late_rank
-from parbench.reports.tables.pipelines import PipelineResult
 from parbench.reports.tables.step_communication import get_calls
 from parbench.reports.tables.step_parts import (
     find_worst_bytes_ratio,
     get_profiled_seconds,
     sum_exposed_communication,
 )
+from parbench.reports.tables.step_rows import read_first_details
 from parbench.reports.timelines import find_slow_computing_rank
 
 Kind = Literal[
@@ -122,8 +123,8 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
 
 def _ranks(found: Analysis) -> Iterator[Finding]:
     # whose ranks have unlike work by design
-    rows = (one.result for of in (found.pipelines, found.mixtures, found.contexts) for one in of)
-    unlike = {row.case.id for row in rows}
+    keys = {PipelineDetails.key, ExpertLoadDetails.key, AttentionDetails.key}
+    unlike = {row.case.id for row in found.steps if keys & row.details.keys()}
     alike = [row for row in found.shown if row.case.id not in unlike]
 
     def doctor(rank: int) -> str:
@@ -168,15 +169,15 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
 def _steps(found: Analysis) -> Iterator[Finding]:
     names, in_pipelines = (
         short_labels(found.steps),
-        {one.result.case.id: one for one in found.pipelines},
+        {row.case.id: read_first_details(row, PipelineDetails) for row in found.steps},
     )
     every = list[Finding]()
     for row in found.steps:
         pipeline, wall = in_pipelines.get(row.case.id), get_profiled_seconds(row)
         hot = [*_hot_experts(found, row, names[row.case.id])]
         every += [*hot, *_bytes(row, names[row.case.id])]
-        if wall and pipeline:
-            every += _of_pipeline(found, pipeline, wall, names[row.case.id])
+        if wall and isinstance(pipeline, PipelineDetails):
+            every += _of_pipeline(found, row, pipeline, wall, names[row.case.id])
         elif wall and not hot:  # which others wait for in communication
             every += _of_communication(found, row, wall, names[row.case.id])
     groups: dict[str, dict[object, Finding]] = {}
@@ -241,8 +242,9 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
         yield finding(kind="small microbatches", cost=idle, sentence=sentence, command=command)
 
 
-def _of_pipeline(found: Analysis, one: PipelineResult, wall: float, name: str) -> Iterator[Finding]:
-    row, details = one.result, one.details
+def _of_pipeline(
+    found: Analysis, row: Row, details: PipelineDetails, wall: float, name: str
+) -> Iterator[Finding]:
     lost = {
         cause: (row.value(f"idle_{cause}") or 0.0) / wall
         for cause in ("schedule", "imbalance", "p2p")

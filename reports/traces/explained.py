@@ -22,7 +22,7 @@ from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.timeline import chart_profiled_step, choose_view, describe_timeline
+from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.report import Report, Section, Table, number, words
 from parbench.reports.traces.causes import (
     LEAST_SHARE,
@@ -117,11 +117,8 @@ def report_of_traces(
 
 def _draw(job: Job) -> list[Chart]:
     timeline = timeline_of(job)
-    words = describe_timeline(timeline, choose_view(timeline))
-    caption = f"{words} What a step waits for is hatched or empty."
-    chart = chart_profiled_step(
-        "Profiled step", caption, timeline, is_wide=True, max_boxes=_MAX_BOXES
-    )
+    caption = "What a step waits for is hatched or empty."
+    chart = chart_timeline("step", "Profiled step", caption, timeline, max_boxes=_MAX_BOXES)
     return [chart]
 
 
