@@ -13,7 +13,6 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_duration, pluralize
-from parbench.reports.analysis.several import gather, is_sweep, unfolded
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
@@ -21,8 +20,10 @@ from parbench.reports.render.markdown import render_markdown
 from parbench.reports.render.terminal import print_report, render_text, width_of
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
+from parbench.reports.run_set import RunSet
 from parbench.reports.sections.one_run import report_of
-from parbench.reports.sections.several import report_of_several
+from parbench.reports.sweeps import expand_folders, is_sweep
+from parbench.reports.tables.several_runs import make_report_of_runs
 
 REPORT_FILE = "report.html"
 WATCH_SECONDS = 1.0
@@ -60,7 +61,8 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
 
 def show_again(path: Path, *, whole: bool = False) -> int:
     """Print a run or the runs of a sweep without writing anything, and return the exit code."""
-    report = report_of_several(gather([path])) if is_sweep(path) else report_of(load_run(path))
+    is_set = is_sweep(path)
+    report = make_report_of_runs(RunSet.load([path])) if is_set else report_of(load_run(path))
     print_report(report, render=render_text if whole else render_closing)
     click.echo(str(path))
     return report.code
@@ -89,9 +91,9 @@ def load_report(paths: Sequence[Path]) -> Report:
 
     Raises ``UserError`` if a run cannot be read.
     """
-    paths = unfolded(paths)
+    paths = expand_folders(paths)
     if len(paths) > 1 or is_sweep(paths[0]):
-        return report_of_several(gather(paths, whole=True))
+        return make_report_of_runs(RunSet.load(paths))
     return report_of(load_run(paths[0]))
 
 
@@ -116,7 +118,7 @@ def build_report(
     try:
         report = load_report(paths)
     except UserError as error:
-        if form != "html" or not _is_damaged_run(unfolded(paths)):
+        if form != "html" or not _is_damaged_run(expand_folders(paths)):
             raise
         content = _render_refusal(paths[0], error)
         code = ExitCode.DID_NOT_RUN
@@ -156,7 +158,8 @@ def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
     """Write the page of several runs. It names the runs that cannot be read."""
-    write_output(output, render_report(report_of_several(gather(runs)), "html"))
+    report = make_report_of_runs(RunSet.load(runs, is_strict=False))
+    write_output(output, render_report(report, "html"))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
