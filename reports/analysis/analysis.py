@@ -21,9 +21,9 @@ from parbench.reports.analysis.pipelines import (
 )
 from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
 from parbench.reports.analysis.summary import Row, Summary, summarize, unreadable
-from parbench.reports.analysis.verdicts import Verdict, verdicts
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
+from parbench.reports.verdicts import Verdict, judge_run
 
 
 class Analysis(RunData):
@@ -163,7 +163,7 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     return Front(
         path=run.path,
         where=" · ".join(filter(None, [*parts, describe_measuring_time(run)])),
-        verdicts=(*verdicts(run, found.summary), *more),
+        verdicts=(*judge_run(found), *more),
         ceiling=found.ceiling,
         operations=_operations(found),
         steps=tuple(Step(name=labels[row.case.id], row=row) for row in found.steps),

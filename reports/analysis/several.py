@@ -21,8 +21,8 @@ from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import PAIRS, environment_facts, flatten
 from parbench.reports.analysis.statistics import estimate_ratio
 from parbench.reports.analysis.summary import Alike, Row, Summary, estimate_of, summarize
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.topology import Topology, read_topology
+from parbench.reports.verdicts import Verdict
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,14 +152,16 @@ class RunSet:
         )
         if bad:
             return Verdict(
-                word="NOT FINE", level="bad", told=f"{', '.join(bad)} of {len(self.runs)}{lacking}"
+                word="NOT FINE",
+                level="bad",
+                message=f"{', '.join(bad)} of {len(self.runs)}{lacking}",
             )
         told = f"all {len(self.runs)} runs" if len(self.runs) != 1 else "the one run"
         word = "INCOMPLETE" if self.lacking else "FINE"
         return Verdict(
             word=word,
             level="bad" if self.lacking else "good",
-            told=f"{told}{' are fine' * bool(lacking)}{lacking}",
+            message=f"{told}{' are fine' * bool(lacking)}{lacking}",
         )
 
     @property

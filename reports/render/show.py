@@ -14,7 +14,6 @@ from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_duration, pluralize
 from parbench.reports.analysis.several import gather, is_sweep, unfolded
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.render.markdown import render_markdown
@@ -22,6 +21,7 @@ from parbench.reports.render.terminal import print_report, render_text
 from parbench.reports.report import Report
 from parbench.reports.sections.one_run import report_of
 from parbench.reports.sections.several import report_of_several
+from parbench.reports.verdicts import Verdict
 
 REPORT = "report.html"
 

@@ -137,7 +137,7 @@ def _run_words(one: NumberedRun) -> str:
 
 
 def _problems(several: RunSet) -> Section | None:
-    rows = tuple((one, problem) for one in several.runs for problem in bad_rows(one.summary))
+    rows = tuple((one, problem) for one in several.runs for problem in bad_rows(one.run))
     if not rows:
         return None
     columns: tuple[Column[tuple[NumberedRun, Problem]], ...] = (

@@ -20,7 +20,6 @@ from parbench.bench.text import format_size, pluralize
 from parbench.reports.analysis.findings import Finding
 from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.timeline import chart_profiled_step, choose_view, describe_timeline
 from parbench.reports.report import Report, Section, Table, number, words
@@ -39,6 +38,7 @@ from parbench.reports.traces.steps import (
     read_job,
     timeline_of,
 )
+from parbench.reports.verdicts import Verdict
 
 _MOST_RANKS = 16
 _MAX_BOXES = 4000
@@ -131,9 +131,9 @@ def _verdict(job: Job) -> Verdict:
     told = f"{here} of {size} ranks, {pluralize(job.steps, 'step')} each"
     if here < size or any(rank.source.notes for rank in job.ranks):
         return Verdict(
-            word="PARTIAL", level="doubtful", told=f"{told}; the notes say what is missing"
+            word="PARTIAL", level="doubtful", message=f"{told}; the notes say what is missing"
         )
-    return Verdict(word="COMPLETE", level="good", told=told)
+    return Verdict(word="COMPLETE", level="good", message=told)
 
 
 def _what_if(job: Job, causes: Sequence[Finding]) -> Table[tuple[str, float]]:
