@@ -20,11 +20,11 @@ from parbench.bench.results.metrics import Metric, MetricValue
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.reports.analysis.analysis import Front
-from parbench.reports.analysis.findings import Finding
 from parbench.reports.analysis.labels import Fact
 from parbench.reports.analysis.summary import Summary
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
+from parbench.reports.findings.finding import Finding
 from parbench.reports.verdicts import Problem, Verdict
 
 T = TypeVar("T")
