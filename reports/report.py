@@ -20,11 +20,11 @@ from parbench.bench.results.metrics import Metric, MetricValue
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.reports.analysis.analysis import Front
 from parbench.reports.analysis.labels import Fact
-from parbench.reports.analysis.verdicts import Problem, Verdict
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.findings.finding import Finding
 from parbench.reports.run_data import RunData
+from parbench.reports.verdicts import Problem, Verdict
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from parbench.bench.results.formatting import to_single_line
-from parbench.reports.analysis.verdicts import Problem
 from parbench.reports.report import PROBLEM_COLUMNS, Report, list_terms
+from parbench.reports.verdicts import Problem
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 
