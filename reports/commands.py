@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from parbench.bench.commands import RunPath, budgets_option
+from parbench.bench.text import format_list
 from parbench.reports.compare.commands import (
     FIGURES,
     figure_option,
@@ -16,22 +17,8 @@ from parbench.reports.compare.commands import (
     runs_option,
     unknown_option,
 )
+from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
 
-# spelt out here too, so that --help imports nothing; a test compares them
-TOOLS = ("nccl-tests", "osu")
-EXPORTS = (
-    "nccl-tests",
-    "csv",
-    "chrome-trace",
-    "hta",
-    "pytest-benchmark",
-    "github-action-benchmark",
-    "bencher",
-)
-_FOLDER_FORMATS = {
-    "hta": "a file for each rank",
-    "github-action-benchmark": "a file for each direction",
-}
 REPORTS = ("html", "markdown", "csv", "json")
 EXPLANATIONS = ("tables", "html", "markdown", "json")
 COMPARISONS = ("table", "markdown", "json", "junit")
@@ -213,8 +200,18 @@ def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **g
     click.get_current_context().exit(code)
 
 
+_TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
+
+
 @click.command(
-    "import", epilog="Example: parbench import all_reduce.log osu_allreduce.txt --nproc 8"
+    "import",
+    epilog="Example: parbench import all_reduce.log osu_allreduce.txt --nproc 8",
+    short_help=f"Convert output of {_TOOL_TITLES} into runs.",
+    help=f"""Convert output of {_TOOL_TITLES} into runs.
+
+    Each FILE becomes one run, whose folder is printed. Sizes and bandwidths are converted to
+    nccl-tests' convention. The notes of each row describe the conversion.
+    """,
 )
 @click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
@@ -222,7 +219,7 @@ def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **g
 @click.option(
     "--from",
     "tool",
-    type=click.Choice(TOOLS),
+    type=click.Choice(IMPORT_FORMATS),
     help="The tool that wrote the files, if they do not show it.",
 )
 @click.option(
@@ -230,58 +227,46 @@ def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **g
 )
 @runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
-    """Convert output of nccl-tests or OSU micro-benchmarks into runs.
-
-    Each FILE becomes one run, whose folder is printed. Sizes and bandwidths are converted to nccl-tests' convention;
-    each row's notes say how.
-    """
     from parbench.reports.formats.imports import import_file
 
     for file in files:
         click.echo(str(import_file(file, out, nproc=nproc, tool=tool)))
 
 
-@click.command(epilog=_EXPORT_EXAMPLES)
+@click.command(
+    epilog=_EXPORT_EXAMPLES,
+    help=f"""Write a run as CSV, nccl-tests text, Chrome traces and more.
+
+    \b
+    {describe_exports().replace(chr(10), chr(10) + "    ")}
+    """,
+)
 @click.argument("run", type=RunPath())
 @click.option(
-    "--format", "form", type=click.Choice(EXPORTS), required=True, help="The format to write."
+    "--format",
+    "name",
+    type=click.Choice(EXPORT_FORMATS),
+    required=True,
+    help="The format to write.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="File to write, default: stdout; a folder for hta, github-action-benchmark, or a chrome-trace per step.",
+    help="File or folder to write. Default: standard output, for formats of one file.",
 )
-def export(run: Path, form: str, output: Path | None) -> None:
-    """Write a run as CSV, nccl-tests text, Chrome traces and more.
-
-    \b
-    nccl-tests                   the collectives, a table for each operation and mode
-    csv                          a row per metric and repetition, as parbench.load
-                                 returns; parbench report --format csv: per case
-    chrome-trace                 training steps' timelines for Perfetto: a
-                                 process per rank, a thread per stream; with
-                                 -o FOLDER a file per step
-    hta                          a folder per step for HolisticTraceAnalysis
-    github-action-benchmark      a folder: smaller-is-better, bigger-is-better
-    pytest-benchmark, bencher    every case
-    """
+def export(run: Path, name: str, output: Path | None) -> None:
     from parbench.bench.results.runs import load_run
-    from parbench.bench.text import UserError
-    from parbench.reports.formats.exports import FOLDERS, FORMATS
+    from parbench.reports.formats.registry import render_file, render_folder
     from parbench.reports.render.show import write_files
 
+    export_format = EXPORT_FORMATS[name]
     is_folder = output is not None and (output.is_dir() or not output.suffix)
-    if form in _FOLDER_FORMATS and not is_folder:
-        raise UserError(
-            f"--format {form} writes {_FOLDER_FORMATS[form]}: name their folder with -o FOLDER"
-        )
-    loaded = load_run(run)
-    if output is None or not is_folder or form not in FOLDERS:
-        _write(FORMATS[form](loaded), output)
-        return
-    for file in write_files(output, FOLDERS[form](loaded)):
-        click.echo(str(file))
+    if output is not None and is_folder and export_format.folder:
+        for file in write_files(output, render_folder(name, load_run(run))):
+            click.echo(str(file))
+    else:
+        _write(render_file(name, load_run(run)), output)
 
 
 def _write(content: bytes, output: Path | None) -> None:

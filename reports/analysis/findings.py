@@ -491,7 +491,7 @@ def _machine(found: Analysis) -> Iterator[Finding]:
     beside = sum(bool(one.load and one.load.disturbance) for one in repetitions)
     if others and (noisy or 2 * beside >= len(repetitions)):
         scatter = (
-            median([row.scatter for row in found.shown if row.scatter is not None])
+            median([row.variation for row in found.shown if row.variation is not None])
             if noisy
             else 0.0
         )

@@ -110,7 +110,7 @@ def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
             return one.rows[size].metrics.get(one.rows[size].headline) if size in one.rows else None
 
         def grade(one: Alike[int]) -> str:
-            return (one.rows[size].grade or "") if size in one.rows else ""
+            return (one.rows[size].noise or "") if size in one.rows else ""
 
         column = measurement(format_case_size(size), metric, "median with its 95 % interval", found)
         return replace(

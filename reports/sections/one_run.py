@@ -8,12 +8,12 @@ from functools import partial
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import format_duration, pluralize
-from parbench.reports.analysis.analysis import Analysis, analyse, front_of
+from parbench.reports.analysis.analysis import Analysis, front_of
 from parbench.reports.analysis.contrasts import settings_words
 from parbench.reports.analysis.findings import look_at_first
 from parbench.reports.analysis.labels import environment_facts, short_labels
 from parbench.reports.analysis.steps import broken_down, calls_of
-from parbench.reports.analysis.summary import Summary, summarize
+from parbench.reports.analysis.summary import Summary
 from parbench.reports.analysis.verdicts import (
     Verdict,
     bad_rows,
@@ -61,8 +61,8 @@ SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
 
 def report_of(run: Run, *more: Verdict) -> Report:
     """Analyse a run once, and return all that is to be said of it, with verdicts from elsewhere after its own."""
-    summary = summarize(run)
-    found = analyse(run, summary)
+    found = Analysis(run)
+    summary = found.summary
     front = front_of(found, more)
     return Report(
         name=run.info.id,

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.analysis import Analysis, analyse
+from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.summary import Row, summarize
 from parbench.reports.report import Column, Section, Table
 from parbench.reports.sections.one_run import SECTIONS
@@ -32,7 +32,7 @@ def summarize_row(*records: Record, repetitions: int = 1) -> Row:
 
 
 def analyze_run(run: Run) -> Analysis:
-    return analyse(run, summarize(run))
+    return Analysis(run)
 
 
 def analyze_records(*records: Record) -> Analysis:
