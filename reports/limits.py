@@ -19,8 +19,8 @@ from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
-from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
 from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.tables.step_parts import get_exposed_share
 
 Standing = Literal["OVER", "NOT RUN", "UNKNOWN", "KEPT"]
 CODES: Mapping[Standing, ExitCode] = {
@@ -144,7 +144,7 @@ def _shown(name: str, metric: MetricValue) -> str:
 
 def _known(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
     """Return a row's metrics, and those that only a whole run tells."""
-    exposed = share_of_traced(row, exposed_seconds(row))
+    exposed = get_exposed_share(row)
     bus, of_copy = row.value("busbw"), ceiling is not None and ceiling.name == COPY
     found = {
         "exposed_fraction": exposed,

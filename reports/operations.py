@@ -43,9 +43,7 @@ def _add_setting(cases: "pd.DataFrame") -> "pd.DataFrame":
     )
 
 
-def group_cases(
-    cases: "pd.DataFrame", *varied_params: str
-) -> "Iterator[tuple[Any, pd.DataFrame]]":
+def group_cases(cases: "pd.DataFrame", *varied_params: str) -> "Iterator[tuple[Any, pd.DataFrame]]":
     """Yield groups of cases that differ at most in the values of these parameters."""
     columns = ["name", "world_size", "nodes", "backend", "device"]
     for column in cases:

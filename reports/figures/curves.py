@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 from parbench.bench.results.fit import CurveFit
 from parbench.bench.results.formatting import GIGA
 from parbench.bench.results.metrics import MetricValue
-from parbench.reports.fits import Ceiling, Curve
 from parbench.reports.figures.primitives import Line, Point
 from parbench.reports.figures.style import OPERATIONS
+from parbench.reports.fits import Ceiling, Curve
 from parbench.reports.labels import label_operation
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def make_lines_over_size(
     fits = {label_operation(curve.rows[0].case): _sample_fit(curve.fit) for curve in curves}
     columns = [metric, f"{metric}_low", f"{metric}_high"]
     known = operations[(operations[metric] > 0) & (operations["size"] > 0)].sort_values("size")
-    values = known[columns].fillna({column: known[metric] for column in columns})
+    values = known[columns].fillna(dict.fromkeys(columns, known[metric]))
     if metric == "busbw":
         values /= GIGA
     lines = []

@@ -37,5 +37,3 @@ QUALITY_COLUMNS = (
     Column(key="stop", title="stop", help="rule that ended the measurement, by repetition"),
     Column(key="check", title="check", help="comparison of the results with the reference"),
 )
-
-

@@ -13,7 +13,7 @@ from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.pairs import chart_links
 from parbench.reports.links import LinkMatrix, list_link_matrices
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.communication import CAPTION, make_operation_table
+from parbench.reports.tables.communication import make_operation_table
 from parbench.reports.topology import DISTANCES, Topology
 
 if TYPE_CHECKING:
