@@ -117,7 +117,7 @@ def chart_groups(number: int, title: str, sizes: Sequence[BandwidthByScope]) -> 
         number_name("groups", number),
         f"Bandwidth by group scope: {title}",
         "A line for each scope, the median of its groups.",
-        _make_make_lines(points),
+        _make_lines(points),
         quantities.SIZE,
         quantities.BANDWIDTH,
     )

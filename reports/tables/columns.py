@@ -12,13 +12,13 @@ SIZE_COLUMN = Column(
 )
 SETTING_COLUMNS = (*OPERATION_COLUMNS, SIZE_COLUMN)
 QUALITY_COLUMNS = (
-    metric_column("time_p99"),
-    metric_column("time_q10"),
+    metric_column("time_p99", key="p99"),
+    metric_column("time_q10", key="q10"),
     Column(
         key="noise",
         title="noise",
-        help="variation between repetitions, or within a single one: stable, fair, noisy, very noisy",
-        is_graded=True,
+        help="variation between repetitions, within a single one: stable, fair, noisy, very noisy",
+        grade_key="noise",
         is_result=True,
     ),
     Column(key="iterations", title="n", kind="count", help="iterations of all repetitions"),

@@ -87,6 +87,8 @@ def make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> Ta
     rows = [dict(row) for row in list_rows(cases)]
     for row in rows:
         repetitions = row["repetitions"]
+        row["p99"] = row["time_p99"]
+        row["q10"] = row["time_q10"]
         row["repetitions"] = SortedText(f"{repetitions}/{row['planned']}", repetitions)
     columns = (
         *SETTING_COLUMNS,
@@ -107,14 +109,15 @@ def make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> Ta
 def _make_sweep_tables(sweeps: Sequence["pd.DataFrame"]) -> list[Table]:
     """Return time and bus bandwidth with a column for each size and a row for each operation."""
     sizes = sorted({int(size) for cases in sweeps for size in cases["size"]})
-    is_within_repetition = all(cases["is_within_repetition"].all() for cases in sweeps)
-    rows = [_make_sweep_row(cases, is_within_repetition) for cases in sweeps]
+    rows = [_make_sweep_row(cases) for cases in sweeps]
     time_title = "Collectives and point-to-point: time over size"
-    if is_within_repetition:
-        time_title += f", {WITHIN_REPETITION}"
     time_columns = [
-        _make_size_column(size, "time", "s", "median with its 95 % interval") for size in sizes
+        _make_size_column(size, "time", "s", "median with its 95 % CI") for size in sizes
     ]
+    if all(cases["is_within_repetition"].all() for cases in sweeps):
+        # The title of the table is shorter than that of each column.
+        time_title += f", {WITHIN_REPETITION}"
+        rows = [{**row, "is_within_repetition": False} for row in rows]
     busbw_columns = [
         _make_size_column(size, "busbw", "B/s", "bus bandwidth in 1e9 B/s, as in nccl-tests")
         for size in sizes
@@ -150,21 +153,23 @@ def _make_size_column(size: int, metric: str, kind: ColumnKind, text: str) -> Co
         kind=kind,
         help=text,
         has_interval=metric == "time",
+        grade_key=f"noise_{size}",
         is_result=True,
     )
 
 
-def _make_sweep_row(cases: "pd.DataFrame", is_within_repetition: bool) -> dict[str, Any]:
-    """Return the row of an operation.
-
-    If the intervals of some operations are between repetitions, others have none.
-    """
-    row: dict[str, Any] = {}
+def _make_sweep_row(cases: "pd.DataFrame") -> dict[str, Any]:
+    """Return the row of an operation, with a time and a bandwidth for each size."""
+    first = cases.iloc[0]
+    row: dict[str, Any] = {column.key: first[column.key] for column in OPERATION_COLUMNS}
+    row["is_within_repetition"] = bool(cases["is_within_repetition"].any())
     for case in list_rows(cases):
         size = case["size"]
-        row |= {key: case[key] for key in ("operation", "mode", "dtype")}
-        row |= {f"time_{size}": case["seconds"], f"busbw_{size}": case["busbw"]}
-        if is_within_repetition or not case["is_within_repetition"]:
-            row[f"time_{size}_low"] = case["seconds_low"]
-            row[f"time_{size}_high"] = case["seconds_high"]
+        row |= {
+            f"busbw_{size}": case["busbw"],
+            f"noise_{size}": case["noise"],
+            f"time_{size}": case["seconds"],
+            f"time_{size}_low": case["seconds_low"],
+            f"time_{size}_high": case["seconds_high"],
+        }
     return row

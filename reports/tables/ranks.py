@@ -88,7 +88,7 @@ def _make_matrix_table(
 
 
 def describe_distances(bandwidths: "pd.DataFrame", topology: Topology) -> list[str]:
-    """Return sentences with the median bandwidth at each distance, relative to the nearest."""
+    """Return sentences with the median bandwidth at each distance, and relative to the nearest."""
     by_distance: dict[str, list[float]] = defaultdict(list)
     for (rank, peer), bandwidth in bandwidths.stack().dropna().items():
         by_distance[topology.get_distance(rank, peer)].append(bandwidth)
@@ -101,8 +101,10 @@ def describe_distances(bandwidths: "pd.DataFrame", topology: Topology) -> list[s
         count = pluralize(len(by_distance[distance]), "pair")
         texts.append(f"{distance} {format_quantity(bandwidth, 'B/s')} ({count})")
     sentences = [f"Median bandwidth: {', '.join(texts)}."]
-    nearest = distances[0]
-    for distance in distances[1:]:
-        ratio = format_number(medians[distance] / medians[nearest])
-        sentences.append(f"Links at distance '{distance}' reach {ratio} of those {nearest}.")
+    nearest, *farther = distances
+    ratios = [
+        f"{distance} {format_number(medians[distance] / medians[nearest])}" for distance in farther
+    ]
+    if ratios:
+        sentences.append(f"Relative to {nearest}: {', '.join(ratios)}.")
     return sentences

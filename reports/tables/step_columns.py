@@ -12,32 +12,6 @@ STEP_COLUMN = Column(
     key="step", title="step", help="training step with the parameters in which steps differ"
 )
 STEP_TIME_COLUMN = metric_column("step_time", key="seconds", has_interval=True)
-QUALITY_COLUMNS = (
-    metric_column("time_p99", key="p99"),
-    metric_column("time_q10", key="q10"),
-    Column(
-        key="noise",
-        title="noise",
-        help="variation between repetitions, within a single one: stable, fair, noisy, very noisy",
-        grade_key="noise",
-        is_result=True,
-    ),
-    Column(key="iterations", title="n", kind="count", help="iterations of all repetitions"),
-    Column(
-        key="num_effective",
-        title="n_eff",
-        kind="count",
-        help="number of independent iterations that would be as precise",
-    ),
-    Column(
-        key="repetitions",
-        title="repetitions",
-        kind="count",
-        help="repetitions that measured the case, of those planned",
-    ),
-    Column(key="stop", title="stop", help="rule that ended the measurement, by repetition"),
-    Column(key="check", title="check", help="comparison of the results with the reference"),
-)
 
 
 def make_step_row(label: str, step: CaseResult) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from parbench.reports.figures.steps import chart_breakdown, chart_memory, chart_
 from parbench.reports.figures.timeline import LabeledTimeline, chart_timelines
 from parbench.reports.labels import label_results
 from parbench.reports.run_data import RunData
+from parbench.reports.tables.columns import QUALITY_COLUMNS
 from parbench.reports.tables.pipelines import make_pipeline_tables, read_pipeline, read_pipelines
 from parbench.reports.tables.step_columns import (
-    QUALITY_COLUMNS,
     STEP_COLUMN,
     STEP_TIME_COLUMN,
     make_metric_columns,
