@@ -8,7 +8,6 @@ from pathlib import Path
 from parbench.bench.results.formatting import format_quantity, format_seconds
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.contrasts import Grouped, Pairs, grouped, pairs
 from parbench.reports.analysis.fits import Ceiling, size_of
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import AXES, differences, short_labels
@@ -32,14 +31,6 @@ class Analysis(RunData):
     @property
     def shown(self) -> tuple[Row, ...]:
         return self.measured
-
-    @cached_property
-    def matrices(self) -> tuple[Pairs, ...]:
-        return pairs(self.measured)
-
-    @cached_property
-    def groups(self) -> tuple[Grouped, ...]:
-        return grouped(self.communication)
 
     @cached_property
     def pipelines(self) -> tuple[PipelineResult, ...]:
