@@ -15,9 +15,6 @@ from parbench.reports.analysis.summary import Row, Summary, summarize
 from parbench.reports.analysis.verdicts import Verdict, verdicts
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.context import ContextResult, read_contexts
-from parbench.reports.tables.experts import ExpertResult, read_expert_steps
-from parbench.reports.tables.pipelines import PipelineResult, read_pipelines
 from parbench.reports.tables.step_parts import get_share_of_profile, sum_exposed_communication
 
 
@@ -31,18 +28,6 @@ class Analysis(RunData):
     @property
     def shown(self) -> tuple[Row, ...]:
         return self.measured
-
-    @cached_property
-    def pipelines(self) -> tuple[PipelineResult, ...]:
-        return read_pipelines(self.measured)
-
-    @cached_property
-    def contexts(self) -> tuple[ContextResult, ...]:
-        return read_contexts(self.steps)
-
-    @cached_property
-    def mixtures(self) -> tuple[ExpertResult, ...]:
-        return read_expert_steps(self.steps)
 
 
 _SMALL_BYTES = 64 << 10

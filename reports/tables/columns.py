@@ -12,8 +12,8 @@ SIZE_COLUMN = Column(
 )
 SETTING_COLUMNS = (*OPERATION_COLUMNS, SIZE_COLUMN)
 QUALITY_COLUMNS = (
-    metric_column("time_p99", key="p99"),
-    metric_column("time_q10", key="q10"),
+    metric_column("time_p99"),
+    metric_column("time_q10"),
     Column(
         key="noise",
         title="noise",

@@ -87,8 +87,6 @@ def make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> Ta
     rows = [dict(row) for row in list_rows(cases)]
     for row in rows:
         repetitions = row["repetitions"]
-        row["p99"] = row["time_p99"]
-        row["q10"] = row["time_q10"]
         row["repetitions"] = SortedText(f"{repetitions}/{row['planned']}", repetitions)
     columns = (
         *SETTING_COLUMNS,

@@ -12,7 +12,7 @@ from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
 from parbench.bench.text import format_size, pluralize
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.timeline import chart_profiled_step, choose_view, describe_timeline
+from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import find
 from parbench.reports.findings.evidence import Evidence
 from parbench.reports.findings.finding import MIN_SHARE
@@ -163,14 +163,8 @@ def build_trace_report(
 
 def _chart_median_step(job: TracedJob) -> Chart:
     timeline = build_timeline(job)
-    caption = describe_timeline(timeline, choose_view(timeline))
-    return chart_profiled_step(
-        "Profiled step",
-        f"{caption} Waiting is hatched or empty.",
-        timeline,
-        is_wide=True,
-        max_boxes=MAX_BOXES,
-    )
+    caption = "Waiting is hatched or empty."
+    return chart_timeline("step", "Profiled step", caption, timeline, max_boxes=MAX_BOXES)
 
 
 def _judge_completeness(job: TracedJob) -> Verdict:
