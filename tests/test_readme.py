@@ -171,7 +171,7 @@ def test_command_measures(line: str, parbench: Command, tmp_path: Path) -> None:
     args = shlex.split(line)[1:]
     completed = parbench(*args, "--budget", "8s", "--repetitions", "1")
     assert completed.returncode in (0, 4), completed.stdout + completed.stderr
-    assert " results equal the reference" in completed.stdout
+    assert " results match the reference" in completed.stdout
     assert completed.stdout.splitlines()[-1].startswith("runs/")
 
 

@@ -12,10 +12,10 @@ from parbench.reports.analysis.fits import Ceiling, size_of
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import AXES, differences, short_labels
 from parbench.reports.analysis.summary import Row, Summary, summarize
-from parbench.reports.analysis.verdicts import Verdict, verdicts
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_parts import get_share_of_profile, sum_exposed_communication
+from parbench.reports.verdicts import Verdict, judge_run
 
 
 class Analysis(RunData):
@@ -123,7 +123,7 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     return Front(
         path=run.path,
         where=" · ".join(filter(None, [*parts, describe_measuring_time(run)])),
-        verdicts=(*verdicts(run, found.summary), *more),
+        verdicts=(*judge_run(found), *more),
         ceiling=found.ceiling,
         operations=_operations(found),
         steps=tuple(Step(name=labels[row.case.id], row=row) for row in found.steps),

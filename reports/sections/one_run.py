@@ -13,14 +13,6 @@ from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.analysis import Analysis, front_of
 from parbench.reports.analysis.labels import environment_facts
 from parbench.reports.analysis.summary import Summary
-from parbench.reports.analysis.verdicts import (
-    Verdict,
-    bad_rows,
-    emulations,
-    not_measured,
-    other_claims,
-    warnings_of,
-)
 from parbench.reports.comparisons import describe_settings
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_overview
@@ -45,6 +37,13 @@ from parbench.reports.tables.step_communication import get_calls
 from parbench.reports.tables.step_parts import select_profiled
 from parbench.reports.tables.steps import make_step_section
 from parbench.reports.tables.stragglers import make_arrival_section
+from parbench.reports.verdicts import (
+    Verdict,
+    describe_emulations,
+    list_problems,
+    list_unmeasured,
+    list_warnings,
+)
 
 _MAX_BOXES = 1500
 """Of the first screen."""
@@ -74,16 +73,16 @@ def report_of(run: Run, *more: Verdict) -> Report:
         code=summary.tally.code,
         runs=((run, summary),),
         sections=tuple(section for make in SECTIONS if (section := make(found))),
-        emulated=emulations(run),
-        claims=other_claims(run),
+        emulated=describe_emulations(run),
+        claims=run.info.plan.notes,
         heading=heading(run, summary),
         front=front,
         figures=partial(chart_first_screen, found),
-        warnings=warnings_of(run),
-        problems=bad_rows(summary),
+        warnings=list_warnings(run),
+        problems=list_problems(found),
         findings=find(collect_evidence(found)),
         comparisons=tuple(describe_settings(found)),
-        not_measured=not_measured(summary),
+        not_measured=list_unmeasured(found),
         environment=tuple(environment_facts(run.info.environment or {})),
         footnotes=_footnotes(run, summary),
     )
