@@ -17,14 +17,13 @@ from parbench.bench.results.formatting import (
     format_quantity,
 )
 from parbench.bench.results.metrics import Metric, MetricValue
-from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.reports.analysis.analysis import Front
 from parbench.reports.analysis.labels import Fact
-from parbench.reports.analysis.summary import Summary
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.findings.finding import Finding
+from parbench.reports.run_data import RunData
 from parbench.reports.verdicts import Problem, Verdict
 
 T = TypeVar("T")
@@ -204,7 +203,7 @@ class Report:
     name: str
     verdicts: tuple[Verdict, ...]
     code: int
-    runs: tuple[tuple[Run, Summary], ...]
+    runs: tuple[RunData, ...]
     sections: tuple[Section | tables.Section, ...]
     emulated: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
@@ -231,13 +230,13 @@ class Report:
 def report_of_document(document: tables.Document) -> Report:
     """Return the report of a plan, which has no runs."""
     if document.problem:
-        verdict = Verdict(word="TOO LARGE", level="bad", message=document.problem)
+        verdict = Verdict(word="TOO LARGE", level="bad", told=document.problem)
     elif document.is_prediction:
         message = "every number follows from formulas and declared rates, nothing was measured"
-        verdict = Verdict(word="PREDICTED", level="good", message=message)
+        verdict = Verdict(word="PREDICTED", level="good", told=message)
     else:
         message = "the tables are quoted from the sources, nothing was predicted or measured"
-        verdict = Verdict(word="PUBLISHED", level="good", message=message)
+        verdict = Verdict(word="PUBLISHED", level="good", told=message)
     return Report(
         name=document.name,
         verdicts=(verdict,),
