@@ -315,14 +315,14 @@ _TERMS = {
         "the times ask for it. n_1/2 = latency x bandwidth is the size that takes twice the latency, and so reaches "
         "half the bandwidth."
     ),
-    "knee": (
+    "breakpoint": (
         "The size at which another line begins, as where a protocol switches: where the lines cross if they do so "
         "between two measured sizes, else the geometric middle of those two."
     ),
-    "off the curve": (
+    "outliers": (
         "Sizes further than 20 % and four times the usual scatter from the fit. They are shown, and hardly weigh in it."
     ),
-    "factor, beside": "Time disturbed / time undisturbed, paired by repetition: 1 is as fast as undisturbed.",
+    "slow-down": "Time under load over time without load, paired by repetition. 1 is as fast.",
     "late": (
         "A rank's lateness = its arrival - the first's. Late names the rank that most often arrives last and its share "
         "of iterations; unknown where the clock's uncertainty exceeds the skew."
