@@ -51,7 +51,8 @@ QUALITY_COLUMNS = (
 def list_step_rows(data: RunData) -> list[StepRow]:
     """Return a new row for each measured step."""
     case_ids = [step.case.id for step in data.steps]
-    rows = list_rows(data.cases[data.cases["case_id"].isin(case_ids)])
+    frame = data.cases[data.cases["case_id"].isin(case_ids)]
+    rows = [dict(row) for row in list_rows(frame)]
     for row in rows:
         row["time_p99"] = row.get(f"{row['headline']}_p99")
         row["time_q10"] = row.get(f"{row['headline']}_q10")

@@ -24,9 +24,8 @@ from parbench.reports.tables.step_communication import (
     predict_communication,
 )
 from parbench.reports.tables.step_parts import (
-    find_worst_bytes_ratio,
+    find_worst_ratio,
     get_axis_values,
-    get_deviating_profile,
     get_exposed_share,
     get_parts,
     get_profiled_seconds,
@@ -155,12 +154,13 @@ def _format_prediction(prediction: PredictedCommunication | None) -> SortedText 
 
 def _format_worst_ratio(step: StepRow) -> SortedText | None:
     """Return the ratio of the worst axis, with its name if there are several and it is not 1."""
-    worst = find_worst_bytes_ratio(step["result"])
+    ratios = get_axis_values(step["result"], "bytes_ratio")
+    worst = find_worst_ratio(ratios)
     if worst is None:
         return None
     axis, ratio = worst
     text = f"{ratio:.3f}"
-    if text != "1.000" and len(get_axis_values(step["result"], "bytes_ratio")) > 1:
+    if text != "1.000" and len(ratios) > 1:
         text += f" ({axis})"
     return SortedText(text, ratio)
 
@@ -180,7 +180,6 @@ def _attribute_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _make_part_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
     rows = []
-    notes = []
     stacks = {}
     for step in steps:
         result = step["result"]
@@ -192,9 +191,6 @@ def _make_part_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
         percent = None if residual is None else round(100 * residual, 2) + 0.0
         rows.append({**step, "profiled": profiled, "residual_percent": percent})
         stacks[step["label"]] = get_parts(result)
-        if get_deviating_profile(result):
-            times = f"{format_seconds(profiled)}, uninstrumented {format_seconds(result.seconds)}"
-            notes.append(f"{step['label']}: the profiled step took {times}.")
     columns = [STEP_COLUMN, _PROFILED_COLUMN, *list_metric_columns("times", rows), _RESIDUAL_COLUMN]
     if rows:
         yield Table(
@@ -203,7 +199,6 @@ def _make_part_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
             caption="parts of the profiled step, with communication by axis of the mesh",
             columns=keep_known_columns(columns, rows),
             rows=rows,
-            notes=notes,
             figures=lambda: list_charts(chart_breakdown(stacks)),
         )
 
