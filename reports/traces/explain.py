@@ -10,7 +10,6 @@ from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import Span, difference, length
 from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
 from parbench.bench.text import format_size, pluralize
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import find
@@ -28,6 +27,7 @@ from parbench.reports.traces.job import (
     read_job,
 )
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
+from parbench.reports.verdicts import Verdict
 
 MAX_RANK_ROWS = 16
 MAX_BOXES = 4000
@@ -173,8 +173,8 @@ def _judge_completeness(job: TracedJob) -> Verdict:
     message = f"{num_ranks} of {world_size} ranks, {pluralize(job.num_steps, 'step')} each"
     if num_ranks < world_size or any(rank.source.notes for rank in job.ranks):
         message += "; the notes list what is missing"
-        return Verdict(word="PARTIAL", level="doubtful", told=message)
-    return Verdict(word="COMPLETE", level="good", told=message)
+        return Verdict(word="PARTIAL", level="doubtful", message=message)
+    return Verdict(word="COMPLETE", level="good", message=message)
 
 
 def _make_rank_table(job: TracedJob) -> Table:
