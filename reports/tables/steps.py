@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from parbench.bench.results.details import COMPONENTS
-from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.tables import (
     Column,
     Section,
@@ -19,11 +18,7 @@ from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import QUALITY_COLUMNS
 from parbench.reports.tables.pipelines import make_pipeline_tables, read_pipeline
-from parbench.reports.tables.step_communication import (
-    PredictedCommunication,
-    make_volume_tables,
-    predict_communication,
-)
+from parbench.reports.tables.step_communication import make_volume_tables, predict_communication
 from parbench.reports.tables.step_parts import (
     find_worst_ratio,
     get_axis_values,
@@ -40,7 +35,7 @@ from parbench.reports.tables.step_rows import (
     list_metric_columns,
     list_step_rows,
 )
-from parbench.reports.timelines import measure_phases, measure_streams, name_stream
+from parbench.reports.timelines import measure_busy_seconds, name_stream
 
 MEMORY_SOURCES = ("memory_formula", "memory_counted", "memory")
 _MAX_BOXES = 8000
@@ -116,7 +111,7 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow]) -> Table:
                 "exposed_fraction": get_exposed_share(result),
                 "bytes_ratio": _format_worst_ratio(step),
                 "memory": sum_memory(result),
-                "predicted": _format_prediction(prediction),
+                "predicted": prediction.seconds if prediction else None,
             }
         )
         notes[step["label"]] = [*result.notes, *(prediction.notes if prediction else ())]
@@ -142,14 +137,6 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow]) -> Table:
             chart_step_times({step["label"]: step["result"] for step in steps})
         ),
     )
-
-
-def _format_prediction(prediction: PredictedCommunication | None) -> SortedText | float | None:
-    if prediction is None or prediction.seconds is None:
-        return None
-    if not prediction.is_extrapolated:
-        return prediction.seconds
-    return SortedText(f"{format_seconds(prediction.seconds)} (extrapolated)", prediction.seconds)
 
 
 def _format_worst_ratio(step: StepRow) -> SortedText | None:
@@ -212,11 +199,9 @@ def _make_timeline_tables(data: RunData) -> Iterator[Table]:
             notes.append(f"{label} has no timeline: {step.problem}.")
             continue
         for rank in step.timeline.ranks:
-            row: dict[str, Any] = {"label": label, "rank": rank.rank}
-            row["wall"] = (rank.stop_us - rank.start_us) / 1e6
-            row |= {f"phase {name}": value for name, value in measure_phases(rank).items()}
-            row |= {f"stream {name}": value for name, value in measure_streams(rank).items()}
-            rows.append(row)
+            wall = (rank.stop_us - rank.start_us) / 1e6
+            identity = {"label": label, "rank": rank.rank, "wall": wall}
+            rows.append(identity | measure_busy_seconds(rank))
     if data.timelines:
         yield Table(
             id="step-timelines",
@@ -235,12 +220,11 @@ def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column(key="rank", title="rank", kind="count", help="rank in the world"),
         Column(key="wall", title="wall", kind="s", help="wall time of the step on this rank"),
     ]
-    keys = dict.fromkeys(key for row in rows for key in row if " " in key)
-    for key in sorted(keys, key=lambda key: key.startswith("stream ")):
-        kind, _, name = key.partition(" ")
-        title = name_stream(name) if kind == "stream" else name
+    own_keys = {column.key for column in columns}
+    for stream in dict.fromkeys(key for row in rows for key in row if key not in own_keys):
+        title = name_stream(stream)
         help_text = f"time of {title}, overlaps counted once"
-        columns.append(Column(key=key, title=title, kind="s", help=help_text, is_result=True))
+        columns.append(Column(key=stream, title=title, kind="s", help=help_text, is_result=True))
     return columns
 
 
