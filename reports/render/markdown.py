@@ -9,8 +9,8 @@ from typing import Any
 
 from parbench.bench.results import tables
 from parbench.bench.results.formatting import to_single_line
-from parbench.reports.analysis.verdicts import Problem
 from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T, list_terms
+from parbench.reports.verdicts import Problem
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 

@@ -13,7 +13,6 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_duration, pluralize
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.render.markdown import render_markdown
@@ -23,6 +22,7 @@ from parbench.reports.run_set import RunSet
 from parbench.reports.sections.one_run import report_of
 from parbench.reports.sweeps import expand_folders, is_sweep
 from parbench.reports.tables.several_runs import make_report_of_runs
+from parbench.reports.verdicts import Verdict
 
 REPORT = "report.html"
 

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from parbench.bench.results import tables
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.report import PROBLEM_COLUMNS, Report, hoisted
+from parbench.reports.verdicts import Verdict
 
 UNBOUNDED = 1_000_000
 MIN_WIDTH = 40

@@ -143,7 +143,7 @@ def test_page_has_problems_before_results(html: str) -> None:
     assert "File b.py, line 9, in &lt;listcomp&gt;" in problems
     gaps = find_section(html, "not-measured")
     assert "size 1001 B is not a multiple of 4 ranks x 4 B" in gaps
-    assert "no record: the run ended before" in gaps
+    assert "no record, because the run ended before" in gaps
 
 
 def test_page_escapes_hostile_text() -> None:

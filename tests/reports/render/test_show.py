@@ -10,7 +10,6 @@ import pytest
 from parbench.bench.files import write_output
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run, open_writer
-from parbench.reports.analysis.verdicts import warnings_of
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.page import render_page
 from parbench.reports.render.show import (
@@ -22,6 +21,7 @@ from parbench.reports.render.show import (
 )
 from parbench.reports.render.terminal import render_text
 from parbench.reports.sections.one_run import report_of
+from parbench.reports.verdicts import list_warnings
 from tests.support.nodes_fixtures import scaling_run
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import (
@@ -88,16 +88,16 @@ def test_show_run_survives_an_unwritable_page(
 
 def test_truncated_record_is_reported_everywhere(tmp_path: Path) -> None:
     path = write(tmp_path, ok_record(CASE), ok_record(CASE, 1), repetitions=2)
-    assert warnings_of(load_run(path)) == ()
+    assert list_warnings(load_run(path)) == ()
     file = path / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-5])
-    [warning] = warnings_of(load_run(path))
-    assert "cut short" in warning
+    [warning] = list_warnings(load_run(path))
+    assert "incomplete" in warning
     assert f"parbench run --resume {path}" in warning
-    assert "cut short" in render_tables(path)
+    assert "is incomplete" in render_tables(path)
     for form in ("html", "markdown"):
         report, _ = build([path], form)
-        assert b"cut short" in report
+        assert b"is incomplete" in report
         assert b"1 of 2 measurements have no record" in report
     assert show_run(path) == 4
 
