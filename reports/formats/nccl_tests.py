@@ -70,8 +70,10 @@ def render_text(data: RunData) -> bytes:
     for missing in data.missing:
         count = f"{missing.repetitions} of {missing.planned} repetitions"
         comments.append(f"{missing.case.label}: no record of {count}")
-    tables = group_by(results, lambda result: _make_key(result, _COLUMNS)).values()
-    lines = [line for table in tables for line in (*_render_table(data.run, table), "")]
+    tables: dict[object, list[CaseResult]] = {}
+    for result in results:
+        tables.setdefault(_make_key(result, _COLUMNS), []).append(result)
+    lines = [line for table in tables.values() for line in (*_render_table(data.run, table), "")]
     lines += [f"# Not in any table: {to_single_line(comment)}" for comment in comments]
     return "".join(f"{line}\n" for line in lines).encode(errors="replace")
 
@@ -92,7 +94,11 @@ def _select_results(results: Sequence[CaseResult]) -> tuple[list[CaseResult], li
     comparable_modes: dict[object, set[str]] = {}
     for result in candidates:
         mode = _complete_params(result.case)["mode"]
-        if mode in _GRAPH_OPTION and result.world.device == "cuda" and not _explain_omission(result):
+        if (
+            mode in _GRAPH_OPTION
+            and result.world.device == "cuda"
+            and not _explain_omission(result)
+        ):
             series = _make_key(result, ("mode", "size_bytes", "placement"))
             comparable_modes.setdefault(series, set()).add(mode)
     selected = []
@@ -100,7 +106,9 @@ def _select_results(results: Sequence[CaseResult]) -> tuple[list[CaseResult], li
         modes = comparable_modes.get(_make_key(result, ("mode", "size_bytes", "placement")))
         if modes and _complete_params(result.case)["mode"] not in _GRAPH_OPTION:
             names = format_list(sorted(modes), "and")
-            comments.append(f"{result.case.label}: nccl-tests measures mode {names}, which is above")
+            comments.append(
+                f"{result.case.label}: nccl-tests measures mode {names}, which is above"
+            )
         else:
             selected.append(result)
     return selected, comments
@@ -161,7 +169,9 @@ def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
     timed_results = [result for result in results if not _explain_omission(result)]
     lines = _arrange_lines(timed_results)
     sizes = sorted({result.size_bytes or 0 for result in timed_results})
-    num_wrong = sum(max(1, result.check.wrong or 0) for result in results if result.status == "wrong")
+    num_wrong = sum(
+        max(1, result.check.wrong or 0) for result in results if result.status == "wrong"
+    )
     is_checked = num_wrong > 0 or any(result.check.passed for result in timed_results)
     iterations = max((result.iterations for result in timed_results), default=0)
     # A case that failed may not know the size of its group.
@@ -207,13 +217,12 @@ def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
 
 def _arrange_lines(results: Sequence[CaseResult]) -> list[dict[str, CaseResult]]:
     """Return the results of each line by placement: sizes ascend in each type, redop and root."""
-    lines: list[dict[str, CaseResult]] = []
-    blocks = group_by(results, lambda result: _make_key(result, ("size_bytes", "placement")))
-    for block in blocks.values():
-        sizes = group_by(block, lambda result: result.size_bytes or 0)
-        for size in sorted(sizes):
-            lines.append({_complete_params(result.case)["placement"]: result for result in sizes[size]})
-    return lines
+    blocks: dict[object, dict[int, dict[str, CaseResult]]] = {}
+    for result in results:
+        block = blocks.setdefault(_make_key(result, ("size_bytes", "placement")), {})
+        params = _complete_params(result.case)
+        block.setdefault(params["size_bytes"], {})[params["placement"]] = result
+    return [block[size] for block in blocks.values() for size in sorted(block)]
 
 
 def _find_repeated_placement(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
-        from parbench.reports.formats.imported import ImportedRun
+    from parbench.reports.formats.imported import ImportedRun
     from parbench.reports.run_data import RunData
 
 

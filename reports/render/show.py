@@ -18,6 +18,7 @@ from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.render.markdown import render_markdown
 from parbench.reports.render.terminal import print_report, render_text
 from parbench.reports.report import Report
+from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
 from parbench.reports.sections.one_run import report_of
 from parbench.reports.sweeps import expand_folders, is_sweep
@@ -42,7 +43,7 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
     else:
         from parbench.reports.formats.registry import render_file
 
-        click.echo(render_file(form, run), nl=False)
+        click.echo(render_file(form, RunData(run)), nl=False)
     try:
         write_output(path / REPORT, rendered(report, "html"))
     except UserError as error:
