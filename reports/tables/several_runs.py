@@ -1,6 +1,9 @@
 """The report of several runs: the runs, their problems, their differences, and their times."""
 
+from collections.abc import Callable, Sequence
+
 from parbench.bench.machine.environment import format_cpus
+from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
 from parbench.reports.analysis.summary import summarize
 from parbench.reports.report import Report
@@ -52,7 +55,7 @@ def make_report_of_runs(run_set: RunSet) -> Report:
         name=f"{len(runs)} runs",
         verdicts=(run_set.verdict,),
         code=run_set.exit_code,
-        runs=tuple((run, summarize(run)) for run in runs),
+        runs=tuple(run.data for run in run_set.runs),
         sections=tuple(section for section in sections if section),
         emulated=_merge_notes(runs, describe_emulations),
         heading=run_set.describe_differences(),
@@ -146,3 +149,19 @@ def _make_difference_section(run_set: RunSet) -> Section:
         tables=[table] if rows else [],
         notes=[run_set.describe_differences()],
     )
+
+
+def _merge_notes(
+    runs: Sequence[Run], list_notes: Callable[[Run], tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Return each note of several runs once, with the numbers of the runs that have it."""
+    numbers_by_note: dict[str, list[int]] = {}
+    for number, run in enumerate(runs, start=1):
+        for note in list_notes(run):
+            numbers_by_note.setdefault(note, []).append(number)
+    notes = []
+    for note, numbers in numbers_by_note.items():
+        noun = "Run" if len(numbers) == 1 else "Runs"
+        prefix = "All runs" if len(numbers) == len(runs) else f"{noun} {format_cpus(numbers)}"
+        notes.append(f"{prefix}: {note}")
+    return tuple(notes)
