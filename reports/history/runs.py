@@ -7,10 +7,10 @@ from pathlib import Path
 from parbench.bench.files import convert_read_errors
 from parbench.bench.results.runs import Run, list_runs, load_run, require_complete
 from parbench.bench.text import UserError
-from parbench.reports.analysis.several import unfolded
 from parbench.reports.compare.compare import pool_runs
 from parbench.reports.history.database import Added, Line, open_history
 from parbench.reports.history.entries import About, read_entry
+from parbench.reports.sweeps import expand_folders
 
 _SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
 
@@ -44,7 +44,7 @@ def find_run(word: str, history: Path | None = None, *, without: str = "") -> Ru
     """Return the run of a folder; those in a folder, or of the history, as one, but for that of the id ``without``."""
     if history is not None and not Path(word).exists() and (means_run(word) or history.exists()):
         return select_run(history, word, without=without)
-    runs = [require_complete(load_run(path)) for path in unfolded([Path(word)])]
+    runs = [require_complete(load_run(path)) for path in expand_folders([Path(word)])]
     return pool_runs([run for run in runs if run.info.id != without] or runs, word)
 
 
