@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from parbench.bench.commands import RunPath, budgets_option
+from parbench.bench.commands import RunPath, limits_option
 from parbench.bench.text import format_list
 from parbench.reports.compare.commands import (
-    FIGURES,
+    FIGURE_FORMATS,
     figure_option,
-    floor_option,
     form_option,
     history_option,
+    min_effect_option,
     runs_option,
     unknown_option,
 )
@@ -33,9 +33,9 @@ Examples:
   parbench compare last:10 runs/20260109T030405Z-node1-4d5e6f
 
 \b
-Exit codes: 0 fine; 1 slower (a series or the whole run), counts that changed, a budget not kept, or wrong; 2 bad
-input; 3 nothing could be compared, a budget cannot be told, or cannot tell where asked to fail on it; 4 failed or
-missing.
+Exit codes: 0 fine; 1 slower (a series or overall), a changed count, a limit that is not met, or a wrong
+result; 2 bad input; 3 nothing could be compared, an unknown limit, or undecided with --fail-on-unknown; 4 failed
+or missing.
 """
 _REPORT_EXAMPLES = """\b
 Examples:
@@ -59,7 +59,7 @@ def _split_formats(
 ) -> tuple[str, ...]:
     formats = tuple(dict.fromkeys(value.split(",")))
     for name in formats:
-        if name not in FIGURES:
+        if name not in FIGURE_FORMATS:
             allowed = "one or more of png, svg and pdf, such as --figure-format png,pdf"
             raise click.BadParameter(f"{name!r} is not a format of figures: write {allowed}")
     return formats
@@ -147,7 +147,7 @@ def explain(
     TRACE is a file that PyTorch's profiler wrote (export_chrome_trace, .json or .json.gz), one for each rank, or a
     folder of them. What costs most comes last: late ranks, exposed communication, idle time, each with its evidence.
     """
-    from parbench.reports.render.show import rendered
+    from parbench.reports.render.show import render_report
     from parbench.reports.render.terminal import print_report
     from parbench.reports.traces.explain import explain_traces
 
@@ -156,7 +156,7 @@ def explain(
     if form == "tables" and output is None:
         print_report(report)  # with the width and the colors of the terminal
     else:
-        _write(rendered(report, form), output)
+        _write(render_report(report, form), output)
 
 
 @click.command(epilog=_COMPARE_EXAMPLES)
@@ -164,38 +164,47 @@ def explain(
 @click.argument("new", type=RunPath())
 @form_option(type=click.Choice(COMPARISONS), default="table")
 @_output_option(help="The file to write, instead of standard output.")
-@floor_option
+@min_effect_option
 @click.option(
     "--across",
     multiple=True,
     metavar="GLOB",
-    help="A difference that you compare on purpose: in the environment, such as versions.torch, or in what is counted, "
-    "such as counts.dp.all_reduce.",
+    help="Declare a difference intentional: in the environment, such as versions.torch, or in "
+    "exact counts, such as counts.dp.all_reduce.",
 )
 @unknown_option
-@budgets_option
-@history_option(help="The history file in which main~1 and last:10 are looked up.")
-@figure_option(help="Also draw each change with its interval to this file: .png, .svg or .pdf.")
-def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **given: Any) -> None:
+@limits_option
+@history_option(help="The history file that main~1 and last:10 refer to.")
+@figure_option(help="Also draw each change with its interval to this file (.png, .svg or .pdf).")
+def compare(
+    base: Path,
+    new: Path,
+    output: Path | None,
+    history: Path,
+    **options: Any,
+) -> None:
     """Compare two runs: what became slower or faster?
 
-    BASE and NEW are runs' folders, latest, folders of runs (taken as one), or from the history: main, main~1, last:10
-    (ten runs taken as one) or an id.
+    BASE and NEW are folders of runs, latest, folders that contain runs (pooled into one), or runs
+    of the history: main, main~1, last:10 (ten runs, pooled) or an id.
 
-    A series is SLOWER or FASTER if the 95 % interval of its change lies outside the floor, SAME if
-    inside, otherwise AMBIGUOUS. Then the number of repetitions that would decide it is printed;
-    parbench ab makes them. The whole run is judged by what its series share. One repetition is one
-    observation, and at least five a side are needed.
+    Exact counts of a training step come first: calls and bytes by axis and operation, memory by
+    component, and its schedule. A change is CHANGED, with its cause. One repetition on a busy
+    machine is enough.
 
-    Counts of a training step (calls and bytes by axis and operation, memory by component, its schedule) are
-    held exactly: any change is CHANGED, with its cause. One repetition a side tells them, however loaded the machine
-    is.
+    Times are compared by Welch's t-test on the logarithms of at least five repetitions per side. A
+    series is SLOWER or FASTER if its change is significantly larger than the threshold among all
+    series (false discovery rate), SAME if the 95 % interval lies within the threshold, otherwise
+    AMBIGUOUS. The report then states how many repetitions would decide; parbench ab measures them.
 
-    --budgets are NEW's, as of parbench run.
+    --limits apply to NEW, as in parbench run.
     """
     from parbench.reports.compare.report import compare_runs
+    from parbench.reports.history.runs import find_run
 
-    text, code = compare_runs(str(base), str(new), figure=figure, **given)
+    new_run = find_run(str(new), history)
+    base_run = find_run(str(base), history, without=new_run.info.id)
+    text, code = compare_runs(base_run, new_run, **options)
     _write(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)
 

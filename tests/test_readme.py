@@ -120,7 +120,7 @@ def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if "preset" in block
     ]
     (tmp_path / "plan.toml").write_text(plan)
-    (tmp_path / "budgets.toml").write_text('"*" = { time = "<1s" }')
+    (tmp_path / "limits.toml").write_text('"*" = { time = "<1s" }')
     (tmp_path / "Qwen3-32B").mkdir()
     (tmp_path / "Qwen3-32B" / "config.json").write_text(json.dumps(QWEN3_CONFIG))
     return tmp_path
@@ -149,7 +149,7 @@ def test_command_runs_with_fake_ranks(
     args = shlex.split(line.replace("--gpus 64", "--gpus 32"))[1:]
     if args[0] == "run":
         # Rendering the page takes seconds and has its own tests.
-        monkeypatch.setattr(show, "rendered", lambda report, form: b"")
+        monkeypatch.setattr(show, "render_report", lambda report, form: b"")
     if args[0] == "run" and "--resume" not in args:
         args += ["--repetitions", "1"]
     if "last:10" in args or args[:2] == ["history", "show"]:
@@ -167,11 +167,11 @@ def test_command_measures(line: str, parbench: Command, tmp_path: Path) -> None:
     for block in find_blocks(ROOT / "workloads" / "README.md", "python"):
         name, source = block.split("\n", 1)
         (tmp_path / name.removeprefix("# ")).write_text(source)
-    (tmp_path / "budgets.toml").write_text('"workload.ddp" = { step_time = "<60s" }')
+    (tmp_path / "limits.toml").write_text('"workload.ddp" = { step_time = "<60s" }')
     args = shlex.split(line)[1:]
     completed = parbench(*args, "--budget", "8s", "--repetitions", "1")
     assert completed.returncode in (0, 4), completed.stdout + completed.stderr
-    assert " results equal the reference" in completed.stdout
+    assert " results match the reference" in completed.stdout
     assert completed.stdout.splitlines()[-1].startswith("runs/")
 
 

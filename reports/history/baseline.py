@@ -5,8 +5,8 @@ from pathlib import Path
 
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, pluralize
-from parbench.reports.analysis.verdicts import Verdict
-from parbench.reports.compare.commands import FILE
+from parbench.reports.compare.commands import HISTORY_FILE
+from parbench.reports.verdicts import Verdict
 
 
 def baseline(path: Path) -> Verdict:
@@ -14,8 +14,8 @@ def baseline(path: Path) -> Verdict:
 
     The history is ``$PARBENCH_HISTORY``, or the one that ``parbench history add`` makes.
     """
-    file = Path(os.environ.get("PARBENCH_HISTORY") or FILE)
-    more = f"parbench history add {path}"
+    file = Path(os.environ.get("PARBENCH_HISTORY") or HISTORY_FILE)
+    more = f"Try: parbench history add {path}"
     if not file.exists():
         return _none("no history says what is usual here", more)
     # numpy and SQLite, which only those with a history wait for
@@ -26,7 +26,7 @@ def baseline(path: Path) -> Verdict:
 
     run = load_run(path).info
     try:
-        floor, floors = find_thresholds(os.environ.get("PARBENCH_FLOOR"))
+        floor, floors = find_thresholds(os.environ.get("PARBENCH_MIN_EFFECT"))
         rule = StepRule(floor=floor)
         with open_history(file) as history:
             before = [
@@ -40,11 +40,11 @@ def baseline(path: Path) -> Verdict:
         found = check_folder(file, path, branch, rule, floors)
     except UserError as error:
         return _none(str(error), "")
-    if changed := [change.told for _, change, _ in found.changes if change.fails]:
+    if changed := [change.message for _, change, _ in found.changes if change.fails]:
         others = f", and {len(changed) - 1} more" if changed[1:] else ""
-        remedy = f"parbench history check {path} --branch {branch}"
+        remedy = f"Try: parbench history check {path} --branch {branch}"
         return Verdict(
-            word="CHANGED", level="doubtful", told=f"{changed[0]}{others}", remedy=remedy
+            word="CHANGED", level="doubtful", message=f"{changed[0]}{others}", hint=remedy
         )
     known = [one for one in found.findings if one.word in ("SLOWER", "SAME")]
     if not known:
@@ -58,11 +58,11 @@ def baseline(path: Path) -> Verdict:
     num_runs = max(len(one.times) for one in known) - 1
     runs = f"in the {pluralize(num_runs, 'run')} before"
     if slower := [one for one in found.findings if one.word == "SLOWER"]:
-        remedy = f"parbench history check {path} --branch {branch}"
+        remedy = f"Try: parbench history check {path} --branch {branch}"
         text = f"{len(slower)} of {len(known)} series are slower than {runs}"
-        return Verdict(word="SLOWER", level="doubtful", told=text, remedy=remedy)
-    return Verdict(word="AS BEFORE", level="good", told=f"{len(known)} series are as {runs}")
+        return Verdict(word="SLOWER", level="doubtful", message=text, hint=remedy)
+    return Verdict(word="AS BEFORE", level="good", message=f"{len(known)} series are as {runs}")
 
 
 def _none(told: str, remedy: str) -> Verdict:
-    return Verdict(word="NO BASELINE", level="doubtful", told=told, remedy=remedy)
+    return Verdict(word="NO BASELINE", level="doubtful", message=told, hint=remedy)

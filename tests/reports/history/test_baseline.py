@@ -37,8 +37,8 @@ def test_run_is_compared_and_not_kept(
     result = baseline(write_history_run(tmp_path, 99, factor))
     assert result.word == verdict
     assert result.level == level
-    assert "2 series" in result.told
-    assert "12 runs" in result.told
+    assert "2 series" in result.message
+    assert "12 runs" in result.message
     assert file.read_bytes() == content
 
 
@@ -49,14 +49,14 @@ def test_run_without_a_time_has_no_baseline(
     wrong = failed_record(CASE, 0, "wrong", "3 values differ")
     result = baseline(write_history_run(tmp_path, 99, records=[wrong]))
     assert result.word == "NO BASELINE"
-    assert "WRONG: 3 values differ" in result.told
+    assert "WRONG: 3 values differ" in result.message
 
 
 def test_young_history_is_no_baseline(file: Path, path: Path, tmp_path: Path) -> None:
     assert baseline(path).word == "NO BASELINE"
     with open_history(file, create=True) as history:
         fill_history(history, tmp_path, [1.0] * 5)
-    assert baseline(path).told == "5 of the 8 runs that are needed"
+    assert baseline(path).message == "5 of the 8 runs that are needed"
 
 
 def test_history_of_another_preset_is_no_baseline(
@@ -66,7 +66,7 @@ def test_history_of_another_preset_is_no_baseline(
         history.add(make_entry(tmp_path, 0, preset="smoke"))
     result = baseline(path)
     assert result.word == "NO BASELINE"
-    assert "preset node" in result.told
+    assert "preset node" in result.message
 
 
 def test_unreadable_history_fails_no_run(file: Path, path: Path) -> None:
@@ -84,4 +84,4 @@ def test_changed_count_is_reported(file: Path, tmp_path: Path) -> None:
         history.add(make_entry(tmp_path, 0, records=[make_step(2.0)]))
     result = baseline(write_history_run(tmp_path, 1, records=[make_step(4.0)]))
     assert result.word == "CHANGED"
-    assert "2 -> 4 calls" in result.told
+    assert "2 -> 4 calls" in result.message
