@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from parbench import cli
-from parbench.reports.compare.commands import HISTORY_FILE
+from parbench.reports.options import HISTORY_FILE
 from parbench.reports.compare.thresholds import save_thresholds
 from parbench.reports.history.database import SCHEMA, open_history
 from tests.support.compare_fixtures import CASE, make_threshold
