@@ -147,7 +147,7 @@ def explain(
     TRACE is a file that PyTorch's profiler wrote (export_chrome_trace, .json or .json.gz), one for each rank, or a
     folder of them. What costs most comes last: late ranks, exposed communication, idle time, each with its evidence.
     """
-    from parbench.reports.render.show import rendered
+    from parbench.reports.render.show import render_report
     from parbench.reports.render.terminal import print_report
     from parbench.reports.traces.explain import explain_traces
 
@@ -156,7 +156,7 @@ def explain(
     if form == "tables" and output is None:
         print_report(report)  # with the width and the colors of the terminal
     else:
-        _write(rendered(report, form), output)
+        _write(render_report(report, form), output)
 
 
 @click.command(epilog=_COMPARE_EXAMPLES)

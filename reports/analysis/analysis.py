@@ -8,7 +8,6 @@ from pathlib import Path
 from parbench.bench.results.formatting import format_quantity, format_seconds
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
 from parbench.reports.analysis.fits import Ceiling, size_of
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import AXES, differences, short_labels
@@ -29,18 +28,6 @@ class Analysis(RunData):
     @property
     def shown(self) -> tuple[Row, ...]:
         return self.measured
-
-    @cached_property
-    def matrices(self) -> tuple[Pairs, ...]:
-        return pairs(self.measured)
-
-    @cached_property
-    def kinds(self) -> tuple[Kinds, ...]:
-        return kinds(self.communication, self.nodes)
-
-    @cached_property
-    def groups(self) -> tuple[Grouped, ...]:
-        return grouped(self.communication)
 
 
 _SMALL_BYTES = 64 << 10

@@ -11,28 +11,27 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.analysis import Analysis, front_of
-from parbench.reports.analysis.contrasts import settings_words
 from parbench.reports.analysis.labels import environment_facts
 from parbench.reports.analysis.summary import Summary
+from parbench.reports.comparisons import describe_settings
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_overview
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import find
 from parbench.reports.findings.record_evidence import collect_evidence
+from parbench.reports.operations import select_operations
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.report import Report, Section
-from parbench.reports.sections.communication import (
-    communication_section,
-    contrast_section,
-    group_section,
-)
-from parbench.reports.sections.nodes import pair_section
+from parbench.reports.tables.communication import make_communication_section
+from parbench.reports.tables.contention import make_contention_section
 from parbench.reports.tables.context import make_context_section
 from parbench.reports.tables.experts import make_expert_section
+from parbench.reports.tables.groups import make_group_section
 from parbench.reports.tables.nodes import make_node_section
 from parbench.reports.tables.pipelines import RecordedPipeline, read_pipeline
 from parbench.reports.tables.predictions import make_prediction_section
+from parbench.reports.tables.ranks import make_link_section
 from parbench.reports.tables.repetitions import make_repetition_section
 from parbench.reports.tables.step_communication import get_calls
 from parbench.reports.tables.step_parts import select_profiled
@@ -50,10 +49,10 @@ _MAX_BOXES = 1500
 """Of the first screen."""
 SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
     make_node_section,
-    communication_section,
-    contrast_section,
-    group_section,
-    pair_section,
+    make_communication_section,
+    make_contention_section,
+    make_group_section,
+    make_link_section,
     make_step_section,
     make_context_section,
     make_expert_section,
@@ -72,17 +71,18 @@ def report_of(run: Run, *more: Verdict) -> Report:
         name=run.info.id,
         verdicts=front.verdicts,
         code=summary.tally.code,
-        runs=((run, summary),),
+        runs=(found,),
         sections=tuple(section for make in SECTIONS if (section := make(found))),
         emulated=describe_emulations(run),
         claims=run.info.plan.notes,
         heading=heading(run, summary),
+        tiles=front.tiles,
         front=front,
         figures=partial(chart_first_screen, found),
         warnings=list_warnings(run),
         problems=list_problems(found),
         findings=find(collect_evidence(found)),
-        comparisons=settings_words([*found.steps, *found.communication]),
+        comparisons=tuple(describe_settings(found)),
         not_measured=list_unmeasured(found),
         environment=tuple(environment_facts(run.info.environment or {})),
         footnotes=_footnotes(run, summary),
@@ -112,7 +112,7 @@ def heading(run: Run, summary: Summary) -> str:
 
 def chart_first_screen(found: Analysis) -> list[Chart]:
     """Return bandwidth and a step next to each other, or a single figure."""
-    bandwidth = chart_bandwidth_overview(found.communication, found.ceiling)
+    bandwidth = chart_bandwidth_overview(select_operations(found), found.ceiling)
     return list_charts(bandwidth, _chart_first_step(found, is_wide=bandwidth is None))
 
 

@@ -52,7 +52,7 @@ def make_report_of_runs(run_set: RunSet) -> Report:
         name=f"{len(runs)} runs",
         verdicts=(run_set.verdict,),
         code=run_set.exit_code,
-        runs=tuple((run, summarize(run)) for run in runs),
+        runs=tuple(run.data for run in run_set.runs),
         sections=tuple(section for section in sections if section),
         emulated=_merge_notes(runs, describe_emulations),
         heading=run_set.describe_differences(),

@@ -20,34 +20,6 @@ STEP_TIME_COLUMN = metric_column("step_time", key="seconds", has_interval=True)
 ACTIVATIONS_COLUMN = metric_column("memory.activations", title="activations")
 
 
-QUALITY_COLUMNS = (
-    metric_column("time_p99"),
-    metric_column("time_q10"),
-    Column(
-        key="noise",
-        title="noise",
-        help="variation between repetitions, within a single one: stable, fair, noisy, very noisy",
-        grade_key="noise",
-        is_result=True,
-    ),
-    Column(key="iterations", title="n", kind="count", help="iterations of all repetitions"),
-    Column(
-        key="num_effective",
-        title="n_eff",
-        kind="count",
-        help="number of independent iterations that would be as precise",
-    ),
-    Column(
-        key="repetitions",
-        title="repetitions",
-        kind="count",
-        help="repetitions that measured the case, of those planned",
-    ),
-    Column(key="stop", title="stop", help="rule that ended the measurement, by repetition"),
-    Column(key="check", title="check", help="comparison of the results with the reference"),
-)
-
-
 def list_step_rows(data: RunData) -> list[StepRow]:
     """Return a new row for each measured step."""
     case_ids = [step.case.id for step in data.steps]

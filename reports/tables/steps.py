@@ -17,6 +17,7 @@ from parbench.reports.figures.chart import Chart, list_charts, number_name
 from parbench.reports.figures.steps import chart_breakdown, chart_memory, chart_step_times
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.run_data import RunData
+from parbench.reports.tables.columns import QUALITY_COLUMNS
 from parbench.reports.tables.pipelines import make_pipeline_tables, read_pipeline
 from parbench.reports.tables.step_communication import (
     PredictedCommunication,
@@ -34,7 +35,6 @@ from parbench.reports.tables.step_parts import (
     sum_memory,
 )
 from parbench.reports.tables.step_rows import (
-    QUALITY_COLUMNS,
     STEP_COLUMN,
     STEP_TIME_COLUMN,
     StepRow,
