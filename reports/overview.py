@@ -52,9 +52,7 @@ class StepSummary:
             "exposed": sum_exposed_communication(self.result),
             "idle": self.result.value("idle"),
         }
-        shares = {
-            name: get_share_of_profile(self.result, value) for name, value in seconds.items()
-        }
+        shares = {name: get_share_of_profile(self.result, value) for name, value in seconds.items()}
         return {name: share for name, share in shares.items() if share is not None}
 
 
