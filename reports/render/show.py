@@ -47,7 +47,7 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
     else:
         from parbench.reports.formats.registry import render_file
 
-        click.echo(render_file(form, data.run), nl=False)
+        click.echo(render_file(form, data), nl=False)
     try:
         write_output(path / REPORT_FILE, render_report(report, "html"))
     except UserError as error:
