@@ -1,5 +1,6 @@
-"""The commands ``parbench ab`` and ``aa``, and options that ``compare`` and ``history`` share."""
+"""The commands ``parbench ab`` and ``aa``."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -7,52 +8,7 @@ from typing import NoReturn
 import click
 from click.core import ParameterSource
 
-HISTORY_FILE = Path("runs/history.sqlite")
-FIGURE_FORMATS = ("png", "svg", "pdf")
-
-
-def _check_suffix(
-    context: click.Context, parameter: click.Parameter, file: Path | None
-) -> Path | None:
-    if file is not None and file.suffix[1:] not in FIGURE_FORMATS:
-        raise click.BadParameter(f"{file} does not end with .png, .svg or .pdf")
-    return file
-
-
-history_option = partial(
-    click.option,
-    "--history",
-    type=click.Path(path_type=Path),
-    default=HISTORY_FILE,
-    show_default=True,
-    envvar="PARBENCH_HISTORY",
-    show_envvar=True,
-)
-runs_option = partial(
-    click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True
-)
-form_option = partial(
-    click.option, "--format", "form", show_default=True, help="The output format."
-)
-figure_option = partial(
-    click.option,
-    "--figure",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=_check_suffix,
-)
-min_effect_option = click.option(
-    "--min-effect",
-    envvar="PARBENCH_MIN_EFFECT",
-    show_envvar=True,
-    help="Ignore smaller changes: a percentage, or the file that parbench aa wrote. Default: 3%, "
-    "and runs/thresholds.json if it exists.",
-)
-unknown_option = click.option(
-    "--fail-on-unknown",
-    is_flag=True,
-    help="Exit with code 3 if a series is undecided and everything else is fine.",
-)
+from parbench.reports.options import runs_option, unknown_option
 
 _AB_EXAMPLES = """\b
 Examples:
@@ -153,13 +109,13 @@ def ab(
     from parbench.reports.compare.report import add_repetition_advice, render_table
     from parbench.reports.compare.thresholds import parse_percentage
 
-    a = parse_side("a", sides["a"], sides["a_python"])
-    b = parse_side("b", sides["b"], sides["b_python"])
-    if (a.variables, a.python) == (b.variables, b.python):
-        raise UserError(f"--a and --b are equal, {a.text!r}, so there is nothing to compare")
+    base_side = parse_side("a", sides["a"], sides["a_python"])
+    new_side = parse_side("b", sides["b"], sides["b_python"])
+    if replace(base_side, name="b") == new_side:
+        raise UserError(f"--a and --b are equal, {new_side.text!r}, so there is nothing to compare")
     check_run_options(options)
     result = compare_interleaved(
-        (a, b),
+        (base_side, new_side),
         partial(run_repetition, out=out, options=options, log=_log),
         budget_seconds=parse_duration(budget),
         is_fixed_budget=_is_budget_given(),
