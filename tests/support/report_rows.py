@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
+from parbench.bench.results.tables import Column, Section, Table
 from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.summary import Row, summarize
-from parbench.reports.report import Column, Section, Table
 from parbench.reports.sections.one_run import SECTIONS
 from tests.support.reports_fixtures import make_plan, make_run
 
@@ -44,17 +44,17 @@ def make_sections(analysis: Analysis) -> list[Section]:
     return [section for section in sections if section]
 
 
-def find_analysis_table(analysis: Analysis, table_id: str) -> Table[Any]:
+def find_analysis_table(analysis: Analysis, table_id: str) -> Table:
     return find_table(make_sections(analysis), table_id)
 
 
-def find_table(sections: Iterable[Section], table_id: str) -> Table[Any]:
+def find_table(sections: Iterable[Section], table_id: str) -> Table:
     tables = [table for section in sections for table in section.tables]
     (table,) = [table for table in tables if table.id == table_id]
     return table
 
 
-def column_texts(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
+def column_texts(columns: Sequence[Column], row: Mapping[str, Any]) -> dict[str, str]:
     return {column.title: column.format_cell(row) for column in columns}
 
 
