@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from parbench.bench.results.tables import Column, Document, Section, Table
-from parbench.reports.analysis.analysis import Front
-from parbench.reports.analysis.labels import Fact
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.findings.finding import Finding
+from parbench.reports.labels import Fact
+from parbench.reports.overview import Overview
 from parbench.reports.run_data import RunData
 from parbench.reports.verdicts import Problem, Verdict
 
@@ -32,7 +32,7 @@ class Report:
     """What the runs cannot show."""
     tiles: Sequence[tuple[str, str]] = ()
     """The numbers to see first, with their titles."""
-    front: Front | None = None
+    overview: Overview | None = None
     """The content of the summary of one run."""
     figures: Callable[[], Iterable[Chart]] = tuple
     """The figures above the sections."""
