@@ -170,9 +170,9 @@ def _exit_code(path: Path) -> int:
 
 def _render(document: "Document", form: str) -> bytes:
     from parbench.reports.render.show import render_report
-    from parbench.reports.report import report_of_document
+    from parbench.reports.report import make_report_of_document
 
-    return render_report(report_of_document(document), form)
+    return render_report(make_report_of_document(document), form)
 
 
 def _check_limits(path: Path, limits: Path, code: int) -> int:
