@@ -1,0 +1,122 @@
+"""The statistics of effects, compared with scipy and with simulated values."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats  # type: ignore[import-untyped]
+
+from parbench.reports.stats import (
+    Effect,
+    compute_overall_times,
+    compute_required_repetitions,
+    estimate_paired_effect,
+    estimate_unpaired_effect,
+    find_change_points,
+    select_discoveries,
+)
+
+BASE = dict(enumerate([1.00, 1.01, 0.99, 1.005, 0.995]))
+NEW = dict(enumerate([1.10, 1.13, 1.08, 1.115, 1.11, 1.09]))
+
+
+def estimate_required(base: dict[int, float], new: dict[int, float], *, paired: bool) -> Effect:
+    estimate = estimate_paired_effect if paired else estimate_unpaired_effect
+    effect = estimate(base, new)
+    assert effect is not None
+    return effect
+
+
+def test_paired_effect_is_the_t_test_of_log_ratios() -> None:
+    effect = estimate_required(BASE, NEW, paired=True)
+    ratios = [math.log(NEW[k] / BASE[k]) for k in BASE]
+    interval = scipy.stats.ttest_1samp(ratios, 0).confidence_interval(0.95)
+    assert effect.num_repetitions == 5
+    assert effect.change == pytest.approx(math.expm1(np.mean(ratios)))
+    assert effect.low == pytest.approx(math.expm1(interval.low), rel=1e-4)
+    assert effect.high == pytest.approx(math.expm1(interval.high), rel=1e-4)
+    assert effect.is_significant
+
+
+def test_unpaired_effect_is_the_welch_test_on_logs() -> None:
+    effect = estimate_required(BASE, NEW, paired=False)
+    test = scipy.stats.ttest_ind(
+        np.log(list(NEW.values())), np.log(list(BASE.values())), equal_var=False
+    )
+    assert effect.p_value == pytest.approx(test.pvalue, rel=1e-4)
+    assert effect.low == pytest.approx(math.expm1(test.confidence_interval().low), rel=1e-4)
+
+
+def test_paired_effect_is_insensitive_to_drift() -> None:
+    drift = {k: 1 + 0.1 * k for k in range(6)}
+    new = {k: 1.05 * seconds * (1 + 1e-4 * (-1) ** k) for k, seconds in drift.items()}
+    assert estimate_required(drift, new, paired=True).is_significant
+    assert not estimate_required(drift, new, paired=False).is_significant
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_effect_of_two_repetitions_has_no_interval(paired: bool) -> None:
+    effect = estimate_required({0: 1.0, 1: 2.0}, {0: 2.0, 1: 4.0}, paired=paired)
+    assert effect.change == pytest.approx(1.0)
+    assert (effect.low, effect.p_value, effect.noise) == (None, None, None)
+    assert not effect.is_significant
+
+
+def test_effect_needs_a_common_repetition() -> None:
+    assert estimate_paired_effect({0: 1.0}, {1: 1.0}) is None
+    assert estimate_unpaired_effect({0: 1.0}, {}) is None
+
+
+def test_effect_of_equal_times_is_within_any_threshold() -> None:
+    effect = estimate_required(BASE, BASE, paired=True)
+    assert effect.is_within(0.001)
+    assert not effect.is_significant
+
+
+def test_p_value_is_at_most_nominal_at_the_threshold() -> None:
+    random = np.random.default_rng(1)
+    rejections = 0
+    for _ in range(1000):
+        base, new = np.exp(0.02 * random.normal(size=(2, 6)))
+        effect = estimate_paired_effect(
+            dict(enumerate(base)), dict(enumerate(1.03 * new)), min_effect=0.03
+        )
+        assert effect is not None
+        assert effect.p_value is not None
+        rejections += effect.p_value <= 0.05
+    assert rejections <= 65
+
+
+def test_required_repetitions_give_the_stated_power() -> None:
+    n = compute_required_repetitions(0.05, 0.06)
+    assert n is not None
+    random = np.random.default_rng(2)
+    detections = 0
+    for _ in range(500):
+        base, new = np.exp(0.05 * random.normal(size=(2, n)))
+        effect = estimate_paired_effect(dict(enumerate(base)), dict(enumerate(1.06 * new)))
+        detections += effect is not None and effect.is_significant
+    assert 0.72 < detections / 500 < 0.90
+    assert compute_required_repetitions(1.0, 0.001) is None
+
+
+def test_overall_times_ignore_a_series_that_changes_alone() -> None:
+    series = [{0: 1.0, 1: 1.1}, {0: 2.0, 1: 2.2}, {0: 5.0, 1: 5.5}]
+    new = [series[0], {k: 3 * value for k, value in series[1].items()}, series[2]]
+    base_times, new_times = compute_overall_times(series, new)
+    assert new_times == pytest.approx(base_times)
+
+
+def test_discoveries_skip_hypotheses_that_were_not_tested() -> None:
+    assert select_discoveries([0.001, None, 0.02, 0.9], 0.05) == [True, False, True, False]
+    assert select_discoveries([None]) == [False]
+    assert select_discoveries([]) == []
+
+
+def test_change_points_are_where_the_level_changes() -> None:
+    random = np.random.default_rng(3)
+    levels = np.repeat([0.0, 0.1, 0.05], [10, 12, 8])
+    logs = levels + 0.005 * random.normal(size=30)
+    assert find_change_points(logs.tolist(), 0.005**2) == [10, 22]
+    assert find_change_points([0.0] * 20, 1e-12) == []
+    assert find_change_points([], 1.0) == []
