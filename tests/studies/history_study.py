@@ -19,14 +19,14 @@ from multiprocessing import Pool
 import numpy as np
 from numpy.typing import NDArray
 
-from parbench.reports.history.levels import StepRule, judge_series
+from parbench.reports.history.levels import LevelRule, judge_series
 
 NUM_RUNS = 31
 FIRST_CHECKED_RUN = 9
 STEP_RUN = 25
 RUNS_AFTER_STEP = 5
 SPIKE_LOG = math.log(1.3)
-RULE = StepRule()
+RULE = LevelRule()
 VERDICTS = ("SLOWER", "FASTER", "DRIFT", "UNCONFIRMED", "PR")
 SLOWER, DRIFT, PR = 0, 2, 4
 STEPS = (0.03, 0.05, 0.1, 0.2)
@@ -101,11 +101,11 @@ def find_verdicts(model: Model, seed: Sequence[int], runs: Iterable[int]) -> lis
         window = list(logs[:, max(0, run - RULE.window) : run])
         verdicts = set()
         for judgement in judge_series(window, rules):
-            shift = judgement.shift
-            if shift and judgement.is_significant:
-                if shift.change < 0:
+            change = judgement.change
+            if change and judgement.is_significant:
+                if change.change < 0:
                     verdicts.add("FASTER")
-                elif shift.slope is not None:
+                elif change.slope is not None:
                     verdicts.add("DRIFT")
                 else:
                     verdicts.add("SLOWER")
