@@ -29,8 +29,8 @@ COMMANDS = {
     "explain": "parbench.reports.commands:explain",
     "plan": "parbench.workloads.commands:plan",
     "history": "parbench.reports.history.commands:history",
-    "ab": "parbench.reports.regression.commands:ab",
-    "aa": "parbench.reports.regression.commands:aa",
+    "ab": "parbench.reports.compare.commands:ab",
+    "aa": "parbench.reports.compare.commands:aa",
     "slurm": "parbench.slurm.commands:slurm",
     "import": "parbench.reports.commands:import_files",
     "export": "parbench.reports.commands:export",
@@ -175,7 +175,7 @@ def _render(document: "Document", form: str) -> bytes:
 
 
 def _judge(path: Path, budgets: Path, code: int) -> int:
-    from parbench.reports.budgets import judge_run
+    from parbench.reports.limits import judge_run
 
     return judge_run(path, budgets, code)
 

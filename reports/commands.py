@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from parbench.bench.commands import RunPath, budgets_option
-from parbench.reports.regression.commands import (
+from parbench.reports.compare.commands import (
     FIGURES,
     figure_option,
     floor_option,
@@ -206,7 +206,7 @@ def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **g
 
     --budgets are NEW's, as of parbench run.
     """
-    from parbench.reports.regression.compare_show import compare_runs
+    from parbench.reports.compare.report import compare_runs
 
     text, code = compare_runs(str(base), str(new), figure=figure, **given)
     _write(text.encode(errors="replace"), output)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from parbench.bench.plan.catalogue import describe_busbw_factors
+from parbench.bench.results import tables
 from parbench.bench.results.formatting import (
     UNKNOWN,
     format_difference,
@@ -189,17 +190,6 @@ class Section:
     def on_page(self) -> tuple[Table[Any], ...]:
         return tuple(table for table in self.tables if table.where != "terminal")
 
-    @property
-    def glossary(self) -> tuple[Term, ...]:
-        """The section's terms, then the formulas of the metrics that its columns show, each once."""
-        metrics = (column.metric for table in self.on_page for column in table.columns)
-        shown = {
-            metric.name: metric
-            for metric in metrics
-            if metric and metric.formula and metric.name not in self.terms
-        }
-        return (*terms(self.terms), *map(_term_of, shown.values()))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -214,7 +204,7 @@ class Report:
     verdicts: tuple[Verdict, ...]
     code: int
     runs: tuple[tuple[Run, Summary], ...]
-    sections: tuple[Section, ...]
+    sections: tuple[Section | tables.Section, ...]
     emulated: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     heading: str = ""
@@ -232,8 +222,8 @@ class Report:
     @property
     def charts(self) -> tuple[Chart, ...]:
         """All figures of the page in order."""
-        tables = (table for section in self.sections for table in section.on_page)
-        of_tables = (chart for table in tables for chart in table.figures())
+        on_page = (table for section in self.sections for table in section.on_page)
+        of_tables = (chart for table in on_page for chart in table.figures())
         return (*self.figures(), *of_tables)
 
 
@@ -243,6 +233,17 @@ PROBLEM_COLUMNS: tuple[Column[Problem], ...] = (
     words("repetitions", lambda one: one.repetitions, "in how many repetitions, of those planned"),
     words("reason", lambda one: one.reason, "why, with the ranks and their hosts"),
 )
+
+
+def list_terms(section: Section | tables.Section) -> tuple[Term, ...]:
+    """Return the terms of a section, then the formulas of the metrics that its columns show."""
+    metrics = {}
+    for table in section.on_page:
+        for column in table.columns:
+            metric = column.metric
+            if metric and metric.formula and metric.name not in section.terms:
+                metrics[metric.name] = metric
+    return (*terms(section.terms), *map(_term_of, metrics.values()))
 
 
 def terms(names: Iterable[str]) -> tuple[Term, ...]:

@@ -142,7 +142,7 @@ def test_command_runs_with_fake_ranks(
     ranks.said = [make_outcome(1e-3 + 1e-5 * i) for i in range(200)]
     monkeypatch.setattr(measure, "choose_launcher", ranks.choose_launcher)
     monkeypatch.setattr(
-        "parbench.reports.regression.ab.run_repetition",
+        "parbench.reports.compare.ab.run_repetition",
         lambda *args, **options: load_first_repetition(command_folder / "BASE"),
     )
     # A search over fewer GPUs is faster.

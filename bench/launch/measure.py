@@ -34,7 +34,7 @@ from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import Plan, compute_sampling_seconds
-from parbench.bench.results.budgets import read_budgets
+from parbench.bench.results.limits import read_limits
 from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, format_duration, parse_duration, pluralize
@@ -148,7 +148,7 @@ def run_options(
     if resume_path is None:
         plan = plan_run(options, modules, joined)
         if budgets is not None:
-            read_budgets(budgets, plan.cases, plan.skipped)
+            read_limits(budgets, plan.cases, plan.skipped)
         path, info = create_run(out, plan, find_package_version("parbench") or "-")
         run = Run(path=path, info=info, records=())
         return _drive(run, joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus)
@@ -158,7 +158,7 @@ def run_options(
     _refuse_options_of_plan(options)
     if budgets is not None:
         plan = load_run(resume_path).info.plan
-        read_budgets(budgets, plan.cases, plan.skipped)
+        read_limits(budgets, plan.cases, plan.skipped)
     return resume(resume_path, as_json=as_json, nodelist=options.nodelist, budget=options.budget)
 
 

@@ -1,13 +1,14 @@
-"""Numbers as text: three significant digits, ``-`` for what is unknown."""
+"""Numbers as text: three significant digits, ``-`` if unknown."""
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import escape_unprintable, format_size
 
 _ROUNDING_SECONDS = 1e-12
-"""Below it a difference of sums is nothing but rounding."""
+"""A smaller difference of sums is a rounding error."""
 UNKNOWN = "-"
 GIGA = 1e9
 _SCALES = {
@@ -23,34 +24,38 @@ def format_number(value: float | None) -> str:
     if value == 0:
         return "0"
     rounded = float(f"{value:.2e}")
-    return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
+    decimals = 2 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:.{max(0, decimals)}f}"
 
 
 def format_quantity(value: float | None, unit: str) -> str:
-    """Return a number with its unit: seconds and bytes in the unit that suits them, bandwidths in GB/s = 1e9 B/s."""
+    """Return a number with its unit.
+
+    Seconds and bytes are in the unit that suits them, bandwidths in GB/s = 1e9 B/s.
+    """
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    factor, shown = _scale(value, unit)
-    return f"{format_number(value / factor)} {shown}".rstrip()
+    factor, scaled_unit = _choose_scale(value, unit)
+    return f"{format_number(value / factor)} {scaled_unit}".rstrip()
 
 
 def format_seconds(seconds: float | None) -> str:
-    return format_quantity(
-        seconds if seconds is None or abs(seconds) > _ROUNDING_SECONDS else 0.0, "s"
-    )
+    if seconds is not None and abs(seconds) <= _ROUNDING_SECONDS:
+        seconds = 0.0
+    return format_quantity(seconds, "s")
 
 
 def format_gigabytes(bytes_per_second: float | None) -> str:
-    """Return a bandwidth's number in GB/s = 1e9 B/s, without the unit."""
-    return UNKNOWN if bytes_per_second is None else format_number(bytes_per_second / GIGA)
+    """Return the number of a bandwidth in GB/s = 1e9 B/s, without the unit."""
+    if bytes_per_second is None:
+        return UNKNOWN
+    return format_number(bytes_per_second / GIGA)
 
 
 def format_percent(fraction: float | None) -> str:
-    return (
-        UNKNOWN
-        if fraction is None or not math.isfinite(fraction)
-        else f"{format_number(100 * fraction)} %"
-    )
+    if fraction is None or not math.isfinite(fraction):
+        return UNKNOWN
+    return f"{format_number(100 * fraction)} %"
 
 
 def format_bytes(value: float | None) -> str:
@@ -65,42 +70,55 @@ format_count = make_formatter("{:.0f}")
 
 
 def format_case_size(value: object) -> str:
-    """Return a case's size as people write it: ``64K``."""
-    return format_size(value) if isinstance(value, int) and not isinstance(value, bool) else UNKNOWN
+    """Return the size of a case in bytes as people write it: ``64K``."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return UNKNOWN
+    return format_size(int(value))
 
 
 def format_measurement(metric: MetricValue | None) -> str:
-    """Return a metric's value with its interval where it has one: ``12.3 us [11.9, 12.8]``."""
+    """Return a value with its unit and its 95 % interval if it has one: ``12.3 us [11.9, 12.8]``."""
     if metric is None or metric.value is None:
         return UNKNOWN
-    text = format_quantity(metric.value, metric.unit)
-    return (
-        text if metric.low is None or metric.high is None else f"{text} {format_interval(metric)}"
-    )
+    if metric.low is None or metric.high is None:
+        return format_quantity(metric.value, metric.unit)
+    return _format_scaled_interval(metric.value, metric.low, metric.high, metric.unit)
 
 
-def format_difference(metric: MetricValue | None, text: Callable[[float | None], str]) -> str:
-    """Return a difference or factor by ``text``, with its interval where it has one, in the unit of its largest end."""
-    if metric is None or metric.value is None or metric.low is None or metric.high is None:
-        return text(metric.value if metric else None)
-    ends = (metric.value, metric.low, metric.high)
-    if metric.unit != "s":
-        told, low, high = map(text, ends)
-        return f"{told} [{low}, {high}]"
-    factor, unit = _scale(max(map(abs, ends)), "s")
-    told, low, high = (format_number(end / factor) for end in ends)
-    return f"{told} {unit} [{low}, {high}]"
+def format_difference(
+    metric: MetricValue | None, format_value: Callable[[float | None], str]
+) -> str:
+    """Return a difference or a factor with its 95 % interval if it has one.
+
+    ``format_value`` prints each number. Seconds and bytes with an interval share a unit instead.
+    """
+    if metric is None or metric.value is None:
+        return UNKNOWN
+    if metric.low is None or metric.high is None:
+        return format_value(metric.value)
+    if metric.unit in _SCALES:
+        return _format_scaled_interval(metric.value, metric.low, metric.high, metric.unit)
+    interval = f"[{format_value(metric.low)}, {format_value(metric.high)}]"
+    return f"{format_value(metric.value)} {interval}"
 
 
 def format_interval(metric: MetricValue | None) -> str:
+    """Return the 95 % interval without its unit, in the unit that ``format_measurement`` prints."""
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return UNKNOWN
-    factor, _ = _scale(metric.value, metric.unit)
-    return f"[{format_number(metric.low / factor)}, {format_number(metric.high / factor)}]"
+    return "[" + format_measurement(metric).partition(" [")[2]
+
+
+def _format_scaled_interval(value: float, low: float, high: float, unit: str) -> str:
+    """Return the numbers in the unit that suits the largest of them."""
+    largest = max(abs(value), abs(low), abs(high))
+    factor, scaled_unit = _choose_scale(largest, unit)
+    interval = f"[{format_number(low / factor)}, {format_number(high / factor)}]"
+    return f"{format_number(value / factor)} {scaled_unit}".rstrip() + f" {interval}"
 
 
 def to_single_line(text: str) -> str:
-    """Return ``text`` on one line that is safe to show: it may quote anything."""
+    """Return ``text`` on one line, with control characters escaped."""
     return escape_unprintable(" ".join(text.split()))
 
 
@@ -109,11 +127,11 @@ def format_word_counts(pairs: Sequence[tuple[str, int]]) -> str:
     return ", ".join(word if count == 1 else f"{word} x{count}" for word, count in pairs) or UNKNOWN
 
 
-def _scale(value: float, unit: str) -> tuple[float, str]:
+def _choose_scale(value: float, unit: str) -> tuple[float, str]:
+    """Return the factor and the name of the largest unit that is at most ``value``."""
     if unit == "B/s":
         return GIGA, "GB/s"
     scales = _SCALES.get(unit, ((1.0, unit),))
-    shown = max(
-        abs(value), abs(float(f"{value:.2e}"))
-    )  # 1,024 bytes are a KiB, as are 999.7 ms a second
-    return next((scale for scale in scales if shown >= scale[0]), scales[-1])
+    # 999.7 ms print as 1.00 s, so the rounded value counts too.
+    magnitude = max(abs(value), abs(float(f"{value:.2e}")))
+    return next((scale for scale in scales if magnitude >= scale[0]), scales[-1])

@@ -1,13 +1,14 @@
-"""Tables as data: columns that say how numbers print, and rows that hold the numbers.
+"""Tables as data: rows with values, and columns that define how the values print.
 
 A row is a mapping from the key of a column to its value, such as a record of a pandas frame. Every
 renderer (terminal, page, Markdown, JSON, CSV) prints the same tables, so a table contains numbers
-and units and never ready-made text where a number exists.
+with units and never ready-made text where a number exists.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from parbench.bench.results.formatting import (
@@ -28,12 +29,12 @@ from parbench.bench.results.stats import WITHIN_REPETITION
 ColumnKind = Literal["text", "number", "count", "size", "s", "B", "B/s", "GB", "percent"]
 """How the values of a column print.
 
-``size`` is a case's size in bytes (``64K``), ``B/s`` prints GB/s without the unit (the title has
-it), ``GB`` are 1e9 bytes, ``percent`` is a fraction.
+``size`` is the size of a case in bytes (``64K``), ``B/s`` prints GB/s without the unit (the title
+has it), ``GB`` are 1e9 bytes, ``percent`` is a fraction.
 """
 
-_FORMATTERS: Mapping[str, Callable[[Any], str]] = {
-    "text": lambda value: UNKNOWN if value is None or value == "" else str(value),
+_FORMATTERS: Mapping[ColumnKind, Callable[[Any], str]] = {
+    "text": str,
     "number": format_number,
     "count": format_count,
     "size": format_case_size,
@@ -60,7 +61,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of a table: the key of its values and how they print.
+    """A column of a table or an axis of a figure: the key of its values and how they print.
 
     With ``has_interval`` a row also has ``KEY_low`` and ``KEY_high``, the 95 % interval, and
     optionally ``is_within_repetition``, which is true if the interval is that of one repetition.
@@ -75,9 +76,11 @@ class Column:
     has_interval: bool = False
     is_result: bool = False
     """A result is never moved out of the table, even if all rows have the same value."""
-    is_graded: bool = False
-    """The text of the cell is a grade or a status, which renderers color."""
+    grade_key: str = ""
+    """The key of the grade or the status by which renderers color the cell."""
     metric: Metric | None = None
+    is_within_repetition: bool = False
+    """All intervals are those of one repetition. The title says so."""
 
     @property
     def is_number(self) -> bool:
@@ -88,43 +91,54 @@ class Column:
         value = row.get(self.key)
         if isinstance(value, SortedText):
             return value.text or UNKNOWN
-        if is_missing(value):
-            return UNKNOWN
-        if self.has_interval and not isinstance(value, str):
+        if self.has_interval and self._has_bounds(row):
             return self._format_interval(row)
-        return self._format_value(value)
+        return self.format_value(value)
+
+    def format_value(self, value: Any) -> str:
+        """Return the text of a value without its interval, ``-`` if it is unknown."""
+        if is_missing(value) or value == "":
+            return UNKNOWN
+        if isinstance(value, str):
+            return value
+        if self.number_format:
+            return self.number_format.format(value)
+        return _FORMATTERS[self.kind](value)
 
     def sort_key(self, row: Row) -> float | str | None:
         """Return the value by which rows are sorted, None if it is unknown."""
         value = row.get(self.key)
         if isinstance(value, SortedText):
-            return value.sort_key
-        return None if is_missing(value) else value
+            value = value.sort_key
+        if is_missing(value):
+            return None
+        if hasattr(value, "item"):  # A numpy scalar is not JSON.
+            value = value.item()
+        return value
 
     def mark(self, row: Row) -> str:
-        """Return the grade or status by which the cell is colored, empty if it has none."""
-        return self.format_cell(row) if self.is_graded else ""
+        """Return the grade or status that colors the cell, empty if it has none."""
+        grade = row.get(self.grade_key) if self.grade_key else None
+        return "" if is_missing(grade) else str(grade)
 
-    def _format_value(self, value: Any) -> str:
-        if isinstance(value, str):
-            return value or UNKNOWN
-        if self.number_format:
-            return self.number_format.format(value)
-        return _FORMATTERS[self.kind](value)
+    def _has_bounds(self, row: Row) -> bool:
+        bounds = (row.get(self.key), row.get(f"{self.key}_low"), row.get(f"{self.key}_high"))
+        return not any(map(is_missing, bounds))
 
     def _format_interval(self, row: Row) -> str:
-        low, high = row.get(f"{self.key}_low"), row.get(f"{self.key}_high")
-        text = self._format_value(row[self.key])
-        if is_missing(low) or is_missing(high):
-            return text
+        """Return the value with its interval.
+
+        The interval of one repetition is left out if other rows have intervals over repetitions.
+        """
+        if row.get("is_within_repetition") and not self.is_within_repetition:
+            return f"{self.format_value(row[self.key])} (one repetition)"
         metric = MetricValue(
             value=row[self.key],
-            unit=self.kind if self.kind in ("s", "B", "B/s") else "",
-            low=low,
-            high=high,
+            unit=self.kind,
+            low=row[f"{self.key}_low"],
+            high=row[f"{self.key}_high"],
         )
-        interval = format_difference(metric, self._format_value)
-        return f"{interval} {WITHIN_REPETITION}" if row.get("is_within_repetition") else interval
+        return format_difference(metric, self.format_value)
 
 
 def is_missing(value: object) -> bool:
@@ -137,24 +151,25 @@ def is_missing(value: object) -> bool:
 def metric_column(
     name: str, *, key: str = "", title: str = "", has_interval: bool | None = None
 ) -> Column:
-    """Return the column of a declared metric; its key is the metric's name unless given.
+    """Return the column of a declared metric. Its key is the name of the metric by default.
 
-    Metrics that are differences or factors print their intervals.
+    Metrics that are differences or factors print their intervals by default.
     """
     metric = find_metric(name)
-    assert metric is not None, f"the metric {name} is not declared"
-    own = metric.specialize(name) or metric
+    if metric is None:
+        raise LookupError(f"metric {name} is not declared")
+    metric = metric.specialize(name) or metric
     if has_interval is None:
-        has_interval = own.kind in ("difference", "factor", "excess")
+        has_interval = metric.kind in ("difference", "factor", "excess")
     return Column(
         key=key or name,
-        title=title or own.title,
-        kind=_KIND_OF_UNIT.get(own.unit, "number"),
-        help=own.help,
-        number_format=own.number_format,
+        title=title or metric.title,
+        kind=_KIND_OF_UNIT.get(metric.unit, "number"),
+        help=metric.help,
+        number_format=metric.number_format,
         has_interval=has_interval,
         is_result=True,
-        metric=None if title else metric,
+        metric=metric,
     )
 
 
@@ -170,7 +185,7 @@ class Table:
     """Rows with a value for each column, notes below them, and figures of the same numbers.
 
     ``figures`` are drawn only when a renderer asks for them. ``where`` names the renderers that
-    print the table; ``page`` includes Markdown.
+    print the table. ``page`` includes Markdown.
     """
 
     id: str
@@ -181,30 +196,29 @@ class Table:
     notes: Sequence[str] = ()
     figures: Callable[[], Iterable[Any]] = tuple
     where: Literal["everywhere", "page", "terminal"] = "everywhere"
-    _constant: Sequence[Column] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_constant", self._find_constant_columns())
 
     @property
     def varying(self) -> tuple[Column, ...]:
         """The columns that a table shows: all but those with the same text in every row."""
-        columns = (column for column in self.columns if column not in self._constant)
-        return tuple(map(self._hoist_within_repetition, columns))
+        return tuple(
+            self._title_within_repetition(column)
+            for column in self.columns
+            if column not in self._constant_columns
+        )
 
     @property
     def constant(self) -> str:
         """A sentence with the values that all rows share, empty if there are none."""
-        texts = (
+        texts = [
             f"{column.title} {column.format_cell(self.rows[0])}"
-            for column in self._constant
+            for column in self._constant_columns
             if column.format_cell(self.rows[0]) != UNKNOWN
-        )
-        sentence = "; ".join(texts)
-        return f"All rows: {sentence}." if sentence else ""
+        ]
+        return f"All rows: {', '.join(texts)}." if texts else ""
 
-    def _find_constant_columns(self) -> list[Column]:
-        """Return the columns whose text is the same in all rows; the first column names the rows."""
+    @cached_property
+    def _constant_columns(self) -> list[Column]:
+        """The columns with the same text in all rows. The first column names the rows and stays."""
         if len(self.rows) < 2:
             return []
         return [
@@ -213,26 +227,15 @@ class Table:
             if not column.is_result and len({column.format_cell(row) for row in self.rows}) == 1
         ]
 
-    def _hoist_within_repetition(self, column: Column) -> Column:
-        """Move ``(one repetition)`` into the title where it holds for all intervals."""
-        if not column.has_interval:
+    def _title_within_repetition(self, column: Column) -> Column:
+        """Return the column with ``within this repetition`` in its title if all intervals are."""
+        rows = [row for row in self.rows if not is_missing(row.get(f"{column.key}_low"))]
+        if not column.has_interval or not rows:
             return column
-        with_interval = [row for row in self.rows if not is_missing(row.get(f"{column.key}_low"))]
-        if not with_interval or not all(row.get("is_within_repetition") for row in with_interval):
+        if not all(row.get("is_within_repetition") for row in rows):
             return column
-        return _ColumnWithinRepetition(
-            **{
-                **{name: getattr(column, name) for name in Column.__dataclass_fields__},
-                "title": f"{column.title}, {WITHIN_REPETITION}",
-            }
-        )
-
-
-class _ColumnWithinRepetition(Column):
-    """A column whose title says that all intervals are those of one repetition."""
-
-    def _format_interval(self, row: Row) -> str:
-        return super()._format_interval({**row, "is_within_repetition": False})
+        title = f"{column.title}, {WITHIN_REPETITION}"
+        return replace(column, title=title, is_within_repetition=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,3 +247,23 @@ class Section:
     tables: Sequence[Table]
     terms: Sequence[str] = ()
     notes: Sequence[str] = ()
+
+    @property
+    def on_page(self) -> tuple[Table, ...]:
+        """The tables that pages and Markdown show."""
+        return tuple(table for table in self.tables if table.where != "terminal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """The content of a page that no run measured, such as a plan."""
+
+    name: str
+    heading: str
+    sections: Sequence[Section]
+    tiles: Sequence[tuple[str, str]] = ()
+    """The numbers to see first, with their titles."""
+    problem: str = ""
+    """Why the plan is impossible, if it is."""
+    is_prediction: bool = True
+    """False if the tables are quoted from publications."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, pluralize
 from parbench.reports.analysis.verdicts import Verdict
-from parbench.reports.regression.commands import FILE
+from parbench.reports.compare.commands import FILE
 
 
 def baseline(path: Path) -> Verdict:
@@ -19,14 +19,14 @@ def baseline(path: Path) -> Verdict:
     if not file.exists():
         return _none("no history says what is usual here", more)
     # numpy and SQLite, which only those with a history wait for
+    from parbench.reports.compare.thresholds import find_thresholds
     from parbench.reports.history.database import open_history
     from parbench.reports.history.gate import check_folder
     from parbench.reports.history.levels import StepRule
-    from parbench.reports.regression.noise_floor import find_floor
 
     run = load_run(path).info
     try:
-        floor, floors = find_floor(os.environ.get("PARBENCH_FLOOR"))
+        floor, floors = find_thresholds(os.environ.get("PARBENCH_FLOOR"))
         rule = StepRule(floor=floor)
         with open_history(file) as history:
             before = [

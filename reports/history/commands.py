@@ -7,7 +7,7 @@ from click.core import ParameterSource
 
 from parbench.bench.commands import RunPath
 from parbench.bench.results.formatting import UNKNOWN
-from parbench.reports.regression.commands import (
+from parbench.reports.compare.commands import (
     figure_option,
     floor_option,
     form_option,
@@ -161,13 +161,13 @@ def check(
     A case is MISSING if RUN did not measure it but one of the last three runs like it did: same preset, same number of
     ranks, a case in common.
     """
+    from parbench.reports.compare.thresholds import find_thresholds
     from parbench.reports.history import gate
     from parbench.reports.history import show as shown
     from parbench.reports.history.database import open_history
     from parbench.reports.history.levels import StepRule
-    from parbench.reports.regression.noise_floor import find_floor
 
-    least, floors = find_floor(floor)
+    least, floors = find_thresholds(floor)
     rule = StepRule(floor=least, window=window)
     if run and ((folder := RunPath().convert(run, None, None)) / "run.json").exists():
         checked = gate.check_folder(file, folder, branch, rule, floors)

@@ -13,9 +13,9 @@ from parbench.bench.files import convert_read_errors
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import UserError
+from parbench.reports.compare.counts import ExactCounts
+from parbench.reports.compare.environment import SeriesIdentity
 from parbench.reports.history.entries import About, Entry
-from parbench.reports.regression.counted import Facts
-from parbench.reports.regression.environment import Identity
 
 Added = Literal["added", "updated", "moved", "unchanged"]
 Outcome = tuple[Status, str]
@@ -133,13 +133,16 @@ class History:
             raise UserError(f"run {line.id} is not in {path} any more: {needed}")
         return require_complete(load_run(path))
 
-    def series(self, run: int | None = None) -> dict[int, Identity]:
+    def series(self, run: int | None = None) -> dict[int, SeriesIdentity]:
         where = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
         rows = self._execute(
             f"SELECT number, content FROM series WHERE {where} ORDER BY number", run, run
         )
         with convert_read_errors(f"{self._path}, a series"):
-            return {number: msgspec.json.decode(content, type=Identity) for number, content in rows}
+            return {
+                number: msgspec.json.decode(content, type=SeriesIdentity)
+                for number, content in rows
+            }
 
     def outcomes(self, run: int) -> dict[int, Outcome]:
         rows = self._execute("SELECT series, status, reason FROM point WHERE run = ?", run)
@@ -162,7 +165,7 @@ class History:
             [(content,)] = self._execute(query, run, series)
             return msgspec.json.decode(content, type=dict[str, str])
 
-    def counted(self, series: int, lines: Iterable[Line]) -> tuple[tuple[Line, Facts], ...]:
+    def counted(self, series: int, lines: Iterable[Line]) -> tuple[tuple[Line, ExactCounts], ...]:
         """Return the counts of a series, in the order of lines; runs without counts are left out."""
         query = "SELECT run, content FROM point JOIN facts ON facts = number WHERE series = ?"
         with convert_read_errors(f"{self._path}, the counts of a series"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from parbench.bench.files import convert_read_errors
 from parbench.bench.results.runs import RunInfo, load_run, require_complete
-from parbench.reports.regression.environment import Point, points_of
+from parbench.reports.compare.environment import Point, collect_points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,5 +44,5 @@ def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) ->
         digest=hashlib.sha256(complete).hexdigest(),
         about=about,
         meant=meant,
-        points=points_of(run),
+        points=collect_points(run),
     )

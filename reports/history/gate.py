@@ -15,13 +15,13 @@ import numpy as np
 
 from parbench.bench.results.formatting import UNKNOWN, format_seconds
 from parbench.bench.text import UserError
+from parbench.reports.compare.compare import WORST_FIRST, Word, count_verdicts, exit_code
+from parbench.reports.compare.counts import CountChange, ExactCounts, compare_counts
+from parbench.reports.compare.environment import SeriesIdentity
+from parbench.reports.compare.thresholds import Threshold
 from parbench.reports.history.database import History, Line, Outcome, open_history
 from parbench.reports.history.entries import About, read_entry
 from parbench.reports.history.levels import Judgement, Shift, StepRule, judge_series
-from parbench.reports.regression.compare import WORST_FIRST, Word, counts_of, exit_code
-from parbench.reports.regression.counted import CountChange, Facts, held
-from parbench.reports.regression.environment import Identity
-from parbench.reports.regression.noise_floor import Floor
 
 NOT_JUDGED = Judgement()
 MISSED_RUNS = (
@@ -33,13 +33,13 @@ MISSED_RUNS = (
 class Finding:
     """The verdict on a series, with its times in the window and the environment changes at a step."""
 
-    series: Identity
+    series: SeriesIdentity
     word: Word = "SAME"
     reason: str = ""
     times: tuple[tuple[Line, float], ...] = ()
     judgement: Judgement = NOT_JUDGED
     differs: tuple[str, ...] = ()
-    measured: Floor | None = None
+    measured: Threshold | None = None
 
     @property
     def shift(self) -> Shift | None:
@@ -58,7 +58,7 @@ class Finding:
 class Counts:
     """The exact counts of a series compared with runs before: their number, each change and the run that began it."""
 
-    series: Identity
+    series: SeriesIdentity
     count: int
     changes: tuple[tuple[CountChange, str], ...]
 
@@ -75,12 +75,12 @@ class Check:
 
     @property
     def counts(self) -> Mapping[Word, int]:
-        return counts_of(
+        return count_verdicts(
             [*(one.word for one in self.findings), *(one.word for _, one, _ in self.changes)]
         )
 
     @property
-    def changes(self) -> list[tuple[Identity, CountChange, str]]:
+    def changes(self) -> list[tuple[SeriesIdentity, CountChange, str]]:
         """Every count that differs from before, with its series and the run since which it does."""
         return [
             (one.series, change, since) for one in self.counted for change, since in one.changes
@@ -101,7 +101,11 @@ def newest(history: History, branch: str) -> Line:
 
 
 def check_folder(
-    file: Path, path: Path, branch: str, rule: StepRule, floors: Mapping[str, Floor] | None = None
+    file: Path,
+    path: Path,
+    branch: str,
+    rule: StepRule,
+    floors: Mapping[str, Threshold] | None = None,
 ) -> Check:
     """Compare the run in a folder with a branch's runs; the history file, if there is one, is not changed.
 
@@ -121,7 +125,7 @@ def check(
     history: History,
     line: Line,
     rule: StepRule,
-    floors: Mapping[str, Floor] | None = None,
+    floors: Mapping[str, Threshold] | None = None,
     *,
     kept: bool = True,
 ) -> Check:
@@ -205,9 +209,9 @@ def _find_missing(
     history: History,
     line: Line,
     before: Sequence[Line],
-    series: Mapping[int, Identity],
+    series: Mapping[int, SeriesIdentity],
     window: int,
-) -> tuple[tuple[Identity, ...], list[Finding]]:
+) -> tuple[tuple[SeriesIdentity, ...], list[Finding]]:
     """Return the series of the last run of this kind, and those of the last few that this one did not measure."""
     measured = {*map(_asked, series.values())}
     same_preset = [run for run in before if run.preset == line.preset and run.number != line.number]
@@ -218,7 +222,7 @@ def _find_missing(
             (run for run in each if not measured or measured & set(map(_asked, run))), MISSED_RUNS
         )
     )
-    previous: tuple[Identity, ...] = ()
+    previous: tuple[SeriesIdentity, ...] = ()
     if last:
         previous = last[0]
     elif same_preset:
@@ -234,18 +238,18 @@ def _find_missing(
 
 
 def _compare_counts(
-    series: Identity, runs: Sequence[tuple[Line, Facts]], line: Line, *, kept: bool
+    series: SeriesIdentity, runs: Sequence[tuple[Line, ExactCounts]], line: Line, *, kept: bool
 ) -> list[Counts]:
     """Return the changes of a series' counts, nothing where this run or those before have none."""
     if len(runs) < 2 or runs[-1][0] != line:
         return []
     *before, (_, new) = runs
-    found = held(before[0 if kept else -1][1], new)
+    found = compare_counts(before[0 if kept else -1][1], new)
 
     def find_start(path: str) -> str:
         first = line
         for earlier, facts in reversed(before if kept else ()):
-            if path in [change.path for change in held(facts, new).changes]:
+            if path in [change.path for change in compare_counts(facts, new).changes]:
                 break
             first = earlier
         return first.id
@@ -258,12 +262,17 @@ def _compare_counts(
     )
 
 
-def _asked(series: Identity) -> tuple[object, ...]:
+def _asked(series: SeriesIdentity) -> tuple[object, ...]:
     return (series.case.id, series.world.size, series.world.backend, series.world.device)
 
 
 def _verdict(
-    finding: Finding, outcome: Outcome, previous: Sequence[Identity], needed: int, *, kept: bool
+    finding: Finding,
+    outcome: Outcome,
+    previous: Sequence[SeriesIdentity],
+    needed: int,
+    *,
+    kept: bool,
 ) -> tuple[Word, str]:
     status, reason = outcome
     if status in ("wrong", "failed", "hang"):

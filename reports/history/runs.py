@@ -8,9 +8,9 @@ from parbench.bench.files import convert_read_errors
 from parbench.bench.results.runs import Run, list_runs, load_run, require_complete
 from parbench.bench.text import UserError
 from parbench.reports.analysis.several import unfolded
+from parbench.reports.compare.compare import pool_runs
 from parbench.reports.history.database import Added, Line, open_history
 from parbench.reports.history.entries import About, read_entry
-from parbench.reports.regression.compare import pool
 
 _SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
 
@@ -45,7 +45,7 @@ def find_run(word: str, history: Path | None = None, *, without: str = "") -> Ru
     if history is not None and not Path(word).exists() and (means_run(word) or history.exists()):
         return select_run(history, word, without=without)
     runs = [require_complete(load_run(path)) for path in unfolded([Path(word)])]
-    return pool([run for run in runs if run.info.id != without] or runs, word)
+    return pool_runs([run for run in runs if run.info.id != without] or runs, word)
 
 
 def means_run(word: str) -> bool:
@@ -60,7 +60,7 @@ def select_run(path: Path, word: str, *, without: str = "") -> Run:
     """Return the run that a word means in a file's history; several, but that of the id ``without``, become one."""
     with open_history(path) as history:
         lines = select_lines(history.runs(), word, without=without)
-        return pool([history.run(line) for line in lines], word)
+        return pool_runs([history.run(line) for line in lines], word)
 
 
 def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tuple[Line, ...]:

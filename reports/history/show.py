@@ -17,12 +17,18 @@ from parbench.bench.results.formatting import (
 )
 from parbench.bench.text import UserError, format_table, pluralize
 from parbench.reports.analysis.labels import operation
+from parbench.reports.compare.compare import (
+    VERDICTS,
+    Word,
+    count_verdicts,
+    describe_world,
+    encode_report,
+)
+from parbench.reports.compare.environment import SeriesIdentity
+from parbench.reports.compare.thresholds import told
 from parbench.reports.history.database import History, Line
 from parbench.reports.history.gate import Check, Finding
 from parbench.reports.history.levels import FALSE_DISCOVERY_RATE, StepRule, segments
-from parbench.reports.regression.compare import VERDICTS, Word, counts_of, json_text, world_words
-from parbench.reports.regression.environment import Identity
-from parbench.reports.regression.noise_floor import told
 from parbench.reports.render.markdown import escaped
 
 RATE = f"{100 * FALSE_DISCOVERY_RATE:g} %"
@@ -48,7 +54,7 @@ def answer(found: Check) -> str:
         )
         return f"PASS: none of {len(series)} series is slower, {against}{f' ({unsure})' if unsure else ''}"
     failed = [*(one.word for one in bad), *(one.word for _, one, _ in found.changes if one.fails)]
-    words = ", ".join(f"{count} {word}" for word, count in counts_of(failed).items())
+    words = ", ".join(f"{count} {word}" for word, count in count_verdicts(failed).items())
     every = [*changed, *map(_short, bad)]
     others = f" and {len(every) - 3} more" if every[3:] else ""
     return (
@@ -178,12 +184,12 @@ def render_json(found: Check, code: int) -> str:
     }
     told = {"exit_code": code, "verdicts": found.counts, "counts": held_count}
     told["series"] = series
-    return json_text(
+    return encode_report(
         {"run": found.line, "kept": found.kept, "answer": answer(found), "rule": found.rule, **told}
     )
 
 
-Courses = list[tuple[Identity, tuple[tuple[Line, float], ...]]]
+Courses = list[tuple[SeriesIdentity, tuple[tuple[Line, float], ...]]]
 """Series with their seconds by run."""
 
 
@@ -215,7 +221,7 @@ def draw_courses(courses: Courses, lines: Sequence[Line], rule: StepRule, file: 
             (window[level.start], window[level.stop - 1], level.seconds)
             for level in segments([seconds_by_place[place] for place in window], rule)
         ]
-        label = f"{one.case.label}, {world_words(one.world)}"
+        label = f"{one.case.label}, {describe_world(one.world)}"
         series.append(HistorySeries(label=label, seconds_by_place=seconds_by_place, levels=levels))
     runs = [line.commit[:8] or line.started[:10] for line in lines]
     save_chart(chart_history(runs, series), file)
@@ -231,14 +237,14 @@ def render_courses(courses: Courses, rule: StepRule, form: str = "text") -> str:
                 "seconds": [seconds for _, seconds in times],
             }
             plain.append({"fingerprint": one.fingerprint, **asdict(one), **told})
-        return json_text({"series": plain})
+        return encode_report({"series": plain})
     shown = []
     for one, times in courses:
         last, window = [seconds for _, seconds in times[-30:]], times[-rule.window :]
         low, high = min(last), max(last)
         step = (high - low) / (len(_BARS) - 1) or 1.0
         bars = "".join(_BARS[round((value - low) / step)] for value in last)
-        shown += [one.case.label, f"    on {world_words(one.world)}"]
+        shown += [one.case.label, f"    on {describe_world(one.world)}"]
         shown.append(
             f"    {bars}  {format_seconds(low)} to {format_seconds(high)}, {len(times)} runs"
         )

@@ -117,7 +117,10 @@ def _tables(report: Report) -> dict[str, Any]:
         "notes": [note for section in report.sections for note in section.notes],
         **{
             table.id: [
-                {column.title: column.sort_key(row) for column in table.columns}
+                {
+                    getattr(column, "key", column.title): column.sort_key(row)
+                    for column in table.columns
+                }
                 for row in table.rows
             ]
             for section in report.sections

@@ -5,10 +5,12 @@ What comes from records is escaped: it is shown as text, whatever it holds.
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from parbench.bench.results import tables
 from parbench.bench.results.formatting import to_single_line
 from parbench.reports.analysis.verdicts import Problem
-from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T
+from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T, list_terms
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 
@@ -34,10 +36,11 @@ def render_markdown(report: Report) -> str:
             ]
             lines.append(markdown_table(table.varying, table.rows))
             lines += map(escaped, table.notes)
-        if section.glossary:
+        if list_terms(section):
             lines.append(
                 "\n".join(
-                    f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in section.glossary
+                    f"* **{escaped(term.name)}**: {escaped(term.text)}"
+                    for term in list_terms(section)
                 )
             )
     lines += _listed("How it was measured", report.footnotes)
@@ -50,7 +53,9 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", plain)
 
 
-def markdown_table(columns: Sequence[Column[T]], rows: Iterable[T]) -> str:
+def markdown_table(
+    columns: Sequence[Column[T]] | Sequence[tables.Column], rows: Iterable[Any]
+) -> str:
     lines = [
         [escaped(column.title) for column in columns],
         ["---:" if column.is_number else "---" for column in columns],

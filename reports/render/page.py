@@ -12,7 +12,7 @@ from parbench.bench.text import escape_unprintable, format_duration
 from parbench.reports.figures.style import style_sheet
 from parbench.reports.figures.svg import render_inline
 from parbench.reports.render.data import embedded_json
-from parbench.reports.report import Report, terms
+from parbench.reports.report import Report, list_terms, terms
 
 _HERE = Path(__file__).parent
 _OF_METHOD = ("sample", "repetition", "interval", "noise")
@@ -44,7 +44,7 @@ def _rendered(template: str, **context: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["render_inline"] = render_inline
+    environment.globals.update(render_inline=render_inline, list_terms=list_terms)
     return environment.get_template(template).render(
         policy=_policy(script),
         style=Markup(style_sheet() + (_HERE / "page.css").read_text(encoding="utf-8")),

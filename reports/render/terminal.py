@@ -7,13 +7,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.cells import cell_len
 
+from parbench.bench.results import tables
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.reports.analysis.verdicts import Verdict
-from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T, hoisted
+from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, hoisted
 
 _UNBOUNDED, _NARROWEST = 1_000_000, 40
 _GAP, _WORDS, _LONGEST = (
@@ -149,7 +150,12 @@ class Sheet:
         return "".join(f"{line}\n" for line in self._lines)
 
 
-def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Sequence[T]) -> None:
+def write_table(
+    sheet: Sheet,
+    title: str,
+    columns: Sequence[Column[Any]] | Sequence[tables.Column],
+    rows: Sequence[Any],
+) -> None:
     """Write what all rows have alike, then a table, or several with the names of rows in each, or records.
 
     Names are the first columns, as many as tell all rows apart; of several tables one leaves out rows of which it
@@ -157,7 +163,13 @@ def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Se
     """
     if not rows:
         return
-    alike, shown = hoisted(columns, rows)
+    alike: str
+    shown: Sequence[Any]
+    if isinstance(columns[0], tables.Column):
+        table = tables.Table(id="", title=title, columns=columns, rows=rows)
+        alike, shown = table.constant, table.varying
+    else:
+        alike, shown = hoisted(columns, rows)
     sheet.write("")
     sheet.tell(title, style=_BOLD)
     sheet.tell(*filter(None, [alike]))
@@ -194,13 +206,13 @@ def write_table(sheet: Sheet, title: str, columns: Sequence[Column[T]], rows: Se
         for row, line, parts in zip(rows, told, texts, strict=True):
             if len(blocks) == 1 or {line[i] for i in block[names:]} != {UNKNOWN}:
                 marks = [
-                    column.mark(row) if column.mark else line[i]
+                    (column.mark(row) if column.mark else "") or line[i]
                     for i, column in zip(block, of, strict=True)
                 ]
                 sheet.write_row(parts, widths, right, [_STYLES.get(mark, "") for mark in marks])
 
 
-def _least_and_natural(column: Column[T], texts: Sequence[str]) -> tuple[int, int]:
+def _least_and_natural(column: Any, texts: Sequence[str]) -> tuple[int, int]:
     """Return the least width of a column and the one that wraps nothing; what is a number is never wrapped."""
     widest = max(map(cell_len, texts))
     parts = [
@@ -240,7 +252,7 @@ def _stretched(sizes: Sequence[tuple[int, int]], width: int) -> list[int]:
 
 
 def _write_records(
-    sheet: Sheet, shown: Sequence[Column[T]], told: Sequence[Sequence[str]], names: int
+    sheet: Sheet, shown: Sequence[Any], told: Sequence[Sequence[str]], names: int
 ) -> None:
     for line in told:
         sheet.tell(", ".join(text for text in line[:names] if text != UNKNOWN))

@@ -8,7 +8,7 @@ python -m tests.studies.gate_study [--trials 200] prints a row for each kind of 
 - how often it exits with 1 if all series take 30 % longer,
 - the change that it reports as detectable for a single series, and how often it reports that.
 
-All repetitions of BASE are before those of NEW. tests/reports/regression/test_rule.py holds a part.
+All repetitions of BASE are before those of NEW. tests/reports/compare/test_rule.py holds a part.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from parbench.reports.regression.rule import Effect, Pair, Rule, effects, judge
+from parbench.reports.compare.rule import Effect, Pair, Rule, effects, judge
 
 Logs = NDArray[np.float64]
 # 75 series by families: curves, blocking and pipelined, and single cases.

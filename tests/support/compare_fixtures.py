@@ -6,9 +6,9 @@ from typing import Any
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.regression.compare import Comparison, Series, compare
-from parbench.reports.regression.noise_floor import Floor
-from parbench.reports.regression.rule import Rule
+from parbench.reports.compare.compare import Comparison, Series, compare
+from parbench.reports.compare.rule import Rule
+from parbench.reports.compare.thresholds import Threshold
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
@@ -50,9 +50,9 @@ def run_from_records(
     )
 
 
-def make_floor(floor: float) -> Floor:
+def make_floor(floor: float) -> Threshold:
     """Return a floor as `parbench aa` measures it with 20 repetitions."""
-    return Floor(
+    return Threshold(
         series="a case",
         host="node-a",
         measured="2026-01-02T03:04:05.678Z",

@@ -72,3 +72,10 @@ def test_interval_has_the_unit_of_its_value() -> None:
 def test_control_characters_are_escaped() -> None:
     assert to_single_line("a\x1b[31m\n  b\x00") == "a\\x1b[31m b\\x00"
     assert to_single_line("Größe 64K") == "Größe 64K"
+
+
+def test_interval_has_a_unit_that_fits_its_largest_end() -> None:
+    metric = MetricValue(value=0.0, unit="s", low=0.0, high=3.0)
+    assert format_measurement(metric) == "0 s [0, 3.00]"
+    metric = MetricValue(value=1.0, unit="B", low=1.0, high=2048.0)
+    assert format_measurement(metric) == "0.000977 KiB [0.000977, 2.00]"

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from parbench import cli
+from parbench.reports.compare.commands import FILE
+from parbench.reports.compare.thresholds import save_thresholds
 from parbench.reports.history.database import SCHEMA, open_history
-from parbench.reports.regression.commands import FILE
-from parbench.reports.regression.noise_floor import keep_floors
 from tests.support.compare_fixtures import CASE, make_floor
 from tests.support.history_fixtures import write_history_run
 
@@ -136,7 +136,7 @@ def test_check_uses_percentages_and_measured_floors() -> None:
     with open_history(FILE) as history:
         [series] = [series for series in history.series().values() if series.case == CASE]
     floors = {series.fingerprint: make_floor(0.3)}
-    keep_floors(Path("runs/floor.json"), floors)  # the usual file
+    save_thresholds(Path("runs/floor.json"), floors)  # the usual file
     text = invoke("check").stdout
     assert "1 SLOWER" in text
     assert "1 SAME" in text

@@ -8,7 +8,7 @@ import scipy.stats  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parbench.reports.regression.statistics import (
+from parbench.reports.compare.statistics import (
     Difference,
     Differences,
     differences,

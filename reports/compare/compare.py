@@ -23,19 +23,19 @@ from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError, pluralize
 from parbench.reports.analysis.frame import group_rows
 from parbench.reports.analysis.summary import Row, summarize
-from parbench.reports.budgets import Judged
-from parbench.reports.budgets import exit_code as code_of_budgets
-from parbench.reports.regression.counted import Held, facts_of, held
-from parbench.reports.regression.environment import (
+from parbench.reports.compare.counts import CountComparison, collect_counts, compare_counts
+from parbench.reports.compare.environment import (
     Change,
     changes,
     plan_changes,
     shared_params,
     surroundings,
 )
-from parbench.reports.regression.noise_floor import Floor, fingerprints
-from parbench.reports.regression.rule import Called, Effect, Pair, Rule, Whole, effects, judge
-from parbench.reports.regression.statistics import Repetitions, simes
+from parbench.reports.compare.rule import Called, Effect, Pair, Rule, Whole, effects, judge
+from parbench.reports.compare.statistics import Repetitions, simes
+from parbench.reports.compare.thresholds import Threshold, fingerprints
+from parbench.reports.limits import Judged
+from parbench.reports.limits import exit_code as code_of_budgets
 
 Word = Literal[
     "WRONG",
@@ -90,7 +90,7 @@ COMPARED: frozenset[Word] = frozenset(get_args(Called))
 SCHEMA_VERSION = 1  # of the JSON that commands tell
 
 
-def counts_of(words: Iterable[Word]) -> dict[Word, int]:
+def count_verdicts(words: Iterable[Word]) -> dict[Word, int]:
     found = Counter(words)
     return {word: found[word] for word in WORST_FIRST if found[word]}
 
@@ -118,7 +118,7 @@ class Series:
     base_times: Repetitions = field(default_factory=dict)
     new_times: Repetitions = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
-    measured: Floor | None = None
+    measured: Threshold | None = None
 
     @property
     def row(self) -> Row:
@@ -178,7 +178,7 @@ class Comparison:
     whole: Whole | None
     families: tuple[Family, ...]
     changes: tuple[Change, ...]
-    counted: tuple[tuple[Series, Held], ...] = ()
+    counted: tuple[tuple[Series, CountComparison], ...] = ()
     budgets: tuple[Judged, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -189,7 +189,7 @@ class Comparison:
     @property
     def counts(self) -> Mapping[Word, int]:
         changed = (one.word for _, found in self.counted for one in found.changes if not one.meant)
-        return counts_of(chain((one.word for one in self.series), changed))
+        return count_verdicts(chain((one.word for one in self.series), changed))
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
         """Return ``exit_code`` of the series, the whole run and budgets, and 3 as well where nothing was compared."""
@@ -207,7 +207,7 @@ def compare(
     new: Run,
     rule: Rule,
     meant: Sequence[str] = (),
-    floors: Mapping[str, Floor] | None = None,
+    floors: Mapping[str, Threshold] | None = None,
 ) -> Comparison:
     """Return ``new`` against ``base``; what fits a ``meant`` glob forbids nothing; ``UserError`` if they share none."""
     pairs = [*_pairs(base, new, floors or {})]
@@ -237,15 +237,15 @@ def compare(
     )
 
 
-def json_text(whole: Mapping[str, object]) -> str:
+def encode_report(whole: Mapping[str, object]) -> str:
     return encode_json({"schema_version": SCHEMA_VERSION, **whole}).decode()
 
 
-def world_words(world: WorldInfo) -> str:
+def describe_world(world: WorldInfo) -> str:
     return f"{pluralize(world.size, 'rank')} on {pluralize(world.nodes, 'node')}, {world.backend}, {world.device}"
 
 
-def pool(runs: Sequence[Run], name: str) -> Run:
+def pool_runs(runs: Sequence[Run], name: str) -> Run:
     """Return runs as one in the newest's environment: of each case what is on its newest's world, notes say so."""
     if len(runs) == 1:
         return runs[0]
@@ -283,7 +283,7 @@ def pool(runs: Sequence[Run], name: str) -> Run:
     cases = {case.id: case for run in runs for case in run.info.plan.cases}
     exclusions: tuple[str, ...] = ()
     if left_out:
-        told = "; ".join(dict.fromkeys(world_words(record.world) for record in left_out))
+        told = "; ".join(dict.fromkeys(describe_world(record.world) for record in left_out))
         count = pluralize(len(left_out), "record")
         exclusions = (
             f"Left out of {name}: {count} on another world than the newest of their case, {told}.",
@@ -304,7 +304,7 @@ def _ranks(world: WorldInfo) -> tuple[int, str, str]:
     return world.size, world.backend, world.device
 
 
-def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]:
+def _pairs(base: Run, new: Run, floors: Mapping[str, Threshold]) -> Iterator[Series]:
     """Yield the series of both runs, base's first, each with the higher of its floors that were measured."""
     ours, theirs = (
         {
@@ -348,7 +348,7 @@ def _pairs(base: Run, new: Run, floors: Mapping[str, Floor]) -> Iterator[Series]
 
 def _why_missing(base: Row, new: Row | None, run: Run) -> str:
     if new is not None:
-        return f"NEW ran it on another world: {world_words(base.world)} -> {world_words(new.world)}"
+        return f"NEW ran it on another world: {describe_world(base.world)} -> {describe_world(new.world)}"
     skipped = [one.reason for one in run.info.plan.skipped if one.case.id == base.case.id]
     skipped += [record.reason for record in run.records if record.case.id == base.case.id]
     if skipped:
@@ -389,9 +389,9 @@ def _measured(one: Series, base: Run, new: Run, rule: Rule, meant: Sequence[str]
     return one
 
 
-def _held(one: Series, meant: Sequence[str]) -> Held:
-    base, new = (facts_of(row) if row else {} for row in (one.base, one.new))
-    return held(
+def _held(one: Series, meant: Sequence[str]) -> CountComparison:
+    base, new = (collect_counts(row) if row else {} for row in (one.base, one.new))
+    return compare_counts(
         base, new, meant, other_torch=any(change.path == "versions.torch" for change in one.changes)
     )
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from parbench.reports.regression.compare import Comparison, compare
-from parbench.reports.regression.rule import Rule
+from parbench.reports.compare.compare import Comparison, compare
+from parbench.reports.compare.rule import Rule
 from tests.support.compare_fixtures import (
     OTHER_CASE,
     make_curve,

@@ -127,14 +127,14 @@ def ab(
     Ends when B is told from A, or with the budget. Options of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration
-    from parbench.reports.regression.ab import (
+    from parbench.reports.compare.ab import (
         check_words,
         measure_in_turns,
         parse_side,
         run_repetition,
     )
-    from parbench.reports.regression.compare_show import advised, as_table
-    from parbench.reports.regression.noise_floor import parse_floor
+    from parbench.reports.compare.report import advised, as_table
+    from parbench.reports.compare.thresholds import parse_floor
 
     a, b = (parse_side(name, given[name], given[f"{name}_python"]) for name in ("a", "b"))
     if (a.variables, a.python) == (b.variables, b.python):
@@ -204,22 +204,22 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, words: tuple[str, .
     from then on.
     """
     from parbench.bench.text import UserError, parse_duration, pluralize
-    from parbench.reports.regression.ab import Side, Turns, check_words, run_repetition
-    from parbench.reports.regression.noise_floor import (
+    from parbench.reports.compare.ab import Side, Turns, check_words, run_repetition
+    from parbench.reports.compare.rule import Rule
+    from parbench.reports.compare.thresholds import (
         MIN_REPETITIONS,
         as_text,
-        keep_floors,
         measure_floors,
-        read_floors,
+        read_thresholds,
+        save_thresholds,
     )
-    from parbench.reports.regression.rule import Rule
 
     check_words(words, "aa")
     if file.name.strip().endswith("%"):
         how = "name the file for it, or unset PARBENCH_FLOOR"
         raise UserError(f"--floor {file} is a percentage, and aa measures one: {how}")
     if file.exists():
-        read_floors(file)  # before an hour is spent
+        read_thresholds(file)  # before an hour is spent
     turns = Turns(
         (Side(name="a", variables={}), Side(name="b", variables={})),
         partial(run_repetition, out=out, words=words, tell=partial(click.echo, err=True)),
@@ -242,7 +242,7 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, words: tuple[str, .
             f"No floor: {len(runs)} repetitions were made, and a series needs {MIN_REPETITIONS} that measured it."
         )
         click.get_current_context().exit(4)
-    keep_floors(file, floors)
+    save_thresholds(file, floors)
     click.echo(
         "Noise is the deviation between repetitions, as a fraction; a series' floor is what that needs at most."
     )

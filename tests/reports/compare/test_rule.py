@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats  # type: ignore[import-untyped]
 
-from parbench.reports.regression.rule import Effect, Judgement, Pair, Rule, effects, judge
+from parbench.reports.compare.rule import Effect, Judgement, Pair, Rule, effects, judge
 from tests.studies import gate_study
 
 RULE = Rule()

@@ -22,7 +22,7 @@ from parbench.bench.results.metrics import find_metric
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.summary import Row
 
-Facts = Mapping[str, Sequence[float | str]]
+ExactCounts = Mapping[str, Sequence[float | str]]
 """By name the values that repetitions counted: one, where they agree."""
 SCHEDULE = "schedule"
 _CALLS, _SENT, _MEMORY = "calls.", "sent.", "memory_counted."
@@ -51,7 +51,7 @@ class CountChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class CountComparison:
     """How many counts two sides share, those that changed, and those on which BASE's repetitions do not agree."""
 
     count: int
@@ -59,7 +59,7 @@ class Held:
     loose: tuple[str, ...] = ()
 
 
-def facts_of(row: Row) -> dict[str, list[float | str]]:
+def collect_counts(row: Row) -> dict[str, list[float | str]]:
     """Return what the repetitions of a row counted, nothing of one that has a wrong result."""
     found: dict[str, dict[float | str, None]] = {}
     for record in row.measured if row.metrics else ():
@@ -75,7 +75,9 @@ def facts_of(row: Row) -> dict[str, list[float | str]]:
     return {name: [*values] for name, values in found.items()}
 
 
-def held(base: Facts, new: Facts, meant: Sequence[str] = (), *, other_torch: bool = False) -> Held:
+def compare_counts(
+    base: ExactCounts, new: ExactCounts, meant: Sequence[str] = (), *, other_torch: bool = False
+) -> CountComparison:
     """Return what changed; a count that fits a ``meant`` glob may, and one of ``other_torch`` may have another name."""
     operations = [name.removeprefix(_CALLS) for name in {**base, **new} if _is_call(name)]
     names = [name for name in {**base, **new} if not name.startswith((_CALLS, _SENT))]
@@ -90,7 +92,7 @@ def held(base: Facts, new: Facts, meant: Sequence[str] = (), *, other_torch: boo
         if one
     ]
     shared = sum(name in new for name in base if _is_call(name) or not name.startswith(_CALLS))
-    return Held(
+    return CountComparison(
         count=shared,
         changes=tuple(found),
         loose=tuple(name for name in base if len(base[name]) > 1),
@@ -101,7 +103,9 @@ def _is_call(name: str) -> bool:
     return name.startswith(_CALLS) and "." in name.removeprefix(_CALLS)
 
 
-def _of_calls(name: str, base: Facts, new: Facts, other_torch: bool) -> CountChange | None:
+def _of_calls(
+    name: str, base: ExactCounts, new: ExactCounts, other_torch: bool
+) -> CountChange | None:
     """Return how an operation's calls and bytes changed; where a side counts calls and has none of it, there are 0."""
     calls = [side.get(f"{_CALLS}{name}", [0.0]) for side in (base, new)]
     absent = [f"{_CALLS}{name}" not in side for side in (base, new)]

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from parbench.bench.plan.plan import Measure, parse_fault
-from parbench.reports.regression.environment import (
+from parbench.reports.compare.environment import (
     HARMLESS,
     Change,
     Point,
     Surroundings,
     changes,
+    collect_points,
     plan_changes,
-    points_of,
     surroundings,
 )
 from tests.support.compare_fixtures import CASE, make_repetitions, run_from_records
@@ -129,7 +129,7 @@ def with_value(path: str, value: object) -> dict[str, Any]:
 
 
 def find_point(environment: dict[str, Any] | None = None, **fields: Any) -> Point:
-    [point] = points_of(run_from_records(make_repetitions(**fields), environment))
+    [point] = collect_points(run_from_records(make_repetitions(**fields), environment))
     return point
 
 

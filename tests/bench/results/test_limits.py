@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.plan.plan import SkippedCase
-from parbench.bench.results.budgets import MetricBudget, read_budgets
+from parbench.bench.results.limits import MetricLimit, read_limits
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import collective_case, step_case
 
@@ -13,10 +13,10 @@ CASES = (step_case("ddp"), collective_case("all_reduce", 1 << 20))
 SKIPPED = (SkippedCase(case=step_case("fsdp"), reason="needs 4 ranks"),)
 
 
-def read_text(folder: Path, text: str) -> tuple[MetricBudget, ...]:
+def read_text(folder: Path, text: str) -> tuple[MetricLimit, ...]:
     file = folder / "budgets.toml"
     file.write_text(text)
-    return read_budgets(file, CASES, SKIPPED)
+    return read_limits(file, CASES, SKIPPED)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_limit_is_read_in_the_unit_of_its_metric(
     ],
 )
 def test_comparison_keeps_its_values(comparison: str, kept_values: list[float]) -> None:
-    budget = MetricBudget(cases="*", metric="mfu", text="", comparison=comparison, number=0.3)
+    budget = MetricLimit(cases="*", metric="mfu", text="", comparison=comparison, number=0.3)
     assert [value for value in (0.29, 0.3, 0.31) if budget.is_met(value)] == kept_values
 
 

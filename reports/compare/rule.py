@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parbench.bench.results.stats import MIN_INTERVAL_REPETITIONS, median
-from parbench.reports.regression.statistics import (
+from parbench.reports.compare.statistics import (
     Difference,
     Repetitions,
     differences,

@@ -10,15 +10,15 @@ import pytest
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
-from parbench.reports.regression.noise_floor import (
+from parbench.reports.compare.rule import Rule
+from parbench.reports.compare.thresholds import (
     fingerprints,
     floors_of,
-    keep_floors,
     measure_floors,
     parse_floor,
-    read_floors,
+    read_thresholds,
+    save_thresholds,
 )
-from parbench.reports.regression.rule import Rule
 from tests.support.compare_fixtures import CASE, OTHER_CASE, make_floor, run_from_records
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import ENVIRONMENT, failed_record, ok_record
@@ -87,9 +87,9 @@ def test_measure_floors_needs_ten_valid_runs() -> None:
 def test_keep_floors_updates_a_file(tmp_path: Path) -> None:
     file = tmp_path / "new" / "floor.json"
     newer = make_floor(0.05)
-    keep_floors(file, {"a": FLOOR, "b": FLOOR})
-    keep_floors(file, {"b": newer})
-    assert read_floors(file) == {"a": FLOOR, "b": newer}
+    save_thresholds(file, {"a": FLOOR, "b": FLOOR})
+    save_thresholds(file, {"b": newer})
+    assert read_thresholds(file) == {"a": FLOOR, "b": newer}
     assert json.loads(file.read_text())["schema_version"] == 1
 
 
@@ -106,8 +106,8 @@ def test_foreign_floor_file_is_refused_and_kept(
 ) -> None:
     file = tmp_path / "floor.json"
     file.write_text(content)
-    assert problem in usage_error(read_floors, file)
-    assert problem in usage_error(keep_floors, file, {"a": FLOOR})
+    assert problem in usage_error(read_thresholds, file)
+    assert problem in usage_error(save_thresholds, file, {"a": FLOOR})
     assert file.read_text() == content
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from parbench import cli
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.regression.ab import (
+from parbench.reports.compare.ab import (
     LOOKS,
     Outcome,
     Side,
@@ -23,7 +23,7 @@ from parbench.reports.regression.ab import (
     parse_side,
     run_repetition,
 )
-from parbench.reports.regression.noise_floor import read_floors
+from parbench.reports.compare.thresholds import read_thresholds
 from tests.support.compare_fixtures import NOISE, find_series, run_from_records
 from tests.support.fakes import wait_until
 from tests.support.history_fixtures import write_history_run
@@ -258,7 +258,7 @@ def test_aa_writes_noise_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         run = machine.measure(side, seconds)
         return with_info(run, started=f"2026-01-02T03:04:{len(machine.order):02}.000Z")
 
-    monkeypatch.setattr("parbench.reports.regression.ab.run_repetition", measure_side)
+    monkeypatch.setattr("parbench.reports.compare.ab.run_repetition", measure_side)
     file = tmp_path / "floor.json"
     result = invoke(
         "aa", "--floor", str(file), "--repetitions", "6", "--", "--only", "all_reduce"
@@ -266,7 +266,7 @@ def test_aa_writes_noise_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 0, result.output
     assert str(file) in result.stdout
     assert machine.order == "abbaabbaabba"
-    [floor] = read_floors(file).values()
+    [floor] = read_thresholds(file).values()
     assert floor.series == CASE.label
     assert floor.repetitions == 12
     assert floor.floor == 0.03

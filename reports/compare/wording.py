@@ -2,10 +2,16 @@
 
 from parbench.bench.results.formatting import UNKNOWN, format_number, format_percent, make_formatter
 from parbench.reports.analysis.labels import operation
-from parbench.reports.budgets import sentences as budget_words
-from parbench.reports.regression.compare import VERDICTS, WORST_FIRST, Comparison, Series, counts_of
-from parbench.reports.regression.counted import CountChange
-from parbench.reports.regression.rule import Effect
+from parbench.reports.compare.compare import (
+    VERDICTS,
+    WORST_FIRST,
+    Comparison,
+    Series,
+    count_verdicts,
+)
+from parbench.reports.compare.counts import CountChange
+from parbench.reports.compare.rule import Effect
+from parbench.reports.limits import sentences as budget_words
 
 CANNOT_TELL = "cannot tell"
 Counted = tuple[Series, CountChange]
@@ -44,7 +50,7 @@ def whole_words(comparison: Comparison) -> str:
     """Return the verdict on the whole run in a sentence, nothing where one series is all that is judged."""
     if not comparison.is_timed:
         counts, what = (
-            counts_of(one.word for one in comparison.series),
+            count_verdicts(one.word for one in comparison.series),
             "no time" if comparison.counted else "nothing",
         )
         why = ", ".join(

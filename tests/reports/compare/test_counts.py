@@ -1,4 +1,4 @@
-"""Counts of a step are compared exactly: every change is reported with its operation."""
+"""ExactCounts of a step are compared exactly: every change is reported with its operation."""
 
 import html
 import json
@@ -10,10 +10,10 @@ import pytest
 
 from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record
-from parbench.reports.regression.compare import Comparison, compare
-from parbench.reports.regression.compare_show import as_json, as_markdown, as_table
-from parbench.reports.regression.junit import as_junit
-from parbench.reports.regression.rule import Rule
+from parbench.reports.compare.compare import Comparison, compare
+from parbench.reports.compare.junit import as_junit
+from parbench.reports.compare.report import as_json, as_markdown, as_table
+from parbench.reports.compare.rule import Rule
 from tests.support.compare_fixtures import compare_records, run_from_records
 from tests.support.paths import Command
 from tests.support.planted_steps import VARIABLE
@@ -163,7 +163,7 @@ def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
     base, repeated, planted = folders
     unchanged = parbench("compare", base, repeated)
     assert unchanged.returncode == 0, unchanged.stdout
-    assert unchanged.stdout.startswith("Counts: none of ")
+    assert unchanged.stdout.startswith("ExactCounts: none of ")
     changed = parbench("compare", base, planted)
     assert changed.returncode == 1
     assert re.search(r"all_gather on fsdp: \d+ -> \d+ calls a step", changed.stdout)

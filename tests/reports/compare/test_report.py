@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from parbench.reports.commands import compare
-from parbench.reports.history.database import open_history
-from parbench.reports.history.runs import find_run
-from parbench.reports.regression.compare import Comparison
-from parbench.reports.regression.compare_show import (
+from parbench.reports.compare.compare import Comparison
+from parbench.reports.compare.report import (
     as_json,
     as_markdown,
     as_table,
     compare_runs,
 )
-from parbench.reports.regression.noise_floor import fingerprints, keep_floors
+from parbench.reports.compare.thresholds import fingerprints, save_thresholds
+from parbench.reports.history.database import open_history
+from parbench.reports.history.runs import find_run
 from tests.support.compare_fixtures import (
     OTHER_CASE,
     make_floor,
@@ -104,7 +104,7 @@ def test_compare_names_the_emulated_side(form: str, base: str, tmp_path: Path) -
 def test_compare_uses_a_measured_floor(base: str, slower: str, tmp_path: Path) -> None:
     file = str(tmp_path / "floor.json")
     floors = dict.fromkeys(fingerprints(find_run(base)).values(), make_floor(0.3))
-    keep_floors(Path(file), floors)
+    save_thresholds(Path(file), floors)
     result = invoke(base, slower, "--floor", file)
     assert result.exit_code == 0
     assert "floor 30.0 %" in result.output

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from parbench.bench.results.formatting import format_case_size, to_single_line
-from parbench.reports.budgets import Standing
-from parbench.reports.regression.compare import VERDICTS, Comparison, Family, world_words
-from parbench.reports.regression.compare_words import effect_words, whole_words
+from parbench.reports.compare.compare import VERDICTS, Comparison, Family, describe_world
+from parbench.reports.compare.wording import effect_words, whole_words
+from parbench.reports.limits import Standing
 
 _OF_BUDGET: Mapping[Standing, str] = {
     "KEPT": "",
@@ -30,7 +30,7 @@ def as_junit(comparison: Comparison) -> str:
                 _add(suite, *of_the_run)
             _count(suite)
     for family in comparison.families:
-        name = to_single_line(f"{family.name} on {world_words(family.series[0].world)}")
+        name = to_single_line(f"{family.name} on {describe_world(family.series[0].world)}")
         suite = SubElement(root, "testsuite", name=name, tests=str(len(family.series)))
         properties = SubElement(suite, "properties")
         for key, value in _properties(family).items():

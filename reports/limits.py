@@ -8,13 +8,13 @@ from typing import Literal
 import click
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.results.budgets import MetricBudget, read_budgets, resolve_metric
 from parbench.bench.results.formatting import (
     format_difference,
     format_measurement,
     format_percent,
     make_formatter,
 )
+from parbench.bench.results.limits import MetricLimit, read_limits, resolve_metric
 from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import pluralize
@@ -36,7 +36,7 @@ CODES: Mapping[Standing, ExitCode] = {
 class Judged:
     """How a budget stands over all cases that it fits, and the sentence that says so."""
 
-    budget: MetricBudget
+    budget: MetricLimit
     word: Standing
     told: str
 
@@ -44,13 +44,13 @@ class Judged:
 def judge_run(path: Path, file: Path, code: int) -> int:
     """Print on standard error how a run's folder keeps a file's budgets; return the worst code, ``code`` among them."""
     run = require_complete(load_run(path))
-    found = judge(run, read_budgets(file, run.info.plan.cases, run.info.plan.skipped))
+    found = judge(run, read_limits(file, run.info.plan.cases, run.info.plan.skipped))
     for sentence in sentences(found):
         click.echo(sentence, err=True)
     return exit_code(found, code)
 
 
-def judge(run: Run, budgets: Sequence[MetricBudget]) -> tuple[Judged, ...]:
+def judge(run: Run, budgets: Sequence[MetricLimit]) -> tuple[Judged, ...]:
     """Return how a run keeps each budget, over all its cases that fit."""
     rows = {row.case.id: row for row in summarize(run).rows}
     ceiling = ceiling_of(run, [*rows.values()])
@@ -90,7 +90,7 @@ class _Standing:
 
 
 def _of_case(
-    budget: MetricBudget, label: str, row: Row | None, known: Mapping[str, MetricValue]
+    budget: MetricLimit, label: str, row: Row | None, known: Mapping[str, MetricValue]
 ) -> list[_Standing]:
     if row is None or not row.repetitions or not row.metrics:
         why = "; ".join(row.reasons) or row.status if row else "it has no record"
@@ -120,7 +120,7 @@ def _of_case(
     return found
 
 
-def _together(budget: MetricBudget, each: Sequence[_Standing]) -> Judged:
+def _together(budget: MetricLimit, each: Sequence[_Standing]) -> Judged:
     """Return the worst of all cases; of several as bad the one that is farthest from what it has to be."""
     first = min(each, key=lambda one: ([*CODES].index(one.word), -one.distance))
     alike = {one.case for one in each if one.word == first.word}

@@ -27,8 +27,8 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median, quantile
 from parbench.bench.text import UserError, format_table
 from parbench.reports.analysis.summary import Row
-from parbench.reports.regression.environment import points_of
-from parbench.reports.regression.rule import Pair, Rule, effects
+from parbench.reports.compare.environment import collect_points
+from parbench.reports.compare.rule import Pair, Rule, effects
 
 FILE = Path("runs/floor.json")
 SCHEMA_VERSION = 1
@@ -36,7 +36,7 @@ FALSE_ALARMS = 0.01
 MIN_REPETITIONS = 10  # what two sides of the fewest that are ever compared need
 
 
-class Floor(msgspec.Struct, frozen=True, kw_only=True):
+class Threshold(msgspec.Struct, frozen=True, kw_only=True):
     """What repetitions of a series told; noise (of the medians' logarithms) and floor are fractions, times UTC."""
 
     series: str
@@ -54,10 +54,10 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int
-    floors: dict[str, Floor]
+    floors: dict[str, Threshold]
 
 
-def measure_floors(runs: Sequence[Run], rule: Rule) -> tuple[dict[str, Floor], float]:
+def measure_floors(runs: Sequence[Run], rule: Rule) -> tuple[dict[str, Threshold], float]:
     """Return by fingerprint the floor of each series that ten of these runs, one repetition each, measured.
 
     With them, how repetitions correlate with the next.
@@ -65,7 +65,7 @@ def measure_floors(runs: Sequence[Run], rule: Rule) -> tuple[dict[str, Floor], f
     times: dict[str, dict[int, float]] = {}
     labels: dict[str, str] = {}
     for repetition, run in enumerate(runs):
-        for point in points_of(run):
+        for point in collect_points(run):
             if point.seconds is not None:
                 times.setdefault(name := point.series.fingerprint, {})[repetition] = point.seconds
                 labels[name] = point.series.case.label
@@ -81,7 +81,7 @@ def measure_floors(runs: Sequence[Run], rule: Rule) -> tuple[dict[str, Floor], f
     found = {}
     for (name, repetitions), floor in zip(times.items(), floors, strict=True):
         noise = stdev(map(math.log, repetitions.values()))
-        found[name] = Floor(
+        found[name] = Threshold(
             series=labels[name], repetitions=len(repetitions), noise=noise, floor=floor, **where
         )
     return found, autocorrelation
@@ -134,7 +134,7 @@ def _pairs(
 
 
 def fingerprints(run: Run, rows: Iterable[Row] | None = None) -> dict[str, str]:
-    return {point.series.case.id: point.series.fingerprint for point in points_of(run, rows)}
+    return {point.series.case.id: point.series.fingerprint for point in collect_points(run, rows)}
 
 
 def parse_floor(text: str) -> float:
@@ -147,16 +147,16 @@ def parse_floor(text: str) -> float:
     return float(percent[1]) / 100
 
 
-def find_floor(text: str | None) -> tuple[float, dict[str, Floor]]:
+def find_thresholds(text: str | None) -> tuple[float, dict[str, Threshold]]:
     """Return the floor, and the measured ones by fingerprint: a percentage stands alone, a file beside 3 %."""
     if text is None:
-        return Rule().floor, read_floors(FILE) if FILE.exists() else {}
+        return Rule().floor, read_thresholds(FILE) if FILE.exists() else {}
     if text.strip().endswith("%") or not Path(text).exists():
         return parse_floor(text), {}
-    return Rule().floor, read_floors(Path(text))
+    return Rule().floor, read_thresholds(Path(text))
 
 
-def read_floors(path: Path) -> dict[str, Floor]:
+def read_thresholds(path: Path) -> dict[str, Threshold]:
     """Return the floors of a file by fingerprint; ``UserError`` if there is no such file or it is none of ours."""
     if not path.exists():
         raise UserError(f"no such file: {path}; parbench aa measures floors")
@@ -169,22 +169,22 @@ def read_floors(path: Path) -> dict[str, Floor]:
     return found.floors
 
 
-def keep_floors(path: Path, floors: Mapping[str, Floor]) -> None:
+def save_thresholds(path: Path, floors: Mapping[str, Threshold]) -> None:
     """Write floors to a file beside those it has of other series, all or nothing."""
-    known = read_floors(path) if path.exists() else {}
+    known = read_thresholds(path) if path.exists() else {}
     whole = _File(schema_version=SCHEMA_VERSION, floors={**known, **floors})
     with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, encode_json(whole))
 
 
-def as_text(floors: Mapping[str, Floor]) -> str:
+def as_text(floors: Mapping[str, Threshold]) -> str:
     ordered = sorted(floors.values(), key=lambda one: -one.floor)
     rows = [(format_percent(one.noise), f"{100 * one.floor:.1f} %", one.series) for one in ordered]
     return format_table([("noise", "floor", "series"), *rows], right_aligned=(0, 1)) + "\n"
 
 
-def told(floors: Sequence[Floor]) -> list[str]:
+def told(floors: Sequence[Threshold]) -> list[str]:
     """Return a sentence on the highest floor of each session that measured some of these."""
     found = []
     for session in sorted({(one.measured, one.host) for one in floors}):

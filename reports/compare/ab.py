@@ -16,8 +16,8 @@ from parbench.bench.launch.budget import RESERVE, compute_costs, format_budget
 from parbench.bench.launch.processes import run_child
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, format_duration, get_last_line
-from parbench.reports.regression.compare import Comparison, compare, notes_of_pools, pool
-from parbench.reports.regression.rule import Rule
+from parbench.reports.compare.compare import Comparison, compare, notes_of_pools, pool_runs
+from parbench.reports.compare.rule import Rule
 
 LOOKS = (
     6,
@@ -168,7 +168,7 @@ def measure_in_turns(
 
     def compared(runs: Mapping[str, Sequence[Run]]) -> Comparison:
         ours, theirs = (
-            pool(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides
+            pool_runs(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides
         )
         return replace(compare(ours, theirs, rule, meant), notes=notes_of_pools((ours, theirs)))
 

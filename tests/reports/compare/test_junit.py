@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 import xmlschema
 
-from parbench.reports.regression.compare import Comparison
-from parbench.reports.regression.junit import as_junit
+from parbench.reports.compare.compare import Comparison
+from parbench.reports.compare.junit import as_junit
 from tests.support.compare_fixtures import (
     CASE,
     compare_records,

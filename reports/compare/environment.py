@@ -20,7 +20,7 @@ from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.bench.results.records import Record, Status, WorldInfo
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.summary import Row, summarize
-from parbench.reports.regression.counted import Facts, facts_of
+from parbench.reports.compare.counts import ExactCounts, collect_counts
 
 HARMLESS = (
     "gpu.uuid",
@@ -153,7 +153,7 @@ def _plan_leaves(plan: Plan) -> dict[str, str]:
     return {name: UNKNOWN if value is None else str(value) for name, value in asked.items()}
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class SeriesIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What a series is; ``around`` are the surroundings that belong to it, as text by path."""
 
     case: Case
@@ -178,16 +178,16 @@ class Point:
     ``facts`` are what it counted, none in runs of before counts were kept.
     """
 
-    series: Identity
+    series: SeriesIdentity
     status: Status
     seconds: float | None
     repetitions: int
     reason: str = ""
     beside: Mapping[str, str]
-    facts: Facts
+    facts: ExactCounts
 
 
-def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
+def collect_points(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
     """Return a point for each row of a run, those given or all, except what was skipped in every repetition."""
     points = []
     for row in summarize(run).rows if rows is None else rows:
@@ -206,13 +206,13 @@ def points_of(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
             around["injected"] = ", ".join(injected)
         value = row.value(row.headline)
         point = Point(
-            series=Identity(case=row.case, world=row.world, around=around),
+            series=SeriesIdentity(case=row.case, world=row.world, around=around),
             status=row.status,
             seconds=value if value and value > 0 and row.status in ("ok", "skipped") else None,
             repetitions=row.repetitions,
             reason="; ".join(row.reasons),
             beside=beside,
-            facts=facts_of(row),
+            facts=collect_counts(row),
         )
         points.append(point)
     return tuple(points)

@@ -27,7 +27,7 @@ _EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" 
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricBudget:
+class MetricLimit:
     """A limit of one metric that some cases have to keep, such as ``exposed_fraction < 10%``."""
 
     cases: str
@@ -50,11 +50,11 @@ class MetricBudget:
         return isclose(value, self.number, rel_tol=1e-9)
 
 
-def read_budgets(
+def read_limits(
     path: Path,
     cases: Sequence[Case],
     skipped: Sequence[SkippedCase] = (),
-) -> tuple[MetricBudget, ...]:
+) -> tuple[MetricLimit, ...]:
     """Return the budgets in a file.
 
     Raises ``UserError`` if there are none, if a metric is unknown, or if a glob fits none of the
@@ -75,7 +75,7 @@ def read_budgets(
 
 
 def _describe_unused(
-    budget: MetricBudget, cases: Sequence[Case], skipped: Sequence[SkippedCase]
+    budget: MetricLimit, cases: Sequence[Case], skipped: Sequence[SkippedCase]
 ) -> str:
     for skip in skipped:
         if budget.applies_to(skip.case):
@@ -97,7 +97,7 @@ def resolve_metric(name: str) -> Metric | None:
     return metric
 
 
-def _parse_budget(path: Path, cases: str, name: str, text: str) -> MetricBudget:
+def _parse_budget(path: Path, cases: str, name: str, text: str) -> MetricLimit:
     place = f"budgets {path}: {name} of {cases!r}"
     metric = resolve_metric(name)
     if metric is None:
@@ -112,6 +112,6 @@ def _parse_budget(path: Path, cases: str, name: str, text: str) -> MetricBudget:
         raise UserError(f"{place} has to be {text!r}, which is not understood: write {syntax}")
     comparison, digits, unit = match.groups()
     number = float(digits) * factors[unit]
-    return MetricBudget(
+    return MetricLimit(
         cases=cases, metric=name, text=text.strip(), comparison=comparison, number=number
     )

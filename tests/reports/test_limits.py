@@ -7,10 +7,10 @@ from click.testing import CliRunner
 
 from parbench import cli
 from parbench.bench.plan.cases import make_case
-from parbench.bench.results.budgets import MetricBudget
+from parbench.bench.results.limits import MetricLimit
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.budgets import exit_code, judge
+from parbench.reports.limits import exit_code, judge
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
@@ -29,14 +29,14 @@ LARGE = collective_case("all_reduce", 1 << 24)
 SMALL = collective_case("all_reduce", 1024)
 
 
-def limit(metric: str, comparison: str, number: float, cases: str = "*") -> MetricBudget:
+def limit(metric: str, comparison: str, number: float, cases: str = "*") -> MetricLimit:
     text = f"{comparison}{number:g}"
-    return MetricBudget(
+    return MetricLimit(
         cases=cases, metric=metric, text=text, comparison=comparison, number=number
     )
 
 
-def check(run: Run, budget: MetricBudget) -> tuple[str, int]:
+def check(run: Run, budget: MetricLimit) -> tuple[str, int]:
     """Return the sentence on a budget and the exit code."""
     (verdict,) = judge(run, [budget])
     return verdict.told, exit_code([verdict])
@@ -58,7 +58,7 @@ def train_record(**metrics: float | None) -> Record:
         (limit("step_time", "<", 0.001), "10.0 ms [9.00, 11.0]"),
     ],
 )
-def test_exceeded_budget_names_case_limit_and_value(budget: MetricBudget, value: str) -> None:
+def test_exceeded_budget_names_case_limit_and_value(budget: MetricLimit, value: str) -> None:
     sentence, code = check(run_from_records(train_record()), budget)
     assert code == 1
     for fact in (budget.metric, "step.ddp", budget.text, value):
@@ -90,7 +90,7 @@ def test_share_of_copy_uses_the_copy_of_the_run() -> None:
 @pytest.mark.parametrize(
     "budget", [limit("overlap", ">", -1), limit("bubble_fraction", "<", 1)]
 )
-def test_unknown_metric_is_never_kept(budget: MetricBudget) -> None:
+def test_unknown_metric_is_never_kept(budget: MetricLimit) -> None:
     _, code = check(run_from_records(train_record(overlap=None)), budget)
     assert code == 3
 
@@ -132,7 +132,7 @@ NOT_RUN = limit("time", "<", 1, "all_reduce")
     ],
 )
 def test_exit_code_is_the_worst_of_budgets_and_run(
-    budgets: list[MetricBudget], run_code: int, code: int
+    budgets: list[MetricLimit], run_code: int, code: int
 ) -> None:
     run = run_from_records(train_record(), failed_record(LARGE))
     assert exit_code(judge(run, budgets), run_code) == code

@@ -12,24 +12,21 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from parbench.bench.results.budgets import read_budgets
 from parbench.bench.results.formatting import (
     UNKNOWN,
     format_case_size,
     format_percent,
     format_seconds,
 )
+from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError, format_duration, pluralize
 from parbench.reports.analysis.labels import operation, row_label, short_labels
 from parbench.reports.analysis.summary import Row
 from parbench.reports.analysis.verdicts import emulations
-from parbench.reports.budgets import judge
-from parbench.reports.figures.primitives import IntervalRow
-from parbench.reports.history.runs import find_run
-from parbench.reports.regression.ab import LOOKS, SHORTEST_SECONDS
-from parbench.reports.regression.compare import (
+from parbench.reports.compare.ab import LOOKS, SHORTEST_SECONDS
+from parbench.reports.compare.compare import (
     VERDICTS,
     WORST_FIRST,
     Comparison,
@@ -37,11 +34,16 @@ from parbench.reports.regression.compare import (
     Series,
     Word,
     compare,
-    json_text,
+    describe_world,
+    encode_report,
     notes_of_pools,
-    world_words,
 )
-from parbench.reports.regression.compare_words import (
+from parbench.reports.compare.counts import CountChange
+from parbench.reports.compare.environment import Change
+from parbench.reports.compare.junit import as_junit
+from parbench.reports.compare.rule import Rule, floor_to_decide, repetitions_to_decide
+from parbench.reports.compare.thresholds import find_thresholds, told
+from parbench.reports.compare.wording import (
     Counted,
     changed_counts,
     effect_words,
@@ -49,11 +51,9 @@ from parbench.reports.regression.compare_words import (
     reach,
     verdicts,
 )
-from parbench.reports.regression.counted import CountChange
-from parbench.reports.regression.environment import Change
-from parbench.reports.regression.junit import as_junit
-from parbench.reports.regression.noise_floor import find_floor, told
-from parbench.reports.regression.rule import Rule, floor_to_decide, repetitions_to_decide
+from parbench.reports.figures.primitives import IntervalRow
+from parbench.reports.history.runs import find_run
+from parbench.reports.limits import judge
 from parbench.reports.render.markdown import escaped, markdown_table
 from parbench.reports.render.terminal import Sheet, width_of, write_table
 from parbench.reports.report import Column, T, number, words
@@ -84,12 +84,12 @@ def compare_runs(
     older = find_run(base, history, without=newer.info.id)
     if older.path.resolve() == newer.path.resolve():
         raise UserError(f"BASE and NEW are the same run, {older.path}: name two runs")
-    least, floors = find_floor(floor)
+    least, floors = find_thresholds(floor)
     comparison = compare(older, newer, Rule(floor=least), across, floors)
     asked = (
         ()
         if budgets is None
-        else read_budgets(budgets, newer.info.plan.cases, newer.info.plan.skipped)
+        else read_limits(budgets, newer.info.plan.cases, newer.info.plan.skipped)
     )
     comparison = replace(
         comparison, notes=notes_of_pools((older, newer)), budgets=judge(newer, asked)
@@ -262,7 +262,7 @@ def as_json(comparison: Comparison, *, code: int) -> str:
     whole["budgets"] = comparison.budgets
     whole["counts"] = {**counts, "changes": [change(*one) for one in changed_counts(comparison)]}
     found = {"whole_run": comparison.whole, "families": [*map(family, comparison.families)]}
-    return json_text({**whole, "notes": comparison.notes, **found})
+    return encode_report({**whole, "notes": comparison.notes, **found})
 
 
 def heading(comparison: Comparison) -> tuple[str, ...]:
@@ -455,7 +455,7 @@ def _identity(series: Sequence[Series]) -> list[Column[Series]]:
         mode,
         dtype,
         *(
-            [words("ranks", lambda one: world_words(one.world), "where it runs")]
+            [words("ranks", lambda one: describe_world(one.world), "where it runs")]
             if len(worlds) > 1
             else []
         ),

@@ -9,8 +9,8 @@ from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.regression.compare import compare, pool
-from parbench.reports.regression.rule import Rule
+from parbench.reports.compare.compare import compare, pool_runs
+from parbench.reports.compare.rule import Rule
 from tests.support.compare_fixtures import (
     CASE,
     OTHER_CASE,
@@ -159,7 +159,7 @@ def test_unjudged_series_shift_no_verdict() -> None:
 
 def test_pool_has_the_repetitions_of_all_runs() -> None:
     run = run_from_records(BOTH_CASES)
-    pooled = pool([run, run, run], "last:3")
+    pooled = pool_runs([run, run, run], "last:3")
     assert pooled.info.id == "last:3"
     assert [row.repetitions for row in summarize(pooled).rows] == [15, 15]
     repetitions = [record.repetition for record in pooled.records if record.case == CASE]
