@@ -6,8 +6,10 @@ variance v, and consecutive runs correlate by rho (AR(1)), which all series shar
 1. Noise: the mean squares of differences of runs one and two apart are 2 v (1 - rho) and
    2 v (1 - rho^2), except at steps. Their ratio is 1 + rho, pooled over series (Chakar et al.,
    Bernoulli 2017). They have 2/3 of the degrees of freedom of n - 1 independent runs (von Neumann
-   et al. 1941). The median variance of all series counts as 4 more.
-2. Outliers are clipped at 3 standard deviations from the median of 5 neighboring runs.
+   et al. 1941). Variances shrink toward their common prior (Smyth, Stat. Appl. Genet. Mol. Biol.
+   2004). Its weight follows from the variation of their logarithms, for which the trigamma
+   function of x is approximated by 1 / x + 1 / (2 x^2).
+2. Outliers are clipped at 3 standard deviations from the median of 7 neighboring runs.
 3. Levels: optimal partitioning. A change point reduces the sum of squares by more than z^2 v, where
    z is the normal quantile at the significance level divided by the number of runs (Bonferroni).
 4. Test: Student's t of the means of two levels. The variance of a mean of n correlated runs is
@@ -33,7 +35,7 @@ from parbench.reports.stats import find_change_points, select_discoveries
 Logs = NDArray[np.float64]
 FALSE_DISCOVERY_RATE = 0.01
 MIN_POOLED_SERIES = 5  # Fewer series do not estimate how runs vary in general.
-PRIOR_DF = 4.0
+MAX_PRIOR_DF = 40.0
 MIN_VARIANCE = 1e-8
 STRONG_EVIDENCE = 6.0
 MAX_EXCEEDING_RUNS = 1 / 20
@@ -92,9 +94,20 @@ class LevelChange:
     slope: float | None = None
 
 
+def clip_outliers(logs: Logs) -> Logs:
+    """Clip values at 3 robust standard deviations from the median of 7 neighboring runs."""
+    if len(logs) < 4:
+        return logs
+    padded = np.pad(logs, 3, mode="reflect")
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, 7), axis=1)
+    limit = 3 * max(1.4826 * float(np.median(np.abs(logs - medians))), math.sqrt(MIN_VARIANCE))
+    return np.asarray(medians + (logs - medians).clip(-limit, limit))
+
+
 def estimate_noise(series: Sequence[Logs]) -> list[RunNoise]:
     """Estimate the noise of each series. Differences beyond 3 standard deviations are excluded."""
-    squares = [[_mean_square_difference(logs, lag) for lag in (1, 2)] for logs in series]
+    clipped = [clip_outliers(logs) for logs in series]
+    squares = [[_mean_square_difference(logs, lag) for lag in (1, 2)] for logs in clipped]
     first, second = np.array(squares).reshape(-1, 2).T
     known = first > 0
     rho, prior, prior_df = 0.0, 0.0, 0.0
@@ -104,7 +117,7 @@ def estimate_noise(series: Sequence[Logs]) -> list[RunNoise]:
         num_differences = sum(max(len(logs) - 2, 0) for logs in series)
         rho = min(rho, 0.95) if rho > 3 / math.sqrt(num_differences) else 0.0
         prior = float(np.median(first[known])) / 2 / (1 - rho)
-        prior_df = PRIOR_DF
+        prior_df = _estimate_prior_df(first[known], 2 / 3 * num_differences / len(series))
     noises = []
     for logs, square in zip(series, first, strict=True):
         df = max(2 / 3 * (len(logs) - 1), 1.0)
@@ -112,6 +125,14 @@ def estimate_noise(series: Sequence[Logs]) -> list[RunNoise]:
         noise = RunNoise(variance=max(variance, MIN_VARIANCE), df=df + prior_df, rho=rho)
         noises.append(noise)
     return noises
+
+
+def _estimate_prior_df(variances: Logs, df: float) -> float:
+    """Return the degrees of freedom of the prior of variances with ``df`` each."""
+    excess = float(np.log(variances).var(ddof=1)) - (2 / df + 2 / df**2)
+    if excess <= 0:
+        return MAX_PRIOR_DF
+    return min((1 + math.sqrt(1 + 2 * excess)) / excess, MAX_PRIOR_DF)
 
 
 def _mean_square_difference(logs: Logs, lag: int) -> float:
@@ -129,15 +150,7 @@ class RunSeries:
         self.logs = logs
         self.noise = noise
         self.rule = rule
-        self._clipped = self._clip_outliers()
-
-    def _clip_outliers(self) -> Logs:
-        if len(self.logs) < 3:
-            return self.logs
-        padded = np.pad(self.logs, 2, mode="reflect")
-        medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, 5), axis=1)
-        limit = 3 * math.sqrt(self.noise.variance)
-        return np.asarray(medians + (self.logs - medians).clip(-limit, limit))
+        self._clipped = clip_outliers(logs)
 
     def find_levels(self) -> list[Level]:
         """Return the levels in order: one if nothing changed, none without runs."""
@@ -176,10 +189,12 @@ class RunSeries:
         if newest.log <= base.log:
             base = earlier[-1]
         log_change = newest.log - base.log
-        middle = (newest.log + base.log) / 2
-        on_side = (self.logs[newest.start :] > middle) == (log_change > 0)
+        if abs(log_change) <= math.log1p(self.rule.threshold):
+            return None
         # Two outliers in three runs are not a level.
-        if abs(log_change) <= math.log1p(self.rule.threshold) or on_side.mean() < 0.75:
+        is_above = self.logs > (newest.log + base.log) / 2
+        share_above = [is_above[level.start : level.stop].mean() for level in (base, newest)]
+        if min(share_above) > 0.2 or max(share_above) < 0.8:
             return None
         variance = sum(
             self.noise.compute_variance_of_mean(level.num_runs) for level in (base, newest)
@@ -284,8 +299,8 @@ def judge_series(
     if not newest_is_candidate:
         changes = [model.find_change() for model in models]
     rises = [model.find_rise(newest_is_candidate=newest_is_candidate) for model in models]
-    is_change = _select_discoveries([change and change.p_value for change in changes])
-    is_rise = _select_discoveries([rise and rise.p_value for rise in rises])
+    is_change = _select_discoveries(changes)
+    is_rise = _select_discoveries(rises)
     earlier = np.concatenate([rise.earlier_deviations for rise in rises if rise] or [np.zeros(0)])
     max_exceeding = MAX_EXCEEDING_RUNS * (max(map(len, series), default=1) - 1)
     judgements = []
@@ -301,5 +316,7 @@ def judge_series(
     return judgements
 
 
-def _select_discoveries(p_values: Sequence[float | None]) -> list[bool]:
+def _select_discoveries(candidates: Sequence[LevelChange | Rise | None]) -> list[bool]:
+    """Select the significant candidates among all series. A series without one counts as tested."""
+    p_values = [candidate.p_value if candidate else 1.0 for candidate in candidates]
     return select_discoveries(p_values, FALSE_DISCOVERY_RATE)

@@ -134,7 +134,7 @@ class Study:
         return np.asarray(np.array(verdicts, dtype=float).mean(axis=0))
 
     def print_false_alarms(self, name: str, model: Model) -> None:
-        runs = range(FIRST_CHECKED_RUN, NUM_RUNS + 1, 2)
+        runs = range(FIRST_CHECKED_RUN, NUM_RUNS + 1, 3)
         shares = self.compute_rates(model, runs).mean(axis=0)
         print(f"{name:32}" + "".join(f"{share:13.3f}" for share in shares), flush=True)
 
