@@ -148,7 +148,7 @@ def main(ctx: click.Context) -> None:
         compute_exit_code=_exit_code,
         write_report=_report,
         render_document=_render,
-        judge_budgets=_judge,
+        check_limits=_check_limits,
     )
     if ctx.invoked_subcommand is None:
         click.echo(_FIRST)
@@ -174,10 +174,10 @@ def _render(document: "Document", form: str) -> bytes:
     return render_document(document, form)
 
 
-def _judge(path: Path, budgets: Path, code: int) -> int:
-    from parbench.reports.limits import judge_run
+def _check_limits(path: Path, limits: Path, code: int) -> int:
+    from parbench.reports.limits import check_run
 
-    return judge_run(path, budgets, code)
+    return check_run(path, limits, code)
 
 
 def _report(runs: Sequence[Path], output: Path) -> None:

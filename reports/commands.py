@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from parbench.bench.commands import RunPath, budgets_option
+from parbench.bench.commands import RunPath, limits_option
 from parbench.reports.compare.commands import (
-    FIGURES,
+    FIGURE_FORMATS,
     figure_option,
-    floor_option,
+    min_effect_option,
     form_option,
     history_option,
     runs_option,
@@ -72,7 +72,7 @@ def _split_formats(
 ) -> tuple[str, ...]:
     formats = tuple(dict.fromkeys(value.split(",")))
     for name in formats:
-        if name not in FIGURES:
+        if name not in FIGURE_FORMATS:
             allowed = "one or more of png, svg and pdf, such as --figure-format png,pdf"
             raise click.BadParameter(f"{name!r} is not a format of figures: write {allowed}")
     return formats
@@ -177,7 +177,7 @@ def explain(
 @click.argument("new", type=RunPath())
 @form_option(type=click.Choice(COMPARISONS), default="table")
 @_output_option(help="The file to write, instead of standard output.")
-@floor_option
+@min_effect_option
 @click.option(
     "--across",
     multiple=True,
@@ -186,7 +186,7 @@ def explain(
     "such as counts.dp.all_reduce.",
 )
 @unknown_option
-@budgets_option
+@limits_option
 @history_option(help="The history file in which main~1 and last:10 are looked up.")
 @figure_option(help="Also draw each change with its interval to this file: .png, .svg or .pdf.")
 def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **given: Any) -> None:
@@ -204,7 +204,7 @@ def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **g
     held exactly: any change is CHANGED, with its cause. One repetition a side tells them, however loaded the machine
     is.
 
-    --budgets are NEW's, as of parbench run.
+    --limits are NEW's, as of parbench run.
     """
     from parbench.reports.compare.report import compare_runs
 
