@@ -14,7 +14,7 @@ from parbench.bench.exit_codes import ExitCode
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
-    from parbench.bench.results.document import Document
+    from parbench.bench.results.tables import Document
 
 
 class RunPath(click.Path):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import click
 
 if TYPE_CHECKING:
-    from parbench.bench.results.document import Document
+    from parbench.bench.results.tables import Document
 
 COMMANDS = {
     "run": "parbench.bench.commands:run",
@@ -169,9 +169,14 @@ def _exit_code(path: Path) -> int:
 
 
 def _render(document: "Document", form: str) -> bytes:
-    from parbench.reports.document import render_document
+    from parbench.reports.render.show import rendered
+    from parbench.reports.render.terminal import render_text, width_of
+    from parbench.reports.report import report_of_document
 
-    return render_document(document, form)
+    report = report_of_document(document)
+    if form == "tables":
+        return render_text(report, width_of(sys.stdout)).encode(errors="replace")
+    return rendered(report, form)
 
 
 def _check_limits(path: Path, limits: Path, code: int) -> int:

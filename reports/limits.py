@@ -112,16 +112,12 @@ def _check_case(
     if limit.metric not in metrics:
         names = [name for name in metrics if name.startswith(f"{limit.metric}.")]
     if not names:
-        yield _CaseResult(
-            verdict="UNKNOWN", label=label, finding="the metric is not available"
-        )
+        yield _CaseResult(verdict="UNKNOWN", label=label, finding="the metric is not available")
     for name in names:
         yield _check_value(limit, label, name, metrics[name])
 
 
-def _check_value(
-    limit: MetricLimit, label: str, name: str, metric: MetricValue
-) -> _CaseResult:
+def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue) -> _CaseResult:
     component = name.removeprefix(limit.metric).removeprefix(".")
     suffix = f" on {component}" if component else ""
     if metric.value is None:
@@ -148,9 +144,7 @@ def _combine_cases(limit: MetricLimit, results: Sequence[_CaseResult]) -> LimitR
         start = f"Limit {'met' if worst.verdict == 'MET' else 'not met'}"
     message = f"{start}: {limit.metric} of {worst.label} must be {limit.text}, {worst.finding}."
     if len(equal_labels) > 1:
-        message += (
-            f" The same applies to {len(equal_labels)} of {pluralize(num_cases, 'case')}."
-        )
+        message += f" The same applies to {len(equal_labels)} of {pluralize(num_cases, 'case')}."
     return LimitResult(limit=limit, verdict=worst.verdict, message=message)
 
 

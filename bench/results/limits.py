@@ -13,7 +13,13 @@ from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import METRICS, Metric, find_metric
 from parbench.bench.text import UserError, format_list, suggest_similar
 
-OPERATORS = ("<=", "<", ">=", ">", "==")  # the longer ones first, as the pattern tries them in order
+OPERATORS = (
+    "<=",
+    "<",
+    ">=",
+    ">",
+    "==",
+)  # the longer ones first, as the pattern tries them in order
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 _LIMIT = re.compile(rf"\s*({'|'.join(OPERATORS)})\s*{_NUMBER}\s*([A-Za-z%/]*)\s*", re.ASCII)
 _UNIT_FACTORS: Mapping[str, Mapping[str, float]] = {

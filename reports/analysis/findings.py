@@ -25,7 +25,6 @@ from parbench.reports.analysis.contrasts import OF_GROUP, Grouped, Pairs, contra
 from parbench.reports.analysis.fits import Curve, size_of
 from parbench.reports.analysis.labels import operation, row_label, short_labels
 from parbench.reports.analysis.pipelines import Pipeline
-from parbench.reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank
 from parbench.reports.analysis.steps import (
     calls_of,
     exposed_seconds,
@@ -35,6 +34,8 @@ from parbench.reports.analysis.steps import (
 )
 from parbench.reports.analysis.summary import Row, num_ranks
 from parbench.reports.analysis.verdicts import noisy_of
+from parbench.reports.repetitions import describe_host_disturbance
+from parbench.reports.stragglers import Straggler, find_last_rank, find_late_rank
 
 Kind = Literal[
     "late rank", "slow rank", "slow link", "slow group", "one bucket", "no prefetch", "small microbatches",
@@ -130,17 +131,17 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
             f"{f'srun --nodelist {found.nodes.hosts[rank]} ' if found.nodes else ''}parbench doctor"
         )
 
-    told: tuple[tuple[Kind, str, Blame | None], ...] = (
-        ("late rank", "arrives last", late_rank(alike)),
-        ("slow rank", "is done last", last_out_rank(found.run, alike)),
+    told: tuple[tuple[Kind, str, Straggler | None], ...] = (
+        ("late rank", "arrives last", find_late_rank(alike)),
+        ("slow rank", "is done last", find_last_rank(found.run, alike)),
     )
     for kind, verb, blame in told:
         if blame:
-            share, seconds = min(blame.share, 1.0), format_seconds(blame.seconds)
+            share, seconds = min(blame.time_share, 1.0), format_seconds(blame.seconds)
             yield Finding(
                 kind=kind,
                 cost=share,
-                sentence=f"Rank {blame.rank} {verb} in {blame.words}, by {seconds} (median of cases),"
+                sentence=f"Rank {blame.rank} {verb} in {blame.repetition_share}, by {seconds} (median of cases),"
                 f" {format_percent(share)} of their time",
                 command=doctor(blame.rank),
                 evidence=asdict(blame),
@@ -157,8 +158,8 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
             yield Finding(
                 kind="slow rank",
                 cost=waited,
-                sentence=f"Rank {blame.rank} computes {blame.share:.2f} times as long as the others in"
-                f" {blame.words} of {name}, which wait {format_percent(waited)} of the step for it",
+                sentence=f"Rank {blame.rank} computes {blame.time_share:.2f} times as long as the others in"
+                f" {blame.repetition_share} of {name}, which wait {format_percent(waited)} of the step for it",
                 command=doctor(blame.rank),
                 evidence=asdict(blame),
             )
@@ -322,7 +323,7 @@ def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:
     """
     nodes, by_distance, blamed = found.nodes, dict[str, dict[tuple[int, int], float]](), set[int]()
     for pair in matrix.rows:
-        distance = nodes.distance(*pair) if nodes and max(pair) < len(nodes.hosts) else ""
+        distance = nodes.get_distance(*pair) if nodes and max(pair) < len(nodes.hosts) else ""
         if rate := matrix.rate(*pair):
             by_distance.setdefault(distance, {})[pair] = rate
     for distance, rates in by_distance.items():
@@ -484,13 +485,13 @@ def _machine(found: Analysis) -> Iterator[Finding]:
     verdict's."""
     repetitions, others, noisy = (
         found.run.info.repetitions,
-        disturbed_words(found.run),
+        describe_host_disturbance(found.run),
         noisy_of(found.shown),
     )
     beside = sum(bool(one.load and one.load.disturbance) for one in repetitions)
     if others and (noisy or 2 * beside >= len(repetitions)):
         scatter = (
-            median([row.scatter for row in found.shown if row.scatter is not None])
+            median([row.variation for row in found.shown if row.variation is not None])
             if noisy
             else 0.0
         )

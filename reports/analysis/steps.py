@@ -32,8 +32,8 @@ from parbench.bench.results.spans import Span, length
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError, format_size
 from parbench.reports.analysis.fits import Curve, size_of
-from parbench.reports.analysis.ranks import Blame, Vote, agreed
 from parbench.reports.analysis.summary import Row, num_ranks
+from parbench.reports.stragglers import Straggler, StragglerVote, elect_straggler
 
 SOURCES = ("memory_formula", "memory_counted", "memory")
 _AGREES, _LONGER = 0.1, 1.1
@@ -383,9 +383,9 @@ def spans_of(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
     ]
 
 
-def longest_computing(run: Run, row: Row) -> Blame | None:
+def longest_computing(run: Run, row: Row) -> Straggler | None:
     """Return the rank that computes longer than the others in traces, more often than chance makes; by what factor."""
-    named, traced = dict[int, list[Vote]](), timelines_of(run, row)
+    named, traced = dict[int, list[StragglerVote]](), timelines_of(run, row)
     for repetition, timeline in traced:
         busy = {
             one.rank: length(spans_of(by_stream(one).get(COMPUTE, ()))) / 1e9
@@ -398,5 +398,5 @@ def longest_computing(run: Run, row: Row) -> Blame | None:
             else 0.0
         )
         if others and busy[rank] > _LONGER * others:
-            named[repetition] = [(rank, busy[rank] - others, busy[rank] / others)]
-    return agreed(named, len(traced), row.world.size)
+            named[repetition] = [StragglerVote(rank, busy[rank] - others, busy[rank] / others)]
+    return elect_straggler(named, len(traced), row.world.size)

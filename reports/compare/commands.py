@@ -31,7 +31,9 @@ history_option = partial(
 runs_option = partial(
     click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True
 )
-form_option = partial(click.option, "--format", "form", show_default=True, help="The output format.")
+form_option = partial(
+    click.option, "--format", "form", show_default=True, help="The output format."
+)
 figure_option = partial(
     click.option,
     "--figure",
@@ -154,7 +156,7 @@ def ab(
     a = parse_side("a", sides["a"], sides["a_python"])
     b = parse_side("b", sides["b"], sides["b_python"])
     if (a.variables, a.python) == (b.variables, b.python):
-        raise UserError(f"--a and --b are equal ({a.text}), so there is nothing to compare")
+        raise UserError(f"--a and --b are equal, {a.text!r}, so there is nothing to compare")
     check_run_options(options)
     result = compare_interleaved(
         (a, b),
@@ -201,9 +203,7 @@ def ab(
 )
 @runs_option(default=Path("runs/aa"), help="Folder for the runs.")
 @_run_options
-def aa(
-    repetitions: int, budget: str, file: Path, out: Path, options: tuple[str, ...]
-) -> None:
+def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str, ...]) -> None:
     """Measure this machine's noise, and write a threshold for each series.
 
     The same code is compared with itself, interleaved. The threshold of a series is the smallest

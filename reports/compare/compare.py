@@ -117,9 +117,7 @@ class Comparison:
     def verdicts(self) -> Mapping[VerdictName, int]:
         """The number of series with each verdict, and of changed counts."""
         verdicts: list[VerdictName] = [series.judged_verdict for series in self.series]
-        verdicts += [
-            change.verdict for _, change in self.count_changes if not change.is_intended
-        ]
+        verdicts += [change.verdict for _, change in self.count_changes if not change.is_intended]
         return count_verdicts(verdicts)
 
     @property
@@ -193,9 +191,7 @@ def compare(
     )
 
 
-def _apply_judgement(
-    series: SeriesComparison, judgement: TimeJudgement | None
-) -> SeriesComparison:
+def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement | None) -> SeriesComparison:
     if judgement is None:
         reason = "no repetition was measured on both sides"
         return replace(series, verdict="INSUFFICIENT", reason=reason)

@@ -76,7 +76,7 @@ class EnvironmentChange:
 
 def collect_environment(run: Run, records: Sequence[Record]) -> EnvironmentValues:
     """Return the environment of the ranks that measured these records."""
-    shared = run.info.environment or {}
+    shared = flatten(run.info.environment or {})
     environments = [_merge_environment(shared, record.environment) for record in records]
     paths = sorted({path for environment in environments for path in environment})
     values = {}
@@ -145,10 +145,10 @@ def _merge_environment(
 ) -> dict[str, tuple[str, ...]]:
     """Return the distinct values of the ranks by path.
 
-    ``own`` is the environment of a record: values that changed since the run began, and under
-    ``rank N`` values that the ranks do not share.
+    ``shared`` has values of the run by path. ``own`` is the environment of a record: values that
+    changed since the run began, and under ``rank N`` values that the ranks do not share.
     """
-    values: dict[str, list[Any]] = {path: [value] for path, value in flatten(shared).items()}
+    values: dict[str, list[Any]] = {path: [value] for path, value in shared.items()}
     for path, (_, value) in (own.get("changed") or {}).items():
         values[path] = [value]
     by_rank = [flatten(part or {}) for name, part in own.items() if name.startswith("rank ")]

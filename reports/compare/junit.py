@@ -19,36 +19,17 @@ LIMIT_TAGS: dict[LimitVerdict, str] = {
 
 
 def render_junit(comparison: Comparison) -> str:
-    """Return JUnit XML by the schema of Jenkins (junit-10.xsd), with a suite for each subject."""
+    """Return JUnit XML by the schema of Jenkins (junit-10.xsd).
+
+    Limits, counts and times are a test suite each.
+    """
     root = Element("testsuites", name="parbench compare")
-    limits = Element("testsuite", name="limits")
-    for result in comparison.limits:
-        limit = result.limit
-        name = f"{limit.cases} {limit.metric} {limit.text}"
-        _add_case(
-            limits, "limits", name, result.verdict, LIMIT_TAGS[result.verdict], result.message
-        )
-    counts = Element("testsuite", name="counts")
-    for series in comparison.counted_series:
-        failures = [change.message for change in series.counts.changes if change.fails]
-        tag = VERDICTS["CHANGED"].junit_tag if failures else ""
-        _add_case(counts, "counts", series.case.label, "CHANGED", tag, "; ".join(failures))
-    times = Element("testsuite", name="times")
-    properties = SubElement(times, "properties")
-    for series in comparison.series:
-        _add_series(times, series)
-    for change in comparison.environment_changes:
-        _add_property(properties, f"environment {change.path}", f"{change.base} -> {change.new}")
-    for series in comparison.series:
-        if series.effect is not None:
-            for key, value in asdict(series.effect).items():
-                if value is not None:
-                    _add_property(properties, f"{series.case.label} {key}", str(value))
-    if comparison.overall is not None:
-        verdict = comparison.overall.verdict
-        tag = VERDICTS[verdict].junit_tag
-        _add_case(times, "times", "overall", verdict, tag, describe_overall(comparison))
-    for suite in (limits, counts, times):
+    suites = (
+        _build_limits(comparison),
+        _build_counts(comparison),
+        _build_times(comparison),
+    )
+    for suite in suites:
         if suite.find("testcase") is not None:
             _set_totals(suite)
             root.append(suite)
@@ -56,6 +37,41 @@ def render_junit(comparison: Comparison) -> str:
         root.set(total, str(sum(int(suite.get(total, "0")) for suite in root)))
     indent(root)
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _build_limits(comparison: Comparison) -> Element:
+    suite = Element("testsuite", name="limits")
+    for result in comparison.limits:
+        name = f"{result.limit.cases} {result.limit.metric} {result.limit.text}"
+        tag = LIMIT_TAGS[result.verdict]
+        _add_case(suite, "limits", name, result.verdict, tag, result.message)
+    return suite
+
+
+def _build_counts(comparison: Comparison) -> Element:
+    suite = Element("testsuite", name="counts")
+    for series in comparison.counted_series:
+        failures = [change.message for change in series.counts.changes if change.fails]
+        tag = VERDICTS["CHANGED"].junit_tag if failures else ""
+        _add_case(suite, "counts", series.case.label, "CHANGED", tag, "; ".join(failures))
+    return suite
+
+
+def _build_times(comparison: Comparison) -> Element:
+    suite = Element("testsuite", name="times")
+    properties = SubElement(suite, "properties")
+    for change in comparison.environment_changes:
+        _add_property(properties, f"environment {change.path}", f"{change.base} -> {change.new}")
+    for series in comparison.series:
+        if series.effect is not None:
+            for key, value in asdict(series.effect).items():
+                _add_property(properties, f"{series.case.label} {key}", str(value))
+        _add_series(suite, series)
+    if comparison.overall is not None:
+        verdict = comparison.overall.verdict
+        tag = VERDICTS[verdict].junit_tag
+        _add_case(suite, "times", "overall", verdict, tag, describe_overall(comparison))
+    return suite
 
 
 def _add_series(suite: Element, series: SeriesComparison) -> None:
@@ -85,9 +101,7 @@ def _add_case(
 
 
 def _add_property(properties: Element, name: str, value: str) -> None:
-    SubElement(
-        properties, "property", name=to_single_line(name), value=to_single_line(value)
-    )
+    SubElement(properties, "property", name=to_single_line(name), value=to_single_line(value))
 
 
 def _set_totals(suite: Element) -> None:

@@ -94,9 +94,7 @@ def _move_record(record: Record, offset: int, own: RunInfo, newest: RunInfo) -> 
     environment = dict(record.environment)
     if changed:
         environment["changed"] = changed
-    return structs.replace(
-        record, repetition=offset + record.repetition, environment=environment
-    )
+    return structs.replace(record, repetition=offset + record.repetition, environment=environment)
 
 
 def _describe_excluded(excluded: Sequence[Record], name: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from parbench.bench.results.formatting import UNKNOWN, format_percent
+from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Row, SortedText, Table
@@ -130,9 +130,7 @@ def add_repetition_advice(
     if required is None or required > MAX_PAIRS:
         error = math.log1p(noise) * math.sqrt(2 / MAX_PAIRS)
         detectable = math.ceil(100 * compute_detectable_effect(error, MAX_PAIRS - 1))
-        note += (
-            f" The limit is {MAX_PAIRS}, with which changes of {detectable} % can be detected."
-        )
+        note += f" The limit is {MAX_PAIRS}, with which changes of {detectable} % can be detected."
         repeated_command += ["--min-effect", f"{detectable}%"]
     if command:
         num_pairs = min(max(TEST_POINTS[0], required or MAX_PAIRS), MAX_PAIRS)
@@ -318,9 +316,7 @@ def _build_environment_rows(comparison: Comparison) -> list[Row]:
             blocks = "no (intended)" if change.is_intended else "no"
         if change.changed_during:
             blocks += f", changed during {change.changed_during}"
-        rows.append(
-            {"path": change.path, "base": change.base, "new": change.new, "blocks": blocks}
-        )
+        rows.append({"path": change.path, "base": change.base, "new": change.new, "blocks": blocks})
     return rows
 
 

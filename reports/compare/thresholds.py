@@ -152,8 +152,7 @@ def parse_percentage(text: str) -> float:
     match = re.fullmatch(r"\s*(\d*\.?\d+)\s*%\s*", text, re.ASCII)
     if match is None or float(match[1]) > 100:
         raise UserError(
-            f"--min-effect {text!r} is not a percentage: "
-            "write a number from 0% to 100%, such as 3%"
+            f"--min-effect {text!r} is not a percentage: write a number from 0% to 100%, such as 3%"
         )
     return float(match[1]) / 100
 
@@ -189,9 +188,7 @@ def read_thresholds(path: Path) -> dict[str, Threshold]:
 def save_thresholds(path: Path, thresholds: Mapping[str, Threshold]) -> None:
     """Write thresholds to a file. Those of other series in the file stay."""
     existing = read_thresholds(path) if path.exists() else {}
-    content = _ThresholdFile(
-        schema_version=SCHEMA_VERSION, thresholds={**existing, **thresholds}
-    )
+    content = _ThresholdFile(schema_version=SCHEMA_VERSION, thresholds={**existing, **thresholds})
     with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, encode_json(content))

@@ -87,9 +87,7 @@ VERDICTS: Mapping[VerdictName, VerdictDefinition] = {
     ),
     "NEW": _define(ExitCode.OK, "skipped", "NEW has this case and BASE does not."),
     "FASTER": _define(ExitCode.OK, "", "Same criterion as SLOWER, for a decrease."),
-    "SAME": _define(
-        ExitCode.OK, "", "The 95 % interval of the change lies within the threshold."
-    ),
+    "SAME": _define(ExitCode.OK, "", "The 95 % interval of the change lies within the threshold."),
 }
 """The definitions of all verdicts, the worst first."""
 
@@ -102,9 +100,7 @@ def count_verdicts(verdicts: Iterable[VerdictName]) -> dict[VerdictName, int]:
     return {verdict: counts[verdict] for verdict in WORST_FIRST if counts[verdict]}
 
 
-def combine_verdicts(
-    verdicts: Iterable[VerdictName], *, fail_on_unknown: bool = False
-) -> ExitCode:
+def combine_verdicts(verdicts: Iterable[VerdictName], *, fail_on_unknown: bool = False) -> ExitCode:
     """Return the exit code of several verdicts. Undecided ones count with ``fail_on_unknown``."""
     codes = [VERDICTS[verdict].exit_code for verdict in verdicts]
     if not fail_on_unknown:

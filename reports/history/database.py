@@ -225,9 +225,9 @@ class History:
         series, besides, facts, points = [], [], [], []
         for point in entry.points:
             fingerprint = point.series.fingerprint
-            beside = msgspec.json.encode(point.beside, order="sorted").decode()
+            beside = msgspec.json.encode(point.explanatory, order="sorted").decode()
             counts = (
-                msgspec.json.encode(point.facts, order="sorted").decode() if point.facts else None
+                msgspec.json.encode(point.counts, order="sorted").decode() if point.counts else None
             )
             series.append((fingerprint, msgspec.json.encode(point.series).decode()))
             besides.append((beside,))
@@ -255,7 +255,7 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
     if not (create or path.exists()):
         raise UserError(f"history not found: {path}; parbench history add RUN begins one")
     if path.is_dir():
-        raise UserError(f"{path} is a folder: name the history's file with --history FILE")
+        raise UserError(f"{path} is a folder: name the history's file with --history HISTORY_FILE")
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,7 +268,9 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
     except sqlite3.Error as error:
         busy = f"is being written by other processes for more than {_WAIT_SECONDS:.0f} s; try again later"
         told = {sqlite3.SQLITE_BUSY: busy, sqlite3.SQLITE_LOCKED: busy}
-        told[sqlite3.SQLITE_NOTADB] = "is not an SQLite file: name a history with --history FILE"
+        told[sqlite3.SQLITE_NOTADB] = (
+            "is not an SQLite file: name a history with --history HISTORY_FILE"
+        )
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         raise UserError(
             f"{path} {told.get(code, f'cannot be used as a history: {error}')}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from parbench.bench.files import convert_read_errors
 from parbench.bench.results.runs import RunInfo, load_run, require_complete
-from parbench.reports.compare.environment import Point, collect_points
+from parbench.reports.compare.environment import SeriesPoint, collect_points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Entry:
     digest: str
     about: About
     meant: frozenset[str] = frozenset()
-    points: tuple[Point, ...]
+    points: tuple[SeriesPoint, ...]
 
 
 def read_entry(path: Path, about: About, meant: frozenset[str] = frozenset()) -> Entry:

@@ -25,8 +25,8 @@ _BRIEF = (
     "iterations",
     "check",
     "metrics",
-    "grade",
-    "scatter",
+    "noise",
+    "variation",
 )
 
 
@@ -78,7 +78,7 @@ def render_csv(report: Report) -> str:
             row.planned,
             row.iterations,
             row.check.passed,
-            row.grade,
+            row.noise,
         )
         lines = [
             (name, *(getattr(one, column) for column in _OF_METRIC))
@@ -93,9 +93,9 @@ def render_csv(report: Report) -> str:
 def _run(run: Run, summary: Summary) -> dict[str, Any]:
     names = [
         *(name for name in Row.__dataclass_fields__ if name != "records"),
-        "grade",
-        "scatter",
-        "effective",
+        "noise",
+        "variation",
+        "num_effective",
     ]
     return {
         "run": run.info,

@@ -8,13 +8,12 @@ from functools import partial
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import format_duration, pluralize
-from parbench.reports.analysis.analysis import Analysis, analyse, front_of
+from parbench.reports.analysis.analysis import Analysis, front_of
 from parbench.reports.analysis.contrasts import settings_words
 from parbench.reports.analysis.findings import look_at_first
 from parbench.reports.analysis.labels import environment_facts, short_labels
-from parbench.reports.analysis.ranks import measuring_words
 from parbench.reports.analysis.steps import broken_down, calls_of
-from parbench.reports.analysis.summary import Summary, summarize
+from parbench.reports.analysis.summary import Summary
 from parbench.reports.analysis.verdicts import (
     Verdict,
     bad_rows,
@@ -27,6 +26,7 @@ from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_overview
 from parbench.reports.figures.pipeline import chart_measured_pipeline
 from parbench.reports.figures.timeline import chart_profiled_step
+from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.report import Report, Section
 from parbench.reports.sections.attention import attention_section
 from parbench.reports.sections.communication import (
@@ -35,19 +35,17 @@ from parbench.reports.sections.communication import (
     group_section,
 )
 from parbench.reports.sections.experts import experts_section
-from parbench.reports.sections.nodes import (
-    arrival_section,
-    node_section,
-    pair_section,
-    repetition_section,
-)
+from parbench.reports.sections.nodes import pair_section
 from parbench.reports.sections.predictions import predicted_section
 from parbench.reports.sections.steps import step_section
+from parbench.reports.tables.nodes import make_node_section
+from parbench.reports.tables.repetitions import make_repetition_section
+from parbench.reports.tables.stragglers import make_arrival_section
 
 _MAX_BOXES = 1500
 """Of the first screen."""
 SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
-    node_section,
+    make_node_section,
     communication_section,
     contrast_section,
     group_section,
@@ -55,16 +53,16 @@ SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
     step_section,
     attention_section,
     experts_section,
-    arrival_section,
+    make_arrival_section,
     predicted_section,
-    repetition_section,
+    make_repetition_section,
 )
 
 
 def report_of(run: Run, *more: Verdict) -> Report:
     """Analyse a run once, and return all that is to be said of it, with verdicts from elsewhere after its own."""
-    summary = summarize(run)
-    found = analyse(run, summary)
+    found = Analysis(run)
+    summary = found.summary
     front = front_of(found, more)
     return Report(
         name=run.info.id,
@@ -105,7 +103,7 @@ def heading(run: Run, summary: Summary) -> str:
         values = (run.info.environment or {}).get(group) or {}
         if values.get(name):
             parts.append(f"{word}{values[name]}")
-    return "; ".join([*parts, f"started {run.info.started}", measuring_words(run)])
+    return "; ".join([*parts, f"started {run.info.started}", describe_measuring_time(run)])
 
 
 def chart_first_screen(found: Analysis) -> list[Chart]:
@@ -162,7 +160,7 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
         )
     if run.info.repetitions:
         told = "cases prepared, warmed up, timed and checked; the rest started and ended ranks"
-        sentences.append(f"{measuring_words(run).capitalize()}: {told}.")
+        sentences.append(f"{describe_measuring_time(run).capitalize()}: {told}.")
     if plan.repetitions == 1 and shown:
         sentences.append(
             f"One repetition: intervals and noise are {WITHIN_REPETITION}, not between repetitions; a comparison "

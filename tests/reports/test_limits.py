@@ -31,9 +31,7 @@ SMALL = collective_case("all_reduce", 1024)
 
 def make_limit(metric: str, operator: str, number: float, cases: str = "*") -> MetricLimit:
     text = f"{operator}{number:g}"
-    return MetricLimit(
-        cases=cases, metric=metric, text=text, operator=operator, number=number
-    )
+    return MetricLimit(cases=cases, metric=metric, text=text, operator=operator, number=number)
 
 
 def check(run: Run, limit: MetricLimit) -> tuple[str, int]:
@@ -70,7 +68,7 @@ def test_limit_of_several_cases_names_the_farthest() -> None:
     sentence, code = check(run, make_limit("busbw", ">", 1e12, "collective.*"))
     assert code == 1
     assert "size_bytes=1024 " in sentence
-    assert "2 cases of 2" in sentence
+    assert "2 of 2 cases" in sentence
 
 
 def test_share_of_copy_uses_the_copy_of_the_run() -> None:

@@ -9,12 +9,12 @@ from parbench.bench.plan.plan import Measure, parse_fault
 from parbench.reports.compare.environment import (
     HARMLESS,
     EnvironmentChange,
-    SeriesPoint,
     EnvironmentValues,
+    SeriesPoint,
     collect_environment,
+    collect_points,
     find_environment_changes,
     find_plan_changes,
-    collect_points,
 )
 from tests.support.compare_fixtures import CASE, make_repetitions, run_from_records
 from tests.support.reports_fixtures import (
@@ -35,7 +35,9 @@ def surround(shared: dict[str, Any], record: dict[str, Any] | None = None) -> En
     return collect_environment(make_run(PLAN, records, shared), records)
 
 
-def find_changes(base: dict[str, Any], new: dict[str, Any], *globs: str) -> list[EnvironmentChange]:
+def find_changes(
+    base: dict[str, Any], new: dict[str, Any], *globs: str
+) -> list[EnvironmentChange]:
     return list(find_environment_changes(surround(base), surround(new), globs))
 
 
@@ -60,9 +62,7 @@ GOVERNOR = {"host": {"governor": "fast"}}
         ({}, RING, "variables.NCCL_ALGO: not set -> Ring"),
     ],
 )
-def test_changed_value_blocks(
-    base: dict[str, Any], new: dict[str, Any], text: str
-) -> None:
+def test_changed_value_blocks(base: dict[str, Any], new: dict[str, Any], text: str) -> None:
     [change] = find_changes(base, new)
     assert change.text == text
     assert change.is_blocking

@@ -1,4 +1,4 @@
-"""Tables of nodes, rates from rank to rank, arrivals and repetitions."""
+"""Tables of nodes, arrivals and repetitions."""
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ def test_node_table_has_ranks_switches_and_placement() -> None:
     assert table_lines(table)[1] == {
         "host": "n2",
         "ranks": "1,5",
-        "ranks a node": "2",
+        "ranks per node": "2",
         "switches": "spine.leaf1",
         "cores": "1",
     }
@@ -39,7 +39,7 @@ def test_arrivals_show_the_late_rank_and_the_clock() -> None:
         line,
         {
             "late rank": "3",
-            "in": "80.0 %",
+            "late share": "80.0 %",
             "last out": "-",
             "skew": "50.0 us",
         },
@@ -56,7 +56,7 @@ def test_repetition_table_has_load_and_share() -> None:
         line,
         {
             "measuring": "50.0 %",
-            "others": "1.60",
+            "other load": "1.60",
             "steal": "25.0 %",
         },
     )
