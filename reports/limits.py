@@ -19,8 +19,8 @@ from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
-from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
 from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.tables.step_parts import get_exposed_share
 
 LimitVerdict = Literal["NOT MET", "NOT RUN", "UNKNOWN", "MET"]
 EXIT_CODES: Mapping[LimitVerdict, ExitCode] = {
@@ -160,7 +160,7 @@ def _format_metric(name: str, metric: MetricValue) -> str:
 def _collect_metrics(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
     """Return the metrics of a case, and those that depend on the whole run."""
     metrics = dict(row.metrics)
-    exposed = share_of_traced(row, exposed_seconds(row))
+    exposed = get_exposed_share(row)
     if exposed is not None:
         metrics["exposed_fraction"] = make_value("exposed_fraction", exposed)
     bus_bandwidth = row.value("busbw")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run, load_run
-from parbench.reports.analysis.steps import Traced, traced_steps
 from parbench.reports.case_results import (
     WORST_FIRST,
     CaseResult,
@@ -21,6 +20,7 @@ from parbench.reports.case_results import (
 from parbench.reports.fits import Ceiling, Curve, find_ceiling, fit_curves
 from parbench.reports.frames import build_cases_frame, build_repetitions_frame
 from parbench.reports.labels import label_cases
+from parbench.reports.timelines import StepTimeline, load_step_timelines
 from parbench.reports.topology import Topology, read_topology
 
 if TYPE_CHECKING:
@@ -150,6 +150,6 @@ class RunData:
         return read_topology(self.run)
 
     @cached_property
-    def timelines(self) -> tuple[Traced, ...]:
+    def timelines(self) -> tuple[StepTimeline, ...]:
         """The profiled steps, read from the traces in the folder of the run."""
-        return traced_steps(self.run, self.steps)
+        return load_step_timelines(self.run, self.steps)

@@ -8,22 +8,18 @@ from pathlib import Path
 from parbench.bench.results.formatting import format_quantity, format_seconds
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.attention import Comparison, Context, compared, contexts
 from parbench.reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
-from parbench.reports.analysis.experts import Mixture, mixtures
 from parbench.reports.analysis.fits import Ceiling, size_of
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import AXES, differences, short_labels
-from parbench.reports.analysis.pipelines import (
-    Pipeline,
-    pipelines,
-    read_pipeline,
-)
-from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
-from parbench.reports.analysis.summary import Row, Summary, summarize, unreadable
+from parbench.reports.analysis.summary import Row, Summary, summarize
 from parbench.reports.analysis.verdicts import Verdict, verdicts
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
+from parbench.reports.tables.context import ContextResult, read_contexts
+from parbench.reports.tables.experts import ExpertResult, read_expert_steps
+from parbench.reports.tables.pipelines import PipelineResult, read_pipelines
+from parbench.reports.tables.step_parts import get_share_of_profile, sum_exposed_communication
 
 
 class Analysis(RunData):
@@ -50,24 +46,16 @@ class Analysis(RunData):
         return grouped(self.communication)
 
     @cached_property
-    def pipelines(self) -> tuple[Pipeline, ...]:
-        return pipelines(self.measured)
+    def pipelines(self) -> tuple[PipelineResult, ...]:
+        return read_pipelines(self.measured)
 
     @cached_property
-    def contexts(self) -> tuple[Context, ...]:
-        return contexts(self.steps)
+    def contexts(self) -> tuple[ContextResult, ...]:
+        return read_contexts(self.steps)
 
     @cached_property
-    def context_comparisons(self) -> tuple[Comparison, ...]:
-        return compared(self.contexts)
-
-    @cached_property
-    def mixtures(self) -> tuple[Mixture, ...]:
-        return mixtures(self.steps)
-
-    @cached_property
-    def unreadable(self) -> tuple[str, ...]:
-        return unreadable(self.measured, read_pipeline)
+    def mixtures(self) -> tuple[ExpertResult, ...]:
+        return read_expert_steps(self.steps)
 
 
 _SMALL_BYTES = 64 << 10
@@ -104,10 +92,10 @@ class Step:
         row = self.row
         seconds = {
             "compute": row.value("compute"),
-            "exposed": exposed_seconds(row),
+            "exposed": sum_exposed_communication(row),
             "idle": row.value("idle"),
         }
-        shares = {name: share_of_traced(row, value) for name, value in seconds.items()}
+        shares = {name: get_share_of_profile(row, value) for name, value in seconds.items()}
         return {name: share for name, share in shares.items() if share is not None}
 
 

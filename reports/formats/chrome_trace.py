@@ -17,9 +17,20 @@ from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, T
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.reports.analysis.labels import short_labels
-from parbench.reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, schedule_labels
-from parbench.reports.analysis.steps import axis_of, by_stream, lanes, stream_words, traced_steps
 from parbench.reports.analysis.summary import Row, summarize, unreadable
+from parbench.reports.tables.pipelines import (
+    PipelineResult,
+    label_schedules,
+    read_pipeline,
+    read_pipelines,
+)
+from parbench.reports.timelines import (
+    get_axis,
+    group_by_stream,
+    load_step_timelines,
+    name_stream,
+    split_into_lanes,
+)
 
 Event = dict[str, Any]
 
@@ -73,9 +84,9 @@ def render_traces(run: Run) -> dict[str, bytes]:
 def render_for_analysis(run: Run) -> dict[str, bytes]:
     """Return a document for each rank and profiled step. Raises ``UserError`` if there is none."""
     files = {}
-    for step in traced_steps(run, _list_measured_rows(run)):
+    for step in load_step_timelines(run, _list_measured_rows(run)):
         for rank in step.timeline.ranks if step.timeline else ():
-            name = f"{make_file_name(step.row.case.id)}/rank-{rank.rank}.json"
+            name = f"{make_file_name(step.result.case.id)}/rank-{rank.rank}.json"
             files[name] = msgspec.json.encode(make_rank_document(rank)) + b"\n"
     if not files:
         hint = "measure some with parbench run --only 'workload.*'"
@@ -98,36 +109,36 @@ def _list_case_traces(run: Run) -> tuple[list[_CaseTrace], dict[str, str]]:
     rows = _list_measured_rows(run)
     traces: list[_CaseTrace] = []
     omissions: dict[str, str] = {}
-    pipeline_cases = pipelines(rows)
-    labels = schedule_labels(pipeline_cases)
+    pipeline_cases = read_pipelines(rows)
+    labels = label_schedules(pipeline_cases)
     for pipeline in pipeline_cases:
-        facts, label = pipeline.facts, labels[pipeline.row.case.id]
-        if facts.measured is None:
-            reason = f": {facts.why_not_measured}" if facts.why_not_measured else ""
+        details, label = pipeline.details, labels[pipeline.result.case.id]
+        if details.measured is None:
+            reason = f": {details.why_not_measured}" if details.why_not_measured else ""
             omissions[label] = f"the record has no measured timeline{reason}"
-        elif not facts.clock:
+        elif not details.clock:
             omissions[label] = "the record does not name a clock that its ranks share"
         else:
             traces.append(
                 _CaseTrace(
-                    case_id=pipeline.row.case.id,
+                    case_id=pipeline.result.case.id,
                     label=label,
                     repetition=pipeline.repetition,
-                    num_processes=2 * facts.ranks,
+                    num_processes=2 * details.ranks,
                     make_events=partial(make_pipeline_events, pipeline),
-                    clock=facts.clock,
-                    uncertainty_seconds=facts.clock_uncertainty_seconds,
+                    clock=details.clock,
+                    uncertainty_seconds=details.clock_uncertainty_seconds,
                 )
             )
     labels = short_labels([row for row in rows if not row.is_communication])
-    for step in traced_steps(run, rows):
-        label, timeline = labels[step.row.case.id], step.timeline
+    for step in load_step_timelines(run, rows):
+        label, timeline = labels[step.result.case.id], step.timeline
         if timeline is None:
-            omissions[label] = step.why_not
+            omissions[label] = step.problem
         else:
             traces.append(
                 _CaseTrace(
-                    case_id=step.row.case.id,
+                    case_id=step.result.case.id,
                     label=label,
                     repetition=step.repetition,
                     num_processes=len(timeline.ranks),
@@ -191,17 +202,17 @@ def _make_rank_events(
 ) -> Iterator[Event]:
     yield from _name_process(pid, f"{prefix}rank {rank.rank}")
     tid = 0
-    for stream, intervals in by_stream(rank).items():
+    for stream, intervals in group_by_stream(rank).items():
         form = _STREAMS.get(stream, _COMM_STREAM)
-        lane_list = lanes(intervals)
+        lane_list = split_into_lanes(intervals)
         for number, lane in enumerate(lane_list, start=1):
             tid += 1
             suffix = f" ({number} of {len(lane_list)})" if len(lane_list) > 1 else ""
-            yield from _name_thread(pid, tid, f"{stream_words(stream)}{suffix}")
+            yield from _name_thread(pid, tid, f"{name_stream(stream)}{suffix}")
             args: dict[str, Any] = {}
             if stream != PHASE:  # HTA takes any event with a stream for a kernel.
                 args["stream"] = tid
-            axis = axis_of(stream)
+            axis = get_axis(stream)
             if axis is not None:
                 args["axis"] = axis
             for interval in lane:
@@ -219,12 +230,14 @@ def _make_rank_events(
                 }
 
 
-def make_pipeline_events(pipeline: Pipeline, first_pid: int, prefix: str = "") -> Iterator[Event]:
+def make_pipeline_events(
+    pipeline: PipelineResult, first_pid: int, prefix: str = ""
+) -> Iterator[Event]:
     """Yield the actions of a pipeline: a process for each rank, measured and then predicted."""
-    facts = pipeline.facts
+    details = pipeline.details
     schedules = (
-        ("", first_pid, facts.measured or ()),
-        (" (predicted)", first_pid + facts.ranks, facts.predicted or ()),
+        ("", first_pid, details.measured or ()),
+        (" (predicted)", first_pid + details.ranks, details.predicted or ()),
     )
     for suffix, schedule_pid, schedule in schedules:
         for rank, actions in enumerate(schedule):

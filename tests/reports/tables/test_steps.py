@@ -48,6 +48,7 @@ def test_step_shows_exposed_communication_and_memory() -> None:
     [
         ({"dp": 1.0, "tp": 1.0004}, "1.000"),
         ({"dp": 1.02, "tp": 0.9}, "0.900 (tp)"),
+        ({"cp": 1.02, "cp.forward": 0.9}, "1.020"),
     ],
 )
 def test_bytes_ratio_is_that_of_the_worst_axis(
@@ -87,14 +88,14 @@ def test_step_time_is_divided_into_parts() -> None:
         {
             "residual": "2.00 %",
             "step": "fsdp",
-            "traced step": "10.0 ms",
+            "profiled step": "10.0 ms",
             "exposed dp": "-",
             "exposed shard": "3.00 ms",
         },
     )
 
 
-def test_strategies_compare_bytes_with_formulas() -> None:
+def test_volume_compares_bytes_with_formulas() -> None:
     metrics = {
         "bytes_sent.dp": counted_metric(8192.0, "B"),
         "bytes_expected.dp": counted_metric(4096.0, "B"),
@@ -105,7 +106,7 @@ def test_strategies_compare_bytes_with_formulas() -> None:
     }
     details = {"axes": {"dp": {"ranks": 4}}, "bytes_formula": {"dp": "M Psi e"}}
     dp, tp = report_lines(
-        "strategies", ok_record(step_case(), metrics=metrics, details=details)
+        "communication-volume", ok_record(step_case(), metrics=metrics, details=details)
     )
     assert_cells(
         dp,
@@ -113,15 +114,15 @@ def test_strategies_compare_bytes_with_formulas() -> None:
             "axis": "dp",
             "ranks": "4",
             "formula": "M Psi e",
-            "calls": "4.00",
-            "bytes expected": "4.00 KiB",
-            "bytes sent": "8.00 KiB",
+            "calls": "4",
+            "analytical bytes": "4.00 KiB",
+            "counted bytes": "8.00 KiB",
             "bytes ratio": "2.000",
-            "exposed comm": "3.00 ms",
+            "exposed": "3.00 ms",
         },
     )
     assert tp["formula"] == "-"
-    assert tp["bytes sent"] == "512 B"
+    assert tp["counted bytes"] == "512 B"
 
 
 def test_memory_joins_all_sources() -> None:

@@ -7,15 +7,15 @@ from msgspec.structs import replace
 
 from parbench.bench.files import encode_json
 from parbench.bench.results.details import PLAN_FILE, ComponentCheck, StepCheck, Validation
-from parbench.reports.report import Section
-from parbench.reports.sections.predictions import predicted_section
+from parbench.bench.results.tables import Section
+from parbench.reports.tables.predictions import make_prediction_section
 from tests.support.report_rows import analyze_run, run_from_records, table_lines
 from tests.support.reports_fixtures import ok_record, step_case
 
 
 def read_predictions(folder: Path) -> Section | None:
     run = replace(run_from_records(ok_record(step_case())), path=folder)
-    return predicted_section(analyze_run(run))
+    return make_prediction_section(analyze_run(run))
 
 
 def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
@@ -61,5 +61,5 @@ def test_damaged_predictions_are_a_note(tmp_path: Path, content: bytes, fact: st
     (tmp_path / PLAN_FILE).write_bytes(content)
     section = read_predictions(tmp_path)
     assert section is not None
-    assert section.tables == ()
+    assert not section.tables
     assert fact in section.notes[0]

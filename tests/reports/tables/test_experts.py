@@ -1,6 +1,6 @@
 """Expert-parallel steps: their table, the load of experts and ranks, and damaged facts."""
 
-from parbench.reports.sections.experts import experts_section
+from parbench.reports.tables.experts import make_expert_section
 from tests.support.report_rows import (
     analyze_records,
     assert_cells,
@@ -32,9 +32,9 @@ def test_load_is_divided_between_ranks() -> None:
         first,
         {
             "experts": "0 to 3",
-            "chosen": "768",
-            "of mean": "1.50",
-            "by expert": "192 192 192 192",
+            "routed tokens": "768",
+            "load / mean": "1.50",
+            "tokens per expert": "192 192 192 192",
         },
     )
     assert_cells(
@@ -55,9 +55,9 @@ def test_kept_pairs_are_summed_over_replicas() -> None:
 def test_experts_that_ranks_cannot_share_are_a_note() -> None:
     details = {**expert_record().details, "expert_load": [[1] * 7]}
     record = ok_record(expert_case(), details=details)
-    section = experts_section(analyze_records(record))
+    section = make_expert_section(analyze_records(record))
     assert section is not None
-    assert section.tables == ()
+    assert not section.tables
     (note,) = section.notes
     assert record.case.label in note
-    assert "experts(7) % ep(2)" in note
+    assert "experts(7) is not a multiple of ep(2)" in note

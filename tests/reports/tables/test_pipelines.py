@@ -3,6 +3,7 @@
 from parbench.bench.results.records import Record
 from parbench.reports.render.data import embedded_json, render_json
 from parbench.reports.sections.one_run import report_of
+from parbench.reports.tables.steps import make_step_section
 from tests.support.report_rows import (
     analyze_records,
     assert_cells,
@@ -37,12 +38,12 @@ def test_table_shows_bubble_and_idle_causes() -> None:
     assert list(causes.values()) == ["3.00 ms", "1.00 ms", "600 us", "400 us"]
 
 
-def test_damaged_facts_are_notes() -> None:
-    facts = {"pipeline": {**pipeline_details(), "ranks": "two"}}
-    record = ok_record(pipeline_case(), metrics=pipeline_metrics(), details=facts)
-    analysis = analyze_records(record)
-    assert analysis.pipelines == ()
-    (note,) = analysis.unreadable
+def test_damaged_details_are_a_note() -> None:
+    details = {"pipeline": {**pipeline_details(), "ranks": "two"}}
+    record = ok_record(pipeline_case(), metrics=pipeline_metrics(), details=details)
+    section = make_step_section(analyze_records(record))
+    assert section is not None
+    (note,) = section.notes
     assert record.case.name in note
 
 
@@ -68,17 +69,9 @@ SIMULATED = [
 ]
 
 
-def test_simulated_schedules_are_ordered_by_step_time() -> None:
+def test_schedules_are_ordered_by_step_time() -> None:
     record = pipeline_record("1f1b", seconds=0.020, comparison=SIMULATED)
-    (measured,) = report_lines("schedules-1", record)
-    assert_cells(
-        measured,
-        {
-            "schedule": "1f1b",
-            "step time": "20.0 ms",
-            "bubble fraction": "26.3 %",
-        },
-    )
-    lines = report_lines("schedules-1-simulated", record)
-    assert [line["schedule"] for line in lines] == ["zb_v", "gpipe"]
-    assert [line["step time"] for line in lines] == ["18.0 ms", "30.0 ms"]
+    lines = report_lines("schedules-1", record)
+    assert [line["schedule"] for line in lines] == ["zb_v", "1f1b", "gpipe"]
+    assert [line["source"] for line in lines] == ["simulated", "measured", "simulated"]
+    assert [line["step time"] for line in lines] == ["18.0 ms", "20.0 ms", "30.0 ms"]

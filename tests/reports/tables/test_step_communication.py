@@ -1,44 +1,37 @@
-"""Predicted communication of steps, and their traced timelines."""
+"""Communication of steps as it is predicted from fits."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.results.records import Record, Timeline
-from parbench.reports.analysis.fits import fit_curves
-from parbench.reports.analysis.steps import (
-    Prediction,
-    Traced,
-    busy_ranks,
-    predict_comm,
-    traced_steps,
+from parbench.bench.results.records import Record
+from parbench.reports.fits import fit_curves
+from parbench.reports.tables.step_communication import (
+    PredictedCommunication,
+    predict_communication,
 )
-from parbench.reports.analysis.summary import summarize
 from tests.support.report_rows import summarize_row, summarize_rows
 from tests.support.reports_fixtures import (
     WORLD,
-    collective_case,
     comm_call,
     curve_records,
     ok_record,
     step_case,
 )
-from tests.support.traced import make_timeline, traced_record, write_traced_run
 
 MEGABYTE = 1 << 20
 Call = dict[str, Any]
 
 
-def predict(calls: list[Call], *records: Record) -> Prediction:
+def predict(calls: list[Call], *records: Record) -> PredictedCommunication:
     step = summarize_row(ok_record(step_case(), details={"comm_calls": calls}))
-    prediction = predict_comm(step, fit_curves(summarize_rows(*records), None))
+    prediction = predict_communication(step, fit_curves(summarize_rows(*records), None))
     assert prediction is not None
     return prediction
 
 
-def test_predict_comm_sums_calls_by_axis() -> None:
+def test_prediction_sums_calls_by_axis() -> None:
     calls = [
         comm_call("all_reduce", MEGABYTE, "dp", count=3),
         comm_call("all_gather", 65536, "tp", count=2),
@@ -48,7 +41,6 @@ def test_predict_comm_sums_calls_by_axis() -> None:
     prediction = predict(calls, *reduce_curve, *gather_curve)
     dp = 3 * (20e-6 + MEGABYTE / 3e9)
     tp = 2 * (70e-6 + 65536 / 3e9)
-    assert prediction.seconds_by_axis == pytest.approx({"dp": dp, "tp": tp})
     assert prediction.seconds == pytest.approx(dp + tp)
     assert prediction.notes == ()
 
@@ -67,8 +59,11 @@ def with_world(records: list[Record], **fields: Any) -> list[Record]:
         with_world(curve_records(), device="cuda"),
     ],
 )
-def test_predict_comm_ignores_curves_of_other_settings(records: list[Record]) -> None:
-    assert predict([comm_call()], *records).missing == ("dp: all_reduce on 4 ranks",)
+def test_prediction_ignores_curves_of_other_settings(records: list[Record]) -> None:
+    prediction = predict([comm_call()], *records)
+    assert prediction.seconds is None
+    (note,) = prediction.notes
+    assert "dp: all_reduce on 4 ranks" in note
 
 
 def group_curve(latency: float, index: int = 0, **params: Any) -> list[Record]:
@@ -76,7 +71,7 @@ def group_curve(latency: float, index: int = 0, **params: Any) -> list[Record]:
     return [replace(record, details={"group_size": 2}) for record in records]
 
 
-def test_predict_comm_prefers_worlds_then_slowest_group() -> None:
+def test_prediction_prefers_worlds_then_slowest_group() -> None:
     world = with_world(curve_records(latency=20e-6), size=2)
     groups = [*group_curve(30e-6), *group_curve(40e-6, 1)]
     concurrent = group_curve(35e-6, 0, concurrent=True)
@@ -91,45 +86,10 @@ def test_predict_comm_prefers_worlds_then_slowest_group() -> None:
     assert by_concurrent_group.seconds == pytest.approx(35e-6 + transfer)
 
 
-def test_predict_comm_needs_calls_that_agree() -> None:
+def test_prediction_needs_calls_that_agree() -> None:
     records = []
     for repetition in range(2):
         calls = [comm_call(count=1 + repetition)]
         records.append(ok_record(step_case(), repetition, details={"comm_calls": calls}))
     curves = fit_curves(summarize_rows(*curve_records()), None)
-    assert predict_comm(summarize_row(*records), curves) is None
-
-
-def read_traces(
-    folder: Path, *traces: tuple[Record, Timeline | bytes | None]
-) -> tuple[Traced, ...]:
-    run = write_traced_run(folder, traces)
-    return traced_steps(run, summarize(run).rows)
-
-
-def test_traced_step_is_that_of_the_first_repetition(tmp_path: Path) -> None:
-    (traced,) = read_traces(
-        tmp_path,
-        (traced_record(repetition=0), None),
-        (traced_record(repetition=1), make_timeline(2)),
-        (traced_record(repetition=2), make_timeline(4)),
-        (ok_record(collective_case()), None),
-    )
-    assert traced.repetition == 1
-    assert traced.timeline == make_timeline(2)
-
-
-@pytest.mark.parametrize(
-    ("trace", "reason"),
-    [
-        (make_timeline(clock=""), "names no clock"),
-        (b"no gzip", "is not what parbench wrote"),
-    ],
-)
-def test_bad_trace_is_refused_with_a_reason(
-    tmp_path: Path, trace: Timeline | bytes, reason: str
-) -> None:
-    (traced,) = read_traces(tmp_path, (traced_record(), trace))
-    assert traced.timeline is None
-    assert reason in traced.why_not
-    assert busy_ranks([traced]) == ()
+    assert predict_communication(summarize_row(*records), curves) is None

@@ -3,9 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.results.records import Record
-from parbench.reports.analysis.attention import Comparison
-from tests.support.report_rows import analyze_records, assert_cells, report_lines
+from tests.support.report_rows import (
+    analyze_records,
+    assert_cells,
+    find_analysis_table,
+    report_lines,
+)
 from tests.support.reports_fixtures import (
     context_record,
     counted_metric,
@@ -46,31 +49,35 @@ def test_usp_sums_over_both_axes() -> None:
 def test_unknown_part_makes_the_sum_unknown() -> None:
     record = context_record("usp", ranks=4)
     unknown = {**record.metrics, "bytes_sent.ring": counted_metric(None, "B")}
-    (context,) = analyze_records(replace(record, metrics=unknown)).contexts
-    assert context.sent_bytes() is None
-
-
-def compare(*records: Record) -> tuple[Comparison, ...]:
-    return analyze_records(*records).context_comparisons
+    (line,) = report_lines("context-table", replace(record, metrics=unknown))
+    assert "bytes sent" not in line
 
 
 @pytest.mark.parametrize(
     ("ranks", "verdict"),
-    [(2, "more on cp = 2"), (4, "as much on cp = 4"), (8, "less on cp = 8")],
+    [(2, "sends more"), (4, "sends as many"), (8, "sends fewer")],
 )
 def test_crossover_depends_on_the_ranks(ranks: int, verdict: str) -> None:
     methods = ("ring", "zigzag")
     records = [context_record(name, ranks=ranks, crossover_ranks=4.0) for name in methods]
-    (comparison,) = compare(*records)
-    assert "= 4 ranks" in comparison.crossover
-    assert verdict in comparison.crossover
+    table = find_analysis_table(analyze_records(*records), "context-table")
+    (note,) = table.notes
+    assert "= 4 ranks" in note
+    assert verdict in note
 
 
-def test_methods_are_compared_on_equal_setups() -> None:
-    (comparison,) = compare(
-        context_record("ring"),
-        context_record("zigzag"),
-        context_record("ulysses", ranks=4),
-    )
-    assert [context.method for context in comparison.contexts] == ["ring", "zigzag"]
-    assert "cp = 2" in comparison.title
+def test_methods_are_compared_paired_by_repetition() -> None:
+    drifts = (1.0, 1.2, 1.5)
+    records = []
+    for repetition, drift in enumerate(drifts):
+        for method, seconds in (("ring", 0.010), ("ulysses", 0.009)):
+            record = context_record(method, seconds=drift * seconds)
+            records.append(replace(record, repetition=repetition))
+    ring, ulysses = report_lines("context-table", *records)
+    assert ring["time change"] == "-"
+    assert ulysses["time change"] == "-10.0 % [-10.0 %, -10.0 %]"
+
+
+def test_methods_are_compared_on_equal_ranks() -> None:
+    records = [context_record("ring"), context_record("ulysses", ranks=4)]
+    assert "time change" not in report_lines("context-table", *records)[0]
