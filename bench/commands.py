@@ -14,7 +14,7 @@ from parbench.bench.exit_codes import ExitCode
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
-    from parbench.bench.results.document import Document
+    from parbench.bench.results.tables import Document
 
 
 class RunPath(click.Path):
@@ -49,8 +49,8 @@ class AppHooks:
     """Writes one page of several runs."""
     render_document: "Callable[[Document, str], bytes]"
     """Returns a plan in a form of reports, or as ``tables``."""
-    judge_budgets: Callable[[Path, Path, int], int]
-    """Prints whether a run keeps the budgets of a file, and returns the worse of its exit code and
+    check_limits: Callable[[Path, Path, int], int]
+    """Prints whether a run meets the limits of a file, and returns the worse of its exit code and
     another one."""
 
 
@@ -69,18 +69,18 @@ Examples:
   parbench run --only all_reduce --sizes 1K:64M:x4 --format nccl-tests
   parbench run --launcher srun --nodes 4 --ntasks-per-node 8    within an allocation
   parbench run --target mypackage.mystep:prepare      a custom step
-  parbench run --only ddp --budgets budgets.toml      fails where a metric is over its budget
+  parbench run --only ddp --limits limits.toml      exit code 1 if a metric exceeds its limit
   parbench run --resume runs/20260101T000000Z-host-1a2b3c
 
 \b
-Exit codes: 0 fine; 1 a wrong result, or a budget not kept; 2 bad input; 3 a budget that is undecided;
+Exit codes: 0 fine; 1 a wrong result, or a limit that is not met; 2 bad input; 3 a limit that is undecided;
 4 something did not run.
 """
-budgets_option = click.option(
-    "--budgets",
+limits_option = click.option(
+    "--limits",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help='A TOML file of limits of metrics: "workload.ddp" = { exposed_fraction = "<10%" }.',
+    help='Check the limits in this TOML file, such as "workload.ddp" = { exposed_fraction = "<=10%" }.',
 )
 
 
@@ -182,7 +182,7 @@ budgets_option = click.option(
     type=click.Path(path_type=Path),
     help="A TOML or JSON file of cases, and of: preset, nproc, backend, device, repetitions, budget, timeout.",
 )
-@budgets_option
+@limits_option
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
 @click.option(
     "--resume",
@@ -217,7 +217,7 @@ def run(
     settings: tuple[str, ...],
     sizes: str | None,
     dtype: str | None,
-    budgets: Path | None,
+    limits: Path | None,
     out: Path,
     resume: Path | None,
     as_json: bool,
@@ -251,7 +251,7 @@ def run(
         out=out,
         resume_path=resume,
         as_json=as_json,
-        budgets=budgets,
+        limits=limits,
     )
     if path is None:
         return
@@ -260,8 +260,8 @@ def run(
         code = hooks.compute_exit_code(path)
     else:
         code = hooks.show_run(path, output_format, show_all)
-    if budgets is not None:
-        code = hooks.judge_budgets(path, budgets, code)
+    if limits is not None:
+        code = hooks.check_limits(path, limits, code)
     if "RANK" in os.environ:
         exit_now(code)
     sys.exit(code)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import click
 
 if TYPE_CHECKING:
-    from parbench.bench.results.document import Document
+    from parbench.bench.results.tables import Document
 
 COMMANDS = {
     "run": "parbench.bench.commands:run",
@@ -148,7 +148,7 @@ def main(ctx: click.Context) -> None:
         compute_exit_code=_exit_code,
         write_report=_report,
         render_document=_render,
-        judge_budgets=_judge,
+        check_limits=_check_limits,
     )
     if ctx.invoked_subcommand is None:
         click.echo(_FIRST)
@@ -169,15 +169,20 @@ def _exit_code(path: Path) -> int:
 
 
 def _render(document: "Document", form: str) -> bytes:
-    from parbench.reports.document import render_document
+    from parbench.reports.render.show import rendered
+    from parbench.reports.render.terminal import render_text, width_of
+    from parbench.reports.report import report_of_document
 
-    return render_document(document, form)
+    report = report_of_document(document)
+    if form == "tables":
+        return render_text(report, width_of(sys.stdout)).encode(errors="replace")
+    return rendered(report, form)
 
 
-def _judge(path: Path, budgets: Path, code: int) -> int:
-    from parbench.reports.limits import judge_run
+def _check_limits(path: Path, limits: Path, code: int) -> int:
+    from parbench.reports.limits import check_run
 
-    return judge_run(path, budgets, code)
+    return check_run(path, limits, code)
 
 
 def _report(runs: Sequence[Path], output: Path) -> None:

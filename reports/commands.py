@@ -6,32 +6,19 @@ from typing import Any
 
 import click
 
-from parbench.bench.commands import RunPath, budgets_option
+from parbench.bench.commands import RunPath, limits_option
+from parbench.bench.text import format_list
 from parbench.reports.compare.commands import (
-    FIGURES,
+    FIGURE_FORMATS,
     figure_option,
-    floor_option,
     form_option,
     history_option,
+    min_effect_option,
     runs_option,
     unknown_option,
 )
+from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
 
-# spelt out here too, so that --help imports nothing; a test compares them
-TOOLS = ("nccl-tests", "osu")
-EXPORTS = (
-    "nccl-tests",
-    "csv",
-    "chrome-trace",
-    "hta",
-    "pytest-benchmark",
-    "github-action-benchmark",
-    "bencher",
-)
-_FOLDER_FORMATS = {
-    "hta": "a file for each rank",
-    "github-action-benchmark": "a file for each direction",
-}
 REPORTS = ("html", "markdown", "csv", "json")
 EXPLANATIONS = ("tables", "html", "markdown", "json")
 COMPARISONS = ("table", "markdown", "json", "junit")
@@ -46,9 +33,9 @@ Examples:
   parbench compare last:10 runs/20260109T030405Z-node1-4d5e6f
 
 \b
-Exit codes: 0 fine; 1 slower (a series or the whole run), counts that changed, a budget not kept, or wrong; 2 bad
-input; 3 nothing could be compared, a budget cannot be told, or cannot tell where asked to fail on it; 4 failed or
-missing.
+Exit codes: 0 fine; 1 slower (a series or overall), a changed count, a limit that is not met, or a wrong
+result; 2 bad input; 3 nothing could be compared, an unknown limit, or undecided with --fail-on-unknown; 4 failed
+or missing.
 """
 _REPORT_EXAMPLES = """\b
 Examples:
@@ -72,7 +59,7 @@ def _split_formats(
 ) -> tuple[str, ...]:
     formats = tuple(dict.fromkeys(value.split(",")))
     for name in formats:
-        if name not in FIGURES:
+        if name not in FIGURE_FORMATS:
             allowed = "one or more of png, svg and pdf, such as --figure-format png,pdf"
             raise click.BadParameter(f"{name!r} is not a format of figures: write {allowed}")
     return formats
@@ -177,44 +164,63 @@ def explain(
 @click.argument("new", type=RunPath())
 @form_option(type=click.Choice(COMPARISONS), default="table")
 @_output_option(help="The file to write, instead of standard output.")
-@floor_option
+@min_effect_option
 @click.option(
     "--across",
     multiple=True,
     metavar="GLOB",
-    help="A difference that you compare on purpose: in the environment, such as versions.torch, or in what is counted, "
-    "such as counts.dp.all_reduce.",
+    help="Declare a difference intentional: in the environment, such as versions.torch, or in "
+    "exact counts, such as counts.dp.all_reduce.",
 )
 @unknown_option
-@budgets_option
-@history_option(help="The history file in which main~1 and last:10 are looked up.")
-@figure_option(help="Also draw each change with its interval to this file: .png, .svg or .pdf.")
-def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **given: Any) -> None:
+@limits_option
+@history_option(help="The history file that main~1 and last:10 refer to.")
+@figure_option(help="Also draw each change with its interval to this file (.png, .svg or .pdf).")
+def compare(
+    base: Path,
+    new: Path,
+    output: Path | None,
+    history: Path,
+    **options: Any,
+) -> None:
     """Compare two runs: what became slower or faster?
 
-    BASE and NEW are runs' folders, latest, folders of runs (taken as one), or from the history: main, main~1, last:10
-    (ten runs taken as one) or an id.
+    BASE and NEW are folders of runs, latest, folders that contain runs (pooled into one), or runs
+    of the history: main, main~1, last:10 (ten runs, pooled) or an id.
 
-    A series is SLOWER or FASTER if the 95 % interval of its change lies outside the floor, SAME if
-    inside, otherwise AMBIGUOUS. Then the number of repetitions that would decide it is printed;
-    parbench ab makes them. The whole run is judged by what its series share. One repetition is one
-    observation, and at least five a side are needed.
+    Exact counts of a training step come first: calls and bytes by axis and operation, memory by
+    component, and its schedule. A change is CHANGED, with its cause. One repetition on a busy
+    machine is enough.
 
-    Counts of a training step (calls and bytes by axis and operation, memory by component, its schedule) are
-    held exactly: any change is CHANGED, with its cause. One repetition a side tells them, however loaded the machine
-    is.
+    Times are compared by Welch's t-test on the logarithms of at least five repetitions per side. A
+    series is SLOWER or FASTER if its change is significantly larger than the threshold among all
+    series (false discovery rate), SAME if the 95 % interval lies within the threshold, otherwise
+    AMBIGUOUS. The report then states how many repetitions would decide; parbench ab measures them.
 
-    --budgets are NEW's, as of parbench run.
+    --limits apply to NEW, as in parbench run.
     """
     from parbench.reports.compare.report import compare_runs
+    from parbench.reports.history.runs import find_run
 
-    text, code = compare_runs(str(base), str(new), figure=figure, **given)
+    new_run = find_run(str(new), history)
+    base_run = find_run(str(base), history, without=new_run.info.id)
+    text, code = compare_runs(base_run, new_run, **options)
     _write(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)
 
 
+_TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
+
+
 @click.command(
-    "import", epilog="Example: parbench import all_reduce.log osu_allreduce.txt --nproc 8"
+    "import",
+    epilog="Example: parbench import all_reduce.log osu_allreduce.txt --nproc 8",
+    short_help=f"Convert output of {_TOOL_TITLES} into runs.",
+    help=f"""Convert output of {_TOOL_TITLES} into runs.
+
+    Each FILE becomes one run, whose folder is printed. Sizes and bandwidths are converted to
+    nccl-tests' convention. The notes of each row describe the conversion.
+    """,
 )
 @click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
@@ -222,7 +228,7 @@ def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **g
 @click.option(
     "--from",
     "tool",
-    type=click.Choice(TOOLS),
+    type=click.Choice(IMPORT_FORMATS),
     help="The tool that wrote the files, if they do not show it.",
 )
 @click.option(
@@ -230,58 +236,46 @@ def compare(base: Path, new: Path, output: Path | None, figure: Path | None, **g
 )
 @runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
-    """Convert output of nccl-tests or OSU micro-benchmarks into runs.
-
-    Each FILE becomes one run, whose folder is printed. Sizes and bandwidths are converted to nccl-tests' convention;
-    each row's notes say how.
-    """
     from parbench.reports.formats.imports import import_file
 
     for file in files:
         click.echo(str(import_file(file, out, nproc=nproc, tool=tool)))
 
 
-@click.command(epilog=_EXPORT_EXAMPLES)
+@click.command(
+    epilog=_EXPORT_EXAMPLES,
+    help=f"""Write a run as CSV, nccl-tests text, Chrome traces and more.
+
+    \b
+    {describe_exports().replace(chr(10), chr(10) + "    ")}
+    """,
+)
 @click.argument("run", type=RunPath())
 @click.option(
-    "--format", "form", type=click.Choice(EXPORTS), required=True, help="The format to write."
+    "--format",
+    "name",
+    type=click.Choice(EXPORT_FORMATS),
+    required=True,
+    help="The format to write.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="File to write, default: stdout; a folder for hta, github-action-benchmark, or a chrome-trace per step.",
+    help="File or folder to write. Default: standard output, for formats of one file.",
 )
-def export(run: Path, form: str, output: Path | None) -> None:
-    """Write a run as CSV, nccl-tests text, Chrome traces and more.
-
-    \b
-    nccl-tests                   the collectives, a table for each operation and mode
-    csv                          a row per metric and repetition, as parbench.load
-                                 returns; parbench report --format csv: per case
-    chrome-trace                 training steps' timelines for Perfetto: a
-                                 process per rank, a thread per stream; with
-                                 -o FOLDER a file per step
-    hta                          a folder per step for HolisticTraceAnalysis
-    github-action-benchmark      a folder: smaller-is-better, bigger-is-better
-    pytest-benchmark, bencher    every case
-    """
+def export(run: Path, name: str, output: Path | None) -> None:
     from parbench.bench.results.runs import load_run
-    from parbench.bench.text import UserError
-    from parbench.reports.formats.exports import FOLDERS, FORMATS
+    from parbench.reports.formats.registry import render_file, render_folder
     from parbench.reports.render.show import write_files
 
+    export_format = EXPORT_FORMATS[name]
     is_folder = output is not None and (output.is_dir() or not output.suffix)
-    if form in _FOLDER_FORMATS and not is_folder:
-        raise UserError(
-            f"--format {form} writes {_FOLDER_FORMATS[form]}: name their folder with -o FOLDER"
-        )
-    loaded = load_run(run)
-    if output is None or not is_folder or form not in FOLDERS:
-        _write(FORMATS[form](loaded), output)
-        return
-    for file in write_files(output, FOLDERS[form](loaded)):
-        click.echo(str(file))
+    if output is not None and is_folder and export_format.folder:
+        for file in write_files(output, render_folder(name, load_run(run))):
+            click.echo(str(file))
+    else:
+        _write(render_file(name, load_run(run)), output)
 
 
 def _write(content: bytes, output: Path | None) -> None:

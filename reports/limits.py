@@ -1,6 +1,6 @@
-"""Whether a run keeps budgets: each that it does not keep is a sentence, and what is unknown is never kept."""
+"""Whether a run meets the limits of its metrics. A limit of an unknown value is never met."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,140 +19,152 @@ from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.runs import Run, load_run, require_complete
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
-from parbench.reports.analysis.steps import exposed_seconds, share_of_traced
 from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.tables.step_parts import get_exposed_share
 
-Standing = Literal["OVER", "NOT RUN", "UNKNOWN", "KEPT"]
-CODES: Mapping[Standing, ExitCode] = {
-    "OVER": ExitCode.BAD,
+LimitVerdict = Literal["NOT MET", "NOT RUN", "UNKNOWN", "MET"]
+EXIT_CODES: Mapping[LimitVerdict, ExitCode] = {
+    "NOT MET": ExitCode.BAD,
     "NOT RUN": ExitCode.DID_NOT_RUN,
     "UNKNOWN": ExitCode.UNDECIDED,
-    "KEPT": ExitCode.OK,
+    "MET": ExitCode.OK,
 }
-"""The standings of a budget from the worst, with their exit codes."""
+"""The exit codes of the verdicts, the worst first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """How a budget stands over all cases that it fits, and the sentence that says so."""
+class LimitResult:
+    """The verdict on a limit over all cases that it applies to, and a sentence about it."""
 
-    budget: MetricLimit
-    word: Standing
-    told: str
-
-
-def judge_run(path: Path, file: Path, code: int) -> int:
-    """Print on standard error how a run's folder keeps a file's budgets; return the worst code, ``code`` among them."""
-    run = require_complete(load_run(path))
-    found = judge(run, read_limits(file, run.info.plan.cases, run.info.plan.skipped))
-    for sentence in sentences(found):
-        click.echo(sentence, err=True)
-    return exit_code(found, code)
-
-
-def judge(run: Run, budgets: Sequence[MetricLimit]) -> tuple[Judged, ...]:
-    """Return how a run keeps each budget, over all its cases that fit."""
-    rows = {row.case.id: row for row in summarize(run).rows}
-    ceiling = ceiling_of(run, [*rows.values()])
-    known = {case_id: _known(row, ceiling) for case_id, row in rows.items()}
-    cases = {case.id: case for case in (*run.info.plan.cases, *(row.case for row in rows.values()))}
-    found = []
-    for one in budgets:
-        fitting = [case for case in cases.values() if one.applies_to(case)]
-        each = [
-            _of_case(one, case.label, rows.get(case.id), known.get(case.id, {})) for case in fitting
-        ]
-        found.append(_together(one, [standing for standings in each for standing in standings]))
-    return tuple(found)
-
-
-def exit_code(found: Sequence[Judged], code: int = 0) -> int:
-    """Return the exit code of the budgets and of what else was found, which is ``code``."""
-    return combine_exit_codes([code, *(CODES[one.word] for one in found)])
-
-
-def sentences(found: Sequence[Judged]) -> tuple[str, ...]:
-    """Return a sentence for each budget that is not kept, or one that says that all are."""
-    bad = tuple(one.told for one in found if one.word != "KEPT")
-    return bad or (
-        (f"Budgets: {'it is' if len(found) == 1 else f'all {len(found)} are'} kept.",)
-        if found
-        else ()
-    )
+    limit: MetricLimit
+    verdict: LimitVerdict
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Standing:
-    word: Standing
-    case: str
-    told: str
+class _CaseResult:
+    """The verdict on a limit for one metric of one case."""
+
+    verdict: LimitVerdict
+    label: str
+    finding: str
     distance: float = 0.0
+    """How far the value is from the limit."""
 
 
-def _of_case(
-    budget: MetricLimit, label: str, row: Row | None, known: Mapping[str, MetricValue]
-) -> list[_Standing]:
-    if row is None or not row.repetitions or not row.metrics:
-        why = "; ".join(row.reasons) or row.status if row else "it has no record"
-        return [_Standing(word="NOT RUN", case=label, told=f"did not run: {why}")]
-    names = (
-        [budget.metric]
-        if budget.metric in known
-        else [n for n in known if n.startswith(f"{budget.metric}.")]
-    )
+def check_run(path: Path, file: Path, code: int) -> int:
+    """Print on standard error how a run meets the limits of a file, and return the exit code.
+
+    ``code`` is that of the run itself. The worst of all is returned.
+    """
+    run = require_complete(load_run(path))
+    results = check_limits(run, read_limits(file, run.info.plan.cases, run.info.plan.skipped))
+    for sentence in describe_limits(results):
+        click.echo(sentence, err=True)
+    return combine_limits(results, code)
+
+
+def check_limits(run: Run, limits: Sequence[MetricLimit]) -> tuple[LimitResult, ...]:
+    """Check each limit over all cases of the run that it applies to."""
+    rows = {row.case.id: row for row in summarize(run).rows}
+    ceiling = ceiling_of(run, list(rows.values()))
+    metrics = {case_id: _collect_metrics(row, ceiling) for case_id, row in rows.items()}
+    cases = {case.id: case for case in run.info.plan.cases}
+    cases |= {case_id: row.case for case_id, row in rows.items()}
+    results = []
+    for limit in limits:
+        case_results: list[_CaseResult] = []
+        for case_id, case in cases.items():
+            if limit.applies_to(case):
+                case_results += _check_case(
+                    limit, case.label, rows.get(case_id), metrics.get(case_id, {})
+                )
+        results.append(_combine_cases(limit, case_results))
+    return tuple(results)
+
+
+def combine_limits(results: Sequence[LimitResult], code: int = 0) -> ExitCode:
+    """Return the exit code of the limits and of everything else, which is ``code``."""
+    return combine_exit_codes([code, *(EXIT_CODES[result.verdict] for result in results)])
+
+
+def describe_limits(results: Sequence[LimitResult]) -> tuple[str, ...]:
+    """Return a sentence for each limit that is not met, or one if all are."""
+    unmet = tuple(result.message for result in results if result.verdict != "MET")
+    if unmet or not results:
+        return unmet
+    if len(results) == 1:
+        return ("Limits: the limit is met.",)
+    return (f"Limits: all {len(results)} are met.",)
+
+
+def _check_case(
+    limit: MetricLimit, label: str, row: Row | None, metrics: Mapping[str, MetricValue]
+) -> Iterator[_CaseResult]:
+    if row is None:
+        yield _CaseResult(verdict="NOT RUN", label=label, finding="it has no record")
+        return
+    if not row.repetitions or not row.metrics:
+        reason = "; ".join(row.reasons) or row.status
+        yield _CaseResult(verdict="NOT RUN", label=label, finding=f"it did not run: {reason}")
+        return
+    names = [limit.metric]
+    if limit.metric not in metrics:
+        names = [name for name in metrics if name.startswith(f"{limit.metric}.")]
     if not names:
-        return [_Standing(word="UNKNOWN", case=label, told="is not known of it")]
-    found = []
+        yield _CaseResult(verdict="UNKNOWN", label=label, finding="the metric is not available")
     for name in names:
-        of = "" if name == budget.metric else f" on {name.removeprefix(budget.metric + '.')}"
-        metric = known[name]
-        if metric.value is None:
-            why = f" ({metric.method})" if metric.method else ""
-            found.append(_Standing(word="UNKNOWN", case=label, told=f"is unknown{of}{why}"))
-            continue
-        word: Standing = "KEPT" if budget.is_met(metric.value) else "OVER"
-        distance = abs(metric.value - budget.number)
-        found.append(
-            _Standing(
-                word=word, case=label, told=f"is {_shown(name, metric)}{of}", distance=distance
-            )
-        )
-    return found
+        yield _check_value(limit, label, name, metrics[name])
 
 
-def _together(budget: MetricLimit, each: Sequence[_Standing]) -> Judged:
-    """Return the worst of all cases; of several as bad the one that is farthest from what it has to be."""
-    first = min(each, key=lambda one: ([*CODES].index(one.word), -one.distance))
-    alike = {one.case for one in each if one.word == first.word}
-    of = len({one.case for one in each})
-    count = f"; so do {pluralize(len(alike), 'case')} of {of}" if len(alike) > 1 else ""
-    word = first.word
-    cannot = ", which cannot be told" if word in ("UNKNOWN", "NOT RUN") else ""
-    told = f"Budget: {budget.metric} of {first.case} has to be {budget.text}{cannot}: it {first.told}{count}."
-    return Judged(budget=budget, word=word, told=told)
-
-
-def _shown(name: str, metric: MetricValue) -> str:
-    declared_as = resolve_metric(name)
-    if metric.unit or declared_as is None:
-        return format_measurement(metric)
-    return format_difference(
-        metric,
-        make_formatter(declared_as.number_format) if declared_as.number_format else format_percent,
+def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue) -> _CaseResult:
+    component = name.removeprefix(limit.metric).removeprefix(".")
+    suffix = f" on {component}" if component else ""
+    if metric.value is None:
+        method = f" ({metric.method})" if metric.method else ""
+        finding = f"it is unknown{suffix}{method}"
+        return _CaseResult(verdict="UNKNOWN", label=label, finding=finding)
+    return _CaseResult(
+        verdict="MET" if limit.is_met(metric.value) else "NOT MET",
+        label=label,
+        finding=f"it is {_format_metric(name, metric)}{suffix}",
+        distance=abs(metric.value - limit.number),
     )
 
 
-def _known(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
-    """Return a row's metrics, and those that only a whole run tells."""
-    exposed = share_of_traced(row, exposed_seconds(row))
-    bus, of_copy = row.value("busbw"), ceiling is not None and ceiling.name == COPY
-    found = {
-        "exposed_fraction": exposed,
-        "busbw_of_copy": bus / ceiling.bytes_per_second
-        if bus is not None and ceiling and of_copy
-        else None,
-    }
-    return {
-        **row.metrics,
-        **{name: make_value(name, number) for name, number in found.items() if number is not None},
-    }
+def _combine_cases(limit: MetricLimit, results: Sequence[_CaseResult]) -> LimitResult:
+    """Return the worst result of all cases, of equally bad ones that farthest from the limit."""
+    order = list(EXIT_CODES)
+    worst = min(results, key=lambda result: (order.index(result.verdict), -result.distance))
+    equal_labels = {result.label for result in results if result.verdict == worst.verdict}
+    num_cases = len({result.label for result in results})
+    if worst.verdict in ("UNKNOWN", "NOT RUN"):
+        start = "Limit not evaluated"
+    else:
+        start = f"Limit {'met' if worst.verdict == 'MET' else 'not met'}"
+    message = f"{start}: {limit.metric} of {worst.label} must be {limit.text}, {worst.finding}."
+    if len(equal_labels) > 1:
+        message += f" The same applies to {len(equal_labels)} of {pluralize(num_cases, 'case')}."
+    return LimitResult(limit=limit, verdict=worst.verdict, message=message)
+
+
+def _format_metric(name: str, metric: MetricValue) -> str:
+    declared = resolve_metric(name)
+    if metric.unit or declared is None:
+        return format_measurement(metric)
+    if declared.number_format:
+        return format_difference(metric, make_formatter(declared.number_format))
+    return format_difference(metric, format_percent)
+
+
+def _collect_metrics(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
+    """Return the metrics of a case, and those that depend on the whole run."""
+    metrics = dict(row.metrics)
+    exposed = get_exposed_share(row)
+    if exposed is not None:
+        metrics["exposed_fraction"] = make_value("exposed_fraction", exposed)
+    bus_bandwidth = row.value("busbw")
+    if bus_bandwidth is not None and ceiling is not None and ceiling.name == COPY:
+        share = bus_bandwidth / ceiling.bytes_per_second
+        metrics["busbw_of_copy"] = make_value("busbw_of_copy", share)
+    return metrics

@@ -25,6 +25,7 @@ from parbench.reports.analysis.labels import Fact
 from parbench.reports.analysis.summary import Summary
 from parbench.reports.analysis.verdicts import Problem, Verdict
 from parbench.reports.figures.chart import Chart
+from parbench.reports.figures.plots import list_table_charts
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -223,8 +224,29 @@ class Report:
     def charts(self) -> tuple[Chart, ...]:
         """All figures of the page in order."""
         on_page = (table for section in self.sections for table in section.on_page)
-        of_tables = (chart for table in on_page for chart in table.figures())
+        of_tables = (chart for table in on_page for chart in list_table_charts(table))
         return (*self.figures(), *of_tables)
+
+
+def report_of_document(document: tables.Document) -> Report:
+    """Return the report of a plan, which has no runs."""
+    if document.problem:
+        verdict = Verdict(word="TOO LARGE", level="bad", told=document.problem)
+    elif document.is_prediction:
+        message = "every number follows from formulas and declared rates, nothing was measured"
+        verdict = Verdict(word="PREDICTED", level="good", told=message)
+    else:
+        message = "the tables are quoted from the sources, nothing was predicted or measured"
+        verdict = Verdict(word="PUBLISHED", level="good", told=message)
+    return Report(
+        name=document.name,
+        verdicts=(verdict,),
+        code=0,
+        runs=(),
+        sections=tuple(document.sections),
+        heading=document.heading,
+        tiles=tuple(document.tiles),
+    )
 
 
 PROBLEM_COLUMNS: tuple[Column[Problem], ...] = (

@@ -63,7 +63,12 @@ def test_package_does_not_import_torch(package: str) -> None:
 
 def test_only_frames_import_pandas() -> None:
     importers = {str(path) for path, names in IMPORTS.items() if "pandas" in names}
-    assert importers == {"reports/analysis/frame.py", "parbench/__init__.py"}
+    assert importers == {
+        "reports/frames.py",
+        "reports/record_frames.py",
+        "reports/run_data.py",
+        "parbench/__init__.py",
+    }
 
 
 def test_parallelisms_do_not_import_each_other() -> None:
@@ -112,7 +117,8 @@ def test_driver_and_reports_import_nothing_heavy() -> None:
         "parbench.workloads.catalogue",
         "parbench.reports.commands",
         "parbench.reports.render.show",
-        "parbench.reports.analysis.frame",
+        "parbench.reports.run_data",
+        "parbench.reports.record_frames",
     )
     code = f"import {', '.join(modules)}"
     assert find_loaded(code, ("torch", "pandas", "scipy")) == set()

@@ -49,7 +49,7 @@ def test_no_arguments_suggests_commands() -> None:
     ("typed", "completions"),
     [
         ("parbench history an", "annotate"),
-        ("parbench run --bud", "--budget --budgets"),
+        ("parbench run --lim", "--limits"),
     ],
 )
 def test_bash_completion(typed: str, completions: str) -> None:

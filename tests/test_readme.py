@@ -120,7 +120,7 @@ def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if "preset" in block
     ]
     (tmp_path / "plan.toml").write_text(plan)
-    (tmp_path / "budgets.toml").write_text('"*" = { time = "<1s" }')
+    (tmp_path / "limits.toml").write_text('"*" = { time = "<1s" }')
     (tmp_path / "Qwen3-32B").mkdir()
     (tmp_path / "Qwen3-32B" / "config.json").write_text(json.dumps(QWEN3_CONFIG))
     return tmp_path
@@ -167,7 +167,7 @@ def test_command_measures(line: str, parbench: Command, tmp_path: Path) -> None:
     for block in find_blocks(ROOT / "workloads" / "README.md", "python"):
         name, source = block.split("\n", 1)
         (tmp_path / name.removeprefix("# ")).write_text(source)
-    (tmp_path / "budgets.toml").write_text('"workload.ddp" = { step_time = "<60s" }')
+    (tmp_path / "limits.toml").write_text('"workload.ddp" = { step_time = "<60s" }')
     args = shlex.split(line)[1:]
     completed = parbench(*args, "--budget", "8s", "--repetitions", "1")
     assert completed.returncode in (0, 4), completed.stdout + completed.stderr

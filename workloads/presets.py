@@ -123,6 +123,7 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
         pipeline_options=PipelineOptions.from_params(values),
         cp_method=str(values["cp_method"]),
         ulysses=int(values["ulysses"]),
+        padding=float(values["padding"]),
         simulated_seconds=parse_compute(str(values["compute"])),
         reference_fits=values["check"] != SMALL,
     )

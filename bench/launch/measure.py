@@ -129,12 +129,12 @@ def run_options(
     resume_path: Path | None,
     as_json: bool,
     cpus: Sequence[Sequence[int]] = (),
-    budgets: Path | None = None,
+    limits: Path | None = None,
 ) -> Path | None:
     """Make or resume a run and return its folder, None for a rank other than 0.
 
     ``cpus`` are those that each rank of this host is bound to, none if ranks are not bound. A bad
-    file of ``budgets`` is refused before any rank starts.
+    file of ``limits`` is refused before any rank starts.
     """
     os.environ.update(find_mpi_variables(os.environ))
     joined = Joined.find(os.environ)
@@ -147,8 +147,8 @@ def run_options(
         return None
     if resume_path is None:
         plan = plan_run(options, modules, joined)
-        if budgets is not None:
-            read_limits(budgets, plan.cases, plan.skipped)
+        if limits is not None:
+            read_limits(limits, plan.cases, plan.skipped)
         path, info = create_run(out, plan, find_package_version("parbench") or "-")
         run = Run(path=path, info=info, records=())
         return _drive(run, joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus)
@@ -156,9 +156,9 @@ def run_options(
         problem = "--resume starts its own ranks, and this one is there already (RANK)"
         raise UserError(f"{problem}: start it by itself")
     _refuse_options_of_plan(options)
-    if budgets is not None:
+    if limits is not None:
         plan = load_run(resume_path).info.plan
-        read_limits(budgets, plan.cases, plan.skipped)
+        read_limits(limits, plan.cases, plan.skipped)
     return resume(resume_path, as_json=as_json, nodelist=options.nodelist, budget=options.budget)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
+from typing import Any
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import escape_unprintable, format_size
@@ -69,7 +70,7 @@ def make_formatter(spec: str) -> Callable[[float | None], str]:
 format_count = make_formatter("{:.0f}")
 
 
-def format_case_size(value: object) -> str:
+def format_case_size(value: Any) -> str:
     """Return the size of a case in bytes as people write it: ``64K``."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return UNKNOWN

@@ -1,4 +1,4 @@
-"""Limits of the metrics of cases, from the file of ``--budgets``."""
+"""Limits of the metrics of cases, from the file of ``--limits``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,15 @@ from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import METRICS, Metric, find_metric
 from parbench.bench.text import UserError, format_list, suggest_similar
 
-COMPARISONS = ("<", ">", "==")
+OPERATORS = (
+    "<=",
+    "<",
+    ">=",
+    ">",
+    "==",
+)  # the longer ones first, as the pattern tries them in order
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
-_LIMIT = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*{_NUMBER}\s*([A-Za-z%/]*)\s*", re.ASCII)
+_LIMIT = re.compile(rf"\s*({'|'.join(OPERATORS)})\s*{_NUMBER}\s*([A-Za-z%/]*)\s*", re.ASCII)
 _UNIT_FACTORS: Mapping[str, Mapping[str, float]] = {
     "": {"%": 0.01, "": 1.0},
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
@@ -28,26 +34,32 @@ _EXAMPLE = """"workload.ddp" = { exposed_fraction = "<10%", bytes_ratio = "==1" 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricLimit:
-    """A limit of one metric that some cases have to keep, such as ``exposed_fraction < 10%``."""
+    """A limit of one metric that some cases must meet, such as ``exposed_fraction <= 10%``."""
 
     cases: str
     """A glob of names or labels."""
     metric: str
-    """A metric by axis or component, such as ``bytes_ratio``, stands for that of every one."""
+    """A metric without its axis or component, such as ``bytes_ratio``, stands for all of them."""
     text: str
-    """The limit as the file has it."""
-    comparison: str
+    """The limit as it is written in the file."""
+    operator: str
     number: float
+    """In the unit of the metric."""
 
     def applies_to(self, case: Case) -> bool:
         return matches(case.name, self.cases) or fnmatchcase(case.label, self.cases)
 
     def is_met(self, value: float) -> bool:
-        if self.comparison == "<":
+        if self.operator == "<":
             return value < self.number
-        if self.comparison == ">":
+        if self.operator == ">":
             return value > self.number
-        return isclose(value, self.number, rel_tol=1e-9)
+        is_equal = isclose(value, self.number, rel_tol=1e-9)
+        if self.operator == "<=":
+            return is_equal or value < self.number
+        if self.operator == ">=":
+            return is_equal or value > self.number
+        return is_equal
 
 
 def read_limits(
@@ -55,34 +67,32 @@ def read_limits(
     cases: Sequence[Case],
     skipped: Sequence[SkippedCase] = (),
 ) -> tuple[MetricLimit, ...]:
-    """Return the budgets in a file.
+    """Return the limits in a file.
 
-    Raises ``UserError`` if there are none, if a metric is unknown, or if a glob fits none of the
+    Raises ``UserError`` if there are none, if a metric is unknown, or if a glob matches none of the
     ``cases``.
     """
-    limits_by_cases = read_toml(path, "budgets", dict[str, dict[str, str]])
-    budgets = [
-        _parse_budget(path, pattern, metric, text)
-        for pattern, limits in limits_by_cases.items()
-        for metric, text in limits.items()
-    ]
-    if not budgets:
-        raise UserError(f"budgets {path}: it has none; write such as {_EXAMPLE}")
-    for budget in budgets:
-        if not any(budget.applies_to(case) for case in cases):
-            raise UserError(f"budgets {path}: {_describe_unused(budget, cases, skipped)}")
-    return tuple(budgets)
+    limits = []
+    for pattern, texts in read_toml(path, "limits", dict[str, dict[str, str]]).items():
+        for metric, text in texts.items():
+            limits.append(_parse_limit(path, pattern, metric, text))
+    if not limits:
+        raise UserError(f"limits {path}: the file has no limit. Write, for example, {_EXAMPLE}")
+    for limit in limits:
+        if not any(limit.applies_to(case) for case in cases):
+            raise UserError(f"limits {path}: {_describe_unused(limit, cases, skipped)}")
+    return tuple(limits)
 
 
 def _describe_unused(
-    budget: MetricLimit, cases: Sequence[Case], skipped: Sequence[SkippedCase]
+    limit: MetricLimit, cases: Sequence[Case], skipped: Sequence[SkippedCase]
 ) -> str:
     for skip in skipped:
-        if budget.applies_to(skip.case):
-            return f"{budget.cases!r} fits only what cannot run here: {skip.reason}"
+        if limit.applies_to(skip.case):
+            return f"{limit.cases!r} matches only cases that cannot run here: {skip.reason}"
     names = dict.fromkeys(case.name for case in cases)
-    hint = suggest_similar(budget.cases, names)
-    return f"{budget.cases!r} fits no case of the run, which has {format_list(names, 'and')}{hint}"
+    hint = suggest_similar(limit.cases, names)
+    return f"{limit.cases!r} matches no case of the run. It has {format_list(names, 'and')}{hint}"
 
 
 def resolve_metric(name: str) -> Metric | None:
@@ -97,8 +107,8 @@ def resolve_metric(name: str) -> Metric | None:
     return metric
 
 
-def _parse_budget(path: Path, cases: str, name: str, text: str) -> MetricLimit:
-    place = f"budgets {path}: {name} of {cases!r}"
+def _parse_limit(path: Path, cases: str, name: str, text: str) -> MetricLimit:
+    place = f"limits {path}: {name} of {cases!r}"
     metric = resolve_metric(name)
     if metric is None:
         names = [metric.name.partition(".")[0] for metric in METRICS]
@@ -108,10 +118,10 @@ def _parse_budget(path: Path, cases: str, name: str, text: str) -> MetricLimit:
     match = _LIMIT.fullmatch(text)
     if match is None or match[3] not in factors:
         units = [unit or "none" for unit in factors]
-        syntax = f"one of {format_list(COMPARISONS)} and a number, its unit {format_list(units)}"
-        raise UserError(f"{place} has to be {text!r}, which is not understood: write {syntax}")
-    comparison, digits, unit = match.groups()
+        syntax = f"one of {format_list(OPERATORS)} and a number in {format_list(units)}"
+        raise UserError(f"{place} has the invalid limit {text!r}. Write {syntax}")
+    operator, digits, unit = match.groups()
     number = float(digits) * factors[unit]
     return MetricLimit(
-        cases=cases, metric=name, text=text.strip(), comparison=comparison, number=number
+        cases=cases, metric=name, text=text.strip(), operator=operator, number=number
     )

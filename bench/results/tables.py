@@ -107,14 +107,13 @@ class Column:
 
     def sort_key(self, row: Row) -> float | str | None:
         """Return the value by which rows are sorted, None if it is unknown."""
-        value = row.get(self.key)
+        value: Any = row.get(self.key)
         if isinstance(value, SortedText):
             value = value.sort_key
         if is_missing(value):
             return None
-        if hasattr(value, "item"):  # A numpy scalar is not JSON.
-            value = value.item()
-        return value
+        # JSON has no numpy scalars.
+        return value.item() if hasattr(value, "item") else value
 
     def mark(self, row: Row) -> str:
         """Return the grade or status that colors the cell, empty if it has none."""

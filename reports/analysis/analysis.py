@@ -7,92 +7,55 @@ from pathlib import Path
 
 from parbench.bench.results.formatting import format_quantity, format_seconds
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.runs import Run
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.attention import Comparison, Context, compared, contexts
 from parbench.reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
-from parbench.reports.analysis.experts import Mixture, mixtures
-from parbench.reports.analysis.fits import Ceiling, Curve, ceiling_of, fit_curves, size_of
+from parbench.reports.analysis.fits import Ceiling, size_of
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import AXES, differences, short_labels
-from parbench.reports.analysis.pipelines import (
-    Pipeline,
-    pipelines,
-    read_pipeline,
-    without_timelines,
-)
-from parbench.reports.analysis.ranks import Late, Nodes, late_rows, measuring_words, nodes_of
-from parbench.reports.analysis.steps import Traced, exposed_seconds, share_of_traced, traced_steps
-from parbench.reports.analysis.summary import Row, Summary, unreadable
+from parbench.reports.analysis.summary import Row, Summary, summarize
 from parbench.reports.analysis.verdicts import Verdict, verdicts
+from parbench.reports.repetitions import describe_measuring_time
+from parbench.reports.run_data import RunData
+from parbench.reports.tables.context import ContextResult, read_contexts
+from parbench.reports.tables.experts import ExpertResult, read_expert_steps
+from parbench.reports.tables.pipelines import PipelineResult, read_pipelines
+from parbench.reports.tables.step_parts import get_share_of_profile, sum_exposed_communication
 
 
-@dataclass(frozen=True, kw_only=True)
-class Analysis:
-    """A run's rows by what they are, with what is computed from several of them; ``summary`` holds no timelines.
-
-    ``kinds`` are operations within and across nodes, ``groups`` those that several groups ran; ``timelines`` and
-    ``late`` are read from the run's folder when they are first asked for.
-    """
-
-    run: Run
-    summary: Summary
-    shown: tuple[Row, ...]
-    communication: tuple[Row, ...]
-    steps: tuple[Row, ...]
-    matrices: tuple[Pairs, ...]
-    ceiling: Ceiling | None
-    curves: tuple[Curve, ...]
-    nodes: Nodes | None
-    kinds: tuple[Kinds, ...]
-    groups: tuple[Grouped, ...]
-    pipelines: tuple[Pipeline, ...]
-    contexts: tuple[Context, ...]
-    context_comparisons: tuple[Comparison, ...]
-    mixtures: tuple[Mixture, ...]
-    unreadable: tuple[str, ...]
+class Analysis(RunData):
+    """A run with what sections that do not compute it themselves read."""
 
     @cached_property
-    def timelines(self) -> tuple[Traced, ...]:
-        return traced_steps(self.run, self.steps)
+    def summary(self) -> Summary:
+        return summarize(self.run)
+
+    @property
+    def shown(self) -> tuple[Row, ...]:
+        return self.measured
 
     @cached_property
-    def late(self) -> tuple[Late, ...]:
-        return late_rows(self.run, self.shown)
+    def matrices(self) -> tuple[Pairs, ...]:
+        return pairs(self.measured)
 
+    @cached_property
+    def kinds(self) -> tuple[Kinds, ...]:
+        return kinds(self.communication, self.nodes)
 
-def analyse(run: Run, summary: Summary) -> Analysis:
-    with_timelines = [row for row in summary.rows if row.metrics]
-    summary = without_timelines(summary)
-    shown = tuple(row for row in summary.rows if row.metrics)
-    steps, matrices, nodes = (
-        tuple(row for row in shown if not row.is_communication),
-        pairs(shown),
-        nodes_of(run),
-    )
-    in_matrices = {row.case.id for matrix in matrices for row in matrix.rows.values()}
-    communication = tuple(
-        row for row in shown if row.is_communication and row.case.id not in in_matrices
-    )
-    ceiling, found = ceiling_of(run, communication), contexts(steps)
-    return Analysis(
-        run=run,
-        summary=summary,
-        shown=shown,
-        communication=communication,
-        steps=steps,
-        matrices=matrices,
-        ceiling=ceiling,
-        curves=fit_curves(communication, ceiling),
-        nodes=nodes,
-        kinds=kinds(communication, nodes),
-        groups=grouped(communication),
-        pipelines=pipelines(with_timelines),
-        contexts=found,
-        context_comparisons=compared(found),
-        mixtures=mixtures(steps),
-        unreadable=unreadable(with_timelines, read_pipeline),
-    )
+    @cached_property
+    def groups(self) -> tuple[Grouped, ...]:
+        return grouped(self.communication)
+
+    @cached_property
+    def pipelines(self) -> tuple[PipelineResult, ...]:
+        return read_pipelines(self.measured)
+
+    @cached_property
+    def contexts(self) -> tuple[ContextResult, ...]:
+        return read_contexts(self.steps)
+
+    @cached_property
+    def mixtures(self) -> tuple[ExpertResult, ...]:
+        return read_expert_steps(self.steps)
 
 
 _SMALL_BYTES = 64 << 10
@@ -129,10 +92,10 @@ class Step:
         row = self.row
         seconds = {
             "compute": row.value("compute"),
-            "exposed": exposed_seconds(row),
+            "exposed": sum_exposed_communication(row),
             "idle": row.value("idle"),
         }
-        shares = {name: share_of_traced(row, value) for name, value in seconds.items()}
+        shares = {name: get_share_of_profile(row, value) for name, value in seconds.items()}
         return {name: share for name, share in shares.items() if share is not None}
 
 
@@ -187,7 +150,7 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     ]
     return Front(
         path=run.path,
-        where=" · ".join(filter(None, [*parts, measuring_words(run)])),
+        where=" · ".join(filter(None, [*parts, describe_measuring_time(run)])),
         verdicts=(*verdicts(run, found.summary), *more),
         ceiling=found.ceiling,
         operations=_operations(found),

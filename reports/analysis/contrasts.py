@@ -31,9 +31,9 @@ from parbench.bench.text import pluralize
 from parbench.reports.analysis.fits import size_of
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import AXES, differences, operation
-from parbench.reports.analysis.ranks import WITHIN, Nodes
 from parbench.reports.analysis.statistics import estimate_ratio
 from parbench.reports.analysis.summary import Alike, Row, common_details, estimate_of
+from parbench.reports.topology import WITHIN_NODE, Topology
 
 T = TypeVar("T")
 TOGETHER = "together"
@@ -294,7 +294,9 @@ class Kind:
         """What a table calls it: ``across, together``; with its reach where the name does not say it."""
         mesh, _, axis = self.group.rpartition(":")
         name = f"{axis} of {mesh}" if "=" in mesh else self.group
-        is_implied = {"node": WITHIN, "across": ACROSS, "world": OVER}.get(self.group) == self.reach
+        is_implied = {"node": WITHIN_NODE, "across": ACROSS, "world": OVER}.get(
+            self.group
+        ) == self.reach
         return ", ".join(
             filter(None, (name, "" if is_implied else self.reach, TOGETHER * self.together))
         )
@@ -341,11 +343,11 @@ class Kinds:
     def ratio(self, *, together: bool = False) -> float | None:
         """Return the bus bandwidth across nodes, or else over them, over that within a node."""
         far = self.rate(self.standing_for(ACROSS, OVER, together=together))
-        near = self.rate(self.standing_for(WITHIN, together=together))
+        near = self.rate(self.standing_for(WITHIN_NODE, together=together))
         return far / near if far and near else None
 
 
-def kinds(rows: Sequence[Row], nodes: Nodes | None) -> tuple[Kinds, ...]:
+def kinds(rows: Sequence[Row], nodes: Topology | None) -> tuple[Kinds, ...]:
     """Return each operation that groups of two kinds ran, by size; nothing where all ranks are on one node."""
     known = [row for row in rows if nodes and row.is_communication and row.value("busbw")]
     groups = _alike(known, lambda row: _kind(row, nodes) if nodes else None, *OF_GROUP)
@@ -353,7 +355,7 @@ def kinds(rows: Sequence[Row], nodes: Nodes | None) -> tuple[Kinds, ...]:
     return tuple(Kinds(first=next(iter(of.values()))[0], rows=of) for of in found if len(of) > 1)
 
 
-def _kind(row: Row, nodes: Nodes) -> Kind | None:
+def _kind(row: Row, nodes: Topology) -> Kind | None:
     """Return the kind of group that ran the row; one that names no ranks has all of them if it is the first."""
     params, all_ranks = row.case.params, range(len(nodes.hosts))
     is_whole = not common_details(row).keys() & {"group_ranks", "group_size"} and not params.get(
@@ -363,7 +365,7 @@ def _kind(row: Row, nodes: Nodes) -> Kind | None:
     if not ranks or not set(ranks) <= set(all_ranks):
         return None
     hosts = {nodes.hosts[rank] for rank in ranks}
-    reach = WITHIN if len(hosts) == 1 else ACROSS if len(hosts) == len(ranks) else OVER
+    reach = WITHIN_NODE if len(hosts) == 1 else ACROSS if len(hosts) == len(ranks) else OVER
     return Kind(
         group=str(params.get("group", "world")),
         together=bool(params.get("concurrent")),
@@ -387,7 +389,7 @@ def largest(found: Sequence[Kinds]) -> tuple[Kinds, ...]:
 
 
 def ratio_words(one: Kinds) -> str:
-    far, near = one.standing_for(ACROSS, OVER), one.standing_for(WITHIN)
+    far, near = one.standing_for(ACROSS, OVER), one.standing_for(WITHIN_NODE)
     assert far is not None
     assert near is not None
     told = ", ".join(

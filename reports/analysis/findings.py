@@ -24,17 +24,18 @@ from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.contrasts import OF_GROUP, Grouped, Pairs, contrasts, slow_down
 from parbench.reports.analysis.fits import Curve, size_of
 from parbench.reports.analysis.labels import operation, row_label, short_labels
-from parbench.reports.analysis.pipelines import Pipeline
-from parbench.reports.analysis.ranks import Blame, disturbed_words, last_out_rank, late_rank
-from parbench.reports.analysis.steps import (
-    calls_of,
-    exposed_seconds,
-    longest_computing,
-    traced_seconds,
-    worst_ratio,
-)
 from parbench.reports.analysis.summary import Row, num_ranks
 from parbench.reports.analysis.verdicts import noisy_of
+from parbench.reports.repetitions import describe_host_disturbance
+from parbench.reports.stragglers import Straggler, find_last_rank, find_late_rank
+from parbench.reports.tables.pipelines import PipelineResult
+from parbench.reports.tables.step_communication import get_calls
+from parbench.reports.tables.step_parts import (
+    find_worst_bytes_ratio,
+    get_profiled_seconds,
+    sum_exposed_communication,
+)
+from parbench.reports.timelines import find_slow_computing_rank
 
 Kind = Literal[
     "late rank", "slow rank", "slow link", "slow group", "one bucket", "no prefetch", "small microbatches",
@@ -121,7 +122,7 @@ def _run(found: Analysis, row: Row, **changed: object) -> str:
 
 def _ranks(found: Analysis) -> Iterator[Finding]:
     # whose ranks have unlike work by design
-    rows = (one.row for of in (found.pipelines, found.mixtures, found.contexts) for one in of)
+    rows = (one.result for of in (found.pipelines, found.mixtures, found.contexts) for one in of)
     unlike = {row.case.id for row in rows}
     alike = [row for row in found.shown if row.case.id not in unlike]
 
@@ -130,17 +131,17 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
             f"{f'srun --nodelist {found.nodes.hosts[rank]} ' if found.nodes else ''}parbench doctor"
         )
 
-    told: tuple[tuple[Kind, str, Blame | None], ...] = (
-        ("late rank", "arrives last", late_rank(alike)),
-        ("slow rank", "is done last", last_out_rank(found.run, alike)),
+    told: tuple[tuple[Kind, str, Straggler | None], ...] = (
+        ("late rank", "arrives last", find_late_rank(alike)),
+        ("slow rank", "is done last", find_last_rank(found.run, alike)),
     )
     for kind, verb, blame in told:
         if blame:
-            share, seconds = min(blame.share, 1.0), format_seconds(blame.seconds)
+            share, seconds = min(blame.time_share, 1.0), format_seconds(blame.seconds)
             yield Finding(
                 kind=kind,
                 cost=share,
-                sentence=f"Rank {blame.rank} {verb} in {blame.words}, by {seconds} (median of cases),"
+                sentence=f"Rank {blame.rank} {verb} in {blame.repetition_share}, by {seconds} (median of cases),"
                 f" {format_percent(share)} of their time",
                 command=doctor(blame.rank),
                 evidence=asdict(blame),
@@ -151,14 +152,14 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
         if (
             row.case.id not in unlike
             and waited >= _LEAST
-            and (blame := longest_computing(found.run, row))
+            and (blame := find_slow_computing_rank(found.run, row))
         ):
             name = short_labels(found.steps)[row.case.id]
             yield Finding(
                 kind="slow rank",
                 cost=waited,
-                sentence=f"Rank {blame.rank} computes {blame.share:.2f} times as long as the others in"
-                f" {blame.words} of {name}, which wait {format_percent(waited)} of the step for it",
+                sentence=f"Rank {blame.rank} computes {blame.time_share:.2f} times as long as the others in"
+                f" {blame.repetition_share} of {name}, which wait {format_percent(waited)} of the step for it",
                 command=doctor(blame.rank),
                 evidence=asdict(blame),
             )
@@ -167,11 +168,11 @@ def _ranks(found: Analysis) -> Iterator[Finding]:
 def _steps(found: Analysis) -> Iterator[Finding]:
     names, in_pipelines = (
         short_labels(found.steps),
-        {one.row.case.id: one for one in found.pipelines},
+        {one.result.case.id: one for one in found.pipelines},
     )
     every = list[Finding]()
     for row in found.steps:
-        pipeline, wall = in_pipelines.get(row.case.id), traced_seconds(row)
+        pipeline, wall = in_pipelines.get(row.case.id), get_profiled_seconds(row)
         hot = [*_hot_experts(found, row, names[row.case.id])]
         every += [*hot, *_bytes(row, names[row.case.id])]
         if wall and pipeline:
@@ -194,13 +195,13 @@ def _steps(found: Analysis) -> Iterator[Finding]:
 
 def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iterator[Finding]:
     """Tell the first cause that a step's own settings give for exposed communication, else only that it is exposed."""
-    exposed, whole = exposed_seconds(row), row.case.all_params
+    exposed, whole = sum_exposed_communication(row), row.case.all_params
     share = (exposed or 0.0) / wall
     told = f"{format_percent(share)} of the step is exposed"
     finding = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, "exposed": share})
     own = row.case.is_custom
     each, idle = int(_set(row, "microbatches")), (row.value("idle") or 0.0) / wall
-    summed = [call for call in calls_of(row) or () if call.op in ("all_reduce", "reduce_scatter")]
+    summed = [call for call in get_calls(row) or () if call.op in ("all_reduce", "reduce_scatter")]
     sums = each if whole.get("no_sync") is False else 1
     if sums > 1 and share >= _LEAST:
         sentence = f"{name} sums gradients after each of its {each} microbatches: {told}"
@@ -240,14 +241,14 @@ def _of_communication(found: Analysis, row: Row, wall: float, name: str) -> Iter
         yield finding(kind="small microbatches", cost=idle, sentence=sentence, command=command)
 
 
-def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iterator[Finding]:
-    row, facts = one.row, one.facts
+def _of_pipeline(found: Analysis, one: PipelineResult, wall: float, name: str) -> Iterator[Finding]:
+    row, details = one.result, one.details
     lost = {
         cause: (row.value(f"idle_{cause}") or 0.0) / wall
         for cause in ("schedule", "imbalance", "p2p")
     }
     finding = partial(Finding, sure=_sure(row), evidence={"step": row.case.id, **lost})
-    uneven, layers = row.metrics.get("idle_imbalance"), facts.layers_by_stage or ()
+    uneven, layers = row.metrics.get("idle_imbalance"), details.layers_by_stage or ()
     is_told = uneven is not None and (uneven.low is None or uneven.low > 0)
     if lost["imbalance"] >= _LEAST and is_told:
         split, even = "+".join(map(str, layers)), sum(layers) // max(len(layers), 1)
@@ -263,9 +264,9 @@ def _of_pipeline(found: Analysis, one: Pipeline, wall: float, name: str) -> Iter
             kind="uneven stages", cost=lost["imbalance"], sentence=sentence, command=better
         )
     if lost["schedule"] >= _LEAST_BUBBLE:
-        count, more = facts.microbatches, 4 * facts.microbatches
+        count, more = details.microbatches, 4 * details.microbatches
         waited = f"{name}: ranks wait for {format_percent(lost['schedule'])} of the step"
-        sentence = f"{waited} as it has only {count} microbatches on {facts.ranks} ranks"
+        sentence = f"{waited} as it has only {count} microbatches on {details.ranks} ranks"
         command = _run(found, row, microbatches=f"{count},{more}")
         yield finding(
             kind="pipeline bubble", cost=lost["schedule"], sentence=sentence, command=command
@@ -305,7 +306,7 @@ def _hot_experts(found: Analysis, row: Row, name: str) -> Iterator[Finding]:
 
 
 def _bytes(row: Row, name: str) -> Iterator[Finding]:
-    axis, ratio = worst_ratio(row) or ("", 1.0)
+    axis, ratio = find_worst_bytes_ratio(row) or ("", 1.0)
     if ratio > 0 and abs(ratio - 1) > _OFF_RATIO:
         yield Finding(
             kind="unexpected bytes",
@@ -322,7 +323,7 @@ def _slow_links(found: Analysis, matrix: Pairs) -> Iterator[Finding]:
     """
     nodes, by_distance, blamed = found.nodes, dict[str, dict[tuple[int, int], float]](), set[int]()
     for pair in matrix.rows:
-        distance = nodes.distance(*pair) if nodes and max(pair) < len(nodes.hosts) else ""
+        distance = nodes.get_distance(*pair) if nodes and max(pair) < len(nodes.hosts) else ""
         if rate := matrix.rate(*pair):
             by_distance.setdefault(distance, {})[pair] = rate
     for distance, rates in by_distance.items():
@@ -484,13 +485,13 @@ def _machine(found: Analysis) -> Iterator[Finding]:
     verdict's."""
     repetitions, others, noisy = (
         found.run.info.repetitions,
-        disturbed_words(found.run),
+        describe_host_disturbance(found.run),
         noisy_of(found.shown),
     )
     beside = sum(bool(one.load and one.load.disturbance) for one in repetitions)
     if others and (noisy or 2 * beside >= len(repetitions)):
         scatter = (
-            median([row.scatter for row in found.shown if row.scatter is not None])
+            median([row.variation for row in found.shown if row.variation is not None])
             if noisy
             else 0.0
         )

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import row_label, short_labels
-from parbench.reports.analysis.ranks import ONE_EACH
 from parbench.reports.analysis.several import MatchedCase, NumberedRun, RunSet, Scaled
 from parbench.reports.analysis.summary import Row
+from parbench.reports.topology import ONE_RANK_PER_NODE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def row_names(rows: Sequence[Row]) -> Callable[[Row], str]:
 def layout_of(one: NumberedRun, row: Row) -> Layout:
     found = one.nodes.distribution if one.nodes else one.point.distribution if one.point else ""
     each = row.world.size / row.world.nodes
-    is_placed = row.world.nodes > 1 and each > 1 and found != ONE_EACH
+    is_placed = row.world.nodes > 1 and each > 1 and found != ONE_RANK_PER_NODE
     environment = one.point.environment if one.point else ""
     distribution = (found or "distribution unknown") if is_placed else ""
     return Layout(ranks_per_node=each, distribution=distribution, environment=environment)

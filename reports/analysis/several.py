@@ -19,10 +19,10 @@ from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.text import UserError
 from parbench.reports.analysis.frame import group_rows, pivot_rows
 from parbench.reports.analysis.labels import PAIRS, environment_facts, flatten
-from parbench.reports.analysis.ranks import Nodes, nodes_of
 from parbench.reports.analysis.statistics import estimate_ratio
 from parbench.reports.analysis.summary import Alike, Row, Summary, estimate_of, summarize
 from parbench.reports.analysis.verdicts import Verdict
+from parbench.reports.topology import Topology, read_topology
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +70,8 @@ class NumberedRun:
     point: Point | None = None
 
     @cached_property
-    def nodes(self) -> Nodes | None:
-        return nodes_of(self.run)
+    def nodes(self) -> Topology | None:
+        return read_topology(self.run)
 
     @property
     def num_nodes(self) -> int:

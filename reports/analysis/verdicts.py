@@ -19,8 +19,8 @@ from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import format_duration, pluralize
-from parbench.reports.analysis.ranks import disturbed_words
 from parbench.reports.analysis.summary import Row, Summary
+from parbench.reports.repetitions import describe_host_disturbance
 
 Level = Literal["good", "doubtful", "bad"]
 _NOISY_SHARE = 0.1  # as many noisy cases are in a run that is quiet
@@ -121,19 +121,19 @@ def _completeness(run: Run, summary: Summary, measured: Sequence[Row]) -> Verdic
 def noisy_of(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Return the rows whose repetitions scatter by more than 15 %, none if they are a tenth of those that know or
     less."""
-    known = [row for row in rows if row.scatter is not None]
-    noisy = tuple(row for row in known if row.grade in ("noisy", "very noisy"))
+    known = [row for row in rows if row.variation is not None]
+    noisy = tuple(row for row in known if row.noise in ("noisy", "very noisy"))
     return noisy if len(noisy) > _NOISY_SHARE * len(known) else ()
 
 
 def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
-    known = [row for row in rows if row.scatter is not None]
+    known = [row for row in rows if row.variation is not None]
     if not known:
         most = max(row.repetitions for row in rows)
         told = f"{pluralize(most, 'repetition')} cannot tell how repetitions differ"
         return Verdict(word="NOISE UNKNOWN", level="doubtful", told=told, remedy="--repetitions 5")
     noisy = noisy_of(rows)
-    middle = format_percent(median([row.scatter or 0.0 for row in known]))
+    middle = format_percent(median([row.variation or 0.0 for row in known]))
     if not noisy:
         return Verdict(
             word="QUIET", level="good", told=f"repetitions scatter by {middle} (median of cases)"
@@ -141,7 +141,7 @@ def _noise(run: Run, rows: Sequence[Row]) -> Verdict:
     load = (run.info.environment or {}).get(VOLATILE) or {}
     causes = load.get(DISTURBANCES) or {}
     why = [topic if what == "yes" else f"{topic} {what}" for topic, what in causes.items()]
-    why += filter(None, [disturbed_words(run)])
+    why += filter(None, [describe_host_disturbance(run)])
     told = f"repetitions scatter by {middle}, by over 15 % in {len(noisy)} of {pluralize(len(known), 'case')}"
     told += f": {', '.join(why)}" * bool(why)
     return Verdict(word="NOISY", level="doubtful", told=told, remedy="parbench doctor")

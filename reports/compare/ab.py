@@ -1,7 +1,9 @@
-"""Two settings of this machine, repetition by repetition in turns (ABBA), until they are told apart.
+"""Two settings of one machine, measured repetition by repetition in the order A B B A A B B A.
 
-Drift that is linear in time falls on both sides alike. The comparison is looked at a few times, each at its share of
-the false discovery rate, so that looking often finds no more.
+Repetition k of B is paired with repetition k of A, which ran next to it. The order alternates, so a
+linear drift of the machine has no effect on the mean of the pairs' log ratios. The comparison is
+tested a few times, each time at its share of the error rate, so stopping early does not increase
+the rate of false alarms.
 """
 
 import os
@@ -9,224 +11,276 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from parbench.bench.launch.budget import RESERVE, compute_costs, format_budget
 from parbench.bench.launch.processes import run_child
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, format_duration, get_last_line
-from parbench.reports.compare.compare import Comparison, compare, notes_of_pools, pool_runs
+from parbench.reports.compare.compare import Comparison, compare
+from parbench.reports.compare.pool import collect_exclusions, pool_runs
 from parbench.reports.compare.rule import Rule
 
-LOOKS = (
-    6,
-    8,
-    12,
-    16,
-    24,
-)  # repetitions a side after which the comparison is looked at; the last is the end
-# what a variable sets elsewhere in the environment
-FOLLOWS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "torch.threads")
-FOLLOWS |= {"GLOO_SOCKET_IFNAME": "process.interface"}
-OURS = (
-    "--repetitions",
-    "--budget",
-    "--out",
-    "--json",
-    "--format",
-    "--resume",
-)  # of parbench run, which ab sets itself
-_SHARE = 0.8  # of a session's time is for the repetitions; the rest is for what surrounds each
-SHORTEST_SECONDS = 30.0  # for a repetition, as starting ranks is part of it; it ends before where it is precise enough
+TEST_POINTS = (6, 8, 12, 16, 24)
+"""The numbers of pairs after which the comparison is tested. The last one ends it."""
+MAX_PAIRS = TEST_POINTS[-1]
+DEPENDENT_PATHS = {
+    "OMP_NUM_THREADS": "torch.threads",
+    "MKL_NUM_THREADS": "torch.threads",
+    "GLOO_SOCKET_IFNAME": "process.interface",
+}
+"""Values of the environment that follow from a variable."""
+RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--json", "--format", "--resume")
+MEASURED_SHARE = 0.8  # of a session's time. The rest is for starting the commands.
+MIN_REPETITION_SECONDS = 30.0  # A repetition ends earlier once it is precise enough.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of two settings: its letter, the variables that are set, and the Python it runs with, empty for this one."""
+    """One of two settings: its letter, its environment variables, and its Python interpreter."""
 
     name: str
     variables: Mapping[str, str]
     python: str = ""
+    """Empty for the interpreter of this process."""
 
     @property
     def text(self) -> str:
-        words = [self.python, *(f"{name}={value}" for name, value in self.variables.items())]
-        return " ".join(words).strip() or "as it is"
+        parts = [f"{name}={value}" for name, value in self.variables.items()]
+        if self.python:
+            parts.insert(0, self.python)
+        return " ".join(parts) or "unchanged"
+
+
+MeasureSide = Callable[[Side, float], Run]
+"""Measures one repetition of a side in at most so many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The comparison of B with A, and why no more repetitions were made; ``short`` if there were too few to decide."""
+class SessionBudget:
+    """The time of a session in seconds, for at least ``min_pairs``, at best for ``planned_pairs``.
 
-    comparison: Comparison
-    repetitions: int
-    reason: str
-    short: bool = False
+    A budget that is not fixed grows until it is enough for ``min_pairs``.
+    """
+
+    seconds: float
+    min_pairs: int
+    planned_pairs: int
+    is_fixed: bool = True
 
 
-MeasureSide = Callable[[Side, float], Run]  # of a side, within so many seconds
+class PairedSession:
+    """Measures pairs of repetitions of two sides in the order A B B A, until the budget ends.
 
-
-class Turns:
-    """Repetitions of both sides in turns (ABBA); iterates over all runs by side after each pair, of which one is made.
-
-    Both need ``least`` repetitions of all cases, and the first pair tells what these take. A budget that is not
-    ``given``
-    becomes as long as that; of one that is, ``short`` says in words what it lacks, and nothing more is launched.
+    The first pair shows how long a pair takes. ``problem`` says so if the budget is too short for
+    the minimum number of pairs. The session then ends.
     """
 
     def __init__(
         self,
         sides: tuple[Side, Side],
         measure: MeasureSide,
-        repetitions: int,
-        *,
-        budget_seconds: float,
-        first: int,
-        least: int,
-        given: bool = True,
+        budget: SessionBudget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sides, self._measure, self._repetitions, self._clock = (
-            sides,
-            measure,
-            repetitions,
-            clock,
+        self.problem = ""
+        self.pairs: list[tuple[Run, Run]] = []
+        self._sides = sides
+        self._measure = measure
+        self._budget = budget
+        self._clock = clock
+        planned_runs = 2 * budget.planned_pairs
+        self._repetition_seconds = max(
+            MEASURED_SHARE * budget.seconds / planned_runs, MIN_REPETITION_SECONDS
         )
-        self._seconds, self._least, self._given = budget_seconds, least, given
-        self._each = max(_SHARE * budget_seconds / (2 * first), SHORTEST_SECONDS)
-        self.short = ""
 
-    def __iter__(self) -> Iterator[Mapping[str, Sequence[Run]]]:
-        begun, slowest = self._clock(), 0.0
-        runs: dict[str, list[Run]] = {side.name: [] for side in self._sides}
-        for number in range(self._repetitions):
-            before = self._clock()
-            if number and before - begun + slowest > self._seconds:
-                if number < self._least:
-                    self.short = self._lacking(slowest)
+    @property
+    def runs(self) -> list[Run]:
+        return [run for pair in self.pairs for run in pair]
+
+    def measure_pairs(self, max_pairs: int) -> Iterator[int]:
+        """Measure up to so many pairs and yield their number after each one."""
+        start = self._clock()
+        longest_pair = 0.0
+        while len(self.pairs) < max_pairs:
+            pair_start = self._clock()
+            is_over = pair_start - start + longest_pair > self._budget.seconds
+            if self.pairs and is_over:
+                if len(self.pairs) < self._budget.min_pairs:
+                    self.problem = self._describe_problem(longest_pair)
                 return
-            for side in self._sides if number % 2 == 0 else self._sides[::-1]:
-                runs[side.name].append(self._measure(side, self._each))
-            slowest = max(slowest, self._clock() - before)
-            if number == 0:
-                self._plan(slowest, [run for of_side in runs.values() for run in of_side])
-            yield runs
-            if self.short:
+            self._measure_pair()
+            longest_pair = max(longest_pair, self._clock() - pair_start)
+            if len(self.pairs) == 1:
+                self._plan(longest_pair)
+            yield len(self.pairs)
+            if self.problem:
                 return
 
-    def _plan(self, pair_seconds: float, runs: Sequence[Run]) -> None:
-        """Decide, now that a repetition of both sides took so long, how long each is to be and whether enough fit."""
-        cut = [run for run in runs if any(record.is_out_of_budget for record in run.records)]
-        if cut:
-            each = RESERVE * max(
-                compute_costs(run).estimate_repetition(run.info.plan.cases) for run in cut
+    def _measure_pair(self) -> None:
+        a, b = self._sides
+        if len(self.pairs) % 2 == 0:
+            a_run = self._measure(a, self._repetition_seconds)
+            b_run = self._measure(b, self._repetition_seconds)
+        else:
+            b_run = self._measure(b, self._repetition_seconds)
+            a_run = self._measure(a, self._repetition_seconds)
+        self.pairs.append((a_run, b_run))
+
+    def _plan(self, pair_seconds: float) -> None:
+        """Set the length of a repetition and check the budget, from the duration of the first pair."""
+        cut_runs = [
+            run for run in self.runs if any(record.is_out_of_budget for record in run.records)
+        ]
+        if cut_runs:
+            complete_seconds = RESERVE * max(
+                compute_costs(run).estimate_repetition(run.info.plan.cases) for run in cut_runs
             )
-            pair_seconds += 2 * max(each - self._each, 0.0)
-            self._each = max(each, self._each)
-        needed = RESERVE * self._least * pair_seconds
-        if not self._given:
-            self._seconds = max(self._seconds, needed)
-        elif self._least * pair_seconds > self._seconds:
-            self.short = self._lacking(pair_seconds)
+            if complete_seconds > self._repetition_seconds:
+                pair_seconds += 2 * (complete_seconds - self._repetition_seconds)
+                self._repetition_seconds = complete_seconds
+        required_seconds = self._budget.min_pairs * pair_seconds
+        if not self._budget.is_fixed:
+            seconds = max(self._budget.seconds, RESERVE * required_seconds)
+            self._budget = replace(self._budget, seconds=seconds)
+        elif required_seconds > self._budget.seconds:
+            self.problem = self._describe_problem(pair_seconds)
 
-    def _lacking(self, pair_seconds: float) -> str:
-        needed = format_budget(self._least * pair_seconds)
-        pair = format_duration(pair_seconds)
-        return f"a repetition of both sides takes {pair} and {self._least} of them are needed: --budget {needed}"
+    def _describe_problem(self, pair_seconds: float) -> str:
+        min_pairs = self._budget.min_pairs
+        budget = format_budget(min_pairs * pair_seconds)
+        return (
+            f"a repetition of both sides takes {format_duration(pair_seconds)}, "
+            f"and at least {min_pairs} are needed: --budget {budget}"
+        )
 
 
-def measure_in_turns(
+@dataclass(frozen=True, kw_only=True)
+class PairedResult:
+    """The comparison of B with A, and why the session ended."""
+
+    comparison: Comparison
+    num_pairs: int
+    reason: str
+    is_too_short: bool = False
+    """True if the budget was too short for the minimum number of pairs."""
+
+
+def compare_interleaved(
     sides: tuple[Side, Side],
     measure: MeasureSide,
     *,
     budget_seconds: float,
-    floor: float,
-    given: bool = True,
-    repetitions: int | None = None,
-    across: Sequence[str] = (),
+    min_effect: float,
+    is_fixed_budget: bool = True,
+    max_pairs: int | None = None,
+    intended: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
-) -> Outcome:
-    """Start both sides in turns until every series is decided, ``repetitions`` were made, or no time is left."""
-    names = dict.fromkeys([*sides[0].variables, *sides[1].variables])
-    # what two settings count may differ as well
-    meant = (
-        "counts.*",
-        *(f"variables.{n}" for n in names),
-        *(FOLLOWS[n] for n in names if n in FOLLOWS),
-        *across,
-    )
-    usual, looks, most = Rule(), len(LOOKS), repetitions or LOOKS[-1]
-    rule = Rule(
-        floor=floor,
-        level=usual.level / looks,
-        false_discovery_rate=usual.false_discovery_rate / looks,
-    )
-    session = partial(Turns, budget_seconds=budget_seconds, given=given, clock=clock)
-    turns = session(sides, measure, most, first=repetitions or LOOKS[0], least=rule.min_repetitions)
+) -> PairedResult:
+    """Measure both sides in pairs until each series is decided, and compare them.
 
-    def compared(runs: Mapping[str, Sequence[Run]]) -> Comparison:
-        ours, theirs = (
-            pool_runs(runs[side.name], f"{side.name.upper()} ({side.text})") for side in sides
-        )
-        return replace(compare(ours, theirs, rule, meant), notes=notes_of_pools((ours, theirs)))
-
-    found, count = None, 0
-    for runs in turns:
-        count = len(runs[sides[0].name])
-        found = compared(runs) if count in (*LOOKS, most) else None
-        if found and not {one.word for one in found.series} & {
-            "AMBIGUOUS",
-            "INSUFFICIENT",
-        }:  # more would change these
-            return Outcome(comparison=found, repetitions=count, reason="every series is decided")
-    reason = f"{count} repetitions a side were made" if count == most else "the budget ended"
-    return Outcome(
-        comparison=found or compared(runs),
-        repetitions=count,
-        reason=turns.short or reason,
-        short=bool(turns.short),
+    The session also ends after ``max_pairs``, or with the budget.
+    """
+    limit = max_pairs or MAX_PAIRS
+    test_points = sorted({*(point for point in TEST_POINTS if point < limit), limit})
+    rule = Rule(min_effect=min_effect)
+    rule = replace(rule, level=rule.level / len(test_points))
+    budget = SessionBudget(
+        seconds=budget_seconds,
+        min_pairs=rule.min_repetitions,
+        planned_pairs=max_pairs or TEST_POINTS[0],
+        is_fixed=is_fixed_budget,
     )
+    session = PairedSession(sides, measure, budget, clock)
+    globs = (*_find_intended_differences(sides), *intended)
+    for num_pairs in session.measure_pairs(limit):
+        if num_pairs in test_points:
+            comparison = compare_pairs(session.pairs, sides, rule, globs)
+            if not {"AMBIGUOUS", "INSUFFICIENT"} & comparison.verdicts.keys():
+                reason = "every series is decided"
+                return PairedResult(comparison=comparison, num_pairs=num_pairs, reason=reason)
+    if len(session.pairs) == limit:
+        reason = f"{limit} repetitions per side were made"
+    else:
+        reason = session.problem or "the budget ended"
+    return PairedResult(
+        comparison=compare_pairs(session.pairs, sides, rule, globs),
+        num_pairs=len(session.pairs),
+        reason=reason,
+        is_too_short=bool(session.problem),
+    )
+
+
+def compare_pairs(
+    pairs: Sequence[tuple[Run, Run]],
+    sides: tuple[Side, Side],
+    rule: Rule,
+    intended: Sequence[str] = (),
+) -> Comparison:
+    """Compare two sides, whose repetitions are paired in the order in which they were measured."""
+    a, b = (
+        pool_runs([pair[i] for pair in pairs], f"{side.name.upper()} ({side.text})")
+        for i, side in enumerate(sides)
+    )
+    comparison = compare(a, b, rule, intended, is_paired=True)
+    return replace(comparison, notes=collect_exclusions((a, b)))
+
+
+def _find_intended_differences(sides: tuple[Side, Side]) -> list[str]:
+    """Return globs of the values that the settings change. Their counts may differ as well."""
+    names = list(dict.fromkeys([*sides[0].variables, *sides[1].variables]))
+    globs = ["counts.*", *(f"variables.{name}" for name in names)]
+    return globs + [DEPENDENT_PATHS[name] for name in names if name in DEPENDENT_PATHS]
 
 
 def parse_side(name: str, text: str, python: str = "") -> Side:
-    """Return a side from ``NAME=VALUE`` words; ``UserError`` if one has no name or no equals sign."""
+    """Parse a side from ``NAME=VALUE NAME=VALUE``. Raises ``UserError`` for anything else."""
     variables = {}
-    for word in text.split():
-        variable, equals, value = word.partition("=")
+    for assignment in text.split():
+        variable, equals, value = assignment.partition("=")
         if not equals or not variable.isidentifier():
             raise UserError(
-                f"--{name} {word!r} is not understood: write variables as NAME=VALUE, with spaces between"
+                f"--{name} has the invalid assignment {assignment!r}. "
+                "Write NAME=VALUE, with spaces between variables"
             )
         variables[variable] = value
     return Side(name=name, variables=variables, python=python)
 
 
 def run_repetition(
-    side: Side, seconds: float, *, out: Path, words: Sequence[str], tell: Callable[[str], None]
+    side: Side, seconds: float, *, out: Path, options: Sequence[str], log: Callable[[str], None]
 ) -> Run:
-    """Measure one repetition under a folder: ``UserError`` in its own words if there is none, 4 after a signal."""
-    before = set((folder := out / side.name).glob("*/run.json"))
-    tell(f"{side.name.upper()}: {side.text}")
-    command = [side.python or sys.executable, "-m", "parbench", "run", *words]
+    """Measure one repetition of a side in a child process and return its run below ``out``.
+
+    Raises ``UserError`` if there is no run, and exits with code 4 after a signal.
+    """
+    folder = out / side.name
+    existing = set(folder.glob("*/run.json"))
+    log(f"{side.name.upper()}: {side.text}")
+    command = [side.python or sys.executable, "-m", "parbench", "run", *options]
     command += ["--repetitions", "1", "--budget", f"{seconds:.0f}s", "--out", str(folder), "--json"]
     try:
-        done = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
+        child = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
     except OSError as error:
-        raise UserError(f"{command[0]} cannot be started: {error.strerror}") from error
+        raise UserError(f"cannot start {command[0]}: {error.strerror}") from error
     except KeyboardInterrupt:
-        tell(f"interrupted: nothing more is launched, and what was measured is in {out}")
-        raise SystemExit(4) from None  # click would end with 1, which is a regression
-    if not (made := set(folder.glob("*/run.json")) - before):
-        told = get_last_line(done.stderr) or f"parbench run ended with {done.returncode}"
-        raise UserError(f"side {side.name.upper()} has no run: {told.removeprefix('parbench: ')}")
-    return load_run(made.pop().parent)
+        log(f"interrupted: no more repetitions are started. The runs so far are in {out}")
+        # click would exit with code 1, which stands for a regression.
+        raise SystemExit(4) from None
+    created = set(folder.glob("*/run.json")) - existing
+    if not created:
+        error_message = get_last_line(child.stderr).removeprefix("parbench: ")
+        if not error_message:
+            error_message = f"parbench run exited with code {child.returncode}"
+        raise UserError(f"side {side.name.upper()} has no run: {error_message}")
+    return load_run(created.pop().parent)
 
 
-def check_words(words: Sequence[str], command: str = "ab") -> None:
-    """Refuse options of ``parbench run`` that are not the user's to give here; ``UserError``."""
-    for word in words:
-        if word.partition("=")[0] in OURS:
-            how = "leave it out after --, and give --budget and --out before"
-            raise UserError(f"{word} is for parbench {command} to set: {how}")
+def check_run_options(options: Sequence[str], command: str = "ab") -> None:
+    """Raise ``UserError`` for options of ``parbench run`` that the command sets itself."""
+    for option in options:
+        if option.partition("=")[0] in RESERVED_OPTIONS:
+            raise UserError(
+                f"parbench {command} sets {option} itself. "
+                "Remove it after --, and give --budget and --out before --"
+            )

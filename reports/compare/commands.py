@@ -1,4 +1,4 @@
-"""``parbench ab`` and ``aa``: repetitions in turns; and the options that ``compare`` and ``history`` share."""
+"""The commands ``parbench ab`` and ``aa``, and options that ``compare`` and ``history`` share."""
 
 from functools import partial
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import NoReturn
 import click
 from click.core import ParameterSource
 
-FILE = Path("runs/history.sqlite")
-FIGURES = ("png", "svg", "pdf")
+HISTORY_FILE = Path("runs/history.sqlite")
+FIGURE_FORMATS = ("png", "svg", "pdf")
 
 
 def _check_suffix(
     context: click.Context, parameter: click.Parameter, file: Path | None
 ) -> Path | None:
-    if file is not None and file.suffix[1:] not in FIGURES:
-        raise click.BadParameter(f"{file} is not a figure: its name ends with .png, .svg or .pdf")
+    if file is not None and file.suffix[1:] not in FIGURE_FORMATS:
+        raise click.BadParameter(f"{file} does not end with .png, .svg or .pdf")
     return file
 
 
@@ -23,7 +23,7 @@ history_option = partial(
     click.option,
     "--history",
     type=click.Path(path_type=Path),
-    default=FILE,
+    default=HISTORY_FILE,
     show_default=True,
     envvar="PARBENCH_HISTORY",
     show_envvar=True,
@@ -31,7 +31,9 @@ history_option = partial(
 runs_option = partial(
     click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True
 )
-form_option = partial(click.option, "--format", "form", show_default=True, help="The form.")
+form_option = partial(
+    click.option, "--format", "form", show_default=True, help="The output format."
+)
 figure_option = partial(
     click.option,
     "--figure",
@@ -39,17 +41,17 @@ figure_option = partial(
     type=click.Path(dir_okay=False, path_type=Path),
     callback=_check_suffix,
 )
-floor_option = click.option(
-    "--floor",
-    envvar="PARBENCH_FLOOR",
+min_effect_option = click.option(
+    "--min-effect",
+    envvar="PARBENCH_MIN_EFFECT",
     show_envvar=True,
-    help="Ignore changes below this: a percentage, or the file that parbench aa wrote. Default: 3%, "
-    "and runs/floor.json if it exists.",
+    help="Ignore smaller changes: a percentage, or the file that parbench aa wrote. Default: 3%, "
+    "and runs/thresholds.json if it exists.",
 )
 unknown_option = click.option(
     "--fail-on-unknown",
     is_flag=True,
-    help="Exit with 3 if a series is undecided and all else is fine.",
+    help="Exit with code 3 if a series is undecided and everything else is fine.",
 )
 
 _AB_EXAMPLES = """\b
@@ -59,33 +61,44 @@ Examples:
   parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- --only fsdp
 
 \b
-Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be compared, or cannot tell where asked to fail
-on it; 4 failed or missing, or the budget is too short to tell.
+Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be compared, or undecided with
+--fail-on-unknown; 4 failed or missing, or the budget is too short.
 """
 
 _AA_EXAMPLES = """\b
 Examples:
   parbench aa -- --only all_reduce --sizes 1M:64M:x4
   parbench aa --repetitions 10 --budget 30m -- --preset smoke
-  parbench compare BASE NEW                                     uses what it wrote
+  parbench compare BASE NEW                                     uses the thresholds
 
 \b
 Exit codes: 0 fine; 2 bad input; 4 too few repetitions within the budget.
 """
 
-_budget = partial(
-    click.option, "--budget", show_default=True, metavar="TIME", help="Time for the whole session."
+_budget_option = partial(
+    click.option,
+    "--budget",
+    show_default=True,
+    metavar="TIME",
+    help="Time for the whole session.",
 )
-_words = click.argument("words", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED)
+_run_options = click.argument(
+    "options", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED
+)
 
 
-def _budget_is_given() -> bool:
-    return click.get_current_context().get_parameter_source("budget") is ParameterSource.COMMANDLINE
+def _is_budget_given() -> bool:
+    source = click.get_current_context().get_parameter_source("budget")
+    return source is ParameterSource.COMMANDLINE
 
 
-def _end_short(why: str, out: Path) -> NoReturn:
-    click.echo(f"Nothing can be told: {why}. What was measured is in {out}.")
+def _exit_without_result(reason: str, out: Path) -> NoReturn:
+    click.echo(f"No result: {reason}. The runs are in {out}.")
     click.get_current_context().exit(4)
+
+
+def _log(line: str) -> None:
+    click.echo(line, err=True)
 
 
 @click.command(epilog=_AB_EXAMPLES)
@@ -97,81 +110,76 @@ def _end_short(why: str, out: Path) -> NoReturn:
     "--a-python",
     default="",
     metavar="PYTHON",
-    help="Python of side A, in which parbench is installed.",
+    help="Python interpreter of side A, with parbench installed.",
 )
-@click.option("--b-python", default="", metavar="PYTHON", help="Python of side B.")
-@_budget(default="10m")
-@click.option("--floor", default="3%", show_default=True, help="Ignore changes below this.")
+@click.option("--b-python", default="", metavar="PYTHON", help="Python interpreter of side B.")
+@_budget_option(default="10m")
+@click.option("--min-effect", default="3%", show_default=True, help="Ignore smaller changes.")
 @click.option(
     "--across",
     multiple=True,
     metavar="GLOB",
-    help="Another difference that you compare on purpose.",
+    help="Declare another difference intentional.",
 )
 @unknown_option
 @click.option(
-    "--repetitions", type=click.IntRange(5, 24), help="Repetitions a side, at most; default: 24."
+    "--repetitions", type=click.IntRange(5, 24), help="Maximum number per side; default: 24."
 )
-@runs_option(default=Path("runs/ab"), help="Where runs go.")
-@_words
+@runs_option(default=Path("runs/ab"), help="Folder for the runs.")
+@_run_options
 def ab(
     across: tuple[str, ...],
     fail_on_unknown: bool,
     repetitions: int | None,
     out: Path,
-    words: tuple[str, ...],
-    **given: str,
+    options: tuple[str, ...],
+    budget: str,
+    min_effect: str,
+    **sides: str,
 ) -> None:
-    """Compare two settings, launched in turns in one session.
+    """Compare two settings, measured alternately in one session.
 
-    Ends when B is told from A, or with the budget. Options of parbench run follow after --.
+    Repetitions are interleaved in the order A B B A and compared in pairs, so a slow drift of the
+    machine does not matter. The session ends when every series is decided, or with the budget.
+    Options of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration
     from parbench.reports.compare.ab import (
-        check_words,
-        measure_in_turns,
+        check_run_options,
+        compare_interleaved,
         parse_side,
         run_repetition,
     )
-    from parbench.reports.compare.report import advised, as_table
-    from parbench.reports.compare.thresholds import parse_floor
+    from parbench.reports.compare.report import add_repetition_advice, render_table
+    from parbench.reports.compare.thresholds import parse_percentage
 
-    a, b = (parse_side(name, given[name], given[f"{name}_python"]) for name in ("a", "b"))
+    a = parse_side("a", sides["a"], sides["a_python"])
+    b = parse_side("b", sides["b"], sides["b_python"])
     if (a.variables, a.python) == (b.variables, b.python):
-        raise UserError(f"--a and --b are the same, {a.text!r}: nothing would be compared")
-    check_words(words)
-    found = measure_in_turns(
+        raise UserError(f"--a and --b are equal, {a.text!r}, so there is nothing to compare")
+    check_run_options(options)
+    result = compare_interleaved(
         (a, b),
-        partial(run_repetition, out=out, words=words, tell=partial(click.echo, err=True)),
-        budget_seconds=parse_duration(given["budget"]),
-        given=_budget_is_given(),
-        floor=parse_floor(given["floor"]),
-        repetitions=repetitions,
-        across=across,
+        partial(run_repetition, out=out, options=options, log=_log),
+        budget_seconds=parse_duration(budget),
+        is_fixed_budget=_is_budget_given(),
+        min_effect=parse_percentage(min_effect),
+        max_pairs=repetitions,
+        intended=across,
     )
-    if found.short:
-        _end_short(found.reason, out)
-    sides = [
-        word
-        for name in ("a", "b", "a_python", "b_python")
-        if given[name]
-        for word in (name, given[name])
-    ]
-    command = [
-        f"--{word.replace('_', '-')}" if i % 2 == 0 else word for i, word in enumerate(sides)
-    ]
-    command = [
-        "parbench",
-        "ab",
-        *command,
-        *(word for glob in across for word in ("--across", glob)),
-    ]
-    comparison = advised(found.comparison, command, ("--", *words))
-    click.echo(as_table(comparison), nl=False)
-    click.echo(
-        f"{found.repetitions} repetitions a side in turns (ABBA); ended because {found.reason}."
-    )
-    click.get_current_context().exit(comparison.code(fail_on_unknown=fail_on_unknown))
+    if result.is_too_short:
+        _exit_without_result(result.reason, out)
+    command = ["parbench", "ab"]
+    for name in ("a", "b", "a_python", "b_python"):
+        if sides[name]:
+            command += [f"--{name.replace('_', '-')}", sides[name]]
+    for glob in across:
+        command += ["--across", glob]
+    comparison = add_repetition_advice(result.comparison, command, ("--", *options))
+    click.echo(render_table(comparison), nl=False)
+    click.echo(f"{result.num_pairs} repetitions per side. The session ended: {result.reason}.")
+    code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
+    click.get_current_context().exit(code)
 
 
 @click.command(epilog=_AA_EXAMPLES)
@@ -180,75 +188,76 @@ def ab(
     type=click.IntRange(min=5),
     default=10,
     show_default=True,
-    help="Repetitions a side.",
+    help="Repetitions per side.",
 )
-@_budget(default="20m")
+@_budget_option(default="20m")
 @click.option(
-    "--floor",
+    "--min-effect",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    envvar="PARBENCH_FLOOR",
+    envvar="PARBENCH_MIN_EFFECT",
     show_envvar=True,
-    default=Path("runs/floor.json"),
+    default=Path("runs/thresholds.json"),
     show_default=True,
-    help="The file that keeps the floors.",
+    help="The file to which thresholds are written.",
 )
-@runs_option(default=Path("runs/aa"), help="Where runs go.")
-@_words
-def aa(repetitions: int, budget: str, file: Path, out: Path, words: tuple[str, ...]) -> None:
-    """Measure this machine's noise: changes below it are ignored.
+@runs_option(default=Path("runs/aa"), help="Folder for the runs.")
+@_run_options
+def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str, ...]) -> None:
+    """Measure this machine's noise, and write a threshold for each series.
 
-    The same code is launched against itself, in turns; options of parbench run follow after --. A series' floor is the
-    smallest with which at most 1 % of comparisons among these repetitions find a change. compare and history check use
-    it
-    from then on.
+    The same code is compared with itself, interleaved. The threshold of a series is the smallest
+    change for which at most 1 % of comparisons among these repetitions are false alarms. compare
+    and history check then ignore smaller changes. Options of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration, pluralize
-    from parbench.reports.compare.ab import Side, Turns, check_words, run_repetition
+    from parbench.reports.compare.ab import (
+        PairedSession,
+        SessionBudget,
+        Side,
+        check_run_options,
+        run_repetition,
+    )
     from parbench.reports.compare.rule import Rule
     from parbench.reports.compare.thresholds import (
         MIN_REPETITIONS,
-        as_text,
-        measure_floors,
+        format_thresholds,
+        measure_thresholds,
         read_thresholds,
         save_thresholds,
     )
 
-    check_words(words, "aa")
+    check_run_options(options, "aa")
     if file.name.strip().endswith("%"):
-        how = "name the file for it, or unset PARBENCH_FLOOR"
-        raise UserError(f"--floor {file} is a percentage, and aa measures one: {how}")
-    if file.exists():
-        read_thresholds(file)  # before an hour is spent
-    turns = Turns(
-        (Side(name="a", variables={}), Side(name="b", variables={})),
-        partial(run_repetition, out=out, words=words, tell=partial(click.echo, err=True)),
-        repetitions,
-        budget_seconds=parse_duration(budget),
-        first=repetitions,
-        least=MIN_REPETITIONS // 2,
-        given=_budget_is_given(),
-    )
-    *_, pairs = turns
-    if turns.short:
-        _end_short(turns.short, out)
-    runs = sorted(
-        (run for side in pairs.values() for run in side), key=lambda run: run.info.started
-    )
-    floors, autocorrelation = measure_floors(runs, Rule())
-    click.echo(as_text(floors), nl=False)
-    if not floors:
-        click.echo(
-            f"No floor: {len(runs)} repetitions were made, and a series needs {MIN_REPETITIONS} that measured it."
+        raise UserError(
+            f"--min-effect {file} is a percentage, but aa writes a file: "
+            "name the file, or unset PARBENCH_MIN_EFFECT"
         )
-        click.get_current_context().exit(4)
-    save_thresholds(file, floors)
-    click.echo(
-        "Noise is the deviation between repetitions, as a fraction; a series' floor is what that needs at most."
+    if file.exists():
+        read_thresholds(file)  # A bad file is refused before an hour is spent.
+    session = PairedSession(
+        (Side(name="a", variables={}), Side(name="b", variables={})),
+        partial(run_repetition, out=out, options=options, log=_log),
+        SessionBudget(
+            seconds=parse_duration(budget),
+            min_pairs=MIN_REPETITIONS // 2,
+            planned_pairs=repetitions,
+            is_fixed=_is_budget_given(),
+        ),
     )
-    click.echo(
-        f"A repetition correlates with the next by {autocorrelation:.2f} (0: repetitions know nothing of each other)."
-    )
-    click.echo(
-        f"{len(runs)} repetitions in turns; {file} has {pluralize(len(floors), 'floor')} of them."
-    )
+    for _ in session.measure_pairs(repetitions):
+        pass
+    if session.problem:
+        _exit_without_result(session.problem, out)
+    runs = sorted(session.runs, key=lambda run: run.info.started)
+    thresholds = measure_thresholds(runs, Rule())
+    if not thresholds:
+        _exit_without_result(
+            f"no series was measured in at least {MIN_REPETITIONS} of {len(runs)} repetitions", out
+        )
+    save_thresholds(file, thresholds)
+    click.echo(format_thresholds(thresholds), nl=False)
+    click.echo("Noise: relative standard deviation of a repetition.")
+    click.echo("Threshold: smallest change that is reported for a series.")
+    written = pluralize(len(thresholds), "threshold")
+    click.echo(f"{written} from {len(runs)} repetitions written to {file}.")

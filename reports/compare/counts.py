@@ -1,8 +1,8 @@
-"""What is counted of a step, held exactly: calls and bytes by axis and operation, memory, the schedule. Pure.
+"""Exact counts of a step: calls and bytes by axis and operation, memory by component, the schedule.
 
-Counts need no quiet machine and no repetitions: what is alike in all repetitions of one run and other than in another's
-is a
-change, with its cause. What repetitions of BASE do not agree on depends on data, and is not held.
+Counts do not depend on the load of the machine, so one repetition decides. A count that is equal in
+all repetitions of BASE and differs in NEW has changed, and the message names the cause. A count on
+which the repetitions of BASE disagree depends on data and is not compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,185 +19,244 @@ from parbench.bench.results.formatting import (
     format_quantity,
 )
 from parbench.bench.results.metrics import find_metric
+from parbench.bench.results.records import Record
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.summary import Row
 
-ExactCounts = Mapping[str, Sequence[float | str]]
-"""By name the values that repetitions counted: one, where they agree."""
+CountValues = Sequence[float | str]
+"""The distinct values of a count over the repetitions. There is one if all repetitions agree."""
+ExactCounts = Mapping[str, CountValues]
+"""The values of each count by its name."""
 SCHEDULE = "schedule"
-_CALLS, _SENT, _MEMORY = "calls.", "sent.", "memory_counted."
-_ROUTED = (
-    f"{_MEMORY}activations"  # of a mixture they are of the tokens that its routes bring to a rank
-)
+CALLS_PREFIX = "calls."
+SENT_PREFIX = "sent."
+MEMORY_PREFIX = "memory_counted."
+# The activations of a mixture of experts depend on the tokens that are routed to a rank.
+ROUTED_MEMORY = f"{MEMORY_PREFIX}activations"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountChange:
-    """A count that is other than it was, and how, in a sentence; ``path`` is its name for ``--across``.
+    """A count that differs between two runs. ``path`` is its name for ``--across``.
 
-    AMBIGUOUS is one that may be a change of what counts: one side alone knows it.
+    The verdict is AMBIGUOUS if the runs may have counted differently, because only one knows it.
     """
 
     path: str
-    base: Sequence[float | str]
-    new: Sequence[float | str]
-    told: str
-    word: Literal["CHANGED", "AMBIGUOUS"] = "CHANGED"
-    meant: bool = False
+    base: CountValues
+    new: CountValues
+    message: str
+    verdict: Literal["CHANGED", "AMBIGUOUS"] = "CHANGED"
+    is_intended: bool = False
 
     @property
     def fails(self) -> bool:
-        return self.word == "CHANGED" and not self.meant
+        return self.verdict == "CHANGED" and not self.is_intended
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountComparison:
-    """How many counts two sides share, those that changed, and those on which BASE's repetitions do not agree."""
+    """The exact counts of one series in two runs."""
 
-    count: int
+    num_compared: int
     changes: tuple[CountChange, ...]
-    loose: tuple[str, ...] = ()
+    varying: tuple[str, ...] = ()
+    """Counts that are not compared because the repetitions of BASE disagree on them."""
+
+
+NOTHING_COUNTED = CountComparison(num_compared=0, changes=())
 
 
 def collect_counts(row: Row) -> dict[str, list[float | str]]:
-    """Return what the repetitions of a row counted, nothing of one that has a wrong result."""
-    found: dict[str, dict[float | str, None]] = {}
+    """Return the counts of a case's repetitions, none if its result is wrong."""
+    values: dict[str, dict[float | str, None]] = {}
     for record in row.measured if row.metrics else ():
-        routed = isinstance(read_details(record, ExpertLoadDetails), ExpertLoadDetails)
-        for name, metric in record.metrics.items():
-            kept = (known := find_metric(name)) and (known.is_exact or name.startswith(_CALLS))
-            if kept and metric.value is not None and not (routed and name == _ROUTED):
-                found.setdefault(name, {})[metric.value] = None
-        if isinstance(told := read_details(record, PipelineDetails), PipelineDetails):
-            chunks = f", {pluralize(told.chunks, 'chunk')} a rank" if told.chunks > 1 else ""
-            text = f"{told.schedule} of {pluralize(told.microbatches, 'microbatch')}{chunks}"
-            found.setdefault(SCHEDULE, {})[text] = None
-    return {name: [*values] for name, values in found.items()}
+        for name, value in _read_counts(record).items():
+            values.setdefault(name, {})[value] = None
+    return {name: list(distinct) for name, distinct in values.items()}
+
+
+def _read_counts(record: Record) -> dict[str, float | str]:
+    is_routed = isinstance(read_details(record, ExpertLoadDetails), ExpertLoadDetails)
+    counts: dict[str, float | str] = {}
+    for name, metric in record.metrics.items():
+        declared = find_metric(name)
+        is_exact = declared is not None and (declared.is_exact or name.startswith(CALLS_PREFIX))
+        if is_exact and metric.value is not None and not (is_routed and name == ROUTED_MEMORY):
+            counts[name] = metric.value
+    pipeline = read_details(record, PipelineDetails)
+    if isinstance(pipeline, PipelineDetails):
+        text = f"{pipeline.schedule} of {pluralize(pipeline.microbatches, 'microbatch')}"
+        if pipeline.chunks > 1:
+            text += f", {pluralize(pipeline.chunks, 'virtual stage')} per rank"
+        counts[SCHEDULE] = text
+    return counts
 
 
 def compare_counts(
-    base: ExactCounts, new: ExactCounts, meant: Sequence[str] = (), *, other_torch: bool = False
+    base: ExactCounts,
+    new: ExactCounts,
+    intended: Sequence[str] = (),
+    *,
+    torch_differs: bool = False,
 ) -> CountComparison:
-    """Return what changed; a count that fits a ``meant`` glob may, and one of ``other_torch`` may have another name."""
-    operations = [name.removeprefix(_CALLS) for name in {**base, **new} if _is_call(name)]
-    names = [name for name in {**base, **new} if not name.startswith((_CALLS, _SENT))]
-    both = [side for side in (base, new) if any(name.startswith(_CALLS) for name in side)]
-    changes = (
-        [_of_calls(name, base, new, other_torch) for name in operations] if len(both) == 2 else []
-    )
-    changes += [_of(name, base.get(name), new.get(name)) for name in names] if base and new else []
-    found = [
-        replace(one, meant=any(fnmatchcase(one.path, glob) for glob in meant))
-        for one in changes
-        if one
-    ]
-    shared = sum(name in new for name in base if _is_call(name) or not name.startswith(_CALLS))
+    """Compare the counts of two runs. Changes that match a glob of ``intended`` are intentional.
+
+    With ``torch_differs``, an operation that only one run has may be the same one by another name.
+    """
+    names = list({**base, **new})
+    changes: list[CountChange | None] = []
+    if _has_calls(base) and _has_calls(new):
+        for name in names:
+            if _is_operation(name):
+                operation = name.removeprefix(CALLS_PREFIX)
+                changes.append(_compare_operation(operation, base, new, torch_differs))
+    if base and new:
+        for name in names:
+            if not name.startswith((CALLS_PREFIX, SENT_PREFIX)):
+                changes.append(_compare_value(name, base.get(name), new.get(name)))
+    marked = []
+    for change in changes:
+        if change is not None:
+            is_intended = any(fnmatchcase(change.path, glob) for glob in intended)
+            marked.append(replace(change, is_intended=is_intended))
+    compared = [name for name in base if _is_operation(name) or not name.startswith(CALLS_PREFIX)]
     return CountComparison(
-        count=shared,
-        changes=tuple(found),
-        loose=tuple(name for name in base if len(base[name]) > 1),
+        num_compared=sum(name in new for name in compared),
+        changes=tuple(marked),
+        varying=tuple(name for name in base if len(base[name]) > 1),
     )
 
 
-def _is_call(name: str) -> bool:
-    return name.startswith(_CALLS) and "." in name.removeprefix(_CALLS)
+def _has_calls(counts: ExactCounts) -> bool:
+    return any(name.startswith(CALLS_PREFIX) for name in counts)
 
 
-def _of_calls(
-    name: str, base: ExactCounts, new: ExactCounts, other_torch: bool
+def _is_operation(name: str) -> bool:
+    """Return True for ``calls.AXIS.OPERATION``, False for ``calls.AXIS`` and other counts."""
+    return name.startswith(CALLS_PREFIX) and "." in name.removeprefix(CALLS_PREFIX)
+
+
+def _compare_operation(
+    operation: str, base: ExactCounts, new: ExactCounts, torch_differs: bool
 ) -> CountChange | None:
-    """Return how an operation's calls and bytes changed; where a side counts calls and has none of it, there are 0."""
-    calls = [side.get(f"{_CALLS}{name}", [0.0]) for side in (base, new)]
-    absent = [f"{_CALLS}{name}" not in side for side in (base, new)]
-    sent = [
-        side.get(f"{_SENT}{name}", [0.0] if gone else [])
-        for side, gone in zip((base, new), absent, strict=True)
-    ]
-    axis, _, op = name.rpartition(".")
-    change = CountChange(
-        path=f"counts.{name}", base=calls[0], new=calls[1], told=f"{op} on {axis}: "
-    )
-    if _same(*calls) and (_same(*sent) or not all(sent)):
-        lacks = [side for side, known in zip(("BASE", "NEW"), sent, strict=True) if not known]
-        if len(lacks) != 1:
+    """Compare the calls and bytes of an operation. A run that lacks it made 0 calls."""
+    name = f"{CALLS_PREFIX}{operation}"
+    base_calls = base.get(name, [0.0])
+    new_calls = new.get(name, [0.0])
+    base_bytes = _get_sent_bytes(operation, base)
+    new_bytes = _get_sent_bytes(operation, new)
+    axis, _, operation_name = operation.rpartition(".")
+    prefix = f"{operation_name} on {axis}: "
+    path = f"counts.{operation}"
+    if _are_equal(base_calls, new_calls):
+        if _are_equal(base_bytes, new_bytes) or not (base_bytes or new_bytes):
             return None
-        told = f"{change.told}its bytes are told by data in {lacks[0]} alone"
-        return replace(change, base=sent[0], new=sent[1], told=told, word="AMBIGUOUS")
-    known = sent[0][0] if len(sent[0]) == 1 else None, sent[1][0] if len(sent[1]) == 1 else None
-    if _same(*calls):
-        before, after = (
-            " or ".join(format_bytes(_number(value)) for value in side) for side in sent
-        )
-        told = f"{change.told}{before} -> {after} a step in {_plain(calls[1])} calls"
-        if None not in known and _number(known[0]):
-            told += f", each {format_number(_number(known[1]) / _number(known[0]))} times as large"
-        return replace(change, base=sent[0], new=sent[1], told=told)
-    told = f"{change.told}{_plain(calls[0])} -> {_plain(calls[1])} calls a step"
-    if None not in known:
-        more = _number(known[1]) - _number(known[0])
-        told += (
-            ", as many bytes"
-            if _same(*sent)
-            else f", {'+' if more > 0 else ''}{format_bytes(more)}"
-        )
-    if other_torch and any(absent):
-        told += (
-            f", only in {'NEW' if absent[0] else 'BASE'}: another torch may name another operation"
-        )
-        return replace(change, told=told, word="AMBIGUOUS")
-    return replace(change, told=told + _unlike(calls[1]))
+        if not (base_bytes and new_bytes):
+            side = "NEW" if base_bytes else "BASE"
+            return CountChange(
+                path=path,
+                base=base_bytes,
+                new=new_bytes,
+                message=f"{prefix}the number of bytes is unknown in {side}",
+                verdict="AMBIGUOUS",
+            )
+        message = prefix + _describe_bytes(base_bytes, new_bytes, new_calls)
+        return CountChange(path=path, base=base_bytes, new=new_bytes, message=message)
+    message = prefix + _describe_calls(base_calls, new_calls, base_bytes, new_bytes)
+    change = CountChange(path=path, base=base_calls, new=new_calls, message=message)
+    if torch_differs and (name not in base or name not in new):
+        side = "NEW" if name in new else "BASE"
+        message += f", only in {side}. Another version of torch may use another name"
+        return replace(change, message=message, verdict="AMBIGUOUS")
+    return replace(change, message=message + _describe_disagreement(new_calls))
 
 
-def _of(
-    name: str, base: Sequence[float | str] | None, new: Sequence[float | str] | None
+def _get_sent_bytes(operation: str, counts: ExactCounts) -> CountValues:
+    """Return the bytes of an operation: 0 if it was not called, nothing if they are unknown."""
+    default = [] if f"{CALLS_PREFIX}{operation}" in counts else [0.0]
+    return counts.get(f"{SENT_PREFIX}{operation}", default)
+
+
+def _describe_bytes(base: CountValues, new: CountValues, calls: CountValues) -> str:
+    base_text = " or ".join(format_bytes(_to_number(value)) for value in base)
+    new_text = " or ".join(format_bytes(_to_number(value)) for value in new)
+    text = f"{base_text} -> {new_text} a step in {_format_counts(calls)} calls"
+    if len(base) == 1 and len(new) == 1 and _to_number(base[0]):
+        ratio = _to_number(new[0]) / _to_number(base[0])
+        text += f", each {format_number(ratio)} times as large"
+    return text
+
+
+def _describe_calls(
+    base_calls: CountValues, new_calls: CountValues, base_bytes: CountValues, new_bytes: CountValues
+) -> str:
+    text = f"{_format_counts(base_calls)} -> {_format_counts(new_calls)} calls a step"
+    if len(base_bytes) != 1 or len(new_bytes) != 1:
+        return text
+    if _are_equal(base_bytes, new_bytes):
+        return f"{text}, same number of bytes"
+    difference = _to_number(new_bytes[0]) - _to_number(base_bytes[0])
+    sign = "+" if difference > 0 else ""
+    return f"{text}, {sign}{format_bytes(difference)}"
+
+
+def _compare_value(
+    name: str, base: CountValues | None, new: CountValues | None
 ) -> CountChange | None:
-    """Return how a count that is of no operation changed."""
-    component = name.removeprefix(_MEMORY)
-    title = (
-        f"{component} in memory"
-        if component != name
-        else known.title
-        if (known := find_metric(name))
-        else name
-    )
-    change = CountChange(path=f"counts.{component}", base=base or (), new=new or (), told="")
+    """Compare a count that belongs to no operation."""
+    metric = find_metric(name)
+    component = name.removeprefix(MEMORY_PREFIX)
+    if component != name:
+        title = f"{component} in memory"
+    else:
+        title = metric.title if metric else name
+    path = f"counts.{component}"
     if base is None or new is None:
-        told = f"{title}: counted in {'NEW' if base is None else 'BASE'} alone"
-        return replace(change, told=told, word="AMBIGUOUS")
-    if _same(base, new):
+        side = "NEW" if base is None else "BASE"
+        return CountChange(
+            path=path,
+            base=base or (),
+            new=new or (),
+            message=f"{title}: only {side} has it",
+            verdict="AMBIGUOUS",
+        )
+    if _are_equal(base, new):
         return None
-    unit = known.unit if (known := find_metric(name)) else ""
-    before, after = (
-        " or ".join(_text(name, value, unit) for value in side) for side in (base, new)
-    )
-    return replace(change, told=f"{title}: {before} -> {after}{_unlike(new)}")
+    unit = metric.unit if metric else ""
+    base_text = " or ".join(_format_value(name, value, unit) for value in base)
+    new_text = " or ".join(_format_value(name, value, unit) for value in new)
+    message = f"{title}: {base_text} -> {new_text}{_describe_disagreement(new)}"
+    return CountChange(path=path, base=base, new=new, message=message)
 
 
-def _text(name: str, value: float | str, unit: str) -> str:
+def _format_value(name: str, value: float | str, unit: str) -> str:
     if isinstance(value, str):
         return value
-    return format_percent(value) if name.startswith("bubble") else format_quantity(value, unit)
+    if name.startswith("bubble"):
+        return format_percent(value)
+    return format_quantity(value, unit)
 
 
-def _plain(values: Sequence[float | str]) -> str:
-    return " or ".join(f"{value:g}" for value in sorted(map(_number, values)))
+def _format_counts(values: CountValues) -> str:
+    return " or ".join(f"{value:g}" for value in sorted(map(_to_number, values)))
 
 
-def _unlike(new: Sequence[float | str]) -> str:
-    return ": repetitions do not agree" if len(new) > 1 else ""
+def _describe_disagreement(new: CountValues) -> str:
+    return " (the repetitions disagree)" if len(new) > 1 else ""
 
 
-def _number(value: float | str | None) -> float:
+def _to_number(value: float | str) -> float:
     assert isinstance(value, int | float), "calls and bytes are numbers"
     return value
 
 
-def _same(base: Sequence[float | str], new: Sequence[float | str]) -> bool:
-    """Say whether a count is as it was; one that BASE's repetitions do not agree on tells nothing."""
-    return len(base) > 1 or (len(new) == 1 and len(base) == 1 and _alike(base[0], new[0]))
-
-
-def _alike(one: float | str, other: float | str) -> bool:
-    if isinstance(one, str) or isinstance(other, str):
-        return one == other
-    return isclose(one, other, rel_tol=1e-9)
+def _are_equal(base: CountValues, new: CountValues) -> bool:
+    """Return True if a count did not change. One on which BASE disagrees counts as unchanged."""
+    if len(base) > 1:
+        return True
+    if len(base) != 1 or len(new) != 1:
+        return False
+    if isinstance(base[0], str) or isinstance(new[0], str):
+        return base[0] == new[0]
+    return isclose(base[0], new[0], rel_tol=1e-9)

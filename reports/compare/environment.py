@@ -1,7 +1,9 @@
-"""What surrounds a run: what of it makes a series, and what differs between two runs. Pure.
+"""The environment of a run: what identifies a series, and what differs between two runs.
 
-A series' fingerprint is the case, its world, and what around it makes times comparable: hosts and how they are
-connected, hardware, versions, variables. What may change them without making another series is kept beside the point.
+A series is a case on a world in an environment: its hosts and how they are connected, the hardware,
+versions and variables. Its fingerprint changes if any of these does, because times are comparable
+only within one series. Some values may explain a change of the time and must not start a new
+series, such as the kernel's version. They are kept next to the series.
 """
 
 import hashlib
@@ -14,7 +16,6 @@ import msgspec
 
 from parbench.bench.machine.environment import VOLATILE, flatten
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.params import Value
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.bench.results.records import Record, Status, WorldInfo
@@ -30,193 +31,222 @@ HARMLESS = (
     "slurm.job",
     "slurm.nodelist",
     "variables.SLURM_JOB_ID",
-    "variables.SLURM_JOB_NODELIST",  # the ranks' own host names tell
+    "variables.SLURM_JOB_NODELIST",  # The host names of the ranks are compared instead.
     "variables.SLURM_RESTART_COUNT",
 )
-"""What may change from run to run on one machine without a word on its speed."""
-_BESIDE = {f"host.{name}" for name in ("clock_source", "governor", "kernel", "os", "virtualised")}
-_BESIDE |= {
-    "versions.numpy",
-    "versions.python",
-}  # what may explain a step and so must not begin another series
+"""Values that change between runs on one machine and do not affect its speed."""
+EXPLANATORY = frozenset(
+    {
+        "host.clock_source",
+        "host.governor",
+        "host.kernel",
+        "host.os",
+        "host.virtualised",
+        "versions.numpy",
+        "versions.python",
+    }
+)
+"""Values that may explain a change of the time, so they do not start a new series."""
 NOT_SET = "not set"
-_Values = tuple[str, ...]
-Surroundings = Mapping[str, tuple[_Values, ...]]
-"""By path the values of a record's ranks, as text; several such where records differ: the run changed."""
+EnvironmentValues = Mapping[str, tuple[tuple[str, ...], ...]]
+"""By path the distinct values of the records, each of them the values of its ranks as text.
+
+There are several if the environment changed during the run.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """A value that differs, as text; ``within`` names the runs that changed within themselves."""
+class EnvironmentChange:
+    """A value of the environment or the plan that differs between two runs, as text."""
 
     path: str
     base: str
     new: str
-    decisive: bool
-    meant: bool = False
-    within: str = ""
+    is_blocking: bool
+    """True if times must not be compared because of it."""
+    is_intended: bool = False
+    """True if the user declared the difference intentional."""
+    changed_during: str = ""
+    """The runs during which it changed."""
 
     @property
     def text(self) -> str:
         return f"{self.path}: {self.base} -> {self.new}"
 
 
-def surroundings(run: Run, records: Sequence[Record]) -> Surroundings:
-    """Return what the ranks of these records saw: the run's environment, with each record's own in its place."""
-    seen = [_of_record(run.info.environment or {}, record.environment) for record in records]
-    paths = sorted({path for one in seen for path in one})
-    return {
-        path: tuple(dict.fromkeys(one.get(path, (_absent(path),)) for one in seen))
-        for path in paths
-    }
+def collect_environment(run: Run, records: Sequence[Record]) -> EnvironmentValues:
+    """Return the environment of the ranks that measured these records."""
+    shared = flatten(run.info.environment or {})
+    environments = [_merge_environment(shared, record.environment) for record in records]
+    paths = sorted({path for environment in environments for path in environment})
+    values = {}
+    for path in paths:
+        by_record = [environment.get(path, (_get_default(path),)) for environment in environments]
+        values[path] = tuple(dict.fromkeys(by_record))
+    return values
 
 
-def changes(base: Surroundings, new: Surroundings, meant: Sequence[str] = ()) -> tuple[Change, ...]:
-    """Return what differs, decisive first; what fits a glob of ``meant``, or one side does not know, is not."""
-    found = []
+def find_environment_changes(
+    base: EnvironmentValues, new: EnvironmentValues, intended: Sequence[str] = ()
+) -> tuple[EnvironmentChange, ...]:
+    """Return the differences, blocking ones first.
+
+    A difference does not block if it matches a glob of ``intended``, if one side does not know the
+    value, or if it is harmless.
+    """
+    changes = []
     for path in sorted({*base, *new}):
-        ours, theirs = (side.get(path, ((_absent(path),),)) for side in (base, new))
-        if ours == theirs and len(ours) == 1:
+        default = ((_get_default(path),),)
+        base_values = base.get(path, default)
+        new_values = new.get(path, default)
+        if base_values == new_values and len(base_values) == 1:
             continue
-        is_meant = any(fnmatchcase(path, pattern) for pattern in meant)
-        unknown = (UNKNOWN,) in (*ours, *theirs)
-        texts = [" then ".join(map(", ".join, side)) for side in (ours, theirs)]
-        decisive = not (is_meant or unknown or path in HARMLESS)
-        within = " and ".join(
-            name for name, side in (("BASE", ours), ("NEW", theirs)) if len(side) > 1
-        )
-        found.append(
-            Change(
+        is_intended = any(fnmatchcase(path, pattern) for pattern in intended)
+        is_unknown = (UNKNOWN,) in (*base_values, *new_values)
+        changed_during = []
+        if len(base_values) > 1:
+            changed_during.append("BASE")
+        if len(new_values) > 1:
+            changed_during.append("NEW")
+        changes.append(
+            EnvironmentChange(
                 path=path,
-                base=texts[0],
-                new=texts[1],
-                decisive=decisive,
-                meant=is_meant,
-                within=within,
+                base=_join_values(base_values),
+                new=_join_values(new_values),
+                is_blocking=not (is_intended or is_unknown or path in HARMLESS),
+                is_intended=is_intended,
+                changed_during=" and ".join(changed_during),
             )
         )
-    return tuple(sorted(found, key=lambda one: not one.decisive))
+    return tuple(sorted(changes, key=lambda change: not change.is_blocking))
 
 
-def plan_changes(base: Plan, new: Plan) -> tuple[Change, ...]:
-    ours, theirs = map(_plan_leaves, (base, new))
-    differ = [name for name in ours if ours[name] != theirs[name]]
-    return tuple(
-        Change(path=f"plan.{name}", base=ours[name], new=theirs[name], decisive=False)
-        for name in differ
-    )
+def find_plan_changes(base: Plan, new: Plan) -> tuple[EnvironmentChange, ...]:
+    """Return the options of the plans that differ. They never block."""
+    base_options = _collect_plan_options(base)
+    new_options = _collect_plan_options(new)
+    changes = []
+    for name, value in base_options.items():
+        if value != new_options[name]:
+            changes.append(
+                EnvironmentChange(
+                    path=f"plan.{name}", base=value, new=new_options[name], is_blocking=False
+                )
+            )
+    return tuple(changes)
 
 
-def _of_record(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, _Values]:
-    """Return the values by path: what ranks do not share stands in the record under ``rank N``."""
-    values: dict[str, list[Any]] = {path: [value] for path, value in flatten(common).items()}
-    values |= {path: [pair[1]] for path, pair in (own.get("changed") or {}).items()}
+def _join_values(values: Sequence[Sequence[str]]) -> str:
+    return " then ".join(", ".join(by_rank) for by_rank in values)
+
+
+def _merge_environment(
+    shared: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, tuple[str, ...]]:
+    """Return the distinct values of the ranks by path.
+
+    ``shared`` has values of the run by path. ``own`` is the environment of a record: values that
+    changed since the run began, and under ``rank N`` values that the ranks do not share.
+    """
+    values: dict[str, list[Any]] = {path: [value] for path, value in shared.items()}
+    for path, (_, value) in (own.get("changed") or {}).items():
+        values[path] = [value]
     by_rank = [flatten(part or {}) for name, part in own.items() if name.startswith("rank ")]
-    values |= {
-        path: [part.get(path) for part in by_rank]
-        for path in {path for part in by_rank for path in part}
-    }
+    for path in {path for rank_values in by_rank for path in rank_values}:
+        values[path] = [rank_values.get(path) for rank_values in by_rank]
     return {
-        path: tuple(
-            sorted(
-                {_absent(path) if value is None else to_single_line(str(value)) for value in found}
-            )
-        )
-        for path, found in values.items()
+        path: tuple(sorted({_format_value(path, value) for value in rank_values}))
+        for path, rank_values in values.items()
         if path.partition(".")[0] != VOLATILE
     }
 
 
-def _absent(path: str) -> str:
+def _format_value(path: str, value: Any) -> str:
+    return _get_default(path) if value is None else to_single_line(str(value))
+
+
+def _get_default(path: str) -> str:
     return NOT_SET if path.startswith("variables.") else UNKNOWN
 
 
-def _plan_leaves(plan: Plan) -> dict[str, str]:
-    apart = (
-        "cases",
-        "skipped",
-        "nproc",
-        "backend",
-        "device",
-        "notes",
-        "path",
-        "measure",
-        "injection",
-    )
-    asked = {
-        name: value for name, value in msgspec.structs.asdict(plan).items() if name not in apart
+_COMPARED_ELSEWHERE = frozenset(
+    {"cases", "skipped", "nproc", "backend", "device", "notes", "path", "measure", "injection"}
+)
+
+
+def _collect_plan_options(plan: Plan) -> dict[str, str]:
+    options = {
+        name: value
+        for name, value in msgspec.structs.asdict(plan).items()
+        if name not in _COMPARED_ELSEWHERE
     }
-    asked |= {
-        f"measure.{name}": value for name, value in msgspec.structs.asdict(plan.measure).items()
-    }
-    asked["injection"] = plan.injection.text if plan.injection else "none"
-    return {name: UNKNOWN if value is None else str(value) for name, value in asked.items()}
+    for name, value in msgspec.structs.asdict(plan.measure).items():
+        options[f"measure.{name}"] = value
+    options["injection"] = plan.injection.text if plan.injection else "none"
+    return {name: UNKNOWN if value is None else str(value) for name, value in options.items()}
 
 
 class SeriesIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a series is; ``around`` are the surroundings that belong to it, as text by path."""
+    """A case on a world in an environment, whose values are text by path."""
 
     case: Case
     world: WorldInfo
-    around: dict[str, str]
+    environment: dict[str, str]
 
     @property
     def fingerprint(self) -> str:
-        whole = {"case": self.case.id, "world": self.world, "around": self.around}
-        return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()[:20]
-
-    @property
-    def family(self) -> tuple[object, ...]:
-        """What it shares with the series that differ from it in size alone."""
-        return (self.case.name, self.case.target, *shared_params(self.case).items(), self.world)
+        content = {"case": self.case.id, "world": self.world, "environment": self.environment}
+        return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()[:20]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """A series in one run; ``seconds`` is None where nothing was measured, ``beside`` what else was around it.
-
-    ``facts`` are what it counted, none in runs of before counts were kept.
-    """
+class SeriesPoint:
+    """The result of a series in one run."""
 
     series: SeriesIdentity
     status: Status
     seconds: float | None
+    """None if nothing was measured."""
     repetitions: int
     reason: str = ""
-    beside: Mapping[str, str]
-    facts: ExactCounts
+    explanatory: Mapping[str, str]
+    """Values of the environment that do not identify the series."""
+    counts: ExactCounts
 
 
-def collect_points(run: Run, rows: Iterable[Row] | None = None) -> tuple[Point, ...]:
-    """Return a point for each row of a run, those given or all, except what was skipped in every repetition."""
+def collect_points(run: Run, rows: Iterable[Row] | None = None) -> tuple[SeriesPoint, ...]:
+    """Return a point for each case of a run, except cases that were skipped in every repetition.
+
+    ``rows`` are the results of the cases. By default they are all results of the run.
+    """
     points = []
     for row in summarize(run).rows if rows is None else rows:
-        if row.status == "skipped" and not row.repetitions:
-            continue
-        seen = surroundings(run, row.measured or row.records)
-        around = {
-            path: " then ".join(map(", ".join, seen[path])) for path in seen if path not in HARMLESS
-        }
-        beside = {
-            path: around.pop(path)
-            for path in [*around]
-            if path in _BESIDE or path.startswith("gpu.")
-        }
-        if injected := sorted({record.injected for record in row.records if record.injected}):
-            around["injected"] = ", ".join(injected)
-        value = row.value(row.headline)
-        point = Point(
-            series=SeriesIdentity(case=row.case, world=row.world, around=around),
-            status=row.status,
-            seconds=value if value and value > 0 and row.status in ("ok", "skipped") else None,
-            repetitions=row.repetitions,
-            reason="; ".join(row.reasons),
-            beside=beside,
-            facts=collect_counts(row),
-        )
-        points.append(point)
+        if row.status != "skipped" or row.repetitions:
+            points.append(_build_point(run, row))
     return tuple(points)
 
 
-def shared_params(case: Case) -> dict[str, Value]:
-    return {name: value for name, value in case.params.items() if name != "size_bytes"}
+def _build_point(run: Run, row: Row) -> SeriesPoint:
+    identifying = {}
+    explanatory = {}
+    for path, values in collect_environment(run, row.measured or row.records).items():
+        if path in EXPLANATORY or path.startswith("gpu."):
+            if path not in HARMLESS:
+                explanatory[path] = _join_values(values)
+        elif path not in HARMLESS:
+            identifying[path] = _join_values(values)
+    injected = sorted({record.injected for record in row.records if record.injected})
+    if injected:
+        identifying["injected"] = ", ".join(injected)
+    seconds = row.seconds
+    if row.status not in ("ok", "skipped"):
+        seconds = None
+    return SeriesPoint(
+        series=SeriesIdentity(case=row.case, world=row.world, environment=identifying),
+        status=row.status,
+        seconds=seconds if seconds and seconds > 0 else None,
+        repetitions=row.repetitions,
+        reason="; ".join(row.reasons),
+        explanatory=explanatory,
+        counts=collect_counts(row),
+    )

@@ -1,212 +1,113 @@
-"""The rule of the gate: from one value a repetition to slower, faster, same or ambiguous. Pure.
+"""The rule of a comparison: from the effects of several series to their verdicts.
 
-An effect counts only where its interval clears a floor, and clears it still when all families are judged together. The
-floor is 3 %, or what this machine was measured to need. The whole run is judged as well, by what its series share: a
-shift of all can be sure where that of no single one is. Times are the same only within the floor.
+A change counts if it is larger than a threshold, and if this is significant among all series at the
+false discovery rate (Benjamini & Hochberg 1995). A time is the same if the whole 95 % interval of
+its change lies within the threshold. Everything else is inconclusive.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from statistics import median
 
-from parbench.bench.results.stats import MIN_INTERVAL_REPETITIONS, median
-from parbench.reports.compare.statistics import (
-    Difference,
+from parbench.bench.results.formatting import format_percent
+from parbench.reports.compare.verdicts import TimeVerdict
+from parbench.reports.stats import (
+    Effect,
     Repetitions,
-    differences,
-    discoveries_in_families,
-    rank_test,
+    compute_overall_times,
+    estimate_paired_effect,
+    estimate_unpaired_effect,
+    select_discoveries,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What it takes to decide: the floor as a fraction, the level of the whole run's test, the rate of false
-    discoveries among series, the rank test's level, repetitions.
-    """
+    """What a comparison requires to decide."""
 
-    floor: float = 0.03
+    min_effect: float = 0.03
+    """The threshold: smaller changes of the time are ignored. A fraction."""
     level: float = 0.05
-    false_discovery_rate: float = 0.04
-    rank_level: float = 0.05
+    """The false discovery rate of the series, and the significance level of the overall change."""
     min_repetitions: int = 5
+    """The fewest repetitions per side."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
-    """The seconds of one series by the number of the repetition, all above zero, and the floor measured for it, if
-    any."""
+class SeriesTimes:
+    """The times of one series in seconds on both sides, and its threshold."""
 
     base: Repetitions
     new: Repetitions
-    measured: float = 0.0
+    min_effect: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effect:
-    """How a time changed, as fractions of the base's: 0.05 is 5 % slower; None where repetitions are too few.
+class TimeJudgement:
+    """The change of a time, and its verdict with a reason if it is inconclusive."""
 
-    ``detectable`` is the slow-down that four of five such comparisons would call among all that is compared,
-    ``p_value`` that of a change within ``floor``, ``rank_p_value`` that of no change, ``noise`` repetitions' deviation.
-    """
-
-    change: float
-    floor: float
-    low: float | None = None
-    high: float | None = None
-    detectable: float | None = None
-    p_value: float | None = None
-    rank_p_value: float | None = None
-    noise: float | None = None
-
-
-_SURELY = 1.96 + 1.64  # standard errors: of an interval at 95 %, and of nine in ten
-Called = Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """A word and, where it says that nothing can be said, why."""
-
-    word: Called
+    verdict: TimeVerdict
+    effect: Effect
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """What all series together show, the noisy ones weighing less: a change of many of them, and of how many.
-
-    ``autocorrelation`` is that of a repetition with the next, as taken for the errors.
-    """
-
-    effect: Effect
-    word: Called
-    series: int
-    autocorrelation: float
-
-
-def effects(
-    families: Sequence[Sequence[Pair]], rule: Rule
-) -> tuple[Whole | None, tuple[tuple[Effect, ...], ...]]:
-    """Return what changed in all series together, None of fewer than two, and in each."""
-    known = [
-        pair
-        for family in families
-        for pair in family
-        if min(len(pair.base), len(pair.new)) >= MIN_INTERVAL_REPETITIONS
-    ]
-    logs = [
-        [_logs(side) for side in sides]
-        for sides in ([one.base for one in known], [one.new for one in known])
-    ]
-    found = differences(*logs) if known else None
-    own = iter(zip(found.own, found.noise, strict=True) if found else ())
-
-    def effect(pair: Pair, tests: int) -> Effect:
-        least = max(rule.floor, pair.measured)
-        base, new = _logs(pair.base), _logs(pair.new)
-        if min(len(base), len(new)) < MIN_INTERVAL_REPETITIONS:
-            change = sum(new.values()) / len(new) - sum(base.values()) / len(base)
-            return Effect(change=_fraction(change), floor=least)
-        difference, noise = next(own)
-        ranks = rank_test([*base.values()], [*new.values()])
-        return _effect(difference, least, noise, rule.false_discovery_rate / tests, ranks)
-
-    each = tuple(
-        tuple(effect(pair, len(families) * len(family)) for pair in family) for family in families
-    )
-    if found is None or len(known) < 2:
-        return None, each
-    least = max(rule.floor, median([pair.measured for pair in known]))
-    whole = _effect(found.common, least, median(found.noise), rule.level)
-    return Whole(
-        effect=whole,
-        word=_whole(whole, median([one.value for one in found.own]), rule),
-        series=len(known),
-        autocorrelation=found.autocorrelation,
-    ), each
-
-
-def judge(families: Sequence[Sequence[Effect]], rule: Rule) -> tuple[tuple[Judgement, ...], ...]:
-    p_values = [[_known(member.p_value) for member in family] for family in families]
-    moved = discoveries_in_families(p_values, rule.false_discovery_rate)
-    pairs = [
-        zip(family, fallen, strict=True) for family, fallen in zip(families, moved, strict=True)
-    ]
-    return tuple(tuple(_judge(member, fell, rule) for member, fell in pair) for pair in pairs)
-
-
-def repetitions_to_decide(noise: float, floor: float) -> int:
-    """Return how many a side, independent, show nine of ten times that nothing moved beyond the floor."""
-    return math.ceil(2 * (_SURELY * math.log1p(noise) / math.log1p(floor)) ** 2)
-
-
-def floor_to_decide(noise: float, repetitions: int) -> float:
-    """Return the least floor, in whole percents, within which so many a side show that as surely."""
-    return (
-        math.ceil(100 * _fraction(_SURELY * math.log1p(noise) / math.sqrt(repetitions / 2)) - 1e-9)
-        / 100
+def estimate_effect(
+    times: SeriesTimes, level: float, *, is_paired: bool, num_series: int = 1
+) -> Effect | None:
+    """Estimate the change of a series. Its minimum detectable effect is that among so many."""
+    estimate = estimate_paired_effect if is_paired else estimate_unpaired_effect
+    return estimate(
+        times.base, times.new, min_effect=times.min_effect, level=level / max(1, num_series)
     )
 
 
-def _judge(found: Effect, moved: bool, rule: Rule) -> Judgement:
-    if moved and _known(found.rank_p_value) <= rule.rank_level:
-        return Judgement(word="SLOWER" if found.change > 0 else "FASTER")
-    if _within(found):
-        return Judgement(word="SAME")
-    why = "the interval reaches across the floor"
-    if moved:
-        why = "the interval clears the floor, but the ranks of the repetitions do not tell the runs apart"
-    elif _known(found.low) > found.floor or 1 + _known(found.high) < 1 / (1 + found.floor):
-        why = "it clears the floor alone, but not among all that is compared"
-    return Judgement(word="AMBIGUOUS", reason=why)
+def judge_series(
+    series: Sequence[SeriesTimes], rule: Rule, *, is_paired: bool
+) -> list[TimeJudgement | None]:
+    """Return the judgement of each series among all of them, None if nothing can be compared."""
+    effects = [
+        estimate_effect(times, rule.level, is_paired=is_paired, num_series=len(series))
+        for times in series
+    ]
+    p_values = [effect.p_value if effect else None for effect in effects]
+    discoveries = select_discoveries(p_values, rule.level)
+    judgements: list[TimeJudgement | None] = []
+    for times, effect, is_discovery in zip(series, effects, discoveries, strict=True):
+        if effect is None:
+            judgements.append(None)
+        else:
+            is_alone = effect.p_value is not None and effect.p_value <= rule.level
+            judgements.append(_judge_effect(effect, times.min_effect, is_discovery, is_alone))
+    return judgements
 
 
-def _whole(found: Effect, middle: float, rule: Rule) -> Called:
-    # half of the series have to have moved as well: a few that moved far are no shift of the whole
-    if _known(found.p_value) <= rule.level and abs(middle) > math.log1p(found.floor):
-        return (
-            "SLOWER"
-            if min(found.change, middle) > 0
-            else "FASTER"
-            if max(found.change, middle) < 0
-            else "AMBIGUOUS"
-        )
-    return "SAME" if _within(found) else "AMBIGUOUS"
-
-
-def _effect(
-    found: Difference, least: float, noise: float, level: float, ranks: float | None = None
-) -> Effect:
-    floor = math.log1p(least)
-    return Effect(
-        change=_fraction(found.value),
-        floor=least,
-        low=_fraction(found.value - found.reach),
-        high=_fraction(found.value + found.reach),
-        detectable=_fraction(found.detectable(floor, level)),
-        p_value=found.p_beyond(floor),
-        rank_p_value=ranks,
-        noise=_fraction(noise),
+def judge_overall(
+    series: Sequence[SeriesTimes], rule: Rule, *, is_paired: bool
+) -> TimeJudgement | None:
+    """Return the judgement of the median series, None for fewer than two series."""
+    if len(series) < 2:
+        return None
+    base, new = compute_overall_times(
+        [times.base for times in series], [times.new for times in series]
     )
+    min_effect = median(times.min_effect for times in series)
+    times = SeriesTimes(base=base, new=new, min_effect=min_effect)
+    effect = estimate_effect(times, rule.level, is_paired=is_paired)
+    if effect is None:
+        return None
+    is_discovery = effect.p_value is not None and effect.p_value <= rule.level
+    return _judge_effect(effect, min_effect, is_discovery, is_discovery)
 
 
-def _within(found: Effect) -> bool:
-    """Whether the interval lies within the floor, as far below as above on the axis of ratios."""
-    return 1 + _known(found.low) > 1 / (1 + found.floor) and _known(found.high) < found.floor
-
-
-def _logs(repetitions: Repetitions) -> Repetitions:
-    return {repetition: math.log(seconds) for repetition, seconds in repetitions.items()}
-
-
-def _fraction(log_ratio: float) -> float:
-    return math.expm1(
-        min(log_ratio, 700.0)
-    )  # two repetitions that disagree may reach further than a float
-
-
-def _known(value: float | None) -> float:
-    assert value is not None, "an effect without an interval is not judged"
-    return value
+def _judge_effect(
+    effect: Effect, min_effect: float, is_discovery: bool, is_significant_alone: bool
+) -> TimeJudgement:
+    if is_discovery:
+        return TimeJudgement(verdict="SLOWER" if effect.change > 0 else "FASTER", effect=effect)
+    if effect.is_within(min_effect):
+        return TimeJudgement(verdict="SAME", effect=effect)
+    if is_significant_alone:
+        reason = "significant alone, but not after correction for multiple comparisons"
+    else:
+        reason = f"the 95 % interval crosses the threshold of {format_percent(min_effect)}"
+    return TimeJudgement(verdict="AMBIGUOUS", effect=effect, reason=reason)

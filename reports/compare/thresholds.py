@@ -1,13 +1,13 @@
-"""The noise floor of a machine, measured: the same code launched again and again, and compared with itself (A/A).
+"""Thresholds measured on a machine: the same code compared with itself (A/A).
 
-A series' floor is the least one under which the gate's rule calls at most 1 % of these comparisons slower; it is kept
-in a file under the series' fingerprint, as the history keys it. What is not seen while it is measured is not in it.
+The threshold of a series is the smallest one with which at most 1 % of the comparisons between its
+repetitions find a change. A file keeps it under the fingerprint of the series. Noise that did not
+occur while it was measured is not included.
 """
 
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import stdev
@@ -24,172 +24,195 @@ from parbench.bench.files import (
 )
 from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
-from parbench.bench.results.stats import median, quantile
+from parbench.bench.results.stats import quantile
 from parbench.bench.text import UserError, format_table
 from parbench.reports.analysis.summary import Row
 from parbench.reports.compare.environment import collect_points
-from parbench.reports.compare.rule import Pair, Rule, effects
+from parbench.reports.compare.rule import Rule
+from parbench.reports.stats import Repetitions, estimate_paired_effect, estimate_unpaired_effect
 
-FILE = Path("runs/floor.json")
-SCHEMA_VERSION = 1
-FALSE_ALARMS = 0.01
-MIN_REPETITIONS = 10  # what two sides of the fewest that are ever compared need
+THRESHOLDS_FILE = Path("runs/thresholds.json")
+SCHEMA_VERSION = 2
+FALSE_ALARM_RATE = 0.01
+MIN_REPETITIONS = 10  # Two sides of the fewest repetitions that a comparison accepts.
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True):
-    """What repetitions of a series told; noise (of the medians' logarithms) and floor are fractions, times UTC."""
+    """The threshold of a series on the machine where it was measured."""
 
     series: str
     host: str
     measured: str
+    """The time in UTC."""
     repetitions: int
     noise: float
-    floor: float
+    """The standard deviation of the logarithms of the times."""
+    min_effect: float
+    """Smaller changes of the time are ignored. A fraction."""
 
     @property
     def text(self) -> str:
         day = datetime.fromisoformat(self.measured).date()
-        return f"floor {100 * self.floor:.1f} %, measured here on {day} with {self.repetitions} repetitions"
+        return (
+            f"threshold {100 * self.min_effect:.1f} %, "
+            f"measured on {day} with {self.repetitions} repetitions"
+        )
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
+class _ThresholdFile(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int
-    floors: dict[str, Threshold]
+    thresholds: dict[str, Threshold]
 
 
-def measure_floors(runs: Sequence[Run], rule: Rule) -> tuple[dict[str, Threshold], float]:
-    """Return by fingerprint the floor of each series that ten of these runs, one repetition each, measured.
+def measure_thresholds(runs: Sequence[Run], rule: Rule) -> dict[str, Threshold]:
+    """Return thresholds by fingerprint, of each series that at least ten of the runs measured.
 
-    With them, how repetitions correlate with the next.
+    The runs have one repetition each and are sorted by time.
     """
     times: dict[str, dict[int, float]] = {}
     labels: dict[str, str] = {}
-    for repetition, run in enumerate(runs):
+    for number, run in enumerate(runs):
         for point in collect_points(run):
             if point.seconds is not None:
-                times.setdefault(name := point.series.fingerprint, {})[repetition] = point.seconds
-                labels[name] = point.series.case.label
-    times = {
-        name: repetitions
-        for name, repetitions in times.items()
+                fingerprint = point.series.fingerprint
+                times.setdefault(fingerprint, {})[number] = point.seconds
+                labels[fingerprint] = point.series.case.label
+    return {
+        fingerprint: Threshold(
+            series=labels[fingerprint],
+            host=runs[-1].info.host,
+            measured=runs[-1].info.started,
+            repetitions=len(repetitions),
+            noise=stdev(map(math.log, repetitions.values())),
+            min_effect=compute_threshold(repetitions, rule),
+        )
+        for fingerprint, repetitions in times.items()
         if len(repetitions) >= MIN_REPETITIONS
     }
-    if not times:
-        return {}, 0.0
-    floors, autocorrelation = floors_of([*times.values()], rule)
-    where = {"host": runs[-1].info.host, "measured": runs[-1].info.started}
-    found = {}
-    for (name, repetitions), floor in zip(times.items(), floors, strict=True):
-        noise = stdev(map(math.log, repetitions.values()))
-        found[name] = Threshold(
-            series=labels[name], repetitions=len(repetitions), noise=noise, floor=floor, **where
-        )
-    return found, autocorrelation
 
 
-def floors_of(series: Sequence[Mapping[int, float]], rule: Rule) -> tuple[list[float], float]:
-    """Return each series' least floor, the rule's or more, under which at most 1 % of A/A comparisons find a change.
+def compute_threshold(repetitions: Repetitions, rule: Rule) -> float:
+    """Return the threshold of a series from its repetitions, at least that of the rule.
 
-    Compared are neighbouring repetitions with later ones, and such as are dealt in turns, in sides of the fewest
-    repetitions
-    that decide and of half of all. Rounded up to a tenth of a percent. With them, the comparisons' median
-    autocorrelation. Each series holds its seconds by repetition, ten or more, all above zero.
+    Compared are earlier with later repetitions, as those of two runs, and interleaved ones in
+    pairs. It is rounded up to a tenth of a percent.
     """
-    needed: list[list[float]] = [[] for _ in series]
-    correlations = []
-    repetitions = sorted({repetition for one in series for repetition in one})
-    for sides in _pairs(repetitions, rule.min_repetitions):
-        base, new = ([{i: one[i] for i in side if i in one} for one in series] for side in sides)
-        each = [Pair(base=ours, new=theirs) for ours, theirs in zip(base, new, strict=True)]
-        told = [i for i, pair in enumerate(each) if min(len(pair.base), len(pair.new)) > 1]
-        whole, found = effects([[each[i]] for i in told], replace(rule, floor=0.0))
-        correlations += [whole.autocorrelation] if whole else []
-        for i, (one,) in zip(told, found, strict=True):
-            low, high, rank_p_value = one.low, one.high, one.rank_p_value
-            # Two repetitions of a side have an interval.
-            assert low is not None
-            assert high is not None
-            assert rank_p_value is not None
-            # what the interval does not clear, where the rest finds anything
-            needed[i].append(
-                max(low, 1 / (1 + high) - 1, 0.0) if rank_p_value <= rule.rank_level else 0.0
-            )
-    floors = [
-        max(rule.floor, math.ceil(1000 * quantile(one, 1 - FALSE_ALARMS) - 1e-9) / 1000)
-        for one in needed
-    ]
-    return floors, median(correlations) if correlations else 0.0
+    numbers = sorted(repetitions)
+    required = []
+    for size in sorted({rule.min_repetitions, len(numbers) // 2}):
+        for base, new in _split_into_runs(numbers, size):
+            base_times = {number: repetitions[number] for number in base}
+            new_times = {number: repetitions[number] for number in new}
+            required.append(_find_required_threshold(base_times, new_times, is_paired=False))
+        for base, new in _split_into_pairs(numbers, size):
+            base_times = {i: repetitions[number] for i, number in enumerate(base)}
+            new_times = {i: repetitions[number] for i, number in enumerate(new)}
+            required.append(_find_required_threshold(base_times, new_times, is_paired=True))
+    threshold = quantile(required, 1 - FALSE_ALARM_RATE)
+    return max(rule.min_effect, math.ceil(1000 * threshold - 1e-9) / 1000)
 
 
-def _pairs(
-    repetitions: Sequence[int], fewest: int
+def _find_required_threshold(base: Repetitions, new: Repetitions, *, is_paired: bool) -> float:
+    """Return the smallest threshold that is not below the whole 95 % interval of the change."""
+    estimate = estimate_paired_effect if is_paired else estimate_unpaired_effect
+    effect = estimate(base, new)
+    if effect is None or effect.low is None or effect.high is None:
+        return 0.0
+    return max(effect.low, 1 / (1 + effect.high) - 1, 0.0)
+
+
+def _split_into_runs(
+    numbers: Sequence[int], size: int
 ) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    for size in sorted({fewest, len(repetitions) // 2}):
-        for start in range(len(repetitions) - 2 * size + 1):
-            for other in range(start + size, len(repetitions) - size + 1):
-                yield repetitions[start : start + size], repetitions[other : other + size]
-            dealt = repetitions[start : start + 2 * size]
-            base = [repetition for i, repetition in enumerate(dealt) if i % 4 in (0, 3)]
-            yield base, [repetition for i, repetition in enumerate(dealt) if i % 4 in (1, 2)]
+    """Yield all pairs of consecutive repetitions, the first part before the second one."""
+    for start in range(len(numbers) - 2 * size + 1):
+        for other in range(start + size, len(numbers) - size + 1):
+            yield numbers[start : start + size], numbers[other : other + size]
 
 
-def fingerprints(run: Run, rows: Iterable[Row] | None = None) -> dict[str, str]:
-    return {point.series.case.id: point.series.fingerprint for point in collect_points(run, rows)}
+def _split_into_pairs(
+    numbers: Sequence[int], size: int
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Yield both sides of consecutive repetitions in the order A B B A."""
+    for start in range(len(numbers) - 2 * size + 1):
+        window = numbers[start : start + 2 * size]
+        base = [number for i, number in enumerate(window) if i % 4 in (0, 3)]
+        new = [number for i, number in enumerate(window) if i % 4 in (1, 2)]
+        yield base, new
 
 
-def parse_floor(text: str) -> float:
-    """Return a floor as a fraction: ``3%`` is 0.03."""
-    percent = re.fullmatch(r"\s*(\d*\.?\d+)\s*%\s*", text, re.ASCII)
-    if percent is None or float(percent[1]) > 100:
+def find_fingerprints(run: Run, rows: Iterable[Row] | None = None) -> dict[str, str]:
+    """Return the fingerprint of each case's series by the case's id."""
+    points = collect_points(run, rows)
+    return {point.series.case.id: point.series.fingerprint for point in points}
+
+
+def parse_percentage(text: str) -> float:
+    """Return a percentage as a fraction: ``3%`` is 0.03."""
+    match = re.fullmatch(r"\s*(\d*\.?\d+)\s*%\s*", text, re.ASCII)
+    if match is None or float(match[1]) > 100:
         raise UserError(
-            f"--floor {text!r} is not understood: write a percentage from 0% to 100%, such as 3%"
+            f"--min-effect {text!r} is not a percentage: write a number from 0% to 100%, such as 3%"
         )
-    return float(percent[1]) / 100
+    return float(match[1]) / 100
 
 
 def find_thresholds(text: str | None) -> tuple[float, dict[str, Threshold]]:
-    """Return the floor, and the measured ones by fingerprint: a percentage stands alone, a file beside 3 %."""
+    """Return the minimum effect, and measured thresholds by fingerprint.
+
+    A percentage applies to all series. A file has thresholds of its series, and the default applies
+    to the others. None stands for the default file, if it exists.
+    """
     if text is None:
-        return Rule().floor, read_thresholds(FILE) if FILE.exists() else {}
+        file = THRESHOLDS_FILE
+        return Rule().min_effect, read_thresholds(file) if file.exists() else {}
     if text.strip().endswith("%") or not Path(text).exists():
-        return parse_floor(text), {}
-    return Rule().floor, read_thresholds(Path(text))
+        return parse_percentage(text), {}
+    return Rule().min_effect, read_thresholds(Path(text))
 
 
 def read_thresholds(path: Path) -> dict[str, Threshold]:
-    """Return the floors of a file by fingerprint; ``UserError`` if there is no such file or it is none of ours."""
+    """Return the thresholds in a file by fingerprint. Raises ``UserError`` if it is not valid."""
     if not path.exists():
-        raise UserError(f"no such file: {path}; parbench aa measures floors")
-    with convert_read_errors(path, "holds no floors as parbench aa writes them"):
-        found = decode_json(read_file(path), _File)
-    if found.schema_version > SCHEMA_VERSION:
+        raise UserError(f"no such file: {path}. Measure thresholds with parbench aa")
+    with convert_read_errors(path, "does not contain thresholds as parbench aa writes them"):
+        content = decode_json(read_file(path), _ThresholdFile)
+    if content.schema_version > SCHEMA_VERSION:
         raise UserError(
-            f"{path} has schema {found.schema_version}, which is newer than {SCHEMA_VERSION}"
+            f"{path} has schema version {content.schema_version}. "
+            f"This parbench reads up to {SCHEMA_VERSION}"
         )
-    return found.floors
+    return content.thresholds
 
 
-def save_thresholds(path: Path, floors: Mapping[str, Threshold]) -> None:
-    """Write floors to a file beside those it has of other series, all or nothing."""
-    known = read_thresholds(path) if path.exists() else {}
-    whole = _File(schema_version=SCHEMA_VERSION, floors={**known, **floors})
+def save_thresholds(path: Path, thresholds: Mapping[str, Threshold]) -> None:
+    """Write thresholds to a file. Those of other series in the file stay."""
+    existing = read_thresholds(path) if path.exists() else {}
+    content = _ThresholdFile(schema_version=SCHEMA_VERSION, thresholds={**existing, **thresholds})
     with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, encode_json(whole))
+        replace_file(path, encode_json(content))
 
 
-def as_text(floors: Mapping[str, Threshold]) -> str:
-    ordered = sorted(floors.values(), key=lambda one: -one.floor)
-    rows = [(format_percent(one.noise), f"{100 * one.floor:.1f} %", one.series) for one in ordered]
-    return format_table([("noise", "floor", "series"), *rows], right_aligned=(0, 1)) + "\n"
+def format_thresholds(thresholds: Mapping[str, Threshold]) -> str:
+    """Return a table, the noisiest series first."""
+    rows = [("noise", "threshold", "series")]
+    for threshold in sorted(thresholds.values(), key=lambda threshold: -threshold.min_effect):
+        percentage = f"{100 * threshold.min_effect:.1f} %"
+        rows.append((format_percent(threshold.noise), percentage, threshold.series))
+    return format_table(rows, right_aligned=(0, 1)) + "\n"
 
 
-def told(floors: Sequence[Threshold]) -> list[str]:
-    """Return a sentence on the highest floor of each session that measured some of these."""
-    found = []
-    for session in sorted({(one.measured, one.host) for one in floors}):
-        own = [one for one in floors if (one.measured, one.host) == session]
-        highest = max(own, key=lambda one: one.floor)
-        others = f" for {len(own)} series, the highest of them" if len(own) > 1 else ""
-        found.append(f"Measured on {highest.host}{others}: {highest.text}.")
-    return found
+def describe_thresholds(thresholds: Iterable[Threshold | None]) -> list[str]:
+    """Return a sentence about the highest threshold of each session that measured some of these."""
+    sessions: dict[tuple[str, str], list[Threshold]] = {}
+    for threshold in thresholds:
+        if threshold is not None:
+            session = (threshold.measured, threshold.host)
+            sessions.setdefault(session, []).append(threshold)
+    sentences = []
+    for (_, host), members in sorted(sessions.items()):
+        highest = max(members, key=lambda threshold: threshold.min_effect)
+        others = f", the highest of {len(members)} series" if len(members) > 1 else ""
+        sentences.append(f"Measured on {host}: {highest.text}{others}.")
+    return sentences

@@ -1,83 +1,237 @@
-"""What a comparison says in words: of its counts, of the whole run, of an effect."""
+"""The sentences and numbers with which a comparison is reported."""
 
-from parbench.bench.results.formatting import UNKNOWN, format_number, format_percent, make_formatter
-from parbench.reports.analysis.labels import operation
-from parbench.reports.compare.compare import (
-    VERDICTS,
-    WORST_FIRST,
-    Comparison,
-    Series,
-    count_verdicts,
-)
-from parbench.reports.compare.counts import CountChange
-from parbench.reports.compare.rule import Effect
-from parbench.reports.limits import sentences as budget_words
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
-CANNOT_TELL = "cannot tell"
-Counted = tuple[Series, CountChange]
+from parbench.bench.results.formatting import UNKNOWN, format_number, format_percent
+from parbench.bench.results.runs import Run
+from parbench.bench.text import format_duration, pluralize
+from parbench.reports.analysis.labels import row_label, short_labels
+from parbench.reports.analysis.verdicts import emulations
+from parbench.reports.compare.compare import Comparison, SeriesComparison
+from parbench.reports.compare.thresholds import describe_thresholds
+from parbench.reports.compare.verdicts import VERDICTS, VerdictName
+from parbench.reports.limits import describe_limits
+from parbench.reports.stats import Effect
 
-
-def changed_counts(comparison: Comparison) -> list[Counted]:
-    """Return every count that changed, with its series: the worst first, those that are meant last."""
-    found = [(one, change) for one, held in comparison.counted for change in held.changes]
-    return sorted(found, key=lambda pair: (pair[1].meant, WORST_FIRST.index(pair[1].word)))
+INCONCLUSIVE = "inconclusive"
+MAX_INTERVAL_RATIO = 10.0  # A wider interval prints as inconclusive, without numbers.
+MAX_NAMED_SERIES = 3
 
 
-def verdicts(comparison: Comparison) -> tuple[str, ...]:
-    told = (*budget_words(comparison.budgets), count_words(comparison), whole_words(comparison))
-    return tuple(filter(None, told))
+def format_effect(effect: Effect | None) -> str:
+    """Return a change with its interval: ``+5.1 % [+3.9, +6.3]``."""
+    if effect is None:
+        return UNKNOWN
+    if effect.low is None or effect.high is None:
+        return f"{_format_signed(effect.change)} %"
+    if 1 + effect.high > MAX_INTERVAL_RATIO * (1 + effect.low):
+        return INCONCLUSIVE
+    interval = f"[{_format_signed(effect.low)}, {_format_signed(effect.high)}]"
+    return f"{_format_signed(effect.change)} % {interval}"
 
 
-def count_words(comparison: Comparison) -> str:
-    """Return in a sentence what of the counts changed, nothing where none is held."""
-    if not comparison.counted:
+def _format_signed(fraction: float) -> str:
+    sign = "+" if fraction > 0 else ""
+    return f"{sign}{format_number(100 * fraction)}"
+
+
+def format_detectable(effect: Effect | None) -> str:
+    """Return the minimum detectable effect as text."""
+    if effect is None or effect.detectable is None:
+        return UNKNOWN
+    if effect.detectable >= MAX_INTERVAL_RATIO - 1:
+        return INCONCLUSIVE
+    return format_percent(effect.detectable)
+
+
+def format_p_value(p_value: float | None) -> str:
+    if p_value is None:
+        return UNKNOWN
+    return f"{p_value:.4f}" if p_value >= 1e-4 else "<0.0001"
+
+
+def label_series(series: Sequence[SeriesComparison]) -> list[str]:
+    """Return a label for each series with the parameters that distinguish it."""
+    rows = [member.row for member in series]
+    labels = short_labels([row for row in rows if not row.is_communication])
+    return [labels.get(row.case.id) or row_label(row) for row in rows]
+
+
+def format_verdicts(verdicts: Mapping[VerdictName, int]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+
+
+def summarize_comparison(comparison: Comparison) -> list[str]:
+    """Return sentences about what changed: limits, counts, times, and the overall change."""
+    sentences = [
+        *describe_limits(comparison.limits),
+        describe_counts(comparison),
+        describe_times(comparison),
+        describe_overall(comparison),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def describe_counts(comparison: Comparison) -> str:
+    """Return a sentence about changed counts, empty if nothing was counted in both runs."""
+    counted = comparison.counted_series
+    if not counted:
         return ""
-    every = (
-        f"{sum(found.count for _, found in comparison.counted)} in {len(comparison.counted)} series"
-    )
+    num_compared = sum(series.counts.num_compared for series in counted)
+    total = f"{num_compared} in {len(counted)} series"
     changed = [
-        (one, change) for one, change in changed_counts(comparison) if change.word == "CHANGED"
+        (series, change)
+        for series, change in comparison.count_changes
+        if change.verdict == "CHANGED"
     ]
     if not changed:
-        return f"Counts: none of {every} changed."
-    meant = sum(change.meant for _, change in changed)
-    (one, first), others = changed[0], f"; and {len(changed) - 1} more" if changed[1:] else ""
-    told = f"{len(changed)} of {every} changed{f', {meant} of them meant' if meant else ''}"
-    return f"Counts: {told}: {operation(one.case)}: {first.told}{others}."
+        return f"Counts: none of {total} changed."
+    num_intended = sum(change.is_intended for _, change in changed)
+    intended = f" ({num_intended} intended)" if num_intended else ""
+    series, change = changed[0]
+    others = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return (
+        f"Counts: {len(changed)} of {total} changed{intended}: "
+        f"{series.case.short_name}: {change.message}{others}."
+    )
 
 
-def whole_words(comparison: Comparison) -> str:
-    """Return the verdict on the whole run in a sentence, nothing where one series is all that is judged."""
-    if not comparison.is_timed:
-        counts, what = (
-            count_verdicts(one.word for one in comparison.series),
-            "no time" if comparison.counted else "nothing",
-        )
-        why = ", ".join(
-            f"{count} {word} ({VERDICTS[word].meaning})" for word, count in counts.items()
-        )
-        return f"The whole run: {what} could be compared: {why}."
-    if (whole := comparison.whole) is None:
+def describe_times(comparison: Comparison) -> str:
+    """Return a sentence about the series that became slower, or that times were not checked."""
+    if not comparison.num_judged:
+        verdicts: dict[VerdictName, int] = {}
+        for series in comparison.series:
+            verdict = series.judged_verdict
+            verdicts[verdict] = verdicts.get(verdict, 0) + 1
+        what = "Times were not checked" if comparison.counted_series else "Nothing was checked"
+        return f"{what}: {format_verdicts(verdicts)}."
+    labels = label_series(comparison.series)
+    slower = [
+        (label, series)
+        for label, series in zip(labels, comparison.series, strict=True)
+        if series.verdict == "SLOWER"
+    ]
+    judged = f"{comparison.num_judged} series"
+    if not slower:
+        return f"Times: none of {judged} is significantly slower."
+    slower.sort(key=lambda pair: -(pair[1].effect.change if pair[1].effect else 0.0))
+    named = [
+        f"{label} {format_effect(series.effect)}" for label, series in slower[:MAX_NAMED_SERIES]
+    ]
+    if len(slower) > MAX_NAMED_SERIES:
+        named.append(f"and {len(slower) - MAX_NAMED_SERIES} more")
+    return f"Times: {len(slower)} of {judged} slower: {', '.join(named)}."
+
+
+def describe_overall(comparison: Comparison) -> str:
+    """Return a sentence about the change of the median series, empty for a single series."""
+    overall = comparison.overall
+    if overall is None:
         return ""
-    told = f"{whole.word}, {effect_words(whole.effect)}, over {whole.series} series"
-    alone = whole.word in comparison.counts or whole.word not in ("SLOWER", "FASTER")
-    return f"The whole run: {told}{'' if alone else ', where no single one can be called'}."
+    sentence = (
+        f"Overall: {overall.verdict}, {format_effect(overall.effect)} "
+        f"for the median of {comparison.num_judged} series"
+    )
+    is_alone = overall.verdict not in comparison.verdicts
+    if is_alone and overall.verdict in ("SLOWER", "FASTER"):
+        sentence += ", although no single series is significant on its own"
+    return f"{sentence}."
 
 
-def effect_words(found: Effect | None) -> str:
-    """Return a change with its interval, ``+5.1 % [+3.9, +6.3]``, and no numbers where that spans a factor of ten."""
-    if found is None:
-        return UNKNOWN
-    known = [100 * value for value in (found.change, found.low, found.high) if value is not None]
-    change, *interval = (f"{'+' * (value > 0)}{format_number(value)}" for value in known)
-    if found.low is not None and found.high is not None and 1 + found.high > 10 * (1 + found.low):
-        return CANNOT_TELL
-    return f"{change} % [{', '.join(interval)}]" if interval else f"{change} %"
+def describe_runs(comparison: Comparison) -> list[str]:
+    """Return a line about each run, and one for each that was emulated."""
+    lines = []
+    emulated = []
+    for name, run in (("BASE", comparison.base), ("NEW", comparison.new)):
+        repetitions = _describe_repetitions(run)
+        info = run.info
+        lines.append(f"{name}: {run.path}, host {info.host}, started {info.started}, {repetitions}")
+        emulated += [f"{name} is {note}" for note in emulations(run)]
+    return lines + emulated
 
 
-def reach(value: float | None) -> str:
-    return format_percent(value) if value is None or value < 9 else CANNOT_TELL
+def _describe_repetitions(run: Run) -> str:
+    planned = pluralize(run.info.plan.repetitions, "repetition")
+    measured = len({record.repetition for record in run.records if record.status == "ok"})
+    return planned if measured >= run.info.plan.repetitions else f"{measured} of {planned}"
 
 
-def probability(value: float | None) -> str:
-    return make_formatter("{:.4f}")(value) if value is None or value >= 1e-4 else "<0.0001"
+def explain_comparison(comparison: Comparison) -> list[str]:
+    """Return the legend of the verdicts, the method, notes, and what to do next."""
+    legend = [f"{verdict}: {VERDICTS[verdict].meaning}" for verdict in comparison.verdicts]
+    return [
+        *legend,
+        *_describe_method(comparison),
+        *describe_thresholds(series.threshold for series in comparison.series),
+        *comparison.notes,
+        *_suggest_actions(comparison),
+    ]
+
+
+def _describe_method(comparison: Comparison) -> list[str]:
+    if not any(series.effect for series in comparison.series):
+        return []
+    rule = comparison.rule
+    if comparison.is_paired:
+        method = (
+            "Change: geometric mean of the time ratios of paired repetitions, "
+            "with 95 % confidence interval (t-test on log ratios)."
+        )
+    else:
+        method = (
+            "Change: ratio of the geometric means over repetitions, "
+            "with 95 % confidence interval (Welch's t-test on logarithms)."
+        )
+    return [
+        method,
+        f"Threshold: {format_percent(rule.min_effect)}, or the value that parbench aa measured. "
+        f"The false discovery rate over series is {format_percent(rule.level)} "
+        "(Benjamini-Hochberg).",
+        *_describe_drift(comparison),
+    ]
+
+
+def _describe_drift(comparison: Comparison) -> list[str]:
+    if comparison.is_paired:
+        return ["Repetitions were interleaved (ABBA), so linear machine drift cancels."]
+    base_start, new_start = (
+        datetime.fromisoformat(run.info.started) for run in (comparison.base, comparison.new)
+    )
+    seconds = (new_start - base_start).total_seconds()
+    if not seconds:
+        return []
+    direction = "after" if seconds > 0 else "before"
+    return [
+        f"NEW started {format_duration(abs(seconds))} {direction} BASE. "
+        "Machine drift in that time is included in the change."
+    ]
+
+
+def _suggest_actions(comparison: Comparison) -> list[str]:
+    actions = []
+    verdicts = comparison.verdicts
+    if "SLOWER" in verdicts and not comparison.is_paired:
+        actions.append(
+            "To confirm a slowdown without drift, interleave both versions: "
+            "parbench ab --a-python BASE_PYTHON --b-python NEW_PYTHON -- OPTIONS_OF_RUN"
+        )
+    if "INSUFFICIENT" in verdicts:
+        actions.append(
+            f"Measure more repetitions: parbench run --repetitions {comparison.rule.min_repetitions}"
+        )
+    failing = [change.path for _, change in comparison.count_changes if change.fails]
+    if failing:
+        actions.append(
+            f"If a count changed on purpose, declare it: --across {failing[0]}, "
+            "or --across 'counts.*' for all."
+        )
+    varying = dict.fromkeys(name for series in comparison.series for name in series.counts.varying)
+    if varying:
+        actions.append(
+            f"Not compared, because the repetitions of BASE disagree: {', '.join(varying)}."
+        )
+    blocking = [change.path for change in comparison.environment_changes if change.is_blocking]
+    if "ENV-CHANGED" in verdicts and blocking:
+        actions.append(f"If you test this difference, declare it: --across {blocking[0]}")
+    return actions

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parbench.bench.results.formatting import (
     GIGA,
@@ -12,7 +12,6 @@ from parbench.bench.results.formatting import (
     format_percent,
     format_quantity,
 )
-from parbench.reports.analysis.attention import Comparison, Context
 from parbench.reports.analysis.contrasts import Kinds
 from parbench.reports.analysis.fits import Ceiling, Curve, size_of
 from parbench.reports.analysis.frame import group_by
@@ -24,7 +23,6 @@ from parbench.reports.figures.curves import (
     as_efficiency,
     lines_over_size,
     overview_lines,
-    read_interval,
 )
 from parbench.reports.figures.primitives import (
     Line,
@@ -143,24 +141,29 @@ def chart_scaling(
     return _line_chart(name, title, caption, _lines(points), axis, quantity, reference)
 
 
-def chart_context_methods(number: int, comparison: Comparison) -> Iterator[Chart]:
-    """Yield step time, bytes and exposed communication over the sequence length, by method."""
-    caption = f"A line for each method. {INTERVALS}"
-    for quantity_number, quantity in enumerate(_CONTEXT_QUANTITIES, start=1):
+def chart_context_methods(
+    number: int, title: str, rows: Sequence[Mapping[str, Any]]
+) -> Iterator[Chart]:
+    """Yield step time, bytes and exposed communication over the sequence length, by method.
+
+    A row has the ``method``, the ``sequence`` and the values of each quantity.
+    """
+    for quantity_number, (key, quantity) in enumerate(_CONTEXT_QUANTITIES.items(), start=1):
         points: dict[str, list[Point]] = {}
-        for label, contexts in comparison.lines.items():
-            for context in contexts:
-                interval = _read_context(context, quantity)
-                if interval is not None:
-                    point = Point(context.facts.sequence, *interval)
-                    points.setdefault(label, []).append(point)
+        for row in rows:
+            value = row.get(key)
+            if value is not None:
+                low = row.get(f"{key}_low") or value
+                high = row.get(f"{key}_high") or value
+                point = Point(row["sequence"], value, low, high)
+                points.setdefault(row["method"], []).append(point)
         values = [point.value for line in points.values() for point in line]
         if max(values, default=0.0) > 0:
             is_log = min(values) > 0 and max(values) / min(values) > _LOG_FROM_RATIO
             chart = _line_chart(
                 f"{number_name('context', number)}_{quantity_number}",
-                f"{comparison.title}: {quantity.title}",
-                caption,
+                f"{title}: {quantity.title}",
+                f"A line for each method. {INTERVALS}",
                 _lines(points),
                 quantities.count_of("sequence length (tokens)"),
                 replace(quantity, is_log=is_log),
@@ -169,16 +172,11 @@ def chart_context_methods(number: int, comparison: Comparison) -> Iterator[Chart
                 yield chart
 
 
-_CONTEXT_BYTES = Quantity(title="bytes that attention sends per step", text=format_bytes, base=2)
-_CONTEXT_EXPOSED = Quantity(title="exposed cp communication of the step", text=format_percent)
-_CONTEXT_QUANTITIES = (quantities.STEP_TIME, _CONTEXT_BYTES, _CONTEXT_EXPOSED)
-
-
-def _read_context(context: Context, quantity: Quantity) -> tuple[float, float, float] | None:
-    if quantity is quantities.STEP_TIME:
-        return read_interval(context.row.metrics.get(context.row.headline))
-    value = context.sent_bytes() if quantity is _CONTEXT_BYTES else context.exposed_share
-    return None if value is None else (value, value, value)
+_CONTEXT_QUANTITIES = {
+    "seconds": quantities.STEP_TIME,
+    "bytes_sent": Quantity(title="bytes that attention sends per step", text=format_bytes, base=2),
+    "exposed": Quantity(title="exposed cp communication of the step", text=format_percent),
+}
 
 
 def _point(x: float, value: float) -> Point:

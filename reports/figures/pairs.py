@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_gigabytes
 from parbench.reports.analysis.contrasts import Pairs
-from parbench.reports.analysis.ranks import Nodes
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.primitives import draw_heat_map
 from parbench.reports.figures.style import color, new_figure
+from parbench.reports.topology import Topology
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,9 +19,9 @@ MAX_NUMBERED_RANKS = 10
 _MAX_TICKS = 16
 
 
-def chart_pairs(number: int, title: str, matrix: Pairs, nodes: Nodes | None) -> Chart | None:
+def chart_pairs(number: int, title: str, matrix: Pairs, nodes: Topology | None) -> Chart | None:
     """Return the bandwidth from rank to rank, node by node where nodes are known."""
-    ranks = nodes.ordered(matrix.ranks) if nodes else matrix.ranks
+    ranks = nodes.order_by_node(matrix.ranks) if nodes else matrix.ranks
     if not any(matrix.rate(source, target) for source in ranks for target in ranks):
         return None
     caption = "Thin lines separate nodes, thick ones switches." if nodes else ""
@@ -33,7 +33,7 @@ def chart_pairs(number: int, title: str, matrix: Pairs, nodes: Nodes | None) -> 
     )
 
 
-def _draw_pairs(matrix: Pairs, ranks: Sequence[int], nodes: Nodes | None) -> "Figure":
+def _draw_pairs(matrix: Pairs, ranks: Sequence[int], nodes: Topology | None) -> "Figure":
     rates = [[matrix.rate(source, target) or 0.0 for target in ranks] for source in ranks]
     fastest = max(map(max, rates))
     is_numbered = len(ranks) <= MAX_NUMBERED_RANKS

@@ -1,4 +1,4 @@
-"""Fewer boxes for many spans: each bin of time takes the category that fills most of it. Pure."""
+"""Merging of spans that are too many to draw: each bin of time has the category that fills most."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -57,7 +57,7 @@ def merge_spans(
 
 
 def _cover(spans: Times, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much of each bin the spans cover."""
+    """Return the length that the spans cover of each bin."""
     if not spans:
         return np.zeros(len(edges) - 1)
     starts, stops = np.array(sorted(spans), dtype=float).T

@@ -6,9 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_bytes
-from parbench.reports.analysis.labels import short_labels
-from parbench.reports.analysis.steps import broken_down, memory_lines, parts
-from parbench.reports.analysis.summary import Row
+from parbench.reports.case_results import CaseResult
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.curves import read_interval
@@ -25,40 +23,45 @@ from parbench.reports.figures.style import color, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_SQUARES = 20
+MAX_REPETITIONS = 20
 _LOG_FROM_RATIO = 10.0
+Stacks = Mapping[str, Mapping[str, float]]
+"""By the label of a bar, the values of its parts."""
 
 
-def chart_step_times(rows: Sequence[Row]) -> Chart | None:
-    labels = short_labels(rows)
+def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
+    """Return the step times with their intervals, by label."""
     intervals = []
-    for row in rows:
-        interval = read_interval(row.metrics.get(row.headline))
-        repetitions = [read_interval(record.metrics.get(row.headline)) for record in row.measured]
-        squares = (
-            [repetition for repetition in repetitions if repetition] if len(repetitions) > 1 else []
-        )
+    for label, step in steps.items():
+        interval = read_interval(step.metrics.get(step.headline))
         if interval:
-            label = labels[row.case.id]
-            intervals.append(
-                IntervalRow(label=label, interval=interval, parts=squares[:MAX_SQUARES])
-            )
+            parts = _read_repetitions(step)
+            intervals.append(IntervalRow(label=label, interval=interval, parts=parts))
     if not intervals:
         return None
     return Chart(
         name="step_times",
         title="Step time",
-        caption="Squares are repetitions, diamonds all of them. Lines are 95 % intervals, within "
-        "the repetition if there is only one.",
+        caption="Diamonds are means over repetitions, squares are single repetitions. Lines are "
+        "95 % intervals, within the repetition if there is only one.",
         draw=partial(_draw_step_times, intervals),
     )
+
+
+def _read_repetitions(step: CaseResult) -> list[tuple[float, float, float]]:
+    """Return the intervals of the first repetitions, none if there is only one."""
+    if len(step.measured) < 2:
+        return []
+    intervals = [read_interval(record.metrics.get(step.headline)) for record in step.measured]
+    return [interval for interval in intervals if interval][:MAX_REPETITIONS]
 
 
 def _draw_step_times(rows: Sequence[IntervalRow]) -> "Figure":
     figure, [axes] = new_figure(0.35 + sum(0.36 if row.parts else 0.28 for row in rows))
     draw_intervals(axes, rows)
     ends = [end for row in rows for interval in (row.interval, *row.parts) for end in interval]
-    low, high = min(ends), max(ends)
+    low = min(ends)
+    high = max(ends)
     # Lengths start at zero unless the shortest would be invisible.
     is_log = high / low > _LOG_FROM_RATIO
     quantity = replace(quantities.STEP_TIME, is_log=is_log)
@@ -66,26 +69,20 @@ def _draw_step_times(rows: Sequence[IntervalRow]) -> "Figure":
     return figure
 
 
-def chart_breakdown(rows: Sequence[Row]) -> Chart | None:
-    labels = short_labels(rows)
-    stacks = [(labels[row.case.id], parts(row)) for row in broken_down(rows)]
-    quantity = replace(quantities.STEP_TIME, title="time of a profiled step")
+def chart_breakdown(stacks: Stacks) -> Chart | None:
+    """Return the parts of each profiled step, in seconds."""
     return chart_stacks(
         "step_breakdown",
-        "Where the time went: the parts of each step",
+        "Where the time goes: the parts of each step",
         "Each bar is a profiled step.",
-        stacks,
+        list(stacks.items()),
         style.STEP,
-        quantity,
+        replace(quantities.STEP_TIME, title="time of a profiled step"),
     )
 
 
-def chart_memory(rows: Sequence[Row]) -> Chart | None:
-    labels = short_labels(rows)
-    stacks: dict[str, dict[str, float]] = {}
-    for line in memory_lines(rows):
-        num_bytes = line.num_bytes("memory") or 0.0
-        stacks.setdefault(labels[line.row.case.id], {})[line.component] = num_bytes
+def chart_memory(stacks: Stacks) -> Chart | None:
+    """Return the memory of each step by component, in bytes."""
     quantity = Quantity(title="memory, maximum over ranks", text=format_bytes, is_log=False, base=2)
     return chart_stacks(
         "memory",

@@ -1,14 +1,13 @@
-"""What is drawn of a profiled step: some ranks, their streams and the parts of their time. Pure."""
+"""Figures of profiled steps over time: the streams of each rank and the parts of its step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.spans import Span, difference, gaps, length, union
-from parbench.reports.analysis.steps import by_stream, spans_of, stream_words
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.primitives import (
@@ -21,6 +20,7 @@ from parbench.reports.figures.primitives import (
 from parbench.reports.figures.quantities import set_x_axis
 from parbench.reports.figures.spans import choose_num_bins, merge_spans
 from parbench.reports.figures.style import color, new_figure
+from parbench.reports.timelines import group_by_stream, name_stream, to_spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +38,14 @@ PART_NAMES = {
 }
 Parts = dict[str, list[Span]]
 _TIME = replace(quantities.TIME_SINCE_START, title="time since the first rank began")
+
+
+class LabeledTimeline(NamedTuple):
+    """A profiled step to draw: its label, its repetition and its timeline."""
+
+    label: str
+    repetition: int
+    timeline: Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +76,7 @@ def choose_view(timeline: Timeline, max_boxes: int = 4000) -> View:
     stop = max((rank.stop_us for rank in timeline.ranks), default=0.0) * 1e3
     stop = max(stop, start + 1)
     ranks = _choose_ranks(timeline.ranks)
-    rows = [parts for rank in ranks for parts in rows_by_stream(rank).values()]
+    rows = [parts for rank in ranks for parts in build_stream_rows(rank).values()]
     num_bins = choose_num_bins(rows, start, stop, max_boxes)
     notes = []
     if len(ranks) < len(timeline.ranks):
@@ -90,8 +98,8 @@ def _choose_ranks(ranks: tuple[RankTimeline, ...]) -> tuple[RankTimeline, ...]:
 
 
 def split_step(rank: RankTimeline) -> Parts:
-    """Return when a rank computes, copies, communicates hidden or exposed, and is idle."""
-    streams = {name: spans_of(intervals) for name, intervals in by_stream(rank).items()}
+    """Return the spans in which a rank computes, copies, communicates and is idle."""
+    streams = {name: to_spans(intervals) for name, intervals in group_by_stream(rank).items()}
     compute = streams.get(COMPUTE, [])
     copy = streams.get(COPY, [])
     communication = [
@@ -101,7 +109,7 @@ def split_step(rank: RankTimeline) -> Parts:
         for span in spans
     ]
     exposed = difference(communication, [*compute, *copy])
-    [step] = spans_of([rank])
+    [step] = to_spans([rank])
     return {
         "compute": union(compute),
         "copy": difference(copy, compute),
@@ -111,16 +119,16 @@ def split_step(rank: RankTimeline) -> Parts:
     }
 
 
-def rows_by_stream(rank: RankTimeline) -> dict[str, Parts]:
-    """Return a row for each stream: its busy time, hidden or exposed, and idle time of compute.
+def build_stream_rows(rank: RankTimeline) -> dict[str, Parts]:
+    """Return the spans of each stream by part, those of communication as hidden and exposed.
 
-    The row of the phases is empty, because they have names of their own.
+    Compute also has the idle time. Phases have no spans, because they are drawn with their names.
     """
     parts = split_step(rank)
     busy = [*parts["compute"], *parts["copy"]]
     rows: dict[str, Parts] = {}
-    for stream, intervals in by_stream(rank).items():
-        spans = union(spans_of(intervals))
+    for stream, intervals in group_by_stream(rank).items():
+        spans = union(to_spans(intervals))
         if stream == PHASE:
             rows[stream] = {}
         elif stream == COMPUTE:
@@ -133,25 +141,26 @@ def rows_by_stream(rank: RankTimeline) -> dict[str, Parts]:
     return rows
 
 
-def share_axis(seconds: Sequence[float]) -> list[tuple[float, str]]:
+def choose_axis_lengths(seconds: Sequence[float]) -> list[tuple[float, str]]:
     """Return the length of each time axis: a common one, unless a step is too short for it.
 
     The text is a sentence for a step with an axis of its own.
     """
     longest = max(seconds, default=0.0)
-    note = " Its axis is shorter than that of the other steps."
-    return [
-        (longest, "") if longest <= _MAX_AXIS_RATIO * length else (length, note)
-        for length in seconds
-    ]
+    lengths = []
+    for duration in seconds:
+        if longest <= _MAX_AXIS_RATIO * duration:
+            lengths.append((longest, ""))
+        else:
+            lengths.append((duration, " Its time axis is shorter than that of the other steps."))
+    return lengths
 
 
 def describe_timeline(timeline: Timeline, view: View) -> str:
     uncertainty = format_seconds(timeline.uncertainty_seconds)
-    clock = f"{timeline.clock}, right within {uncertainty}"
-    return (
-        f"One profiled step on one clock ({clock}), {format_seconds(view.seconds)} long. {view.note}"
-    ).rstrip()
+    duration = format_seconds(view.seconds)
+    text = f"A profiled step of {duration} on one clock ({timeline.clock}, +/- {uncertainty})."
+    return f"{text} {view.note}".rstrip()
 
 
 def chart_profiled_step(
@@ -189,28 +198,24 @@ def _draw_overview(view: View, is_wide: bool) -> "Figure":
     return figure
 
 
-def chart_timelines(steps: Sequence[tuple[str, int, Timeline]], max_boxes: int) -> Iterator[Chart]:
-    """Yield every stream of every rank of each step, on one time axis where that is readable.
-
-    A step is its label, its repetition and its timeline.
-    """
-    views = [choose_view(timeline, max_boxes // len(steps)) for *_, timeline in steps]
-    axes = share_axis([view.seconds for view in views])
-    for number, (step, view, axis) in enumerate(zip(steps, views, axes, strict=True), start=1):
-        label, repetition, timeline = step
+def chart_timelines(steps: Sequence[LabeledTimeline], max_boxes: int) -> Iterator[Chart]:
+    """Yield every stream of every rank of each step, on one time axis where that is readable."""
+    views = [choose_view(step.timeline, max_boxes // len(steps)) for step in steps]
+    lengths = choose_axis_lengths([view.seconds for view in views])
+    for number, (step, view, axis) in enumerate(zip(steps, views, lengths, strict=True), start=1):
         seconds, note = axis
-        description = describe_timeline(timeline, view)
+        description = describe_timeline(step.timeline, view)
         yield Chart(
             name=number_name("timeline", number),
-            title=f"Profiled step: {label}",
-            caption=f"Repetition {repetition + 1}. {description}{note}",
+            title=f"Profiled step: {step.label}",
+            caption=f"Repetition {step.repetition + 1}. {description}{note}",
             draw=partial(_draw_timeline, view, seconds),
             is_wide=True,
         )
 
 
 def _draw_timeline(view: View, seconds: float) -> "Figure":
-    streams = [(rank, rows_by_stream(rank)) for rank in view.ranks]
+    streams = [(rank, build_stream_rows(rank)) for rank in view.ranks]
     num_lanes = sum(len(rows) + 0.4 for _, rows in streams)
     figure, [axes] = new_figure(0.35 + _LANE_INCHES * num_lanes, is_wide=True)
     set_x_axis(axes, _TIME, 0.0, seconds)
@@ -222,7 +227,7 @@ def _draw_timeline(view: View, seconds: float) -> "Figure":
         for stream, row in rows.items():
             middle = top + 0.7 + list(rows).index(stream)
             middles.append(middle)
-            names.append(stream_words(stream))
+            names.append(name_stream(stream))
             if stream == PHASE:
                 _draw_phases(axes, rank, view, middle, 0.8)
             _draw_row(axes, row, view, middle, 0.8)
@@ -249,7 +254,7 @@ def _draw_row(axes: "Axes", row: Parts, view: View, middle: float, height: float
 def _draw_phases(
     axes: "Axes", rank: RankTimeline, view: View, middle: float, height: float
 ) -> None:
-    for phase in by_stream(rank).get(PHASE, []):
+    for phase in group_by_stream(rank).get(PHASE, []):
         left = view.to_seconds(phase.start_us * 1e3)
         right = view.to_seconds(phase.stop_us * 1e3)
         description = f"{phase.name}: {format_seconds(right - left)}"

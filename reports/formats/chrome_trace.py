@@ -1,9 +1,11 @@
-"""The timelines of a run as Chrome's trace events, for Perfetto, chrome://tracing and HolisticTraceAnalysis. Pure.
+"""The timelines of a run as Chrome trace events, for Perfetto and HolisticTraceAnalysis (HTA).
 
-Ranks are processes and streams threads, all ranks of a step on one clock; each case begins at 0 us.
+Ranks are processes and streams are threads. All ranks of a step have one clock, and each case
+begins at 0 us.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,216 +17,251 @@ from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, T
 from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError
 from parbench.reports.analysis.labels import short_labels
-from parbench.reports.analysis.pipelines import Pipeline, pipelines, read_pipeline, schedule_labels
-from parbench.reports.analysis.steps import axis_of, by_stream, lanes, stream_words, traced_steps
-from parbench.reports.analysis.summary import summarize, unreadable
+from parbench.reports.analysis.summary import Row, summarize, unreadable
+from parbench.reports.tables.pipelines import (
+    PipelineResult,
+    label_schedules,
+    read_pipeline,
+    read_pipelines,
+)
+from parbench.reports.timelines import (
+    get_axis,
+    group_by_stream,
+    load_step_timelines,
+    name_stream,
+    split_into_lanes,
+)
 
 Event = dict[str, Any]
-# by stream: thread, category, and the beginning of names by which HolisticTraceAnalysis tells it from arithmetic
+
+
+class _StreamFormat(NamedTuple):
+    """The category of a stream's events, and the prefix by which HTA recognizes its kernels."""
+
+    category: str
+    hta_category: str
+    hta_prefix: str
+
+
 _STREAMS = {
-    PHASE: (1, "user_annotation", ""),
-    COMPUTE: (2, "kernel", ""),
-    COPY: (3, "gpu_memcpy", "Memcpy "),
+    PHASE: _StreamFormat("user_annotation", "user_annotation", ""),
+    COMPUTE: _StreamFormat("kernel", "kernel", ""),
+    COPY: _StreamFormat("gpu_memcpy", "gpu_memcpy", "Memcpy "),
 }
+_COMM_STREAM = _StreamFormat("communication", "kernel", "ncclDevKernel_")
 
 
-class _Told(NamedTuple):
-    """A case that can be drawn: its events from a process id on, with a prefix to its processes' names."""
+@dataclass(frozen=True, kw_only=True)
+class _CaseTrace:
+    """The events of a case, which begin at a process id and have a prefix in process names."""
 
     case_id: str
     label: str
+    repetition: int
     num_processes: int
-    events: Callable[[int, str], Iterator[Event]]
+    make_events: Callable[[int, str], Iterator[Event]]
     clock: str | None
     uncertainty_seconds: float | None
-    repetition: int
 
 
 def render_trace(run: Run) -> bytes:
-    """Return one document with every step whose ranks share a clock, in us; ``UserError`` says why there is none."""
-    return _document(run, *_told(run))
+    """Return one document with every case whose ranks share a clock.
+
+    Raises ``UserError`` with the reason if there is none.
+    """
+    return _encode_document(run, *_list_case_traces(run))
 
 
 def render_traces(run: Run) -> dict[str, bytes]:
-    """Return a document for each case, by the name of its file; ``UserError`` as for one document."""
-    told, left_out = _told(run)
-    return {f"{make_file_name(one.case_id)}.json": _document(run, [one], left_out) for one in told}
+    """Return a document for each case by the name of its file. Raises as ``render_trace``."""
+    traces, omissions = _list_case_traces(run)
+    return {
+        f"{make_file_name(trace.case_id)}.json": _encode_document(run, [trace], omissions)
+        for trace in traces
+    }
 
 
 def render_for_analysis(run: Run) -> dict[str, bytes]:
-    """Return a document of each rank and traced step (pipelines know no streams); ``UserError`` if none left one."""
-    shown = [row for row in summarize(run).rows if row.metrics]
-    files = {
-        f"{make_file_name(one.row.case.id)}/rank-{rank.rank}.json": msgspec.json.encode(
-            for_analysis(rank)
-        )
-        + b"\n"
-        for one in traced_steps(run, shown)
-        if one.timeline
-        for rank in one.timeline.ranks
-    }
+    """Return a document for each rank and profiled step. Raises ``UserError`` if there is none."""
+    files = {}
+    for step in load_step_timelines(run, _list_measured_rows(run)):
+        for rank in step.timeline.ranks if step.timeline else ():
+            name = f"{make_file_name(step.result.case.id)}/rank-{rank.rank}.json"
+            files[name] = msgspec.json.encode(make_rank_document(rank)) + b"\n"
     if not files:
-        raise UserError(
-            f"{run.path} holds no traced step to export: parbench run --only 'workload.*' measures some"
-        )
+        hint = "measure some with parbench run --only 'workload.*'"
+        raise UserError(f"{run.path} contains no profiled step to export: {hint}")
     return files
 
 
-def for_analysis(rank: RankTimeline) -> Event:
-    """Return one rank's document as HolisticTraceAnalysis reads it: kernels told apart by their names."""
-    events = list(_rank_events(rank, rank.rank, for_analysis=True))
+def make_rank_document(rank: RankTimeline) -> Event:
+    """Return the document of one rank for HTA, which recognizes kernels by their names."""
+    events = list(_make_rank_events(rank, rank.rank, is_for_hta=True))
     return {"schemaVersion": 1, "distributedInfo": {"rank": rank.rank}, "traceEvents": events}
 
 
-def _told(run: Run) -> tuple[list[_Told], dict[str, str]]:
-    shown = [row for row in summarize(run).rows if row.metrics]
-    found, traced = pipelines(shown), traced_steps(run, shown)
-    names, labels = (
-        schedule_labels(found),
-        short_labels([row for row in shown if not row.is_communication]),
-    )
-    told, left_out = list[_Told](), dict[str, str]()
-    for one in found:
-        case_id, facts = one.row.case.id, one.facts
-        if reason := _why_not(one):
-            left_out[names[case_id]] = reason
-            continue
-        events, clock = (
-            partial(pipeline_events, one),
-            (facts.clock, facts.clock_uncertainty_seconds),
-        )
-        told.append(_Told(case_id, names[case_id], 2 * facts.ranks, events, *clock, one.repetition))
-    for step in traced:
-        case_id, timeline = step.row.case.id, step.timeline
-        if timeline is None:
-            left_out[labels[case_id]] = step.why_not
-            continue
-        events, clock = (
-            partial(step_events, timeline),
-            (timeline.clock, timeline.uncertainty_seconds),
-        )
-        told.append(
-            _Told(case_id, labels[case_id], len(timeline.ranks), events, *clock, step.repetition)
-        )
-    if not told:
-        reasons = [f"{label}: {reason}" for label, reason in left_out.items()] or unreadable(
-            shown, read_pipeline
-        )
-        why = (
-            reasons[0]
-            if reasons
-            else "no case with a valid measurement left one, as training steps do"
-        )
-        raise UserError(f"{run.path} holds no timeline to export: {why}")
-    return told, left_out
+def _list_measured_rows(run: Run) -> list[Row]:
+    return [row for row in summarize(run).rows if row.metrics]
 
 
-def _why_not(one: Pipeline) -> str:
-    if one.facts.measured is None:
-        reason = f": {one.facts.why_not_measured}" if one.facts.why_not_measured else ""
-        return f"the record has no measured timeline{reason}"
-    if not one.facts.clock:
-        return "the record names no clock that its ranks share, and ranks on different clocks must not be merged"
-    return ""
-
-
-def _document(run: Run, told: Sequence[_Told], left_out: dict[str, str]) -> bytes:
-    events, first = list[Event](), 0
-    for one in told:
-        events += one.events(first, f"{one.label}: " if len(told) > 1 else "")
-        first += one.num_processes
-    clocks = {
-        one.label: {
-            "method": one.clock,
-            "uncertainty_seconds": one.uncertainty_seconds,
-            "repetition": one.repetition + 1,
-        }
-        for one in told
-    }
-    about = {
-        "run": run.info.id,
-        "parbench": run.info.parbench,
-        "clocks": clocks,
-        "left_out": left_out,
-    }
-    return (
-        msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})
-        + b"\n"
-    )
-
-
-def _named(what: str, name: str, **place: int) -> Iterator[Event]:
-    yield {"ph": "M", "name": f"{what}_name", **place, "args": {"name": name}}
-    yield {
-        "ph": "M",
-        "name": f"{what}_sort_index",
-        **place,
-        "args": {"sort_index": place.get("tid", place["pid"])},
-    }
-
-
-def step_events(timeline: Timeline, first_pid: int, prefix: str = "") -> Iterator[Event]:
-    """Yield a step's events, process by process, names first; times in us since the first rank began."""
-    for pid, rank in enumerate(timeline.ranks, start=first_pid):
-        yield from _rank_events(rank, pid, prefix)
-
-
-def _rank_events(
-    rank: RankTimeline, pid: int, prefix: str = "", *, for_analysis: bool = False
-) -> Iterator[Event]:
-    yield from _named("process", f"{prefix}rank {rank.rank}", pid=pid)
-    comm = 8  # the next thread of communication
-    for stream, intervals in by_stream(rank).items():
-        other = (comm, "kernel" if for_analysis else "communication", "ncclDevKernel_")
-        thread, category, beginning = _STREAMS.get(stream, other)
-        start_of_name = beginning if for_analysis else ""
-        split, axis = lanes(intervals), axis_of(stream)
-        for number, lane in enumerate(split, start=1):
-            tid = thread if number == 1 else comm
-            comm += tid == comm
-            more = f" ({number} of {len(split)})" if len(split) > 1 else ""
-            yield from _named("thread", f"{stream_words(stream)}{more}", pid=pid, tid=tid)
-            # a phase is the host's: with a stream, HolisticTraceAnalysis would take it for a kernel
-            args = ({} if stream == PHASE else {"stream": tid}) | (
-                {} if axis is None else {"axis": axis}
+def _list_case_traces(run: Run) -> tuple[list[_CaseTrace], dict[str, str]]:
+    """Return the cases with events, and the reason for each other one by its label."""
+    rows = _list_measured_rows(run)
+    traces: list[_CaseTrace] = []
+    omissions: dict[str, str] = {}
+    pipeline_cases = read_pipelines(rows)
+    labels = label_schedules(pipeline_cases)
+    for pipeline in pipeline_cases:
+        details, label = pipeline.details, labels[pipeline.result.case.id]
+        if details.measured is None:
+            reason = f": {details.why_not_measured}" if details.why_not_measured else ""
+            omissions[label] = f"the record has no measured timeline{reason}"
+        elif not details.clock:
+            omissions[label] = "the record does not name a clock that its ranks share"
+        else:
+            traces.append(
+                _CaseTrace(
+                    case_id=pipeline.result.case.id,
+                    label=label,
+                    repetition=pipeline.repetition,
+                    num_processes=2 * details.ranks,
+                    make_events=partial(make_pipeline_events, pipeline),
+                    clock=details.clock,
+                    uncertainty_seconds=details.clock_uncertainty_seconds,
+                )
             )
-            for one in lane:
-                # rounded by its ends, not its length, so that neighbours cannot come to overlap
-                start, stop = round(one.start_us, 3), round(one.stop_us, 3)
-                place = {
+    labels = short_labels([row for row in rows if not row.is_communication])
+    for step in load_step_timelines(run, rows):
+        label, timeline = labels[step.result.case.id], step.timeline
+        if timeline is None:
+            omissions[label] = step.problem
+        else:
+            traces.append(
+                _CaseTrace(
+                    case_id=step.result.case.id,
+                    label=label,
+                    repetition=step.repetition,
+                    num_processes=len(timeline.ranks),
+                    make_events=partial(make_step_events, timeline),
+                    clock=timeline.clock,
+                    uncertainty_seconds=timeline.uncertainty_seconds,
+                )
+            )
+    if not traces:
+        reasons = [f"{label}: {reason}" for label, reason in omissions.items()]
+        reasons += unreadable(rows, read_pipeline)
+        reasons.append("only training steps with a valid measurement have one")
+        raise UserError(f"{run.path} contains no timeline to export: {reasons[0]}")
+    return traces, omissions
+
+
+def _encode_document(run: Run, traces: Sequence[_CaseTrace], omissions: Mapping[str, str]) -> bytes:
+    events: list[Event] = []
+    clocks = {}
+    first_pid = 0
+    for trace in traces:
+        events += trace.make_events(first_pid, f"{trace.label}: " if len(traces) > 1 else "")
+        first_pid += trace.num_processes
+        clocks[trace.label] = {
+            "method": trace.clock,
+            "uncertainty_seconds": trace.uncertainty_seconds,
+            "repetition": trace.repetition + 1,
+        }
+    document = {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "run": run.info.id,
+            "parbench": run.info.parbench,
+            "clocks": clocks,
+            "left_out": omissions,
+        },
+    }
+    return msgspec.json.encode(document) + b"\n"
+
+
+def _name_process(pid: int, name: str) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+
+
+def _name_thread(pid: int, tid: int, name: str) -> Iterator[Event]:
+    place = {"ph": "M", "pid": pid, "tid": tid}
+    yield {**place, "name": "thread_name", "args": {"name": name}}
+    yield {**place, "name": "thread_sort_index", "args": {"sort_index": tid}}
+
+
+def make_step_events(timeline: Timeline, first_pid: int, prefix: str = "") -> Iterator[Event]:
+    """Yield the events of a step, in microseconds since its first rank began."""
+    for pid, rank in enumerate(timeline.ranks, start=first_pid):
+        yield from _make_rank_events(rank, pid, prefix)
+
+
+def _make_rank_events(
+    rank: RankTimeline, pid: int, prefix: str = "", *, is_for_hta: bool = False
+) -> Iterator[Event]:
+    yield from _name_process(pid, f"{prefix}rank {rank.rank}")
+    tid = 0
+    for stream, intervals in group_by_stream(rank).items():
+        form = _STREAMS.get(stream, _COMM_STREAM)
+        lane_list = split_into_lanes(intervals)
+        for number, lane in enumerate(lane_list, start=1):
+            tid += 1
+            suffix = f" ({number} of {len(lane_list)})" if len(lane_list) > 1 else ""
+            yield from _name_thread(pid, tid, f"{name_stream(stream)}{suffix}")
+            args: dict[str, Any] = {}
+            if stream != PHASE:  # HTA takes any event with a stream for a kernel.
+                args["stream"] = tid
+            axis = get_axis(stream)
+            if axis is not None:
+                args["axis"] = axis
+            for interval in lane:
+                # Both ends are rounded, so that neighbors do not overlap.
+                start, stop = round(interval.start_us, 3), round(interval.stop_us, 3)
+                yield {
+                    "ph": "X",
                     "pid": pid,
                     "tid": tid,
                     "ts": start,
                     "dur": round(stop - start, 3),
+                    "name": f"{form.hta_prefix if is_for_hta else ''}{interval.name}",
+                    "cat": form.hta_category if is_for_hta else form.category,
                     "args": args,
                 }
-                yield {"ph": "X", "name": start_of_name + one.name, "cat": category, **place}
 
 
-def pipeline_events(one: Pipeline, first: int, start: str = "") -> Iterator[Event]:
-    facts = one.facts
-    for pid, ran in enumerate(facts.measured or (), start=first):
-        yield from _named("process", f"{start}rank {pid - first}", pid=pid)
-        yield from _work(pid, ran)
-    for rank, ran in enumerate(facts.predicted or ()):
-        pid = first + facts.ranks + rank
-        yield from _named("process", f"{start}rank {rank} (predicted)", pid=pid)
-        yield from _work(pid, ran)
+def make_pipeline_events(
+    pipeline: PipelineResult, first_pid: int, prefix: str = ""
+) -> Iterator[Event]:
+    """Yield the actions of a pipeline: a process for each rank, measured and then predicted."""
+    details = pipeline.details
+    schedules = (
+        ("", first_pid, details.measured or ()),
+        (" (predicted)", first_pid + details.ranks, details.predicted or ()),
+    )
+    for suffix, schedule_pid, schedule in schedules:
+        for rank, actions in enumerate(schedule):
+            pid = schedule_pid + rank
+            yield from _name_process(pid, f"{prefix}rank {rank}{suffix}")
+            yield from _make_action_events(pid, actions)
 
 
-def _work(pid: int, actions: Sequence[TimedAction]) -> Iterator[Event]:
+def _make_action_events(pid: int, actions: Sequence[TimedAction]) -> Iterator[Event]:
     if actions:
-        yield from _named("thread", "pipeline", pid=pid, tid=1)
-    for one in actions:
-        action = one.action
-        parts = {"stage": action.stage, "kind": action.kind, "microbatch": action.microbatch}
+        yield from _name_thread(pid, 1, "pipeline")
+    for timed in actions:
+        action = timed.action
         yield {
             "ph": "X",
             "pid": pid,
             "tid": 1,
-            "ts": one.start_us,
-            "dur": one.stop_us - one.start_us,
-            "name": one.name,
+            "ts": timed.start_us,
+            "dur": timed.stop_us - timed.start_us,
+            "name": timed.name,
             "cat": action.kind,
-            "args": parts,
+            "args": {
+                "stage": action.stage,
+                "kind": action.kind,
+                "microbatch": action.microbatch,
+            },
         }

@@ -1,10 +1,11 @@
-"""nccl-tests' text, and its JSON up to version 3, as results of ours: sizes and rates are in our convention already."""
+"""Text of nccl-tests and its JSON up to version 3. Sizes and rates need no conversion."""
 
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -13,243 +14,275 @@ import msgspec
 from parbench.bench.machine.environment import select_recorded_variables
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.params import Value
+from parbench.bench.results.formatting import GIGA
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError, format_list
-from parbench.reports.formats import foreign
-from parbench.reports.formats.foreign import (
-    GIGA,
+from parbench.reports.formats.imported import (
     MICRO,
-    NCCL_TESTS,
+    OPERATIONS_BY_NAME,
     UNKNOWN,
     ImportedResult,
     ImportedRun,
-    PrintedRow,
-    operations_by_name,
-    world_size,
+    make_metrics,
+    parse_count,
+    parse_number,
+    parse_row,
+    resolve_num_ranks,
 )
-from parbench.reports.formats.nccl_tests import REDUCTIONS, TOOL, TYPES
+from parbench.reports.formats.nccl_tests import PROGRAMS, REDOPS, TYPES
 
-_JSON_VERSION = 3
-_OPERATIONS = operations_by_name(NCCL_TESTS)
-_DTYPES = {theirs: ours for ours, theirs in TYPES.items()}
-_REDOPS = {theirs: ours for ours, theirs in REDUCTIONS.items()}
-_CUT_SHORT = "whatever followed its last line: a table has no summary at its end, so the file may be cut short"
-_ADD_THE_LINE = (
-    "add the line that newer nccl-tests print: '# Collective test starting: all_reduce_perf'"
-)
-_LABEL = re.compile(
-    r"^\s*(?:\d+:\s|\[\d+,\d+\]<std(?:out|err)>:)"
-)  # what srun -l and mpirun put before a line
+_MAX_JSON_VERSION = 3
+_OPERATIONS = {program: name for name, program in PROGRAMS.items()}
+_DTYPES = {nccl_type: dtype for dtype, nccl_type in TYPES.items()}
+_REDOPS = {nccl_redop: redop for redop, nccl_redop in REDOPS.items()}
+_CUT_SHORT = "the rest of the file: a table has no summary, so the file may be cut short"
+_LINE_LABEL = re.compile(r"^\s*(?:\d+:\s|\[\d+,\d+\]<std(?:out|err)>:)")  # of srun -l and mpirun
+_VERSION = re.compile(r"^# nccl-tests version (\S+)")
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+Group\s+\d+\s+Pid\s+-?\d+\s+on\s+(\S+)")
 _PROGRAM = re.compile(r"\b(\w+_perf)\b")
-_OURS = re.compile(r"^# Written by parbench (\S+): (.*)$")
-_REPEATED = re.compile(
-    r"^# (in-place|out-of-place) repeats "
-)  # numbers that were not measured: parbench's export
-_Numbers = Mapping[str, float | None]
-_TOLD = ("parbench", "mode", "backend", "device", "nodes", "world")  # of ours, what is no parameter
+_EXPORTER = re.compile(r"^# Written by parbench (\S+): (.*)$")
+_REPEATED = re.compile(r"^# (in-place|out-of-place) repeats ")
+_EXPORT_FACTS = ("parbench", "mode", "backend", "device", "nodes", "world")
 
 
 @dataclass(kw_only=True)
-class _Head:
-    """What is known of a table before its first row, on ``ranks`` of the world's; ``ours`` is what parbench added."""
+class _Header:
+    """The facts that are printed before a table."""
 
     program: str = ""
     version: str | None = None
     mode: str = "pipelined"
-    repeated: str = ""
-    ranks: int | None = None
-    hosts: tuple[str, ...] = ()
-    ours: Mapping[str, str] = field(default_factory=dict)
+    repeated_placement: str = ""
+    """A placement whose numbers were not measured, in an export of parbench."""
+    num_ranks: int | None = None
+    hosts: list[str] = field(default_factory=list)
+    export_fields: dict[str, str] = field(default_factory=dict)
+    """The facts and parameters that parbench adds to its export."""
     details: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    step: float = 0.01 * GIGA  # what the last printed decimal of a rate is worth
+    rate_resolution: float = 0.01 * GIGA
 
     @property
-    def world(self) -> int | None:
-        told = self.ours.get("world", "")
-        return int(told) if told.isdecimal() else self.ranks
+    def world_size(self) -> int | None:
+        """The number of all ranks, which is larger than that of a group."""
+        return _to_int(self.export_fields.get("world", "")) or self.num_ranks
 
-    def learn(self, line: str) -> None:
+    def read(self, line: str) -> None:
+        """Add the fact that a line states, if any."""
         if match := _RANK.match(line):
-            self.ranks = max(self.ranks or 0, int(match[1]) + 1)
-            self.hosts += () if match[2] in (*self.hosts, UNKNOWN) else (match[2],)
-        elif match := re.match(r"^# nccl-tests version (\S+)", line):
+            self.num_ranks = max(self.num_ranks or 0, int(match[1]) + 1)
+            if match[2] not in (*self.hosts, UNKNOWN):
+                self.hosts.append(match[2])
+        elif match := _VERSION.match(line):
             self.version = match[1]
-        elif match := _OURS.match(line):
-            self.ours = _pairs([f"parbench={match[1]}", *match[2].split()])
-            self.mode = self.ours.get("mode", self.mode)
+        elif match := _EXPORTER.match(line):
+            self.export_fields = {"parbench": match[1], **_split_pairs(match[2].split())}
+            self.mode = self.export_fields.get("mode", self.mode)
         elif match := _REPEATED.match(line):
-            self.repeated = match[1].replace("-", "_")
+            self.repeated_placement = match[1].replace("-", "_")
         elif line.startswith("# Blocking Enabled"):
             self.mode = "blocking"
-        elif not self.program and (match := _PROGRAM.search(line)):
-            self.program = match[1]
+        elif match := _PROGRAM.search(line):
+            self.program = self.program or match[1]
 
 
-def parse_nccl(text: str, where: str, nproc: int | None) -> ImportedRun:
-    """Return what a file of nccl-tests holds, text or JSON; ``UserError`` if it is cut short or newer than known."""
-    if not text.lstrip().startswith("{"):
-        return _parse_text(text, where, nproc)
-    heads, found = list[_Head](), list[ImportedResult]()
-    for document, place in _documents(text, where):
-        heads.append(head := _head(document))
-        ranks = world_size(head.ranks, nproc, place)
-        found += (
-            one for result in document.results for one in _results(head, ranks, result, place)
-        )
-    return _run(heads, found, where, nproc)
+def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
+    """Return the results of a file, text or JSON.
+
+    Raises ``UserError`` if a row is cut short or the version of JSON is not supported.
+    """
+    if text.lstrip().startswith("{"):
+        document = _decode_document(text, source)
+        header = _read_document_header(document)
+        num_ranks = resolve_num_ranks(header.num_ranks, nproc, source)
+        results = [
+            placement_result
+            for result in document.results
+            for placement_result in _make_document_results(header, num_ranks, result, source)
+        ]
+        return _make_run([header], results, source, nproc)
+    return _parse_text(text, source, nproc)
 
 
-def _pairs(words: Iterable[str]) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in words if "=" in word)
+def _parse_text(text: str, source: str, nproc: int | None) -> ImportedRun:
+    header = _Header()
+    headers: list[_Header] = []
+    results: list[ImportedResult] = []
+    columns: list[str] = []
+    num_summaries = 0
+    for number, labeled_line in enumerate(text.splitlines(), start=1):
+        line = _LINE_LABEL.sub("", labeled_line)
+        words = line.split()
+        if _starts_header(line, bool(columns), is_complete=num_summaries == len(headers)):
+            header, columns = _Header(), []
+        if "redop" in words and words[0] == "#":
+            columns = words[1:]
+            headers.append(header)
+        elif columns and words and words[0].isdecimal():
+            results += _parse_results(header, columns, words, f"{source}, line {number}", nproc)
+        elif line.startswith("# Avg bus bandwidth"):
+            num_summaries += 1
+        else:
+            header.read(line)
+    if not headers:
+        raise UserError(f"{source} contains no table of nccl-tests: no line names its columns")
+    omissions = [] if num_summaries == len(headers) else [_CUT_SHORT]
+    return _make_run(headers, results, source, nproc, omissions)
 
 
-def _run(
-    heads: list[_Head], found: list[ImportedResult], where: str, nproc: int | None, *left_out: str
-) -> ImportedRun:
-    foreign.refuse_several({head.world for head in heads}, where)
-    first = heads[0]
-    hosts, nodes = (
-        tuple(dict.fromkeys(host for head in heads for host in head.hosts)),
-        first.ours.get("nodes", ""),
-    )
-    written = {"written_by": f"parbench {first.ours['parbench']}"} if first.ours else {}
-    return ImportedRun(
-        tool=TOOL,
-        version=first.version,
-        ranks=world_size(first.world, nproc, where),
-        nodes=int(nodes) if nodes.isdecimal() else len(hosts) or None,
-        backend=first.ours.get("backend", "nccl"),
-        device=first.ours.get("device", "cuda"),
-        found=tuple(found),
-        hosts=hosts,
-        variables=select_recorded_variables(
-            {k: v for head in heads for k, v in head.variables.items()}
-        ),
-        details={**first.details, **written},
-        left_out=left_out,
-    )
+def _starts_header(line: str, is_after_table: bool, *, is_complete: bool) -> bool:
+    """Return True if a line begins the output of another program.
+
+    Older versions begin with their parameters, or are preceded by the command line of a shell.
+    """
+    if line.startswith("# nccl-tests version"):
+        return True
+    is_command = is_complete and "concluded" not in line and _PROGRAM.search(line) is not None
+    return is_after_table and (line.startswith("# nThread") or is_command)
 
 
-def _found(
-    head: _Head,
-    ranks: int,
-    size: int,
-    placed: str,
-    words: Mapping[str, str],
-    numbers: _Numbers,
-    where: str,
+def _parse_results(
+    header: _Header, columns: Sequence[str], words: Sequence[str], place: str, nproc: int | None
+) -> Iterator[ImportedResult]:
+    """Yield the results of a row: time, algbw, busbw and #wrong out of place, then in place."""
+    required = ("size", "type", "redop", "root", "algbw", "busbw")
+    row = parse_row(columns, words, place, required)
+    num_ranks = resolve_num_ranks(header.num_ranks, nproc, place)
+    pairs = enumerate(pairwise(columns))
+    rate_columns = [index for index, pair in pairs if pair == ("algbw", "busbw")]
+    if not rate_columns:
+        raise UserError(f"{place}: the heading of this row has no algbw next to busbw")
+    for placement, index in zip((OUT_OF_PLACE, IN_PLACE), rate_columns, strict=False):
+        cells = words[index - 1 : index + 3]
+        if placement == header.repeated_placement or set(cells) == {"N/A"}:
+            continue
+        numbers = {
+            name: _parse_cell(cell, place)
+            for name, cell in zip(("time", *columns[index : index + 3]), cells, strict=False)
+        }
+        size_bytes = parse_count(row["size"], place)
+        yield _make_result(header, num_ranks, size_bytes, placement, row, numbers, place)
+
+
+def _parse_cell(cell: str, place: str) -> float | None:
+    return None if cell in ("N/A", "nan", "-nan", "inf") else parse_number(cell, place)
+
+
+def _make_result(
+    header: _Header,
+    num_ranks: int,
+    size_bytes: int,
+    placement: str,
+    row: Mapping[str, str],
+    numbers: Mapping[str, float | None],
+    place: str,
+    **fields: Any,
 ) -> ImportedResult:
-    """Return a placement's result; ``words`` have type, redop and root, ``numbers`` us, GB/s and the wrong elements."""
-    root, redop, dtype = int(foreign.number(words["root"], where)), words["redop"], words["type"]
-    if (operation := _OPERATIONS.get(head.program)) is None:
-        known = f": {head.program} is not known; known are {format_list(_OPERATIONS)}"
-        unnamed = f" does not say which operation it measured; {_ADD_THE_LINE}"
-        raise UserError(f"{where}{known if head.program else unnamed}")
-    if negative := [
-        f"{name} {value:g}" for name, value in numbers.items() if value is not None and value < 0
-    ]:
-        raise UserError(
-            f"{where}: {negative[0]} at {size} B is negative, and {TOOL} prints numbers from 0 up"
-        )
+    """Return the result of a placement from its row (type, redop, root) and its printed numbers."""
+    operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
+    if operation is None:
+        raise UserError(f"{place}: {_describe_unknown_program(header.program)}")
+    for name, number in numbers.items():
+        if number is not None and number < 0:
+            raise UserError(f"{place}: {name} {number:g} at {size_bytes} B is negative")
     params: dict[str, Value] = {
-        "size_bytes": size,
-        "dtype": _DTYPES.get(dtype, dtype),
-        "mode": head.mode,
+        "size_bytes": size_bytes,
+        "dtype": _DTYPES.get(row["type"], row["type"]),
+        "mode": header.mode,
+        "placement": placement,
     }
-    params |= {"placement": placed} | (
-        {"redop": _REDOPS.get(redop, redop)} if redop != "none" else {}
-    )
-    params |= ({"root": root} if root >= 0 else {}) | {
-        k: v for k, v in head.ours.items() if k not in _TOLD
+    if row["redop"] != "none":
+        params["redop"] = _REDOPS.get(row["redop"], row["redop"])
+    root = int(parse_number(row["root"], place))
+    if root >= 0:
+        params["root"] = root
+    for name, text in header.export_fields.items():
+        if name not in _EXPORT_FACTS:
+            params[name] = text
+    time, wrong = numbers["time"], numbers.get("#wrong")
+    method = f"mean over iterations and ranks, nccl-tests {header.version or 'of unknown version'}"
+    if header.export_fields:
+        method = f"exported by parbench {header.export_fields['parbench']}"
+    rates = {
+        name: None if number is None else number * GIGA
+        for name, number in numbers.items()
+        if name in ("algbw", "busbw")
     }
-    seconds, algbw, busbw = (
-        None if (printed := numbers[name]) is None else printed * scale
-        for name, scale in (("time", MICRO), ("algbw", GIGA), ("busbw", GIGA))
-    )
-    method = f"mean over iterations and ranks, {TOOL} {head.version or 'of unknown version'}"
-    if head.ours:
-        method = f"as parbench {head.ours['parbench']} wrote it in the layout of {TOOL}"
-    wrong = numbers.get("#wrong")
+    notes = list(fields.pop("notes", []))
+    if size_bytes == 0:
+        notes.append("size 0: nccl-tests rounds the share of each rank down to 16 bytes")
     return ImportedResult(
         name=operation.name,
         params=params,
-        group_ranks=None if head.world == head.ranks else head.ranks,
-        metrics=foreign.time_and_rates(
-            operation, ranks, size, seconds, method, (algbw, busbw), head.step
+        group_size=None if header.world_size == header.num_ranks else header.num_ranks,
+        metrics=make_metrics(
+            operation,
+            num_ranks,
+            size_bytes,
+            None if time is None else time * MICRO,
+            method,
+            rates,
+            header.rate_resolution,
         ),
         check=Check() if wrong is None else Check(passed=wrong == 0, wrong=int(wrong)),
-        printed=dict(numbers),
-        notes=(
-            "size 0: nccl-tests rounds each rank's share down to 16 bytes, and moved nothing here",
-        )
-        * (size == 0),
+        printed=numbers,
+        notes=notes,
+        **fields,
     )
 
 
-def _parse_text(text: str, where: str, nproc: int | None) -> ImportedRun:
-    head, heads, found, names, summaries = (
-        _Head(),
-        list[_Head](),
-        list[ImportedResult](),
-        list[str](),
-        0,
+def _describe_unknown_program(program: str) -> str:
+    if program:
+        programs = format_list(PROGRAMS.values(), "and")
+        return f"{program} has no equivalent case; the programs with one are {programs}"
+    hint = "add the line '# Collective test starting: all_reduce_perf' of newer versions"
+    return f"the file does not name the program of nccl-tests; {hint}"
+
+
+def _make_run(
+    headers: Sequence[_Header],
+    results: Sequence[ImportedResult],
+    source: str,
+    nproc: int | None,
+    omissions: Sequence[str] = (),
+) -> ImportedRun:
+    sizes = {header.world_size for header in headers}
+    if len(sizes) > 1:
+        counts = format_list(sorted(size or 0 for size in sizes), "and")
+        raise UserError(f"{source} has tables of {counts} ranks: import them from separate files")
+    first = headers[0]
+    hosts = list(dict.fromkeys(host for header in headers for host in header.hosts))
+    return ImportedRun(
+        version=first.version,
+        num_ranks=resolve_num_ranks(first.world_size, nproc, source),
+        nodes=_to_int(first.export_fields.get("nodes", "")) or len(hosts) or None,
+        backend=first.export_fields.get("backend", "nccl"),
+        device=first.export_fields.get("device", "cuda"),
+        results=results,
+        hosts=hosts,
+        variables=select_recorded_variables(first.variables),
+        details=first.details,
+        omissions=omissions,
     )
-    for line, place in foreign.lines(text, where):
-        bare = _LABEL.sub("", line)
-        words = bare.split()
-        # older versions begin with their parameters, or a shell's command line
-        command = len(heads) == summaries and _PROGRAM.search(bare) and "concluded" not in bare
-        if bare.startswith("# nccl-tests version") or (
-            names and (bare.startswith("# nThread") or command)
-        ):
-            head, names = _Head(), []
-        if "redop" in words and words[0] == "#":
-            names = words[1:]
-            heads.append(replace(head))
-        elif names and words and words[0].isdecimal():
-            found += _row(head, names, words, place, nproc)
-        elif bare.startswith("# Avg bus bandwidth"):
-            summaries += 1
-        else:
-            head.learn(bare)
-    if not heads:
-        raise UserError(f"{where} holds no table of {TOOL}: no line names its columns")
-    return _run(heads, found, where, nproc, *(() if summaries == len(heads) else (_CUT_SHORT,)))
 
 
-def _row(
-    head: _Head, names: list[str], words: list[str], where: str, nproc: int | None
-) -> Iterator[ImportedResult]:
-    """Yield a row's placements; a column that occurs twice is out of place first."""
-    row = PrintedRow(words, names, ("size", "type", "redop", "root", "algbw", "busbw"), where)
-    ranks = world_size(head.ranks, nproc, where)
-    starts = [at - 1 for at in range(1, len(names) - 1) if names[at : at + 2] == ["algbw", "busbw"]]
-    if not starts:
-        raise UserError(f"{where}: the heading before this row names no algbw with busbw beside it")
-    for placed, start in zip((OUT_OF_PLACE, IN_PLACE), starts, strict=False):
-        cells = dict(
-            zip(("time", *names[start + 1 : start + 4]), words[start : start + 4], strict=False)
-        )
-        if placed != head.repeated and any(cell != "N/A" for cell in cells.values()):
-            known = {
-                name: cell
-                for name, cell in cells.items()
-                if cell not in ("N/A", "nan", "-nan", "inf")
-            }
-            numbers = {
-                name: foreign.number(known[name], where) if name in known else None
-                for name in cells
-            }
-            yield _found(head, ranks, row.whole("size"), placed, row, numbers, where)
+def _split_pairs(words: Iterable[str]) -> dict[str, str]:
+    """Return the values of ``name=value`` words by name."""
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
+
+def _to_int(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+# --- JSON ---
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
-_Number = float | str | None
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Number = float | str | None  # nccl-tests writes the text nan for an unknown number.
 
 
-class _Placed(msgspec.Struct, frozen=True):
+class _Placement(msgspec.Struct, frozen=True):
     time: _Number = None
     cpu_time: _Number = None
     alg_bw: _Number = None
@@ -257,8 +290,8 @@ class _Placed(msgspec.Struct, frozen=True):
     nwrong: _Number = None
 
 
-class _PerIteration(msgspec.Struct, frozen=True):
-    times_us: list[Annotated[float, msgspec.Meta(ge=0)]] = []
+class _Iterations(msgspec.Struct, frozen=True):
+    times_us: list[_Seconds] = []
     skipped_iterations: _Count = 0
 
 
@@ -267,10 +300,10 @@ class _Result(msgspec.Struct, frozen=True):
     type: str
     redop: str
     root: str
-    out_of_place: _Placed | None = None
-    in_place: _Placed | None = None
-    out_of_place_per_iter: _PerIteration | None = None
-    in_place_per_iter: _PerIteration | None = None
+    out_of_place: _Placement | None = None
+    in_place: _Placement | None = None
+    out_of_place_per_iter: _Iterations | None = None
+    in_place_per_iter: _Iterations | None = None
     actual_iterations: _Count | None = None
 
 
@@ -295,70 +328,72 @@ class _Document(msgspec.Struct, frozen=True):
     start_time: str | None = None
 
 
-def _documents(text: str, where: str) -> Iterator[tuple[_Document, str]]:
-    """Yield one document after another, each with its place, after a look at its version: fields may have moved."""
-    visible, end = re.compile(r"\S"), 0
-    while begin := visible.search(text, end):
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, begin.start())
-        except json.JSONDecodeError as error:
-            why = f"this is no whole JSON ({error.msg}), so the file seems to be cut short"
-            raise UserError(f"{where}, line {error.lineno}: {why}") from error
-        place = f"{where}, line {text.count(chr(10), 0, begin.start()) + 1}"
-        version = value.get("version") if isinstance(value, dict) else None
-        if isinstance(version, int) and version > _JSON_VERSION:
-            newer = f"is newer than {_JSON_VERSION}, the newest we read"
-            raise UserError(f"{place}: JSON version {version} of {TOOL} {newer}")
-        try:
-            yield msgspec.convert(value, _Document), place
-        except msgspec.ValidationError as error:
-            raise UserError(f"{place} is not what {TOOL} writes: {error}") from error
+def _decode_document(text: str, source: str) -> _Document:
+    """Return the document after a check of its version, because fields may have moved."""
+    try:
+        content = json.loads(text)
+        version = content.get("version")
+        if isinstance(version, int) and version > _MAX_JSON_VERSION:
+            supported = f"versions up to {_MAX_JSON_VERSION} are supported"
+            raise UserError(f"{source}: JSON version {version} of nccl-tests; {supported}")
+        return msgspec.convert(content, _Document)
+    except json.JSONDecodeError as error:
+        problem = f"{error.msg}, so the file seems to be cut short"
+        raise UserError(f"{source}, line {error.lineno}: {problem}") from error
+    except msgspec.ValidationError as error:
+        raise UserError(f"{source} is not what nccl-tests writes: {error}") from error
 
 
-def _head(document: _Document) -> _Head:
-    program, config = next(iter(document.args), ""), document.config
-    return _Head(
-        program=PurePath(program).name,
+def _read_document_header(document: _Document) -> _Header:
+    config = document.config
+    hosts = dict.fromkeys(device.hostname for device in config.devices if device.hostname)
+    return _Header(
+        program=PurePath(document.args[0]).name if document.args else "",
         version=f"JSON version {document.version}",
         mode="blocking" if config.blocking_collectives == "true" else "pipelined",
-        # nccl-tests lists one device a process, however many GPUs and threads that has
-        ranks=len(config.devices) * config.nthreads * config.ngpus or None,
-        hosts=tuple(device.hostname for device in config.devices if device.hostname),
+        # A process lists one device, with any number of GPUs and threads.
+        num_ranks=len(config.devices) * config.nthreads * config.ngpus or None,
+        hosts=list(hosts),
         details={"start_time": document.start_time, "nccl_version": document.nccl_version},
-        variables=_pairs(document.env),
-        step=1e-6 * GIGA,
+        variables=_split_pairs(document.env),
+        rate_resolution=1e-6 * GIGA,
     )
 
 
-def _results(head: _Head, ranks: int, result: _Result, where: str) -> Iterator[ImportedResult]:
-    words = {"type": result.type, "redop": result.redop, "root": result.root}
-    out_of_place = OUT_OF_PLACE, result.out_of_place, result.out_of_place_per_iter
-    for name, placed, timed in (
-        out_of_place,
+def _make_document_results(
+    header: _Header, num_ranks: int, result: _Result, source: str
+) -> Iterator[ImportedResult]:
+    row = {"type": result.type, "redop": result.redop, "root": result.root}
+    for placement, numbers, iterations in (
+        (OUT_OF_PLACE, result.out_of_place, result.out_of_place_per_iter),
         (IN_PLACE, result.in_place, result.in_place_per_iter),
     ):
-        if placed is None:
+        if numbers is None:
             continue
-        time = placed.cpu_time if placed.time is None else placed.time
-        told = {
-            "time": time,
-            "algbw": placed.alg_bw,
-            "busbw": placed.bus_bw,
-            "#wrong": placed.nwrong,
+        iterations = iterations or _Iterations()
+        num_skipped = iterations.skipped_iterations
+        notes = []
+        if num_skipped:
+            notes.append(f"the first {num_skipped} iterations are warm-up, by --per_iter_skip")
+        printed = {
+            "time": numbers.cpu_time if numbers.time is None else numbers.time,
+            "algbw": numbers.alg_bw,
+            "busbw": numbers.bus_bw,
+            "#wrong": numbers.nwrong,
         }
-        # nccl-tests writes the text nan where it has no number
-        numbers = {
-            k: v if isinstance(v, int | float) and math.isfinite(v) else None
-            for k, v in told.items()
-        }
-        found = _found(head, ranks, result.size, name, words, numbers, where)
-        skipped = timed.skipped_iterations if timed else 0
-        warm_up = (
-            (f"the first {skipped} iterations are warm-up, by --per_iter_skip",) if skipped else ()
-        )
-        yield replace(
-            found,
+        yield _make_result(
+            header,
+            num_ranks,
+            result.size,
+            placement,
+            row,
+            {name: _to_finite(number) for name, number in printed.items()},
+            source,
             iterations=result.actual_iterations,
-            samples=tuple(us * MICRO for us in timed.times_us[skipped:]) if timed else (),
-            notes=(*found.notes, *warm_up),
+            samples=tuple(us * MICRO for us in iterations.times_us[num_skipped:]),
+            notes=notes,
         )
+
+
+def _to_finite(number: _Number) -> float | None:
+    return number if isinstance(number, int | float) and math.isfinite(number) else None

@@ -1,8 +1,9 @@
-"""Other tools' output as a run of ours, so that one report shows it beside our own in one convention (nccl-tests')."""
+"""Output of other tools as runs, so that reports and comparisons read it like measured runs."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,79 +15,60 @@ from parbench.bench.plan.plan import Measure, Plan
 from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
 from parbench.bench.results.runs import create_run, open_writer, utc_now, write_run_info
 from parbench.bench.text import UserError, format_list
-from parbench.reports.formats.foreign import UNKNOWN, ImportedResult, ImportedRun
-from parbench.reports.formats.import_nccl import parse_nccl
-from parbench.reports.formats.import_osu import parse_osu
-
-PARSERS: dict[str, Callable[[str, str, int | None], ImportedRun]] = {
-    "nccl-tests": parse_nccl,
-    "osu": parse_osu,
-}
-_SIGNS = {  # all of which a tool prints
-    "nccl-tests": ("redop", "algbw", "busbw"),
-    "osu": ("# OSU MPI",),
-}
+from parbench.reports.formats.imported import UNKNOWN, ImportedResult, ImportedRun
+from parbench.reports.formats.registry import IMPORT_FORMATS, parse_output
 
 
-def detect(content: bytes, where: str = "the file") -> str:
-    """Return the tool that wrote ``content``, one of ``PARSERS``; raise ``UserError`` if none of them did."""
-    text = content.decode(errors="replace")
-    if text.lstrip().startswith("{") and '"nccl_version"' in text:
-        return "nccl-tests"
-    for tool, words in _SIGNS.items():
-        if all(word in text for word in words):
+def detect_tool(text: str, source: str) -> str:
+    """Return the tool that printed a text. Raises ``UserError`` if it is unknown."""
+    for tool, entry in IMPORT_FORMATS.items():
+        if any(all(marker in text for marker in markers) for markers in entry.markers):
             return tool
     raise UserError(
-        f"{where} has an unknown format. Formats that can be imported: output of {format_list(PARSERS)}. "
-        "Name the tool with --from if the file does not show it"
+        f"{source} has an unknown format. Formats that can be imported: output of "
+        f"{format_list(IMPORT_FORMATS)}. Name the tool with --from if the file does not show it"
     )
 
 
 def import_file(
     path: Path, out: Path, *, nproc: int | None = None, tool: str | None = None
 ) -> Path:
-    """Return a new run's folder with the results of a file; ``UserError`` if it cannot be read or holds none.
+    """Write the results of a file as a new run, and return its folder.
 
-    ``nproc`` is for files that do not tell it; ``tool`` spares finding out which tool wrote the file. The run's plan is
-    one repetition of what the file holds, its host the one that was measured.
+    ``nproc`` is the number of ranks, for files that do not state it. The tool is detected by
+    default. The run has one repetition. Raises ``UserError`` for a file without results.
     """
     with convert_read_errors(path, "cannot be imported"):
-        content = read_file(path)
-        foreign = PARSERS[tool or detect(content, str(path))](
-            content.decode(errors="replace"), str(path), nproc
-        )
-    if not foreign.found:
-        reasons = f": left out: {'; '.join(foreign.left_out)}" if foreign.left_out else ""
-        raise UserError(f"{path} holds no result of {foreign.tool}{reasons}")
-    records, seen = list[Record](), Counter[str]()
-    for found in foreign.found:
-        target = f"import:{foreign.tool}"
-        case = make_case(found.name, target, found.params)
-        seen[case.id] += 1
-        if (repeat := seen[case.id]) > 1:  # the tool measured it again
-            case = make_case(found.name, target, {**found.params, "repeat": repeat})
-        records.append(_record(case, found, foreign, path.name))
-    with convert_read_errors(path, "cannot be imported"):
-        for record in records:
-            msgspec.convert(
-                msgspec.to_builtins(record), Record
-            )  # checks limits before a run is begun
+        text = read_file(path).decode(errors="replace")
+        tool = tool or detect_tool(text, str(path))
+        imported = parse_output(tool, text, str(path), nproc)
+        if not imported.results:
+            reason = "; ".join(imported.omissions)
+            hint = f": not imported: {reason}" if reason else ""
+            raise UserError(f"{path} contains no result of {tool}{hint}")
+        source = {"tool": tool, "version": imported.version, "file": path.name}
+        records = [
+            _make_record(case, result, imported, {**source, **imported.details})
+            for case, result in _make_cases(imported.results, tool)
+        ]
+        for record in records:  # Checks the limits before a run is created.
+            msgspec.convert(msgspec.to_builtins(record), Record)
     plan = Plan(
-        preset=f"import:{foreign.tool}",
+        preset=f"import:{tool}",
         cases=tuple(record.case for record in records),
         skipped=(),
-        nproc=foreign.ranks,
-        backend=foreign.backend,
-        device=foreign.device,
+        nproc=imported.num_ranks,
+        backend=imported.backend,
+        device=imported.device,
         repetitions=1,
         budget_seconds=0.0,
         timeout_seconds=0.0,
         measure=Measure(),
-        notes=tuple(f"not imported: {sentence}" for sentence in foreign.left_out),
+        notes=tuple(f"not imported: {omission}" for omission in imported.omissions),
     )
     run, info = create_run(out, plan, find_package_version("parbench") or UNKNOWN)
-    environment = {"variables": dict(foreign.variables)} if foreign.variables else None
-    host = ", ".join(foreign.hosts) or UNKNOWN
+    environment = {"variables": dict(imported.variables)} if imported.variables else None
+    host = ", ".join(imported.hosts) or UNKNOWN
     write_run_info(run, msgspec.structs.replace(info, host=host, environment=environment))
     with open_writer(run) as writer:
         for record in records:
@@ -94,39 +76,59 @@ def import_file(
     return run
 
 
-def _record(case: Case, found: ImportedResult, foreign: ImportedRun, file: str) -> Record:
-    tool, wrong = foreign.tool, found.check.passed is False
-    count = "" if found.check.wrong is None else f" {found.check.wrong}"
-    notes = [
-        f"imported from {tool} ({foreign.version or 'version unknown'}); times have no interval"
-    ]
-    if not foreign.nodes:
-        notes.append("the file does not tell the number of nodes: it is written as 0")
+def _make_cases(
+    results: Sequence[ImportedResult], tool: str
+) -> Iterator[tuple[Case, ImportedResult]]:
+    """Yield each result with its case; a case that was measured again has a ``repeat``."""
+    counts = Counter[str]()
+    for result in results:
+        case = make_case(result.name, f"import:{tool}", result.params)
+        counts[case.id] += 1
+        if counts[case.id] > 1:
+            params = {**result.params, "repeat": counts[case.id]}
+            case = make_case(result.name, f"import:{tool}", params)
+        yield case, result
+
+
+def _make_record(
+    case: Case, result: ImportedResult, imported: ImportedRun, source: dict[str, Any]
+) -> Record:
+    tool = source["tool"]
+    version = imported.version or "version unknown"
+    notes = [f"imported from {tool} ({version}); times have no interval"]
+    if not imported.nodes:
+        notes.append("the file does not state the number of nodes: it is recorded as 0")
+    is_wrong = result.check.passed is False
+    num_wrong = "" if result.check.wrong is None else f" {result.check.wrong}"
+    samples = Samples(values=list(result.samples))
+    group_size = result.group_size or imported.num_ranks
+    details = {
+        "size_bytes": case.params["size_bytes"],
+        "busbw_factor": get_busbw_factor(case.short_name, group_size),
+        "convention": "nccl-tests",
+        "iterations": result.iterations,
+        "printed": dict(result.printed),
+        "source": source,
+    }
+    if result.group_size:
+        details["group_size"] = result.group_size
     return Record(
         case=case,
         world=WorldInfo(
-            size=foreign.ranks,
-            nodes=foreign.nodes or 0,
-            backend=foreign.backend,
-            device=foreign.device,
+            size=imported.num_ranks,
+            nodes=imported.nodes or 0,
+            backend=imported.backend,
+            device=imported.device,
         ),
         repetition=0,
-        status="wrong" if wrong else "ok",
-        reason=f"{tool} found{count} wrong results" if wrong else "",
-        check=found.check,
-        samples=Samples(values=list(found.samples)),
-        metrics={} if wrong else dict(found.metrics),  # a wrong result has no time
-        noise=compute_noise(Samples(values=list(found.samples))),
-        details={
-            "size_bytes": case.params["size_bytes"],
-            "busbw_factor": get_busbw_factor(case.short_name, found.group_ranks or foreign.ranks),
-            **({"group_size": found.group_ranks} if found.group_ranks else {}),
-            "convention": "nccl-tests",
-            "iterations": found.iterations,
-            "printed": dict(found.printed),
-            "source": {"tool": tool, "version": foreign.version, "file": file, **foreign.details},
-        },
-        notes=[*notes, *found.notes],
+        status="wrong" if is_wrong else "ok",
+        reason=f"{tool} reported{num_wrong} wrong results" if is_wrong else "",
+        check=result.check,
+        samples=samples,
+        metrics={} if is_wrong else dict(result.metrics),  # A wrong result has no time.
+        noise=compute_noise(samples),
+        details=details,
+        notes=[*notes, *result.notes],
         started=utc_now(),
         seconds=0.0,
     )

@@ -1,7 +1,7 @@
-"""A run's collectives as nccl-tests prints them: a table an operation, a line a size, two placements a line. Pure.
+"""The collectives of a run as nccl-tests prints them: a table for each operation and mode.
 
-The layout, the names and what ``count`` means are those of nccl-tests 2.19.6 (its src/util.cu and src/common.cu).
-Times are the repetitions' merged headlines in us, bandwidths GB/s of 1e9 B/s.
+The layout, the names and the meaning of ``count`` are those of nccl-tests 2.19.6 (its src/util.cu
+and src/common.cu). A line has a size and its two placements. Times are in us, bandwidths in 1e9 B/s.
 """
 
 import re
@@ -10,25 +10,40 @@ from itertools import pairwise
 from typing import Any
 
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE
-from parbench.bench.results.formatting import to_single_line
-from parbench.bench.results.records import WorldInfo
+from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, OperationSpec
+from parbench.bench.results.formatting import GIGA, to_single_line
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_list
+from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.summary import Row, num_ranks, summarize
-from parbench.reports.formats.foreign import NCCL_TESTS, operations_by_name
+from parbench.reports.formats.imported import MICRO, OPERATIONS_BY_NAME, UNKNOWN
 
-TOOL, VERSION = "nccl-tests", "2.19.6"
-TYPES = {name: name for name in ("bfloat16", "int8", "uint8", "int32", "int64")} | {
-    "float32": "float"
+VERSION = "2.19.6"
+PROGRAMS = {
+    "all_reduce": "all_reduce_perf",
+    "all_gather": "all_gather_perf",
+    "reduce_scatter": "reduce_scatter_perf",
+    "all_to_all": "alltoall_perf",
+    "all_to_all_v": "alltoallv_perf",
+    "broadcast": "broadcast_perf",
+    "reduce": "reduce_perf",
+    "gather": "gather_perf",
+    "scatter": "scatter_perf",
+    "sendrecv": "sendrecv_perf",
 }
-TYPES |= {
+TYPES = {
+    "bfloat16": "bfloat16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "int32": "int32",
+    "int64": "int64",
+    "float32": "float",
     "float16": "half",
     "float64": "double",
     "float8_e4m3fn": "f8e4m3",
     "float8_e5m2": "f8e5m2",
 }
-REDUCTIONS = {
+REDOPS = {
     "sum": "sum",
     "avg": "avg",
     "min": "min",
@@ -36,252 +51,271 @@ REDUCTIONS = {
     "product": "prod",
     "none": "none",
 }
-_OPERATIONS = {spec.name: spec for spec in operations_by_name(NCCL_TESTS).values()}
-_PROGRAMS = {operation: program for program, operation in NCCL_TESTS.items()}
-_PLACED = (OUT_OF_PLACE, IN_PLACE)
-_COMPARABLE = {"pipelined": 0, "graph": 1}  # modes that time what nccl-tests does, with its -G
-_LINE = (
-    "dtype",
-    "redop",
-    "root",
-    "size_bytes",
-)  # what parts a table's lines, the last fastest, as in nccl-tests
-_COLUMNS = (*_LINE, "mode", "placement")  # what the layout has a place for
+_PLACEMENTS = (OUT_OF_PLACE, IN_PLACE)
+_GRAPH_OPTION = {"pipelined": 0, "graph": 1}  # The modes of nccl-tests, by its option -G.
+_COLUMNS = ("size_bytes", "dtype", "redop", "root", "placement")
+_LINE_WIDTHS = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}"
 
 
-def render_text(run: Run) -> str:
-    """Return the run's collectives in the layout of nccl-tests' text, a table for each operation and mode.
+def render_text(run: Run) -> bytes:
+    """Return the collectives of a run in the layout of nccl-tests.
 
-    An operation that torch has in one placement alone has its numbers in the other's columns too, for readers take a
-    number from each: a comment says so, and ``#wrong`` is ``N/A`` there, as where nccl-tests does not check. A
-    placement that was not measured is ``N/A`` in all its four columns; a line always has 13 tokens.
-    """
-    tables, left_out = _group_into_tables(run)
-    lines = [line for rows in tables for line in (*_render_table(run, rows), "")]
-    lines += [f"# Not in any table: {sentence}" for sentence in left_out]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _group_into_tables(run: Run) -> tuple[list[list[Row]], list[str]]:
-    """Return the rows of each operation and mode on one group, and a sentence for each case that is in no table.
-
-    On CUDA, a mode that nccl-tests does not have is left out where a mode that it has was measured.
+    Cases that no table can show are named in comments at the end. If torch has only one placement
+    of an operation, its numbers are repeated in the columns of the other, because readers expect
+    numbers in both.
     """
     summary = summarize(run)
-    placed, left_out = list[tuple[str, object, object, Row]](), list[str]()
-    compared: dict[object, list[str]] = {}
-    for row in summary.rows:
-        if reason := _no_counterpart(row.case):
-            left_out.append(f"{to_single_line(row.case.label)}: {reason}")
-            continue
-        params, where = _params(row.case), (row.case.name, row.world.size, row.world.nodes)
-        mode = str(params["mode"])
-        alike = (
-            where,
-            *((k, v) for k, v in params.items() if k not in ("mode", "size_bytes", "placement")),
-        )
-        series = where, mode, *((k, v) for k, v in params.items() if k not in _COLUMNS)
-        placed.append((mode, alike, series, row))
-        if mode in _COMPARABLE and row.world.device == "cuda" and not _why_left_out(row):
-            compared.setdefault(alike, []).append(mode)
-    tables: dict[object, list[Row]] = {}
-    for mode, like, table, row in placed:
-        if mode not in _COMPARABLE and like in compared:
-            why = f"mode {format_list(sorted(set(compared[like])))} compares with nccl-tests, and is here"
-            left_out.append(f"{to_single_line(row.case.label)}: {why}")
+    rows, comments = _select_rows(summary.rows)
+    for skipped in summary.skipped:
+        comments.append(f"{skipped.case.label}: skipped: {skipped.reason}")
+    for missing in summary.missing:
+        count = f"{missing.repetitions} of {missing.planned} repetitions"
+        comments.append(f"{missing.case.label}: no record of {count}")
+    tables = group_by(rows, lambda row: _make_key(row, _COLUMNS)).values()
+    lines = [line for table in tables for line in (*_render_table(run, table), "")]
+    lines += [f"# Not in any table: {to_single_line(comment)}" for comment in comments]
+    return "".join(f"{line}\n" for line in lines).encode(errors="replace")
+
+
+def _select_rows(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """Return the rows that tables can show, and a comment about each other row.
+
+    On CUDA a mode that nccl-tests does not have is left out if one that it has was measured.
+    """
+    candidates: list[Row] = []
+    comments: list[str] = []
+    for row in rows:
+        reason = _find_missing_counterpart(row.case)
+        if reason:
+            comments.append(f"{row.case.label}: {reason}")
         else:
-            tables.setdefault(table, []).append(row)
-    left_out += [
-        f"{to_single_line(case.case.label)}: skipped: {to_single_line(case.reason)}"
-        for case in summary.skipped
-    ]
-    left_out += [
-        f"{to_single_line(case.case.label)}: no record of {case.repetitions} of {case.planned} repetitions"
-        for case in summary.missing
-    ]
-    return list(tables.values()), left_out
+            candidates.append(row)
+    comparable_modes: dict[object, set[str]] = {}
+    for row in candidates:
+        mode = _complete_params(row.case)["mode"]
+        if mode in _GRAPH_OPTION and row.world.device == "cuda" and not _explain_omission(row):
+            series = _make_key(row, ("mode", "size_bytes", "placement"))
+            comparable_modes.setdefault(series, set()).add(mode)
+    selected = []
+    for row in candidates:
+        modes = comparable_modes.get(_make_key(row, ("mode", "size_bytes", "placement")))
+        if modes and _complete_params(row.case)["mode"] not in _GRAPH_OPTION:
+            names = format_list(sorted(modes), "and")
+            comments.append(f"{row.case.label}: nccl-tests measures mode {names}, which is above")
+        else:
+            selected.append(row)
+    return selected, comments
 
 
-def _params(case: Case) -> dict[str, Any]:
-    """Return a case's parameters, with what goes without saying."""
-    operation = _OPERATIONS[case.name]
-    redop = "sum" if operation.is_reduction else "none"
+def _make_key(row: Row, without: Sequence[str]) -> tuple[object, ...]:
+    """Return the operation, the world and the parameters of a row, apart from those ``without``."""
+    params = _complete_params(row.case).items()
+    values = tuple((name, value) for name, value in params if name not in without)
+    return row.case.name, row.world.size, row.world.nodes, values
+
+
+def _complete_params(case: Case) -> dict[str, Any]:
+    """Return the parameters of a case with the defaults of the columns."""
+    operation = _get_operation(case)
     return {
-        "mode": "unknown",
-        "redop": redop,
+        "mode": UNKNOWN,
+        "redop": "sum" if operation.is_reduction else "none",
         "root": -1,
         "placement": operation.placements[0],
         **case.params,
     }
 
 
-def _no_counterpart(case: Case) -> str | None:
-    if case.name not in _OPERATIONS:
+def _get_operation(case: Case) -> OperationSpec:
+    return OPERATIONS_BY_NAME[case.short_name]
+
+
+def _find_missing_counterpart(case: Case) -> str | None:
+    """Return the reason why no table of nccl-tests can show a case."""
+    operation = OPERATIONS_BY_NAME.get(case.short_name)
+    if operation is None or operation.name != case.name or case.short_name not in PROGRAMS:
         return "no nccl-tests equivalent"
     if not isinstance(case.params.get("size_bytes"), int):
         return "it has no size"
     if "dtype" not in case.params:
         return "its type is unknown"
-    dtype, placement, redop = (_params(case)[name] for name in ("dtype", "placement", "redop"))
-    if dtype not in TYPES:
-        return f"nccl-tests has no type {dtype}"
-    if placement not in _PLACED:
-        return f"nccl-tests has no placement {placement}"
-    return None if redop in REDUCTIONS else f"nccl-tests has no reduction {redop}"
+    params = _complete_params(case)
+    for name, known in (("dtype", TYPES), ("placement", _PLACEMENTS), ("redop", REDOPS)):
+        if params[name] not in known:
+            return f"nccl-tests has no {name} {params[name]}"
+    return None
 
 
-def _why_left_out(row: Row) -> str | None:
+def _explain_omission(row: Row) -> str | None:
+    """Return the reason why a row has no numbers."""
     if row.status != "ok":
-        return f"{row.status}: {to_single_line('; '.join(row.reasons)) or 'no reason is known'}"
-    return "it has no time" if row.value(row.headline) is None else None
+        reasons = to_single_line("; ".join(row.reasons))
+        return f"{row.status}: {reasons or 'no reason is known'}"
+    return None if row.seconds else "it has no time"
 
 
-def _render_table(run: Run, rows: Sequence[Row]) -> list[str]:
-    """Return the lines of one table, with its heading and its summary."""
-    case, world = rows[0].case, rows[0].world
-    spec, mode = _OPERATIONS[case.name], str(_params(case)["mode"])
-    program = _PROGRAMS[spec.short_name]
-    blocks: dict[tuple[object, ...], dict[int, dict[str, Row]]] = {}
-    for row in rows:
-        if not _why_left_out(row):
-            params = _params(row.case)
-            block = blocks.setdefault(tuple(params[name] for name in _LINE[:-1]), {})
-            block.setdefault(int(params["size_bytes"]), {})[params["placement"]] = row
-    lines = [block[size] for block in blocks.values() for size in sorted(block)]
-    sizes = sorted({size for block in blocks.values() for size in block})
-    timed = [row for line in lines for row in line.values()]
-    measured = [name for name in _PLACED if any(name in line for line in lines)]
-    # torch has one placement of it, so there is nothing to measure for the other
-    only = measured[0] if len(spec.placements) == len(measured) == 1 else ""
-    unmeasured = (
-        [] if only else [name for name in _PLACED if any(name not in line for line in lines)]
+def _render_table(run: Run, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of a table, with its header and its summary."""
+    case = rows[0].case
+    operation, mode = _get_operation(case), _complete_params(case)["mode"]
+    program = PROGRAMS[operation.short_name]
+    timed_rows = [row for row in rows if not _explain_omission(row)]
+    lines = _arrange_lines(timed_rows)
+    sizes = sorted({row.size_bytes or 0 for row in timed_rows})
+    num_wrong = sum(max(1, row.check.wrong or 0) for row in rows if row.status == "wrong")
+    is_checked = num_wrong > 0 or any(row.check.passed for row in timed_rows)
+    iterations = max((row.iterations for row in timed_rows), default=0)
+    # A case that failed may not know the size of its group.
+    ranks = min(map(num_ranks, rows))
+    nccl = _encode_nccl_version(run)
+    yield f"# nccl-tests version {VERSION} nccl-headers={nccl} nccl-library={nccl}"
+    yield f"# Collective test starting: {program}"
+    yield (
+        f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} maxBytes {max(sizes, default=0)} "
+        f"step: {_describe_step(sizes)} warmup iters: {run.info.plan.measure.warmup} "
+        f"iters: {iterations} agg iters: 1 validation: {is_checked:d} "
+        f"graph: {_GRAPH_OPTION.get(mode, 0)} unalign: 0"
     )
-    repeated = [name for name in _PLACED if only and name != only]
-    wrong = sum(max(1, row.check.wrong or 0) for row in rows if row.status == "wrong")
-    rates = [busbw / 1e9 for row in timed if (busbw := row.value("busbw")) is not None]
-    iterations = max((row.iterations for row in timed), default=0)
-    is_checked = wrong > 0 or any(row.check.passed for row in timed)
-    nccl = _nccl_code(run)
-    return [
-        f"# nccl-tests version {VERSION} nccl-headers={nccl} nccl-library={nccl}",
-        f"# Collective test starting: {program}",
-        f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} maxBytes {max(sizes, default=0)} step: {step(sizes)} "
-        f"warmup iters: {run.info.plan.measure.warmup} iters: {iterations} agg iters: 1 validation: {is_checked:d} "
-        f"graph: {_COMPARABLE.get(mode, 0)} unalign: 0",
-        f"# Written by parbench {run.info.parbench}: {_written_words(case, world, _ranks(rows))}",
-        *(f"# N/A under {_hyphenated(name)}: not measured" for name in unmeasured),
-        *(
-            f"# {_hyphenated(name)} repeats {_hyphenated(only)}: {spec.short_name} has no other"
-            for name in repeated
-        ),
-        "#",
-        "# Using devices",
-        *_device_lines(run, world, _ranks(rows)),
-        "#",
-        f"# {'out-of-place':>73}{'in-place':>31}{'':10}",
-        f"#       size         count      type   redop    root{'     time   algbw   busbw  #wrong' * 2} ",
-        f"#        (B)    (elements)                          {'     (us)  (GB/s)  (GB/s)        ' * 2} ",
-        *(_render_line(line, only) for line in lines),
-        *(
-            f"# Left out: {to_single_line(row.case.label)}: {why}"
-            for row in rows
-            if (why := _why_left_out(row))
-        ),
-        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
-        f"# Avg bus bandwidth    : {f'{sum(rates) / len(rates):g}' if rates else 'N/A'} ",
-        "#",
-        f"# Collective test concluded: {program}",
-    ]
+    yield f"# Written by parbench {run.info.parbench}: {_format_facts(rows[0], ranks)}"
+    repeated = _find_repeated_placement(operation, lines)
+    for placement in _PLACEMENTS:
+        name = placement.replace("_", "-")
+        if placement == repeated:
+            yield f"# {name} repeats the other placement: {operation.short_name} has no {name}"
+        elif any(placement not in line for line in lines):
+            yield f"# N/A under {name}: not measured"
+    yield "#"
+    yield "# Using devices"
+    yield from _render_devices(run, rows[0], ranks)
+    heading = "     time   algbw   busbw  #wrong" * 2
+    units = "     (us)  (GB/s)  (GB/s)        " * 2
+    yield "#"
+    yield f"# {'out-of-place':>73}{'in-place':>31}{'':10}"
+    yield f"#       size         count      type   redop    root{heading} "
+    yield f"#        (B)    (elements)                          {units} "
+    for line in lines:
+        yield _render_line(line, repeated)
+    for row in rows:
+        if reason := _explain_omission(row):
+            yield f"# Left out: {to_single_line(row.case.label)}: {reason}"
+    rates = [rate for row in timed_rows if (rate := row.value("busbw")) is not None]
+    average = f"{sum(rates) / len(rates) / GIGA:g}" if rates else "N/A"
+    yield f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}"
+    yield f"# Avg bus bandwidth    : {average} "
+    yield "#"
+    yield f"# Collective test concluded: {program}"
 
 
-def _ranks(rows: Sequence[Row]) -> int:
-    return min(map(num_ranks, rows))  # a case that failed may not know the size of its group
+def _arrange_lines(rows: Sequence[Row]) -> list[dict[str, Row]]:
+    """Return the rows of each line by placement: sizes ascend in each type, redop and root."""
+    lines: list[dict[str, Row]] = []
+    blocks = group_by(rows, lambda row: _make_key(row, ("size_bytes", "placement")))
+    for block in blocks.values():
+        sizes = group_by(block, lambda row: row.size_bytes or 0)
+        for size in sorted(sizes):
+            lines.append({_complete_params(row.case)["placement"]: row for row in sizes[size]})
+    return lines
 
 
-def _nccl_code(run: Run) -> int:
-    """Return the version of NCCL as its headers number it, 2.28.9 as 22809; 0 where it is unknown."""
-    version = _environment_group(run, "torch").get("nccl")
-    nccl = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", str(version))
-    return int(nccl[1]) * 10000 + int(nccl[2]) * 100 + int(nccl[3]) if nccl else 0
+def _find_repeated_placement(
+    operation: OperationSpec, lines: Sequence[Mapping[str, Row]]
+) -> str | None:
+    """Return the placement that torch does not have, None if it has both."""
+    measured = {placement for line in lines for placement in line}
+    if len(operation.placements) > 1 or len(measured) != 1:
+        return None
+    return next(placement for placement in _PLACEMENTS if placement not in measured)
 
 
-def _environment_group(run: Run, name: str) -> Mapping[str, Any]:
+def _encode_nccl_version(run: Run) -> int:
+    """Return the version of NCCL as its headers encode it: 22809 for 2.28.9, 0 if unknown."""
+    version = str(_get_environment(run, "torch").get("nccl"))
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version)
+    if match is None:
+        return 0
+    major, minor, patch = map(int, match.groups())
+    return major * 10000 + minor * 100 + patch
+
+
+def _get_environment(run: Run, name: str) -> Mapping[str, Any]:
     group = (run.info.environment or {}).get(name)
     return group if isinstance(group, Mapping) else {}
 
 
-def _written_words(case: Case, world: WorldInfo, ranks: int) -> str:
-    """Return the facts that the layout has no column for, as ``name=value`` words that the importer reads."""
-    words = [f"mode={_params(case)['mode']}", f"backend={world.backend}", f"device={world.device}"]
-    words.append(f"nodes={world.nodes}")
+def _format_facts(row: Row, ranks: int) -> str:
+    """Return the facts without a column as ``name=value`` words, which the importer reads."""
+    params, world = _complete_params(row.case), row.world
+    facts = {
+        "mode": params["mode"],
+        "backend": world.backend,
+        "device": world.device,
+        "nodes": world.nodes,
+    }
     if world.size != ranks:
-        words.append(f"world={world.size}")
-    words += to_single_line(
-        " ".join(f"{k}={v}" for k, v in case.params.items() if k not in _COLUMNS)
-    ).split()
-    return " ".join(words)
+        facts["world"] = world.size
+    facts |= {name: value for name, value in params.items() if name not in _COLUMNS}
+    return to_single_line(" ".join(f"{name}={value}" for name, value in facts.items()))
 
 
-def _device_lines(run: Run, world: WorldInfo, ranks: int) -> Iterator[str]:
-    """Yield a line for each rank of a table; the host is known only on one node, processes and devices never are."""
-    host = _environment_group(run, "host")
-    name = str(host.get("name") or run.info.host) if world.nodes == 1 else "unknown"
-    model = (
-        _environment_group(run, "torch").get("gpu")
-        if world.device == "cuda"
-        else host.get("cpu_model")
-    )
+def _render_devices(run: Run, row: Row, ranks: int) -> Iterator[str]:
+    """Yield a line for each rank. The host is known only on one node, the devices never are."""
+    host = _get_environment(run, "host")
+    name = host.get("name") or run.info.host
+    if row.world.nodes != 1:
+        name = UNKNOWN
+    model = host.get("cpu_model")
+    if row.world.device == "cuda":
+        model = _get_environment(run, "torch").get("gpu")
     for rank in range(ranks):
-        yield f"#  Rank {rank:2d} Group  0 Pid {-1:6d} on {name:>10} device {-1:2d} [unknown] {model or 'unknown'}"
+        place = f"on {name!s:>10} device {-1:2d} [unknown] {model or UNKNOWN}"
+        yield f"#  Rank {rank:2d} Group  0 Pid {-1:6d} {place}"
 
 
-def _render_line(placed: Mapping[str, Row], only: str) -> str:
-    """Return one size; ``only`` is the placement whose numbers also stand in the other's columns, or empty."""
-    row = next(iter(placed.values()))
-    params, sharded = _params(row.case), _OPERATIONS[row.case.name].sharded
-    size = int(params["size_bytes"])
-    count = size // DTYPES[params["dtype"]].itemsize // (num_ranks(row) if sharded else 1)
-    text = f"{size:12d}  {count:12d}  {TYPES[params['dtype']]:>8}  {REDUCTIONS[params['redop']]:>6}"
-    text += f"  {int(params['root']):6d}"
-    for name in _PLACED:
-        is_repeated = bool(only) and name != only
-        text += _cells(placed.get(only if is_repeated else name), is_repeated=is_repeated)
+def _render_line(line: Mapping[str, Row], repeated: str | None) -> str:
+    row = next(iter(line.values()))
+    params = _complete_params(row.case)
+    size, dtype = params["size_bytes"], params["dtype"]
+    count = size // DTYPES[dtype].itemsize
+    if _get_operation(row.case).sharded:
+        count //= num_ranks(row)
+    text = _LINE_WIDTHS.format(size, count, TYPES[dtype], REDOPS[params["redop"]], params["root"])
+    for placement in _PLACEMENTS:
+        if placement == repeated:
+            text += _render_numbers(row, is_checked=False)
+        elif placement in line:
+            text += _render_numbers(line[placement], is_checked=bool(line[placement].check.passed))
+        else:
+            text += f"  {'N/A':>7}{'     N/A' * 3}"
     return text
 
 
-def step(sizes: Sequence[int]) -> str:
-    """Return the distance from each size to the next, as a factor or in bytes; 0 bytes if neither is constant."""
-    factors = {b // a if a and b % a == 0 else 0 for a, b in pairwise(sizes)}
-    if len(factors) == 1 and min(factors) > 1:
-        return f"{factors.pop()}(factor)"
-    gaps = {b - a for a, b in pairwise(sizes)}
+def _describe_step(sizes: Sequence[int]) -> str:
+    """Return the constant step between sizes, a factor or bytes, ``0(bytes)`` if there is none."""
+    pairs = list(pairwise(sizes))
+    factors = {large / small if small else 0.0 for small, large in pairs}
+    factor = factors.pop() if len(factors) == 1 else 0.0
+    if factor > 1 and factor.is_integer():
+        return f"{factor:.0f}(factor)"
+    gaps = {large - small for small, large in pairs}
     return f"{gaps.pop() if len(gaps) == 1 else 0}(bytes)"
 
 
-def _hyphenated(placement: str) -> str:
-    return placement.replace("_", "-")
-
-
-def _cells(row: Row | None, *, is_repeated: bool) -> str:
-    if row is None:
-        return f"  {'N/A':>7}{'     N/A' * 3}"
-    time = fit(_scaled(row, row.headline, 1e6), 7)
-    algbw, busbw = (fit(_scaled(row, name, 1e-9), 6) for name in ("algbw", "busbw"))
-    # nccl-tests itself is a blank short where it does not check
-    wrong = "       0" if row.check.passed and not is_repeated else "    N/A"
+def _render_numbers(row: Row, *, is_checked: bool) -> str:
+    """Return time, algbw, busbw and #wrong in their columns."""
+    time = _fit_number(row.value(row.headline), MICRO, 7)
+    algbw = _fit_number(row.value("algbw"), GIGA, 6)
+    busbw = _fit_number(row.value("busbw"), GIGA, 6)
+    # nccl-tests also prints one blank less where it does not check.
+    wrong = "       0" if is_checked else "    N/A"
     return f"  {time}  {algbw}  {busbw}{wrong}"
 
 
-def _scaled(row: Row, name: str, factor: float) -> float | None:
-    value = row.value(name)
-    return None if value is None else value * factor
-
-
-def fit(value: float | None, width: int) -> str:
-    """Return a number right-aligned in ``width`` with as many decimals, at most two, as fit, as nccl-tests does."""
+def _fit_number(value: float | None, unit: float, width: int) -> str:
+    """Return a number with as many decimals, at most two, as fit into the width."""
     if value is None:
         return f"{'N/A':>{width}}"
-    room = width - (len(str(int(value))) if value >= 1 else 0)
-    if room < 0:
-        return f"{value:{width}.{1 if width >= 7 else 0}e}"
-    return f"{value:{width}.{min(2, max(0, room - 1))}f}"
+    number = value / unit
+    free_width = width - (len(str(int(number))) if number >= 1 else 0)
+    if free_width < 0:
+        return f"{number:{width}.{1 if width >= 7 else 0}e}"
+    return f"{number:{width}.{min(2, max(0, free_width - 1))}f}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, pluralize
 from parbench.reports.analysis.verdicts import Verdict
-from parbench.reports.compare.commands import FILE
+from parbench.reports.compare.commands import HISTORY_FILE
 
 
 def baseline(path: Path) -> Verdict:
@@ -14,7 +14,7 @@ def baseline(path: Path) -> Verdict:
 
     The history is ``$PARBENCH_HISTORY``, or the one that ``parbench history add`` makes.
     """
-    file = Path(os.environ.get("PARBENCH_HISTORY") or FILE)
+    file = Path(os.environ.get("PARBENCH_HISTORY") or HISTORY_FILE)
     more = f"parbench history add {path}"
     if not file.exists():
         return _none("no history says what is usual here", more)
@@ -26,7 +26,7 @@ def baseline(path: Path) -> Verdict:
 
     run = load_run(path).info
     try:
-        floor, floors = find_thresholds(os.environ.get("PARBENCH_FLOOR"))
+        floor, floors = find_thresholds(os.environ.get("PARBENCH_MIN_EFFECT"))
         rule = StepRule(floor=floor)
         with open_history(file) as history:
             before = [
@@ -40,7 +40,7 @@ def baseline(path: Path) -> Verdict:
         found = check_folder(file, path, branch, rule, floors)
     except UserError as error:
         return _none(str(error), "")
-    if changed := [change.told for _, change, _ in found.changes if change.fails]:
+    if changed := [change.message for _, change, _ in found.changes if change.fails]:
         others = f", and {len(changed) - 1} more" if changed[1:] else ""
         remedy = f"parbench history check {path} --branch {branch}"
         return Verdict(

@@ -9,9 +9,9 @@ from parbench.bench.commands import RunPath
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.reports.compare.commands import (
     figure_option,
-    floor_option,
     form_option,
     history_option,
+    min_effect_option,
     unknown_option,
 )
 
@@ -122,7 +122,7 @@ def show(pattern: str, branch: str | None, form: str, figure: Path | None, file:
 
 
 @history.command(
-    epilog="Examples: parbench history check --branch main --floor 5%; parbench history check latest --branch main"
+    epilog="Examples: parbench history check --branch main --min-effect 5%; parbench history check latest --branch main"
 )
 @click.argument("run", required=False)
 @click.option(
@@ -131,7 +131,7 @@ def show(pattern: str, branch: str | None, form: str, figure: Path | None, file:
     show_default=True,
     help="The branch to check, or to check RUN against.",
 )
-@floor_option
+@min_effect_option
 @click.option(
     "--window", type=click.IntRange(min=8), default=30, show_default=True, help="Runs that count."
 )
@@ -141,7 +141,7 @@ def show(pattern: str, branch: str | None, form: str, figure: Path | None, file:
 def check(
     run: str | None,
     branch: str,
-    floor: str | None,
+    min_effect: str | None,
     window: int,
     form: str,
     fail_on_unknown: bool,
@@ -167,7 +167,7 @@ def check(
     from parbench.reports.history.database import open_history
     from parbench.reports.history.levels import StepRule
 
-    least, floors = find_thresholds(floor)
+    least, floors = find_thresholds(min_effect)
     rule = StepRule(floor=least, window=window)
     if run and ((folder := RunPath().convert(run, None, None)) / "run.json").exists():
         checked = gate.check_folder(file, folder, branch, rule, floors)

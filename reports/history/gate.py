@@ -15,10 +15,15 @@ import numpy as np
 
 from parbench.bench.results.formatting import UNKNOWN, format_seconds
 from parbench.bench.text import UserError
-from parbench.reports.compare.compare import WORST_FIRST, Word, count_verdicts, exit_code
 from parbench.reports.compare.counts import CountChange, ExactCounts, compare_counts
 from parbench.reports.compare.environment import SeriesIdentity
 from parbench.reports.compare.thresholds import Threshold
+from parbench.reports.compare.verdicts import (
+    WORST_FIRST,
+    VerdictName,
+    combine_verdicts,
+    count_verdicts,
+)
 from parbench.reports.history.database import History, Line, Outcome, open_history
 from parbench.reports.history.entries import About, read_entry
 from parbench.reports.history.levels import Judgement, Shift, StepRule, judge_series
@@ -34,7 +39,7 @@ class Finding:
     """The verdict on a series, with its times in the window and the environment changes at a step."""
 
     series: SeriesIdentity
-    word: Word = "SAME"
+    word: VerdictName = "SAME"
     reason: str = ""
     times: tuple[tuple[Line, float], ...] = ()
     judgement: Judgement = NOT_JUDGED
@@ -74,9 +79,9 @@ class Check:
     kept: bool = True
 
     @property
-    def counts(self) -> Mapping[Word, int]:
+    def counts(self) -> Mapping[VerdictName, int]:
         return count_verdicts(
-            [*(one.word for one in self.findings), *(one.word for _, one, _ in self.changes)]
+            [*(one.word for one in self.findings), *(one.verdict for _, one, _ in self.changes)]
         )
 
     @property
@@ -87,7 +92,7 @@ class Check:
         ]
 
     def code(self, *, fail_on_unknown: bool = False) -> int:
-        return exit_code(self.counts, fail_on_unknown=fail_on_unknown)
+        return combine_verdicts(self.counts, fail_on_unknown=fail_on_unknown)
 
 
 def newest(history: History, branch: str) -> Line:
@@ -184,7 +189,9 @@ def _judge(
         and len(finding.times) - (not kept) >= rule.min_values
     }
     logs = [np.log([seconds for _, seconds in finding.times]) for finding in judged.values()]
-    floors = [finding.measured.floor if finding.measured else 0.0 for finding in judged.values()]
+    floors = [
+        finding.measured.min_effect if finding.measured else 0.0 for finding in judged.values()
+    ]
     rules = [replace(rule, floor=max(rule.floor, floor)) for floor in floors]
     judgements = judge_series(logs, rules, newest_is_candidate=not kept)
     return {
@@ -256,8 +263,8 @@ def _compare_counts(
 
     changes = tuple((change, find_start(change.path)) for change in found.changes)
     return (
-        [Counts(series=series, count=found.count, changes=changes)]
-        if found.count or changes
+        [Counts(series=series, count=found.num_compared, changes=changes)]
+        if found.num_compared or changes
         else []
     )
 
@@ -273,7 +280,7 @@ def _verdict(
     needed: int,
     *,
     kept: bool,
-) -> tuple[Word, str]:
+) -> tuple[VerdictName, str]:
     status, reason = outcome
     if status in ("wrong", "failed", "hang"):
         return "WRONG" if status == "wrong" else "FAILED", reason or status
@@ -283,18 +290,18 @@ def _verdict(
         same_case = [other for other in previous if other.case.id == series.case.id]
         if not same_case or series.fingerprint in [other.fingerprint for other in same_case]:
             return "INSUFFICIENT", few
-        differs = ", ".join(_changes(same_case[0].around, series.around))
+        differs = ", ".join(_changes(same_case[0].environment, series.environment))
         return "INSUFFICIENT", f"{few}; a new series: {differs or 'another world'}"
     return _describe(finding, kept=kept)
 
 
-def _describe(finding: Finding, *, kept: bool) -> tuple[Word, str]:
+def _describe(finding: Finding, *, kept: bool) -> tuple[VerdictName, str]:
     """Return the verdict that follows from the judgement, with a sentence that gives the numbers."""
     shift, rise, runs = finding.shift, finding.judgement.rise, len(finding.times)
     if shift:
         reach = f"{100 * shift.change:+.1f} % [{100 * shift.low:+.1f}, {100 * shift.high:+.1f}]"
         if shift.slope is not None:
-            word: Word = "FASTER" if shift.change < 0 else "DRIFT"
+            word: VerdictName = "FASTER" if shift.change < 0 else "DRIFT"
             reason = f"it drifts by {100 * math.expm1(shift.slope):+.2f} % a run, over {runs} runs {reach}"
         else:
             word = "SLOWER" if shift.change > 0 else "FASTER"

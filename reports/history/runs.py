@@ -9,7 +9,7 @@ from parbench.bench.files import convert_read_errors
 from parbench.bench.results.runs import Run, list_runs, load_run, require_complete
 from parbench.bench.text import UserError, pluralize
 from parbench.reports.analysis.several import unfolded
-from parbench.reports.compare.compare import pool_runs
+from parbench.reports.compare.pool import pool_runs
 from parbench.reports.compare.environment import collect_points
 from parbench.reports.history.database import (
     RESERVED_BRANCH,

@@ -17,15 +17,10 @@ from parbench.bench.results.formatting import (
 )
 from parbench.bench.text import UserError, format_table, pluralize
 from parbench.reports.analysis.labels import operation
-from parbench.reports.compare.compare import (
-    VERDICTS,
-    Word,
-    count_verdicts,
-    describe_world,
-    encode_report,
-)
 from parbench.reports.compare.environment import SeriesIdentity
-from parbench.reports.compare.thresholds import told
+from parbench.reports.compare.pool import describe_world
+from parbench.reports.compare.thresholds import describe_thresholds
+from parbench.reports.compare.verdicts import VERDICTS, VerdictName, count_verdicts, encode_report
 from parbench.reports.history.database import History, Line
 from parbench.reports.history.gate import Check, Finding
 from parbench.reports.history.levels import FALSE_DISCOVERY_RATE, StepRule, segments
@@ -38,9 +33,11 @@ _BARS = "▁▂▃▄▅▆▇█"
 def answer(found: Check) -> str:
     """Return the first line: whether the check passes or fails, against which runs, or that there are too few."""
     series = found.findings
-    bad = [one for one in found.findings if VERDICTS[one.word].code in (1, 4)]
+    bad = [one for one in found.findings if VERDICTS[one.word].exit_code in (1, 4)]
     changed = [
-        f"{operation(one.case)} {change.told}" for one, change, _ in found.changes if change.fails
+        f"{operation(one.case)} {change.message}"
+        for one, change, _ in found.changes
+        if change.fails
     ]
     runs = max((len(one.times) - (not found.kept) for one in series), default=0)
     if not bad and not changed and {one.word for one in series} <= {"INSUFFICIENT"}:
@@ -48,12 +45,15 @@ def answer(found: Check) -> str:
         return f"Not enough history: {runs} of {found.rule.min_values} runs of {found.line.branch}{counts}"
     against = f"{'over' if found.kept else 'against'} the last {pluralize(runs, 'run')} of {found.line.branch}"
     if not bad and not changed:
-        undecided: tuple[Word, ...] = ("SUSPECT", "DRIFT", "AMBIGUOUS", "INSUFFICIENT")
+        undecided: tuple[VerdictName, ...] = ("SUSPECT", "DRIFT", "AMBIGUOUS", "INSUFFICIENT")
         unsure = ", ".join(
             f"{found.counts[word]} {word}" for word in undecided if word in found.counts
         )
         return f"PASS: none of {len(series)} series is slower, {against}{f' ({unsure})' if unsure else ''}"
-    failed = [*(one.word for one in bad), *(one.word for _, one, _ in found.changes if one.fails)]
+    failed = [
+        *(one.word for one in bad),
+        *(one.verdict for _, one, _ in found.changes if one.fails),
+    ]
     words = ", ".join(f"{count} {word}" for word, count in count_verdicts(failed).items())
     every = [*changed, *map(_short, bad)]
     others = f" and {len(every) - 3} more" if every[3:] else ""
@@ -85,7 +85,7 @@ def render(found: Check, form: str = "table") -> str:
         [
             *map(
                 to_single_line,
-                (change.word, UNKNOWN, UNKNOWN, since, series.case.label, change.told),
+                (change.verdict, UNKNOWN, UNKNOWN, since, series.case.label, change.message),
             )
         ]
         for series, change, since in found.changes
@@ -128,12 +128,12 @@ def render(found: Check, form: str = "table") -> str:
         ),
         *([f"{slower}."] if compared else []),
         *(
-            f"{word}: {VERDICTS[word].meaning}."
+            f"{word}: {VERDICTS[word].meaning}"
             for word in ("CHANGED", "SUSPECT", "DRIFT")
             if word in found.counts
         ),
         *([f"What is counted has no floor: {count_words(found)}."] if found.counted else []),
-        *told([one.measured for one in found.findings if one.measured]),
+        *describe_thresholds([one.measured for one in found.findings if one.measured]),
         f"A series needs {rule.min_values} runs of {branch} on the same hosts in the same environment since its newest "
         f"annotation; the newest {rule.window} count.",
         *([intended] if compared or found.changes else []),

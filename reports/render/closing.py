@@ -20,11 +20,11 @@ from parbench.bench.results.formatting import (
 from parbench.reports.analysis.analysis import Front, Operation, Step
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import operation
-from parbench.reports.analysis.steps import differing_trace, held_bytes
 from parbench.reports.analysis.summary import Row
 from parbench.reports.render.terminal import Sheet, render_text, write_table, write_verdicts
 from parbench.reports.report import Report
 from parbench.reports.sections.row_columns import size_columns
+from parbench.reports.tables.step_parts import get_deviating_profile, sum_memory
 
 _WIDTH, _LINES, _BAR = 80, 40, 20
 _MAX_TABULATED_OPERATIONS, _MAX_TABULATED_ROWS = 3, 60
@@ -120,7 +120,7 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
             format_measurement(one.row.metrics.get(one.row.headline)),
             f"{tokens:,.0f} tokens/s" if tokens else "",
             f"MFU {_percent(mfu)}" if mfu is not None else "",
-            f"memory {format_bytes(held)}" if (held := held_bytes(one.row)) else "",
+            f"memory {format_bytes(held)}" if (held := sum_memory(one.row)) else "",
         ]
         line = f"  {one.name[:30]} "
         for i, text in enumerate(filter(None, told)):  # what has no room is left out whole
@@ -131,7 +131,7 @@ def _steps(steps: Sequence[Step], most: int) -> list[str]:
         ]
         parts += [f"overlap {_percent(one.overlap)}"] if one.overlap is not None else []
         lines += [f"    {'  '.join(parts)}"[:_WIDTH]] if parts else []
-        if traced := differing_trace(one.row):
+        if traced := get_deviating_profile(one.row):
             lines.append(f"    (shares of a traced step, which took {format_seconds(traced)})")
     left = len(steps) - most
     return lines + ([f"  and {left} more"] if left > 0 else [])
@@ -148,7 +148,7 @@ def _list_steps_in_table(steps: Sequence[Step], max_steps: int) -> list[str]:
         line = f"  {step.name:{_MAX_NAME}}{time:>22}"
         for part, width in _STEP_PARTS.items():
             line += f"{_percent(step.parts.get(part)):>{width}}"
-        line += f"{_percent(step.overlap):>8}{format_bytes(held_bytes(step.row)):>11}"
+        line += f"{_percent(step.overlap):>8}{format_bytes(sum_memory(step.row)):>11}"
         lines.append(line)
     num_hidden = len(steps) - max_steps
     if num_hidden > 0:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.pipelines import without_timelines
 from parbench.reports.analysis.summary import Row, Summary, common_details
 from parbench.reports.report import Report
+from parbench.reports.tables.pipelines import drop_timelines
 
 MOST_EMBEDDED_BYTES = 400_000
 """What of a page of at most a megabyte is left to its data."""
@@ -25,8 +25,8 @@ _BRIEF = (
     "iterations",
     "check",
     "metrics",
-    "grade",
-    "scatter",
+    "noise",
+    "variation",
 )
 
 
@@ -45,7 +45,7 @@ def embedded_json(report: Report, most_bytes: int = MOST_EMBEDDED_BYTES) -> str:
 
     Of several runs too long for a page, it is the rows alone, without details and notes.
     """
-    runs = tuple((run, without_timelines(summary)) for run, summary in report.runs)
+    runs = tuple((run, drop_timelines(summary)) for run, summary in report.runs)
     whole = render_json(replace(report, runs=runs))
     if len(whole) <= most_bytes or len(report.runs) == 1:
         return whole
@@ -78,7 +78,7 @@ def render_csv(report: Report) -> str:
             row.planned,
             row.iterations,
             row.check.passed,
-            row.grade,
+            row.noise,
         )
         lines = [
             (name, *(getattr(one, column) for column in _OF_METRIC))
@@ -93,9 +93,9 @@ def render_csv(report: Report) -> str:
 def _run(run: Run, summary: Summary) -> dict[str, Any]:
     names = [
         *(name for name in Row.__dataclass_fields__ if name != "records"),
-        "grade",
-        "scatter",
-        "effective",
+        "noise",
+        "variation",
+        "num_effective",
     ]
     return {
         "run": run.info,

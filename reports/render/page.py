@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parbench.bench.text import escape_unprintable, format_duration
+from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.figures.style import style_sheet
 from parbench.reports.figures.svg import render_inline
 from parbench.reports.render.data import embedded_json
@@ -44,7 +45,9 @@ def _rendered(template: str, **context: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(render_inline=render_inline, list_terms=list_terms)
+    environment.globals.update(
+        render_inline=render_inline, list_table_charts=list_table_charts, list_terms=list_terms
+    )
     return environment.get_template(template).render(
         policy=_policy(script),
         style=Markup(style_sheet() + (_HERE / "page.css").read_text(encoding="utf-8")),

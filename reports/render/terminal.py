@@ -1,40 +1,42 @@
-"""A report as text: tables are stacked where a terminal is too narrow, so that no number parts from its unit."""
+"""A report as text for a terminal or a pipe."""
 
+import io
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from parbench.bench.results import tables
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.reports.analysis.verdicts import Verdict
-from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, hoisted
+from parbench.reports.report import PROBLEM_COLUMNS, Report, hoisted
 
-_UNBOUNDED, _NARROWEST = 1_000_000, 40
-_GAP, _WORDS, _LONGEST = (
-    2,
-    24,
-    40,
-)  # between columns; least of a column of words, and of a word in it
-# between a number and its unit, two ends of an interval, and a number and its interval
-_GLUED = re.compile(
-    r"(?<=\d) (?=(?:[num]?s|min|h|[KMGT]?i?B(?:/s)?|%)(?![\w/]))|(?<=,) (?=[^\s,\[\]]+(?: %)?\])| (?=\[[-+\d])"
-)
-_BOLD, _RED, _YELLOW, _GREEN = "1", "31", "33", "32"
-_LEVELS = {"good": _GREEN, "doubtful": _YELLOW, "bad": f"{_BOLD};{_RED}"}
-_STYLES = {
-    "wrong": f"{_BOLD};{_RED}",
-    "hang": _RED,
-    "failed": _RED,
-    "not measured": _YELLOW,
-    "noisy": _YELLOW,
-    "very noisy": f"{_BOLD};{_YELLOW}",
+UNBOUNDED = 1_000_000
+MIN_WIDTH = 40
+MIN_TEXT_WIDTH = 24
+"""A column of text is wrapped to this width before its table is split."""
+MAX_WORD_WIDTH = 40
+"""A longer word is broken."""
+MIN_TITLE_WIDTH = 10
+GAP = 2
+
+_SPACE_IN_QUANTITY = re.compile(r"(?<=\d) (?=(?:[num]?s|min|h|[KMGT]?i?B(?:/s)?|%|\[)(?![\w/]))")
+_LEVEL_STYLES = {"good": "green", "doubtful": "yellow", "bad": "bold red"}
+_GRADE_STYLES = {
+    "wrong": "bold red",
+    "hang": "red",
+    "failed": "red",
+    "not measured": "yellow",
+    "noisy": "yellow",
+    "very noisy": "bold yellow",
 }
 
 
@@ -43,7 +45,7 @@ def print_report(
     file: TextIO | None = None,
     render: Callable[[Report, int | None, bool], str] | None = None,
 ) -> None:
-    """Write a report to ``file``, by default standard output, as suits a terminal or a pipe; by default all of it."""
+    """Write a report to ``file``, by default standard output, as suits a terminal or a pipe."""
     out = sys.stdout if file is None else file
     color = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     text = (render or render_text)(report, width_of(out), color)
@@ -52,213 +54,228 @@ def print_report(
 
 
 def width_of(out: TextIO) -> int | None:
-    """Return the columns of a terminal, or those that COLUMNS asks for; None for a pipe: a row is a line for grep."""
-    return shutil.get_terminal_size().columns if out.isatty() or os.environ.get("COLUMNS") else None
+    """Return the columns of a terminal or of ``COLUMNS``, None for a pipe, which has long lines."""
+    if out.isatty() or os.environ.get("COLUMNS"):
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def render_text(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return a report as text, no line longer than ``width``; None is unbounded: nothing is wrapped or stacked."""
+    """Return all tables of a report as text. ``width`` None is unbounded."""
     sheet = Sheet(width, color)
     if len(report.runs) < 2:
-        sheet.tell(report.heading)
-    sheet.tell(*report.emulated, style=_STYLES["very noisy"])
+        sheet.write_text(report.heading)
+    sheet.write_text(*report.emulated, style=_GRADE_STYLES["very noisy"])
     for section in report.sections:
-        tables = [table for table in section.tables if table.where != "page"]
-        if tables or not section.tables:
-            sheet.tell(*section.notes)
-        for table in tables:
-            write_table(sheet, table.title, table.columns, table.rows)
-            sheet.tell(*table.notes)
+        shown = [table for table in section.tables if table.where != "page"]
+        if shown or not section.tables:
+            sheet.write_text(*section.notes)
+        for table in shown:
+            sheet.write_table(table)
+            sheet.write_text(*table.notes)
     write_table(sheet, "Wrong, hung or failed", PROBLEM_COLUMNS, report.problems)
     write_table(sheet, "Not measured", PROBLEM_COLUMNS, report.not_measured)
-    for title, told in (
-        ("Look at first", [one.words for one in report.findings]),
-        ("Settings compared", report.comparisons),
-    ):
-        if told:
-            sheet.write("")
-            sheet.tell(title, style=_BOLD)
-            sheet.tell(*told)
+    sheet.write_list("Look at first", [finding.words for finding in report.findings])
+    sheet.write_list("Settings compared", report.comparisons)
     sheet.write("")
     write_verdicts(sheet, report.verdicts)
-    sheet.tell(*report.warnings, *report.footnotes)
+    sheet.write_text(*report.warnings, *report.footnotes)
     return sheet.text()
 
 
 def write_verdicts(sheet: "Sheet", verdicts: Sequence[Verdict]) -> None:
-    """Write a line for each verdict, its word in the colour of how it stands, more where the width asks for them."""
-    start = max(len(one.word) for one in verdicts) + 2
-    for one in verdicts:
-        first, *more = wrapped(to_single_line(one.sentence), sheet.width - start)
-        sheet.write(sheet.styled(f"{one.word:{start}}", _LEVELS[one.level]) + first)
-        sheet.write(*(" " * start + part for part in more))
+    """Write each verdict with its word in the color of its level."""
+    indent = max(len(verdict.word) for verdict in verdicts) + GAP
+    for verdict in verdicts:
+        first, *others = wrap_text(verdict.sentence, sheet.width - indent)
+        word = sheet.style(f"{verdict.word:{indent}}", _LEVEL_STYLES[verdict.level])
+        sheet.write(word + first, *(" " * indent + line for line in others))
 
 
-def wrapped(text: str, width: int) -> list[str]:
-    """Return text in lines, no number parted from its unit or interval."""
-    is_short = cell_len(text) <= width
-    found = (
-        [text]
-        if is_short
-        else textwrap.wrap(_GLUED.sub("\xa0", text), width, break_on_hyphens=False)
-    )
-    return [line.replace("\xa0", " ") for line in found]
+def wrap_text(text: str, width: int) -> list[str]:
+    """Return text in lines. A number stays on the line of its unit and its interval."""
+    text = to_single_line(text)
+    if cell_len(text) <= width:
+        return [text]
+    joined = _SPACE_IN_QUANTITY.sub("\xa0", text)
+    lines = textwrap.wrap(joined, width, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 class Sheet:
-    """Lines of at most ``width`` columns, of any length where that is None."""
+    """Text of at most ``width`` columns that is written from top to bottom."""
 
-    def __init__(self, width: int | None, color: bool) -> None:
-        self.width = max(width, _NARROWEST) if width else _UNBOUNDED
+    def __init__(self, width: int | None, color: bool = False) -> None:
+        self.width = max(width, MIN_WIDTH) if width else UNBOUNDED
         self._lines: list[str] = []
-        self._color = color
+        self._console = Console(
+            file=io.StringIO(),
+            width=self.width,
+            color_system="standard" if color else None,
+            force_terminal=color,
+            no_color=not color,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+            _environ={},
+        )
 
-    def styled(self, text: str, style: str) -> str:
-        return f"\x1b[{style}m{text}\x1b[0m" if style and self._color else text
-
-    def tell(self, *sentences: str, style: str = "") -> None:
-        for sentence in sentences:
-            self.write(
-                *(
-                    self.styled(line, style)
-                    for line in wrapped(to_single_line(sentence), self.width)
-                )
-            )
+    def style(self, text: str, style: str) -> str:
+        """Return text with the codes of a style if the sheet has color."""
+        with self._console.capture() as capture:
+            self._console.print(Text(text, style), end="", soft_wrap=True)
+        return capture.get()
 
     def write(self, *lines: str) -> None:
+        """Write lines that fit the width."""
         self._lines += [line.rstrip() for line in lines]
 
-    def write_row(
-        self,
-        texts: Iterable[Sequence[str]],
-        widths: Sequence[int],
-        right: Sequence[bool],
-        styles: Sequence[str],
-    ) -> None:
-        """Write cells of several lines side by side, numbers to the right."""
-        for parts in zip_longest(*texts, fillvalue=""):
-            line = []
-            for part, width, is_right, style in zip(parts, widths, right, styles, strict=True):
-                blank, told = (
-                    " " * (width - cell_len(part)),
-                    self.styled(part, style if part else ""),
-                )
-                line.append(blank + told if is_right else told + blank)
-            self.write((" " * _GAP).join(line))
+    def write_text(self, *sentences: str, style: str = "") -> None:
+        """Write sentences, each on its own lines."""
+        for sentence in sentences:
+            lines = wrap_text(sentence, self.width)
+            self.write(*(self.style(line, style) if style else line for line in lines))
+
+    tell = write_text
+
+    def write_list(self, title: str, sentences: Sequence[str]) -> None:
+        """Write sentences below a title, nothing if there are none."""
+        if sentences:
+            self.write("")
+            self.write_text(title, style="bold")
+            self.write_text(*sentences)
+
+    def write_table(self, table: Any) -> None:
+        """Write a table below its title and the values that all rows share.
+
+        Columns that do not fit the width go to further tables, which repeat the column that names
+        the rows. A single row that does not fit is written as one line per column.
+        """
+        if not table.rows:
+            return
+        columns = table.varying
+        self.write("")
+        self.write_text(table.title, style="bold")
+        if table.constant:
+            self.write_text(table.constant)
+        cells = [
+            [to_single_line(column.format_cell(row)) for row in table.rows] for column in columns
+        ]
+        titles = [self._wrap_title(*pair) for pair in zip(columns, cells, strict=True)]
+        widths = [
+            _compute_min_width(column, [*title.splitlines(), *texts])
+            for column, title, texts in zip(columns, titles, cells, strict=True)
+        ]
+        blocks = _split_columns(widths, _count_name_columns(cells), self.width)
+        if len(blocks) > 1 and len(table.rows) == 1:
+            self._write_record(columns, cells)
+            return
+        for number, block in enumerate(blocks):
+            if number > 0:
+                self.write("")
+            self._write_block(table.rows, columns, titles, cells, block)
 
     def text(self) -> str:
         return "".join(f"{line}\n" for line in self._lines)
 
+    def _wrap_title(self, column: Any, cells: Sequence[str]) -> str:
+        """Return the title of a column in lines that are about as long as its cells."""
+        title = to_single_line(column.title)
+        if self.width == UNBOUNDED:
+            return title
+        width = max(MIN_TITLE_WIDTH, *map(cell_len, cells))
+        return "\n".join(textwrap.wrap(title, width, break_long_words=False))
 
-def write_table(
-    sheet: Sheet,
-    title: str,
-    columns: Sequence[Column[Any]] | Sequence[tables.Column],
-    rows: Sequence[Any],
-) -> None:
-    """Write what all rows have alike, then a table, or several with the names of rows in each, or records.
+    def _write_block(
+        self,
+        rows: Sequence[Any],
+        columns: Sequence[Any],
+        titles: Sequence[str],
+        cells: Sequence[Sequence[str]],
+        block: Sequence[int],
+    ) -> None:
+        """Write the columns of a block. A cell is colored by its grade, or by its text."""
+        grid = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+        for i in block:
+            is_number = columns[i].is_number
+            grid.add_column(
+                Text(titles[i]),
+                justify="right" if is_number else "left",
+                no_wrap=is_number,
+                overflow="fold",
+            )
+            grid.columns[-1].vertical = "top"
+        for row_number, row in enumerate(rows):
+            texts = []
+            for i in block:
+                text = cells[i][row_number]
+                mark = columns[i].mark(row) if columns[i].mark else ""
+                texts.append(Text(text, _GRADE_STYLES.get(mark or text, "")))
+            grid.add_row(*texts)
+        self._print(grid)
 
-    Names are the first columns, as many as tell all rows apart; of several tables one leaves out rows of which it
-    knows nothing.
-    """
-    if not rows:
-        return
-    alike: str
-    shown: Sequence[Any]
-    if isinstance(columns[0], tables.Column):
-        table = tables.Table(id="", title=title, columns=columns, rows=rows)
-        alike, shown = table.constant, table.varying
-    else:
-        alike, shown = hoisted(columns, rows)
-    sheet.write("")
-    sheet.tell(title, style=_BOLD)
-    sheet.tell(*filter(None, [alike]))
-    told = [[to_single_line(column.format_cell(row)) for column in shown] for row in rows]
-    names = next(
-        (
-            i
-            for i in range(1, len(shown))
-            if len({*map(tuple, (line[:i] for line in told))}) == len(told)
-        ),
-        1,
-    )
-    sizes = [
-        _least_and_natural(column, [line[i] for line in told]) for i, column in enumerate(shown)
-    ]
-    blocks = _blocks([least for least, _ in sizes], names, sheet.width)
-    if (len(blocks) > 1 and len(rows) == 1) or any(
-        _total(sizes[i][0] for i in of) > sheet.width for of in blocks
-    ):
-        _write_records(sheet, shown, told, names)
-        return
-    for number, block in enumerate(blocks):
-        of, room = [shown[i] for i in block], _stretched([sizes[i] for i in block], sheet.width)
-        filled = [
-            [wrapped(text, width) for text in (shown[i].title, *(line[i] for line in told))]
-            for i, width in zip(block, room, strict=True)
-        ]
-        widths = [max(cell_len(part) for one in column for part in one) for column in filled]
-        right = [column.is_number for column in of]
-        heads, *texts = zip(*filled, strict=True)
-        lower = [[""] * (max(map(len, heads)) - len(head)) + head for head in heads]
-        sheet.write(*[""] * bool(number))
-        sheet.write_row(lower, widths, right, [_BOLD] * len(of))
-        for row, line, parts in zip(rows, told, texts, strict=True):
-            if len(blocks) == 1 or {line[i] for i in block[names:]} != {UNKNOWN}:
-                marks = [
-                    (column.mark(row) if column.mark else "") or line[i]
-                    for i, column in zip(block, of, strict=True)
-                ]
-                sheet.write_row(parts, widths, right, [_STYLES.get(mark, "") for mark in marks])
+    def _write_record(self, columns: Sequence[Any], cells: Sequence[Sequence[str]]) -> None:
+        grid = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=False)
+        for column, [text] in zip(columns, cells, strict=True):
+            if text != UNKNOWN:
+                grid.add_row(Text(column.title), Text(text, overflow="fold"))
+        self._print(grid)
+
+    def _print(self, grid: RichTable) -> None:
+        with self._console.capture() as capture:
+            self._console.print(grid)
+        self.write(*capture.get().splitlines())
 
 
-def _least_and_natural(column: Any, texts: Sequence[str]) -> tuple[int, int]:
-    """Return the least width of a column and the one that wraps nothing; what is a number is never wrapped."""
-    widest = max(map(cell_len, texts))
-    parts = [
-        part for text in (column.title, *texts) for part in _GLUED.sub("\xa0", text).split(" ")
-    ]
-    words = min(max(map(cell_len, parts)), _LONGEST)
-    return max(words, widest if column.is_number else min(widest, _WORDS)), max(
-        widest, cell_len(column.title)
-    )
+def _compute_min_width(column: Any, lines: Sequence[str]) -> int:
+    """Return the width that a column needs. Text is wrapped between words, numbers are not."""
+    widest = max(map(cell_len, lines))
+    if column.is_number:
+        return widest
+    longest_word = max(cell_len(word) for line in lines for word in line.split(" "))
+    return min(widest, max(MIN_TEXT_WIDTH, min(longest_word, MAX_WORD_WIDTH)))
 
 
-def _total(widths: Iterable[int]) -> int:
-    return sum(width + _GAP for width in widths) - _GAP
+def _count_name_columns(cells: Sequence[Sequence[str]]) -> int:
+    """Return the number of first columns that together distinguish all rows, otherwise 1."""
+    rows = list(zip(*cells, strict=True))
+    for count in range(1, len(cells)):
+        if len({row[:count] for row in rows}) == len(rows):
+            return count
+    return 1
 
 
-def _blocks(least: Sequence[int], names: int, width: int) -> list[list[int]]:
-    """Return the columns of each table that is no wider than can be, the names in each."""
-    blocks = [[*range(names)]]
-    for i in range(names, len(least)):
-        if len(blocks[-1]) > names and _total(least[j] for j in (*blocks[-1], i)) > width:
-            blocks.append([*range(names)])
-        blocks[-1].append(i)
+def _split_columns(widths: Sequence[int], num_names: int, width: int) -> list[list[int]]:
+    """Return the positions of the columns of each table. Each begins with the name columns."""
+    names = list(range(num_names))
+    if sum(widths[:num_names]) > width * 2 // 3:
+        names = [0]
+    blocks = [names]
+    for i in range(len(names), len(widths)):
+        block = [*blocks[-1], i]
+        total = sum(widths[k] + GAP for k in block) - GAP
+        if total <= width or blocks[-1] == names:
+            blocks[-1] = block
+        else:
+            blocks.append([*names, i])
     return blocks
 
 
-def _stretched(sizes: Sequence[tuple[int, int]], width: int) -> list[int]:
-    """Return each column's width, what is left of the line given to those that lack most of theirs."""
-    if _total(whole := [max(size) for size in sizes]) <= width:
-        return whole
-    found = [least for least, _ in sizes]
-    while _total(found) < width and any(
-        natural > has for (_, natural), has in zip(sizes, found, strict=True)
-    ):
-        lacks = [natural / has for (_, natural), has in zip(sizes, found, strict=True)]
-        found[lacks.index(max(lacks))] += 1
-    return found
+def write_table(sheet: Sheet, title: str, columns: Sequence[Any], rows: Sequence[Any]) -> None:
+    """Write a table of columns and rows."""
+    if not rows:
+        return
+    if isinstance(columns[0], tables.Column):
+        sheet.write_table(tables.Table(id="", title=title, columns=columns, rows=rows))
+        return
+    constant, varying = hoisted(columns, rows)
+    sheet.write_table(_OldTable(title, constant, varying, rows))
 
 
-def _write_records(
-    sheet: Sheet, shown: Sequence[Any], told: Sequence[Sequence[str]], names: int
-) -> None:
-    for line in told:
-        sheet.tell(", ".join(text for text in line[:names] if text != UNKNOWN))
-        pairs = zip(shown[names:], line[names:], strict=True)
-        facts = [f"{column.title} {text}" for column, text in pairs if text != UNKNOWN]
-        kept = (
-            fact.replace(" ", "\xa0") if len(fact) < sheet.width - 2 else fact for fact in facts
-        )
-        sheet.write(*(f"  {part}" for part in wrapped("; ".join(kept), sheet.width - 2)))
+class _OldTable:
+    def __init__(self, title: str, constant: str, varying: Any, rows: Any) -> None:
+        self.title = title
+        self.constant = constant
+        self.varying = varying
+        self.rows = rows

@@ -36,7 +36,6 @@ from parbench.reports.analysis.contrasts import (
 )
 from parbench.reports.analysis.fits import Curve, fit_notes
 from parbench.reports.analysis.labels import operation
-from parbench.reports.analysis.ranks import WITHIN
 from parbench.reports.analysis.summary import Alike, Row
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import (
@@ -52,6 +51,7 @@ from parbench.reports.sections.row_columns import (
     communication_columns,
     headline,
 )
+from parbench.reports.topology import WITHIN_NODE
 
 PLOTTED = "plotted data"
 _MAX_OPERATIONS = 6
@@ -110,7 +110,7 @@ def _over_sizes(found: Sequence[Alike[int]]) -> Iterator[Table[Alike[int]]]:
             return one.rows[size].metrics.get(one.rows[size].headline) if size in one.rows else None
 
         def grade(one: Alike[int]) -> str:
-            return (one.rows[size].grade or "") if size in one.rows else ""
+            return (one.rows[size].noise or "") if size in one.rows else ""
 
         column = measurement(format_case_size(size), metric, "median with its 95 % interval", found)
         return replace(
@@ -370,7 +370,7 @@ def kind_columns(found: Sequence[Kinds]) -> tuple[Column[Kinds], ...]:
 
     names = dict.fromkeys(kind for one in found for kind in one.rows)
     ordered = sorted(
-        names, key=lambda kind: (kind.together, (WITHIN, ACROSS, OVER).index(kind.reach))
+        names, key=lambda kind: (kind.together, (WITHIN_NODE, ACROSS, OVER).index(kind.reach))
     )
     columns: tuple[Column[Kinds], ...] = (
         words("operation", lambda one: one.name, "what is done"),

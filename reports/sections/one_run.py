@@ -8,13 +8,11 @@ from functools import partial
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import format_duration, pluralize
-from parbench.reports.analysis.analysis import Analysis, analyse, front_of
+from parbench.reports.analysis.analysis import Analysis, front_of
 from parbench.reports.analysis.contrasts import settings_words
 from parbench.reports.analysis.findings import look_at_first
 from parbench.reports.analysis.labels import environment_facts, short_labels
-from parbench.reports.analysis.ranks import measuring_words
-from parbench.reports.analysis.steps import broken_down, calls_of
-from parbench.reports.analysis.summary import Summary, summarize
+from parbench.reports.analysis.summary import Summary
 from parbench.reports.analysis.verdicts import (
     Verdict,
     bad_rows,
@@ -25,46 +23,47 @@ from parbench.reports.analysis.verdicts import (
 )
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_overview
-from parbench.reports.figures.pipeline import chart_measured_pipeline
+from parbench.reports.figures.pipeline import PipelineStep, chart_measured_pipeline
 from parbench.reports.figures.timeline import chart_profiled_step
+from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.report import Report, Section
-from parbench.reports.sections.attention import attention_section
 from parbench.reports.sections.communication import (
     communication_section,
     contrast_section,
     group_section,
 )
-from parbench.reports.sections.experts import experts_section
-from parbench.reports.sections.nodes import (
-    arrival_section,
-    node_section,
-    pair_section,
-    repetition_section,
-)
-from parbench.reports.sections.predictions import predicted_section
-from parbench.reports.sections.steps import step_section
+from parbench.reports.sections.nodes import pair_section
+from parbench.reports.tables.context import make_context_section
+from parbench.reports.tables.experts import make_expert_section
+from parbench.reports.tables.nodes import make_node_section
+from parbench.reports.tables.predictions import make_prediction_section
+from parbench.reports.tables.repetitions import make_repetition_section
+from parbench.reports.tables.step_communication import get_calls
+from parbench.reports.tables.step_parts import select_profiled
+from parbench.reports.tables.steps import make_step_section
+from parbench.reports.tables.stragglers import make_arrival_section
 
 _MAX_BOXES = 1500
 """Of the first screen."""
 SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
-    node_section,
+    make_node_section,
     communication_section,
     contrast_section,
     group_section,
     pair_section,
-    step_section,
-    attention_section,
-    experts_section,
-    arrival_section,
-    predicted_section,
-    repetition_section,
+    make_step_section,
+    make_context_section,
+    make_expert_section,
+    make_arrival_section,
+    make_prediction_section,
+    make_repetition_section,
 )
 
 
 def report_of(run: Run, *more: Verdict) -> Report:
     """Analyse a run once, and return all that is to be said of it, with verdicts from elsewhere after its own."""
-    summary = summarize(run)
-    found = analyse(run, summary)
+    found = Analysis(run)
+    summary = found.summary
     front = front_of(found, more)
     return Report(
         name=run.info.id,
@@ -105,7 +104,7 @@ def heading(run: Run, summary: Summary) -> str:
         values = (run.info.environment or {}).get(group) or {}
         if values.get(name):
             parts.append(f"{word}{values[name]}")
-    return "; ".join([*parts, f"started {run.info.started}", measuring_words(run)])
+    return "; ".join([*parts, f"started {run.info.started}", describe_measuring_time(run)])
 
 
 def chart_first_screen(found: Analysis) -> list[Chart]:
@@ -118,12 +117,13 @@ def _chart_first_step(found: Analysis, *, is_wide: bool) -> Chart | None:
     """Return the first profiled step, as a pipeline if it is one."""
     labels = short_labels(found.steps)
     timeline = next((one for one in found.timelines if one.timeline), None)
-    pipeline = next((one for one in found.pipelines if one.facts.measured), None)
-    if pipeline and (not timeline or timeline.row.case.id == pipeline.row.case.id):
-        title = f"Pipeline: {labels[pipeline.row.case.id]}"
-        return chart_measured_pipeline(title, pipeline, is_wide=is_wide, max_boxes=_MAX_BOXES)
+    pipeline = next((one for one in found.pipelines if one.details.measured), None)
+    if pipeline and (not timeline or timeline.result.case.id == pipeline.result.case.id):
+        label = labels[pipeline.result.case.id]
+        step = PipelineStep(label, pipeline.repetition, pipeline.details)
+        return chart_measured_pipeline(step, is_wide=is_wide, max_boxes=_MAX_BOXES)
     if timeline and timeline.timeline:
-        title = f"Profiled step: {labels[timeline.row.case.id]}"
+        title = f"Profiled step: {labels[timeline.result.case.id]}"
         caption = f"Repetition {timeline.repetition + 1}. Waiting is hatched or grey."
         return chart_profiled_step(
             title, caption, timeline.timeline, is_wide=is_wide, max_boxes=_MAX_BOXES
@@ -148,21 +148,20 @@ def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:
         *(f"Times: {kind}." for kind in kinds),
         *(["[low, high] is a 95 % interval."] if kinds else []),
     ]
-    if any(calls_of(row) is not None for row in shown):
+    if any(get_calls(row) is not None for row in shown):
         sentences.append(
-            "Predicted comm: the step's calls one after another, predicted from this run's blocking fits of the same "
-            "operation on as many ranks; unknown where there is no such fit."
+            "Predicted comm: the calls of a step one after another, each predicted from this run's "
+            "blocking fit of the same operation on as many ranks."
         )
-    if broken_down(shown):
+    if select_profiled(shown):
         sentences.append(
-            "Where the time went: compute + exposed communication + copy + idle = the wall time of a traced "
-            "step; residual: the remainder; tracing: what the traced step takes longer than a timed one. "
-            "A difference, such as ect, is the mean of paired turns; without an interval, or with one that holds "
-            "zero, it may be noise."
+            "Where the time goes: the parts and the residual of a step add up to the wall time of the "
+            "profiled step. Differences such as ect are means over paired measurements: without an "
+            "interval, or if it includes zero, they may be noise."
         )
     if run.info.repetitions:
         told = "cases prepared, warmed up, timed and checked; the rest started and ended ranks"
-        sentences.append(f"{measuring_words(run).capitalize()}: {told}.")
+        sentences.append(f"{describe_measuring_time(run).capitalize()}: {told}.")
     if plan.repetitions == 1 and shown:
         sentences.append(
             f"One repetition: intervals and noise are {WITHIN_REPETITION}, not between repetitions; a comparison "

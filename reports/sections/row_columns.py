@@ -46,7 +46,7 @@ def size_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     """Return the columns of one operation over its sizes."""
     [*_, size] = case_columns()
     variation: Column[Row] = number(
-        "variation", lambda row: row.scatter, format_percent, "how far the repetitions differ"
+        "variation", lambda row: row.variation, format_percent, "how far the repetitions differ"
     )
     repetitions: Column[Row] = Column(
         "repetitions",
@@ -134,12 +134,12 @@ def headline(name: str, rows: Sequence[Row]) -> Column[Row]:
 
 
 def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
-    graded = [row for row in rows if row.grade]
-    is_told = bool(graded) and all(row.scatter is None for row in graded)
+    graded = [row for row in rows if row.noise]
+    is_told = bool(graded) and all(row.variation is None for row in graded)
 
     def noise(row: Row) -> str:
-        within = "" if is_told or row.scatter is not None else f" {WITHIN_REPETITION}"
-        return f"{row.grade}{within}" if row.grade else UNKNOWN
+        within = "" if is_told or row.variation is not None else f" {WITHIN_REPETITION}"
+        return f"{row.noise}{within}" if row.noise else UNKNOWN
 
     noise_title = f"noise{' (one repetition)' * is_told}"
     told = "independent iterations that would tell as much"
@@ -147,11 +147,11 @@ def quality_columns(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     return (
         metric_column("time_p99", lambda row: row.value(f"{row.headline}_p99")),
         *known([metric_column("time_q10", lambda row: row.value(f"{row.headline}_q10"))], rows),
-        replace(words(noise_title, noise, noise_help), mark=lambda row: row.grade or ""),
+        replace(words(noise_title, noise, noise_help), mark=lambda row: row.noise or ""),
         number(
             "n", lambda row: row.iterations or None, format_count, "iterations of all repetitions"
         ),
-        *known([number("n_eff", lambda row: row.effective, format_count, told)], rows),
+        *known([number("n_eff", lambda row: row.num_effective, format_count, told)], rows),
         Column(
             "repetitions",
             lambda row: f"{row.repetitions}/{row.planned}",

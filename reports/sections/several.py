@@ -106,7 +106,7 @@ def _runs(several: RunSet) -> Section:
             ),
             words(
                 "hosts",
-                lambda one: ", ".join(one.nodes.names) if one.nodes else one.run.info.host,
+                lambda one: ", ".join(one.nodes.nodes) if one.nodes else one.run.info.host,
                 "the nodes",
             ),
         ]

@@ -84,7 +84,7 @@ def test_every_option_of_run_reaches_the_plan(
     call_parbench: CallParbench, run_calls: list[Any]
 ) -> None:
     args = ["run", *CASE_ARGS, "--dtype", "float16", "--allow-single", "--plan", "p.toml"]
-    args += ["--out", "o", "--resume", "r", "--budgets", "b", "--json"]
+    args += ["--out", "o", "--resume", "r", "--limits", "b", "--json"]
     for name, value in PLAN_OPTIONS.items():
         args += [f"--{name.replace('_', '-')}", str(value)]
     result = call_parbench(*args)
@@ -101,13 +101,13 @@ def test_every_option_of_run_reaches_the_plan(
         "out": Path("o"),
         "resume_path": Path("r"),
         "as_json": True,
-        "budgets": Path("b"),
+        "limits": Path("b"),
     }
     # A new option must be added to this test. Plan files and formats set the other fields.
     others = {
         "sizes",
         "dtype",
-        "budgets",
+        "limits",
         "out",
         "resume",
         "as_json",
@@ -208,32 +208,32 @@ def test_run_prints_rows_of_nccl_tests(call_parbench: CallParbench, ranks: FakeR
     assert Path(result.stderr.splitlines()[-1]).is_dir()
 
 
-# --- budgets ---
+# --- limits ---
 
 
-def test_bad_budget_is_refused_before_a_rank_starts(
+def test_bad_limit_is_refused_before_a_rank_starts(
     call_parbench: CallParbench, ranks: FakeRanks
 ) -> None:
-    Path("budgets.toml").write_text('"workload.ddp" = { time = "<1s" }')
-    result = call_parbench(*ONE_TABLE, "--sizes", "4K", "--budgets", "budgets.toml")
+    Path("limits.toml").write_text('"workload.ddp" = { time = "<1s" }')
+    result = call_parbench(*ONE_TABLE, "--sizes", "4K", "--limits", "limits.toml")
     assert result.exit_code == 2
-    assert "'workload.ddp' fits no case" in result.stderr
+    assert "'workload.ddp' matches no case" in result.stderr
     assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("budget", "code", "fact"),
+    ("limits", "code", "fact"),
     [
         ('{ time = "<1s", skew = "<1s" }', 0, "all 2"),
         ('{ time = "<1s", skew = ">1s" }', 1, "skew of collective.all_reduce"),
         ('{ drop_rate = "<1%" }', 3, "<1%"),
     ],
 )
-def test_budget_decides_the_exit_code(
-    call_parbench: CallParbench, ranks: FakeRanks, budget: str, code: int, fact: str
+def test_limit_decides_the_exit_code(
+    call_parbench: CallParbench, ranks: FakeRanks, limits: str, code: int, fact: str
 ) -> None:
-    Path("budgets.toml").write_text(f'"collective.*" = {budget}')
-    args = ("--budgets", "budgets.toml", "--json")
+    Path("limits.toml").write_text(f'"collective.*" = {limits}')
+    args = ("--limits", "limits.toml", "--json")
     result = call_parbench(*ONE_TABLE, "--sizes", "4K", *args)
     assert result.exit_code == code
     assert fact in result.stderr

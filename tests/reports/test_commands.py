@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 import parbench
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError
-from parbench.reports.commands import TOOLS, compare, export, import_files, report, show
-from parbench.reports.formats.imports import PARSERS
+from parbench.reports.commands import compare, export, import_files, report, show
 from tests.support.nodes_fixtures import (
     failed_node_run,
     make_sweep_point,
@@ -154,13 +153,12 @@ def test_import_prints_the_folder_of_each_run(tmp_path: Path) -> None:
     assert "nccl-tests" in read_error(
         import_files, files[0], "--nproc", 2, "--from", "nccl-tests"
     )
-    assert tuple(PARSERS) == TOOLS
 
 
 def test_export_without_a_timeline_writes_nothing(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "trace.json"
     message = read_error(export, run, "--format", "chrome-trace", "-o", target)
-    assert "holds no timeline" in message
+    assert "contains no timeline" in message
     assert not target.exists()
 
 

@@ -10,7 +10,7 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.limits import MetricLimit
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.limits import exit_code, judge
+from parbench.reports.limits import check_limits, combine_limits
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
@@ -29,17 +29,15 @@ LARGE = collective_case("all_reduce", 1 << 24)
 SMALL = collective_case("all_reduce", 1024)
 
 
-def limit(metric: str, comparison: str, number: float, cases: str = "*") -> MetricLimit:
-    text = f"{comparison}{number:g}"
-    return MetricLimit(
-        cases=cases, metric=metric, text=text, comparison=comparison, number=number
-    )
+def make_limit(metric: str, operator: str, number: float, cases: str = "*") -> MetricLimit:
+    text = f"{operator}{number:g}"
+    return MetricLimit(cases=cases, metric=metric, text=text, operator=operator, number=number)
 
 
-def check(run: Run, budget: MetricLimit) -> tuple[str, int]:
-    """Return the sentence on a budget and the exit code."""
-    (verdict,) = judge(run, [budget])
-    return verdict.told, exit_code([verdict])
+def check(run: Run, limit: MetricLimit) -> tuple[str, int]:
+    """Return the sentence on a limit and the exit code."""
+    (result,) = check_limits(run, [limit])
+    return result.message, combine_limits([result])
 
 
 def train_record(**metrics: float | None) -> Record:
@@ -50,48 +48,48 @@ def train_record(**metrics: float | None) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("budget", "value"),
+    ("limit", "value"),
     [
-        (limit("exposed_fraction", "<", 0.1), "30.0 %"),
-        (limit("bytes_ratio", "==", 1), "1.250 on tp"),
-        (limit("memory", "<", 2**21 + 1), "3.00 MiB on activations"),
-        (limit("step_time", "<", 0.001), "10.0 ms [9.00, 11.0]"),
+        (make_limit("exposed_fraction", "<", 0.1), "30.0 %"),
+        (make_limit("bytes_ratio", "==", 1), "1.250 on tp"),
+        (make_limit("memory", "<", 2**21 + 1), "3.00 MiB on activations"),
+        (make_limit("step_time", "<", 0.001), "10.0 ms [9.00, 11.0]"),
     ],
 )
-def test_exceeded_budget_names_case_limit_and_value(budget: MetricLimit, value: str) -> None:
-    sentence, code = check(run_from_records(train_record()), budget)
+def test_exceeded_limit_names_case_limit_and_value(limit: MetricLimit, value: str) -> None:
+    sentence, code = check(run_from_records(train_record()), limit)
     assert code == 1
-    for fact in (budget.metric, "step.ddp", budget.text, value):
+    for fact in (limit.metric, "step.ddp", limit.text, value):
         assert fact in sentence
 
 
-def test_budget_of_several_cases_names_the_farthest() -> None:
+def test_limit_of_several_cases_names_the_farthest() -> None:
     run = run_from_records(ok_record(LARGE, seconds=1e-3), ok_record(SMALL, seconds=1e-3))
-    sentence, code = check(run, limit("busbw", ">", 1e12, "collective.*"))
+    sentence, code = check(run, make_limit("busbw", ">", 1e12, "collective.*"))
     assert code == 1
     assert "size_bytes=1024 " in sentence
-    assert "2 cases of 2" in sentence
+    assert "2 of 2 cases" in sentence
 
 
 def test_share_of_copy_uses_the_copy_of_the_run() -> None:
     copy = ok_record(make_case("memory.copy", "m:f", LARGE.params), seconds=1e-3)
-    budget = limit("busbw_of_copy", ">", 1.6, "collective.*")
+    limit = make_limit("busbw_of_copy", ">", 1.6, "collective.*")
     slow = ok_record(LARGE, seconds=1e-3)
-    sentence, code = check(run_from_records(slow, copy), budget)
+    sentence, code = check(run_from_records(slow, copy), limit)
     assert code == 1
     assert "150 %" in sentence
     fast = ok_record(LARGE, seconds=0.9e-3)
-    _, code = check(run_from_records(fast, copy), budget)
+    _, code = check(run_from_records(fast, copy), limit)
     assert code == 0
-    _, code = check(run_from_records(fast), budget)
+    _, code = check(run_from_records(fast), limit)
     assert code == 3
 
 
 @pytest.mark.parametrize(
-    "budget", [limit("overlap", ">", -1), limit("bubble_fraction", "<", 1)]
+    "limit", [make_limit("overlap", ">", -1), make_limit("bubble_fraction", "<", 1)]
 )
-def test_unknown_metric_is_never_kept(budget: MetricLimit) -> None:
-    _, code = check(run_from_records(train_record(overlap=None)), budget)
+def test_unknown_metric_is_never_met(limit: MetricLimit) -> None:
+    _, code = check(run_from_records(train_record(overlap=None)), limit)
     assert code == 3
 
 
@@ -102,40 +100,40 @@ def test_unknown_metric_is_never_kept(budget: MetricLimit) -> None:
         failed_record(DDP, 0, "wrong", "3 differ"),
     ],
 )
-def test_budget_of_a_bad_case_gives_its_reason(record: Record) -> None:
+def test_limit_of_a_bad_case_gives_its_reason(record: Record) -> None:
     run = run_from_records(record, ok_record(LARGE))
-    sentence, code = check(run, limit("mfu", ">", 0, "ddp"))
+    sentence, code = check(run, make_limit("mfu", ">", 0, "ddp"))
     assert code == 4
     assert record.reason in sentence
 
 
-def test_budget_of_a_missing_case_fails() -> None:
+def test_limit_of_a_missing_case_fails() -> None:
     run = make_run(make_plan([DDP]), [])
-    _, code = check(run, limit("mfu", ">", 0))
+    _, code = check(run, make_limit("mfu", ">", 0))
     assert code == 4
 
 
-KEPT = limit("mfu", ">", 0, "ddp")
-OVER = limit("mfu", ">", 1, "ddp")
-UNKNOWN = limit("drop_rate", "<", 1, "ddp")
-NOT_RUN = limit("time", "<", 1, "all_reduce")
+MET = make_limit("mfu", ">", 0, "ddp")
+NOT_MET = make_limit("mfu", ">", 1, "ddp")
+UNKNOWN = make_limit("drop_rate", "<", 1, "ddp")
+NOT_RUN = make_limit("time", "<", 1, "all_reduce")
 
 
 @pytest.mark.parametrize(
-    ("budgets", "run_code", "code"),
+    ("limits", "run_code", "code"),
     [
-        ([KEPT], 0, 0),
-        ([KEPT], 4, 4),
-        ([KEPT, UNKNOWN], 0, 3),
+        ([MET], 0, 0),
+        ([MET], 4, 4),
+        ([MET, UNKNOWN], 0, 3),
         ([UNKNOWN, NOT_RUN], 0, 4),
-        ([UNKNOWN, NOT_RUN, OVER], 0, 1),
+        ([UNKNOWN, NOT_RUN, NOT_MET], 0, 1),
     ],
 )
-def test_exit_code_is_the_worst_of_budgets_and_run(
-    budgets: list[MetricLimit], run_code: int, code: int
+def test_exit_code_is_the_worst_of_limits_and_run(
+    limits: list[MetricLimit], run_code: int, code: int
 ) -> None:
     run = run_from_records(train_record(), failed_record(LARGE))
-    assert exit_code(judge(run, budgets), run_code) == code
+    assert combine_limits(check_limits(run, limits), run_code) == code
 
 
 @pytest.mark.parametrize(
@@ -146,10 +144,10 @@ def test_exit_code_is_the_worst_of_budgets_and_run(
         ('"step.fsdp" = { mfu = ">40%" }', 2),
     ],
 )
-def test_compare_checks_the_budgets_of_new(tmp_path: Path, limits: str, code: int) -> None:
-    file = tmp_path / "budgets.toml"
+def test_compare_checks_the_limits_of_new(tmp_path: Path, limits: str, code: int) -> None:
+    file = tmp_path / "limits.toml"
     file.write_text(limits)
     base = write_run(tmp_path, run_from_records(train_record(mfu=0.5)))
     new = write_run(tmp_path, run_from_records(train_record(mfu=0.1)))
-    args = ["compare", str(base), str(new), "--budgets", str(file)]
+    args = ["compare", str(base), str(new), "--limits", str(file)]
     assert CliRunner().invoke(cli.main, args).exit_code == code

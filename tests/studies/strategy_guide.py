@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from parbench.bench.text import UserError
-from parbench.reports.document import text_of
 from parbench.workloads.costs.communication_pattern import attention_bytes
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS
@@ -152,13 +151,10 @@ def render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def render_guide_tables(step: StepSpec) -> dict[str, str]:
     """Render the tables of ``parbench plan guide`` as Markdown by their names."""
     tables = {}
-    for part in guide_document(step, GPUS, HARDWARE).parts:
+    for part in guide_document(step, GPUS, HARDWARE).sections:
         for table in part.tables:
             head = [column.title for column in table.columns]
-            rows = (
-                [text_of(column, cell) for column, cell in zip(table.columns, row, strict=True)]
-                for row in table.rows
-            )
+            rows = ([column.format_cell(row) for column in table.columns] for row in table.rows)
             tables[table.id] = render_table(head, rows)
     return tables
 

@@ -6,7 +6,7 @@ from typing import Any
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.compare.compare import Comparison, Series, compare
+from parbench.reports.compare.compare import Comparison, SeriesComparison, compare
 from parbench.reports.compare.rule import Rule
 from parbench.reports.compare.thresholds import Threshold
 from tests.support.reports_fixtures import (
@@ -50,15 +50,15 @@ def run_from_records(
     )
 
 
-def make_floor(floor: float) -> Threshold:
-    """Return a floor as `parbench aa` measures it with 20 repetitions."""
+def make_threshold(min_effect: float) -> Threshold:
+    """Return a threshold as `parbench aa` measures it with 20 repetitions."""
     return Threshold(
         series="a case",
         host="node-a",
         measured="2026-01-02T03:04:05.678Z",
         repetitions=20,
         noise=0.1,
-        floor=floor,
+        min_effect=min_effect,
     )
 
 
@@ -68,6 +68,6 @@ def compare_records(
     return compare(run_from_records(base), run_from_records(new), Rule(), **options)
 
 
-def find_series(comparison: Comparison, case: Case = CASE) -> Series:
+def find_series(comparison: Comparison, case: Case = CASE) -> SeriesComparison:
     [series] = [series for series in comparison.series if series.case == case]
     return series

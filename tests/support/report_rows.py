@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.analysis import Analysis, analyse
+from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.analysis.summary import Row, summarize
 from parbench.reports.report import Column, Section, Table
 from parbench.reports.sections.one_run import SECTIONS
@@ -32,7 +32,7 @@ def summarize_row(*records: Record, repetitions: int = 1) -> Row:
 
 
 def analyze_run(run: Run) -> Analysis:
-    return analyse(run, summarize(run))
+    return Analysis(run)
 
 
 def analyze_records(*records: Record) -> Analysis:
@@ -55,7 +55,7 @@ def find_table(sections: Iterable[Section], table_id: str) -> Table[Any]:
 
 
 def column_texts(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
-    return {column.title: column.text(row) for column in columns}
+    return {column.title: column.format_cell(row) for column in columns}
 
 
 def table_lines(table: Table[Any]) -> list[dict[str, str]]:

@@ -56,7 +56,7 @@ def test_preset_on_four_ranks_matches_one_process(four_ranks: Ranks, name: str) 
     ("name", "params"),
     [
         ("ddp", {"bucket_mb": 0.001, **LLAMA, **BFLOAT16}),
-        ("ddp", {"reduce_dtype": "bfloat16", "microbatches": 3}),
+        ("ddp", {"reduce_dtype": "bfloat16", "microbatches": 3, "padding": 0.4}),
         ("fsdp", {"reshard": False, "prefetch": "explicit", **ODD}),
         ("tp", {**ODD, "microbatches": 2}),
         ("zero1", {"bucket_mb": 0.001, "microbatches": 2, **ODD, **BFLOAT16}),
@@ -77,10 +77,10 @@ def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params)
     ("mesh", "params"),
     [
         ("dp=2,tp=2", ODD),
-        ("fsdp=2,tp=2", ODD),
-        ("pp=2,dp=2", ZB_V),
-        ("cp=2,fsdp=2", {}),
-        ("fsdp=2,tp=2,ep=4", EXPERTS),
+        ("fsdp=2,tp=2", {**ODD, "padding": 0.2}),
+        ("pp=2,dp=2", {**ZB_V, "padding": 0.3}),
+        ("cp=2,fsdp=2", {"padding": 0.5}),
+        ("fsdp=2,tp=2,ep=4", {**EXPERTS, "padding": 0.3}),
         pytest.param(
             "pp=2,dp=2", {"schedule": "gpipe", "split": "1+2", "layers": 3}, marks=SLOW
         ),

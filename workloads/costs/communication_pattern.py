@@ -38,6 +38,7 @@ _FACTORS: Mapping[str, Callable[[int], float]] = {
 _SHARED = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), "({ranks} - 1) / {ranks}")
 _FACTOR_TEXTS = {"all_reduce": "2 * ({ranks} - 1) / {ranks}", **_SHARED}
 LOSS_BYTES = 4
+COUNT_BYTES = 8
 SOURCES = {
     "tp": "arXiv 1909.08053, 2205.05198",
     "cp": "arXiv 2310.01889 (ring), 2309.14509 (Ulysses)",
@@ -105,6 +106,7 @@ def list_calls(view: RankView) -> tuple[Call, ...]:
         _list_pipeline_calls,
         _list_shard_calls,
         _list_gradient_calls,
+        _list_token_count_calls,
     ):
         calls += list_axis_calls(view)
     return tuple(call for call in calls if call.ranks > 1 and call.times and call.num_bytes)
@@ -430,6 +432,19 @@ def _list_gradient_calls(view: RankView) -> Iterator[Call]:
         )
     if spec.zero1 == "zero_redundancy":
         yield from _list_broadcasts(view)
+
+
+def _list_token_count_calls(view: RankView) -> Iterator[Call]:
+    """Padded batches: data ranks sum the numbers of tokens that have a loss."""
+    dims = view.spec.dims
+    if not view.spec.padding:
+        return
+    call = partial(_call, view, op="all_reduce", size=f"{COUNT_BYTES}", count="1")
+    if dims.is_sharded:
+        yield call(axis="fsdp", purpose="numbers of tokens", group=dims.shard_axes)
+        yield call(axis="dp", purpose="numbers of tokens")
+    else:
+        yield call(axis="dp", purpose="numbers of tokens", group=dims.replica_axes)
 
 
 _GRADIENT_GROUPS: tuple[tuple[str, tuple[str, ...], tuple[Kind, ...]], ...] = (

@@ -64,6 +64,7 @@ class StepSpec:
     cp_method: str = "zigzag"
     ulysses: int = 0  # ranks of cp that exchange heads, in usp; 0 = half
     moe: Moe | None = None
+    padding: float = 0.0  # mean share of a sequence's tokens that have no loss
     simulated_seconds: float | None = None  # of a microbatch's forward pass, None = real compute
     reference_fits: bool = True  # a single process of this size fits in memory next to the step
 

@@ -30,7 +30,7 @@ from parbench.workloads.expert_parallel.routing import (
     compute_popularity,
 )
 from parbench.workloads.model.transformer import (
-    compute_loss,
+    compute_padded_loss,
     get_dtype,
     initialize,
     make_generator,
@@ -145,11 +145,16 @@ class StepRouting:
             layer.positions_by_source = self._positions_by_source
         return model
 
-    def compute_reference_loss(self, model: nn.Module, tokens: Tensor, microbatch: int) -> Tensor:
-        """Return the mean loss of one microbatch (b, s + 1) of the global batch."""
+    def compute_reference_loss(
+        self, model: nn.Module, tokens: Tensor, microbatch: int, weight: float = 1.0
+    ) -> Tensor:
+        """Return the loss of one microbatch (b, s + 1) of the global batch.
+
+        ``weight`` is that of the mean over its tokens.
+        """
         layers = dict(enumerate(find_moe_layers(model)))
         self.assign(layers, microbatch, is_reference=True)
-        return compute_loss(model, tokens) + pop_aux_loss(model)
+        return weight * compute_padded_loss(model, tokens) + pop_aux_loss(model)
 
     def count_wrong(
         self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]

@@ -145,6 +145,15 @@ COMPUTE = Param(
     optional=True,
     help="real, or simulated:DURATION: sleep so long for the forward pass of a microbatch",
 )
+PADDING = Param(
+    name="padding",
+    kind="float",
+    default=0.0,
+    minimum=0.0,
+    maximum=0.5,
+    optional=True,
+    help="mean share of padding at the ends of sequences; the loss is the mean over other tokens",
+)
 WHOLE, SMALL = "whole", "small"
 CHECK = choice(
     "check",
@@ -161,6 +170,7 @@ COMMON = (
     REDUCE_DTYPE,
     CHECKPOINTING,
     COMPUTE,
+    PADDING,
     CHECK,
 )
 """The parameters of every training step."""

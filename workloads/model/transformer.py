@@ -200,6 +200,8 @@ def _norm(shape: Shape) -> nn.Module:
     return (nn.LayerNorm if shape.recipe == "gpt" else nn.RMSNorm)(shape.hidden, _NORM_EPSILON)
 
 
+NO_TARGET = -100
+"""The target of padding, which the loss ignores."""
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
 """The type of an element by its bytes."""
 
@@ -297,9 +299,25 @@ def compute_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     return cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over tokens of logits (b, s, vocabulary) and targets (b, s), in float32."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+def compute_padded_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the next tokens of (b, s + 1) that are not padding."""
+    return cross_entropy(model(get_inputs(tokens[:, :-1])), tokens[:, 1:])
+
+
+def get_inputs(tokens: Tensor) -> Tensor:
+    """Return tokens with an embedding: padding has that of token 0."""
+    return tokens.clamp(min=0)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, *, is_sum: bool = False) -> Tensor:
+    """Return the mean or the sum over tokens with a target, in float32.
+
+    Logits are (b, s, vocabulary), targets (b, s).
+    """
+    reduction = "sum" if is_sum else "mean"
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NO_TARGET, reduction=reduction
+    )
 
 
 _MATRIX_MULTIPLICATIONS = ("mm", "bmm", "addmm", "baddbmm")

@@ -8,6 +8,7 @@ once per step (Korthikanti et al., arXiv 2205.05198, section 4.2).
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from parbench.workloads.model.transformer import Ffn, Layer, Transformer, cross_entropy
+from parbench.workloads.model.transformer import (
+    NO_TARGET,
+    Ffn,
+    Layer,
+    Transformer,
+    cross_entropy,
+)
 from parbench.workloads.parallel.mesh import get_local_tensor
 
 _SEQUENCE = Shard(1)
@@ -80,14 +87,18 @@ def _split_block(
     return styles
 
 
-def make_loss(mesh: DeviceMesh | None, vocabulary: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the mean cross-entropy of logits (b, s, vocabulary) and targets (b, s).
+def make_loss(
+    mesh: DeviceMesh | None, vocabulary: int, *, is_sum: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function from logits (b, s, vocabulary) and targets (b, s) to the cross-entropy.
 
-    On a mesh, logits are this rank's part of the vocabulary (b, s, part), and no rank gathers them.
-    The loss and its backward pass belong within ``use_loss``.
+    It is the mean over tokens, or with ``is_sum`` the sum over tokens that are not padding.
+
+    On a mesh, logits are this rank's part of the vocabulary (b, s, part), and no rank gathers
+    them. The loss and its backward pass belong within ``use_loss``.
     """
     if mesh is None:
-        return cross_entropy
+        return partial(cross_entropy, is_sum=is_sum)
 
     def compute_loss(logits: Tensor, targets: Tensor) -> Tensor:
         tokens = logits.flatten(0, 1).float()
@@ -95,7 +106,11 @@ def make_loss(mesh: DeviceMesh | None, vocabulary: int) -> Callable[[Tensor, Ten
         distributed = DTensor.from_local(
             tokens, mesh, [Shard(1)], run_check=False, shape=size, stride=(vocabulary, 1)
         )
-        return get_local_tensor(F.cross_entropy(distributed, targets.flatten()))
+        reduction = "sum" if is_sum else "mean"
+        loss = F.cross_entropy(
+            distributed, targets.flatten(), ignore_index=NO_TARGET, reduction=reduction
+        )
+        return get_local_tensor(loss)
 
     return compute_loss
 

@@ -7,12 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from parbench.bench.results.document import (
-    Cell,
-    Document,
-    DocumentPart,
-    DocumentTable,
-)
+from parbench.bench.results.tables import Document, Row, Section, Table
 from parbench.workloads.costs.communication_pattern import Call, list_calls
 from parbench.workloads.costs.memory import layers_equation, rank_memory, state_memory
 from parbench.workloads.costs.parameter_table import count_elements
@@ -61,15 +56,15 @@ class Strategy:
         return sum(call.sent for call in self.calls)
 
 
-_ONCE = "any; once a step"
-_AHEAD = "across; a layer ahead"
-_TENSOR = "in a node; exposed"
+_ONCE = "any, once a step"
+_AHEAD = "across, a layer ahead"
+_TENSOR = "in a node, exposed"
 _DATA_BATCH = "a sequence per rank"
 _NO_BATCH = "none"
 _CONTEXT = {
-    "zigzag": ("L * b * s * k * (2 * e + 4) * r", "neighbors; hidden"),
-    "allgather_kv": ("3 * L * b * s * k * e * r", "in a node; exposed"),
-    "ulysses": ("2 * L * b * s * (q + k) * e * r / n", "in a node; exposed"),
+    "zigzag": ("L * b * s * k * (2 * e + 4) * r", "neighbors, hidden"),
+    "allgather_kv": ("3 * L * b * s * k * e * r", _TENSOR),
+    "ulysses": ("2 * L * b * s * (q + k) * e * r / n", _TENSOR),
 }
 
 
@@ -141,7 +136,7 @@ def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
         Strategy(
             "PP",
             "layers",
-            "across; few bytes",
+            "across, few bytes",
             "microbatches >= ranks",
             "hard: needs stages of equal work",
             messages,
@@ -198,101 +193,109 @@ def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
         "node"
     )
     strategies = list_strategies(step, gpus, hardware.gpus_per_node)
-    tables = {
-        "strategies": ("Strategies", [_strategy_table(strategies)]),
-        "batch": (
-            "Batch",
-            [_regime_table(step, gpus, hardware), _recomputation_table(step, gpus, hardware)],
-        ),
-        "activations": ("Activations", [_activation_table()]),
-        "pipelines": ("Pipelines", [_pipeline_table()]),
-    }
-    parts = [
-        DocumentPart(id=name, title=title, tables=part) for name, (title, part) in tables.items()
+    batch_tables = [
+        _regime_table(step, gpus, hardware),
+        _recomputation_table(step, gpus, hardware),
     ]
-    return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, parts=parts)
+    sections = [
+        Section(id="strategies", title="Strategies", tables=[_strategy_table(strategies)]),
+        Section(id="batch", title="Batch", tables=batch_tables),
+        Section(id="activations", title="Activations", tables=[_activation_table()]),
+        Section(id="pipelines", title="Pipelines", tables=[_pipeline_table()]),
+    ]
+    return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, sections=sections)
 
 
-def _strategy_table(strategies: Sequence[Strategy]) -> DocumentTable:
-    return DocumentTable(
+def _strategy_table(strategies: Sequence[Strategy]) -> Table:
+    return Table(
         id="table",
         title="Strategies",
-        caption="each applied alone",
+        caption="one strategy at a time",
         columns=[
             make_column("strategy"),
             make_column("ranks", description="all, or as many of a node as the model allows"),
             make_column("splits", description="what each rank has a part of"),
             make_column("batch", description="what it consumes of the global batch"),
-            make_column("ease of use"),
+            make_column("ease", "ease of use"),
             make_column("calls", description="of a step of one microbatch, PP of 4 per rank"),
-            make_column("bytes a rank sends", description="of the rank that sends most"),
-            make_column("sent", "GB", "the same, counted call by call"),
-            make_column("state", "GB", "parameters, gradients and optimizer"),
-            make_column("activations", "GB", "without checkpointing"),
-            make_column("link", description="the slowest suitable one; exposed or hidden"),
+            make_column("formula", "bytes a rank sends", description="of the rank that sends most"),
+            make_column("sent_gb", "sent", "GB", "the same, counted call by call"),
+            make_column("state_gb", "state", "GB", "parameters, gradients and optimizer"),
+            make_column("activations_gb", "activations", "GB", "without checkpointing"),
+            make_column("link", description="the slowest suitable one, exposed or hidden"),
         ],
         rows=[_strategy_row(strategy) for strategy in strategies],
         notes=[SYMBOLS],
     )
 
 
-def _strategy_row(strategy: Strategy) -> list[Cell]:
+def _strategy_row(strategy: Strategy) -> Row:
     spec = strategy.spec
     memories = [rank_memory(view) for view in spec.distinct_views]
     memory = max(memories, key=lambda memory: memory.total)
     calls_by_op: Counter[str] = Counter()
     for call in strategy.calls:
         calls_by_op[call.op] += round(call.times)
-    return [
-        strategy.name,
-        " x ".join(map(str, spec.dims.sizes.values())) if spec.dims.ep == 1 else str(spec.ranks),
-        strategy.splits,
-        strategy.batch,
-        strategy.ease,
-        ", ".join(f"{count} {op}" for op, count in calls_by_op.items()),
-        strategy.formula,
-        strategy.sent_bytes / GIGA,
-        compute_state(spec) / GIGA,
-        memory.activations / GIGA,
-        strategy.link,
-    ]
+    ranks = str(spec.ranks)
+    if spec.dims.ep == 1:
+        ranks = " x ".join(map(str, spec.dims.sizes.values()))
+    return {
+        "strategy": strategy.name,
+        "ranks": ranks,
+        "splits": strategy.splits,
+        "batch": strategy.batch,
+        "ease": strategy.ease,
+        "calls": ", ".join(f"{count} {op}" for op, count in calls_by_op.items()),
+        "formula": strategy.formula,
+        "sent_gb": strategy.sent_bytes / GIGA,
+        "state_gb": compute_state(spec) / GIGA,
+        "activations_gb": memory.activations / GIGA,
+        "link": strategy.link,
+    }
 
 
-def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> DocumentTable:
+def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
     """Return the simplest mesh that can hide its communication, by tokens per GPU."""
-    rows: list[list[Cell]] = []
-    tensor_sizes = [tp for tp in list_divisors(hardware.gpus_per_node) if 1 < tp < gpus]
-    for tokens in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768):
-        sharded_ratio = _compute_comm_ratio(step, ParallelDims(fsdp=gpus), tokens, hardware)
-        mixed: dict[int, float] = {}
-        for tp in tensor_sizes:
-            dims = ParallelDims(fsdp=gpus // tp, tp=tp)
-            ratio = _compute_comm_ratio(step, dims, tokens * tp, hardware)
-            if dims.ranks == gpus and ratio is not None:
-                mixed[tp] = ratio
-        best_tp = min(mixed, key=lambda tp: mixed[tp], default=None)
-        regime = "communication bound"
-        if sharded_ratio is not None and sharded_ratio <= 1:
-            regime = "FSDP alone"
-        elif best_tp is not None and mixed[best_tp] <= 1:
-            regime = "FSDP with TP"
-        cells: list[Cell] = [None, None]
-        if best_tp is not None:
-            cells = [mixed[best_tp], f"tp={best_tp}"]
-        rows.append([f"{tokens:,}", sharded_ratio, *cells, regime])
-    return DocumentTable(
+    token_counts = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+    return Table(
         id="regimes",
         title="Batch regimes",
         caption="all communication of a step relative to its compute, by tokens per GPU",
         columns=[
-            make_column("tokens per GPU"),
-            make_column("FSDP", "share", "communication / compute"),
-            make_column("FSDP with TP", "share", "communication / compute"),
-            make_column("size of TP", description="the one with the smallest ratio"),
+            make_column("tokens", "tokens per GPU"),
+            make_column("fsdp", "FSDP", "percent", "communication / compute"),
+            make_column("fsdp_tp", "FSDP with TP", "percent", "communication / compute"),
+            make_column("tp", "size of TP", description="the one with the smallest ratio"),
             make_column("regime", description="the simplest mesh whose ratio is at most 1"),
         ],
-        rows=rows,
+        rows=[_regime_row(step, gpus, tokens, hardware) for tokens in token_counts],
     )
+
+
+def _regime_row(step: StepSpec, gpus: int, tokens: int, hardware: Hardware) -> Row:
+    sharded_ratio = _compute_comm_ratio(step, ParallelDims(fsdp=gpus), tokens, hardware)
+    ratio_by_tp: dict[int, float] = {}
+    for tp in list_divisors(hardware.gpus_per_node):
+        dims = ParallelDims(fsdp=gpus // tp, tp=tp)
+        if tp == 1 or tp >= gpus or dims.ranks != gpus:
+            continue
+        ratio = _compute_comm_ratio(step, dims, tokens * tp, hardware)
+        if ratio is not None:
+            ratio_by_tp[tp] = ratio
+    best_tp = min(ratio_by_tp, key=lambda tp: ratio_by_tp[tp], default=0)
+    mixed_ratio = ratio_by_tp.get(best_tp)
+    regime = "communication bound"
+    if sharded_ratio is not None and sharded_ratio <= 1:
+        regime = "FSDP"
+    elif mixed_ratio is not None and mixed_ratio <= 1:
+        regime = "FSDP with TP"
+    return {
+        "tokens": f"{tokens:,}",
+        "fsdp": sharded_ratio,
+        "fsdp_tp": mixed_ratio,
+        "tp": f"tp={best_tp}" if best_tp else None,
+        "regime": regime,
+    }
 
 
 def _compute_comm_ratio(
@@ -311,24 +314,24 @@ def _compute_comm_ratio(
     return sum(axis.seconds for axis in run.axes) / run.compute_seconds
 
 
-def _recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> DocumentTable:
+def _recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
     """Return tokens per second by recomputation and microbatch, unknown where it does not fit."""
     sizes = (1, 2, 4, 8, 16)
-    rows: list[list[Cell]] = []
+    rows = []
     for checkpointing in CHECKPOINTINGS:
-        cells: list[Cell] = [checkpointing]
+        row: dict[str, str | float | None] = {"checkpointing": checkpointing}
         for microbatch in sizes:
             spec = replace(place_step(step, ParallelDims(fsdp=gpus)), microbatch=microbatch)
             run = dry_run(spec.with_checkpointing(checkpointing), hardware)
-            cells.append(run.tokens_per_second / gpus if run.fits else None)
-        rows.append(cells)
-    return DocumentTable(
+            row[f"microbatch_{microbatch}"] = run.tokens_per_second / gpus if run.fits else None
+        rows.append(row)
+    return Table(
         id="recomputation",
         title="Recomputation and batch",
         caption=f"tokens/s per GPU with FSDP on {gpus} GPUs, empty where memory is too small",
         columns=[
             make_column("checkpointing"),
-            *(make_column(f"microbatch {size}", "number") for size in sizes),
+            *(make_column(f"microbatch_{size}", f"microbatch {size}", "number") for size in sizes),
         ],
         rows=rows,
     )
@@ -342,53 +345,59 @@ _MODEL_SIZES = {  # layers, hidden, heads, arXiv 2205.05198, table 3
 }
 
 
-def _activation_table() -> DocumentTable:
+def _activation_table() -> Table:
     """Return activations by model size (Korthikanti et al., 2022, figure 7)."""
-    rows: list[list[Cell]] = []
+    rows = []
     for name, (layers, hidden, heads) in _MODEL_SIZES.items():
         shape = Shape("gpt", layers, hidden, heads, heads, 4 * hidden, 2048, 51200)
         step = place_step(StepSpec(shape=shape), ParallelDims(tp=8))
-        saved = [layers_equation(replace(step, sequence_parallel=False).rank_view(0), "none").value]
-        saved += [
-            layers_equation(step.rank_view(0), checkpointing).value
-            for checkpointing in CHECKPOINTINGS
-        ]
-        rows.append([name, *(num_bytes / GIGA for num_bytes in saved)])
-    return DocumentTable(
+        without_sp = replace(step, sequence_parallel=False)
+        row: dict[str, str | float] = {"model": name, "tp": _compute_saved_gb(without_sp, "none")}
+        for checkpointing in CHECKPOINTINGS:
+            row[f"tp_sp_{checkpointing}"] = _compute_saved_gb(step, checkpointing)
+        rows.append(row)
+    return Table(
         id="activations",
         title="Activations by model size",
         caption="of all layers and one sequence of 2,048 tokens, tp=8, with flash attention",
         columns=[
-            make_column("GPT"),
-            make_column("TP", "GB", "without sequence parallelism"),
-            make_column("TP + SP", "GB"),
-            make_column("selective", "GB", "TP + SP, selective"),
-            make_column("full", "GB", "TP + SP, full recomputation"),
+            make_column("model", "GPT"),
+            make_column("tp", "TP", "GB", "without sequence parallelism"),
+            make_column("tp_sp_none", "TP + SP", "GB"),
+            make_column("tp_sp_selective", "selective", "GB", "TP + SP, selective"),
+            make_column("tp_sp_full", "full", "GB", "TP + SP, full recomputation"),
         ],
         rows=rows,
         notes=["Sizes and method: arXiv 2205.05198, table 3 and figure 7."],
     )
 
 
-def _pipeline_table() -> DocumentTable:
+def _compute_saved_gb(step: StepSpec, checkpointing: str) -> float:
+    return layers_equation(step.rank_view(0), checkpointing).value / GIGA
+
+
+def _pipeline_table() -> Table:
     """Return TFLOP/s by pipeline size for two batches (Narayanan et al., 2021, figure 11)."""
-    rows: list[list[Cell]] = []
+    batches = (8, 128)
+    rows = []
     for pp in (1, 2, 4, 8):
         shape = Shape("gpt", 3 * pp, 20480, 128, 128, 81920, 2048, 51200)
         spec = place_step(StepSpec(shape=shape), ParallelDims(pp=pp, tp=8))
-        cells: list[Cell] = [f"pp={pp}, {3 * pp} layers"]
-        for batch in (8, 128):
+        row: dict[str, str | float] = {"pipeline": f"pp={pp}, {3 * pp} layers"}
+        for batch in batches:
             run = dry_run(spec.with_batch(batch).with_checkpointing("full"), PRESETS["a100"])
-            cells.append(run.model_flops_per_second / 1e12)
-        rows.append(cells)
-    return DocumentTable(
+            row[f"batch_{batch}"] = run.model_flops_per_second / 1e12
+        rows.append(row)
+    return Table(
         id="pipelines",
         title="Throughput by pipeline size",
         caption="TFLOP/s per A100 of a GPT that grows with the pipeline, tp=8, 1F1B",
         columns=[
             make_column("pipeline"),
-            make_column("batch 8", "number", "global batch"),
-            make_column("batch 128", "number", "global batch"),
+            *(
+                make_column(f"batch_{batch}", f"batch {batch}", "number", "global batch")
+                for batch in batches
+            ),
         ],
         rows=rows,
         notes=["Setup: arXiv 2104.04473, figure 11, weak scaling with hidden size 20,480."],

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from parbench.bench.results.document import Document
 from parbench.bench.results.runs import load_run
+from parbench.bench.results.tables import Document
 from parbench.bench.text import UserError, format_choices
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.costs.step_spec import StepSpec

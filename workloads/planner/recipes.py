@@ -2,12 +2,7 @@
 
 from dataclasses import dataclass
 
-from parbench.bench.results.document import (
-    Cell,
-    Document,
-    DocumentPart,
-    DocumentTable,
-)
+from parbench.bench.results.tables import Document, Row, Section, Table
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.planner.models import MODELS
 from parbench.workloads.planner.report.columns import make_column
@@ -21,7 +16,7 @@ class Recipe:
     devices: str
     strategy: str
     source: str
-    mesh: str = ""  # in the words of --mesh, empty if not published
+    mesh: str = ""  # in the syntax of --mesh, empty if not published
     sequence: int = 0  # tokens, 0 = that of the model
 
 
@@ -94,34 +89,37 @@ RECIPES = (
 
 def recipe_document() -> Document:
     """Return the table of recipes, the smallest model first."""
-    table = DocumentTable(
+    table = Table(
         id="recipes",
         title="Recipes",
-        caption="as published, in the words of --mesh",
+        caption="as published, in the syntax of --mesh",
         columns=[
             make_column("model"),
             make_column("parameters"),
             make_column("devices"),
             make_column("strategy"),
-            make_column("mesh", description="in the words of --mesh, if sizes are published"),
+            make_column("mesh", description="in the syntax of --mesh, if sizes are published"),
             make_column("sequence", description="tokens"),
             make_column("source"),
         ],
         rows=[_make_row(recipe) for recipe in RECIPES],
     )
-    part = DocumentPart(id="recipes", title="Recipes", tables=[table])
-    heading = "Meshes with which large models were trained"
-    return Document(name="recipes", heading=heading, parts=[part], is_prediction=False)
+    return Document(
+        name="recipes",
+        heading="Meshes with which large models were trained",
+        sections=[Section(id="recipes", title="Recipes", tables=[table])],
+        is_prediction=False,
+    )
 
 
-def _make_row(recipe: Recipe) -> list[Cell]:
+def _make_row(recipe: Recipe) -> Row:
     step = MODELS[recipe.model]
-    return [
-        recipe.model,
-        f"{num_parameters(step.shape, step.moe) / 1e9:,.4g} B",
-        recipe.devices,
-        recipe.strategy,
-        recipe.mesh or "not published",
-        f"{recipe.sequence or step.shape.sequence:,}",
-        recipe.source,
-    ]
+    return {
+        "model": recipe.model,
+        "parameters": f"{num_parameters(step.shape, step.moe) / 1e9:,.4g} B",
+        "devices": recipe.devices,
+        "strategy": recipe.strategy,
+        "mesh": recipe.mesh or "not published",
+        "sequence": f"{recipe.sequence or step.shape.sequence:,}",
+        "source": recipe.source,
+    }

@@ -54,8 +54,10 @@ from parbench.workloads.model.transformer import (
     DTYPES,
     Transformer,
     compute_loss,
+    compute_padded_loss,
     draw_tokens,
     get_dtype,
+    get_inputs,
     initialize,
     make_meta_model,
     merge_parts,
@@ -83,6 +85,11 @@ from parbench.workloads.step.peaks import Peak, find_peak
 from parbench.workloads.step.probe import Probe, run_probes
 from parbench.workloads.step.reference_choice import does_reference_fit, shrink_model
 from parbench.workloads.step.sent_bytes import CommBytesProbe
+from parbench.workloads.step.token_count import (
+    compute_loss_weight,
+    count_targets,
+    pad_sequences,
+)
 from parbench.workloads.step.verify import Verifier, count_wrong_fills
 
 SMALL_MODEL_NOTE = (
@@ -123,7 +130,11 @@ class TrainStep(Benchmark):
             context_groups=self._positions.list_context_groups(spec.dims),
         )
         self._routing = self._make_routing()
-        self._compute_loss = tensor_parallel.make_loss(self.mesh.tensor, spec.shape.vocabulary)
+        self._cross_entropy = tensor_parallel.make_loss(
+            self.mesh.tensor, spec.shape.vocabulary, is_sum=spec.padding > 0
+        )
+        self._loss_weight: Tensor | float = 1.0
+        """The factor of a microbatch's loss, which depends on the padding of all ranks."""
         if spec.simulated_seconds is not None and spec.moe is None:
             calibrate_linears(spec, world, self._compute, spec.simulated_seconds)
         self.parts = self._build_parts()
@@ -159,6 +170,9 @@ class TrainStep(Benchmark):
 
         Returns the mean loss of this rank's microbatches, None if another rank knows it.
         """
+        if self.spec.padding:
+            all_targets = [microbatch.targets for microbatch in self.microbatches]
+            self._loss_weight = compute_loss_weight(self.spec, all_targets, self.mesh.groups)
         with tensor_parallel.use_loss(self.mesh.tensor):
             if self._run_pipeline is not None:
                 tokens = torch.cat([microbatch.tokens for microbatch in self.microbatches])
@@ -185,6 +199,10 @@ class TrainStep(Benchmark):
                 part.finish_microbatch()
             total += loss.detach()
         return total
+
+    def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of a microbatch; its mean over microbatches and data ranks is trained."""
+        return self._cross_entropy(logits, targets) * self._loss_weight
 
     def _run_forward(self, part: ParallelPart, index: int) -> Tensor:
         self._assign_experts(part, index)
@@ -363,9 +381,14 @@ class TrainStep(Benchmark):
 
     def _compute_reference_loss(self, model: nn.Module, tokens: Tensor, number: int) -> Tensor:
         """Return the mean loss of a microbatch of the global batch in a single process."""
+        weight = 1.0
+        if self.spec.padding:
+            num_microbatches = len(self._batch) / self.spec.microbatch
+            all_targets = float(count_targets(self._batch[:, 1:]))
+            weight = float(count_targets(tokens[:, 1:])) * num_microbatches / all_targets
         if self._routing is not None:
-            return self._routing.compute_reference_loss(model, tokens, number)
-        return compute_loss(model, tokens)
+            return self._routing.compute_reference_loss(model, tokens, number, weight)
+        return weight * compute_padded_loss(model, tokens)
 
     # Batch
 
@@ -383,12 +406,13 @@ class TrainStep(Benchmark):
         """Draw the global batch and this rank's microbatches of it."""
         spec = self.spec
         device = self._world.device
-        batch = draw_tokens(spec.shape, spec.global_batch, self._world.seed, self._step_number)
-        self._batch = batch.to(device)
+        seed = self._world.seed
+        batch = draw_tokens(spec.shape, spec.global_batch, seed, self._step_number)
+        self._batch = pad_sequences(batch, spec.padding, seed, self._step_number).to(device)
         first = self._data_index * spec.num_sequences
         sequences = self._batch[first : first + spec.num_sequences]
         positions = torch.tensor(self._positions.attended, device=device)
-        tokens = torch.split(sequences.index_select(1, positions), spec.microbatch)
+        tokens = torch.split(get_inputs(sequences.index_select(1, positions)), spec.microbatch)
         targets = torch.split(sequences.index_select(1, positions + 1), spec.microbatch)
         self.microbatches = [Microbatch(*pair) for pair in zip(tokens, targets, strict=True)]
         if self._routing is not None:

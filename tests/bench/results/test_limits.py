@@ -1,4 +1,4 @@
-"""Files of budgets: limits of declared metrics, with units."""
+"""Files of limits: operators, numbers and units of declared metrics."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SKIPPED = (SkippedCase(case=step_case("fsdp"), reason="needs 4 ranks"),)
 
 
 def read_text(folder: Path, text: str) -> tuple[MetricLimit, ...]:
-    file = folder / "budgets.toml"
+    file = folder / "limits.toml"
     file.write_text(text)
     return read_limits(file, CASES, SKIPPED)
 
@@ -32,29 +32,31 @@ def read_text(folder: Path, text: str) -> tuple[MetricLimit, ...]:
 def test_limit_is_read_in_the_unit_of_its_metric(
     tmp_path: Path, metric: str, limit: str, number: float
 ) -> None:
-    [budget] = read_text(tmp_path, f'"step.ddp" = {{ "{metric}" = "{limit}" }}')
-    assert budget.metric == metric
-    assert budget.comparison == "<"
-    assert budget.number == pytest.approx(number)
+    [parsed] = read_text(tmp_path, f'"step.ddp" = {{ "{metric}" = "{limit}" }}')
+    assert parsed.metric == metric
+    assert parsed.operator == "<"
+    assert parsed.number == pytest.approx(number)
 
 
 @pytest.mark.parametrize(
-    ("comparison", "kept_values"),
+    ("operator", "met_values"),
     [
         ("<", [0.29]),
+        ("<=", [0.29, 0.3]),
         ("==", [0.3]),
+        (">=", [0.3, 0.31]),
         (">", [0.31]),
     ],
 )
-def test_comparison_keeps_its_values(comparison: str, kept_values: list[float]) -> None:
-    budget = MetricLimit(cases="*", metric="mfu", text="", comparison=comparison, number=0.3)
-    assert [value for value in (0.29, 0.3, 0.31) if budget.is_met(value)] == kept_values
+def test_operator_is_met_by_its_values(operator: str, met_values: list[float]) -> None:
+    limit = MetricLimit(cases="*", metric="mfu", text="", operator=operator, number=0.3)
+    assert [value for value in (0.29, 0.3, 0.31) if limit.is_met(value)] == met_values
 
 
 @pytest.mark.parametrize("name", ["bytes_ratio.dp", "calls", "bubble_fraction_simulated"])
 def test_name_without_axis_stands_for_every_axis(tmp_path: Path, name: str) -> None:
-    [budget] = read_text(tmp_path, f'"ddp" = {{ "{name}" = ">0" }}')
-    assert budget.metric == name
+    [limit] = read_text(tmp_path, f'"ddp" = {{ "{name}" = ">0" }}')
+    assert limit.metric == name
 
 
 @pytest.mark.parametrize("name", ["exposed", "bytes_ratio.", ""])
@@ -68,7 +70,7 @@ def test_unknown_metric_is_refused(tmp_path: Path, name: str) -> None:
     ("text", "fact"),
     [
         ('"ddp" = { exposed_fracton = "<1" }', "did you mean 'exposed_fraction'?"),
-        ('"ddp" = { step_time = "<30" }', "unit s, ms or us"),
+        ('"ddp" = { step_time = "<30" }', "a number in s, ms or us"),
         ('"ddp" = { mfu = 1 }', "got `int`"),
         ('"step.dpp" = { mfu = ">1" }', "did you mean"),
         ('"fsdp" = { mfu = ">1" }', "needs 4 ranks"),
@@ -77,5 +79,5 @@ def test_unknown_metric_is_refused(tmp_path: Path, name: str) -> None:
 )
 def test_bad_file_is_refused(tmp_path: Path, text: str, fact: str) -> None:
     message = usage_error(read_text, tmp_path, text)
-    assert str(tmp_path / "budgets.toml") in message
+    assert str(tmp_path / "limits.toml") in message
     assert fact in message

@@ -128,7 +128,7 @@ def test_row_grade_is_the_variation_of_repetitions(
     seconds: tuple[float, ...], grade: Grade | None
 ) -> None:
     records = [ok_record(CASE, i, value, grade="very noisy") for i, value in enumerate(seconds)]
-    assert summarize_row(*records).grade == grade
+    assert summarize_row(*records).noise == grade
 
 
 def test_row_uses_the_last_record_of_a_repetition() -> None:

@@ -16,10 +16,10 @@ from parbench import cli
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.compare.ab import (
-    LOOKS,
-    Outcome,
+    TEST_POINTS,
+    PairedResult,
     Side,
-    measure_in_turns,
+    compare_interleaved,
     parse_side,
     run_repetition,
 )
@@ -87,19 +87,19 @@ def measure(
     budget_seconds: float = 1e6,
     sides: tuple[Side, Side] = (RING, TREE),
     **options: Any,
-) -> Outcome:
-    return measure_in_turns(
+) -> PairedResult:
+    return compare_interleaved(
         sides,
         machine.measure,
         budget_seconds=budget_seconds,
-        floor=0.03,
+        min_effect=0.03,
         clock=lambda: machine.clock_seconds,
         **options,
     )
 
 
-def verdict(outcome: Outcome) -> str:
-    return find_series(outcome.comparison).word
+def verdict(outcome: PairedResult) -> str:
+    return find_series(outcome.comparison).verdict
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(1.2, "SLOWER"), (1.0, "SAME")])
@@ -107,36 +107,34 @@ def test_sides_interleave_until_decided(factor: float, expected: str) -> None:
     machine = Machine(factor)
     outcome = measure(machine)
     assert verdict(outcome) == expected
-    assert outcome.repetitions == LOOKS[0]
+    assert outcome.num_pairs == TEST_POINTS[0]
     assert machine.order == "abbaabbaabba"
-    rule = outcome.comparison.rule
-    assert rule.level == pytest.approx(0.05 / len(LOOKS))
-    assert rule.false_discovery_rate == pytest.approx(0.04 / len(LOOKS))
+    assert outcome.comparison.rule.level == pytest.approx(0.05 / len(TEST_POINTS))
 
 
 @pytest.mark.parametrize(
     ("options", "repetitions"),
-    [({}, LOOKS[-1]), ({"repetitions": 7}, 7), ({"budget_seconds": 135.0}, 6)],
+    [({}, TEST_POINTS[-1]), ({"max_pairs": 7}, 7), ({"budget_seconds": 135.0}, 6)],
 )
 def test_ambiguous_sides_continue_to_a_limit(options: dict[str, Any], repetitions: int) -> None:
     outcome = measure(Machine(factor=1.03, noise=4.0), **options)
     assert verdict(outcome) == "AMBIGUOUS"
-    assert outcome.repetitions == repetitions
+    assert outcome.num_pairs == repetitions
 
 
 def test_short_budget_ends_after_one_pair() -> None:
     outcome = measure(Machine(), budget_seconds=99.0)
-    assert outcome.repetitions == 1
-    assert outcome.short
+    assert outcome.num_pairs == 1
+    assert outcome.is_too_short
     assert "--budget 110s" in outcome.reason
-    assert measure(Machine(), budget_seconds=100.0).repetitions == 5
+    assert measure(Machine(), budget_seconds=100.0).num_pairs == 5
 
 
 def test_sides_may_differ_only_in_what_is_tested() -> None:
     torches = {"a": {"version": "2.13.0"}, "b": {"version": "2.14.0"}}
     assert verdict(measure(Machine(torch_by_side=torches))) == "ENV-CHANGED"
-    meant = measure(Machine(torch_by_side=torches), across=["torch.*"])
-    assert verdict(meant) == "SAME"
+    intended = measure(Machine(torch_by_side=torches), intended=["torch.*"])
+    assert verdict(intended) == "SAME"
 
 
 def test_tested_variable_may_change_the_environment() -> None:
@@ -173,7 +171,7 @@ def invoke(*args: str) -> Result:
 def test_repetition_run_passes_variables_and_budget(tmp_path: Path, fake_python: str) -> None:
     side = parse_side("b", "X=7", fake_python)
     folder = tmp_path / "out"
-    run = run_repetition(side, 30.4, out=folder, words=("--only", "ddp"), tell=print)
+    run = run_repetition(side, 30.4, out=folder, options=("--only", "ddp"), log=print)
     assert run.path == folder / "b" / "run-0"
     command = ["7", "-m", "parbench", "run", "--only", "ddp"]
     command += ["--repetitions", "1", "--budget", "30s", "--out", str(folder / "b"), "--json"]
@@ -182,7 +180,7 @@ def test_repetition_run_passes_variables_and_budget(tmp_path: Path, fake_python:
 
 def test_repetition_run_reports_bad_options_of_run(tmp_path: Path) -> None:
     options = ("--only", "all_reduse", "--nproc", "2")
-    measure_side = partial(run_repetition, out=tmp_path / "out", words=options, tell=print)
+    measure_side = partial(run_repetition, out=tmp_path / "out", options=options, log=print)
     message = usage_error(measure_side, parse_side("a", "X=1"), 60.0)
     assert "side A" in message
     assert "'all_reduse'" in message
@@ -235,15 +233,15 @@ def test_ab_command_prints_its_comparison(tmp_path: Path, fake_python: str) -> N
         ("ab --a X=1 -- --repetitions 3", "--repetitions"),
         ("ab --a X=1 -- --budget=5s", "--budget"),
         ("ab --a X=1 --a-python absent-python", "absent-python"),
-        ("ab --a X=1 --floor 3", "--floor '3'"),
-        ("aa --floor floors.json", "floors.json"),
+        ("ab --a X=1 --min-effect 3", "--min-effect '3'"),
+        ("aa --min-effect thresholds.json", "thresholds.json"),
     ],
 )
 def test_bad_options_are_refused_before_any_run(
     command: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("floors.json").write_text("[]")
+    Path("thresholds.json").write_text("[]")
     name, *options = command.split()
     result = invoke(name, "--out", "out", *options)
     assert result.exit_code == 2
@@ -251,7 +249,7 @@ def test_bad_options_are_refused_before_any_run(
     assert not Path("out").exists()
 
 
-def test_aa_writes_noise_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aa_writes_thresholds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
 
     def measure_side(side: Side, seconds: float, **options: object) -> Run:
@@ -259,15 +257,15 @@ def test_aa_writes_noise_floors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return with_info(run, started=f"2026-01-02T03:04:{len(machine.order):02}.000Z")
 
     monkeypatch.setattr("parbench.reports.compare.ab.run_repetition", measure_side)
-    file = tmp_path / "floor.json"
+    file = tmp_path / "thresholds.json"
     result = invoke(
-        "aa", "--floor", str(file), "--repetitions", "6", "--", "--only", "all_reduce"
+        "aa", "--min-effect", str(file), "--repetitions", "6", "--", "--only", "all_reduce"
     )
     assert result.exit_code == 0, result.output
     assert str(file) in result.stdout
     assert machine.order == "abbaabbaabba"
-    [floor] = read_thresholds(file).values()
-    assert floor.series == CASE.label
-    assert floor.repetitions == 12
-    assert floor.floor == 0.03
-    assert floor.measured == "2026-01-02T03:04:12.000Z"  # that of the newest run, on side A
+    [threshold] = read_thresholds(file).values()
+    assert threshold.series == CASE.label
+    assert threshold.repetitions == 12
+    assert threshold.min_effect == 0.03
+    assert threshold.measured == "2026-01-02T03:04:12.000Z"  # that of the newest run, on side A

@@ -9,7 +9,8 @@ from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.compare.compare import compare, pool_runs
+from parbench.reports.compare.compare import compare
+from parbench.reports.compare.pool import pool_runs
 from parbench.reports.compare.rule import Rule
 from tests.support.compare_fixtures import (
     CASE,
@@ -25,8 +26,8 @@ from tests.support.reports_fixtures import (
     WORLD,
     collective_case,
     failed_record,
+    ok_record,
     out_of_budget_record,
-    step_case,
 )
 
 BASE = make_repetitions()
@@ -46,10 +47,10 @@ def test_verdict_follows_the_change_of_medians(
     factor: float, verdict: str, code: int, strict_code: int
 ) -> None:
     comparison = compare_records(BASE, make_repetitions(factor=factor))
-    assert comparison.code() == code
-    assert comparison.code(fail_on_unknown=True) == strict_code
+    assert comparison.get_exit_code() == code
+    assert comparison.get_exit_code(fail_on_unknown=True) == strict_code
     series = find_series(comparison)
-    assert series.word == verdict
+    assert series.verdict == verdict
     assert series.effect is not None
     assert series.effect.change == pytest.approx(factor - 1)
 
@@ -64,7 +65,7 @@ def test_four_repetitions_are_insufficient() -> None:
     skipped = out_of_budget_record(CASE, 4)
     new = [*make_repetitions(factor=2.0, count=4), skipped]
     series = find_series(compare_records(BASE, new))
-    assert series.word == "INSUFFICIENT"
+    assert series.verdict == "INSUFFICIENT"
     assert "NEW has 4" in series.reason
     assert series.effect is not None
     assert series.effect.change == pytest.approx(1.0, abs=0.02)
@@ -76,16 +77,16 @@ def test_four_repetitions_are_insufficient() -> None:
 def test_bad_repetition_of_new_decides(status: Status, verdict: str, code: int) -> None:
     bad = failed_record(CASE, 4, status, "rank 1 reported it")
     comparison = compare_records(BASE, [*make_repetitions(count=4), bad])
-    assert comparison.code() == code
+    assert comparison.get_exit_code() == code
     series = find_series(comparison)
-    assert series.word == verdict
+    assert series.verdict == verdict
     assert series.reason == "rank 1 reported it"
     assert series.effect is None
 
 
 def test_wrong_base_has_no_times() -> None:
     series = find_series(compare_records([*BASE, failed_record(CASE, 5, "wrong")], BASE))
-    assert series.word == "INSUFFICIENT"
+    assert series.verdict == "INSUFFICIENT"
     assert "BASE has 0" in series.reason
 
 
@@ -104,24 +105,24 @@ CUT = out_of_budget_record(OTHER_CASE, 0)
 )
 def test_missing_case_has_its_reason(new: Run, reason: str) -> None:
     comparison = compare(run_from_records(BOTH_CASES), new, Rule())
-    assert comparison.code() == 4
+    assert comparison.get_exit_code() == 4
     series = find_series(comparison, OTHER_CASE)
-    assert series.word == "MISSING"
+    assert series.verdict == "MISSING"
     assert reason in series.reason
 
 
-def test_changed_environment_is_env_changed_unless_meant() -> None:
+def test_changed_environment_is_env_changed_unless_intended() -> None:
     newer = {**ENVIRONMENT, "versions": {"python": "3.11.7", "numpy": "2.5.0"}}
     base = run_from_records(BASE)
     new = run_from_records(make_repetitions(factor=1.5), newer)
     comparison = compare(base, new, Rule())
-    assert comparison.whole is None
-    assert comparison.code() == 3
+    assert comparison.overall is None
+    assert comparison.get_exit_code() == 3
     series = find_series(comparison)
-    assert series.word == "ENV-CHANGED"
+    assert series.verdict == "ENV-CHANGED"
     assert series.reason == "versions.numpy: 2.4.6 -> 2.5.0"
-    meant = compare(base, new, Rule(), ["versions.*"])
-    assert find_series(meant).word == "SLOWER"
+    intended = compare(base, new, Rule(), ["versions.*"])
+    assert find_series(intended).verdict == "SLOWER"
 
 
 @pytest.mark.parametrize("change", [{"nodes": 2}, {"size": 2}])
@@ -129,20 +130,30 @@ def test_another_world_is_another_series(change: dict[str, Any]) -> None:
     world = msgspec.structs.replace(WORLD, **change)
     new = [*make_repetitions(world=world), *make_repetitions(OTHER_CASE)]
     comparison = compare_records(BOTH_CASES, new)
-    assert comparison.counts == {"MISSING": 1, "NEW": 1, "SAME": 1}
-    assert comparison.code() == 4
+    assert comparison.verdicts == {"MISSING": 1, "NEW": 1, "SAME": 1}
+    assert comparison.get_exit_code() == 4
 
 
-def test_family_is_a_curve_ordered_by_size() -> None:
-    step = make_repetitions(step_case())
-    new = make_curve(1.0, 1.0, 1.2, 1.2)
-    comparison = compare_records([*make_curve(1, 1, 1, 1), *step], [*new[::-1], *step])
-    curve, single = comparison.families
-    assert [series.word for series in curve.series] == ["SAME", "SAME", "SLOWER", "SLOWER"]
-    assert curve.word == "SLOWER"
-    assert curve.p_value is not None
-    assert curve.p_value < 0.05
-    assert single.word == "SAME"
+def test_overall_change_needs_most_series() -> None:
+    one_slower = compare_records(make_curve(1, 1, 1), make_curve(1, 1.5, 1))
+    assert one_slower.overall is not None
+    assert one_slower.overall.verdict == "SAME"
+    all_slower = compare_records(make_curve(1, 1, 1), make_curve(1.1, 1.1, 1.1))
+    assert all_slower.overall is not None
+    assert all_slower.overall.verdict == "SLOWER"
+    assert all_slower.overall.effect.change == pytest.approx(0.1)
+
+
+def test_many_series_require_smaller_p_values() -> None:
+    """A change that is significant alone is not among 20 series without a change."""
+    noisy = [1.0, 1.12, 0.9, 1.05, 0.95]
+    base = [ok_record(CASE, i, seconds) for i, seconds in enumerate(noisy)]
+    new = [ok_record(CASE, i, 1.25 * seconds) for i, seconds in enumerate(noisy)]
+    assert find_series(compare_records(base, new)).verdict == "SLOWER"
+    others = make_curve(*[1] * 21)[5:]  # without CASE
+    series = find_series(compare_records([*base, *others], [*new, *others]))
+    assert series.verdict == "AMBIGUOUS"
+    assert "multiple comparisons" in series.reason
 
 
 def test_unjudged_series_shift_no_verdict() -> None:
@@ -152,9 +163,9 @@ def test_unjudged_series_shift_no_verdict() -> None:
     new += [failed_record(cases[2])]
     new += make_repetitions(cases[3], 0.8)
     comparison = compare_records(make_curve(1, 1, 1, 1), new)
-    verdicts = [series.word for series in comparison.series]
+    verdicts = [series.verdict for series in comparison.series]
     assert verdicts == ["SLOWER", "INSUFFICIENT", "FAILED", "FASTER"]
-    assert comparison.code() == 1
+    assert comparison.get_exit_code() == 1
 
 
 def test_pool_has_the_repetitions_of_all_runs() -> None:

@@ -1,4 +1,4 @@
-"""ExactCounts of a step are compared exactly: every change is reported with its operation."""
+"""Exact counts of a step are compared exactly: every change is reported with its operation."""
 
 import html
 import json
@@ -11,8 +11,8 @@ import pytest
 from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record
 from parbench.reports.compare.compare import Comparison, compare
-from parbench.reports.compare.junit import as_junit
-from parbench.reports.compare.report import as_json, as_markdown, as_table
+from parbench.reports.compare.junit import render_junit
+from parbench.reports.compare.report import render_json, render_markdown, render_table
 from parbench.reports.compare.rule import Rule
 from tests.support.compare_fixtures import compare_records, run_from_records
 from tests.support.paths import Command
@@ -29,7 +29,7 @@ FSDP = {
     "memory_counted.parameters": 64 * MIB,
 }
 EXTRA_CALL = {**FSDP, "calls.fsdp.all_gather": 10.0}
-EXTRA_CALL_TEXT = "all_gather on fsdp: 9 -> 10 calls a step, as many bytes"
+EXTRA_CALL_TEXT = "all_gather on fsdp: 9 -> 10 calls a step, same number of bytes"
 
 
 def make_record(
@@ -41,8 +41,8 @@ def make_record(
 
 def list_failures(comparison: Comparison) -> list[str]:
     failures = []
-    for _, counts in comparison.counted:
-        failures += [change.told for change in counts.changes if change.fails]
+    for series in comparison.series:
+        failures += [change.message for change in series.counts.changes if change.fails]
     return failures
 
 
@@ -106,7 +106,7 @@ def test_bytes_unknown_on_one_side_are_not_compared() -> None:
     assert find_changes(unknown, extra_call) == ["all_gather on fsdp: 9 -> 10 calls a step"]
     comparison = compare_records([make_record()], [make_record(unknown)])
     assert list_failures(comparison) == []
-    assert comparison.code(fail_on_unknown=True) == 3
+    assert comparison.get_exit_code(fail_on_unknown=True) == 3
 
 
 def test_activations_of_routed_tokens_are_not_compared() -> None:
@@ -123,29 +123,29 @@ def test_operation_of_another_torch_may_be_renamed() -> None:
     new = run_from_records([make_record(renamed)], {"versions": {"torch": "2"}})
     comparison = compare(base, new, Rule())
     assert list_failures(comparison) == []
-    assert comparison.code(fail_on_unknown=True) == 3
+    assert comparison.get_exit_code(fail_on_unknown=True) == 3
 
 
 @pytest.mark.parametrize(
     ("globs", "code", "num_failures"),
     [([], 1, 2), (["counts.fsdp.*"], 1, 1), (["counts.*"], 0, 0)],
 )
-def test_meant_changes_are_shown_and_pass(
+def test_intended_changes_are_shown_and_pass(
     globs: list[str], code: int, num_failures: int
 ) -> None:
     new = {**EXTRA_CALL, "memory_counted.parameters": 1.0}
-    comparison = compare_records([make_record()], [make_record(new)], meant=globs)
-    assert comparison.code() == code
+    comparison = compare_records([make_record()], [make_record(new)], intended=globs)
+    assert comparison.get_exit_code() == code
     assert len(list_failures(comparison)) == num_failures
-    assert EXTRA_CALL_TEXT in as_table(comparison)
+    assert EXTRA_CALL_TEXT in render_table(comparison)
 
 
 def test_every_format_shows_changed_counts() -> None:
     comparison = compare_records([make_record()], [make_record(EXTRA_CALL)])
-    assert comparison.counts == {"CHANGED": 1, "INSUFFICIENT": 1}
-    for render in (as_table, as_markdown, as_junit):
+    assert comparison.verdicts == {"CHANGED": 1, "INSUFFICIENT": 1}
+    for render in (render_table, render_markdown, render_junit):
         assert EXTRA_CALL_TEXT in html.unescape(render(comparison))
-    [change] = json.loads(as_json(comparison, code=1))["counts"]["changes"]
+    [change] = json.loads(render_json(comparison, code=1))["counts"]["changes"]
     assert change["path"] == "counts.fsdp.all_gather"
     assert change["base"] == [9]
     assert change["new"] == [10]
@@ -163,7 +163,7 @@ def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
     base, repeated, planted = folders
     unchanged = parbench("compare", base, repeated)
     assert unchanged.returncode == 0, unchanged.stdout
-    assert unchanged.stdout.startswith("ExactCounts: none of ")
+    assert unchanged.stdout.splitlines()[1].startswith("Counts: none of ")
     changed = parbench("compare", base, planted)
     assert changed.returncode == 1
     assert re.search(r"all_gather on fsdp: \d+ -> \d+ calls a step", changed.stdout)

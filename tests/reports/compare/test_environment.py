@@ -8,13 +8,13 @@ import pytest
 from parbench.bench.plan.plan import Measure, parse_fault
 from parbench.reports.compare.environment import (
     HARMLESS,
-    Change,
-    Point,
-    Surroundings,
-    changes,
+    EnvironmentChange,
+    EnvironmentValues,
+    SeriesPoint,
+    collect_environment,
     collect_points,
-    plan_changes,
-    surroundings,
+    find_environment_changes,
+    find_plan_changes,
 )
 from tests.support.compare_fixtures import CASE, make_repetitions, run_from_records
 from tests.support.reports_fixtures import (
@@ -29,14 +29,16 @@ from tests.support.reports_fixtures import (
 PLAN = make_plan([CASE])
 
 
-def surround(shared: dict[str, Any], record: dict[str, Any] | None = None) -> Surroundings:
+def surround(shared: dict[str, Any], record: dict[str, Any] | None = None) -> EnvironmentValues:
     """Return the surroundings of a run that measured two records, the second in this one."""
     records = [ok_record(CASE, 0), ok_record(CASE, 1, environment=record or {})]
-    return surroundings(make_run(PLAN, records, shared), records)
+    return collect_environment(make_run(PLAN, records, shared), records)
 
 
-def find_changes(base: dict[str, Any], new: dict[str, Any], *globs: str) -> list[Change]:
-    return list(changes(surround(base), surround(new), globs))
+def find_changes(
+    base: dict[str, Any], new: dict[str, Any], *globs: str
+) -> list[EnvironmentChange]:
+    return list(find_environment_changes(surround(base), surround(new), globs))
 
 
 def test_equal_environments_have_no_changes() -> None:
@@ -60,65 +62,63 @@ GOVERNOR = {"host": {"governor": "fast"}}
         ({}, RING, "variables.NCCL_ALGO: not set -> Ring"),
     ],
 )
-def test_changed_value_is_decisive(
-    base: dict[str, Any], new: dict[str, Any], text: str
-) -> None:
+def test_changed_value_blocks(base: dict[str, Any], new: dict[str, Any], text: str) -> None:
     [change] = find_changes(base, new)
     assert change.text == text
-    assert change.decisive
+    assert change.is_blocking
 
 
-def test_value_unknown_to_one_side_decides_nothing() -> None:
+def test_value_unknown_to_one_side_does_not_block() -> None:
     [change] = find_changes({}, GOVERNOR)
     assert change.text == "host.governor: - -> fast"
-    assert not change.decisive
+    assert not change.is_blocking
 
 
 @pytest.mark.parametrize("path", HARMLESS)
-def test_harmless_change_decides_nothing(path: str) -> None:
+def test_harmless_change_does_not_block(path: str) -> None:
     group, _, name = path.partition(".")
     [change] = find_changes({group: {name: "1"}}, {group: {name: "2"}})
-    assert not change.decisive
+    assert not change.is_blocking
 
 
-@pytest.mark.parametrize(("glob", "is_meant"), [("host.*", True), ("versions.*", False)])
-def test_meant_change_decides_nothing(glob: str, is_meant: bool) -> None:
+@pytest.mark.parametrize(("glob", "is_intended"), [("host.*", True), ("versions.*", False)])
+def test_intended_change_does_not_block(glob: str, is_intended: bool) -> None:
     [change] = find_changes(NODE_A, NODE_B, glob)
-    assert change.meant is is_meant
-    assert change.decisive is not is_meant
+    assert change.is_intended is is_intended
+    assert change.is_blocking is not is_intended
 
 
 def test_ranks_that_differ_are_compared_as_a_set() -> None:
-    def surround_ranks(*ranks: dict[str, Any]) -> Surroundings:
+    def surround_ranks(*ranks: dict[str, Any]) -> EnvironmentValues:
         environment = {f"rank {i}": rank for i, rank in enumerate(ranks)}
         records = [ok_record(CASE, environment=environment)]
-        return surroundings(make_run(PLAN, records), records)
+        return collect_environment(make_run(PLAN, records), records)
 
     base = surround_ranks(NODE_A, NODE_B)
-    assert changes(base, surround_ranks(NODE_B, NODE_A)) == ()
-    [change] = changes(base, surround_ranks(NODE_A, NODE_C))
+    assert find_environment_changes(base, surround_ranks(NODE_B, NODE_A)) == ()
+    [change] = find_environment_changes(base, surround_ranks(NODE_A, NODE_C))
     assert change.text == "host.name: a, b -> a, c"
 
 
 def test_change_within_a_run_is_named() -> None:
     moved = surround(NODE_A, {"changed": {"host.name": ["a", "b"]}})
-    [change] = changes(surround(NODE_A), moved)
+    [change] = find_environment_changes(surround(NODE_A), moved)
     assert change.new == "a then b"
-    assert change.within == "NEW"
-    assert change.decisive
+    assert change.changed_during == "NEW"
+    assert change.is_blocking
 
 
-def test_plan_changes_are_shown_and_decide_nothing() -> None:
+def test_plan_changes_are_shown_and_do_not_block() -> None:
     injection = parse_fault("slow:1:10%", 4)
     new = msgspec.structs.replace(PLAN, measure=Measure(precision=0.01), injection=injection)
-    differences = plan_changes(PLAN, new)
+    differences = find_plan_changes(PLAN, new)
     assert {change.text for change in differences} == {
         "plan.measure.precision: 0.025 -> 0.01",
         "plan.injection: none -> slow:1:10%",
     }
-    assert not any(change.decisive for change in differences)
+    assert not any(change.is_blocking for change in differences)
     other_cases = msgspec.structs.replace(PLAN, cases=(), notes=("a note",))
-    assert plan_changes(PLAN, other_cases) == ()
+    assert find_plan_changes(PLAN, other_cases) == ()
 
 
 def with_value(path: str, value: object) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def with_value(path: str, value: object) -> dict[str, Any]:
     return environment
 
 
-def find_point(environment: dict[str, Any] | None = None, **fields: Any) -> Point:
+def find_point(environment: dict[str, Any] | None = None, **fields: Any) -> SeriesPoint:
     [point] = collect_points(run_from_records(make_repetitions(**fields), environment))
     return point
 
@@ -143,7 +143,7 @@ def find_point(environment: dict[str, Any] | None = None, **fields: Any) -> Poin
         find_point(injected="late:1:3ms"),
     ],
 )
-def test_incomparable_times_have_another_fingerprint(point: Point) -> None:
+def test_incomparable_times_have_another_fingerprint(point: SeriesPoint) -> None:
     assert point.series.fingerprint != find_point().series.fingerprint
 
 
@@ -151,4 +151,4 @@ def test_incomparable_times_have_another_fingerprint(point: Point) -> None:
 def test_explaining_value_keeps_the_fingerprint(path: str) -> None:
     point = find_point(with_value(path, "another"))
     assert point.series.fingerprint == find_point().series.fingerprint
-    assert point.beside[path] == "another"
+    assert point.explanatory[path] == "another"

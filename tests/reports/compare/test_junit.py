@@ -11,7 +11,7 @@ import pytest
 import xmlschema
 
 from parbench.reports.compare.compare import Comparison
-from parbench.reports.compare.junit import as_junit
+from parbench.reports.compare.junit import render_junit
 from tests.support.compare_fixtures import (
     CASE,
     compare_records,
@@ -41,13 +41,13 @@ def read_jenkins_schema() -> str:
 
 
 def parse(comparison: Comparison) -> ElementTree.Element:
-    return ElementTree.fromstring(as_junit(comparison))
+    return ElementTree.fromstring(render_junit(comparison))
 
 
 @pytest.mark.full
 def test_junit_follows_the_schema_of_jenkins(mixed: Comparison) -> None:
     schema = xmlschema.XMLSchema(read_jenkins_schema())
-    text = as_junit(mixed)
+    text = render_junit(mixed)
     schema.validate(text)
     assert not schema.is_valid(text.replace("failure", "failed"))
 
@@ -55,10 +55,10 @@ def test_junit_follows_the_schema_of_jenkins(mixed: Comparison) -> None:
 def test_junit_outcome_follows_the_verdict(mixed: Comparison) -> None:
     root = parse(mixed)
     outcomes = {}
-    _, *cases = root.iter("testcase")  # the first is that of the whole run
+    *cases, _ = root.iter("testcase")  # The last one is the overall change.
     for series, case in zip(mixed.series, cases, strict=True):
         assert case.get("name") == series.case.label
-        outcomes[series.word] = [child.tag for child in case]
+        outcomes[series.judged_verdict] = [child.tag for child in case]
     assert outcomes == {
         "SLOWER": ["failure"],
         "WRONG": ["error"],

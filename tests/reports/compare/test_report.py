@@ -9,26 +9,25 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from parbench import cli
 from parbench.reports.commands import compare
 from parbench.reports.compare.compare import Comparison
 from parbench.reports.compare.report import (
-    as_json,
-    as_markdown,
-    as_table,
-    compare_runs,
+    render_json,
+    render_markdown,
+    render_table,
 )
-from parbench.reports.compare.thresholds import fingerprints, save_thresholds
+from parbench.reports.compare.thresholds import find_fingerprints, save_thresholds
 from parbench.reports.history.database import open_history
 from parbench.reports.history.runs import find_run
 from tests.support.compare_fixtures import (
     OTHER_CASE,
-    make_floor,
     make_repetitions,
+    make_threshold,
     run_from_records,
 )
 from tests.support.history_fixtures import fill_history
 from tests.support.nodes_fixtures import EMULATION
-from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import (
     write_run,
 )
@@ -38,8 +37,8 @@ VERDICTS = ["WRONG", "SLOWER", "MISSING", "AMBIGUOUS", "NEW", "FASTER", "SAME"] 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in a folder without `runs/floor.json` and `runs/history.sqlite`."""
-    monkeypatch.delenv("PARBENCH_FLOOR", raising=False)
+    """Run in a folder without `runs/thresholds.json` and `runs/history.sqlite`."""
+    monkeypatch.delenv("PARBENCH_MIN_EFFECT", raising=False)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
 
@@ -76,7 +75,7 @@ def invoke(*args: str) -> Result:
     [
         ({}, "", 0, "1 SAME"),
         ({"factor": 1.2}, "", 1, "1 SLOWER"),
-        ({"factor": 1.2}, "--floor 30%", 0, "1 SAME"),
+        ({"factor": 1.2}, "--min-effect 30%", 0, "1 SAME"),
         ({"factor": 1.2, "count": 4}, "", 3, "1 INSUFFICIENT"),
         ({"numpy": "2.5.0"}, "", 3, "ENV-CHANGED"),
         ({"numpy": "2.5.0", "factor": 1.2}, "--across versions.numpy", 1, "1 SLOWER"),
@@ -101,22 +100,22 @@ def test_compare_names_the_emulated_side(form: str, base: str, tmp_path: Path) -
     assert "NEW is" not in text
 
 
-def test_compare_uses_a_measured_floor(base: str, slower: str, tmp_path: Path) -> None:
-    file = str(tmp_path / "floor.json")
-    floors = dict.fromkeys(fingerprints(find_run(base)).values(), make_floor(0.3))
-    save_thresholds(Path(file), floors)
-    result = invoke(base, slower, "--floor", file)
+def test_compare_uses_a_measured_threshold(base: str, slower: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "thresholds.json")
+    thresholds = dict.fromkeys(find_fingerprints(find_run(base)).values(), make_threshold(0.3))
+    save_thresholds(Path(file), thresholds)
+    result = invoke(base, slower, "--min-effect", file)
     assert result.exit_code == 0
-    assert "floor 30.0 %" in result.output
-    data = json.loads(invoke(base, slower, "--floor", file, "--format", "json").output)
-    [series] = data["families"][0]["series"]
-    assert series["effect"]["floor"] == pytest.approx(0.3)
-    assert series["measured_floor"]["repetitions"] == 20
+    assert "threshold 30.0 %" in result.output
+    data = json.loads(invoke(base, slower, "--min-effect", file, "--format", "json").output)
+    [series] = data["series"]
+    assert series["min_effect"] == pytest.approx(0.3)
+    assert series["threshold"]["repetitions"] == 20
 
 
 @pytest.mark.parametrize(
     ("form", "start"),
-    [("table", "BASE: "), ("markdown", "## "), ("json", "{"), ("junit", "<?xml")],
+    [("table", "Verdict: "), ("markdown", "## "), ("json", "{"), ("junit", "<?xml")],
 )
 def test_compare_format_goes_to_stdout_or_a_file(
     form: str, start: str, base: str, slower: str, tmp_path: Path
@@ -132,11 +131,16 @@ def test_compare_format_goes_to_stdout_or_a_file(
 
 
 def test_compare_refuses_runs_that_do_not_compare(base: str, tmp_path: Path) -> None:
-    other_case = write_run(tmp_path, run_from_records(make_repetitions(OTHER_CASE)))
-    assert "run.json" in usage_error(compare_runs, base, str(tmp_path / "empty"))
-    assert "share no series" in usage_error(compare_runs, base, str(other_case))
-    assert "the same run" in usage_error(compare_runs, base, f"{base}/../{Path(base).name}")
-    assert "absent" in usage_error(compare_runs, "absent", base)
+    other_case = str(write_run(tmp_path, run_from_records(make_repetitions(OTHER_CASE))))
+    for new, problem in (
+        (str(tmp_path / "empty"), "run.json"),
+        (other_case, "share no series"),
+        (f"{base}/../{Path(base).name}", "the same run"),
+        ("absent", "absent"),
+    ):
+        result = CliRunner().invoke(cli.main, ["compare", base, new])
+        assert result.exit_code == 2
+        assert problem in str(result.output)
 
 
 def test_compare_pools_a_folder_without_the_other_run(slower: str, tmp_path: Path) -> None:
@@ -156,18 +160,17 @@ def test_compare_reads_runs_of_the_history(tmp_path: Path) -> None:
     file = tmp_path / "h.sqlite"
     with open_history(file, create=True) as history:
         fill_history(history, tmp_path, [1.0, 1.0, 1.2])
-    text, code = compare_runs("main~1", "main", history=file)
-    assert code == 1
-    assert "2 SLOWER" in text
-    text, code = compare_runs("last:10", str(tmp_path / "run-002"), history=file)
-    assert code == 1
-    assert "10 repetitions" in text  # run-002 itself is left out
-    assert "the same run" in usage_error(compare_runs, "main", "run-002", history=file)
+    result = invoke("main~1", "main", "--history", str(file))
+    assert result.exit_code == 1
+    assert "2 SLOWER" in result.output
+    result = invoke("last:10", str(tmp_path / "run-002"), "--history", str(file))
+    assert result.exit_code == 1
+    assert "10 repetitions" in result.output  # run-002 itself is left out
 
 
 def test_table_has_a_row_for_every_series(mixed: Comparison) -> None:
-    assert mixed.counts == dict.fromkeys(VERDICTS, 1)
-    table = as_table(mixed).partition("\nSeries\n")[2]
+    assert mixed.verdicts == dict.fromkeys(VERDICTS, 1)
+    table = render_table(mixed).partition("\nTimes\n")[2]
     for verdict in VERDICTS:
         assert f" {verdict} " in table
     assert "host.address" in table
@@ -175,14 +178,14 @@ def test_table_has_a_row_for_every_series(mixed: Comparison) -> None:
 
 
 def test_markdown_tables_are_intact_and_worst_first(mixed: Comparison) -> None:
-    text = as_markdown(mixed)
+    text = render_markdown(mixed)
     assert "1 WRONG, 1 SLOWER, 1 MISSING" in text.splitlines()[0]
     tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
-    assert len(tables) == 3
+    assert len(tables) == 2
     for table in tables:
         borders = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
         assert len(borders) == 1
-    series = text.partition("### Series")[2].partition("| --- |")[2]
+    series = text.partition("### Times")[2].partition("| --- |")[2].partition("###")[0]
     assert re.findall(rf"\| ({'|'.join(VERDICTS)}) \|", series) == VERDICTS
     assert "b\\|c" in text
     assert "<script>" not in text
@@ -190,15 +193,13 @@ def test_markdown_tables_are_intact_and_worst_first(mixed: Comparison) -> None:
 
 
 def test_json_holds_every_number(mixed: Comparison) -> None:
-    data = json.loads(as_json(mixed, code=1), parse_constant=pytest.fail)
-    assert data["schema_version"] == 1
+    data = json.loads(render_json(mixed, code=1), parse_constant=pytest.fail)
+    assert data["schema_version"] == 2
     assert data["exit_code"] == 1
     assert data["verdicts"] == dict.fromkeys(VERDICTS, 1)
-    [family] = [family for family in data["families"] if len(family["series"]) == 3]
-    assert family["slower_size_bytes"] == [1024]
-    series = family["series"][0]
+    series = data["series"][0]
     assert series["effect"]["change"] == pytest.approx(0.2)
-    assert {"low", "high", "detectable", "p_value", "rank_p_value"} < series["effect"].keys()
+    assert {"low", "high", "detectable", "p_value", "noise"} < series["effect"].keys()
     assert len(series["base_seconds"]) == 5
     [change] = data["environment"]
     assert change["path"] == "host.address"

@@ -1,4 +1,4 @@
-"""A measured floor of a series: its height, its file and the option `--floor`."""
+"""Measured thresholds of series: their height, their file and the option `--min-effect`."""
 
 import json
 import math
@@ -12,19 +12,24 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
 from parbench.reports.compare.rule import Rule
 from parbench.reports.compare.thresholds import (
-    fingerprints,
-    floors_of,
-    measure_floors,
-    parse_floor,
+    compute_threshold,
+    find_fingerprints,
+    measure_thresholds,
+    parse_percentage,
     read_thresholds,
     save_thresholds,
 )
-from tests.support.compare_fixtures import CASE, OTHER_CASE, make_floor, run_from_records
+from tests.support.compare_fixtures import (
+    CASE,
+    OTHER_CASE,
+    make_threshold,
+    run_from_records,
+)
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import ENVIRONMENT, failed_record, ok_record
 
 RULE = Rule()
-FLOOR = make_floor(0.031)
+THRESHOLD = make_threshold(0.031)
 
 
 def draw_times(seed: int, sigma: float, count: int = 20) -> list[float]:
@@ -32,9 +37,8 @@ def draw_times(seed: int, sigma: float, count: int = 20) -> list[float]:
     return [1e-3 * math.exp(generator.gauss(0, sigma)) for _ in range(count)]
 
 
-def compute_floor(times: Sequence[float]) -> float:
-    [floor], _ = floors_of([dict(enumerate(times))], RULE)
-    return floor
+def compute(times: Sequence[float]) -> float:
+    return compute_threshold(dict(enumerate(times)), RULE)
 
 
 def make_runs(times: Sequence[float], *cases: Case) -> list[Run]:
@@ -45,77 +49,71 @@ def make_runs(times: Sequence[float], *cases: Case) -> list[Run]:
     return runs
 
 
-@pytest.mark.parametrize(
-    "times", [draw_times(1, 0.003), [1e-3] * 10, [1.03**i for i in range(10)]]
-)
-def test_floor_of_quiet_times_and_drift_is_that_of_the_rule(times: list[float]) -> None:
-    assert compute_floor(times) == RULE.floor
+@pytest.mark.parametrize("times", [draw_times(1, 0.003), [1e-3] * 10])
+def test_threshold_of_quiet_times_is_that_of_the_rule(times: list[float]) -> None:
+    assert compute(times) == RULE.min_effect
 
 
-def test_floor_covers_a_moved_level() -> None:
+def test_threshold_covers_a_change_of_level() -> None:
     slower = [1.1 * seconds for seconds in draw_times(2, 0.002, 10)]
     times = draw_times(1, 0.002, 10) + slower
-    floor = compute_floor(times)
-    assert floor == pytest.approx(0.1, abs=0.004)
-    assert compute_floor(times[::-1]) == pytest.approx(floor)
-    assert compute_floor([1 / seconds for seconds in times]) == pytest.approx(floor)
+    threshold = compute(times)
+    assert threshold == pytest.approx(0.1, abs=0.004)
+    assert compute(times[::-1]) == pytest.approx(threshold)
+    assert compute([1 / seconds for seconds in times]) == pytest.approx(threshold)
 
 
-def test_measure_floors_uses_series_fingerprints() -> None:
+def test_thresholds_are_kept_by_fingerprint() -> None:
     times = draw_times(3, 0.01)
     runs = make_runs(times, CASE, OTHER_CASE)
-    floors, autocorrelation = measure_floors(runs, RULE)
-    assert 0 <= autocorrelation < 1
-    by_case = fingerprints(runs[0])
-    assert set(floors) == set(by_case.values())
-    floor = floors[by_case[CASE.id]]
-    assert floor.series == CASE.label
-    assert floor.repetitions == 20
-    assert floor.noise == pytest.approx(0.01, rel=0.35)
-    assert floor.floor == compute_floor(times)
+    thresholds = measure_thresholds(runs, RULE)
+    fingerprints = find_fingerprints(runs[0])
+    assert set(thresholds) == set(fingerprints.values())
+    threshold = thresholds[fingerprints[CASE.id]]
+    assert threshold.series == CASE.label
+    assert threshold.repetitions == 20
+    assert threshold.noise == pytest.approx(0.01, rel=0.35)
+    assert threshold.min_effect == compute(times)
 
 
-def test_measure_floors_needs_ten_valid_runs() -> None:
+def test_thresholds_need_ten_valid_runs() -> None:
     runs = make_runs(draw_times(1, 0.01, 10), CASE)
     wrong = run_from_records([failed_record(CASE, 0, "wrong")], ENVIRONMENT)
-    floors, _ = measure_floors([*runs, wrong], RULE)
-    [floor] = floors.values()
-    assert floor.repetitions == 10
-    assert measure_floors([*runs[:9], wrong], RULE) == ({}, 0.0)
+    [threshold] = measure_thresholds([*runs, wrong], RULE).values()
+    assert threshold.repetitions == 10
+    assert measure_thresholds([*runs[:9], wrong], RULE) == {}
 
 
-def test_keep_floors_updates_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "floor.json"
-    newer = make_floor(0.05)
-    save_thresholds(file, {"a": FLOOR, "b": FLOOR})
+def test_saved_thresholds_update_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "thresholds.json"
+    newer = make_threshold(0.05)
+    save_thresholds(file, {"a": THRESHOLD, "b": THRESHOLD})
     save_thresholds(file, {"b": newer})
-    assert read_thresholds(file) == {"a": FLOOR, "b": newer}
-    assert json.loads(file.read_text())["schema_version"] == 1
+    assert read_thresholds(file) == {"a": THRESHOLD, "b": newer}
+    assert json.loads(file.read_text())["schema_version"] == 2
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("", "no floors"),
-        ('{"schema_version": 1, "floors": {"a": 3}}', "no floors"),
-        ('{"schema_version": 2, "floors": {}}', "schema 2"),
+        ("", "does not contain thresholds"),
+        ('{"schema_version": 2, "thresholds": {"a": 3}}', "does not contain thresholds"),
+        ('{"schema_version": 3, "thresholds": {}}', "schema version 3"),
     ],
 )
-def test_foreign_floor_file_is_refused_and_kept(
-    content: str, problem: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "floor.json"
+def test_foreign_file_is_refused_and_kept(content: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "thresholds.json"
     file.write_text(content)
     assert problem in usage_error(read_thresholds, file)
-    assert problem in usage_error(save_thresholds, file, {"a": FLOOR})
+    assert problem in usage_error(save_thresholds, file, {"a": THRESHOLD})
     assert file.read_text() == content
 
 
-@pytest.mark.parametrize(("text", "floor"), [("0.5%", 0.005), ("0%", 0.0), ("100%", 1.0)])
-def test_floor_is_a_percentage(text: str, floor: float) -> None:
-    assert parse_floor(text) == pytest.approx(floor)
+@pytest.mark.parametrize(("text", "fraction"), [("0.5%", 0.005), ("0%", 0.0), ("100%", 1.0)])
+def test_min_effect_is_a_percentage(text: str, fraction: float) -> None:
+    assert parse_percentage(text) == pytest.approx(fraction)
 
 
 @pytest.mark.parametrize("text", ["3", "-1%", "101%", "nan%"])
-def test_other_floors_are_refused(text: str) -> None:
-    assert repr(text) in usage_error(parse_floor, text)
+def test_other_min_effects_are_refused(text: str) -> None:
+    assert repr(text) in usage_error(parse_percentage, text)

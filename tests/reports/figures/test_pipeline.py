@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from parbench.reports.analysis.pipelines import Pipeline, read_pipeline
-from parbench.reports.figures.pipeline import chart_pipelines
+from parbench.bench.results.details import PipelineDetails, read_details
+from parbench.reports.figures.pipeline import PipelineStep, chart_pipelines
 from tests.support.figure_parts import find_boxes, find_texts
-from tests.support.report_rows import summarize_row
 from tests.support.reports_fixtures import pipeline_record
 
 TWO_RANKS: dict[str, Any] = {
@@ -22,9 +21,9 @@ TWO_RANKS: dict[str, Any] = {
 
 
 def test_actions_are_boxes_simulated_above_measured() -> None:
-    pipeline = read_pipeline(summarize_row(pipeline_record(**TWO_RANKS)))
-    assert isinstance(pipeline, Pipeline)
-    [chart] = chart_pipelines([("1f1b", pipeline)], 5000)
+    details = read_details(pipeline_record(**TWO_RANKS), PipelineDetails)
+    assert isinstance(details, PipelineDetails)
+    [chart] = chart_pipelines([PipelineStep("1f1b", 0, details)], 5000)
     figure = chart.draw()
     assert {"simulated: 6.00 ms", "measured: 8.00 ms", "rank 0", "F0"} <= set(
         find_texts(figure)

@@ -13,7 +13,6 @@ from tests.support.reports_fixtures import (
     rate_metric,
     seconds_metric,
     step_case,
-    training_metrics,
 )
 
 
@@ -21,7 +20,8 @@ def test_steps_show_repetitions_and_their_mean() -> None:
     times = [0.010, 0.011, 0.013]
     records = [ok_record(step_case("ddp"), i, seconds) for i, seconds in enumerate(times)]
     records.append(ok_record(step_case("fsdp"), 0, 0.02))
-    chart = chart_step_times(summarize_rows(*records, repetitions=3))
+    ddp, fsdp = summarize_rows(*records, repetitions=3)
+    chart = chart_step_times({"ddp": ddp, "fsdp": fsdp})
     assert chart is not None
     figure = chart.draw()
     axes = figure.axes[0]
@@ -31,8 +31,8 @@ def test_steps_show_repetitions_and_their_mean() -> None:
 
 
 def test_breakdown_stacks_parts_of_a_step() -> None:
-    metrics = training_metrics(1.0, ("dp", "tp"))
-    chart = chart_breakdown(summarize_rows(ok_record(step_case(), metrics=metrics)))
+    parts = {"compute": 0.6, "exposed dp": 0.15, "exposed tp": 0.15, "copy": 0.02, "idle": 0.06}
+    chart = chart_breakdown({"ddp": parts})
     assert chart is not None
     figure = chart.draw()
     axes = figure.axes[0]

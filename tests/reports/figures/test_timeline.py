@@ -3,6 +3,7 @@
 from parbench.bench.results.records import Interval, RankTimeline, Timeline
 from parbench.reports.figures.timeline import (
     MAX_RANKS,
+    LabeledTimeline,
     chart_timelines,
     choose_view,
 )
@@ -20,7 +21,7 @@ def join(*ranks: RankTimeline) -> Timeline:
 
 
 def test_timeline_has_boxes_at_its_spans() -> None:
-    [chart] = chart_timelines([("ddp", 0, join(make_rank_timeline()))], 4000)
+    [chart] = chart_timelines([LabeledTimeline("ddp", 0, join(make_rank_timeline()))], 4000)
     figure = chart.draw()
     boxes = find_boxes(figure.axes[0])
     milliseconds = {

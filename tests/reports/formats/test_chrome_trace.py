@@ -11,11 +11,11 @@ import pytest
 from parbench.bench.results.records import Record
 from parbench.reports.formats.chrome_trace import (
     Event,
-    for_analysis,
+    make_rank_document,
+    make_step_events,
     render_for_analysis,
     render_trace,
     render_traces,
-    step_events,
 )
 from tests.support.refusals import usage_error
 from tests.support.report_rows import run_from_records
@@ -96,7 +96,7 @@ def test_trace_without_a_valid_timeline_is_refused(record: Record, fact: str) ->
 
 
 def test_step_events_have_ranks_and_streams() -> None:
-    events = list(step_events(make_timeline(), 0, "ddp: "))
+    events = list(make_step_events(make_timeline(), 0, "ddp: "))
     assert find_names(events) == ["ddp: rank 0", "ddp: rank 1"]
     streams = {"phases", "compute", "copies", "comm dp (1 of 2)", "comm dp (2 of 2)"}
     assert set(find_names(events, "thread_name")) == streams
@@ -105,7 +105,7 @@ def test_step_events_have_ranks_and_streams() -> None:
 
 def test_analysis_events_name_kernels_by_kind() -> None:
     """HolisticTraceAnalysis recognizes communication and copies by the names of kernels."""
-    document = for_analysis(make_rank_timeline(3))
+    document = make_rank_document(make_rank_timeline(3))
     assert document["distributedInfo"] == {"rank": 3}
     spans = find_spans(document["traceEvents"])
     categories = {span["name"]: span["cat"] for span in spans}

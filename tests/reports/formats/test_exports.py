@@ -13,13 +13,15 @@ from pytest_benchmark.stats import Stats
 
 from parbench import cli
 from parbench.bench.results.runs import load_run
-from parbench.reports.formats.exports import (
-    FILES,
-    FORMATS,
-    render_action,
-    render_bencher,
-    render_pytest,
-    stats_of,
+from parbench.reports.commands import export as export_command
+from parbench.reports.commands import import_files
+from parbench.reports.formats.exports import ACTION_FILES, render_action, render_bencher
+from parbench.reports.formats.pytest_benchmark import compute_stats, render_report
+from parbench.reports.formats.registry import (
+    EXPORT_FORMATS,
+    IMPORT_FORMATS,
+    load_function,
+    render_file,
 )
 from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions, run_from_records
 from tests.support.history_fixtures import write_history_run
@@ -36,15 +38,30 @@ def export(run: Path, name: str, *args: str) -> Result:
     return CliRunner().invoke(cli.main, ["export", str(run), "--format", name, *args])
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"chrome-trace"}))
+@pytest.mark.parametrize("name", ["nccl-tests", "csv", "pytest-benchmark", "bencher"])
 def test_export_writes_a_document(run_folder: Path, tmp_path: Path, name: str) -> None:
-    content = FORMATS[name](load_run(run_folder))
+    content = render_file(name, load_run(run_folder))
     result = export(run_folder, name)
     assert result.exit_code == 0
     assert result.stdout_bytes == content
     file = tmp_path / "out.txt"
     assert export(run_folder, name, "-o", str(file)).exit_code == 0
     assert file.read_bytes() == content
+
+
+def test_formats_are_choices_and_load() -> None:
+    """A format is an entry of the registry: commands and their help follow from it."""
+    for name, entry in EXPORT_FORMATS.items():
+        assert (
+            f"{name:24} {entry.help}" in CliRunner().invoke(export_command, ["--help"]).output
+        )
+        for path in filter(None, (entry.file, entry.folder)):
+            assert callable(load_function(path))
+    text = CliRunner().invoke(import_files, ["--help"]).output
+    for name, tool in IMPORT_FORMATS.items():
+        assert name in text
+        assert tool.title in text
+        assert callable(load_function(tool.parser))
 
 
 def test_export_writes_a_folder(run_folder: Path, tmp_path: Path) -> None:
@@ -62,7 +79,7 @@ def test_wrong_results_are_not_exported() -> None:
     run = run_from_records(
         [*make_repetitions(CASE, count=4), wrong, *make_repetitions(OTHER_CASE)]
     )
-    exports = [render_pytest(run), render_bencher(run), *render_action(run).values()]
+    exports = [render_report(run), render_bencher(run), *render_action(run).values()]
     for content in exports:
         assert b"collective.broadcast" in content
         assert b"collective.all_reduce" not in content
@@ -74,7 +91,7 @@ def test_stats_equal_those_of_pytest_benchmark() -> None:
     expected: Any = Stats()  # type: ignore[no-untyped-call]
     for value in seconds:
         expected.update(value)
-    stats = stats_of(seconds)
+    stats = compute_stats(seconds)
     for name in ("min", "max", "mean", "stddev", "rounds", "median", "iqr", "q1", "q3", "ops"):
         assert stats[name] == pytest.approx(expected.as_dict()[name]), name
 
@@ -83,8 +100,8 @@ def test_pytest_benchmark_compares_exports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, new = tmp_path / "base.json", tmp_path / "new.json"
-    base.write_bytes(render_pytest(run_from_records(make_repetitions(CASE))))
-    new.write_bytes(render_pytest(run_from_records(make_repetitions(CASE, 1.5))))
+    base.write_bytes(render_report(run_from_records(make_repetitions(CASE))))
+    new.write_bytes(render_report(run_from_records(make_repetitions(CASE, 1.5))))
     args = ["pytest-benchmark", "compare", str(base), str(new), "--columns=median,rounds"]
     monkeypatch.setattr(sys, "argv", args)
     monkeypatch.chdir(
@@ -98,11 +115,11 @@ def test_pytest_benchmark_compares_exports(
 
 def test_action_export_divides_times_and_rates() -> None:
     files = render_action(run_from_records(make_repetitions()))
-    (time,) = json.loads(files[FILES["lower"]])
+    (time,) = json.loads(files[ACTION_FILES["lower"]])
     assert time["name"].endswith(" time")
     assert time["value"] == pytest.approx(1e-3, rel=1e-3)
     assert time["unit"] == "s"
-    rates = json.loads(files[FILES["higher"]])
+    rates = json.loads(files[ACTION_FILES["higher"]])
     assert [rate["name"].split()[-1] for rate in rates] == ["algbw", "busbw"]
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from parbench.reports.formats.foreign import ImportedResult, ImportedRun
 from parbench.reports.formats.import_nccl import parse_nccl
+from parbench.reports.formats.imported import ImportedResult, ImportedRun
 from tests.support.exchange_fixtures import NCCL, nccl_report
 from tests.support.refusals import usage_error
 
@@ -23,7 +23,7 @@ def parse(text: str, nproc: int | None = None) -> ImportedRun:
 def parse_row(row: str, operation: str = "all_reduce") -> list[ImportedResult]:
     """Return the results by placement of a table with one row."""
     text = NCCL.replace("all_reduce", operation).replace(LARGE_ROW, "")
-    return list(parse(text.replace(SMALL_ROW, f"{row}\n")).found)
+    return list(parse(text.replace(SMALL_ROW, f"{row}\n")).results)
 
 
 def write_report(result: dict[str, Any] | None = None, **overrides: Any) -> str:
@@ -36,9 +36,9 @@ def test_text_rows_are_results_by_placement() -> None:
     run = parse(NCCL)
     assert run.version == "2.19.6"
     assert run.device == "cuda"
-    assert run.ranks == 4
-    assert run.hosts == ("hopper1", "hopper2")
-    out_of_place, in_place = run.found[2:]
+    assert run.num_ranks == 4
+    assert run.hosts == ["hopper1", "hopper2"]
+    out_of_place, in_place = run.results[2:]
     assert in_place.name == "collective.all_reduce"
     assert dict(in_place.params) == {
         "size_bytes": 4194304,
@@ -50,14 +50,14 @@ def test_text_rows_are_results_by_placement() -> None:
     assert in_place.check.wrong == 2
     assert in_place.check.passed is False
     assert out_of_place.check.passed is True
-    times = [result.metrics["time"].value for result in run.found]
+    times = [result.metrics["time"].value for result in run.results]
     assert times == pytest.approx([18.93e-6, 17.02e-6, 71.36e-6, 70.80e-6])
     assert out_of_place.metrics["algbw"].value == pytest.approx(58.78e9)
     assert out_of_place.metrics["busbw"].value == pytest.approx(88.16e9)
 
 
 def test_rounded_rates_are_computed_from_the_time() -> None:
-    small = parse(NCCL).found[0]
+    small = parse(NCCL).results[0]
     assert small.metrics["algbw"].value == pytest.approx(1024 / 18.93e-6)
     assert small.metrics["busbw"].value == pytest.approx(1024 / 18.93e-6 * 1.5)
 
@@ -73,15 +73,15 @@ def test_row_keeps_root_and_type() -> None:
 
 def test_blocking_option_is_a_mode() -> None:
     note = "# Blocking Enabled: wait for completion and barrier\n# Using"
-    results = parse(NCCL.replace("# Using", note)).found
+    results = parse(NCCL.replace("# Using", note)).results
     assert {result.params["mode"] for result in results} == {"blocking"}
 
 
 def test_text_without_summary_may_be_cut_short() -> None:
     run = parse(NO_RANKS.partition("# Out of bounds")[0], nproc=4)
-    assert run.ranks == 4
-    assert len(run.found) == 4
-    assert "cut short" in run.left_out[0]
+    assert run.num_ranks == 4
+    assert len(run.results) == 4
+    assert "cut short" in run.omissions[0]
 
 
 @pytest.mark.parametrize("label", [" 0: ", "[1,0]<stdout>:"])
@@ -89,14 +89,14 @@ def test_labels_and_messages_are_skipped(label: str) -> None:
     message = "hopper1:41231:41240 [0] NCCL INFO Connected all rings\n"
     noisy = NCCL.replace(LARGE_ROW, message + LARGE_ROW)
     labeled = "".join(label + line for line in noisy.splitlines(keepends=True))
-    assert parse(labeled).found == parse(NCCL).found
+    assert parse(labeled).results == parse(NCCL).results
 
 
 def test_program_is_read_from_the_command_line() -> None:
     """Older versions of nccl-tests print neither their version nor their program."""
     _, _, text = NO_PROGRAM.partition("\n")
     run = parse(f"$ mpirun -np 4 ./build/alltoall_perf -b 1K\n{text}")
-    assert {result.name for result in run.found} == {"collective.all_to_all"}
+    assert {result.name for result in run.results} == {"collective.all_to_all"}
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_program_is_read_from_the_command_line() -> None:
         (NO_PROGRAM, "line 13", "Collective test starting: all_reduce_perf"),
         (NCCL[: NCCL.index("   70.80")], "line 15", "9 of 13 values"),
         (NCCL.replace("18.93", "-18.9"), "line 14", "-18.9"),
-        (NCCL[:200], "f holds no table", "nccl-tests"),
-        (NO_RANKS, "line 10", "ranks"),
+        (NCCL[:200], "f contains no table", "nccl-tests"),
+        (NO_RANKS, "line 10", "number of ranks"),
     ],
 )
 def test_damaged_text_is_refused(text: str, line: str, fact: str) -> None:
@@ -117,10 +117,10 @@ def test_damaged_text_is_refused(text: str, line: str, fact: str) -> None:
 
 def test_json_results_are_read() -> None:
     run = parse(write_report())
-    assert run.ranks == 4
-    assert run.hosts == ("hopper0", "hopper1")
+    assert run.num_ranks == 4
+    assert run.hosts == ["hopper0", "hopper1"]
     assert run.variables == {"NCCL_ALGO": "Ring"}
-    out_of_place, in_place = run.found
+    out_of_place, in_place = run.results
     assert out_of_place.name == "collective.all_reduce"
     assert out_of_place.metrics["busbw"].value == pytest.approx(88.16e9)
     assert out_of_place.check.passed is True

@@ -3,14 +3,14 @@
 import pytest
 
 from parbench.bench.plan.catalogue import get_busbw_factor
-from parbench.reports.formats.foreign import ImportedResult
 from parbench.reports.formats.import_osu import parse_osu
+from parbench.reports.formats.imported import ImportedResult
 from tests.support.exchange_fixtures import OSU, OSU_CUDA
 from tests.support.refusals import usage_error
 
 
 def parse_single(text: str, nproc: int = 4) -> ImportedResult:
-    (result,) = parse_osu(text, "f", nproc).found
+    (result,) = parse_osu(text, "f", nproc).results
     return result
 
 
@@ -19,7 +19,7 @@ def test_rows_become_results() -> None:
     assert run.version == "7.5"
     assert run.backend == "mpi"
     assert run.device == "cpu"
-    small, large = run.found
+    small, large = run.results
     assert small.name == "collective.all_reduce"
     assert dict(small.params) == {"size_bytes": 4, "mode": "blocking", "dtype": "float32"}
     assert small.iterations == 1000
@@ -60,7 +60,7 @@ def test_device_is_read_from_the_title() -> None:
     assert parse_osu(OSU_CUDA, "f", 4).device == "cuda"
     run = parse_osu(OSU + OSU_CUDA, "f", 4)
     assert run.device == "unknown"
-    assert run.found[-1].name == "collective.all_to_all"
+    assert run.results[-1].name == "collective.all_to_all"
 
 
 @pytest.mark.parametrize(

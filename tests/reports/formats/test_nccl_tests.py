@@ -25,7 +25,7 @@ LAYOUT: Path = FORMATS_FOLDER / "nccl_layout.txt"
 
 
 def render(*records: Record) -> str:
-    return render_text(run_from_records(*records, environment={}))
+    return render_text(run_from_records(*records, environment={})).decode()
 
 
 def find_tables(text: str) -> list[str]:

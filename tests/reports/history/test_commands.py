@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from parbench import cli
-from parbench.reports.compare.commands import FILE
+from parbench.reports.compare.commands import HISTORY_FILE
 from parbench.reports.compare.thresholds import save_thresholds
 from parbench.reports.history.database import SCHEMA, open_history
-from tests.support.compare_fixtures import CASE, make_floor
+from tests.support.compare_fixtures import CASE, make_threshold
 from tests.support.history_fixtures import write_history_run
 
 VARIABLES = [
@@ -47,8 +47,8 @@ def run(*args: str, **variables: str) -> str:
 @pytest.fixture
 def usual_history(twelve_runs: Path) -> None:
     """Copy the history of twelve runs to its usual place."""
-    FILE.parent.mkdir()
-    shutil.copy(twelve_runs, FILE)
+    HISTORY_FILE.parent.mkdir()
+    shutil.copy(twelve_runs, HISTORY_FILE)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_add_creates_the_usual_file() -> None:
     write_history_run(Path("runs"), 0)
     result = invoke("add", "runs/run-000", "--commit", "abc")
     assert result.stdout == "added run-000\n"
-    assert str(FILE.absolute()) in result.stderr
+    assert str(HISTORY_FILE.absolute()) in result.stderr
     assert run("add", "runs/run-000") == "unchanged run-000\n"
     assert "run-000" in run("list")
 
@@ -72,7 +72,7 @@ def test_history_file_is_an_option_and_a_variable() -> None:
     write_history_run(Path("runs"), 0)
     run("add", "runs", "--history", "a/b.sqlite")
     assert "run-000" in run("list", PARBENCH_HISTORY="a/b.sqlite")
-    assert not FILE.exists()
+    assert not HISTORY_FILE.exists()
 
 
 @pytest.mark.usefixtures("usual_history")
@@ -102,7 +102,7 @@ def test_list_shows_newest_runs_and_notes() -> None:
 def test_add_takes_branch_and_commit_from_ci(variables: dict[str, str], branch: str) -> None:
     write_history_run(Path("runs"), 0)
     run("add", "runs", **variables)
-    with open_history(FILE) as history:
+    with open_history(HISTORY_FILE) as history:
         [line] = history.runs()
     assert line.branch == branch
     assert line.commit == "abc"
@@ -132,16 +132,16 @@ def test_check_of_a_folder_uses_the_named_branch() -> None:
 
 @pytest.mark.usefixtures("slower_history")
 def test_check_uses_percentages_and_measured_floors() -> None:
-    assert invoke("check", "--floor", "15%").exit_code == 0
-    with open_history(FILE) as history:
+    assert invoke("check", "--min-effect", "15%").exit_code == 0
+    with open_history(HISTORY_FILE) as history:
         [series] = [series for series in history.series().values() if series.case == CASE]
-    floors = {series.fingerprint: make_floor(0.3)}
-    save_thresholds(Path("runs/floor.json"), floors)  # the usual file
+    floors = {series.fingerprint: make_threshold(0.3)}
+    save_thresholds(Path("runs/thresholds.json"), floors)  # the usual file
     text = invoke("check").stdout
     assert "1 SLOWER" in text
     assert "1 SAME" in text
-    assert "floor 30.0 %" in text
-    assert "2 SLOWER" in invoke("check", "--floor", "3%").stdout
+    assert "threshold 30.0 %" in text
+    assert "2 SLOWER" in invoke("check", "--min-effect", "3%").stdout
 
 
 @pytest.mark.usefixtures("usual_history")
@@ -160,10 +160,10 @@ def write_damaged_files() -> None:
     Path("text.sqlite").write_text("no database " * 50)
     with closing(sqlite3.connect("foreign.sqlite")) as connection:
         connection.execute("CREATE TABLE t (x)")
-    shutil.copy(FILE, "newer.sqlite")
+    shutil.copy(HISTORY_FILE, "newer.sqlite")
     with closing(sqlite3.connect("newer.sqlite")) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
-    content = FILE.read_bytes()
+    content = HISTORY_FILE.read_bytes()
     Path("damaged.sqlite").write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
 
 
@@ -181,7 +181,7 @@ def read_files() -> dict[Path, bytes]:
         ("list --history damaged.sqlite", "damaged.sqlite"),
         ("check --history absent.sqlite", "absent.sqlite"),
         ("check --branch topic", "'topic'"),
-        ("check --floor 3", "--floor '3'"),
+        ("check --min-effect 3", "--min-effect '3'"),
         ("show nope", "'nope'"),
         ("export absent/out.csv", "absent/out.csv"),
     ],

@@ -98,7 +98,7 @@ def test_prune_keeps_newest_runs_and_annotations(no_runs: DailyRuns) -> None:
     assert history.prune(2) == ("run-001", "run-000")
     assert list_ids(history) == ["run-002", "run-003", "run-004", "run-005", "run-006"]
     assert len(history.annotations()) == 1
-    hosts = {series.around["host.name"] for series in history.series().values()}
+    hosts = {series.environment["host.name"] for series in history.series().values()}
     assert hosts == {"node-a"}  # series without points are gone
     assert history.prune(1) == ("run-002", "run-004")
 

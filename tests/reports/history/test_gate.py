@@ -192,13 +192,13 @@ def make_calls(num_calls: float) -> list[Record]:
 
 TWO_CALLS = make_calls(2.0)
 FIVE_CALLS = make_calls(5.0)
-TWO_TO_FIVE = "all_reduce on dp: 2 -> 5 calls a step, as many bytes"
-FIVE_TO_TWO = "all_reduce on dp: 5 -> 2 calls a step, as many bytes"
+TWO_TO_FIVE = "all_reduce on dp: 2 -> 5 calls a step, same number of bytes"
+FIVE_TO_TWO = "all_reduce on dp: 5 -> 2 calls a step, same number of bytes"
 
 
 def list_failures(result: Check) -> list[tuple[str, str]]:
     """Return each changed count with the first run that has it."""
-    return [(change.told, run_id) for _, change, run_id in result.changes if change.fails]
+    return [(change.message, run_id) for _, change, run_id in result.changes if change.fails]
 
 
 def test_changed_count_fails_until_it_is_intended(no_runs: DailyRuns) -> None:

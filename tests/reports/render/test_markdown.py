@@ -42,7 +42,7 @@ def test_markdown_has_verdicts_then_sections() -> None:
         "Settings compared",
         "Not measured",
         "Communication",
-        "Steps",
+        "Training steps",
         "How it was measured",
     ]
     assert_tables_are_intact(text)

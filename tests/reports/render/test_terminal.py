@@ -50,10 +50,10 @@ UNIT_AT_LINE_START = re.compile(r"\d\n\s*([num]?s|min|[KMGT]?i?B(/s)?|%)(?![\w/]
 def list_fragments(table: Table[Any]) -> list[str]:
     """Return all numbers and words of a table, which may be wrapped between words."""
     fragments = []
-    for column in table.columns:
+    for column in table.varying:
         for row in table.rows:
-            cell = column.text(row)
-            fragments += [cell] if column.number else cell.split()
+            cell = column.format_cell(row)
+            fragments += [cell] if column.is_number else cell.split()
     return fragments
 
 

@@ -149,10 +149,10 @@ def test_search_uses_its_options() -> None:
         model="llama3-8b", global_batch=16, microbatch=2, checkpointing="full", schedule="1f1b"
     )
     document = answer_search(options, MachineOptions(), gpus=4, top=3).document
-    [meshes] = [table for table in document.parts[1].tables if table.id == "meshes"]
+    [meshes] = [table for table in document.sections[1].tables if table.id == "meshes"]
     assert len(meshes.rows) == 3
     for row in meshes.rows:
-        assert str(row[1]).startswith("microbatch 2, checkpointing full")
+        assert row["settings"].startswith("microbatch 2, checkpointing full")
 
 
 def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand) -> None:

@@ -12,6 +12,8 @@ def test_recipe_meshes_have_the_devices() -> None:
 
 
 def test_recipe_table_has_every_model() -> None:
-    [table] = recipe_document().parts[0].tables
+    [table] = recipe_document().sections[0].tables
     models = {"olmo-7b", "deepseek-67b", "yi-34b", "llama3-405b", "gemma2-27b"}
-    assert models | {"deepseek-v3", "gpt-175b", "gpt-1t"} == {row[0] for row in table.rows}
+    assert models | {"deepseek-v3", "gpt-175b", "gpt-1t"} == {
+        row["model"] for row in table.rows
+    }

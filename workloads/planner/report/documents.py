@@ -1,21 +1,15 @@
 """The documents of ``parbench plan``: each table once, which reports print in every form. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from parbench.bench.results.details import COMPONENTS, PipelineDetails
-from parbench.bench.results.document import (
-    Cell,
-    Document,
-    DocumentPart,
-    DocumentTable,
-    Figure,
-    GanttChart,
-    ScatterPlot,
-    StackedBars,
-)
+from parbench.bench.results.plots import GanttChart, Plot, ScatterPlot, StackedBars
+from parbench.bench.results.tables import Document, Section, Table
 from parbench.workloads.pipeline_parallel.bubbles import make_detail_rows, make_details
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.candidates import (
@@ -37,7 +31,15 @@ from parbench.workloads.planner.describe import (
 from parbench.workloads.planner.dry_run import GIGA, DryRun, PlannedRank, pipeline_of
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import Seconds
-from parbench.workloads.planner.report.columns import make_column
+from parbench.workloads.planner.report.columns import (
+    BOTTLENECK,
+    MEMORY,
+    MESH,
+    MFU,
+    SETTINGS,
+    STEP,
+    make_column,
+)
 from parbench.workloads.planner.report.equations import list_formulas
 from parbench.workloads.planner.report.what_if import what_if_table
 from parbench.workloads.planner.search import (
@@ -49,13 +51,6 @@ from parbench.workloads.planner.search import (
 
 MAX_BARS = 10
 MAX_DRAWN_ACTIONS = 320
-STEP_COLUMN = make_column("step", "s", "seconds of a step")
-MFU_COLUMN = make_column("MFU", "share", "PaLM's model FLOPs, as a share of the dense peak")
-MEMORY_COLUMN = make_column("memory", "GB", "of the rank that holds most")
-MESH_COLUMNS = (
-    make_column("mesh", description="axes and their ranks, outermost first"),
-    make_column("settings", description="the settings besides the mesh"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +71,12 @@ def search_document(
     ``notes`` are added to the assumptions. ``explain`` adds the equations of the first mesh.
     """
     best = answer.result.best
-    decision = DocumentPart(
+    decision = Section(
         id="decision",
         title="Decision",
         tables=[_question_table(answer.questions), _rule_table(answer.rule, best)],
     )
-    candidates = DocumentPart(
+    candidates = Section(
         id="candidates",
         title="Candidates",
         tables=[
@@ -89,8 +84,8 @@ def search_document(
             _space_table(answer.request, best.hardware),
         ],
     )
-    parts = [decision, candidates, _assumption_part(best, notes, explain=explain)]
-    return _make_document(best, parts)
+    sections = [decision, candidates, _assumption_section(best, notes, explain=explain)]
+    return _make_document(best, sections)
 
 
 def dry_run_document(
@@ -102,18 +97,19 @@ def dry_run_document(
     problem: str = "",
 ) -> Document:
     """Return the time, communication and memory of a step. ``problem`` is why it does not fit."""
-    parts = [_step_part(run, seconds), _assumption_part(run, notes, explain=explain)]
-    return _make_document(run, parts, problem)
+    sections = [_step_section(run, seconds), _assumption_section(run, notes, explain=explain)]
+    return _make_document(run, sections, problem)
 
 
 def add_details(document: Document, run: DryRun, seconds: Seconds | None = None) -> Document:
     """Return the document with the step of ``run`` in full and its variants, for a page."""
-    parts = [part for part in document.parts if part.id != "step"]
-    variants = DocumentPart(id="variants", title="Variants", tables=[what_if_table(run, seconds)])
-    return replace(document, parts=[*parts[:-1], _step_part(run, seconds), variants, parts[-1]])
+    sections = [section for section in document.sections if section.id != "step"]
+    variants = Section(id="variants", title="Variants", tables=[what_if_table(run, seconds)])
+    details = [_step_section(run, seconds), variants]
+    return replace(document, sections=[*sections[:-1], *details, sections[-1]])
 
 
-def _make_document(run: DryRun, parts: Sequence[DocumentPart], problem: str = "") -> Document:
+def _make_document(run: DryRun, sections: Sequence[Section], problem: str = "") -> Document:
     spec, usable = run.spec, run.hardware.usable_bytes / GIGA
     memory = run.fullest.memory.total / GIGA
     return Document(
@@ -121,7 +117,7 @@ def _make_document(run: DryRun, parts: Sequence[DocumentPart], problem: str = ""
         heading=f"{spec.name}, {describe_parameters(spec)}, on {spec.ranks} GPUs "
         f"({run.hardware.name}), mesh {spec.dims.label}: {describe_batch(spec)}, "
         f"{describe_settings(spec)}",
-        parts=parts,
+        sections=sections,
         tiles=[
             (f"{run.seconds:.3g} s", f"a step of {spec.tokens:,} tokens"),
             (f"{run.tokens_per_second:,.0f}", "tokens per second"),
@@ -132,14 +128,19 @@ def _make_document(run: DryRun, parts: Sequence[DocumentPart], problem: str = ""
     )
 
 
-def _question_table(questions: Sequence[Question]) -> DocumentTable:
-    rows: list[Sequence[Cell]] = []
-    for question in questions:
-        value = _format_value(question.equation.value, question.unit)
-        limit = _format_value(question.limit, question.unit)
-        rows.append([question.text, question.equation.numbers, value, limit, question.answer])
+def _question_table(questions: Sequence[Question]) -> Table:
+    rows = [
+        {
+            "question": question.text,
+            "equation": question.equation.numbers,
+            "value": _format_value(question.equation.value, question.unit),
+            "limit": _format_value(question.limit, question.unit),
+            "answer": question.answer,
+        }
+        for question in questions
+    ]
     equations = dict.fromkeys(question.equation.text for question in questions)
-    return DocumentTable(
+    return Table(
         id="questions",
         title="Decision path",
         caption="each question with the numbers of this model",
@@ -160,64 +161,71 @@ def _format_value(value: float, unit: str) -> str:
     return f"{number} {unit}".rstrip()
 
 
-def _rule_table(rule: RuleOfThumb, best: DryRun) -> DocumentTable:
+def _rule_table(rule: RuleOfThumb, best: DryRun) -> Table:
     """Return the mesh of practice next to the first mesh of the search."""
-    rows: list[list[Cell]] = [["search", *_mesh_cells(best), 0.0]]
+    rows = [{"source": "search", **_summarize_run(best), "difference": 0.0}]
     note = f"No mesh of the rule fits the memory and the batch: {rule.text}."
     if rule.run is not None:
         difference = rule.run.seconds / best.seconds - 1
-        rows.append([f"rule of thumb, {rule.text}", *_mesh_cells(rule.run), difference])
+        source = f"rule of thumb, {rule.text}"
+        rows.append({"source": source, **_summarize_run(rule.run), "difference": difference})
         relation = "within" if abs(difference) <= PREDICTION_ERROR else "beyond"
         note = (
             f"The difference of {difference:+.1%} is {relation} the error of a prediction, "
             f"{PREDICTION_ERROR:.0%}."
         )
-    return DocumentTable(
+    return Table(
         id="rule",
         title="Rule of thumb and search",
         caption="predicted for both",
         columns=[
-            make_column("from"),
-            *MESH_COLUMNS,
-            STEP_COLUMN,
-            MEMORY_COLUMN,
-            make_column("difference", "share", "of the step to the search"),
+            make_column("source", "from"),
+            MESH,
+            SETTINGS,
+            STEP,
+            MEMORY,
+            make_column("difference", kind="percent", description="of the step to the search"),
         ],
         rows=rows,
         notes=[note],
     )
 
 
-def _mesh_cells(run: DryRun) -> list[Cell]:
-    spec = run.spec
-    memory = run.fullest.memory.total / GIGA
-    return [spec.dims.label, describe_settings(spec), run.seconds, memory]
+def _summarize_run(run: DryRun) -> dict[str, Any]:
+    return {
+        "mesh": run.spec.dims.label,
+        "settings": describe_settings(run.spec),
+        "step_seconds": run.seconds,
+        "memory_gb": run.fullest.memory.total / GIGA,
+        "tokens_per_second": run.tokens_per_second,
+        "mfu": run.mfu,
+        "bottleneck": describe_bottleneck(run),
+    }
 
 
-def _mesh_table(result: SearchResult, top: int) -> DocumentTable:
-    shown = result.runs[:top]
+def _mesh_table(result: SearchResult, top: int) -> Table:
+    runs = result.runs[:top]
     fastest = min(run.seconds for run in result.runs)
     num_ties = sum(is_tie(run, fastest) for run in result.runs)
-    bars = shown[:MAX_BARS]
-    rows: list[Sequence[Cell]] = []
-    for run in shown:
-        slowdown = run.seconds / fastest - 1
+    rows = []
+    for run in runs:
         rank = "tie" if is_tie(run, fastest) else "slower"
-        cells = [*_mesh_cells(run), run.tokens_per_second, run.mfu]
-        rows.append([*cells, slowdown, rank, describe_bottleneck(run)])
-    return DocumentTable(
+        slowdown = run.seconds / fastest - 1
+        rows.append({**_summarize_run(run), "slowdown": slowdown, "rank": rank})
+    return Table(
         id="meshes",
         title="Fastest of the meshes considered",
         caption="the best settings of each mesh, with the least recomputation that fits",
         columns=[
-            *MESH_COLUMNS,
-            STEP_COLUMN,
-            MEMORY_COLUMN,
-            make_column("tokens/s", "number", "of all GPUs"),
-            MFU_COLUMN,
-            make_column("to fastest", "share", "longer than the fastest step"),
+            MESH,
+            SETTINGS,
+            STEP,
+            MEMORY,
+            make_column("tokens_per_second", "tokens/s", "number", "of all GPUs"),
+            MFU,
+            make_column("slowdown", kind="percent", description="relative to the fastest step"),
             make_column("rank", description="tie: within the error of a prediction"),
-            make_column("bottleneck", description="the largest loss, or compute"),
+            BOTTLENECK,
         ],
         rows=rows,
         notes=[
@@ -226,48 +234,49 @@ def _mesh_table(result: SearchResult, top: int) -> DocumentTable:
             "first.",
             f"{result.num_considered:,} steps were considered, {result.num_too_large:,} are too "
             "large.",
-            *(f"{run.spec.dims.label}: {caveat}." for run in shown for caveat in run.caveats),
+            *(f"{run.spec.dims.label}: {caveat}." for run in runs for caveat in run.caveats),
         ],
-        figures=[
-            StackedBars(
-                title="Time of a step",
-                caption="Of the rank with the most work.",
-                quantity="step",
-                bars={label_step(run.spec): run.parts for run in bars},
-            ),
-            StackedBars(
-                title="Memory of a rank",
-                caption="Of the rank that holds most.",
-                quantity="memory",
-                bars={label_step(run.spec): _memory_by_component(run.fullest) for run in bars},
-                limit=_memory_limit(shown[0].hardware),
-            ),
-            *_draw_memory_against_time(result),
-        ],
+        figures=partial(_draw_meshes, result, runs[:MAX_BARS]),
     )
 
 
-def _draw_memory_against_time(result: SearchResult) -> list[Figure]:
-    """Return the figure of the meshes that need less memory, none if the fastest needs the least."""
+def _draw_meshes(result: SearchResult, runs: Sequence[DryRun]) -> Iterator[Plot]:
+    yield StackedBars(
+        title="Time of a step",
+        caption="Of the rank with the most work.",
+        quantity="step",
+        bars={label_step(run.spec): run.parts for run in runs},
+    )
+    yield StackedBars(
+        title="Memory of a rank",
+        caption="Of the rank that holds most.",
+        quantity="memory",
+        bars={label_step(run.spec): _memory_by_component(run.fullest) for run in runs},
+        limit=_memory_limit(runs[0].hardware),
+    )
+    yield from _draw_memory_against_time(result)
+
+
+def _draw_memory_against_time(result: SearchResult) -> Iterator[Plot]:
+    """Yield the figure of the meshes that need less memory, none if the fastest needs the least."""
     front = find_pareto_front(result.runs)
     if len(front) < 2:
-        return []
+        return
     points = {
         label_step(run.spec): (run.seconds, run.fullest.memory.total / GIGA)
         for run in [*result.runs[:MAX_BARS], *front]
     }
-    figure = ScatterPlot(
+    yield ScatterPlot(
         title="Time and memory",
         caption="The line joins meshes that need a tenth less memory than all faster ones.",
-        x=make_column("step time", "s"),
-        y=make_column("memory of a rank", "GB"),
+        x=make_column("step_seconds", "step time", "s"),
+        y=make_column("memory_gb", "memory of a rank", "GB"),
         points=points,
         front=[label_step(run.spec) for run in front],
     )
-    return [figure]
 
 
-def _space_table(request: SearchRequest, hardware: Hardware) -> DocumentTable:
+def _space_table(request: SearchRequest, hardware: Hardware) -> Table:
     rules = {
         "tp": f"divisors of the {hardware.gpus_per_node} GPUs of a node and of the heads",
         "cp": f"powers of two that leave each rank more than {CONTEXT_TOKENS:,} tokens, or "
@@ -280,16 +289,16 @@ def _space_table(request: SearchRequest, hardware: Hardware) -> DocumentTable:
         "microbatch": f"{MIN_TOKENS:,} to {MAX_TOKENS:,} tokens per rank, or one sequence",
         "checkpointing": f"the first of {', '.join(request.checkpointings)} that fits",
     }
-    return DocumentTable(
+    return Table(
         id="space",
         title="Search space",
         caption="the meshes considered",
-        columns=[make_column("axis"), make_column("sizes and settings")],
-        rows=[list(rule) for rule in rules.items()],
+        columns=[make_column("axis"), make_column("rule", "sizes and settings")],
+        rows=[{"axis": axis, "rule": rule} for axis, rule in rules.items()],
     )
 
 
-def _step_part(run: DryRun, seconds: Seconds | None) -> DocumentPart:
+def _step_section(run: DryRun, seconds: Seconds | None) -> Section:
     used = run.fullest.memory.total / run.hardware.usable_bytes
     per_gpu = run.tokens_per_second / run.spec.ranks
     summary = (
@@ -299,37 +308,40 @@ def _step_part(run: DryRun, seconds: Seconds | None) -> DocumentPart:
         f"bottleneck {describe_bottleneck(run)}."
     )
     tables = [_time_table(run, seconds), *_axis_tables(run), _memory_table(run)]
-    return DocumentPart(id="step", title="The step", tables=tables, notes=[summary])
+    return Section(id="step", title="The step", tables=tables, notes=[summary])
 
 
-def _time_table(run: DryRun, seconds: Seconds | None) -> DocumentTable:
+def _time_table(run: DryRun, seconds: Seconds | None) -> Table:
     bubble = [f"Bubble: {run.bubble_method}."] if run.spec.dims.pp > 1 else []
     parts = {**run.parts, "step": run.seconds}
-    return DocumentTable(
+    return Table(
         id="time",
         title="Time of a step",
         caption="of the rank with the most work",
         columns=[
             make_column("part"),
-            make_column("time", "s"),
-            make_column("share", "share", "of the step"),
+            make_column("seconds", "time", "s"),
+            make_column("share", kind="percent", description="of the step"),
         ],
-        rows=[[name, value, value / run.seconds] for name, value in parts.items()],
+        rows=[
+            {"part": name, "seconds": part_seconds, "share": part_seconds / run.seconds}
+            for name, part_seconds in parts.items()
+        ],
         notes=[*bubble, *run.caveats],
-        figures=[_draw_pipeline(run, seconds) if run.spec.dims.pp > 1 else _draw_step(run)],
+        figures=partial(_draw_step, run, seconds),
     )
 
 
-def _draw_step(run: DryRun) -> Figure:
-    return StackedBars(
-        title="The step",
-        caption="Of the rank with the most work.",
-        quantity="step",
-        bars={run.spec.dims.label: run.parts},
-    )
-
-
-def _draw_pipeline(run: DryRun, seconds: Seconds | None) -> Figure:
+def _draw_step(run: DryRun, seconds: Seconds | None) -> Iterator[Plot]:
+    """Yield the schedule of a pipeline, or the parts of a step without a pipeline."""
+    if run.spec.dims.pp == 1:
+        yield StackedBars(
+            title="The step",
+            caption="Of the rank with the most work.",
+            quantity="step",
+            bars={run.spec.dims.label: run.parts},
+        )
+        return
     details = _simulate_details(run, seconds)
     caption = (
         f"{run.spec.pipeline_options.schedule}, simulated with the times of each stage and the "
@@ -340,7 +352,7 @@ def _draw_pipeline(run: DryRun, seconds: Seconds | None) -> Figure:
             f" The figure has {details.microbatches} of {run.spec.microbatches} microbatches. The "
             "others repeat the middle."
         )
-    return GanttChart(title="The pipeline", caption=caption, facts=details)
+    yield GanttChart(title="The pipeline", caption=caption, details=details)
 
 
 def _simulate_details(run: DryRun, seconds: Seconds | None) -> PipelineDetails:
@@ -352,54 +364,69 @@ def _simulate_details(run: DryRun, seconds: Seconds | None) -> PipelineDetails:
     return msgspec.structs.replace(make_details(spec.order), predicted=predicted)
 
 
-def _axis_tables(run: DryRun) -> list[DocumentTable]:
-    rows: list[Sequence[Cell]] = []
-    for axis in run.axes:
-        times = [axis.seconds, axis.hidden_seconds, axis.exposed_seconds]
-        rows.append([axis.name, axis.where, axis.sent_bytes / GIGA, *times, axis.assumption])
-    table = DocumentTable(
+def _axis_tables(run: DryRun) -> list[Table]:
+    if not run.axes:
+        return []
+    rows = [
+        {
+            "axis": axis.name,
+            "links": axis.where,
+            "sent_gb": axis.sent_bytes / GIGA,
+            "seconds": axis.seconds,
+            "hidden_seconds": axis.hidden_seconds,
+            "exposed_seconds": axis.exposed_seconds,
+            "rule": axis.assumption,
+        }
+        for axis in run.axes
+    ]
+    table = Table(
         id="axes",
         title="Communication by axis",
         caption="of a step, bytes of the rank that sends most",
         columns=[
             make_column("axis"),
             make_column("links"),
-            make_column("sent", "GB", "by a rank, ring-optimal"),
-            make_column("time", "s"),
-            make_column("hidden", "s", "during compute"),
-            make_column("exposed", "s", "what it adds to the step"),
-            make_column("rule", description="by which the exposed time is found"),
+            make_column("sent_gb", "sent", "GB", "by a rank, ring-optimal"),
+            make_column("seconds", "time", "s"),
+            make_column("hidden_seconds", "hidden", "s", "during compute"),
+            make_column("exposed_seconds", "exposed", "s", "what it adds to the step"),
+            make_column("rule", description="by which the exposed time is computed"),
         ],
         rows=rows,
     )
-    return [table] if rows else []
+    return [table]
 
 
-def _memory_table(run: DryRun) -> DocumentTable:
-    rows: list[Sequence[Cell]] = []
-    for rank in run.ranks:
-        rows.append(
-            [rank.view.label, *_memory_by_component(rank).values(), rank.memory.total / GIGA]
-        )
-    return DocumentTable(
+def _memory_table(run: DryRun) -> Table:
+    rows = [
+        {
+            "rank": rank.view.label,
+            **_memory_by_component(rank),
+            "total": rank.memory.total / GIGA,
+        }
+        for rank in run.ranks
+    ]
+    return Table(
         id="memory",
         title="Memory",
         caption="of each kind of rank, an upper bound because components need not peak together",
         columns=[
             make_column("rank", description="its place in the pipeline"),
-            *(make_column(name, "GB") for name in COMPONENTS),
-            make_column("total", "GB", "the sum"),
+            *(make_column(name, kind="GB") for name in COMPONENTS),
+            make_column("total", kind="GB", description="the sum"),
         ],
         rows=rows,
-        figures=[
-            StackedBars(
-                title="Memory of a rank",
-                caption="Of each kind of rank.",
-                quantity="memory",
-                bars={rank.view.label: _memory_by_component(rank) for rank in run.ranks},
-                limit=_memory_limit(run.hardware),
-            )
-        ],
+        figures=partial(_draw_memory, run),
+    )
+
+
+def _draw_memory(run: DryRun) -> Iterator[Plot]:
+    yield StackedBars(
+        title="Memory of a rank",
+        caption="Of each kind of rank.",
+        quantity="memory",
+        bars={rank.view.label: _memory_by_component(rank) for rank in run.ranks},
+        limit=_memory_limit(run.hardware),
     )
 
 
@@ -412,27 +439,32 @@ def _memory_limit(hardware: Hardware) -> tuple[float, str]:
     return usable, f"{usable:.1f} GB usable"
 
 
-def _assumption_part(run: DryRun, notes: Sequence[str], *, explain: bool) -> DocumentPart:
+def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> Section:
     tables = [_formula_table(run)] if explain else []
     tables.append(
-        DocumentTable(
+        Table(
             id="assumptions",
             title="Assumptions",
             caption="declared, not measured. --hardware FILE.toml changes them",
             columns=[make_column("assumption")],
-            rows=[[text] for text in [*list_assumptions(run.hardware), *notes]],
+            rows=[{"assumption": text} for text in [*list_assumptions(run.hardware), *notes]],
         )
     )
-    return DocumentPart(id="formulas", title="Formulas and assumptions", tables=tables)
+    return Section(id="formulas", title="Formulas and assumptions", tables=tables)
 
 
-def _formula_table(run: DryRun) -> DocumentTable:
-    rows: list[Sequence[Cell]] = []
-    for formula in list_formulas(run):
-        equation = formula.equation
-        value = _format_value(equation.value, formula.unit)
-        rows.append([formula.name, equation.text, equation.numbers, value, formula.source])
-    return DocumentTable(
+def _formula_table(run: DryRun) -> Table:
+    rows = [
+        {
+            "quantity": formula.name,
+            "equation": formula.equation.text,
+            "numbers": formula.equation.numbers,
+            "value": _format_value(formula.equation.value, formula.unit),
+            "source": formula.source,
+        }
+        for formula in list_formulas(run)
+    ]
+    return Table(
         id="equations",
         title="Formulas",
         caption="each with its numbers in the same order",

@@ -1,16 +1,18 @@
 """Variants of a predicted step with one change: slower links, a larger batch, more GPUs. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
-from parbench.bench.results.document import Cell, DocumentTable, StackedBars
+from parbench.bench.results.plots import Plot, StackedBars
+from parbench.bench.results.tables import Table
 from parbench.workloads.planner.candidates import place_step
 from parbench.workloads.planner.describe import describe_bottleneck
 from parbench.workloads.planner.dry_run import GIGA, DryRun, dry_run
 from parbench.workloads.planner.link_time import Seconds
-from parbench.workloads.planner.report.columns import make_column
+from parbench.workloads.planner.report.columns import BOTTLENECK, MEMORY, MFU, STEP, make_column
 
 
 def list_variants(run: DryRun, seconds: Seconds | None) -> Iterator[tuple[str, DryRun]]:
@@ -39,35 +41,45 @@ def list_variants(run: DryRun, seconds: Seconds | None) -> Iterator[tuple[str, D
             yield "twice the GPUs", dry_run(narrow, hardware, seconds=seconds)
 
 
-def what_if_table(run: DryRun, seconds: Seconds | None) -> DocumentTable:
+def what_if_table(run: DryRun, seconds: Seconds | None) -> Table:
     """Return a row and a bar for each variant."""
     variants = dict(list_variants(run, seconds))
     tokens_per_gpu = run.tokens_per_second / run.spec.ranks
-    rows: list[list[Cell]] = []
+    rows = []
     for name, variant in variants.items():
         per_gpu = variant.tokens_per_second / variant.spec.ranks
-        memory = variant.fullest.memory.total / GIGA
-        bottleneck = describe_bottleneck(variant) + ("" if variant.fits else ", does not fit")
-        change = per_gpu / tokens_per_gpu - 1
-        rows.append([name, variant.seconds, per_gpu, change, variant.mfu, memory, bottleneck])
-    bars = {name: variant.parts for name, variant in variants.items()}
-    return DocumentTable(
+        row = {
+            "change": name,
+            "step_seconds": variant.seconds,
+            "tokens_per_second_per_gpu": per_gpu,
+            "difference": per_gpu / tokens_per_gpu - 1,
+            "mfu": variant.mfu,
+            "memory_gb": variant.fullest.memory.total / GIGA,
+            "bottleneck": describe_bottleneck(variant) + ("" if variant.fits else ", does not fit"),
+        }
+        rows.append(row)
+    return Table(
         id="what-if",
         title="What if",
         caption="one change each",
         columns=[
             make_column("change"),
-            make_column("step", "s", "seconds of a step"),
-            make_column("tokens/s per GPU", "number"),
-            make_column("difference", "share", "of tokens/s per GPU"),
-            make_column("MFU", "share", "PaLM's model FLOPs of the peak"),
-            make_column("memory", "GB", "of the rank that holds most"),
-            make_column("bottleneck", description="the largest loss, or compute"),
+            STEP,
+            make_column("tokens_per_second_per_gpu", "tokens/s per GPU", "number"),
+            make_column("difference", kind="percent", description="of tokens/s per GPU"),
+            MFU,
+            MEMORY,
+            BOTTLENECK,
         ],
         rows=rows,
-        figures=[
-            StackedBars(
-                title="What if", caption="The step with one change.", quantity="step", bars=bars
-            )
-        ],
+        figures=partial(_draw_variants, variants),
+    )
+
+
+def _draw_variants(variants: Mapping[str, DryRun]) -> Iterator[Plot]:
+    yield StackedBars(
+        title="What if",
+        caption="The step with one change.",
+        quantity="step",
+        bars={name: variant.parts for name, variant in variants.items()},
     )

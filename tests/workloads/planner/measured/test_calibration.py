@@ -105,6 +105,8 @@ def test_plan_calibrates_a_preset(run_path: Path) -> None:
     assert machine.hardware.efficiency.overlap["dp"] == pytest.approx(0.75)
     assert machine.seconds is None
     document = answer_mesh(StepOptions(model="tiny"), options, mesh="fsdp=8").document
-    [assumptions] = [table for table in document.parts[-1].tables if table.id == "assumptions"]
-    texts = [str(row[0]) for row in assumptions.rows]
+    [assumptions] = [
+        table for table in document.sections[-1].tables if table.id == "assumptions"
+    ]
+    texts = [row["assumption"] for row in assumptions.rows]
     assert any("measured: matrix products at" in text for text in texts)

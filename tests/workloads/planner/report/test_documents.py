@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parbench.bench.results.document import GanttChart, ScatterPlot
+from parbench.bench.results.plots import GanttChart, ScatterPlot
 from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.report.documents import (
@@ -31,19 +31,23 @@ def make_answer() -> SearchAnswer:
 
 def test_search_document_compares_with_rule_of_thumb() -> None:
     answer = make_answer()
-    decision, candidates, _ = search_document(answer, 3).parts
+    decision, candidates, _ = search_document(answer, 3).sections
     questions, comparison = decision.tables
-    assert [row[0] for row in questions.rows] == [entry.text for entry in answer.questions]
+    assert [row["question"] for row in questions.rows] == [
+        entry.text for entry in answer.questions
+    ]
     assert answer.rule.run is not None
-    assert [row[1] for row in comparison.rows] == [
+    assert [row["mesh"] for row in comparison.rows] == [
         answer.result.best.spec.dims.label,
         answer.rule.run.spec.dims.label,
     ]
     assert "the error of a prediction" in comparison.notes[0]
     meshes, _ = candidates.tables
     assert meshes.title == "Fastest of the meshes considered"
-    assert [row[2] for row in meshes.rows] == [run.seconds for run in answer.result.runs[:3]]
-    scatter = meshes.figures[-1]
+    assert [row["step_seconds"] for row in meshes.rows] == [
+        run.seconds for run in answer.result.runs[:3]
+    ]
+    *_, scatter = meshes.figures()
     assert isinstance(scatter, ScatterPlot)
     assert len(scatter.front) == len(find_pareto_front(answer.result.runs))
     assert {*scatter.front} <= scatter.points.keys()
@@ -52,7 +56,7 @@ def test_search_document_compares_with_rule_of_thumb() -> None:
 def draw_pipeline(microbatches: int) -> GanttChart:
     spec = make_spec("pp=4,tp=8", "llama3-70b", microbatches=microbatches)
     document = dry_run_document(dry_run(spec, H100))
-    [gantt] = document.parts[0].tables[0].figures
+    [gantt] = document.sections[0].tables[0].figures()
     assert isinstance(gantt, GanttChart)
     return gantt
 
@@ -61,7 +65,7 @@ def draw_pipeline(microbatches: int) -> GanttChart:
 def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
     """The figure of a long pipeline is shortened."""
     gantt = draw_pipeline(microbatches)
-    rows = gantt.facts.predicted
+    rows = gantt.details.predicted
     assert rows is not None
     assert [len(row) for row in rows] == [2 * num_drawn] * 4
     assert ("40 of 512 microbatches" in gantt.caption) == (num_drawn < microbatches)

@@ -1,0 +1,271 @@
+"""The records of a run merged over repetitions: one result for each case, and the exit code."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from parbench.bench.exit_codes import ExitCode, combine_exit_codes
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.metrics import MetricValue, collect_by_name, merge_metrics
+from parbench.bench.results.records import Check, Record, Status, WorldInfo
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import (
+    MIN_INTERVAL_ITERATIONS,
+    MIN_INTERVAL_REPETITIONS,
+    Grade,
+    grade_noise,
+)
+from parbench.reports.analysis.statistics import compute_log_deviation
+
+WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
+EXIT_CODES: Mapping[Status, ExitCode] = {
+    "wrong": ExitCode.BAD,
+    "hang": ExitCode.DID_NOT_RUN,
+    "failed": ExitCode.DID_NOT_RUN,
+    "skipped": ExitCode.OK,
+    "ok": ExitCode.OK,
+}
+COMMUNICATION_KINDS = ("collective", "p2p", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """A case over all its repetitions."""
+
+    case: Case
+    world: WorldInfo
+    status: Status
+    """The worst status of a repetition."""
+    reasons: tuple[str, ...]
+    """Why the status is not ok, each reason once."""
+    repetitions: int
+    """The number of repetitions that measured the case."""
+    planned: int
+    """The number of repetitions that the plan asked for."""
+    iterations: int
+    """The number of iterations of all repetitions."""
+    stops: tuple[tuple[str, int], ...]
+    """The rules that ended the measurement, each with its number of repetitions."""
+    check: Check
+    metrics: Mapping[str, MetricValue]
+    """Metrics merged over repetitions. Empty if a result was wrong."""
+    notes: tuple[str, ...]
+    records: tuple[Record, ...]
+    """One record for each repetition that has one."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of benchmark, such as ``collective`` or ``workload``."""
+        return self.case.name.partition(".")[0]
+
+    @property
+    def is_communication(self) -> bool:
+        return self.kind in COMMUNICATION_KINDS
+
+    @property
+    def headline(self) -> str:
+        """The name of the metric that is the duration: ``time`` or ``step_time``."""
+        names = ("time", "step_time") if self.is_communication else ("step_time", "time")
+        known_names = [name for name in names if name in self.metrics]
+        return known_names[0] if known_names else names[0]
+
+    @property
+    def seconds(self) -> float | None:
+        """The duration, None if it is unknown or zero."""
+        return self.value(self.headline) or None
+
+    @property
+    def size_bytes(self) -> int | None:
+        size = self.case.params.get("size_bytes")
+        return size if isinstance(size, int) else None
+
+    @cached_property
+    def details(self) -> dict[str, Any]:
+        """The details of the records: a value if all repetitions agree, otherwise their values."""
+        by_name = collect_by_name([record.details for record in self.records])
+        return {name: _merge_equal(values) for name, values in by_name.items()}
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks of the case's group, by default of the world."""
+        size = self.details.get("group_size") if "group" in self.case.params else None
+        return size if isinstance(size, int) else self.world.size
+
+    @property
+    def measured(self) -> tuple[Record, ...]:
+        """The records of the repetitions that measured the case."""
+        return tuple(record for record in self.records if record.status == "ok")
+
+    @property
+    def num_effective(self) -> float | None:
+        """The number of independent iterations, None if a repetition cannot estimate it."""
+        numbers = [record.noise.effective if record.noise else None for record in self.measured]
+        known_numbers = [number for number in numbers if number is not None]
+        if not numbers or len(known_numbers) < len(numbers):
+            return None
+        return sum(known_numbers)
+
+    @cached_property
+    def variation(self) -> float | None:
+        """The relative standard deviation between repetitions, None below three repetitions."""
+        seconds = list(self.by_repetition(self.headline).values())
+        if len(seconds) < MIN_INTERVAL_REPETITIONS:
+            return None
+        return compute_log_deviation(seconds)
+
+    @property
+    def noise(self) -> Grade | None:
+        """The grade of the variation between repetitions, of a single one within it."""
+        if self.variation is not None:
+            return grade_noise(self.variation)
+        if self.repetitions != 1 or self.iterations < MIN_INTERVAL_ITERATIONS:
+            return None
+        noise = self.measured[0].noise
+        return noise.grade if noise else None
+
+    @property
+    def check_text(self) -> str:
+        """The outcome of the comparison with the reference: ``ok``, ``unchecked``, ``3 wrong``."""
+        if self.check.passed is None:
+            return "unchecked"
+        if self.check.passed:
+            return "ok"
+        return "wrong" if self.check.wrong is None else f"{self.check.wrong} wrong"
+
+    def value(self, name: str) -> float | None:
+        """Return a metric's value over repetitions, None if it is unknown."""
+        metric = self.metrics.get(name)
+        return metric.value if metric else None
+
+    def by_repetition(self, name: str) -> dict[int, float]:
+        """Return a metric by the index of the repetition, of those in which it is above zero."""
+        values = {}
+        for record in sorted(self.measured, key=lambda record: record.repetition):
+            metric = record.metrics.get(name)
+            if metric and metric.value is not None and metric.value > 0:
+                values[record.repetition] = metric.value
+        return values
+
+
+def _merge_equal(values: list[Any]) -> Any:
+    return values[0] if all(value == values[0] for value in values) else values
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingCase:
+    """A planned case without a record in some of its repetitions."""
+
+    case: Case
+    repetitions: int
+    """The number of repetitions without a record."""
+    planned: int
+
+
+def merge_records(run: Run) -> tuple[CaseResult, ...]:
+    """Return the result of each case with a record, in the order of the plan.
+
+    Cases that are not in the plan come last. Cases that the plan skips have no result.
+    """
+    plan = run.info.plan
+    by_case: dict[str, list[Record]] = {case.id: [] for case in plan.cases}
+    skipped_ids = {skipped.case.id for skipped in plan.skipped}
+    for record in run.records:
+        if record.case.id not in skipped_ids:
+            by_case.setdefault(record.case.id, []).append(record)
+    return tuple(
+        merge_repetitions(records, plan.repetitions) for records in by_case.values() if records
+    )
+
+
+def merge_repetitions(records: Sequence[Record], planned: int) -> CaseResult:
+    """Return the result of a case with these records; the last of each repetition counts."""
+    if any(record.status == "ok" for record in records):
+        records = [record for record in records if not record.is_out_of_budget]
+    latest = tuple({record.repetition: record for record in records}.values())
+    worst_first = sorted(latest, key=lambda record: WORST_FIRST.index(record.status))
+    status = worst_first[0].status
+    measured = [record for record in latest if record.status == "ok"]
+    first = measured[0] if measured else latest[0]
+    stops = Counter(record.stop for record in measured if record.stop)
+    metrics = {} if status == "wrong" else merge_metrics([record.metrics for record in measured])
+    return CaseResult(
+        case=first.case,
+        world=first.world,
+        status=status,
+        reasons=_collect_reasons(worst_first),
+        repetitions=len(measured),
+        planned=max(planned, len(latest)),
+        iterations=sum(len(record.samples.values) for record in measured),
+        stops=tuple(stops.most_common()),
+        check=_merge_checks(latest),
+        metrics=metrics,
+        notes=_collect_notes(latest, is_repeated=len(records) > len(latest)),
+        records=latest,
+    )
+
+
+def _collect_reasons(worst_first: Sequence[Record]) -> tuple[str, ...]:
+    """Return the reasons without those of repetitions that skip a case because it failed before."""
+    status = worst_first[0].status
+    reasons = [
+        record.reason
+        for record in worst_first
+        if record.reason and (record.status != "skipped" or status == "skipped")
+    ]
+    return tuple(dict.fromkeys(reasons))
+
+
+def _merge_checks(records: Sequence[Record]) -> Check:
+    outcomes = [record.check.passed for record in records if record.check.passed is not None]
+    counts = [record.check.wrong for record in records if record.check.wrong is not None]
+    return Check(passed=all(outcomes) if outcomes else None, wrong=sum(counts) if counts else None)
+
+
+def _collect_notes(records: Sequence[Record], *, is_repeated: bool) -> tuple[str, ...]:
+    notes = [note for record in records for note in record.notes]
+    if is_repeated:
+        notes.append("some repetitions were measured more than once; the last record counts")
+    if any(record.world != records[0].world for record in records):
+        notes.append("repetitions ran with different numbers of ranks, backends or devices")
+    return tuple(dict.fromkeys(notes))
+
+
+def find_missing(run: Run) -> tuple[MissingCase, ...]:
+    """Return the planned cases that lack the record of a repetition."""
+    plan = run.info.plan
+    repetitions: dict[str, set[int]] = {case.id: set() for case in plan.cases}
+    for record in run.records:
+        if record.case.id in repetitions:
+            repetitions[record.case.id].add(record.repetition)
+    return tuple(
+        MissingCase(
+            case=case,
+            repetitions=plan.repetitions - len(repetitions[case.id]),
+            planned=plan.repetitions,
+        )
+        for case in plan.cases
+        if len(repetitions[case.id]) < plan.repetitions
+    )
+
+
+def compute_exit_code(statuses: Iterable[Status], *, is_complete: bool = True) -> int:
+    """Return the exit code of a run whose cases have these statuses."""
+    codes = [EXIT_CODES[status] for status in statuses]
+    if not is_complete:
+        codes.append(ExitCode.DID_NOT_RUN)
+    return combine_exit_codes(codes)
+
+
+def is_conclusive(run: Run, results: Sequence[CaseResult]) -> bool:
+    """Return whether something was measured, and the budget left no case with a single repetition.
+
+    One repetition is enough if the plan has only one.
+    """
+    cut_ids = {record.case.id for record in run.records if record.is_out_of_budget}
+    min_repetitions = min(2, run.info.plan.repetitions)
+    cut_results = [result for result in results if result.case.id in cut_ids]
+    return any(result.repetitions for result in results) and all(
+        result.repetitions >= min_repetitions for result in cut_results
+    )

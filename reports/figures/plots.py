@@ -1,0 +1,44 @@
+"""Figures of tables: charts of runs, and plots of plans."""
+
+from typing import Any
+
+from parbench.bench.results.plots import GanttChart, Plot, StackedBars
+from parbench.bench.results.tables import Column
+from parbench.reports.figures.changes import chart_pareto
+from parbench.reports.figures.chart import Chart, list_charts
+from parbench.reports.figures.pipeline import chart_predicted_pipeline
+from parbench.reports.figures.quantities import Quantity
+from parbench.reports.figures.steps import chart_stacks
+from parbench.reports.figures.style import MEMORY, STEP
+
+_STACK_HUES = {"memory": MEMORY, "step": STEP}
+_STACK_AXES = {
+    "memory": Column(key="memory_gb", title="memory of a rank", kind="GB"),
+    "step": Column(key="seconds", title="time of a step", kind="s"),
+}
+
+
+def list_table_charts(table: Any) -> list[Chart]:
+    """Return the figures of a table, in which each plot of a plan is a chart."""
+    charts: list[Chart | None] = []
+    for number, figure in enumerate(table.figures(), start=1):
+        if isinstance(figure, Plot):
+            figure = _chart_plot(f"{table.id}_figure_{number}", figure)
+        charts.append(figure)
+    return list_charts(*charts)
+
+
+def _chart_plot(name: str, plot: Plot) -> Chart | None:
+    if isinstance(plot, GanttChart):
+        return chart_predicted_pipeline(name, plot.title, plot.caption, plot.details)
+    if isinstance(plot, StackedBars):
+        hues = _STACK_HUES[plot.quantity]
+        quantity = _make_quantity(_STACK_AXES[plot.quantity], is_log=False)
+        stacks = list(plot.bars.items())
+        return chart_stacks(name, plot.title, plot.caption, stacks, hues, quantity, plot.limit)
+    axes = (_make_quantity(plot.x), _make_quantity(plot.y))
+    return chart_pareto(name, plot.title, plot.caption, plot.points, plot.front, axes)
+
+
+def _make_quantity(axis: Column, is_log: bool = True) -> Quantity:
+    return Quantity(title=axis.title, text=axis.format_value, is_log=is_log)

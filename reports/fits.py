@@ -1,0 +1,143 @@
+"""Latency and bandwidth of each operation: a fit of time over size, and the ceiling of bandwidth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parbench.bench.results.fit import METHOD, CurveFit, CurvePoint, describe_intervals, fit_curve
+from parbench.bench.results.formatting import format_quantity
+from parbench.bench.results.runs import Run
+from parbench.reports.case_results import CaseResult
+
+LINK, COPY = "link", "copy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """The bandwidth in one direction that communication is compared with."""
+
+    name: str
+    """``link`` if the speed of a link was declared, ``copy`` for a copy in memory on one host."""
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Cases of one operation that differ only in size, from the smallest, with their fit."""
+
+    rows: tuple[CaseResult, ...]
+    fit: CurveFit
+    busbw_factor: float | None
+    """Bus bandwidth over algorithm bandwidth, None if it is unknown."""
+    ceiling: Ceiling | None
+
+    @property
+    def efficiency(self) -> float | None:
+        """The fitted bus bandwidth of the largest sizes over the ceiling. It may exceed 1."""
+        bytes_per_second = self.fit.segments[-1].bytes_per_second
+        if self.busbw_factor is None or bytes_per_second is None or self.ceiling is None:
+            return None
+        return self.busbw_factor * bytes_per_second / self.ceiling.bytes_per_second
+
+
+def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
+    """Return the declared speed of a link, by default the largest copy in memory on one host.
+
+    Copies to and from a device are no ceiling, and neither are copies of a part of the ranks.
+    Blocking copies are preferred to pipelined ones, because only they are synchronized.
+    """
+    link = run.info.plan.link_bytes_per_second
+    if link is not None:
+        return Ceiling(name=LINK, bytes_per_second=link)
+    copies = [result for result in results if _is_memory_copy(result)]
+    blocking = [result for result in copies if result.case.params.get("mode") == "blocking"]
+    largest = max(blocking or copies, key=get_size, default=None)
+    bytes_per_second = largest.value("algbw") if largest else None
+    return Ceiling(name=COPY, bytes_per_second=bytes_per_second) if bytes_per_second else None
+
+
+def _is_memory_copy(result: CaseResult) -> bool:
+    """Return whether the case copies within the memory of each rank of one host."""
+    return (
+        result.case.name == "memory.copy"
+        and "group" not in result.case.params
+        and result.world.nodes == 1
+        and bool(result.value("algbw"))
+    )
+
+
+def fit_curves(results: Sequence[CaseResult], ceiling: Ceiling | None) -> tuple[Curve, ...]:
+    """Return a fit for each operation, settings and ranks that have enough sizes."""
+    curves = []
+    for group in _group_by_operation(results):
+        rows = sorted(group, key=get_size)
+        fit = fit_curve(make_points(rows))
+        if fit:
+            factor = _find_busbw_factor(rows)
+            curves.append(Curve(rows=tuple(rows), fit=fit, busbw_factor=factor, ceiling=ceiling))
+    return tuple(curves)
+
+
+def _group_by_operation(results: Sequence[CaseResult]) -> list[list[CaseResult]]:
+    """Return the communication with a known time in groups that differ only in size."""
+    groups: dict[object, list[CaseResult]] = {}
+    for result in results:
+        if not result.is_communication or not get_size(result) or not result.value("time"):
+            continue
+        case = result.case
+        settings = {name: value for name, value in case.params.items() if name != "size_bytes"}
+        key = (case.name, case.target, result.world, frozenset(settings.items()))
+        groups.setdefault(key, []).append(result)
+    return list(groups.values())
+
+
+def _find_busbw_factor(rows: Sequence[CaseResult]) -> float | None:
+    """Return bus bandwidth over algorithm bandwidth of the largest size that has both."""
+    for row in reversed(rows):
+        algbw, busbw = row.value("algbw"), row.value("busbw")
+        if algbw and busbw is not None:
+            return busbw / algbw
+    return None
+
+
+def make_points(rows: Sequence[CaseResult]) -> tuple[CurvePoint, ...]:
+    """Return the sizes and times of the rows whose time is known."""
+    points = []
+    for row in rows:
+        seconds = row.value("time")
+        if seconds:
+            metric = row.metrics["time"]
+            point = CurvePoint(
+                size_bytes=get_size(row),
+                seconds=seconds,
+                low=metric.low,
+                high=metric.high,
+                repetitions=row.by_repetition("time"),
+            )
+            points.append(point)
+    return tuple(points)
+
+
+def get_size(result: CaseResult) -> int:
+    """Return the size in bytes, zero if the case has none."""
+    return result.size_bytes or 0
+
+
+def describe_fits(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ...]:
+    """Return sentences about the method of the fits and about the ceiling."""
+    if not curves:
+        return ()
+    intervals = dict.fromkeys(describe_intervals(curve.fit.repetitions) for curve in curves)
+    notes = [
+        f"Fits: {METHOD}, {' or '.join(intervals)}.",
+        "Latency is extrapolated from the smallest sizes, bandwidth from the largest.",
+    ]
+    if ceiling is None:
+        return tuple(notes)
+    is_link = ceiling.name == LINK
+    reference = "the declared link speed" if is_link else "the memory-copy bandwidth of all ranks"
+    bandwidth = format_quantity(ceiling.bytes_per_second, "B/s")
+    notes.append(f"Efficiency: fitted bus bandwidth over {reference}, {bandwidth}.")
+    if any((curve.efficiency or 0) > 1 for curve in curves):
+        causes = "in-network reduction or caches" if is_link else "caches or shared memory"
+        notes.append(f"Efficiency above 100 % may be due to {causes}.")
+    return tuple(notes)

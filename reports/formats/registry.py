@@ -1,0 +1,139 @@
+"""The formats of other tools that ``parbench import`` and ``parbench export`` offer.
+
+A format is an entry of this table and functions in a module of this package. Modules are imported
+when their format is used, so that ``--help`` stays fast.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from parbench.bench.text import UserError
+
+if TYPE_CHECKING:
+    from parbench.bench.results.runs import Run
+    from parbench.reports.formats.imported import ImportedRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportFormat:
+    """The output of another tool."""
+
+    name: str
+    title: str
+    markers: tuple[tuple[str, ...], ...]
+    """A file has this format if it contains all texts of one of these tuples."""
+    parser: str
+    """``module:function`` from (text, source, number of ranks) to ``ImportedRun``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFormat:
+    """A format that a run can be written in, as one file or as a folder of files."""
+
+    name: str
+    help: str
+    file: str = ""
+    """``module:function`` from a run to bytes, empty if one file cannot hold the format."""
+    folder: str = ""
+    """``module:function`` from a run to the bytes of each file by its name, empty if unneeded."""
+    folder_content: str = ""
+
+
+IMPORT_FORMATS = {
+    entry.name: entry
+    for entry in (
+        ImportFormat(
+            name="nccl-tests",
+            title="nccl-tests",
+            markers=(("redop", "algbw", "busbw"), ('"nccl_version"', '"results"')),
+            parser="import_nccl:parse_nccl",
+        ),
+        ImportFormat(
+            name="osu",
+            title="OSU micro-benchmarks",
+            markers=(("# OSU MPI",),),
+            parser="import_osu:parse_osu",
+        ),
+    )
+}
+EXPORT_FORMATS = {
+    entry.name: entry
+    for entry in (
+        ExportFormat(
+            name="nccl-tests",
+            help="collectives, a table for each operation and mode",
+            file="nccl_tests:render_text",
+        ),
+        ExportFormat(
+            name="csv",
+            help="a row for each metric and repetition",
+            file="exports:render_csv",
+        ),
+        ExportFormat(
+            name="chrome-trace",
+            help="timelines for Perfetto; a folder has a file per step",
+            file="chrome_trace:render_trace",
+            folder="chrome_trace:render_traces",
+            folder_content="a file for each step",
+        ),
+        ExportFormat(
+            name="hta",
+            help="a folder per step for HolisticTraceAnalysis",
+            folder="chrome_trace:render_for_analysis",
+            folder_content="a file for each rank",
+        ),
+        ExportFormat(
+            name="pytest-benchmark",
+            help="the iterations of every case",
+            file="pytest_benchmark:render_report",
+        ),
+        ExportFormat(
+            name="github-action-benchmark",
+            help="a folder with a file of times and one of rates",
+            folder="exports:render_action",
+            folder_content="a file for each direction",
+        ),
+        ExportFormat(
+            name="bencher",
+            help="the Bencher Metric Format, latency in ns",
+            file="exports:render_bencher",
+        ),
+    )
+}
+
+
+def parse_output(tool: str, text: str, source: str, nproc: int | None) -> "ImportedRun":
+    """Return the results in the output of a tool; ``source`` is the name of its file."""
+    imported: ImportedRun = load_function(IMPORT_FORMATS[tool].parser)(text, source, nproc)
+    return imported
+
+
+def render_file(name: str, run: "Run") -> bytes:
+    """Return a run in a format. Raises ``UserError`` if the format consists of several files."""
+    entry = EXPORT_FORMATS[name]
+    if not entry.file:
+        problem = f"--format {name} writes {entry.folder_content}"
+        raise UserError(f"{problem}: name their folder with -o FOLDER")
+    content: bytes = load_function(entry.file)(run)
+    return content
+
+
+def render_folder(name: str, run: "Run") -> Mapping[str, bytes]:
+    """Return the files of a format with a folder, by their names."""
+    files: Mapping[str, bytes] = load_function(EXPORT_FORMATS[name].folder)(run)
+    return files
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """Return the function at a ``module:function`` of this package."""
+    module, _, function = path.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), function)
+    return loaded
+
+
+def describe_exports() -> str:
+    """Return a line for each export format, aligned for the help of a command."""
+    width = max(map(len, EXPORT_FORMATS))
+    return "\n".join(f"{name:{width}}  {entry.help}" for name, entry in EXPORT_FORMATS.items())

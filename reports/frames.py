@@ -1,0 +1,160 @@
+"""Tidy pandas frames of the results of a run.
+
+pandas is imported by the functions that build a frame, so that commands without one start fast.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from parbench.bench.results.formatting import format_word_counts
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.tables import Row
+from parbench.reports.case_results import CaseResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CASE_DTYPES = {
+    "case_id": "object",
+    "name": "object",
+    "label": "object",
+    "kind": "object",
+    "is_communication": "bool",
+    "status": "object",
+    "reason": "object",
+    "repetitions": "Int64",
+    "planned": "Int64",
+    "iterations": "Int64",
+    "num_effective": "float64",
+    "variation": "float64",
+    "noise": "object",
+    "stop": "object",
+    "check": "object",
+    "world_size": "Int64",
+    "num_ranks": "Int64",
+    "nodes": "Int64",
+    "backend": "object",
+    "device": "object",
+    "headline": "object",
+    "seconds": "float64",
+    "seconds_low": "float64",
+    "seconds_high": "float64",
+    "is_within_repetition": "bool",
+    "result": "object",
+}
+_REPETITION_DTYPES = {
+    "case_id": "object",
+    "repetition": "int64",
+    "status": "object",
+    "seconds": "float64",
+}
+
+
+def build_cases_frame(results: Sequence[CaseResult], labels: Mapping[str, str]) -> "pd.DataFrame":
+    """Return a frame with one row for each result. ``RunData.cases`` documents its columns."""
+    rows = [_make_case_row(result, labels[result.case.id]) for result in results]
+    return _build_frame(rows, _CASE_DTYPES)
+
+
+def build_repetitions_frame(results: Sequence[CaseResult]) -> "pd.DataFrame":
+    """Return a frame with one row for each repetition of each result.
+
+    ``RunData.repetitions`` documents its columns.
+    """
+    rows = [
+        _make_repetition_row(result, index)
+        for result in results
+        for index in range(len(result.records))
+    ]
+    return _build_frame(rows, _REPETITION_DTYPES)
+
+
+def list_rows(frame: "pd.DataFrame") -> list[Row]:
+    """Return the rows of a frame as mappings by column, as tables have them."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:
+    headline = result.metrics.get(result.headline)
+    is_within_repetition = bool(headline and headline.is_within_repetition)
+    low, high = _get_interval(headline, is_within_repetition=is_within_repetition)
+    row = {
+        "case_id": result.case.id,
+        "name": result.case.name,
+        "label": label,
+        "kind": result.kind,
+        "is_communication": result.is_communication,
+        "status": result.status,
+        "reason": "; ".join(result.reasons) or None,
+        "repetitions": result.repetitions,
+        "planned": result.planned,
+        "iterations": result.iterations or None,
+        "num_effective": result.num_effective,
+        "variation": result.variation,
+        "noise": result.noise,
+        "stop": format_word_counts(result.stops) if result.stops else None,
+        "check": result.check_text,
+        "world_size": result.world.size,
+        "num_ranks": result.num_ranks,
+        "nodes": result.world.nodes,
+        "backend": result.world.backend,
+        "device": result.world.device,
+        "headline": result.headline,
+        "seconds": result.seconds,
+        "seconds_low": low,
+        "seconds_high": high,
+        "is_within_repetition": is_within_repetition,
+        "result": result,
+    }
+    row |= {f"param_{name}": value for name, value in result.case.params.items()}
+    for name, metric in result.metrics.items():
+        low, high = _get_interval(metric, is_within_repetition=is_within_repetition)
+        values = {name: metric.value, f"{name}_low": low, f"{name}_high": high}
+        row = values | row
+    return row
+
+
+def _get_interval(
+    metric: MetricValue | None, *, is_within_repetition: bool
+) -> tuple[float | None, float | None]:
+    """Return a metric's interval, unless it is within one repetition and the row's is not."""
+    if metric is None or (metric.is_within_repetition and not is_within_repetition):
+        return None, None
+    return metric.low, metric.high
+
+
+def _make_repetition_row(result: CaseResult, index: int) -> dict[str, Any]:
+    record = result.records[index]
+    has_values = record.status == "ok" and result.status != "wrong"
+    metrics = record.metrics if has_values else {}
+    headline = metrics.get(result.headline)
+    values = {name: metric.value for name, metric in metrics.items()}
+    return values | {
+        "case_id": result.case.id,
+        "repetition": record.repetition,
+        "status": record.status,
+        "seconds": (headline.value if headline else None) or None,
+    }
+
+
+def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":
+    """Return rows as a frame with these columns first, then parameters and metrics."""
+    import pandas as pd
+
+    names = dict.fromkeys([*dtypes, *(name for row in rows for name in row)])
+    columns = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        dtype = dtypes.get(name) or _choose_dtype(name, values)
+        columns[name] = pd.Series(values, dtype=dtype)
+    return pd.DataFrame(columns)
+
+
+def _choose_dtype(name: str, values: Sequence[Any]) -> str:
+    """Return the type of a column: numbers of metrics are floats, parameters keep their type."""
+    if not name.startswith("param_"):
+        return "float64"
+    types = {type(value) for value in values if value is not None}
+    if types == {int}:
+        return "Int64"
+    return "float64" if types and types <= {int, float} else "object"

@@ -1,0 +1,279 @@
+"""The frames of ``parbench.load`` and ``parbench.load_samples``: records of runs as pandas frames.
+
+Parameters have columns ``param_NAME``, because a parameter may have the name of another column.
+Unknown values are NA, never 0. pandas is imported by the functions that build a frame.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.bench.results.samples import load_rank_samples, make_samples_path
+from parbench.bench.text import UserError, format_list
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Runs = Iterable[tuple[Run, str | None]]
+"""Runs, each with the name of the point of a sweep that it measured."""
+
+TEXT, INTEGER, NUMBER, TIME = "string", "Int64", "float64", "datetime64[ns, UTC]"
+RUN_DTYPES = {
+    "run": TEXT,
+    "started": TIME,
+    "host": TEXT,
+    "parbench": TEXT,
+    "preset": TEXT,
+    "point": TEXT,
+    "case": TEXT,
+    "name": TEXT,
+}
+RECORD_DTYPES = {
+    "repetition": "int64",
+    "status": TEXT,
+    "reason": TEXT,
+    "stop": TEXT,
+    "iterations": INTEGER,
+    "check_passed": "boolean",
+    "check_wrong": INTEGER,
+    "world_size": INTEGER,
+    "nodes": INTEGER,
+    "backend": TEXT,
+    "device": TEXT,
+    "noise": TEXT,
+    "spread": NUMBER,
+    "effective": NUMBER,
+    "steady": TEXT,
+    "late_rank": INTEGER,
+    "late_share": NUMBER,
+    "injected": TEXT,
+    "emulation": TEXT,
+    "notes": TEXT,
+    "record_started": TIME,
+    "record_seconds": NUMBER,
+}
+METRIC_DTYPES = {
+    "metric": TEXT,
+    "value": NUMBER,
+    "low": NUMBER,
+    "high": NUMBER,
+    "unit": TEXT,
+    "better": TEXT,
+    "method": TEXT,
+}
+SAMPLE_COLUMNS = r"^(run|point|case|name|repetition|world_size|param_.*)$"
+"""The columns of a repetition that frames of samples have."""
+RANK_SAMPLE_ARRAYS = {"arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps_per_sample"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """A case in one repetition of a run, with its record if there is one."""
+
+    run: Run
+    point: str | None
+    case: Case
+    index: int
+    record: Record | None
+    skip_reason: str | None
+    """The reason for which the plan skips the case."""
+
+    @property
+    def measured_record(self) -> Record | None:
+        """The record if its result is correct."""
+        is_measured = self.record is not None and self.record.status == "ok"
+        return self.record if is_measured else None
+
+
+def build_metrics_frame(runs: Runs) -> "pd.DataFrame":
+    """Return one row for each metric, and one for each repetition without a measurement."""
+    repetitions = list_repetitions(runs)
+    rows: list[dict[str, Any]] = []
+    for index, repetition in enumerate(repetitions):
+        record = repetition.measured_record
+        metrics = record.metrics if record else {}
+        for name, metric in metrics.items():
+            fields = {field: getattr(metric, field) for field in list(METRIC_DTYPES)[1:]}
+            rows.append({"index": index, "metric": name, **fields})
+        if not metrics:
+            rows.append({"index": index})
+    return _join(_build_repetitions(repetitions), _build_frame(rows, METRIC_DTYPES))
+
+
+def build_samples_frame(runs: Runs) -> "pd.DataFrame":
+    """Return one row for each iteration, with its duration on the slowest rank."""
+    repetitions = list_repetitions(runs)
+    rows = []
+    for index, repetition in enumerate(repetitions):
+        record = repetition.measured_record
+        values = record.samples.values if record else []
+        for iteration, seconds in enumerate(values):
+            rows.append({"index": index, "iteration": iteration, "seconds": seconds})
+    samples = _build_frame(rows, {"iteration": "int64", "seconds": NUMBER})
+    return _join(_build_repetitions(repetitions).filter(regex=SAMPLE_COLUMNS), samples)
+
+
+def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
+    """Return one row for each iteration and rank.
+
+    Raises ``UserError`` if a file of samples is corrupt, or if there is none.
+    """
+    import pandas as pd
+
+    repetitions = list_repetitions(runs)
+    frames = []
+    for index, repetition in enumerate(repetitions):
+        record = repetition.measured_record
+        samples = load_rank_samples(repetition.run, record) if record else None
+        if record and samples:
+            file = repetition.run.path / make_samples_path(record)
+            frame = _build_rank_samples(samples, file)
+            frames.append(frame.set_index(np.full(len(frame), index)))
+    if not frames:
+        folders = dict.fromkeys(str(repetition.run.path / "samples") for repetition in repetitions)
+        problem = f"there are no samples of ranks (*.npz) in {', '.join(folders)}"
+        raise UserError(f"{problem}: copy a run with its folder samples/")
+    return _join(_build_repetitions(repetitions).filter(regex=SAMPLE_COLUMNS), pd.concat(frames))
+
+
+def _build_rank_samples(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    missing_arrays = RANK_SAMPLE_ARRAYS - samples.keys()
+    if missing_arrays:
+        names = format_list(sorted(missing_arrays))
+        raise UserError(f"{file} is not a file of samples: it does not contain {names}")
+    num_ranks, num_iterations = samples["duration_ns"].shape
+    seconds = {
+        name: samples[f"{name}_ns"].ravel() / 1e9
+        for name in ("arrival", "exit", "duration", "issue")
+    }
+    # The issue time is 0 in modes that do not separate the call from the wait.
+    issue_seconds = np.where(seconds["issue"] > 0, seconds["issue"], np.nan)
+    return pd.DataFrame(
+        {
+            "iteration": np.tile(np.arange(num_iterations), num_ranks),
+            "rank": np.repeat(samples["ranks"], num_iterations),
+            "arrival_seconds": seconds["arrival"],
+            "exit_seconds": seconds["exit"],
+            "duration_seconds": seconds["duration"],
+            "issue_seconds": issue_seconds,
+            "steps_per_sample": int(samples["steps_per_sample"]),
+        }
+    )
+
+
+def list_repetitions(runs: Runs) -> list[Repetition]:
+    """Return the repetitions of all runs: those with a record, then skipped and missing ones."""
+    return [repetition for run, point in runs for repetition in _iterate_repetitions(run, point)]
+
+
+def _iterate_repetitions(run: Run, point: str | None) -> Iterator[Repetition]:
+    plan = run.info.plan
+    skip_reasons = {skipped.case.id: skipped.reason for skipped in plan.skipped}
+    cases = {(record.case.id, record.repetition): record.case for record in run.records}
+    for skipped in plan.skipped:
+        cases.setdefault((skipped.case.id, 0), skipped.case)
+    for index in range(plan.repetitions):
+        for case in plan.cases:
+            cases.setdefault((case.id, index), case)
+    records = {(record.case.id, record.repetition): record for record in run.records}
+    for (case_id, index), case in cases.items():
+        yield Repetition(
+            run=run,
+            point=point,
+            case=case,
+            index=index,
+            record=records.get((case_id, index)),
+            skip_reason=skip_reasons.get(case_id),
+        )
+
+
+def _build_repetitions(repetitions: Sequence[Repetition]) -> "pd.DataFrame":
+    import pandas as pd
+
+    rows = [
+        {"index": index, **_describe_run(repetition), **_describe_record(repetition)}
+        for index, repetition in enumerate(repetitions)
+    ]
+    frame = _build_frame(rows, RUN_DTYPES | RECORD_DTYPES)
+    params = [repetition.case.all_params for repetition in repetitions]
+    names = dict.fromkeys(name for values in params for name in values)
+    columns = {}
+    for name in names:
+        column = pd.Series(pd.array([values.get(name) for values in params]))
+        is_number = column.dtype == "Float64"
+        columns[f"param_{name}"] = column.astype("float64") if is_number else column
+    num_run_columns = len(RUN_DTYPES)
+    parts = [frame.iloc[:, :num_run_columns], pd.DataFrame(columns)]
+    return pd.concat([*parts, frame.iloc[:, num_run_columns:]], axis="columns")
+
+
+def _describe_run(repetition: Repetition) -> dict[str, Any]:
+    info = repetition.run.info
+    return {
+        "run": info.id,
+        "started": info.started,
+        "host": info.host,
+        "parbench": info.parbench,
+        "preset": info.plan.preset,
+        "point": repetition.point,
+        "case": repetition.case.id,
+        "name": repetition.case.name,
+    }
+
+
+def _describe_record(repetition: Repetition) -> dict[str, Any]:
+    record = repetition.record
+    if record is None:
+        is_skipped = repetition.skip_reason is not None
+        return {
+            "repetition": repetition.index,
+            "status": "skipped" if is_skipped else "missing",
+            "reason": repetition.skip_reason if is_skipped else "no record",
+        }
+    noise = record.noise
+    arrival = record.arrival
+    return {
+        "repetition": record.repetition,
+        "status": record.status,
+        "reason": record.reason or None,
+        "stop": record.stop,
+        "iterations": len(record.samples.values) or None,
+        "check_passed": record.check.passed,
+        "check_wrong": record.check.wrong,
+        "world_size": record.world.size,
+        "nodes": record.world.nodes,
+        "backend": record.world.backend,
+        "device": record.world.device,
+        "noise": noise.grade if noise else None,
+        "spread": noise.spread if noise else None,
+        "effective": noise.effective if noise else None,
+        "steady": noise.steady if noise else None,
+        "late_rank": arrival.late_rank if arrival else None,
+        "late_share": arrival.share if arrival else None,
+        "injected": record.injected or None,
+        "emulation": record.emulation or None,
+        "notes": "; ".join(record.notes) or None,
+        "record_started": record.started,
+        "record_seconds": record.seconds,
+    }
+
+
+def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":
+    """Return rows with these columns, indexed by the repetition that they belong to."""
+    import pandas as pd
+
+    index = [row["index"] for row in rows]
+    columns = {name: [row.get(name) for row in rows] for name in dtypes}
+    return pd.DataFrame(columns, index=index, dtype=object).astype(dict(dtypes))
+
+
+def _join(repetitions: "pd.DataFrame", values: "pd.DataFrame") -> "pd.DataFrame":
+    return repetitions.join(values, how="inner").reset_index(drop=True)

@@ -1,0 +1,155 @@
+"""The data of a run for reports: loaded and summarized once per command."""
+
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parbench.bench.plan.plan import Plan
+from parbench.bench.results.records import Status
+from parbench.bench.results.runs import Run, load_run
+from parbench.reports.case_results import (
+    WORST_FIRST,
+    CaseResult,
+    MissingCase,
+    compute_exit_code,
+    find_missing,
+    is_conclusive,
+    merge_records,
+)
+from parbench.reports.fits import Ceiling, Curve, find_ceiling, fit_curves
+from parbench.reports.frames import build_cases_frame, build_repetitions_frame
+from parbench.reports.labels import label_cases
+from parbench.reports.timelines import StepTimeline, load_step_timelines
+from parbench.reports.topology import Topology, read_topology
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class RunData:
+    """A run with the results of its cases, and what follows from them.
+
+    Everything but ``results`` is computed when it is first used, and then kept.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.results: tuple[CaseResult, ...] = merge_records(run)
+        """One result for each case with a record, in the order of the plan."""
+
+    @classmethod
+    def load(cls, path: Path) -> "RunData":
+        """Read the run in a folder. Raises ``UserError`` if it is not a run."""
+        return cls(load_run(path))
+
+    @property
+    def plan(self) -> Plan:
+        return self.run.info.plan
+
+    @cached_property
+    def cases(self) -> "pd.DataFrame":
+        """One row for each result, in the order of the plan.
+
+        Numbers are in seconds, bytes and bytes per second. An unknown number is NaN or NA, an
+        unknown text None. ``frames.list_rows(frame)`` returns the rows of a table.
+
+        * ``case_id``, ``name`` (``collective.all_reduce``), ``label`` (``all_reduce 1M blocking
+          float32``, ``fsdp layers=4``), ``kind`` (``collective``, ``p2p``, ``memory``,
+          ``workload``, ...), ``is_communication``.
+        * ``status`` (the worst of a repetition), ``reason``.
+        * ``repetitions`` that measured the case, ``planned`` repetitions, ``iterations`` of all
+          repetitions, ``num_effective`` (independent iterations).
+        * ``variation``: relative standard deviation between repetitions, unknown below three.
+          ``noise``: its grade, or that within the only repetition.
+        * ``stop`` (``precision x4, budget``), ``check`` (``ok``, ``unchecked``, ``3 wrong``).
+        * ``world_size``, ``num_ranks`` (of the group), ``nodes``, ``backend``, ``device``.
+        * ``headline``: the metric that is the duration, ``time`` or ``step_time``. ``seconds``,
+          ``seconds_low`` and ``seconds_high`` are its value and its 95 % interval.
+        * ``is_within_repetition``: the intervals of the row are those of one repetition.
+        * ``param_NAME`` for every parameter. Integers are Int64.
+        * ``METRIC``, ``METRIC_low`` and ``METRIC_high`` for every metric, such as ``busbw`` or
+          ``exposed_comm.dp``. Unknown if a result was wrong. A metric whose interval is within one
+          repetition has no interval if that of ``seconds`` is between repetitions.
+        * ``result``: the ``CaseResult``, with details, notes and records.
+        """
+        return build_cases_frame(self.results, self.labels)
+
+    @cached_property
+    def repetitions(self) -> "pd.DataFrame":
+        """One row for each case and repetition with a record.
+
+        ``case_id``, ``repetition`` (from 0), ``status``, ``seconds`` and a column for every metric.
+        Only repetitions with the status ``ok`` of cases without a wrong result have numbers.
+        """
+        return build_repetitions_frame(self.results)
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The label of each case by its id."""
+        return label_cases(self.results)
+
+    @cached_property
+    def measured(self) -> tuple[CaseResult, ...]:
+        """The results that have metrics."""
+        return tuple(result for result in self.results if result.metrics)
+
+    @cached_property
+    def steps(self) -> tuple[CaseResult, ...]:
+        """The measured training steps and custom benchmarks."""
+        return tuple(result for result in self.measured if not result.is_communication)
+
+    @cached_property
+    def communication(self) -> tuple[CaseResult, ...]:
+        """The measured communication without the pairs of ``p2p.matrix``."""
+        return tuple(
+            result
+            for result in self.measured
+            if result.is_communication and result.case.name != "p2p.matrix"
+        )
+
+    @cached_property
+    def missing(self) -> tuple[MissingCase, ...]:
+        """The planned cases that lack the record of a repetition."""
+        return find_missing(self.run)
+
+    @property
+    def num_missing(self) -> int:
+        """The number of planned measurements without a record."""
+        return sum(case.repetitions for case in self.missing)
+
+    @property
+    def num_planned(self) -> int:
+        """The number of planned measurements: cases times repetitions."""
+        return len(self.plan.cases) * self.plan.repetitions
+
+    @cached_property
+    def status_counts(self) -> dict[Status, int]:
+        """The number of results by status, from ok to the worst."""
+        counts = Counter(result.status for result in self.results)
+        return {status: counts[status] for status in reversed(WORST_FIRST) if counts[status]}
+
+    @cached_property
+    def exit_code(self) -> int:
+        is_complete = not self.missing and is_conclusive(self.run, self.results)
+        return compute_exit_code(self.status_counts, is_complete=is_complete)
+
+    @cached_property
+    def ceiling(self) -> Ceiling | None:
+        """The bandwidth that communication is compared with."""
+        return find_ceiling(self.run, self.measured)
+
+    @cached_property
+    def curves(self) -> tuple[Curve, ...]:
+        """The fits of time over size of each operation."""
+        return fit_curves(self.communication, self.ceiling)
+
+    @cached_property
+    def nodes(self) -> Topology | None:
+        """Where the ranks ran, None on a single host."""
+        return read_topology(self.run)
+
+    @cached_property
+    def timelines(self) -> tuple[StepTimeline, ...]:
+        """The profiled steps, read from the traces in the folder of the run."""
+        return load_step_timelines(self.run, self.steps)

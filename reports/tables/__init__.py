@@ -1,0 +1,1 @@
+"""The tables of reports, one module per subject."""

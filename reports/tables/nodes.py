@@ -1,0 +1,63 @@
+"""The table of a run's nodes: their ranks, switches and cores."""
+
+from collections.abc import Sequence
+
+from parbench.bench.machine.environment import format_cpus
+from parbench.bench.results.formatting import UNKNOWN
+from parbench.bench.results.tables import Column, Section, Table
+from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.topology import ONE_RANK_PER_NODE, Topology
+
+COLUMNS = (
+    Column(key="host", title="host", help="host name of the node"),
+    Column(key="ranks", title="ranks", help="ranks on the node"),
+    Column(key="num_ranks", title="ranks per node", kind="count", help="number of ranks"),
+    Column(key="switches", title="switches", help="path of switches in Slurm's topology"),
+    Column(key="cores", title="cores", help="cores that a rank may use"),
+)
+
+
+def make_node_section(analysis: Analysis) -> Section | None:
+    """Return the nodes of a run, None if all ranks are on one host."""
+    topology = analysis.nodes
+    if topology is None:
+        return None
+    return Section(id="nodes", title="Nodes", tables=[make_node_table(topology)])
+
+
+def make_node_table(topology: Topology) -> Table:
+    rows = []
+    for host in topology.nodes:
+        ranks = topology.get_ranks(host)
+        rows.append(
+            {
+                "host": host,
+                "ranks": format_cpus(ranks),
+                "num_ranks": len(ranks),
+                "switches": topology.switches.get(host),
+                "cores": _describe_affinities(topology, ranks),
+            }
+        )
+    num_ranks = len(topology.hosts)
+    note = f"Distribution of {num_ranks} ranks on {len(rows)} nodes: {topology.distribution}"
+    requested = topology.requested_distribution
+    if requested and topology.distribution not in (requested, ONE_RANK_PER_NODE):
+        note += f" (requested: {requested})"
+    notes = [f"{note}."]
+    if topology.slurm_job:
+        notes.append(f"Slurm job {topology.slurm_job}.")
+    return Table(
+        id="nodes-table",
+        title="Nodes",
+        caption="where each rank ran, hosts under one switch next to each other",
+        columns=COLUMNS,
+        rows=rows,
+        notes=notes,
+    )
+
+
+def _describe_affinities(topology: Topology, ranks: Sequence[int]) -> str:
+    cores = [topology.affinities.get(rank, UNKNOWN) for rank in ranks]
+    if len(set(cores)) == 1:
+        return cores[0]
+    return "; ".join(f"rank {rank}: {text}" for rank, text in zip(ranks, cores, strict=True))

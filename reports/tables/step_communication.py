@@ -1,0 +1,178 @@
+"""The communication of steps: its volume by mesh axis, and its time predicted from fits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parbench.bench.results.details import (
+    BytesFormulaDetails,
+    CommunicationDetails,
+    CountedCall,
+    MeshDetails,
+    read_details,
+)
+from parbench.bench.results.tables import Column, Table, keep_known_columns
+from parbench.bench.text import format_size
+from parbench.reports.case_results import CaseResult
+from parbench.reports.fits import Curve, get_size
+from parbench.reports.tables.step_parts import get_axis_values
+
+_PLAIN_PARAMS = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
+"""A curve with other parameters, such as a background load, does not predict a call of a step."""
+_COLUMNS = (
+    Column(key="step", title="step", help="training step with the parameters that differ"),
+    Column(key="axis", title="axis", help="axis of the mesh, or process group"),
+    Column(key="ranks", title="ranks", kind="count", help="ranks on the axis"),
+    Column(key="formula", title="formula", help="analytical bytes that rank 0 sends"),
+    Column(
+        key="calls",
+        title="calls",
+        number_format="{:.4g}",
+        kind="number",
+        help="calls that a rank makes in a step, mean over ranks",
+        is_result=True,
+    ),
+    Column(
+        key="bytes_expected",
+        title="analytical bytes",
+        kind="B",
+        help="bytes that a rank sends in a step, by the formula",
+        is_result=True,
+    ),
+    Column(
+        key="bytes_sent",
+        title="counted bytes",
+        kind="B",
+        help="bytes that a rank sends in a step, counted at the process group",
+        is_result=True,
+    ),
+    Column(
+        key="bytes_ratio",
+        title="bytes ratio",
+        kind="number",
+        number_format="{:.3f}",
+        help="counted over analytical bytes",
+        is_result=True,
+    ),
+    Column(
+        key="exposed_comm",
+        title="exposed",
+        kind="s",
+        help="communication that computation does not hide",
+        is_result=True,
+    ),
+)
+
+
+def make_volume_tables(steps: Sequence[tuple[str, CaseResult]]) -> Iterator[Table]:
+    """Yield the communication volume of steps, each with its label."""
+    rows = [row for label, step in steps for row in _make_volume_rows(label, step)]
+    if rows:
+        yield Table(
+            id="communication-volume",
+            title="Communication volume",
+            caption="bytes that a rank sends in a step on each axis, analytical and counted",
+            columns=keep_known_columns(_COLUMNS, rows),
+            rows=rows,
+        )
+
+
+def _make_volume_rows(label: str, step: CaseResult) -> list[dict[str, Any]]:
+    """Return a row for each axis on which bytes were counted."""
+    mesh = read_details(step.measured[0], MeshDetails) if step.measured else None
+    formulas = read_details(step.measured[0], BytesFormulaDetails) if step.measured else None
+    rows = []
+    for axis in get_axis_values(step, "bytes_sent"):
+        row: dict[str, Any] = {"step": label, "axis": axis, "ranks": None, "formula": None}
+        if isinstance(mesh, MeshDetails):
+            row["ranks"] = mesh.axes.get(axis, {}).get("ranks")
+        if isinstance(formulas, BytesFormulaDetails):
+            row["formula"] = formulas.bytes_formula.get(axis)
+        for metric in ("calls", "bytes_expected", "bytes_sent", "bytes_ratio", "exposed_comm"):
+            row[metric] = step.value(f"{metric}.{axis}")
+        rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedCommunication:
+    """The time of a step's calls one after another, None if an operation has no fit."""
+
+    seconds: float | None
+    is_extrapolated: bool
+    notes: tuple[str, ...]
+
+
+def predict_communication(
+    step: CaseResult, curves: Sequence[Curve]
+) -> PredictedCommunication | None:
+    """Predict the communication of a step from this run's fits, None if its calls are unknown.
+
+    The ranks on an axis are not known by name, and a step waits for its slowest group. Of the
+    fits of several groups, the slowest counts.
+    """
+    calls = get_calls(step)
+    if calls is None:
+        return None
+    seconds = 0.0
+    missing = []
+    extrapolated = []
+    for call in calls:
+        candidates = _select_curves(call, step, curves)
+        if not candidates:
+            missing.append(call.description)
+            continue
+        slowest = max(candidates, key=lambda curve: curve.fit.predict(call.num_bytes))
+        seconds += call.count * slowest.fit.predict(call.num_bytes)
+        low = get_size(slowest.rows[0])
+        high = get_size(slowest.rows[-1])
+        if not low <= call.num_bytes <= high:
+            measured = f"{format_size(low)} to {format_size(high)} were measured"
+            size = format_size(call.num_bytes)
+            extrapolated.append(f"{call.description}, {size} per call ({measured})")
+    notes = [f"no blocking float32 fit predicts {call}" for call in dict.fromkeys(missing)]
+    notes += [
+        f"predicted communication is extrapolated for {call}"
+        for call in dict.fromkeys(extrapolated)
+    ]
+    return PredictedCommunication(
+        seconds=None if missing else seconds,
+        is_extrapolated=bool(extrapolated),
+        notes=tuple(notes),
+    )
+
+
+def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
+    """Return the calls of one step, None if they are not recorded or repetitions differ."""
+    details = [read_details(record, CommunicationDetails) for record in step.records]
+    recorded = [detail for detail in details if detail is not None]
+    calls = [detail.comm_calls for detail in recorded if isinstance(detail, CommunicationDetails)]
+    is_readable = len(calls) == len(recorded)
+    if not calls or not is_readable or any(other != calls[0] for other in calls):
+        return None
+    return calls[0]
+
+
+def _select_curves(call: CountedCall, step: CaseResult, curves: Sequence[Curve]) -> list[Curve]:
+    """Return the curves of the call's operation on as many ranks.
+
+    Curves of whole worlds are preferred, then those of all groups at once, as on a mesh axis.
+    """
+    candidates = [curve for curve in curves if _fits_call(curve.rows[0], call, step)]
+    worlds = [curve for curve in candidates if "group" not in curve.rows[0].case.params]
+    concurrent = [curve for curve in candidates if curve.rows[0].case.params.get("concurrent")]
+    return worlds or concurrent or candidates
+
+
+def _fits_call(row: CaseResult, call: CountedCall, step: CaseResult) -> bool:
+    """Return whether a case is the call's operation, measured like the communication of steps."""
+    params = row.case.params
+    return (
+        row.case.short_name == call.op
+        and row.num_ranks == call.ranks
+        and params.get("mode") == "blocking"
+        and params.get("dtype") == "float32"
+        and params.keys() <= _PLAIN_PARAMS
+        and row.world.backend == step.world.backend
+        and row.world.device == step.world.device
+    )

@@ -1,0 +1,149 @@
+"""Timelines of profiled steps: how they are read from a run's folder, and the streams of a rank."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from parbench.bench.results.records import (
+    COMM,
+    COMPUTE,
+    COPY,
+    PHASE,
+    Interval,
+    RankTimeline,
+    Record,
+    Timeline,
+)
+from parbench.bench.results.runs import Run, load_timeline
+from parbench.bench.results.spans import Span, length
+from parbench.bench.results.stats import median
+from parbench.bench.text import UserError
+from parbench.reports.case_results import CaseResult
+from parbench.reports.stragglers import Straggler, StragglerVote, elect_straggler
+
+_MIN_SLOWDOWN = 1.1
+"""A rank stands out if it computes that many times as long as the median of the others."""
+_NO_SHARED_CLOCK = "its ranks have no common clock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimeline:
+    """The timeline of one repetition of a step, or the reason why it cannot be drawn."""
+
+    result: CaseResult
+    repetition: int
+    timeline: Timeline | None
+    problem: str = ""
+
+
+def load_step_timelines(run: Run, results: Iterable[CaseResult]) -> tuple[StepTimeline, ...]:
+    """Load the timeline of each step, from the first repetition that has one."""
+    timelines = []
+    for result in results:
+        by_repetition = (_load_step_timeline(run, result, record) for record in result.measured)
+        first = next((timeline for timeline in by_repetition if timeline), None)
+        if first:
+            timelines.append(first)
+    return tuple(timelines)
+
+
+def _load_step_timeline(run: Run, result: CaseResult, record: Record) -> StepTimeline | None:
+    problem = ""
+    try:
+        timeline = load_timeline(run, record)
+    except UserError as error:
+        timeline = None
+        problem = str(error)
+    if timeline and not timeline.clock:
+        timeline = None
+        problem = _NO_SHARED_CLOCK
+    if timeline is None and not problem:
+        return None
+    return StepTimeline(
+        result=result, repetition=record.repetition, timeline=timeline, problem=problem
+    )
+
+
+def group_by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
+    """Return the intervals of each stream of a rank that has any, in the order of their display."""
+    streams: dict[str, list[Interval]] = {PHASE: [], COMPUTE: [], COPY: []}
+    for interval in rank.intervals:
+        streams.setdefault(interval.stream, []).append(interval)
+    return {stream: intervals for stream, intervals in streams.items() if intervals}
+
+
+def name_stream(stream: str) -> str:
+    """Return the name of a stream in tables and legends."""
+    return {PHASE: "phases", COMPUTE: "compute", COPY: "copies"}.get(stream, stream)
+
+
+def get_axis(stream: str) -> str | None:
+    """Return the mesh axis of a stream of communication, None for another stream."""
+    kind, _, axis = stream.partition(" ")
+    return axis if kind == COMM else None
+
+
+def to_spans(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
+    """Return intervals as spans, in nanoseconds. None stops before it starts."""
+    return [
+        (round(1e3 * interval.start_us), round(1e3 * max(interval.start_us, interval.stop_us)))
+        for interval in intervals
+    ]
+
+
+def split_into_lanes(intervals: Iterable[Interval]) -> list[list[Interval]]:
+    """Distribute intervals over the fewest lanes in which none overlap, in the order of time."""
+    lanes: list[list[Interval]] = []
+    for interval in sorted(intervals, key=lambda interval: (interval.start_us, interval.stop_us)):
+        free_lanes = (lane for lane in lanes if lane[-1].stop_us <= interval.start_us)
+        lane = next(free_lanes, None)
+        if lane is None:
+            lanes.append([interval])
+        else:
+            lane.append(interval)
+    return lanes
+
+
+def measure_phases(rank: RankTimeline) -> dict[str, float]:
+    """Return the seconds of each phase of the step, such as ``forward``."""
+    seconds: dict[str, float] = {}
+    for phase in group_by_stream(rank).get(PHASE, []):
+        duration = (phase.stop_us - phase.start_us) / 1e6
+        seconds[phase.name] = seconds.get(phase.name, 0.0) + duration
+    return seconds
+
+
+def measure_streams(rank: RankTimeline) -> dict[str, float]:
+    """Return the seconds in which each stream is busy, overlaps counted once."""
+    return {
+        stream: length(to_spans(intervals)) / 1e9
+        for stream, intervals in group_by_stream(rank).items()
+        if stream != PHASE
+    }
+
+
+def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
+    """Return the rank that computes longer than the others in more repetitions than by chance."""
+    votes: dict[int, list[StragglerVote]] = {}
+    num_timelines = 0
+    for record in result.measured:
+        with suppress(UserError):
+            timeline = load_timeline(run, record)
+            if timeline:
+                num_timelines += 1
+                vote = _vote_for_slowest(timeline)
+                if vote:
+                    votes[record.repetition] = [vote]
+    return elect_straggler(votes, num_timelines, result.world.size)
+
+
+def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
+    """Return the rank that computes longest if it stands out; its share is the ratio of times."""
+    seconds = {rank.rank: measure_streams(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
+    if len(seconds) < 2:
+        return None
+    slowest = max(seconds, key=lambda rank: seconds[rank])
+    others = median([value for rank, value in seconds.items() if rank != slowest])
+    if not others or seconds[slowest] <= _MIN_SLOWDOWN * others:
+        return None
+    return StragglerVote(slowest, seconds[slowest] - others, seconds[slowest] / others)

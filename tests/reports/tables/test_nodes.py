@@ -1,0 +1,62 @@
+"""Tables of nodes, arrivals and repetitions."""
+
+from msgspec.structs import replace
+
+from parbench.bench.machine.host_load import HostLoad
+from parbench.bench.results.runs import RepetitionInfo
+from tests.support.late import find_stragglers, late_record
+from tests.support.nodes_fixtures import (
+    sample_node_run,
+)
+from tests.support.report_rows import (
+    analyze_run,
+    assert_cells,
+    find_analysis_table,
+    report_lines,
+    run_from_records,
+    table_lines,
+)
+from tests.support.reports_fixtures import collective_case, ok_record
+
+
+def test_node_table_has_ranks_switches_and_placement() -> None:
+    table = find_analysis_table(analyze_run(sample_node_run("cyclic")), "nodes-table")
+    assert table_lines(table)[1] == {
+        "host": "n2",
+        "ranks": "1,5",
+        "ranks per node": "2",
+        "switches": "spine.leaf1",
+        "cores": "1",
+    }
+    assert "8 ranks on 4 nodes: cyclic" in table.notes[0]
+    assert "17" in table.notes[1]
+
+
+def test_arrivals_show_the_late_rank_and_the_clock() -> None:
+    record = replace(late_record(), arrival=replace(find_stragglers(3), last_out_rank=None))
+    (line,) = report_lines("arrivals-table", record, ok_record(collective_case("broadcast")))
+    assert_cells(
+        line,
+        {
+            "late rank": "3",
+            "late share": "80.0 %",
+            "last out": "-",
+            "skew": "50.0 us",
+        },
+    )
+
+
+def test_repetition_table_has_load_and_share() -> None:
+    run = run_from_records(replace(ok_record(collective_case()), seconds=1.5))
+    load = HostLoad(cores=2, one_minute=0.5, other_cores=1.6, steal_percent=25.0)
+    repetition = RepetitionInfo(repetition=0, seconds=3.0, load=load)
+    run = replace(run, info=replace(run.info, repetitions=(repetition,)))
+    (line,) = table_lines(find_analysis_table(analyze_run(run), "repetitions"))
+    assert_cells(
+        line,
+        {
+            "measuring": "50.0 %",
+            "other load": "1.60",
+            "steal": "25.0 %",
+        },
+    )

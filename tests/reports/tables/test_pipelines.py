@@ -1,0 +1,77 @@
+"""Pipeline steps: their table, damaged facts, and schedules compared."""
+
+from parbench.bench.results.records import Record
+from parbench.reports.render.data import embedded_json, render_json
+from parbench.reports.sections.one_run import report_of
+from parbench.reports.tables.steps import make_step_section
+from tests.support.report_rows import (
+    analyze_records,
+    assert_cells,
+    report_lines,
+    run_from_records,
+)
+from tests.support.reports_fixtures import (
+    ok_record,
+    pipeline_case,
+    pipeline_details,
+    pipeline_metrics,
+    pipeline_record,
+    simulated_schedule,
+)
+
+
+def test_table_shows_bubble_and_idle_causes() -> None:
+    record = pipeline_record(ranks=4, microbatches=8, seconds=0.020)
+    (line,) = report_lines("pipelines", record)
+    assert_cells(
+        line,
+        {
+            "P": "4",
+            "M": "8",
+            "bubble fraction": "26.3 %",
+            "simulated": "23.7 %",
+            "formula": "21.0 %",
+            "activations": "5.00 MiB",
+        },
+    )
+    causes = {title: text for title, text in line.items() if title.startswith("idle: ")}
+    assert list(causes.values()) == ["3.00 ms", "1.00 ms", "600 us", "400 us"]
+
+
+def test_damaged_details_are_a_note() -> None:
+    details = {"pipeline": {**pipeline_details(), "ranks": "two"}}
+    record = ok_record(pipeline_case(), metrics=pipeline_metrics(), details=details)
+    section = make_step_section(analyze_records(record))
+    assert section is not None
+    (note,) = section.notes
+    assert record.case.name in note
+
+
+def test_embedded_data_has_no_timelines() -> None:
+    report = report_of(run_from_records(pipeline_record()))
+    assert "0F0" in render_json(report)
+    assert "0F0" not in embedded_json(report)
+
+
+def labels_of(*records: Record) -> list[str]:
+    return [line["schedule"] for line in report_lines("pipelines", *records)]
+
+
+def test_schedule_labels_add_what_differs() -> None:
+    records = [pipeline_record(hidden=64), pipeline_record(hidden=128), pipeline_record("zb")]
+    assert labels_of(*records) == ["1f1b hidden=64", "1f1b hidden=128", "zb"]
+
+
+SIMULATED = [
+    simulated_schedule("gpipe", 0.030),
+    simulated_schedule("1f1b", 0.011),
+    simulated_schedule("zb_v", 0.018, chunks=2),
+]
+
+
+def test_schedules_are_ordered_by_step_time() -> None:
+    record = pipeline_record("1f1b", seconds=0.020, comparison=SIMULATED)
+    lines = report_lines("schedules-1", record)
+    assert [line["schedule"] for line in lines] == ["zb_v", "1f1b", "gpipe"]
+    assert [line["source"] for line in lines] == ["simulated", "measured", "simulated"]
+    assert [line["step time"] for line in lines] == ["18.0 ms", "20.0 ms", "30.0 ms"]

@@ -1,0 +1,140 @@
+"""The tables of training steps."""
+
+from typing import Any
+
+import pytest
+
+from parbench.bench.results.metrics import MetricValue
+from tests.support.report_rows import (
+    analyze_records,
+    assert_cells,
+    find_analysis_table,
+    report_lines,
+    table_lines,
+)
+from tests.support.reports_fixtures import (
+    comm_call,
+    counted_metric,
+    counted_metrics,
+    curve_records,
+    ok_record,
+    step_case,
+    step_metrics,
+    training_metrics,
+)
+
+
+def step_line(metrics: dict[str, MetricValue]) -> dict[str, str]:
+    (line,) = report_lines("steps-table", ok_record(step_case(), metrics=metrics))
+    return line
+
+
+def test_step_shows_exposed_communication_and_memory() -> None:
+    line = step_line(training_metrics(axes=("dp", "tp")))
+    assert_cells(
+        line,
+        {
+            "exposed": "30.0 %",
+            "mfu": "34.5 %",
+            "memory": "7.00 MiB",
+        },
+    )
+    unknown = {"exposed_comm.tp": counted_metric(None, "s")}
+    assert "exposed" not in step_line(training_metrics(axes=("dp", "tp")) | unknown)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text"),
+    [
+        ({"dp": 1.0, "tp": 1.0004}, "1.000"),
+        ({"dp": 1.02, "tp": 0.9}, "0.900 (tp)"),
+        ({"cp": 1.02, "cp.forward": 0.9}, "1.020"),
+    ],
+)
+def test_bytes_ratio_is_that_of_the_worst_axis(
+    ratios: dict[str, float | None], text: str
+) -> None:
+    metrics = {f"bytes_ratio.{axis}": ratio for axis, ratio in ratios.items()}
+    assert step_line(step_metrics(1.0) | counted_metrics("", metrics))["bytes ratio"] == text
+
+
+@pytest.mark.parametrize(
+    ("call", "predicted", "note"),
+    [
+        (comm_call(count=2), "739 us", ""),
+        (comm_call(num_bytes=1 << 30), "358 ms (extrapolated)", "1K to 16M were measured"),
+        (comm_call("all_gather"), None, "all_gather on 4 ranks"),
+    ],
+)
+def test_step_shows_predicted_communication(
+    call: dict[str, Any], predicted: str | None, note: str
+) -> None:
+    step = ok_record(step_case(), details={"comm_calls": [call]})
+    analysis = analyze_records(step, *curve_records(latency=20e-6))
+    table = find_analysis_table(analysis, "steps-table")
+    (line,) = table_lines(table)
+    assert line.get("predicted comm") == predicted
+    assert note in " ".join(table.notes)
+
+
+def test_step_time_is_divided_into_parts() -> None:
+    rounding = {"residual": counted_metric(-1e-18, "s")}
+    first = ok_record(step_case("ddp"), metrics=training_metrics(0.010) | rounding)
+    second = ok_record(step_case("fsdp"), metrics=training_metrics(0.010, axes=("shard",)))
+    ddp, fsdp = report_lines("step-time", first, second, ok_record(step_case("untraced")))
+    assert ddp["residual"] == "0.00 %"
+    assert_cells(
+        fsdp,
+        {
+            "residual": "2.00 %",
+            "step": "fsdp",
+            "profiled step": "10.0 ms",
+            "exposed dp": "-",
+            "exposed shard": "3.00 ms",
+        },
+    )
+
+
+def test_volume_compares_bytes_with_formulas() -> None:
+    metrics = {
+        "bytes_sent.dp": counted_metric(8192.0, "B"),
+        "bytes_expected.dp": counted_metric(4096.0, "B"),
+        "bytes_ratio.dp": counted_metric(2.0, ""),
+        "exposed_comm.dp": counted_metric(0.003, "s"),
+        "bytes_sent.tp": counted_metric(512.0, "B"),
+        "calls.dp": counted_metric(4.0, ""),
+    }
+    details = {"axes": {"dp": {"ranks": 4}}, "bytes_formula": {"dp": "M Psi e"}}
+    dp, tp = report_lines(
+        "communication-volume", ok_record(step_case(), metrics=metrics, details=details)
+    )
+    assert_cells(
+        dp,
+        {
+            "axis": "dp",
+            "ranks": "4",
+            "formula": "M Psi e",
+            "calls": "4",
+            "analytical bytes": "4.00 KiB",
+            "counted bytes": "8.00 KiB",
+            "bytes ratio": "2.000",
+            "exposed": "3.00 ms",
+        },
+    )
+    assert tp["formula"] == "-"
+    assert tp["counted bytes"] == "512 B"
+
+
+def test_memory_joins_all_sources() -> None:
+    metrics = {
+        "memory_formula.buffers": 8.0,
+        "memory.parameters": 16.0,
+        "memory_counted.cache": 32.0,
+    }
+    record = ok_record(step_case(), metrics=step_metrics(1.0) | counted_metrics("B", metrics))
+    lines = report_lines("step-memory", record)
+    assert [list(line.values())[1:] for line in lines] == [
+        ["parameters", "-", "-", "16.0 B"],
+        ["buffers", "8.00 B", "-", "-"],
+        ["cache", "-", "32.0 B", "-"],
+    ]

@@ -1,0 +1,96 @@
+"""The frames of a run: their rows, columns and unknown values."""
+
+from typing import Any
+
+import pytest
+
+from parbench.bench.plan.cases import make_case
+from parbench.bench.results.formatting import format_case_size
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.records import Check
+from parbench.bench.results.tables import Row, is_missing
+from parbench.reports.frames import list_rows
+from parbench.reports.run_data import RunData
+from tests.support.report_rows import run_from_records
+from tests.support.reports_fixtures import (
+    collective_case,
+    failed_record,
+    ok_record,
+    rate_metric,
+    sample_run,
+    seconds_metric,
+    step_case,
+)
+
+CASE = collective_case(size_bytes=65536)
+
+
+def list_cases(*records: Any, repetitions: int = 1) -> list[Row]:
+    return list_rows(RunData(run_from_records(*records, repetitions=repetitions)).cases)
+
+
+def test_cases_have_a_row_per_result() -> None:
+    data = RunData(sample_run())
+    assert list(data.cases["result"]) == list(data.results)
+    assert list(data.cases["case_id"]) == [result.case.id for result in data.results]
+
+
+def test_cases_keep_integers_and_texts() -> None:
+    first, second = list_cases(ok_record(CASE), ok_record(step_case("ddp", split="3+1")))
+    assert format_case_size(first["param_size_bytes"]) == "64K"
+    assert is_missing(second["param_size_bytes"])
+    assert first["param_split"] is None
+    assert second["param_split"] == "3+1"
+    assert first["label"] == "all_reduce 64K blocking float32"
+    assert second["label"] == "ddp"
+    assert first["noise"] == "stable"
+    assert first["check"] == "ok"
+
+
+def test_cases_have_intervals_between_repetitions() -> None:
+    alone = {"time": seconds_metric(1e-3), "skew": seconds_metric(1e-4)}
+    metrics = {"time": seconds_metric(1e-3)}
+    records = [ok_record(CASE, i, metrics=metrics if i else alone) for i in range(3)]
+    (row,) = list_cases(*records, repetitions=3)
+    assert not row["is_within_repetition"]
+    assert row["seconds_low"] == row["time_low"]
+    assert row["skew"] == pytest.approx(1e-4)
+    assert is_missing(row["skew_low"])
+    (row,) = list_cases(ok_record(CASE, metrics=alone))
+    assert row["is_within_repetition"]
+    assert row["skew_low"] == pytest.approx(0.9e-4)
+
+
+def test_wrong_result_has_no_times() -> None:
+    wrong = failed_record(CASE, 1, "wrong", check=Check(passed=False, wrong=3))
+    data = RunData(run_from_records(ok_record(CASE, 0), wrong, repetitions=2))
+    (row,) = list_rows(data.cases)
+    assert row["check"] == "3 wrong"
+    assert is_missing(row["seconds"])
+    assert data.repetitions["seconds"].isna().all()
+
+
+def test_repetitions_have_a_row_per_record() -> None:
+    records = [ok_record(CASE, 0, 1e-3), failed_record(CASE, 1), ok_record(CASE, 2, 2e-3)]
+    data = RunData(run_from_records(*records, repetitions=3))
+    assert list(data.repetitions["repetition"]) == [0, 1, 2]
+    assert list(data.repetitions["seconds"].dropna()) == [1e-3, 2e-3]
+    assert list(data.repetitions["busbw"].dropna()) == pytest.approx([98304e3, 49152e3])
+
+
+def test_metric_does_not_hide_a_column() -> None:
+    metrics = {"step_time": seconds_metric(1.0), "status": MetricValue(value=7.0)}
+    (row,) = list_cases(ok_record(step_case(), metrics=metrics))
+    assert row["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("memory.to_device", {}), ("memory.copy", {"group": "tp"}), ("memory.copy", {})],
+)
+def test_ceiling_is_a_copy_of_all_ranks_in_memory(name: str, params: dict[str, Any]) -> None:
+    case = make_case(name, "x:y", {"size_bytes": 1 << 24, "mode": "blocking", **params})
+    metrics = {"time": seconds_metric(1e-3), "algbw": rate_metric(5e9)}
+    data = RunData(run_from_records(ok_record(case, metrics=metrics)))
+    is_copy = name == "memory.copy" and not params
+    assert (data.ceiling is not None) == is_copy

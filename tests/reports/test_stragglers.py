@@ -1,0 +1,44 @@
+"""Ranks that arrive or finish last, and the delay of each rank."""
+
+from pathlib import Path
+
+import pytest
+
+from parbench.bench.results.runs import load_run
+from parbench.bench.results.samples import make_samples_path
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.stragglers import StragglerVote, compute_arrival_delays, elect_straggler
+from tests.support.late import late_record, samples
+from tests.support.report_rows import run_from_records
+from tests.support.reports_fixtures import write_run
+
+
+def test_arrival_delay_is_the_median_of_repetitions(tmp_path: Path) -> None:
+    records = [late_record(repetition=repetition) for repetition in range(3)]
+    path = write_run(tmp_path, run_from_records(*records))
+    for record, arrival_ns in zip(records, (1000, 2000, 9000), strict=True):
+        arrivals_ns = [[0, 100, 0], [arrival_ns, 0, 10 * arrival_ns]]
+        (path / make_samples_path(record)).write_bytes(samples(arrivals_ns, ranks=(2, 6)))
+    run = load_run(path)
+    [row] = summarize(run).rows
+    assert compute_arrival_delays(run, row) == pytest.approx({2: 0.0, 6: 2e-6})
+
+
+@pytest.mark.parametrize(
+    ("named_ranks", "num_ranks", "repetitions"),
+    [
+        pytest.param([1, 1, 1, 1, 1], 2, 5, id="all-of-five"),
+        pytest.param([1, 1, 1, 1], 2, None, id="two-ranks-by-chance"),
+        pytest.param([1, 1, 1, 1, 2], 8, 4, id="four-of-five"),
+        pytest.param([1, 1, 1, 2, 3], 8, None, id="three-of-five"),
+    ],
+)
+def test_straggler_is_named_beyond_chance(
+    named_ranks: list[int], num_ranks: int, repetitions: int | None
+) -> None:
+    votes = {
+        repetition: [StragglerVote(rank, 1e-3, 0.2)]
+        for repetition, rank in enumerate(named_ranks)
+    }
+    straggler = elect_straggler(votes, len(named_ranks), num_ranks)
+    assert (straggler.repetitions if straggler else None) == repetitions

@@ -1,0 +1,50 @@
+"""Padded batches: the loss is the mean over the tokens of the global batch that are not padding.
+
+Data ranks have different numbers of such tokens, so the mean of their mean losses is not the mean
+over tokens. As in Megatron and torchtitan, ranks divide their summed losses by a sum over ranks.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.model.transformer import NO_TARGET, make_generator
+
+
+def pad_sequences(tokens: Tensor, padding: float, seed: int, step: int) -> Tensor:
+    """Return tokens (sequences, s + 1) whose ends are replaced by ``NO_TARGET``.
+
+    The length of the padding is uniform between 0 and ``2 * padding`` of s, drawn for each
+    sequence. Each sequence keeps at least one token with a target.
+    """
+    if not padding:
+        return tokens
+    num_sequences, width = tokens.shape
+    max_padded = min(width - 2, round(2 * padding * (width - 1)))
+    generator = make_generator(seed, f"padding {step}")
+    num_padded = torch.randint(max_padded + 1, (num_sequences, 1), generator=generator)
+    positions = torch.arange(width)
+    return torch.where(positions >= width - num_padded, NO_TARGET, tokens)
+
+
+def count_targets(targets: Tensor) -> Tensor:
+    """Return the number of targets that are not padding, of 8 bytes."""
+    return (targets != NO_TARGET).sum()
+
+
+def compute_loss_weight(
+    spec: StepSpec, targets: Iterable[Tensor], groups: Mapping[str, dist.ProcessGroup]
+) -> Tensor:
+    """Return the factor that makes the summed loss of a microbatch its part of the mean loss.
+
+    The mean over ranks and microbatches of weighted sums is the mean over all tokens with a
+    target. ``targets`` are those of this rank, ``groups`` those of the axes of the mesh.
+    """
+    count = torch.stack([count_targets(microbatch) for microbatch in targets]).sum()
+    for axis in ("fsdp", "dp"):
+        if axis in groups:
+            dist.all_reduce(count, group=groups[axis])
+    return spec.dims.data_ranks * spec.microbatches / count
