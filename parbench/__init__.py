@@ -48,10 +48,10 @@ def load(*runs: str | Path) -> "pd.DataFrame":
     Raises:
         UserError: A folder contains no run or cannot be read.
     """
-    from parbench.reports.analysis.several import read_runs
     from parbench.reports.record_frames import build_metrics_frame
+    from parbench.reports.sweeps import load_named_runs
 
-    return build_metrics_frame(read_runs(runs))
+    return build_metrics_frame(load_named_runs(runs))
 
 
 def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
@@ -69,10 +69,10 @@ def load_samples(*runs: str | Path, by_rank: bool = False) -> "pd.DataFrame":
         UserError: A folder contains no run or cannot be read, or ``by_rank`` is set and a sample file is missing or
             corrupt.
     """
-    from parbench.reports.analysis.several import read_runs
     from parbench.reports.record_frames import build_rank_samples_frame, build_samples_frame
+    from parbench.reports.sweeps import load_named_runs
 
-    loaded_runs = read_runs(runs)
+    loaded_runs = load_named_runs(runs)
     return build_rank_samples_frame(loaded_runs) if by_rank else build_samples_frame(loaded_runs)
 
 

@@ -149,7 +149,7 @@ def explain(
     """
     from parbench.reports.render.show import rendered
     from parbench.reports.render.terminal import print_report
-    from parbench.reports.traces.explained import explain_traces
+    from parbench.reports.traces.explain import explain_traces
 
     report = explain_traces(traces, against)
     form = form or ("html" if output else "tables")

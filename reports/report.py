@@ -20,12 +20,12 @@ from parbench.bench.results.metrics import Metric, MetricValue
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.reports.analysis.analysis import Front
-from parbench.reports.analysis.findings import Finding
 from parbench.reports.analysis.labels import Fact
 from parbench.reports.analysis.summary import Summary
 from parbench.reports.analysis.verdicts import Problem, Verdict
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
+from parbench.reports.findings.finding import Finding
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -341,13 +341,13 @@ _TERMS = {
         "Forward; the whole backward; its input gradient and its weight gradient, where a schedule parts them. A "
         "microbatch is in flight on a rank from its forward until the end of its backward."
     ),
-    "speed-up, efficiency": (
-        "Against the smallest world of the same case, n0 ranks: speed-up = rate(n) / rate(n0), with tokens a second or "
-        "busbw as the rate. Efficiency = speed-up x n0 / n for steps, whose work grows with the ranks; for "
-        "communication it is the speed-up itself, for busbw does not grow with the ranks."
+    "parallel efficiency": (
+        "Speed-up relative to the smallest number of ranks or nodes, divided by the ideal speed-up. The speed-up is "
+        "the ratio of rates: tokens per second of a step, bus bandwidth of communication. Ideally the rate of a step "
+        "grows as the number, and bus bandwidth stays constant."
     ),
     "ratio": (
-        "Time / time in the first run; its 95 % interval is that of both times, their half-widths added in quadrature "
-        "on log axes. Whether a run is slower, parbench compare decides."
+        "Time relative to the first run. Its 95 % interval is that of Welch's t-test on the logarithms of the "
+        "repetitions, which needs three of each run. parbench compare reports which changes are significant."
     ),
 }

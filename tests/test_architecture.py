@@ -67,6 +67,8 @@ def test_only_frames_import_pandas() -> None:
         "reports/frames.py",
         "reports/record_frames.py",
         "reports/run_data.py",
+        "reports/run_set.py",
+        "reports/tables/scaling.py",
         "parbench/__init__.py",
     }
 

@@ -6,9 +6,9 @@ from typing import Any
 from parbench.bench.files import encode_json
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.several import point_of
 from parbench.reports.analysis.summary import Row, summarize
 from parbench.reports.record_frames import build_metrics_frame
+from parbench.reports.sweeps import find_point
 
 NANOSECONDS = 1e9
 ACTION_FILES = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}
@@ -17,7 +17,7 @@ ACTION_FILES = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.j
 
 def render_csv(run: Run) -> bytes:
     """Return a row for each metric of each repetition, as ``parbench.load`` does."""
-    point = point_of(run.path)
+    point = find_point(run.path)
     frame = build_metrics_frame([(run, point.name if point else None)])
     return frame.to_csv(index=False).encode(errors="replace")
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from parbench.bench.files import convert_read_errors
 from parbench.bench.results.runs import Run, list_runs, load_run, require_complete
 from parbench.bench.text import UserError, pluralize
-from parbench.reports.analysis.several import unfolded
-from parbench.reports.compare.pool import pool_runs
 from parbench.reports.compare.environment import collect_points
+from parbench.reports.compare.pool import pool_runs
 from parbench.reports.history.database import (
     RESERVED_BRANCH,
     AddResult,
@@ -18,6 +17,7 @@ from parbench.reports.history.database import (
     StoredRun,
     open_history,
 )
+from parbench.reports.sweeps import expand_folders
 
 _SELECTOR = re.compile(r"(?P<branch>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
 _SELECTOR_HELP = (
@@ -83,7 +83,7 @@ def find_run(text: str, history: Path | None = None, *, excluded: str = "") -> R
         with open_history(history) as opened:
             selected = select_runs(opened.list_runs(), text, excluded=excluded)
             return pool_runs([opened.load_run(run) for run in selected], text)
-    runs = [require_complete(load_run(path)) for path in unfolded([Path(text)])]
+    runs = [require_complete(load_run(path)) for path in expand_folders([Path(text)])]
     others = [run for run in runs if run.info.id != excluded]
     return pool_runs(others or runs, text)
 

@@ -162,7 +162,7 @@ def _first(report: Report) -> list[str]:
         f"{one.case}: {one.status} ({one.repetitions} repetitions): {one.reason}"
         for one in report.problems
     ]
-    sentences = [*bad, *(one.words for one in report.findings)]
+    sentences = [*bad, *(finding.text for finding in report.findings)]
     lines = (
         _sentences("Look at first", sentences, _MOST_SENTENCES)
         if sentences

@@ -23,7 +23,7 @@ def render_markdown(report: Report) -> str:
         *(f"**{escaped(told)}**" for told in (*report.warnings, *report.emulated)),
         *([escaped(report.heading)] if is_one else []),
         *_titled("Wrong, hung or failed", report.problems),
-        *_listed("Look at first", [one.words for one in report.findings]),
+        *_listed("Look at first", [finding.text for finding in report.findings]),
         *_listed("Settings compared", report.comparisons),
         *_titled("Not measured", report.not_measured),
     ]

@@ -13,15 +13,16 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_duration, pluralize
-from parbench.reports.analysis.several import gather, is_sweep, unfolded
 from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.render.markdown import render_markdown
 from parbench.reports.render.terminal import print_report, render_text
 from parbench.reports.report import Report
+from parbench.reports.run_set import RunSet
 from parbench.reports.sections.one_run import report_of
-from parbench.reports.sections.several import report_of_several
+from parbench.reports.sweeps import expand_folders, is_sweep
+from parbench.reports.tables.several_runs import make_report_of_runs
 
 REPORT = "report.html"
 
@@ -56,7 +57,9 @@ def show_again(path: Path, *, whole: bool = False) -> int:
 
     Nothing is written; the exit code is returned.
     """
-    report = report_of_several(gather([path])) if is_sweep(path) else report_of(load_run(path))
+    report = (
+        make_report_of_runs(RunSet.load([path])) if is_sweep(path) else report_of(load_run(path))
+    )
     print_report(report, render=render_text if whole else render_closing)
     click.echo(str(path))
     return report.code
@@ -80,9 +83,9 @@ def rendered(report: Report, form: str) -> bytes:
 
 def load_report(paths: Sequence[Path]) -> Report:
     """Return the report of one run or several, or of a sweep; ``UserError`` if one cannot be read."""
-    paths = unfolded(paths)
+    paths = expand_folders(paths)
     if len(paths) > 1 or is_sweep(paths[0]):
-        return report_of_several(gather(paths, whole=True))
+        return make_report_of_runs(RunSet.load(paths))
     return report_of(load_run(paths[0]))
 
 
@@ -97,7 +100,7 @@ def build(
     try:
         report = load_report(paths)
     except UserError as error:
-        [path, *others] = unfolded(paths)
+        [path, *others] = expand_folders(paths)
         if form != "html" or others or not (path / "run.json").is_file():
             raise
         from parbench.reports.render.page import render_refusal
@@ -146,8 +149,9 @@ def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
-    """Write one page of several runs, whole or not at all; a run that cannot be read is told in it."""
-    write_output(output, rendered(report_of_several(gather(runs)), "html"))
+    """Write a page of several runs, which names those that cannot be read."""
+    run_set = RunSet.load(runs, is_strict=False)
+    write_output(output, rendered(make_report_of_runs(run_set), "html"))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:

@@ -75,7 +75,7 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
             sheet.write_text(*table.notes)
     write_table(sheet, "Wrong, hung or failed", PROBLEM_COLUMNS, report.problems)
     write_table(sheet, "Not measured", PROBLEM_COLUMNS, report.not_measured)
-    sheet.write_list("Look at first", [finding.words for finding in report.findings])
+    sheet.write_list("Look at first", [finding.text for finding in report.findings])
     sheet.write_list("Settings compared", report.comparisons)
     sheet.write("")
     write_verdicts(sheet, report.verdicts)

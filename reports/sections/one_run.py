@@ -10,7 +10,6 @@ from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.analysis import Analysis, front_of
 from parbench.reports.analysis.contrasts import settings_words
-from parbench.reports.analysis.findings import look_at_first
 from parbench.reports.analysis.labels import environment_facts, short_labels
 from parbench.reports.analysis.summary import Summary
 from parbench.reports.analysis.verdicts import (
@@ -25,6 +24,8 @@ from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_overview
 from parbench.reports.figures.pipeline import PipelineStep, chart_measured_pipeline
 from parbench.reports.figures.timeline import chart_profiled_step
+from parbench.reports.findings.engine import find
+from parbench.reports.findings.record_evidence import collect_evidence
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.report import Report, Section
 from parbench.reports.sections.communication import (
@@ -78,7 +79,7 @@ def report_of(run: Run, *more: Verdict) -> Report:
         figures=partial(chart_first_screen, found),
         warnings=warnings_of(run),
         problems=bad_rows(summary),
-        findings=look_at_first(found),
+        findings=find(collect_evidence(found)),
         comparisons=settings_words([*found.steps, *found.communication]),
         not_measured=not_measured(summary),
         environment=tuple(environment_facts(run.info.environment or {})),

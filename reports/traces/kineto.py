@@ -1,69 +1,63 @@
-"""Traces of PyTorch's profiler: Kineto's JSON, plain or gzip, a file for each rank, read a few megabytes at a time."""
+"""Reads the traces that PyTorch's profiler (Kineto) exports: JSON, plain or gzip.
 
-import json
+Files are read in blocks, because a decoded trace takes about four times the memory of its file:
+500 MB of JSON take 1.8 GB at once and 0.4 GB in blocks.
+"""
+
 import math
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from parbench.bench.files import convert_read_errors
 from parbench.bench.results import step_trace
 from parbench.bench.results.spans import Span
-from parbench.bench.results.step_trace import (
-    PHASE,
-    STEP,
-    CallFacts,
-    StepTrace,
-    TraceEvent,
-    list_phases,
-    parse_operation,
-)
+from parbench.bench.results.step_trace import PHASE, CallFacts, TraceEvent, parse_operation
 from parbench.bench.text import UserError
 
-ENDINGS = (".json", ".json.gz")
-_BLOCK = 4 << 20
-_MOST_HEADER = 64 << 20
-_NEAR = 1 << 16
-_MOST_TRIES = 40
-_BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
-_BYTES = {
+TORCH_PIPELINE_RANGE = re.compile(r"PP:|(Forward|Backward) \d+$")
+"""The ranges that the schedules of torch.distributed.pipelining record."""
+_BLOCK_BYTES = 4 << 20
+_MAX_PENDING_BYTES = 64 << 20
+"""The limit of the header and of an event."""
+_MAX_BORDERS = 40
+_LIST_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
+_LIST_END = re.compile(rb"(\}|^)\s*\]")
+_DTYPE_BYTES = {
     **dict.fromkeys(("double", "long", "int64"), 8),
     **dict.fromkeys(("float", "float32", "int", "int32"), 4),
     **dict.fromkeys(("half", "float16", "bfloat16", "c10::half", "c10::bfloat16", "short"), 2),
     **dict.fromkeys(("byte", "char", "bool", "uint8", "int8", "unsigned char", "signed char"), 1),
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "c10::float8_e4m3fn", "c10::float8_e5m2"), 1),
 }
-_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
-_RANGES = {"user_annotation", "gpu_user_annotation"}
-_HOST = ("aten::", "c10d::", "record_param_comms", "_c10d_functional::wait_tensor")
-_RUNTIME = {"cuda_runtime", "cuda_driver"}
-_STEP = re.compile(r"ProfilerStep#(\d+)")
+_DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
+_RANGE_CATEGORIES = {"user_annotation", "gpu_user_annotation"}
+_RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver"}
+_OPERATOR_CATEGORIES = {"cpu_op", "Operator"}
+_OPERATORS = ("aten::", "c10d::", "record_param_comms", "_c10d_functional::wait_tensor")
+_RANGES = ("ProfilerStep#", PHASE, "gloo:", "Optimizer.step#")
+_EMPTY_LIST = msgspec.Raw(b"[]")
 
 
-_NONE = msgspec.Raw(b"[]")
-
-
-class _Args(msgspec.Struct, rename="lower"):
-    external: int | None = msgspec.field(default=None, name="External id")
-    correlation: int | None = None
-    op: str | None = msgspec.field(default=None, name="Collective name")
-    dtype: str | None = None
-    sent: int | None = msgspec.field(default=None, name="In msg nelems")
-    received: int | None = msgspec.field(default=None, name="Out msg nelems")
-    size: int | None = msgspec.field(default=None, name="Group size")
-    group: str | None = msgspec.field(default=None, name="Process Group Name")
-    described: str | None = msgspec.field(default=None, name="Process Group Description")
-    ranks: str | None = msgspec.field(default=None, name="Process Group Ranks")
-    dims: msgspec.Raw = msgspec.field(default=_NONE, name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=_NONE, name="Input type")
+class _Args(msgspec.Struct):
+    external_id: int = msgspec.field(default=0, name="External id")
+    correlation: int = 0
+    collective: str = msgspec.field(default="", name="Collective name")
+    dtype: str = ""
+    sent_elements: int | None = msgspec.field(default=None, name="In msg nelems")
+    received_elements: int | None = msgspec.field(default=None, name="Out msg nelems")
+    group_size: int | None = msgspec.field(default=None, name="Group size")
+    group_name: str | None = msgspec.field(default=None, name="Process Group Name")
+    group_description: str | None = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: str | None = msgspec.field(default=None, name="Process Group Ranks")
+    input_dims: msgspec.Raw = msgspec.field(default=_EMPTY_LIST, name="Input Dims")
+    input_types: msgspec.Raw = msgspec.field(default=_EMPTY_LIST, name="Input type")
 
 
 class _Event(msgspec.Struct):
@@ -76,365 +70,247 @@ class _Event(msgspec.Struct):
     args: _Args | None = None
 
 
-class _Distributed(msgspec.Struct):
+class DistributedInfo(msgspec.Struct):
+    """The process group of the job, as far as the file states it."""
+
     rank: int | None = None
     world_size: int | None = None
     pg_config: Any = None
 
 
-class _Header(msgspec.Struct):
-    info: _Distributed | None = msgspec.field(default=None, name="distributedInfo")
+class Header(msgspec.Struct):
+    """The metadata around the events of a file."""
+
+    distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
     host: str | None = msgspec.field(default=None, name="host_name")
     base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
 
 
-_EVENTS = msgspec.json.Decoder(list[_Event], strict=False)
-_EVENT, _APART = msgspec.json.Decoder(_Event, strict=False), msgspec.json.Decoder(list[msgspec.Raw])
-_HEADER = msgspec.json.Decoder(_Header, strict=False)
+_EVENTS_DECODER = msgspec.json.Decoder(list[_Event], strict=False)
+_EVENT_DECODER = msgspec.json.Decoder(_Event, strict=False)
+_RAW_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
+_HEADER_DECODER = msgspec.json.Decoder(Header, strict=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """What a rank's file says of itself; ``notes`` say what it lacks."""
-
-    path: Path
-    rank: int
-    world_size: int | None
-    host: str | None
-    on_device: bool
-    base_ns: int
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankTrace:
-    """One rank's trace: each step's name and span, and the spans of all."""
-
-    source: Source
-    steps: tuple[tuple[str, Span], ...]
-    trace: StepTrace
-
-
-def files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return the trace files that are named, those of a folder in the order of their names."""
-    found: list[Path] = []
-    for path in paths:
-        with convert_read_errors(path):
-            inside = (
-                sorted(one for one in path.iterdir() if one.name.endswith(ENDINGS))
-                if path.is_dir()
-                else [path]
-            )
-        if not inside:
-            raise UserError(
-                f"{path} holds no trace: allowed are files that end in {' or '.join(ENDINGS)}"
-            )
-        found += inside
-    return found
-
-
-def read_rank(path: Path, place: int = 0) -> RankTrace:
-    """Read one rank's file; ``place`` is its rank where neither the file nor its name tells one."""
-    with convert_read_errors(path, "is no trace of PyTorch's profiler"):
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is no regular file")
-        with path.open("rb") as file:
-            reader = _Reader(file, path)
-            events = _kept(reader)
-    return _rank_trace(path, place, events, reader.header, reader.notes)
-
-
-class _Reader:
-    """The events of a file, in pieces; ``header`` is known once all have been read."""
+class TraceFile:
+    """The events and the header of a file. The header is complete after all events were read."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._blocks, self._path = _unzipped(file), path
-        self.header, self.notes, self._odd = _Header(), list[str](), 0
+        self.header = Header()
+        self.notes: list[str] = []
+        self._path = path
+        self._blocks = _read_blocks(file)
+        self._num_invalid = 0
 
-    def __iter__(self) -> Iterator[list[_Event]]:
-        rest = self._before()
+    def read_events(self) -> list[TraceEvent]:
+        """Read the events that show where time goes, only the outermost operators of a thread."""
+        events: list[TraceEvent] = []
+        outer_spans: dict[object, Span] = {}
+        for batch in self._read_batches():
+            for event in batch:
+                if event.ph != "X" or not _is_relevant(event.cat, event.name):
+                    continue
+                stop_us = event.ts + max(event.dur, 0.0)
+                span = round(event.ts * 1000), round(stop_us * 1000)
+                if event.name.startswith("aten::"):
+                    outer_start, outer_stop = outer_spans.get(event.tid, (0, 0))
+                    if outer_start <= span[0] and span[1] <= outer_stop:
+                        continue
+                    outer_spans[event.tid] = span
+                events.append(_convert_event(event, span))
+        if self._num_invalid:
+            self.notes.append(f"{self._num_invalid} invalid events are left out")
+        return events
+
+    def _read_batches(self) -> Iterator[list[_Event]]:
+        pending = self._read_header()
         for block in self._blocks:
-            rest += block
-            if found := self._whole(rest):
-                at, events = found
-                rest = rest[at:].lstrip().removeprefix(b",")
-                yield events
-            if len(rest) > _MOST_HEADER:
-                raise UserError(
-                    f"{self._path} is no trace of PyTorch's profiler: an event is larger than 64 MB"
-                )
-        yield from self._last(rest)
-        if self._odd:
-            self.notes.append(
-                f"{self._odd} events are not as the profiler writes them, and left out"
+            pending += block
+            batch, pending = self._decode_until(_BETWEEN_EVENTS, pending)
+            yield batch
+            self._check_pending(pending)
+        if _LIST_END.search(pending):
+            batch, trailer = self._decode_until(_LIST_END, pending)
+            if trailer is not pending:
+                yield batch
+                self._update_header(b"{" + trailer.strip().removeprefix(b","))
+                return
+        self.notes.append("the file ends within an event: later events are missing")
+        yield self._decode_until(_BETWEEN_EVENTS, pending)[0]
+
+    def _read_header(self) -> bytes:
+        """Read up to the first event, and return the bytes that follow."""
+        pending = b""
+        for block in self._blocks:
+            pending += block
+            if match := _LIST_START.search(pending):
+                metadata = pending[: match.start()].rstrip().removesuffix(b",")
+                self._update_header(metadata + b"}")
+                return pending[match.end() :]
+            if pending.lstrip().startswith(b"["):
+                return pending.lstrip()[1:]
+            self._check_pending(pending)
+        raise UserError(f"{self._path} is not a trace of PyTorch's profiler: it has no traceEvents")
+
+    def _check_pending(self, pending: bytes) -> None:
+        if len(pending) > _MAX_PENDING_BYTES:
+            limit = _MAX_PENDING_BYTES >> 20
+            raise UserError(
+                f"{self._path} is not a trace of PyTorch's profiler: "
+                f"its header or an event is larger than {limit} MiB"
             )
 
-    def _before(self) -> bytes:
-        """Read up to the events."""
-        head = b""
-        for block in self._blocks:
-            head += block
-            if begin := re.search(rb'"traceEvents"\s*:\s*\[', head):
-                text = head[: begin.start()].rstrip().removesuffix(b",")
-                self._told(text + b"}" if text.lstrip().startswith(b"{") else b"{}")
-                return head[begin.end() :]
-            if head.lstrip().startswith(b"["):
-                return head.lstrip()[1:]
-            if len(head) > _MOST_HEADER:
-                break
-        raise UserError(f"{self._path} is no trace of PyTorch's profiler: it has no traceEvents")
+    def _decode_until(self, border: re.Pattern[bytes], text: bytes) -> tuple[list[_Event], bytes]:
+        """Decode the events before the last border, and return them and the text after it.
 
-    def _last(self, rest: bytes) -> Iterator[list[_Event]]:
-        """Read the last events, and what is told after them."""
-        text = "[" + rest.decode(errors="replace")
+        A border inside an event or a string leaves an incomplete event before it. Then the border
+        before it is tried. The text is returned unchanged if there is no other.
+        """
+        borders = list(border.finditer(text))
+        for match in borders[: -_MAX_BORDERS - 1 : -1]:
+            stop = match.start()
+            if text[stop : stop + 1] == b"}":
+                stop += 1
+            try:
+                return self._decode(b"[" + text[:stop] + b"]"), text[match.end() :]
+            except msgspec.DecodeError:
+                continue
+        return [], text
+
+    def _decode(self, text: bytes) -> list[_Event]:
         try:
-            _, end = json.JSONDecoder().raw_decode(text)
-        except ValueError:
-            self.notes.append("the file ends within an event: what comes after is missing")
-            if found := self._whole(rest):
-                yield found[1]
-            return
-        yield self._decoded(text[:end].encode())
-        after = text[end:].strip().removeprefix(",").strip()
-        if after not in ("", "}"):
-            self._told(b"{" + after.encode())
-
-    def _whole(self, text: bytes) -> tuple[int, list[_Event]] | None:
-        """Return where the last whole event of a text ends, and all up to there; None where none is whole."""
-        for at in _ends(text):
-            with suppress(
-                msgspec.DecodeError
-            ):  # a place within an event or a text leaves none of its sides whole
-                return at, self._decoded(b"[" + text[:at] + b"]")
-        return None
-
-    def _decoded(self, text: bytes) -> list[_Event]:
-        """Return a list's events; ``DecodeError`` where it is not whole."""
-        try:
-            return _EVENTS.decode(text)
+            return _EVENTS_DECODER.decode(text)
         except msgspec.ValidationError:
-            found = []
-            for one in _APART.decode(text):
+            events = []
+            for raw in _RAW_DECODER.decode(text):
                 try:
-                    found.append(_EVENT.decode(one))
+                    events.append(_EVENT_DECODER.decode(raw))
                 except msgspec.ValidationError:
-                    self._odd += 1
-            return found
+                    self._num_invalid += 1
+            return events
 
-    def _told(self, text: bytes) -> None:
+    def _update_header(self, text: bytes) -> None:
         try:
-            found = _HEADER.decode(text)
+            header = _HEADER_DECODER.decode(text)
         except msgspec.DecodeError:
-            found = (
-                _Header()
-            )  # Kineto writes metadata that is no JSON where a value of the user's is none
-        known = self.header
-        self.header = _Header(
-            info=found.info or known.info,
-            host=found.host or known.host,
-            base_ns=found.base_ns or known.base_ns,
+            return  # Kineto copies values of the user into the metadata without escaping them.
+        self.header = Header(
+            distributed=header.distributed or self.header.distributed,
+            host=header.host or self.header.host,
+            base_ns=header.base_ns or self.header.base_ns,
         )
 
 
-def _unzipped(file: BinaryIO) -> Iterator[bytes]:
-    """Yield what is in a file, of a gzip archive what is in that, up to where it breaks off."""
-    zipped = file.read(2) == b"\x1f\x8b"
+def _read_blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the decompressed content of a file, of a truncated archive up to its end."""
+    is_compressed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
-    if not zipped:
-        yield from iter(lambda: file.read(_BLOCK), b"")
+    if not is_compressed:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
         return
-    unzip = zlib.decompressobj(wbits=31)
-    while block := unzip.unconsumed_tail or unzip.unused_data or file.read(_BLOCK):
-        if unzip.eof:
-            unzip = zlib.decompressobj(wbits=31)
-        if found := unzip.decompress(block, _BLOCK):
-            yield found
-
-
-def _ends(text: bytes) -> Iterator[int]:
-    """Return where the last objects of a text may end that others follow, the last first."""
-    near = max(len(text) - _NEAR, 0)
-    found = [near + one.start() + 1 for one in _BETWEEN.finditer(text[near:])]
-    if not found and near:
-        found = [one.start() + 1 for one in _BETWEEN.finditer(text)]
-    yield from found[: -_MOST_TRIES - 1 : -1]
-
-
-def _kept(blocks: _Reader) -> list[TraceEvent]:
-    """Return the events that say where time goes; of operators within others on a thread those outside alone."""
-    kept: list[TraceEvent] = []
-    outer: dict[object, Span] = {}
-    for block in blocks:
-        for event in block:
-            if event.ph != "X" or not _speaks(event.cat, event.name):
-                continue
-            span = round(event.ts * 1000), round((event.ts + max(event.dur, 0.0)) * 1000)
-            if event.name.startswith("aten::"):
-                start, stop = outer.get(event.tid, (0, 0))
-                if start <= span[0] and span[1] <= stop:
-                    continue
-                outer[event.tid] = span
-            kept.append(_event_of(event, sys.intern(event.name), span))
-    return kept
+    decompressor = zlib.decompressobj(wbits=31)
+    compressed = file.read(_BLOCK_BYTES)
+    while compressed:
+        block = decompressor.decompress(compressed, _BLOCK_BYTES)
+        compressed = decompressor.unconsumed_tail
+        if decompressor.eof:  # An archive may have several members.
+            compressed = decompressor.unused_data
+            decompressor = zlib.decompressobj(wbits=31)
+        compressed = compressed or file.read(_BLOCK_BYTES)
+        if block:
+            yield block
 
 
 @lru_cache(maxsize=1 << 16)
-def _speaks(cat: str, name: str) -> bool:
-    if cat in _RANGES:
-        return name.startswith(("ProfilerStep#", PHASE, "gloo:", "Optimizer.step#"))
-    if cat in _RUNTIME:
+def _is_relevant(category: str, name: str) -> bool:
+    if category in _RANGE_CATEGORIES:
+        return name.startswith(_RANGES) or TORCH_PIPELINE_RANGE.match(name) is not None
+    if category in _RUNTIME_CATEGORIES:
         return "Launch" in name or "Synchronize" in name
-    return cat in _DEVICE or (cat in ("cpu_op", "Operator") and name.startswith(_HOST))
+    if category in _OPERATOR_CATEGORIES:
+        return name.startswith(_OPERATORS)
+    return category in _DEVICE_CATEGORIES
 
 
-def _event_of(event: _Event, name: str, span: Span) -> TraceEvent:
-    args, device = event.args or _Args(), event.cat in _DEVICE or event.cat == "gpu_user_annotation"
-    carried = name.startswith("gloo:")
-    external, correlation = args.external or 0, args.correlation or 0
+def _convert_event(event: _Event, span: Span) -> TraceEvent:
+    args = event.args or _Args()
+    name = sys.intern(event.name)
+    is_device = event.cat in _DEVICE_CATEGORIES or event.cat == "gpu_user_annotation"
+    is_launched = is_device or event.cat in _RUNTIME_CATEGORIES
+    is_gloo = name.startswith("gloo:")
+    call = None
+    if is_gloo:
+        call = _read_gloo_call(name, args)
+    elif is_device and name.startswith("nccl"):
+        call = _read_nccl_call(name, args)
     return TraceEvent(
         name=name,
         start_ns=span[0],
         stop_ns=span[1],
         thread=hash(event.tid),
-        is_device=device,
-        is_async=carried,
-        is_annotation=event.cat in _RANGES,
-        correlation=correlation if device or event.cat in _RUNTIME else external,
-        operator_correlation=external if device or event.cat in _RUNTIME else 0,
-        call=_facts_of(name, args) if carried or (device and name.startswith("nccl")) else None,
+        is_device=is_device,
+        is_async=is_gloo,
+        is_annotation=event.cat in _RANGE_CATEGORIES,
+        correlation=args.correlation if is_launched else args.external_id,
+        operator_correlation=args.external_id if is_launched else 0,
+        call=call,
     )
 
 
-def _facts_of(name: str, args: _Args) -> CallFacts:
-    """Return what is told of a collective: NCCL's kernels by their metadata, gloo's by the shapes of what went in."""
-    # calls that torch joins have a name of their own, or none
-    known = [
-        one
-        for one in map(parse_operation, (args.op or "", name))
-        if one in step_trace.OPERATIONS.values()
-    ]
-    op = known[0] if known else "communication"
-    ranks = _ranks(args.ranks)
-    size = args.size or (len(ranks) if ranks else None)
-    sent, received = args.sent, args.received
-    element = _BYTES.get((args.dtype or "").lower())
-    if name.startswith("gloo:"):
-        dims, types = (msgspec.json.decode(one) for one in (args.dims, args.types))
-        if dims and isinstance(dims, list) and isinstance(types, list):
-            sent = sum(_elements(one) for one in dims)
-            element = next((_BYTES.get(str(one).lower()) for one in types if one), None)
-    # as nccl-tests counts: what all ranks end with of a gathering, what one begins with of the others
-    whole = received if op == "all_gather" and received is not None else sent
-    num_bytes = None if whole is None or element is None else whole * element
+def _read_nccl_call(name: str, args: _Args) -> CallFacts:
+    """Return the facts about a kernel of NCCL from its metadata."""
+    # nccl-tests counts what a rank has at the end of an all_gather, otherwise what it has before.
+    elements = args.sent_elements
+    op = _find_operation(args.collective, name)
+    if op == "all_gather" and args.received_elements is not None:
+        elements = args.received_elements
+    element_bytes = _DTYPE_BYTES.get(args.dtype.lower())
+    ranks = _parse_ranks(args.group_ranks)
+    num_bytes = None
+    if elements is not None and element_bytes is not None:
+        num_bytes = elements * element_bytes
     return CallFacts(
-        op=op, group=args.described or args.group, ranks=ranks, size=size, num_bytes=num_bytes
+        op=op,
+        group=args.group_description or args.group_name,
+        ranks=ranks,
+        size=args.group_size or (len(ranks) if ranks else None),
+        num_bytes=num_bytes,
     )
 
 
-def _elements(dims: Any) -> int:
+def _read_gloo_call(name: str, args: _Args) -> CallFacts:
+    """Return the facts about a call of gloo, whose bytes follow from the shapes of its inputs."""
+    dims = msgspec.json.decode(args.input_dims)
+    types = msgspec.json.decode(args.input_types)
+    op = _find_operation(name)
+    if not dims or not isinstance(dims, list) or not isinstance(types, list):
+        return CallFacts(op)
+    dtypes = [str(dtype).lower() for dtype in types if dtype]
+    element_bytes = _DTYPE_BYTES.get(dtypes[0]) if dtypes else None
+    if element_bytes is None:
+        return CallFacts(op)
+    return CallFacts(op, num_bytes=element_bytes * sum(map(_count_elements, dims)))
+
+
+def _find_operation(*names: str) -> str:
+    """Return the operation of the first known name: torch joins calls under names of its own."""
+    operations = map(parse_operation, names)
+    known = [op for op in operations if op in step_trace.OPERATIONS.values()]
+    return known[0] if known else "communication"
+
+
+def _count_elements(dims: Any) -> int:
+    """Return the elements of a shape, or of a list of shapes."""
     if not isinstance(dims, list) or not dims:
         return 0
     if isinstance(dims[0], list):
-        return sum(map(_elements, dims))
-    return math.prod(one if isinstance(one, int) else 0 for one in dims)
+        return sum(map(_count_elements, dims))
+    return math.prod(dim if isinstance(dim, int) else 0 for dim in dims)
 
 
-def _ranks(text: str | None) -> tuple[int, ...] | None:
-    """Return the ranks of ``[0, 1, 2]``; Kineto ends long lists with dots, which tell none."""
+def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
+    """Return the ranks of ``[0, 1, 2]``, None for a long list, which Kineto shortens."""
     if text is None or "..." in text:
         return None
-    return tuple(int(word) for word in re.findall(r"\d+", text)) or None
-
-
-def _steps(events: Sequence[TraceEvent], *, on_device: bool) -> list[tuple[int, int, str]]:
-    """Return start, stop and name of each step; on a device from its first kernel to the next step's."""
-    spans: dict[bool, dict[str, Span]] = {True: {}, False: {}}
-    for event in events:
-        if event.is_annotation and (event.name == STEP or _STEP.fullmatch(event.name)):
-            # a device has one for each of its streams
-            start, stop = spans[event.is_device].get(event.name, (event.start_ns, event.stop_ns))
-            spans[event.is_device][event.name] = (
-                min(start, event.start_ns),
-                max(stop, event.stop_ns),
-            )
-    of_host, of_device = (
-        sorted((*span, name) for name, span in spans[where].items()) for where in (False, True)
-    )
-    if not on_device or not of_device:
-        return of_host
-    starts = [start for start, _, _ in of_device[1:]]
-    last = max(e.stop_ns for e in events if e.is_device)
-    return [
-        (start, stop, name)
-        for (start, _, name), stop in zip(of_device, [*starts, last], strict=True)
-    ]
-
-
-def _on_all(facts: CallFacts, ranks: tuple[int, ...]) -> CallFacts:
-    """Return a call of gloo's, which tells no group, on the only group that there is."""
-    times = len(ranks) if facts.op == "all_gather" else 1
-    return replace(
-        facts, ranks=ranks, size=len(ranks), num_bytes=facts.num_bytes and times * facts.num_bytes
-    )
-
-
-def _rank_trace(
-    path: Path, place: int, events: list[TraceEvent], header: _Header, notes: list[str]
-) -> RankTrace:
-    info = header.info or _Distributed()
-    if not events:
-        raise UserError(f"{path} holds no operator, kernel or step of a profile")
-    kernels = any(event.is_device and not event.is_annotation for event in events)
-    marks = [event for event in events if event.is_annotation and not event.is_device]
-    steps = [step for step in _steps(events, on_device=kernels) if step[0] < step[1]]
-    if not steps:
-        notes.append("no step is marked (profiler.step()): all that was recorded counts as one")
-        steps = [(min(e.start_ns for e in events), max(e.stop_ns for e in events), "all")]
-        if steps[0][0] == steps[0][1]:
-            raise UserError(f"{path} holds nothing that lasts")
-    first, last = steps[0], steps[-1]
-    main = next((e.thread for e in marks if _STEP.fullmatch(e.name) or e.name == STEP), None)
-    if main is None:
-        threads = [event.thread for event in events if not event.is_device and not event.is_async]
-        main = max(set(threads), key=threads.count, default=0)
-    whole = TraceEvent(
-        name=STEP,
-        start_ns=first[0],
-        stop_ns=last[1],
-        thread=main,
-        is_device=False,
-        is_async=False,
-        is_annotation=True,
-    )
-    wall_seconds = (last[1] - first[0]) / 1e9
-    divide = step_trace.build_device_trace if kernels else step_trace.build_host_trace
-    trace = divide([whole, *(event for event in events if event.name != STEP)], wall_seconds)
-    trace.phases.extend(list_phases(events))
-    named = re.findall(r"\d+", path.name.split(".")[0])
-    rank = info.rank if info.rank is not None else int(named[-1]) if named else place
-    if info.rank is None:
-        notes.append(
-            f"the file does not tell its rank: {rank} by its {'name' if named else 'place'}"
-        )
-    listed = info.pg_config if isinstance(info.pg_config, list) else []
-    told = [one.get("ranks") for one in listed if isinstance(one, dict)]
-    lists = [
-        one for one in told if isinstance(one, list) and all(isinstance(rank, int) for rank in one)
-    ]
-    groups = {tuple(one) for one in lists if len(one) > 1}
-    if not kernels and len(groups) == 1:
-        trace.facts[:] = [one and _on_all(one, *groups) for one in trace.facts]
-    source = Source(
-        path=path,
-        rank=rank,
-        world_size=info.world_size,
-        host=header.host,
-        on_device=kernels,
-        base_ns=header.base_ns,
-        notes=tuple(notes),
-    )
-    return RankTrace(
-        source=source,
-        steps=tuple((name, (start, stop)) for start, stop, name in steps),
-        trace=trace,
-    )
+    return tuple(int(number) for number in re.findall(r"\d+", text)) or None

@@ -101,15 +101,15 @@ def test_report_of_several_runs_or_a_sweep(
     assert "Side by side" in Path("report.html").read_text()
     page = sweep / "report.html"
     assert invoke(report, sweep).output == f"{page}\n"
-    assert "Over nodes" in page.read_text()
+    assert "Scaling over nodes" in page.read_text()
 
 
 def test_show_of_a_sweep_has_tables_over_nodes(sweep: Path) -> None:
     result = invoke(show, sweep)
     assert result.exit_code == 4
     lines = result.output.splitlines()
-    assert {"Runs", "Wrong, hung or failed", "Over nodes"} <= set(lines)
-    assert lines[-2].startswith("NOT FINE  run 3 of 3; 1 more")
+    assert {"Runs", "Wrong, hung or failed", "Scaling over nodes"} <= set(lines)
+    assert lines[-2].startswith("FAILED  run 3 of 3, 1 run missing")
     assert lines[-1] == str(sweep)
 
 

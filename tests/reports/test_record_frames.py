@@ -118,7 +118,7 @@ def test_load_warns_of_missing_sweep_points(tmp_path: Path) -> None:
         (make_sweep_point(2, "4 nodes"), [failed_node_run()]),
         (make_sweep_point(3, "8 nodes"), []),
     ]
-    with pytest.warns(UserWarning, match="Not run: 8 nodes") as warnings:
+    with pytest.warns(UserWarning, match="Point 8 nodes has no run") as warnings:
         frame = parbench.load(write_sweep(tmp_path / "sweep", points))
     assert warnings[0].filename == __file__
     assert list(frame["point"].unique()) == ["2 nodes", "4 nodes"]

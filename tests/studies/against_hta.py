@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from parbench.bench.results.spans import Span, intersection, length
-from parbench.reports.traces.kineto import RankTrace, files_of, read_rank
+from parbench.reports.traces.rank_trace import RankTrace, list_trace_files, read_rank
 
 MAX_DIFFERENCE_POINTS = 2.0
 QUANTITIES = ("overlap", "compute", "idle")
@@ -109,7 +109,7 @@ def main() -> int:
     largest = 0.0
     print("percent: HolisticTraceAnalysis, parbench")
     for folder in options.folders:
-        files = files_of([folder])
+        files = list_trace_files([folder])
         print_comparison(options.hta, f"{folder.name}, unchanged", files)
         with tempfile.TemporaryDirectory() as scratch:
             rounded = [round_times(file, Path(scratch)) for file in files]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from parbench.reports.traces.steps import Job, job_of, read_steps
+from parbench.reports.traces.job import TracedJob, join_ranks, read_rank_steps
 from tests.support.kineto_files import RankFile
 
 MB = 1 << 20
@@ -13,7 +13,7 @@ Draw = Callable[[RankFile, int, float], None]
 """Adds the events of a step, from the rank and the start of the step in us."""
 
 
-def make_job(folder: Path, draw: Draw, *, steps: int = 4, num_hosts: int = 1) -> Job:
+def make_job(folder: Path, draw: Draw, *, steps: int = 4, num_hosts: int = 1) -> TracedJob:
     """Return a job of four ranks on one host, or on four hosts with different clocks."""
     sources = []
     for rank in RANKS:
@@ -24,8 +24,8 @@ def make_job(folder: Path, draw: Draw, *, steps: int = 4, num_hosts: int = 1) ->
                 start += CLOCK_OFFSETS_US[rank]
             file.step(number, start, start + 10_000)
             draw(file, rank, start)
-        sources.append(read_steps(file.write(folder)))
-    return job_of(sources)
+        sources.append(read_rank_steps(file.write(folder)))
+    return join_ranks(sources)
 
 
 def draw_clean(file: RankFile, rank: int, start: float) -> None:
@@ -74,18 +74,25 @@ def draw_copies(file: RankFile, rank: int, start: float) -> None:
     file.kernel(start + 2000, start + 9990)
 
 
+def draw_ring(file: RankFile, rank: int, start: float) -> None:
+    """Pass data to the next rank, as ring attention does, from ranks with unequal work."""
+    computed = start + (8000 if rank == 3 else 5000)
+    file.kernel(start + 10, computed)
+    file.collective("send", computed, start + 9800, MB, group="mesh_cp")
+
+
 def draw_uneven_stages(file: RankFile, rank: int, start: float) -> None:
     computed = start + (9000 if rank == 3 else 5000)
     file.kernel(start + 10, computed)
-    file.collective("send", computed, start + 9800, MB)
+    file.collective("send", computed, start + 9800, MB, group="mesh_pp")
 
 
 FAULTS: dict[str, Draw] = {
-    "late rank": draw_late_rank,
-    "slow rank": draw_slow_rank,
-    "one bucket": draw_one_bucket,
-    "no prefetch": draw_no_prefetch,
+    "late-rank": draw_late_rank,
+    "slow-rank": draw_slow_rank,
+    "one-bucket": draw_one_bucket,
+    "no-prefetch": draw_no_prefetch,
     "host-bound": draw_host_bound,
-    "copies": draw_copies,
-    "uneven stages": draw_uneven_stages,
+    "exposed-copies": draw_copies,
+    "uneven-stages": draw_uneven_stages,
 }

@@ -50,7 +50,9 @@ class RankFile:
         name = "sm90_xmma_gemm_bf16"
         self.event("kernel", name, start, stop, COMPUTE_STREAM, **args)
 
-    def collective(self, op: str, start: float, stop: float, elements: int) -> None:
+    def collective(
+        self, op: str, start: float, stop: float, elements: int, group: str = "default_pg"
+    ) -> None:
         """Add a collective of float32 on all ranks: c10d's operator, launch and kernel."""
         args = self._launch(start - 15, f"c10d::{op}_", "record_param_comms")
         args |= {
@@ -62,7 +64,7 @@ class RankFile:
             "Out msg nelems": elements,
             "Group size": self.world_size,
             "Process Group Name": "0",
-            "Process Group Description": "default_pg",
+            "Process Group Description": group,
             "Process Group Ranks": str(list(range(self.world_size))),
         }
         self.event("kernel", KERNELS[op], start, stop, COMM_STREAM, **args)

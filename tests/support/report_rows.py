@@ -58,7 +58,7 @@ def column_texts(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
     return {column.title: column.format_cell(row) for column in columns}
 
 
-def table_lines(table: Table[Any]) -> list[dict[str, str]]:
+def table_lines(table: Any) -> list[dict[str, str]]:
     """Return the text of each row by the title of its column."""
     return [column_texts(table.columns, row) for row in table.rows]
 

@@ -7,12 +7,11 @@ import msgspec
 import pytest
 
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.several import several
-from parbench.reports.analysis.summary import summarize
 from parbench.reports.render.data import embedded_json, render_csv, render_json
 from parbench.reports.report import Report
+from parbench.reports.run_set import RunSet
 from parbench.reports.sections.one_run import report_of
-from parbench.reports.sections.several import report_of_several
+from parbench.reports.tables.several_runs import make_report_of_runs
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
@@ -27,8 +26,7 @@ def read_csv(report: Report) -> list[dict[str, str]]:
 
 
 def report_both(*runs: Run) -> Report:
-    pairs = [(run, summarize(run)) for run in runs]
-    return report_of_several(several(pairs))
+    return make_report_of_runs(RunSet([(run, None) for run in runs]))
 
 
 def test_json_holds_run_rows_and_gaps() -> None:

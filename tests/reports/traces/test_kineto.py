@@ -9,7 +9,7 @@ import pytest
 from parbench.bench.results.step_trace import CallFacts
 from parbench.bench.text import UserError
 from parbench.reports.traces import kineto
-from parbench.reports.traces.kineto import RankTrace, read_rank
+from parbench.reports.traces.rank_trace import RankTrace, read_rank
 from tests.support.kineto_files import RankFile
 
 MB = 1 << 20
@@ -44,9 +44,9 @@ def test_kernels_collectives_and_copies_are_read(trace: RankTrace) -> None:
     assert trace.source.rank == 0
     assert trace.source.world_size == 2
     assert trace.source.host == "node0"
-    assert trace.source.on_device
+    assert trace.source.has_device
     assert trace.source.notes == ()
-    assert [span for _, span in trace.steps] == TWO_STEPS
+    assert [step.span for step in trace.steps] == TWO_STEPS
     assert trace.trace.compute[0] == (100_000, 600_000)
     assert trace.trace.copies == [(850_000, 900_000), (1_850_000, 1_900_000)]
     assert trace.trace.comm[:2] == [(200_000, 300_000), (500_000, 800_000)]
@@ -61,7 +61,7 @@ def test_kernels_collectives_and_copies_are_read(trace: RankTrace) -> None:
 def test_file_is_read_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: RankTrace
 ) -> None:
-    monkeypatch.setattr(kineto, "_BLOCK", 100)
+    monkeypatch.setattr(kineto, "_BLOCK_BYTES", 100)
     file = make_file()
     file.event("cpu_op", 'aten::odd "},\n  {" [name', 1, 2)
     single_line = read_text(tmp_path, file.text().replace("\n", " "), "flat.json")
@@ -131,5 +131,5 @@ def test_rank_is_read_from_the_file_name(tmp_path: Path) -> None:
 
 def test_trace_without_steps_is_one_step(tmp_path: Path) -> None:
     trace = read_text(tmp_path, make_file().text().replace("ProfilerStep#", "Other#"))
-    assert [name for name, _ in trace.steps] == ["all"]
+    assert [step.name for step in trace.steps] == ["all"]
     assert "no step is marked" in trace.source.notes[0]

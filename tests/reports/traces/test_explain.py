@@ -33,8 +33,8 @@ def test_tables_have_ranks_calls_and_gains(traces: Path, tmp_path: Path) -> None
     assert result.exit_code == 0
     assert result.stderr == ""
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "all_reduce default_pg 128M 1 2.50 ms 2.50 ms 2.50 ms 80.6 -" in lines
-    assert "all gradients go in one call" in result.stdout
+    assert "all_reduce default_pg 128M 1 2.50 ms 2.50 ms 2.50 ms 80.6" in lines
+    assert "are in one bucket" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("COMPLETE")
     file = tmp_path / "tables.txt"
     assert explain(traces, "--format", "tables", "-o", file).exit_code == 0
@@ -43,7 +43,7 @@ def test_tables_have_ranks_calls_and_gains(traces: Path, tmp_path: Path) -> None
 
 def test_json_has_the_same_numbers(traces: Path) -> None:
     document = json.loads(explain(traces, "--format", "json").stdout)
-    assert document["look_at_first"][0]["kind"] == "one bucket"
+    assert document["look_at_first"][0]["kind"] == "one-bucket"
     [collective] = document["collectives"]
     assert collective["busbw"] == pytest.approx(1.5 * 128 * MB / 2497e-6, rel=1e-3)
     assert [rank["rank"] for rank in document["ranks"]] == list(RANKS)
@@ -65,7 +65,7 @@ def test_transfers_are_compared_with_the_fit_of_a_run(traces: Path, tmp_path: Pa
     run = write_run(tmp_path, run_from_records(*records))
     result = explain(traces, "--against", run)
     assert result.exit_code == 0
-    assert "times what this machine's fit says" in result.stdout
+    assert "times the fit" in result.stdout
     assert str(run) in result.stdout
 
 

@@ -13,9 +13,12 @@ from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Interval, Record
-from parbench.bench.results.runs import RepetitionInfo, load_run
+from parbench.bench.results.runs import RepetitionInfo, Run, load_run
 from parbench.bench.results.samples import make_samples_path
-from parbench.reports.analysis.findings import MOST, Finding, look_at_first
+from parbench.reports.findings.engine import find
+from parbench.reports.findings.finding import MAX_FINDINGS, Finding
+from parbench.reports.findings.record_evidence import collect_evidence
+from parbench.reports.run_data import RunData
 from tests.support.late import find_stragglers, late_record
 from tests.support.nodes_fixtures import (
     group_records,
@@ -25,8 +28,6 @@ from tests.support.nodes_fixtures import (
     pair_records,
 )
 from tests.support.report_rows import (
-    analyze_records,
-    analyze_run,
     matrix_case,
     run_from_records,
 )
@@ -51,19 +52,23 @@ from tests.support.traced import make_timeline, traced_record, write_traced_run
 Params = dict[str, Any]
 
 
+def find_in(run: Run) -> tuple[Finding, ...]:
+    return find(collect_evidence(RunData(run)))
+
+
 def get_finding(records: Sequence[Record]) -> Finding:
     """Return the only finding on a run of these records."""
-    (finding,) = look_at_first(analyze_records(*records))
+    (finding,) = find_in(run_from_records(*records))
     return finding
 
 
 def get_kinds(records: Sequence[Record]) -> list[str]:
-    return [finding.kind for finding in look_at_first(analyze_records(*records))]
+    return [finding.kind for finding in find_in(run_from_records(*records))]
 
 
 def assert_facts(finding: Finding, *facts: str) -> None:
     for fact in facts:
-        assert fact in finding.sentence
+        assert fact in finding.message
 
 
 def repeat(case: Case, *seconds: float) -> list[Record]:
@@ -81,18 +86,17 @@ def train(
     params: Params | None = None,
     defaults: Params | None = None,
     calls: list[Params] | None = None,
+    axis: str = "dp",
 ) -> list[Record]:
     """Return three repetitions of a step of 100 ms, of which these shares are exposed or idle."""
     params = params or {"shape": "tiny", "microbatch": 4}
     case = make_case(f"workload.{name}", f"workloads.{name}:prepare", params, defaults or {})
     seconds = {
         "compute": 0.1 * (1 - exposed - idle),
-        "exposed_comm.dp": 0.1 * exposed,
+        f"exposed_comm.{axis}": 0.1 * exposed,
         "idle": 0.1 * idle,
     }
     metrics = step_metrics(0.1) | counted_metrics("s", seconds)
-    if name == "fsdp":
-        metrics |= counted_metrics("B", {"bytes_sent.fsdp": 1 << 20})
     details = {"comm_calls": calls or []}
     return [ok_record(case, i, 0.1, metrics=metrics, details=details) for i in range(3)]
 
@@ -102,7 +106,7 @@ def make_late_records(skew: float = 6e-4) -> list[Record]:
 
 
 def test_quiet_run_has_no_finding() -> None:
-    pipeline = make_pipeline({"schedule": 0.1, "imbalance": 0.04, "p2p": 0.04})
+    pipeline = make_pipeline({"schedule": 0.09, "imbalance": 0.04, "p2p": 0.04})
     records = [*curve_records(), *link_records(), pipeline, expert_record()]
     records += train(exposed=0.04, idle=0.06)
     assert get_kinds(records) == []
@@ -110,7 +114,7 @@ def test_quiet_run_has_no_finding() -> None:
 
 def test_late_rank_is_named_with_its_skew() -> None:
     finding = get_finding(make_late_records(skew=6e-4))
-    assert finding.kind == "late rank"
+    assert finding.kind == "late-rank"
     assert_facts(finding, "Rank 1", "3 of 3", "600 us", "60.0 %")
 
 
@@ -138,14 +142,14 @@ def find_by_exit(
             exit_ns=exits,
             duration_ns=exits,
         )
-    return look_at_first(analyze_run(load_run(path)))
+    return find_in(load_run(path))
 
 
 def test_slow_rank_leaves_last(tmp_path: Path) -> None:
     (finding,) = find_by_exit(tmp_path / "slow", lag_ns=400_000)
-    assert finding.kind == "slow rank"
+    assert finding.kind == "slow-rank"
     assert finding.command == "parbench doctor"
-    assert finding.cost == pytest.approx(0.4)
+    assert finding.time_share == pytest.approx(0.4)
     assert_facts(finding, "Rank 1", "3 of 3", "400 us")
     assert find_by_exit(tmp_path / "small-lag", lag_ns=50_000) == ()
     assert find_by_exit(tmp_path / "rooted", lag_ns=400_000, operation="broadcast") == ()
@@ -160,14 +164,14 @@ def find_by_compute(
     longer = Interval("compute", "compute", 9800.0, 9800.0 + longer_us)
     second = replace(second, intervals=(*second.intervals, longer))
     timeline = replace(timeline, ranks=(first, second))
-    waits = {"exposed_comm.dp": 1e-3, "straggler_wait": straggler_wait}
+    waits = {"exposed_comm.dp": 5e-4, "straggler_wait": straggler_wait}
     traces = []
     for repetition in range(5):
         record = with_metrics(
             traced_record(repetition=repetition), **counted_metrics("s", waits)
         )
         traces.append((replace(record, world=replace(WORLD, size=2)), timeline))
-    return look_at_first(analyze_run(write_traced_run(folder, traces)))
+    return find_in(write_traced_run(folder, traces))
 
 
 def test_slow_rank_computes_longer(tmp_path: Path) -> None:
@@ -185,39 +189,43 @@ def train_buckets(count: int, num_bytes: int = 8 << 20, exposed: float = 0.3) ->
 
 def test_single_bucket_suggests_smaller_ones() -> None:
     finding = get_finding(train_buckets(count=1))
-    assert finding.kind == "one bucket"
+    assert finding.kind == "one-bucket"
     assert finding.command == "parbench run --only ddp --set bucket_mb=2,25"
     assert_facts(finding, "8.00 MiB", "30.0 %")
     assert get_kinds(train_buckets(count=1, exposed=0.04)) == []
-    assert get_kinds(train_buckets(count=4, exposed=0.1)) == []
+    assert get_kinds(train_buckets(count=4, exposed=0.09)) == []
+
+
+def train_sharded(prefetch: str = "default") -> list[Record]:
+    return train(exposed=0.3, defaults={"prefetch": prefetch}, axis="fsdp")
 
 
 def test_missing_prefetch_is_found() -> None:
-    finding = get_finding(train(exposed=0.3, defaults={"prefetch": "default"}))
-    assert finding.kind == "no prefetch"
+    finding = get_finding(train_sharded())
+    assert finding.kind == "no-prefetch"
     assert finding.command == "parbench run --only fsdp --set prefetch=default,explicit"
-    explicit = train(exposed=0.3, params={"prefetch": "explicit"})
-    assert get_kinds(explicit) == ["exposed communication"]
-    without_fsdp = train("hybrid", exposed=0.3, defaults={"prefetch": "default"})
-    assert get_kinds(without_fsdp) == ["exposed communication"]
+    assert get_kinds(train_sharded(prefetch="explicit")) == ["exposed-communication"]
 
 
 def test_gradient_sum_of_each_microbatch_is_found() -> None:
     params = {"microbatches": 8, "microbatch": 1}
-    finding = get_finding(train("ddp", 0.3, params=params, defaults={"no_sync": False}))
-    assert finding.kind == "small microbatches"
+    calls = [comm_call(count=8)]
+    finding = get_finding(
+        train("ddp", 0.3, params=params, defaults={"no_sync": False}, calls=calls)
+    )
+    assert finding.kind == "sync-per-microbatch"
     assert "--set no_sync=false,true" in finding.command
 
 
 def test_exposed_communication_names_the_worst_first() -> None:
     finding = get_finding([*train("tp", exposed=0.3), *train("cp", exposed=0.5)])
-    assert finding.kind == "exposed communication"
-    assert finding.sentence.index("cp: 50.0 %") < finding.sentence.index("tp 30.0 %")
+    assert finding.kind == "exposed-communication"
+    assert_facts(finding, "cp (axis dp): 50.0 %", "Also: tp (axis dp) (30.0 %)")
 
 
 def test_idle_step_suggests_larger_microbatches() -> None:
     finding = get_finding(train(idle=0.4))
-    assert finding.kind == "small microbatches"
+    assert finding.kind == "host-bound"
     assert finding.command == "parbench run --only fsdp --set microbatch=4,16"
 
 
@@ -231,23 +239,23 @@ def make_pipeline(causes: dict[str, float], **details: Any) -> Record:
 def test_uneven_stages_suggest_an_even_split() -> None:
     pipeline = make_pipeline({"imbalance": 0.2}, split="3+1", layers_by_stage=[3, 1])
     finding = get_finding([pipeline])
-    assert finding.kind == "uneven stages"
-    assert "20.0 %" in finding.sentence
+    assert finding.kind == "uneven-stages"
+    assert "20.0 %" in finding.message
     assert "--set split=3+1,2+2" in finding.command
 
 
 def test_pipeline_bubble_suggests_more_microbatches() -> None:
     finding = get_finding([make_pipeline({"schedule": 0.3}, microbatches=2)])
-    assert finding.kind == "pipeline bubble"
-    assert finding.sure == 0.5
-    assert "30.0 %" in finding.sentence
+    assert finding.kind == "pipeline-bubble"
+    assert finding.confidence == 0.5
+    assert "30.0 %" in finding.message
     assert "--set microbatches=2,8" in finding.command
 
 
 def test_hot_experts_cost_what_balance_would_save() -> None:
     record = expert_record(routing="zipf")
     finding = get_finding([record])
-    assert finding.kind == "hot experts"
+    assert finding.kind == "hot-experts"
     assert_facts(finding, "20.0 %", "1.35 times")
     assert "--set capacity=0,1.25" in finding.command
     uncertain = MetricValue(value=1.25, low=0.9, high=1.7)
@@ -265,9 +273,9 @@ def link_records(*slow: tuple[int, int], repetition: int = 0) -> list[Record]:
 
 def test_slow_link_is_named_with_both_rates() -> None:
     finding = get_finding(link_records((2, 1)))
-    assert finding.kind == "slow link"
+    assert finding.kind == "slow-link"
     assert_facts(finding, "from rank 2 to 1", "0.315 GB/s", "1.57 GB/s")
-    assert finding.cost == pytest.approx(0.8)
+    assert finding.time_share == pytest.approx(0.8)
 
 
 def test_slow_link_must_be_slow_in_most_repetitions() -> None:
@@ -279,8 +287,8 @@ def test_slow_link_must_be_slow_in_most_repetitions() -> None:
 
 def find_slow(records: Sequence[Record]) -> list[Finding]:
     """Return the findings on slow links and groups of a run on four nodes of two ranks."""
-    findings = look_at_first(analyze_run(make_node_run(records, make_hosts(4, 2))))
-    return [finding for finding in findings if finding.kind.startswith("slow ")]
+    findings = find_in(make_node_run(records, make_hosts(4, 2)))
+    return [finding for finding in findings if finding.kind.startswith("slow-")]
 
 
 def test_links_are_compared_within_their_locality() -> None:
@@ -310,17 +318,17 @@ def test_outlier_size_is_slower_than_its_fit() -> None:
     case = collective_case(size_bytes=1 << 22)
     curve = [record for record in curve_records() if record.case.id != case.id]
     finding = get_finding([*curve, ok_record(case, seconds=4e-3)])
-    assert finding.kind == "off its fit"
-    assert "182 %" in finding.sentence
-    assert finding.command == "parbench run --only all_reduce --sizes 1M:16M:x2"
+    assert finding.kind == "off-fit"
+    assert "2.82 times the fit" in finding.message
+    assert "--only all_reduce --sizes 1M:16M:x2" in finding.command
 
 
 def test_part_slower_than_the_whole_is_found() -> None:
     all_reduce = repeat(collective_case(size_bytes=1 << 20), 1e-3, 1e-3, 1e-3, 1e-3)
     case = collective_case("reduce_scatter", 1 << 20)
     finding = get_finding([*all_reduce, *repeat(case, 2e-3, 2.02e-3, 2e-3, 2.02e-3)])
-    assert finding.kind == "dearer than a whole"
-    assert "2.01 ms" in finding.sentence
+    assert finding.kind == "slower-than-composite"
+    assert "2.01 ms" in finding.message
     assert "--only reduce_scatter --only all_reduce --sizes 1M" in finding.command
     uncertain = repeat(case, 1.3e-3, 2.6e-3, 1.3e-3, 2.6e-3)
     assert get_kinds([*all_reduce, *uncertain]) == []
@@ -330,8 +338,8 @@ def test_background_slowdown_needs_agreement() -> None:
     undisturbed = repeat(collective_case(), 1e-3, 1e-3, 1e-3)
     case = collective_case(background="gemm")
     finding = get_finding([*undisturbed, *repeat(case, 3e-3, 3e-3, 3e-3)])
-    assert finding.kind == "slower beside others"
-    assert "3.00 times" in finding.sentence
+    assert finding.kind == "slower-under-load"
+    assert "3.00 times" in finding.message
     assert get_kinds([*undisturbed, *repeat(case, 1e-3, 2e-3, 3e-3)]) == []
 
 
@@ -340,8 +348,9 @@ def test_unexpected_bytes_are_named_by_axis() -> None:
     metrics["bytes_ratio.dp"] = counted_metric(2.0, "")
     metrics["bytes_ratio.tp"] = counted_metric(1.0, "")
     finding = get_finding([ok_record(step_case(), metrics=metrics)])
-    assert finding.kind == "unexpected bytes"
-    assert "2.000 times the bytes on dp" in finding.sentence
+    assert finding.kind == "unexpected-bytes"
+    assert "2.000 times the expected bytes on dp" in finding.message
+    assert finding.time_share is None
 
 
 def find_with_load(slowdown: float, *other_cores: float) -> tuple[Finding, ...]:
@@ -353,12 +362,12 @@ def find_with_load(slowdown: float, *other_cores: float) -> tuple[Finding, ...]:
         load = HostLoad(cores=2, other_cores=cores)
         repetitions.append(RepetitionInfo(repetition=repetition, seconds=1.0, load=load))
     run = replace(run, info=replace(run.info, repetitions=tuple(repetitions)))
-    return look_at_first(analyze_run(run))
+    return find_in(run)
 
 
 def test_busy_machine_needs_load_and_variation() -> None:
     (finding,) = find_with_load(1.2, 0.0, 1.5, 0.0)
-    assert finding.kind == "busy machine"
+    assert finding.kind == "busy-machine"
     assert_facts(finding, "repetition 2", "1.5 of 2 cores")
     assert find_with_load(1.001, 0.0, 1.5, 0.0) == ()
     assert find_with_load(1.2, 0.1, 0.1, 0.1) == ()
@@ -366,18 +375,18 @@ def test_busy_machine_needs_load_and_variation() -> None:
 
 def test_findings_are_ordered_by_cost_and_limited() -> None:
     records = train_buckets(count=1, num_bytes=1 << 20, exposed=0.1)
-    records += train(exposed=0.3, defaults={"prefetch": "default"})
+    records += train_sharded()
     records.append(make_pipeline({"imbalance": 0.4, "schedule": 0.35}))
     assert get_kinds(records) == [
-        "no prefetch",
-        "uneven stages",
-        "pipeline bubble",
-        "one bucket",
+        "no-prefetch",
+        "uneven-stages",
+        "pipeline-bubble",
+        "one-bucket",
     ]
     records += make_late_records()
     records += train("tp", idle=0.4)
     records += link_records((2, 1))
     records.append(expert_record(routing="zipf"))
     kinds = get_kinds(records)
-    assert len(kinds) == MOST
-    assert "one bucket" not in kinds
+    assert len(kinds) == MAX_FINDINGS
+    assert "one-bucket" not in kinds

@@ -11,8 +11,13 @@ from torch.profiler import record_function
 from parbench.bench.results.step_trace import STEP, build_host_trace
 from parbench.bench.text import UserError
 from parbench.bench.world.world import World
-from parbench.reports.traces.causes import step_seconds
-from parbench.reports.traces.steps import RankSteps, job_of, read_job, read_steps, timeline_of
+from parbench.reports.traces.job import (
+    RankSteps,
+    build_timeline,
+    join_ranks,
+    read_job,
+    read_rank_steps,
+)
 from parbench.workloads.step.overlap import compute_time_breakdown, match_spans_to_calls
 from parbench.workloads.step.sent_bytes import record_calls
 from parbench.workloads.torch_internals import profiling, trace_events
@@ -22,19 +27,19 @@ from tests.support.ranks import Ranks
 from tests.support.training_steps import build_small_step
 
 
-def read_rank_steps(folder: Path, rank: int, durations_us: dict[int, int]) -> RankSteps:
+def read_drawn_rank(folder: Path, rank: int, durations_us: dict[int, int]) -> RankSteps:
     """Return the steps of one of four ranks, from the durations by number of its steps."""
     file = RankFile(rank, 4)
     for number, duration_us in durations_us.items():
         start = 10_000.0 * number
         file.step(number, start, start + duration_us)
         draw_late_rank(file, rank, start)
-    return read_steps(file.write(folder))
+    return read_rank_steps(file.write(folder))
 
 
 def test_bus_bandwidth_is_that_of_the_transfer(tmp_path: Path) -> None:
     job = make_job(tmp_path, draw_one_bucket)
-    assert job.shared[0].busbw == pytest.approx(1.5 * 128 * MB / 2497e-6)
+    assert job.shared_calls[0].busbw == pytest.approx(1.5 * 128 * MB / 2497e-6)
 
 
 def draw_queue(file: RankFile, rank: int, start: float) -> None:
@@ -45,23 +50,23 @@ def draw_queue(file: RankFile, rank: int, start: float) -> None:
 
 def test_queued_time_is_not_transfer_time(tmp_path: Path) -> None:
     job = make_job(tmp_path, draw_queue, steps=1)
-    assert [call.transfer_ns for call in job.shared] == pytest.approx([1_000_000] * 3)
+    assert [shared.transfer_ns for shared in job.shared_calls] == pytest.approx([1_000_000] * 3)
 
 
 def test_steps_that_not_all_ranks_traced_are_left_out(tmp_path: Path) -> None:
-    first = read_rank_steps(tmp_path, 0, {1: 10_000, 2: 10_000})
-    second = read_rank_steps(tmp_path, 1, {2: 10_000, 3: 50_000})
-    job = job_of([first, second])
+    first = read_drawn_rank(tmp_path, 0, {1: 10_000, 2: 10_000})
+    second = read_drawn_rank(tmp_path, 1, {2: 10_000, 3: 50_000})
+    job = join_ranks([first, second])
     assert "2 steps" in job.notes[0]
-    assert job.steps == 1
-    assert step_seconds(job) == pytest.approx(10e-3)
+    assert job.num_steps == 1
+    assert job.step_seconds == pytest.approx(10e-3)
 
 
 def test_ranks_without_a_common_step_are_refused(tmp_path: Path) -> None:
-    first = read_rank_steps(tmp_path, 0, {1: 10_000})
-    second = read_rank_steps(tmp_path, 1, {8: 10_000})
+    first = read_drawn_rank(tmp_path, 0, {1: 10_000})
+    second = read_drawn_rank(tmp_path, 1, {8: 10_000})
     with pytest.raises(UserError, match=r"rank 0: ProfilerStep#1 .*rank 1: ProfilerStep#8"):
-        job_of([first, second])
+        join_ranks([first, second])
 
 
 def trace_and_profile(
@@ -86,13 +91,13 @@ def trace_and_profile(
 
 def test_profiler_file_agrees_with_the_probe(two_ranks: Ranks, tmp_path: Path) -> None:
     probes = two_ranks.call(
-        "tests.reports.traces.test_steps:trace_and_profile",
+        "tests.reports.traces.test_job:trace_and_profile",
         name="fsdp",
         params={"layers": 2, "compute": "simulated:10ms"},
         folder=str(tmp_path),
     )
     job = read_job([tmp_path])
-    assert {call.facts.size for call in job.shared} == {2}
+    assert {shared.call.facts.size for shared in job.shared_calls} == {2}
     for rank, probe in zip(job.ranks, probes, strict=True):
         parts = rank.steps[0].parts
         approx = partial(pytest.approx, rel=0.05, abs=0.001 * parts.wall_seconds)
@@ -111,5 +116,5 @@ def draw_uncertain_ends(file: RankFile, rank: int, start: float) -> None:
 
 def test_timeline_has_the_uncertainty_of_the_clocks(tmp_path: Path) -> None:
     job = make_job(tmp_path, draw_uncertain_ends, num_hosts=4)
-    assert job.doubt_ns
-    assert timeline_of(job).uncertainty_seconds == job.doubt_ns / 1e9
+    assert job.clock_error_ns
+    assert build_timeline(job).uncertainty_seconds == job.clock_error_ns / 1e9

@@ -1,0 +1,118 @@
+"""The commands that measure a finding again."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.formatting import UNKNOWN
+from parbench.bench.results.runs import Run
+
+STEP_DEFAULTS: Mapping[str, object] = {
+    "shape": "tiny",
+    "microbatch": 4,
+    "bucket_mb": 0.0,
+    "schedule": "1f1b",
+    "ep": 0,
+    "experts": 8,
+    "top_k": 2,
+    "capacity": 0.0,
+    "variant": "all_to_all",
+    "cp_method": "ring",
+}
+"""The defaults of training steps' parameters that are part of every case, which need no --set."""
+
+
+def build_command(
+    target: Sequence[str], settings: Mapping[str, object], options: Sequence[str] = ()
+) -> str:
+    """Return the command that measures operations or a step with these settings."""
+    arguments = ["parbench", "run", *target]
+    for name, value in settings.items():
+        arguments += ["--set", f"{name}={_format_setting(value)}"]
+    return shlex.join([*arguments, *options])
+
+
+def build_preset_command(preset: str, **settings: object) -> str:
+    """Return the command that measures a training step of parbench, empty if there is none."""
+    if not preset:
+        return ""
+    return build_command(["--only", preset], settings)
+
+
+def build_case_command(
+    case: Case,
+    run: Run,
+    *,
+    sizes: str,
+    operations: Sequence[str] = (),
+    without: Sequence[str] = (),
+    changes: Mapping[str, object] | None = None,
+    repetitions: int | None = None,
+) -> str:
+    """Return the command that measures a communication with all its parameters.
+
+    ``operations`` are measured instead of it, parameters in ``without`` have their defaults.
+    """
+    target = []
+    for name in operations or (case.short_name,):
+        target += ["--only", name]
+    if sizes != UNKNOWN:
+        target += ["--sizes", sizes]
+    omitted = {"size_bytes", *without}
+    settings = {name: value for name, value in case.params.items() if name not in omitted}
+    options = list_rank_options(run)
+    if repetitions is not None:
+        options += ["--repetitions", str(repetitions)]
+    return build_command(target, settings | dict(changes or {}), options)
+
+
+@dataclass(frozen=True)
+class CaseStepCommand:
+    """Builds the command that measures the training step of a case with other settings."""
+
+    case: Case
+    run: Run
+
+    def __call__(self, preset: str, **settings: object) -> str:
+        """Return the command.
+
+        Empty if a custom step does not have the settings, or if the run contains the comparison.
+        """
+        case = self.case
+        if case.is_custom and not settings.keys() <= case.all_params.keys():
+            return ""
+        if any(self._differs_only_in(other, settings) for other in self.run.info.plan.cases):
+            return ""
+        own = {
+            name: value for name, value in case.params.items() if STEP_DEFAULTS.get(name) != value
+        }
+        target = ["--only", case.short_name]
+        if case.is_custom:
+            target = ["--target", case.target]
+        return build_command(target, own | settings, list_rank_options(self.run))
+
+    def _differs_only_in(self, other: Case, settings: Mapping[str, object]) -> bool:
+        if other.name != self.case.name or other.id == self.case.id:
+            return False
+        same = dict.fromkeys(settings)
+        return {**other.all_params, **same} == {**self.case.all_params, **same}
+
+
+def list_rank_options(run: Run) -> list[str]:
+    """Return ``--nproc`` and its value if the run has another number of ranks than the default."""
+    plan = run.info.plan
+    process = (run.info.environment or {}).get("process") or {}
+    cores = process.get("cores") or plan.nproc
+    if plan.device != "cpu" or plan.nproc == max(2, min(8, cores)):
+        return []
+    return ["--nproc", str(plan.nproc)]
+
+
+def _format_setting(value: object) -> str:
+    """Return a value of ``--set``, or several, separated by commas."""
+    if isinstance(value, tuple):
+        return ",".join(map(_format_setting, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

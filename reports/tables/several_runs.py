@@ -1,0 +1,160 @@
+"""The report of several runs: the runs, their problems, their differences, and their times."""
+
+from parbench.bench.machine.environment import format_cpus
+from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
+from parbench.reports.analysis.summary import summarize
+from parbench.reports.analysis.verdicts import (
+    bad_rows,
+    emulations,
+    other_claims,
+    told_of_runs,
+    verdict_words,
+)
+from parbench.reports.report import Report
+from parbench.reports.run_set import NumberedRun, RunSet
+from parbench.reports.sections.one_run import heading
+from parbench.reports.tables.scaling import make_node_scaling_section, make_rank_scaling_section
+from parbench.reports.tables.side_by_side import (
+    MAX_SIDES,
+    make_environment_section,
+    make_side_by_side_section,
+)
+
+_RUN_COLUMNS = (
+    Column(key="run", title="run", help="its name in the tables below"),
+    Column(key="point", title="point", help="the point of the sweep that it measured"),
+    Column(key="id", title="id", help="the folder of the run"),
+    Column(key="nodes", title="nodes", kind="count", help="number of nodes"),
+    Column(key="distribution", title="distribution", help="how ranks lie on nodes"),
+    Column(key="hosts", title="hosts", help="host names of the nodes"),
+    Column(key="verdicts", title="verdicts", help="correctness, completeness and noise"),
+    Column(key="setup", title="setup", help="what ran, where and on what"),
+)
+_PROBLEM_COLUMNS = (
+    Column(key="run", title="run", help="the run, and the point of a sweep that it measured"),
+    Column(key="case", title="case", help="what ran"),
+    Column(key="status", title="status", help="its worst status"),
+    Column(key="repetitions", title="repetitions", help="repetitions with it, of those planned"),
+    Column(key="reason", title="reason", help="the reason, with ranks and their hosts"),
+)
+
+
+def make_report_of_runs(run_set: RunSet) -> Report:
+    """Return the report of several runs, or of a sweep."""
+    node_scaling = make_node_scaling_section(run_set)
+    sections = (
+        _make_runs_section(run_set),
+        _make_problem_section(run_set),
+        _make_difference_section(run_set),
+        node_scaling or make_rank_scaling_section(run_set),
+        make_environment_section(run_set),
+        make_side_by_side_section(run_set),
+    )
+    runs = [run.data.run for run in run_set.runs]
+    return Report(
+        name=f"{len(runs)} runs",
+        verdicts=(run_set.verdict,),
+        code=run_set.exit_code,
+        runs=tuple((run, summarize(run)) for run in runs),
+        sections=tuple(section for section in sections if section),
+        emulated=told_of_runs(runs, emulations),
+        heading=run_set.describe_differences(),
+    )
+
+
+def _make_runs_section(run_set: RunSet) -> Section:
+    has_points = any(run.point for run in run_set.runs)
+    has_nodes = any(run.num_nodes > 1 for run in run_set.runs)
+    rows = []
+    for run in run_set.runs:
+        info = run.data.run.info
+        row: dict[str, object] = {
+            "run": run.name,
+            "point": run.point.name if run.point else None,
+            "id": info.id,
+            "verdicts": verdict_words(run.data.run, summarize(run.data.run)),
+            "setup": None if has_points else _describe_setup(run),
+        }
+        if has_nodes:
+            topology = run.data.nodes
+            row["nodes"] = run.num_nodes
+            row["distribution"] = topology.distribution if topology else None
+            row["hosts"] = ", ".join(topology.nodes) if topology else info.host
+        rows.append(row)
+    runs = [run.data.run for run in run_set.runs]
+    notes = [*run_set.missing, *told_of_runs(runs, other_claims)]
+    superseded = [run.number for run in run_set.runs if run not in run_set.current_runs]
+    if superseded:
+        notes.append(
+            f"The verdict ignores run {format_cpus(superseded)}: their points ran again later."
+        )
+    if has_points:
+        first = next((run for run in run_set.runs if run.data.measured), run_set.runs[0])
+        notes.append(f"Run {first.number}: {_describe_setup(first)}.")
+    table = Table(
+        id="runs-table",
+        title="Runs",
+        caption="in the order given",
+        columns=keep_known_columns(_RUN_COLUMNS, rows),
+        rows=rows,
+    )
+    return Section(id="runs", title="Runs", tables=[table], notes=notes)
+
+
+def _describe_setup(run: NumberedRun) -> str:
+    return heading(run.data.run, summarize(run.data.run))
+
+
+def _make_problem_section(run_set: RunSet) -> Section | None:
+    rows = [
+        {
+            "run": f"{run.name}: {run.point.name}" if run.point else run.name,
+            "case": problem.case,
+            "status": problem.status,
+            "repetitions": problem.repetitions,
+            "reason": problem.reason,
+        }
+        for run in run_set.runs
+        for problem in bad_rows(summarize(run.data.run))
+    ]
+    if not rows:
+        return None
+    title = "Wrong, hung or failed"
+    table = Table(
+        id="problems-table", title=title, caption="by run", columns=_PROBLEM_COLUMNS, rows=rows
+    )
+    return Section(id="problems", title=title, tables=[table])
+
+
+def _make_difference_section(run_set: RunSet) -> Section:
+    """Return the facts that differ: a column for each run, or each value with its runs."""
+    names = [run.name for run in run_set.runs]
+    columns = [Column(key="fact", title="fact", help="a recorded fact or a parameter")]
+    if len(names) <= MAX_SIDES:
+        for run in run_set.runs:
+            column_help = f"its value in {run.data.run.info.id}"
+            columns.append(Column(key=run.name, title=run.name, is_result=True, help=column_help))
+    else:
+        columns.append(Column(key="values", title="values", help="each value with its runs"))
+    rows = []
+    for fact, texts in run_set.differences.items():
+        numbers: dict[str, list[int]] = {}
+        for number, text in enumerate(texts, start=1):
+            numbers.setdefault(text, []).append(number)
+        values = [f"{text} (run {format_cpus(runs)})" for text, runs in numbers.items()]
+        cells = dict(zip(names, texts, strict=True))
+        rows.append({"fact": fact, "values": "; ".join(values), **cells})
+    table = Table(
+        id="differences-table",
+        title="Differences",
+        caption="by run",
+        columns=columns,
+        rows=rows,
+        where="page",
+    )
+    return Section(
+        id="differences",
+        title="Differences",
+        tables=[table] if rows else [],
+        notes=[run_set.describe_differences()],
+    )

@@ -1,0 +1,137 @@
+"""The times of cases in several runs or environments next to each other."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from parbench.bench.results.tables import Column, Row, Section, Table
+from parbench.reports.frames import list_rows
+from parbench.reports.labels import label_cases
+from parbench.reports.run_set import RunSet
+from parbench.reports.stats import estimate_unpaired_effect
+
+MAX_SIDES = 8
+_CASE = Column(key="case", title="case", help="what ran")
+_NODES = Column(key="nodes", title="nodes", kind="count", help="number of nodes")
+_TERMS = ("ratio", "interval")
+
+
+def make_side_by_side_section(run_set: RunSet) -> Section | None:
+    """Return the cases that at least two of the first runs measured.
+
+    Cases match without the parameters in which the runs differ.
+    """
+    cases = run_set.cases
+    cases = cases[cases["run"] <= MAX_SIDES].drop_duplicates(["match", "run"], keep="last")
+    rows = []
+    for _, matching in cases.groupby("match", sort=False):
+        if len(matching) > 1:
+            results = {f"run {row['run']}": [row] for row in list_rows(matching)}
+            rows.append({"result": matching["result"].iloc[0], **compare_times(results)})
+    notes = []
+    if len(run_set.runs) > MAX_SIDES:
+        notes.append(
+            f"The first {MAX_SIDES} of {len(run_set.runs)} runs are shown. "
+            "Name fewer runs to see others: parbench report RUN..."
+        )
+    names = [run.name for run in run_set.runs[:MAX_SIDES]]
+    return _make_section("side-by-side", "Side by side", [_CASE], names, rows, notes)
+
+
+def make_environment_section(run_set: RunSet) -> Section | None:
+    """Return the cases of a sweep that ran on equal nodes in at least two environments."""
+    names = list(dict.fromkeys(run.environment for run in run_set.runs if run.environment))
+    cases = run_set.cases
+    cases = cases[cases["environment"].isin(names) & cases["is_whole_world"] & cases["is_current"]]
+    rows = []
+    for _, repeats in cases.groupby("case_id", sort=False):
+        for _, layout in repeats.groupby(["nodes", "ranks_per_node", "distribution"]):
+            results: dict[str, list[Row]] = {}
+            for row in list_rows(layout):
+                results.setdefault(row["environment"], []).append(row)
+            if len(results) > 1:
+                first = {"result": layout["result"].iloc[0], "nodes": layout["nodes"].iloc[0]}
+                rows.append({**first, **compare_times(results)})
+    return _make_section("environments", "Environments side by side", [_CASE, _NODES], names, rows)
+
+
+def _make_section(
+    section_id: str,
+    title: str,
+    columns: Sequence[Column],
+    names: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+    notes: Sequence[str] = (),
+) -> Section | None:
+    if not rows:
+        return None
+    labels = label_cases([row["result"] for row in rows])
+    for row in rows:
+        row["case"] = labels[row["result"].case.id]
+    times = [
+        Column(
+            key=name,
+            title=name,
+            kind="s",
+            has_interval=True,
+            is_result=True,
+            help=f"time in {name} with its 95 % interval",
+        )
+        for name in names
+    ]
+    ratios = [
+        Column(
+            key=f"{name} ratio",
+            title=f"{name} / first",
+            kind="number",
+            has_interval=True,
+            is_result=True,
+            help=f"time in {name} relative to the first of the row, with its 95 % interval",
+        )
+        for name in names[1:]
+    ]
+    table = Table(
+        id=f"{section_id}-table",
+        title=title,
+        caption="times, and their ratios to the first that measured the case",
+        columns=[*columns, *times, *ratios],
+        rows=rows,
+        notes=notes,
+        where="page",
+    )
+    return Section(id=section_id, title=title, tables=[table], terms=_TERMS)
+
+
+def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """Return the time of a case on each side, and its ratio to the first side.
+
+    ``results`` are rows of ``RunSet.cases``. The time of several is their median. Ratios compare
+    the repetitions of all of them. A side with one repetition has an interval only if all have.
+    """
+    cells: dict[str, Any] = {}
+    rows = [row for side in results.values() for row in side]
+    cells["is_within_repetition"] = all(row["is_within_repetition"] for row in rows)
+    base: dict[int, float] = {}
+    for name, side in results.items():
+        cells[name] = median(row["seconds"] for row in side)
+        is_comparable = cells["is_within_repetition"] or not side[0]["is_within_repetition"]
+        if len(side) == 1 and is_comparable:
+            cells[f"{name}_low"] = side[0]["seconds_low"]
+            cells[f"{name}_high"] = side[0]["seconds_high"]
+        seconds = [value for row in side for value in _list_repetitions(row)]
+        repetitions = dict(enumerate(seconds))
+        if not base:
+            base = repetitions
+            continue
+        effect = estimate_unpaired_effect(base, repetitions)
+        if effect:
+            cells[f"{name} ratio"] = effect.ratio
+        if effect and effect.low is not None and effect.high is not None:
+            cells[f"{name} ratio_low"] = 1 + effect.low
+            cells[f"{name} ratio_high"] = 1 + effect.high
+    return cells
+
+
+def _list_repetitions(row: Row) -> list[float]:
+    result = row["result"]
+    return list(result.by_repetition(result.headline).values())

@@ -1,0 +1,312 @@
+"""The report on a job's traces: findings, the time of each rank and collective, and late ranks."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+from parbench.bench.results.formatting import UNKNOWN, format_seconds
+from parbench.bench.results.runs import Run, load_run
+from parbench.bench.results.spans import Span, difference, length
+from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
+from parbench.bench.text import format_size, pluralize
+from parbench.reports.analysis.verdicts import Verdict
+from parbench.reports.figures.chart import Chart
+from parbench.reports.figures.timeline import chart_profiled_step, choose_view, describe_timeline
+from parbench.reports.findings.engine import find
+from parbench.reports.findings.evidence import Evidence
+from parbench.reports.findings.finding import MIN_SHARE
+from parbench.reports.messages import describe_no_finding
+from parbench.reports.report import Report, Section
+from parbench.reports.run_data import RunData
+from parbench.reports.traces.job import (
+    RankSteps,
+    SharedCall,
+    TracedJob,
+    build_timeline,
+    compute_waits,
+    read_job,
+)
+from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
+
+MAX_RANK_ROWS = 16
+MAX_BOXES = 4000
+"""The boxes that the timeline draws."""
+STEP_COLUMN = Column(key="step", title="step", kind="s", help="time of a step", is_result=True)
+RANK_COLUMNS = (
+    Column(key="rank", title="rank", kind="count", help="global rank"),
+    STEP_COLUMN,
+    Column(key="compute", title="compute", kind="percent", is_result=True, help="computation"),
+    Column(
+        key="exposed",
+        title="exposed",
+        kind="percent",
+        is_result=True,
+        help="communication that neither computation nor copies hide",
+    ),
+    Column(
+        key="copies",
+        title="copies",
+        kind="percent",
+        is_result=True,
+        help="copies of memory that no computation hides",
+    ),
+    Column(key="idle", title="idle", kind="percent", is_result=True, help="nothing runs"),
+    Column(
+        key="overlap",
+        title="overlap",
+        kind="percent",
+        is_result=True,
+        help="hidden share of communication",
+    ),
+)
+CALL_COLUMNS = (
+    Column(key="call", title="call", help="operation and process group"),
+    Column(
+        key="size", title="size", help="bytes by the convention of nccl-tests, in powers of two"
+    ),
+    Column(
+        key="calls", title="calls", kind="number", number_format="{:.4g}", help="calls per step"
+    ),
+    Column(key="seconds", title="time", kind="s", help="time in calls, per step"),
+    Column(key="exposed", title="exposed", kind="s", help="exposed time of calls, per step"),
+    Column(key="transfer", title="transfer", kind="s", help="time of the median call"),
+    Column(
+        key="busbw", title="busbw GB/s", kind="B/s", help="bus bandwidth of the median transfer"
+    ),
+    Column(
+        key="of_fit", title="of the fit", kind="percent", help="time by the fit over the transfer"
+    ),
+)
+WAIT_COLUMNS = (
+    Column(key="rank", title="rank", kind="count", help="global rank"),
+    Column(
+        key="last", title="last", kind="percent", help="share of collectives where it arrives last"
+    ),
+    Column(
+        key="wait",
+        title="waited for",
+        kind="s",
+        help="time per step in which the others only wait for it",
+    ),
+)
+GAIN_COLUMNS = (
+    Column(key="change", title="change", help="what would be different"),
+    STEP_COLUMN,
+    Column(key="saved", title="saved", kind="percent", help="share of the step"),
+)
+
+
+def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
+    """Return the report on a job's traces.
+
+    ``against`` is a run whose fits collectives are compared with.
+    """
+    name = f"{len(paths)} traces"
+    if len(paths) == 1:
+        name = paths[0].resolve().name
+    job = read_job(paths)
+    if against is None:
+        return build_trace_report(job, name)
+    return build_trace_report(job, name, make_predictor(load_run(against)), str(against))
+
+
+def make_predictor(run: Run) -> PredictSeconds:
+    """Return a function that predicts the time of a collective by the fits of a run.
+
+    The fits are those of blocking operations with as many ranks.
+    """
+    fits = {}
+    for curve in RunData(run).curves:
+        first = curve.rows[0]
+        if first.case.params.get("mode") == "blocking":
+            fits[first.case.short_name, first.num_ranks] = curve.fit
+
+    def predict(shared: SharedCall) -> float | None:
+        facts = shared.call.facts
+        fit = fits.get((facts.op, facts.size or 0))
+        if fit is None or facts.num_bytes is None:
+            return None
+        return fit.predict(facts.num_bytes)
+
+    return predict
+
+
+def build_trace_report(
+    job: TracedJob, name: str, predict: PredictSeconds | None = None, run_name: str = ""
+) -> Report:
+    """Return the report on a job. ``run_name`` is the run with the fits of ``predict``."""
+    evidence = collect_evidence(job, predict, run_name)
+    findings = find(evidence)
+    tables = [_make_rank_table(job), _make_call_table(job, predict)]
+    if job.collectives and len(job.ranks) > 1:
+        tables.append(_make_wait_table(job))
+    tables.append(_make_gain_table(job, evidence))
+    notes = list(job.notes)
+    if not findings:
+        notes.insert(0, describe_no_finding(MIN_SHARE))
+    if run_name:
+        notes.append(f"fits: {run_name}")
+    section = Section(id="traces", title="Profiled steps", tables=tuple(tables), notes=tuple(notes))
+    steps = pluralize(job.num_steps, "step")
+    return Report(
+        name=name,
+        verdicts=(_judge_completeness(job),),
+        code=0,
+        runs=(),
+        sections=(section,),
+        findings=findings,
+        figures=lambda: [_chart_median_step(job)],
+        heading=f"{name} · step time {format_seconds(job.step_seconds)} (median of {steps})",
+    )
+
+
+def _chart_median_step(job: TracedJob) -> Chart:
+    timeline = build_timeline(job)
+    caption = describe_timeline(timeline, choose_view(timeline))
+    return chart_profiled_step(
+        "Profiled step",
+        f"{caption} Waiting is hatched or empty.",
+        timeline,
+        is_wide=True,
+        max_boxes=MAX_BOXES,
+    )
+
+
+def _judge_completeness(job: TracedJob) -> Verdict:
+    num_ranks = len(job.ranks)
+    world_size = max(rank.source.world_size or num_ranks for rank in job.ranks)
+    message = f"{num_ranks} of {world_size} ranks, {pluralize(job.num_steps, 'step')} each"
+    if num_ranks < world_size or any(rank.source.notes for rank in job.ranks):
+        message += "; the notes list what is missing"
+        return Verdict(word="PARTIAL", level="doubtful", told=message)
+    return Verdict(word="COMPLETE", level="good", told=message)
+
+
+def _make_rank_table(job: TracedJob) -> Table:
+    """Return how the step of each rank divides."""
+    rows = [_make_rank_row(rank) for rank in job.ranks]
+    rows.sort(key=lambda row: row["step"], reverse=True)
+    num_omitted = len(rows) - MAX_RANK_ROWS
+    notes = [f"{num_omitted} ranks with shorter steps are omitted"] if num_omitted > 0 else []
+    return Table(
+        id="ranks",
+        title="Step time by rank",
+        caption="Medians over steps.",
+        columns=RANK_COLUMNS,
+        rows=rows[:MAX_RANK_ROWS],
+        notes=notes,
+    )
+
+
+def _make_rank_row(rank: RankSteps) -> Row:
+    parts = [step.parts for step in rank.steps]
+    hidden = sum(part.hidden_comm_seconds for part in parts)
+    comm = hidden + sum(part.exposed_seconds for part in parts)
+    return {
+        "rank": rank.rank,
+        "step": median(part.wall_seconds for part in parts),
+        "compute": median(part.compute_seconds / part.wall_seconds for part in parts),
+        "exposed": median(part.exposed_seconds / part.wall_seconds for part in parts),
+        "copies": median(part.copy_seconds / part.wall_seconds for part in parts),
+        "idle": median(part.idle_seconds / part.wall_seconds for part in parts),
+        "overlap": hidden / comm if comm else None,
+    }
+
+
+def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
+    """Return the calls of the rank whose communication is exposed least, by operation and size."""
+    shared_calls: dict[tuple[str, str], list[SharedCall]] = defaultdict(list)
+    for shared in job.collectives:
+        # A call that ends before the previous one on its group has no transfer time of its own.
+        if shared.transfer_ns > 0:
+            size = _round_size(shared.call.facts.num_bytes)
+            shared_calls[shared.call.label, size].append(shared)
+    rank = min(job.ranks, key=lambda rank: sum(step.parts.exposed_seconds for step in rank.steps))
+    spans: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for call in rank.calls:
+        spans[call.label, _round_size(call.facts.num_bytes)].append(call.span)
+    busy = [span for step in rank.steps for span in step.busy]
+    num_steps = len(rank.steps)
+    rows: list[Row] = []
+    for (label, size), own_spans in sorted(spans.items()):
+        row = {
+            "call": label,
+            "size": size,
+            "calls": len(own_spans) / num_steps,
+            "seconds": length(own_spans) / 1e9 / num_steps,
+            "exposed": length(difference(own_spans, busy)) / 1e9 / num_steps,
+        }
+        rows.append(row | _summarize_transfers(shared_calls[label, size], predict))
+    rows.sort(key=lambda row: row["exposed"], reverse=True)
+    return Table(
+        id="collectives",
+        title="Communication of a step",
+        caption="On the rank that waits least. A transfer starts when all ranks have arrived.",
+        columns=keep_known_columns(CALL_COLUMNS, rows),
+        rows=rows,
+    )
+
+
+def _summarize_transfers(calls: Sequence[SharedCall], predict: PredictSeconds | None) -> Row:
+    """Return the median time and bandwidth of transfers, and the time by the fit over it."""
+    bandwidths = [shared.busbw for shared in calls if shared.busbw]
+    ratios = []
+    for shared in calls:
+        fit_seconds = predict(shared) if predict else None
+        if fit_seconds:
+            ratios.append(fit_seconds / (shared.transfer_ns / 1e9))
+    return {
+        "transfer": median(shared.transfer_ns for shared in calls) / 1e9 if calls else None,
+        "busbw": median(bandwidths) if bandwidths else None,
+        "of_fit": median(ratios) if ratios else None,
+    }
+
+
+def _round_size(num_bytes: int | None) -> str:
+    """Return a size rounded down to a power of two."""
+    if num_bytes is None:
+        return UNKNOWN
+    return format_size(1 << (num_bytes.bit_length() - 1)) if num_bytes else "0"
+
+
+def _make_wait_table(job: TracedJob) -> Table:
+    """Return how long the others wait for each rank."""
+    rows: list[Row] = []
+    for rank, seconds in compute_waits(job).items():
+        last = fmean(shared.last_rank == rank for shared in job.collectives)
+        rows.append({"rank": rank, "last": last, "wait": median(seconds)})
+    rows.sort(key=lambda row: row["wait"], reverse=True)
+    return Table(
+        id="waits",
+        title="Late ranks",
+        caption="Ranks that arrive last at collectives, and the time that the others wait.",
+        columns=WAIT_COLUMNS,
+        rows=rows[:MAX_RANK_ROWS],
+    )
+
+
+def _make_gain_table(job: TracedJob, evidence: Evidence) -> Table:
+    """Return the time of a step after one change, if nothing else changed."""
+    step_seconds = job.step_seconds
+    exposed = min(rank.compute_median(lambda parts: parts.exposed_seconds) for rank in job.ranks)
+    idle = min(rank.compute_median(lambda parts: parts.idle_seconds) for rank in job.ranks)
+    stragglers = [step.straggler for step in evidence.steps if step.straggler]
+    lost_seconds = sum(max(comparison.lost_seconds, 0.0) for comparison in evidence.fits)
+    shares = {
+        "no late rank": sum(straggler.waited_share for straggler in stragglers),
+        "collectives as fast as the fits": lost_seconds / step_seconds,
+        "all communication hidden": exposed / step_seconds,
+        "no idle time": idle / step_seconds,
+    }
+    rows = [{"change": "none", "step": step_seconds, "saved": 0.0}]
+    for change, share in shares.items():
+        if share:
+            rows.append({"change": change, "step": step_seconds * (1 - share), "saved": share})
+    return Table(
+        id="what-if",
+        title="Possible savings",
+        caption="The time of a step after one change, if nothing else changed.",
+        columns=GAIN_COLUMNS,
+        rows=rows,
+    )

@@ -1,0 +1,432 @@
+"""The traced steps of a job: the time of each rank and the collectives that ranks share.
+
+The clocks of hosts are aligned by collectives, which end at about the same time on all their ranks.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise, permutations
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+
+from parbench.bench.machine.machine import count_available_cores
+from parbench.bench.plan.catalogue import get_busbw_factor
+from parbench.bench.results.records import Timeline
+from parbench.bench.results.spans import (
+    Breakdown,
+    Span,
+    compute_breakdown,
+    difference,
+    intersection,
+    length,
+)
+from parbench.bench.results.step_trace import CallFacts, StepTrace, build_rank_timeline
+from parbench.bench.text import UserError
+from parbench.reports.traces.rank_trace import RankTrace, Source, list_trace_files, read_rank
+
+POINT_TO_POINT = {"send", "recv", "sendrecv"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of communication on one rank, with its span on the clock of this rank."""
+
+    facts: CallFacts
+    span: Span
+
+    @property
+    def label(self) -> str:
+        """The operation and the group of ranks."""
+        group = self.facts.group or (f"{self.facts.size} ranks" if self.facts.size else "")
+        return f"{self.facts.op} {group}".strip()
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self.facts.op in POINT_TO_POINT
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedCall:
+    """A collective, or a pair of send and recv, with its span on each of its ranks."""
+
+    call: Call
+    """The call of one of the ranks."""
+    step: int
+    spans: Mapping[int, Span]
+    """The span of each rank, on the common clock of the job."""
+    queued_ns: Mapping[int, int]
+    """The time in which each rank's call waited for the previous one on the same group."""
+
+    @property
+    def last_rank(self) -> int:
+        """The rank that arrives last."""
+        return max(self.spans, key=lambda rank: self.spans[rank][0])
+
+    @property
+    def transfer_ns(self) -> int:
+        """The time of the transfer: the shortest time on any rank, for which all others wait."""
+        return min(
+            stop - start - self.queued_ns[rank] for rank, (start, stop) in self.spans.items()
+        )
+
+    @property
+    def busbw(self) -> float | None:
+        """The bus bandwidth in B/s by the convention of nccl-tests."""
+        facts = self.call.facts
+        factor = get_busbw_factor(facts.op, facts.size) if facts.size else None
+        if factor is None or facts.num_bytes is None or self.transfer_ns <= 0:
+            return None
+        return factor * facts.num_bytes / self.transfer_ns * 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankStep:
+    """A step of one rank: its spans within the window, and the breakdown of its time."""
+
+    name: str
+    window: Span
+    compute: list[Span]
+    copies: list[Span]
+    calls: list[Call]
+    phases: list[tuple[str, Span]]
+    parts: Breakdown
+
+    @property
+    def busy(self) -> list[Span]:
+        """The spans of computation and copies, which hide communication."""
+        return [*self.compute, *self.copies]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSteps:
+    """The traced steps of one rank in order."""
+
+    source: Source
+    steps: tuple[RankStep, ...]
+
+    @property
+    def rank(self) -> int:
+        return self.source.rank
+
+    @property
+    def calls(self) -> Iterator[Call]:
+        return (call for step in self.steps for call in step.calls)
+
+    @property
+    def median_step(self) -> int:
+        """The index of the step of median duration."""
+        order = sorted(range(len(self.steps)), key=lambda step: self.steps[step].parts.wall_seconds)
+        return order[(len(order) - 1) // 2]
+
+    def compute_median(self, get_part: Callable[[Breakdown], float]) -> float:
+        """Return the median over steps of a part of the breakdown."""
+        return median(get_part(step.parts) for step in self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedJob:
+    """The traces of all ranks of a job."""
+
+    ranks: tuple[RankSteps, ...]
+    shared_calls: tuple[SharedCall, ...]
+    offsets_ns: Mapping[int, int]
+    """The difference between the common clock and each rank's. Empty if it is unknown."""
+    clock_error_ns: int | None
+    """The uncertainty of the common clock. None if the clocks cannot be aligned."""
+    notes: tuple[str, ...]
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.ranks[0].steps)
+
+    @property
+    def step_seconds(self) -> float:
+        """The median over steps of the slowest rank's time."""
+        return median(
+            max(rank.steps[step].parts.wall_seconds for rank in self.ranks)
+            for step in range(self.num_steps)
+        )
+
+    @property
+    def collectives(self) -> list[SharedCall]:
+        return [shared for shared in self.shared_calls if not shared.call.is_point_to_point]
+
+
+def read_job(paths: Sequence[Path]) -> TracedJob:
+    """Read the files of a job's ranks, as many at a time as there are cores.
+
+    Raises ``UserError`` if a file is not a trace, or if two files are of the same rank.
+    """
+    files = list_trace_files(paths)
+    num_readers = min(len(files), count_available_cores())
+    if num_readers == 1:
+        return join_ranks([read_rank_steps(file, i) for i, file in enumerate(files)])
+    with ProcessPoolExecutor(num_readers, mp_context=get_context("fork")) as executor:
+        return join_ranks(list(executor.map(read_rank_steps, files, range(len(files)))))
+
+
+def read_rank_steps(path: Path, default_rank: int = 0) -> RankSteps:
+    """Read a rank's file and divide its steps into their parts."""
+    rank_trace = read_rank(path, default_rank)
+    calls_by_step = _split_calls(rank_trace)
+    steps = []
+    for window, calls in zip(rank_trace.steps, calls_by_step, strict=True):
+        steps.append(_build_step(window.name, window.span, rank_trace.trace, calls))
+    return RankSteps(source=rank_trace.source, steps=tuple(steps))
+
+
+def join_ranks(ranks: Sequence[RankSteps]) -> TracedJob:
+    """Return the job of these ranks, with the steps that all of them traced.
+
+    Raises ``UserError`` if two files are of the same rank, or if there is no common step.
+    """
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    for first, second in pairwise(ranks):
+        if first.rank == second.rank:
+            raise UserError(
+                f"{first.source.path} and {second.source.path} are both of rank {first.rank}: "
+                "pass one trace per rank, all of the same job"
+            )
+    ranks, notes = _keep_common_steps(ranks)
+    shared_calls = _match_calls(ranks)
+    offsets_ns, error_ns = _align_clocks([rank.source for rank in ranks], shared_calls)
+    notes += _describe_limits(ranks, error_ns)
+    if not offsets_ns:
+        shared_calls = []
+    return TracedJob(
+        ranks=tuple(ranks),
+        shared_calls=tuple(_shift_clock(call, offsets_ns) for call in shared_calls),
+        offsets_ns=offsets_ns,
+        clock_error_ns=error_ns,
+        notes=tuple(notes),
+    )
+
+
+def compute_waits(job: TracedJob) -> dict[int, list[float]]:
+    """Return for each rank the seconds per step in which the others only wait for it.
+
+    They have nothing else to do. The value is the median over the other ranks.
+    """
+    spans: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
+    for shared in job.collectives:
+        late_rank = shared.last_rank
+        arrival = shared.spans[late_rank][0]
+        for rank, (start, _) in shared.spans.items():
+            offset = job.offsets_ns[rank]
+            spans[late_rank, rank, shared.step].append((start - offset, arrival - offset))
+    waits: dict[int, list[float]] = {}
+    for late in job.ranks:
+        others = [rank for rank in job.ranks if rank is not late]
+        waits[late.rank] = [
+            median(
+                _compute_idle_wait(rank.steps[step], spans[late.rank, rank.rank, step])
+                for rank in others
+            )
+            for step in range(job.num_steps)
+        ]
+    return waits
+
+
+def build_timeline(job: TracedJob) -> Timeline:
+    """Return the timeline of all ranks in the first rank's step of median duration."""
+    step_number = job.ranks[0].median_step
+    starts = {}
+    for rank in job.ranks:
+        local_start = rank.steps[step_number].window[0]
+        # Without a common clock, all ranks start at 0.
+        starts[rank.rank] = local_start + job.offsets_ns.get(rank.rank, -local_start)
+    timelines = []
+    for rank in job.ranks:
+        step = rank.steps[step_number]
+        trace = StepTrace(
+            step=step.window,
+            wall_seconds=step.parts.wall_seconds,
+            compute=step.compute,
+            copies=step.copies,
+            phases=step.phases,
+        )
+        comm = [(call.label, call.facts.op, call.span) for call in step.calls]
+        late_ns = starts[rank.rank] - min(starts.values())
+        timelines.append(build_rank_timeline(rank.rank, trace, comm, late_ns))
+    hosts = {rank.source.host for rank in job.ranks}
+    return Timeline(
+        clock="one host" if len(hosts) == 1 else "ends of collectives",
+        uncertainty_seconds=(job.clock_error_ns or 0) / 1e9,
+        ranks=tuple(timelines),
+    )
+
+
+def _split_calls(rank_trace: RankTrace) -> list[list[Call]]:
+    """Return the calls of each step."""
+    starts = [window.span[0] for window in rank_trace.steps]
+    calls_by_step: list[list[Call]] = [[] for _ in starts]
+    spans = rank_trace.trace.comm
+    all_facts = rank_trace.trace.facts or [None] * len(spans)
+    for span, facts in zip(spans, all_facts, strict=True):
+        step = bisect_right(starts, span[0]) - 1
+        if step >= 0:
+            calls_by_step[step].append(Call(facts or CallFacts("communication"), span))
+    return calls_by_step
+
+
+def _build_step(name: str, window: Span, trace: StepTrace, calls: list[Call]) -> RankStep:
+    compute = intersection(_select_near(trace.compute, window), [window])
+    copies = intersection(_select_near(trace.copies, window), [window])
+    comm: dict[str, list[Span]] = defaultdict(list)
+    for call in calls:
+        comm[call.label].append(call.span)
+    return RankStep(
+        name=name,
+        window=window,
+        compute=compute,
+        copies=copies,
+        calls=calls,
+        phases=[phase for phase in trace.phases if window[0] <= phase[1][0] < window[1]],
+        parts=compute_breakdown(window, compute, comm, copies),
+    )
+
+
+def _select_near(spans: Sequence[Span], window: Span) -> Sequence[Span]:
+    """Return the sorted, disjoint spans that may overlap a window."""
+    first = max(bisect_left(spans, (window[0], window[0])) - 1, 0)
+    return spans[first : bisect_left(spans, (window[1], window[1]))]
+
+
+def _keep_common_steps(ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], list[str]]:
+    """Return the ranks with the steps that all of them traced, and a note about the others."""
+    names_by_rank = [[step.name for step in rank.steps] for rank in ranks]
+    common = set(names_by_rank[0]).intersection(*names_by_rank)
+    if not common:
+        ranges = [
+            f"rank {rank.rank}: {names[0]} to {names[-1]}"
+            for rank, names in zip(ranks, names_by_rank, strict=True)
+        ]
+        raise UserError(
+            f"the ranks' traces have no step in common ({', '.join(ranges)}): "
+            "pass traces of the same steps"
+        )
+    shortened = []
+    for rank in ranks:
+        steps = tuple(step for step in rank.steps if step.name in common)
+        shortened.append(replace(rank, steps=steps))
+    num_omitted = len(set().union(*names_by_rank)) - len(common)
+    notes = [f"{num_omitted} steps that not all ranks traced are omitted"] if num_omitted else []
+    return shortened, notes
+
+
+def _match_calls(ranks: Sequence[RankSteps]) -> list[SharedCall]:
+    """Return the calls that all traced ranks of a group made, on each rank's own clock.
+
+    The ranks of a group make the same calls in the same order, so the k-th call of a step on one
+    rank is the k-th on another.
+    """
+    calls: dict[tuple[object, ...], dict[int, tuple[Call, int]]] = defaultdict(dict)
+    for rank in ranks:
+        counts: Counter[tuple[object, ...]] = Counter()
+        group_stops: dict[object, int] = {}
+        for step_number, call in _enumerate_calls(rank):
+            facts = call.facts
+            group = facts.ranks or facts.group
+            if group is None or (call.is_point_to_point and facts.size != 2):
+                continue
+            start, stop = call.span
+            previous_stop = group_stops.get(group, start)
+            queued_ns = max(min(previous_stop, stop) - start, 0)
+            group_stops[group] = max(stop, previous_stop)
+            op = "point-to-point" if call.is_point_to_point else facts.op
+            key = (step_number, op, group)
+            calls[*key, counts[key]][rank.rank] = call, queued_ns
+            counts[key] += 1
+    traced_ranks = {rank.rank for rank in ranks}
+    shared_calls = []
+    for (step_number, *_), by_rank in calls.items():
+        first = next(call for call, _ in by_rank.values())
+        group_ranks = set(first.facts.ranks or traced_ranks) & traced_ranks
+        if len(by_rank) > 1 and by_rank.keys() == group_ranks:
+            shared = SharedCall(
+                call=first,
+                step=int(str(step_number)),
+                spans={rank: call.span for rank, (call, _) in by_rank.items()},
+                queued_ns={rank: queued_ns for rank, (_, queued_ns) in by_rank.items()},
+            )
+            shared_calls.append(shared)
+    return shared_calls
+
+
+def _enumerate_calls(rank: RankSteps) -> Iterator[tuple[int, Call]]:
+    for step_number, step in enumerate(rank.steps):
+        for call in step.calls:
+            yield step_number, call
+
+
+def _align_clocks(
+    sources: Sequence[Source], shared_calls: Sequence[SharedCall]
+) -> tuple[dict[int, int], int | None]:
+    """Return the offset of each rank's clock and the error of the common clock, in ns.
+
+    Hosts are joined by the median difference between the ends of their collectives. Returns no
+    offset if a host shares no collective with the others.
+    """
+    hosts = {source.rank: source.host or str(source.rank) for source in sources}
+    bases = {source.rank: source.base_ns for source in sources}
+    differences: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for shared in shared_calls:
+        ends = {hosts[rank]: stop + bases[rank] for rank, (_, stop) in shared.spans.items()}
+        for first, second in permutations(ends, 2):
+            differences[first, second].append(ends[first] - ends[second])
+    reference = hosts[sources[0].rank]
+    shifts = {reference: 0}
+    error_ns = 0
+    pending = [reference]
+    while pending:
+        aligned = pending.pop()
+        for (first, second), values in differences.items():
+            if first != aligned or second in shifts:
+                continue
+            middle = round(median(values))
+            shifts[second] = shifts[first] + middle
+            deviation = median(abs(value - middle) for value in values)
+            error_ns = max(error_ns, round(deviation))
+            pending.append(second)
+    if not shifts.keys() >= set(hosts.values()):
+        return {}, None
+    return {rank: bases[rank] + shifts[host] for rank, host in hosts.items()}, error_ns
+
+
+def _shift_clock(shared: SharedCall, offsets_ns: Mapping[int, int]) -> SharedCall:
+    spans = {}
+    for rank, (start, stop) in shared.spans.items():
+        spans[rank] = start + offsets_ns[rank], stop + offsets_ns[rank]
+    return replace(shared, spans=spans)
+
+
+def _compute_idle_wait(step: RankStep, waits: Sequence[Span]) -> float:
+    """Return the seconds of waits within a step in which the rank is not busy."""
+    return length(difference(intersection(waits, [step.window]), step.busy)) / 1e9
+
+
+def _describe_limits(ranks: Sequence[RankSteps], error_ns: int | None) -> list[str]:
+    """Return notes about what the traces lack."""
+    sources = [rank.source for rank in ranks]
+    notes = [f"rank {source.rank}: {note}" for source in sources for note in source.notes]
+    world_size = max((source.world_size or 0 for source in sources), default=0)
+    if world_size > len(sources):
+        notes.append(
+            f"traces of {len(sources)} of {world_size} ranks: a late rank may be among the others"
+        )
+    if len({source.host for source in sources}) > 1:
+        if error_ns is None:
+            notes.append("the hosts share no collective to align their clocks: skew is unknown")
+        else:
+            notes.append(
+                "the hosts' clocks are aligned by the ends of collectives, "
+                f"within {error_ns / 1e3:.0f} us"
+            )
+    calls = (call.facts for rank in ranks for call in rank.calls)
+    if any(facts.ranks is None and facts.group is None for facts in calls):
+        notes.append("some collectives record no group: their skew is unknown")
+    return notes

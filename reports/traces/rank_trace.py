@@ -1,0 +1,226 @@
+"""The trace of one rank: its steps and the spans of computation, communication and copies."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from parbench.bench.files import convert_read_errors
+from parbench.bench.results.spans import Span
+from parbench.bench.results.step_trace import (
+    STEP,
+    CallFacts,
+    StepTrace,
+    TraceEvent,
+    build_device_trace,
+    build_host_trace,
+    list_phases,
+)
+from parbench.bench.text import UserError
+from parbench.reports.traces.kineto import (
+    TORCH_PIPELINE_RANGE,
+    DistributedInfo,
+    Header,
+    TraceFile,
+)
+
+TRACE_SUFFIXES = (".json", ".json.gz")
+_PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The origin of a rank's trace. ``notes`` name the information that the file lacks."""
+
+    path: Path
+    rank: int
+    world_size: int | None
+    host: str | None
+    has_device: bool
+    has_pipeline_ranges: bool
+    base_ns: int
+    """The origin of the file's clock."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A step's name and span."""
+
+    name: str
+    span: Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """The trace of one rank, with the window of each step."""
+
+    source: Source
+    steps: tuple[Window, ...]
+    trace: StepTrace
+
+
+def list_trace_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files, and those in folders in the order of their names."""
+    files: list[Path] = []
+    for path in paths:
+        inside = [path]
+        with convert_read_errors(path):
+            if path.is_dir():
+                inside = sorted(
+                    file for file in path.iterdir() if file.name.endswith(TRACE_SUFFIXES)
+                )
+        if not inside:
+            suffixes = " or ".join(TRACE_SUFFIXES)
+            raise UserError(f"{path} contains no trace: traces end with {suffixes}")
+        files += inside
+    return files
+
+
+def read_rank(path: Path, default_rank: int = 0) -> RankTrace:
+    """Read one rank's file.
+
+    ``default_rank`` is its rank if neither the file nor its name states one.
+    """
+    with convert_read_errors(path, "is not a trace of PyTorch's profiler"):
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not a regular file")
+        with path.open("rb") as file:
+            reader = TraceFile(file, path)
+            events = reader.read_events()
+    if not events:
+        raise UserError(f"{path} contains no operator, kernel or step of a profile")
+    return _build_rank_trace(path, default_rank, events, reader.header, reader.notes)
+
+
+def _build_rank_trace(
+    path: Path,
+    default_rank: int,
+    events: Sequence[TraceEvent],
+    header: Header,
+    notes: list[str],
+) -> RankTrace:
+    has_device = any(event.is_device and not event.is_annotation for event in events)
+    steps = _find_steps(events, has_device=has_device)
+    if not steps:
+        notes.append("no step is marked with profiler.step(): the recording counts as one step")
+        steps = [Window(name="all", span=_get_extent(events))]
+        if steps[0].span[0] == steps[0].span[1]:
+            raise UserError(f"{path} contains no event with a duration")
+    distributed = header.distributed or DistributedInfo()
+    rank = distributed.rank
+    if rank is None:
+        rank, origin = _guess_rank(path, default_rank)
+        notes.append(f"the file does not state its rank: {rank} is from {origin}")
+    trace = _divide_recording(events, steps, has_device=has_device)
+    if not has_device:
+        _complete_gloo_calls(trace, distributed)
+    source = Source(
+        path=path,
+        rank=rank,
+        world_size=distributed.world_size,
+        host=header.host,
+        has_device=has_device,
+        has_pipeline_ranges=any(TORCH_PIPELINE_RANGE.match(event.name) for event in events),
+        base_ns=header.base_ns,
+        notes=tuple(notes),
+    )
+    return RankTrace(source=source, steps=tuple(steps), trace=trace)
+
+
+def _is_step_mark(event: TraceEvent) -> bool:
+    if not event.is_annotation:
+        return False
+    return event.name == STEP or _PROFILER_STEP.fullmatch(event.name) is not None
+
+
+def _find_steps(events: Sequence[TraceEvent], *, has_device: bool) -> list[Window]:
+    """Return the steps in order.
+
+    A step on a device lasts from its first kernel to the first kernel of the next step.
+    """
+    marks = [event for event in events if _is_step_mark(event)]
+    on_device = [event for event in marks if event.is_device]
+    if not has_device or not on_device:
+        return _join_marks([event for event in marks if not event.is_device])
+    steps = _join_marks(on_device)
+    stops = [step.span[0] for step in steps[1:]]
+    stops.append(max(event.stop_ns for event in events if event.is_device))
+    return [
+        Window(name=step.name, span=(step.span[0], stop))
+        for step, stop in zip(steps, stops, strict=True)
+        if step.span[0] < stop
+    ]
+
+
+def _join_marks(marks: Sequence[TraceEvent]) -> list[Window]:
+    """Return a window for each name: a device has a mark on each of its streams."""
+    spans: dict[str, Span] = {}
+    for event in marks:
+        start, stop = spans.get(event.name, event.span)
+        spans[event.name] = min(start, event.start_ns), max(stop, event.stop_ns)
+    windows = [Window(name=name, span=span) for name, span in spans.items() if span[0] < span[1]]
+    return sorted(windows, key=lambda window: window.span)
+
+
+def _get_extent(events: Sequence[TraceEvent]) -> Span:
+    return min(event.start_ns for event in events), max(event.stop_ns for event in events)
+
+
+def _divide_recording(
+    events: Sequence[TraceEvent], steps: Sequence[Window], *, has_device: bool
+) -> StepTrace:
+    """Return the trace from the first to the last step, as if it were a single step."""
+    start, stop = steps[0].span[0], steps[-1].span[1]
+    recording = TraceEvent(
+        name=STEP,
+        start_ns=start,
+        stop_ns=stop,
+        thread=_find_main_thread(events),
+        is_device=False,
+        is_async=False,
+        is_annotation=True,
+    )
+    build = build_device_trace if has_device else build_host_trace
+    others = (event for event in events if event.name != STEP)
+    trace = build([recording, *others], (stop - start) / 1e9)
+    trace.phases.extend(list_phases(events))
+    return trace
+
+
+def _find_main_thread(events: Sequence[TraceEvent]) -> int:
+    """Return the thread that marks steps, otherwise the one with most events."""
+    for event in events:
+        if _is_step_mark(event) and not event.is_device:
+            return event.thread
+    threads = [event.thread for event in events if not event.is_device and not event.is_async]
+    return max(set(threads), key=threads.count, default=0)
+
+
+def _guess_rank(path: Path, default_rank: int) -> tuple[int, str]:
+    """Return the last number in the name of a file, otherwise the default, and its origin."""
+    numbers = re.findall(r"\d+", path.name.split(".")[0])
+    if numbers:
+        return int(numbers[-1]), "its name"
+    return default_rank, "its position among the files"
+
+
+def _complete_gloo_calls(trace: StepTrace, distributed: DistributedInfo) -> None:
+    """Add the ranks to calls of gloo, which record none, if the job has a single group."""
+    config = distributed.pg_config if isinstance(distributed.pg_config, list) else []
+    groups = set()
+    for group in config:
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+            groups.add(tuple(ranks))
+    groups = {ranks for ranks in groups if len(ranks) > 1}
+    if len(groups) == 1:
+        ranks = groups.pop()
+        trace.facts[:] = [call and _add_ranks(call, ranks) for call in trace.facts]
+
+
+def _add_ranks(call: CallFacts, ranks: tuple[int, ...]) -> CallFacts:
+    num_bytes = call.num_bytes
+    if call.op == "all_gather" and num_bytes is not None:
+        num_bytes *= len(ranks)
+    return replace(call, ranks=ranks, size=len(ranks), num_bytes=num_bytes)

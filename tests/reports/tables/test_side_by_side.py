@@ -1,0 +1,103 @@
+"""Times of several runs or environments next to each other."""
+
+import pytest
+from msgspec.structs import replace
+
+from parbench.bench.plan.cases import Case
+from parbench.bench.results.runs import Run
+from parbench.reports.run_set import RunSet
+from parbench.reports.sweeps import Point
+from parbench.reports.tables.side_by_side import (
+    make_environment_section,
+    make_side_by_side_section,
+)
+from tests.support.nodes_fixtures import scaling_run
+from tests.support.report_rows import run_from_records, table_lines
+from tests.support.reports_fixtures import collective_case, failed_record, ok_record, step_case
+
+
+def make_run(
+    case: Case | None = None, seconds: float = 1e-3, repetitions: int = 1, spread: float = 0.02
+) -> Run:
+    """Return a run of a case, whose repetitions take up to ``spread`` more time."""
+    records = []
+    for index in range(repetitions):
+        record = ok_record(case or step_case(), seconds=seconds * (1 + spread * index))
+        records.append(replace(record, repetition=index))
+    return run_from_records(*records, repetitions=repetitions)
+
+
+def join(*runs: Run) -> RunSet:
+    return RunSet([(run, None) for run in runs])
+
+
+def lines_of(*runs: Run) -> list[dict[str, str]]:
+    section = make_side_by_side_section(join(*runs))
+    assert section is not None
+    return table_lines(section.tables[0])
+
+
+def test_single_repetitions_have_a_ratio_without_interval() -> None:
+    (line,) = lines_of(make_run(), make_run(seconds=2e-3))
+    assert line["run 1"].startswith("1.00 ms")
+    assert line["run 2 / first"] == "2.00"
+
+
+def test_ratio_has_the_interval_of_unpaired_repetitions() -> None:
+    (line,) = lines_of(make_run(repetitions=3), make_run(seconds=2e-3, repetitions=3))
+    assert line["run 2 / first"].startswith("2.00 [1.9")
+    assert line["run 1"].startswith("1.02 ms [0.9")
+
+
+def test_interval_within_a_repetition_is_left_out_next_to_others() -> None:
+    (line,) = lines_of(make_run(repetitions=3), make_run())
+    assert line["run 2"] == "1.00 ms"
+
+
+def test_cases_match_across_a_varied_parameter() -> None:
+    (line,) = lines_of(make_run(step_case(bucket_mb=1)), make_run(step_case(bucket_mb=25)))
+    assert line["run 2 / first"] == "1.00"
+
+
+def test_nothing_matches_a_failed_run() -> None:
+    failed = run_from_records(failed_record(step_case()))
+    assert make_side_by_side_section(join(make_run(), failed)) is None
+
+
+def test_more_runs_than_columns_have_a_note() -> None:
+    runs = [make_run(collective_case())] * 9
+    section = make_side_by_side_section(join(*runs))
+    assert section is not None
+    (table,) = section.tables
+    assert table.columns[-1].title == "run 8 / first"
+    assert "first 8 of 9 runs" in table.notes[0]
+
+
+def test_environments_are_compared_on_equal_nodes() -> None:
+    runs: list[tuple[Run, Point | None]] = []
+    for environment, factor in (("plain", 1.0), ("tuned", 2.0)):
+        for nodes in (2, 4):
+            point = Point(id=f"{environment} {nodes}", environment=environment)
+            runs.append((scaling_run(nodes, factor=factor), point))
+    section = make_environment_section(RunSet(runs))
+    assert section is not None
+    lines = table_lines(section.tables[0])
+    assert [line["nodes"] for line in lines[:2]] == ["2", "4"]
+    assert lines[-1]["tuned / first"] == "0.500"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "median"), [((1e-3, 3e-3), "2.00 ms"), ((1e-3,), "1.00 ms")]
+)
+def test_repeats_of_an_environment_show_their_median(
+    seconds: tuple[float, ...], median: str
+) -> None:
+    runs: list[tuple[Run, Point | None]] = []
+    for environment in ("plain", "tuned"):
+        for number, value in enumerate(seconds):
+            point = Point(id=f"{environment} {number}", environment=environment)
+            runs.append((make_run(seconds=value), point))
+    section = make_environment_section(RunSet(runs))
+    assert section is not None
+    (line,) = table_lines(section.tables[0])
+    assert line["tuned"].startswith(median)

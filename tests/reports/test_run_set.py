@@ -1,0 +1,81 @@
+"""Several runs: their differences and their verdict."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from parbench.bench.results.records import Record
+from parbench.bench.results.runs import Run
+from parbench.reports.run_set import RunSet
+from parbench.reports.sweeps import Point
+from tests.support.report_rows import run_from_records
+from tests.support.reports_fixtures import failed_record, ok_record, step_case
+
+
+def plan_run(
+    *records: Record, environment: dict[str, Any] | None = None, **plan_fields: Any
+) -> Run:
+    run = run_from_records(*records, environment=environment)
+    plan = replace(run.info.plan, **plan_fields)
+    return replace(run, info=replace(run.info, plan=plan))
+
+
+def join(*runs: Run, points: tuple[Point, ...] = (), missing: tuple[str, ...] = ()) -> RunSet:
+    return RunSet(list(zip(runs, points or [None] * len(runs), strict=True)), missing)
+
+
+GOOD = plan_run(ok_record(step_case()))
+FAILED = plan_run(failed_record(step_case()))
+WRONG = plan_run(failed_record(step_case(), status="wrong"))
+
+
+def test_differences_are_listed_by_run() -> None:
+    first = plan_run(environment={"torch": {"version": "2.12"}, "a": 1}, nproc=2)
+    second = plan_run(environment={"torch": {"version": "2.13"}}, nproc=4)
+    run_set = join(first, second)
+    assert run_set.differences == {
+        "plan.nproc": ("2", "4"),
+        "environment.torch.version": ("2.12", "2.13"),
+        "environment.a": ("1", "-"),
+    }
+    assert "differ in 3 settings" in run_set.describe_differences()
+
+
+def test_single_setting_is_named() -> None:
+    message = join(plan_run(nproc=2), plan_run(nproc=4)).describe_differences()
+    assert message == "Runs differ in one setting: plan.nproc (2, 4)."
+
+
+def test_circumstances_are_not_settings() -> None:
+    quiet = {"load": {"one_minute": 0.1}, "host": {"boot_id": "a"}}
+    busy = {"load": {"one_minute": 3}, "host": {"boot_id": "b"}}
+    run_set = join(plan_run(environment=quiet), plan_run(environment=busy))
+    assert list(run_set.differences) == ["environment.load.one_minute"]
+    assert run_set.describe_differences() == "All runs have the same settings."
+
+
+def test_parameter_that_varies_by_run_is_a_difference() -> None:
+    small = plan_run(ok_record(step_case(bucket_mb=1)))
+    large = plan_run(ok_record(step_case(bucket_mb=25)))
+    assert join(small, large).differences == {"step.ddp bucket_mb": ("1", "25")}
+
+
+@pytest.mark.parametrize(
+    ("run_set", "code", "word"),
+    [
+        (join(GOOD, GOOD), 0, "PASSED"),
+        (join(GOOD, FAILED), 4, "FAILED"),
+        (join(FAILED, WRONG), 1, "FAILED"),
+        (join(GOOD, GOOD, missing=("Point a has no run.",)), 4, "INCOMPLETE"),
+    ],
+)
+def test_verdict_is_that_of_the_worst_run(run_set: RunSet, code: int, word: str) -> None:
+    assert run_set.exit_code == code
+    assert run_set.verdict.word == word
+
+
+def test_last_run_of_a_point_decides() -> None:
+    point = Point(id="a")
+    assert join(FAILED, GOOD, points=(point, point)).exit_code == 0
+    assert join(FAILED, GOOD, points=(point, Point(id="b"))).exit_code == 4
