@@ -5,7 +5,7 @@ candidate, such as the run of a pull request, is not part of the history. It is 
 newest level of the branch, so one run decides.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,9 +14,7 @@ import numpy as np
 
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.results.formatting import UNKNOWN, format_seconds
-from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError, pluralize
-from parbench.reports.analysis.summary import Row
 from parbench.reports.compare.counts import CountChange, compare_counts
 from parbench.reports.compare.environment import SeriesIdentity, SeriesPoint, collect_points
 from parbench.reports.compare.thresholds import Threshold
@@ -33,7 +31,9 @@ from parbench.reports.history.verdicts import (
     count_verdicts,
     rank_verdict,
 )
+from parbench.reports.run_data import RunData
 
+NOT_JUDGED = SeriesJudgement()
 NUM_SIMILAR_RUNS = 3  # A case is missing if one of so many similar earlier runs measured it.
 
 
@@ -45,7 +45,7 @@ class SeriesCheck:
     verdict: HistoryVerdict = HistoryVerdict.NO_CHANGE
     reason: str = ""
     times: tuple[tuple[StoredRun, float], ...] = ()
-    judgement: SeriesJudgement = SeriesJudgement()
+    judgement: SeriesJudgement = NOT_JUDGED
     threshold: Threshold | None = None
     environment_changes: tuple[str, ...] = ()
     """What changed in the environment between the last run before a step and its first run."""
@@ -87,7 +87,9 @@ class Check:
     @property
     def count_changes(self) -> list[tuple[SeriesIdentity, CountChange, str]]:
         return [
-            (check.series, change, since) for check in self.counts for change, since in check.changes
+            (check.series, change, since)
+            for check in self.counts
+            for change, since in check.changes
         ]
 
     @property
@@ -95,9 +97,7 @@ class Check:
         verdicts = [check.verdict for check in self.series]
         for _, change, _ in self.count_changes:
             is_sure = change.verdict == "CHANGED"
-            verdicts.append(
-                HistoryVerdict.COUNT_CHANGED if is_sure else HistoryVerdict.UNCONFIRMED
-            )
+            verdicts.append(HistoryVerdict.COUNT_CHANGED if is_sure else HistoryVerdict.UNCONFIRMED)
         return count_verdicts(verdicts)
 
     @property
@@ -130,16 +130,13 @@ def check_stored_run(
 
 def check_candidate(
     file: Path,
-    run: Run,
+    data: RunData,
     branch: str,
     rule: LevelRule,
     thresholds: Mapping[str, Threshold] | None = None,
-    rows: Iterable[Row] | None = None,
 ) -> Check:
-    """Compare a run with the runs of a branch. The run is not added.
-
-    ``rows`` are the results of its cases if they are known already.
-    """
+    """Compare a run with the runs of a branch. The run is not added."""
+    run = data.run
     candidate = StoredRun(
         number=-1,
         id=run.info.id,
@@ -150,7 +147,7 @@ def check_candidate(
         commit="",
         path=str(run.path),
     )
-    points = collect_points(run, rows)
+    points = collect_points(run, data.results)
     is_new = not file.exists()
     with open_history(Path(":memory:") if is_new else file, create=is_new) as history:
         return _Checker(history, candidate, points, rule, thresholds or {}).check()
@@ -210,9 +207,7 @@ class _Checker:
             counts=tuple(counts),
         )
 
-    def _read_earlier_points(
-        self, series: SeriesIdentity
-    ) -> list[tuple[StoredRun, SeriesPoint]]:
+    def _read_earlier_points(self, series: SeriesIdentity) -> list[tuple[StoredRun, SeriesPoint]]:
         """Return the points of a series since its newest annotation."""
         label = series.case.label
         matching = [note for note in self.annotations if fnmatchcase(label, note.series)]
@@ -329,7 +324,7 @@ class _Checker:
         similar = []
         same_preset = [run for run in self.earlier_runs if run.preset == self.run.preset]
         for run in reversed(same_preset[-self.rule.window :]):
-            identities = self.history.read_identities(run)
+            identities = self.history.list_series(run)
             if not measured or measured & set(map(_get_measured_key, identities)):
                 similar.append(identities)
             if len(similar) == NUM_SIMILAR_RUNS:

@@ -13,7 +13,6 @@ from parbench.bench.files import convert_read_errors
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run, RunInfo, load_run, require_complete
 from parbench.bench.text import UserError
-from parbench.reports.compare.counts import ExactCounts
 from parbench.reports.compare.environment import SeriesIdentity, SeriesPoint
 
 AddResult = Literal["added", "updated", "moved", "unchanged"]
@@ -174,12 +173,20 @@ class History:
         by_run = dict(self._select_points("fingerprint = ?", fingerprint))
         return [(run, by_run[run.number]) for run in runs if run.number in by_run]
 
-    def read_identities(self, run: StoredRun) -> list[SeriesIdentity]:
-        """Return the series of a run, without their points."""
-        query = "SELECT identity FROM series JOIN point ON series = number WHERE run = ?"
+    def list_series(self, run: StoredRun | None = None) -> list[SeriesIdentity]:
+        """Return the series of a run, or those of all runs."""
+        query = "SELECT identity FROM series ORDER BY number"
+        if run is not None:
+            query = f"SELECT identity FROM series JOIN point ON series = number WHERE run = {run.number}"
         with convert_read_errors(f"{self._path}, a series"):
-            rows = self._execute(query, run.number)
+            rows = self._execute(query)
             return [msgspec.json.decode(identity, type=SeriesIdentity) for (identity,) in rows]
+
+    def count_series(self) -> dict[int, tuple[int, int]]:
+        """Return the number of series of each run, and how many of them were wrong or failed."""
+        failed = "sum(status IN ('wrong', 'failed', 'hang'))"
+        rows = self._execute(f"SELECT run, count(*), {failed} FROM point GROUP BY run")
+        return {run: (num_series, num_failed) for run, num_series, num_failed in rows}
 
     def read_times(self, branch: str | None = None) -> list[dict[str, Any]]:
         """Return one row per time: run number, fingerprint and seconds, runs in order of time."""

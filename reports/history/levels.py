@@ -7,8 +7,8 @@ variance v, and consecutive runs correlate by rho (AR(1)), which all series shar
    2 v (1 - rho^2), except at steps. Their ratio is 1 + rho, pooled over series (Chakar et al.,
    Bernoulli 2017). They have 2/3 of the degrees of freedom of n - 1 independent runs (von Neumann
    et al. 1941). Variances shrink toward their common prior (Smyth, Stat. Appl. Genet. Mol. Biol.
-   2004). Its weight follows from the variation of their logarithms, for which the trigamma
-   function of x is approximated by 1 / x + 1 / (2 x^2).
+   2004). Its weight follows from the variation of their logarithms. The digamma and trigamma
+   functions of x are approximated by log x - 1 / (2 x) - 1 / (12 x^2) and 1 / x + 1 / (2 x^2).
 2. Outliers are clipped at 3 standard deviations from the median of 7 neighboring runs.
 3. Levels: optimal partitioning. A change point reduces the sum of squares by more than z^2 v, where
    z is the normal quantile at the significance level divided by the number of runs (Bonferroni).
@@ -78,6 +78,10 @@ class Level:
     def num_runs(self) -> int:
         return self.stop - self.start
 
+    @property
+    def seconds(self) -> float:
+        return math.exp(self.log)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LevelChange:
@@ -94,13 +98,18 @@ class LevelChange:
     slope: float | None = None
 
 
+def _estimate_deviation(values: Logs) -> float:
+    """Return the standard deviation of a normal distribution with this third quartile."""
+    return float(np.quantile(np.abs(values), 0.75)) / NormalDist().inv_cdf(0.875)
+
+
 def clip_outliers(logs: Logs) -> Logs:
     """Clip values at 3 robust standard deviations from the median of 7 neighboring runs."""
     if len(logs) < 4:
         return logs
     padded = np.pad(logs, 3, mode="reflect")
     medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, 7), axis=1)
-    limit = 3 * max(1.4826 * float(np.median(np.abs(logs - medians))), math.sqrt(MIN_VARIANCE))
+    limit = 3 * max(_estimate_deviation(logs - medians), math.sqrt(MIN_VARIANCE))
     return np.asarray(medians + (logs - medians).clip(-limit, limit))
 
 
@@ -109,15 +118,17 @@ def estimate_noise(series: Sequence[Logs]) -> list[RunNoise]:
     clipped = [clip_outliers(logs) for logs in series]
     squares = [[_mean_square_difference(logs, lag) for lag in (1, 2)] for logs in clipped]
     first, second = np.array(squares).reshape(-1, 2).T
-    known = first > 0
+    lengths = np.array([len(logs) for logs in series])
+    known = (first > 0) & (lengths >= 4)
     rho, prior, prior_df = 0.0, 0.0, 0.0
     if known.sum() >= MIN_POOLED_SERIES:
         weights = known / np.maximum(first + second, MIN_VARIANCE)
         rho = float((second * weights).sum() / (first * weights).sum()) - 1
-        num_differences = sum(max(len(logs) - 2, 0) for logs in series)
+        num_differences = int((lengths[known] - 2).sum())
         rho = min(rho, 0.95) if rho > 3 / math.sqrt(num_differences) else 0.0
-        prior = float(np.median(first[known])) / 2 / (1 - rho)
-        prior_df = _estimate_prior_df(first[known], 2 / 3 * num_differences / len(series))
+        prior, prior_df = _estimate_prior(
+            first[known] / 2 / (1 - rho), 2 / 3 * num_differences / int(known.sum())
+        )
     noises = []
     for logs, square in zip(series, first, strict=True):
         df = max(2 / 3 * (len(logs) - 1), 1.0)
@@ -127,20 +138,22 @@ def estimate_noise(series: Sequence[Logs]) -> list[RunNoise]:
     return noises
 
 
-def _estimate_prior_df(variances: Logs, df: float) -> float:
-    """Return the degrees of freedom of the prior of variances with ``df`` each."""
-    excess = float(np.log(variances).var(ddof=1)) - (2 / df + 2 / df**2)
+def _estimate_prior(variances: Logs, df: float) -> tuple[float, float]:
+    """Return the prior of variances with ``df`` degrees of freedom each, and its own."""
+    logs = np.log(variances)
+    prior = math.exp(float(logs.mean()) + 1 / df + 1 / (3 * df**2))
+    excess = float(logs.var(ddof=1)) - (2 / df + 2 / df**2)
     if excess <= 0:
-        return MAX_PRIOR_DF
-    return min((1 + math.sqrt(1 + 2 * excess)) / excess, MAX_PRIOR_DF)
+        return prior, MAX_PRIOR_DF
+    return prior, min((1 + math.sqrt(1 + 2 * excess)) / excess, MAX_PRIOR_DF)
 
 
 def _mean_square_difference(logs: Logs, lag: int) -> float:
     differences = np.abs(logs[lag:] - logs[:-lag])
     if not len(differences):
         return 0.0
-    deviation = 1.4826 * float(np.median(differences))
-    return float(np.mean(differences[differences <= 3 * deviation] ** 2))
+    limit = 3 * _estimate_deviation(differences)
+    return float(np.mean(differences[differences <= limit] ** 2))
 
 
 class RunSeries:

@@ -142,7 +142,9 @@ class Study:
         cells = []
         for step in STEPS:
             changed = replace(model, step=step)
-            first, last = self.compute_rates(changed, [STEP_RUN + 1, STEP_RUN + RUNS_AFTER_STEP])
+            first, last = self.compute_rates(
+                changed, [STEP_RUN + 1, STEP_RUN + RUNS_AFTER_STEP]
+            )
             one_changed = replace(changed, num_changed=1)
             [last_of_one] = self.compute_rates(one_changed, [STEP_RUN + RUNS_AFTER_STEP])
             cells.append(f"{last[SLOWER]:.2f} {last_of_one[SLOWER]:.2f} {first[PR]:.2f}")
@@ -156,7 +158,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the names of models")
     options = parser.parse_args()
     study = Study(options.seed, options.trials)
-    print(f"{'no change, share of checks':32}" + "".join(f"{verdict:>13}" for verdict in VERDICTS))
+    print(
+        f"{'no change, share of checks':32}" + "".join(f"{verdict:>13}" for verdict in VERDICTS)
+    )
     for name, model in UNCHANGED.items():
         if options.only in name:
             study.print_false_alarms(name, model)
