@@ -171,14 +171,10 @@ def _exit_code(path: Path) -> int:
 
 
 def _render(document: "Document", form: str) -> bytes:
-    from parbench.reports.render.show import rendered
-    from parbench.reports.render.terminal import render_text, width_of
+    from parbench.reports.render.show import render_report
     from parbench.reports.report import report_of_document
 
-    report = report_of_document(document)
-    if form == "tables":
-        return render_text(report, width_of(sys.stdout)).encode(errors="replace")
-    return rendered(report, form)
+    return render_report(report_of_document(document), form)
 
 
 def _check_limits(path: Path, limits: Path, code: int) -> int:

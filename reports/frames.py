@@ -69,6 +69,13 @@ def build_repetitions_frame(results: Sequence[CaseResult]) -> "pd.DataFrame":
     return _build_frame(rows, _REPETITION_DTYPES)
 
 
+def join_frames(frames: Mapping[str, "pd.DataFrame"], column: str) -> "pd.DataFrame":
+    """Return the rows of all frames. The first column has the name of the frame of each row."""
+    import pandas as pd
+
+    return pd.concat(frames, names=[column]).reset_index(column)
+
+
 def list_rows(frame: "pd.DataFrame") -> list[Row]:
     """Return the rows of a frame as mappings by column, as tables have them."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]

@@ -17,15 +17,14 @@ from parbench.bench.results.formatting import (
     format_quantity,
 )
 from parbench.bench.results.metrics import Metric, MetricValue
-from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.reports.analysis.analysis import Front
 from parbench.reports.analysis.labels import Fact
-from parbench.reports.analysis.summary import Summary
-from parbench.reports.analysis.verdicts import Problem, Verdict
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.findings.finding import Finding
+from parbench.reports.run_data import RunData
+from parbench.reports.verdicts import Problem, Verdict
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -204,7 +203,7 @@ class Report:
     name: str
     verdicts: tuple[Verdict, ...]
     code: int
-    runs: tuple[tuple[Run, Summary], ...]
+    runs: tuple[RunData, ...]
     sections: tuple[Section | tables.Section, ...]
     emulated: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
@@ -231,13 +230,13 @@ class Report:
 def report_of_document(document: tables.Document) -> Report:
     """Return the report of a plan, which has no runs."""
     if document.problem:
-        verdict = Verdict(word="TOO LARGE", level="bad", told=document.problem)
+        verdict = Verdict(word="TOO LARGE", level="bad", message=document.problem)
     elif document.is_prediction:
         message = "every number follows from formulas and declared rates, nothing was measured"
-        verdict = Verdict(word="PREDICTED", level="good", told=message)
+        verdict = Verdict(word="PREDICTED", level="good", message=message)
     else:
         message = "the tables are quoted from the sources, nothing was predicted or measured"
-        verdict = Verdict(word="PUBLISHED", level="good", told=message)
+        verdict = Verdict(word="PUBLISHED", level="good", message=message)
     return Report(
         name=document.name,
         verdicts=(verdict,),
@@ -316,14 +315,14 @@ _TERMS = {
         "the times ask for it. n_1/2 = latency x bandwidth is the size that takes twice the latency, and so reaches "
         "half the bandwidth."
     ),
-    "knee": (
+    "breakpoint": (
         "The size at which another line begins, as where a protocol switches: where the lines cross if they do so "
         "between two measured sizes, else the geometric middle of those two."
     ),
-    "off the curve": (
+    "outliers": (
         "Sizes further than 20 % and four times the usual scatter from the fit. They are shown, and hardly weigh in it."
     ),
-    "factor, beside": "Time disturbed / time undisturbed, paired by repetition: 1 is as fast as undisturbed.",
+    "slow-down": "Time under load over time without load, paired by repetition. 1 is as fast.",
     "late": (
         "A rank's lateness = its arrival - the first's. Late names the rank that most often arrives last and its share "
         "of iterations; unknown where the clock's uncertainty exceeds the skew."

@@ -10,13 +10,13 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_list, pluralize
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.case_results import CaseResult
 from parbench.reports.frames import build_cases_frame
 from parbench.reports.labels import PAIRS, flatten, label_cases, list_environment_facts
 from parbench.reports.run_data import RunData
 from parbench.reports.sweeps import Point, load_runs
 from parbench.reports.topology import ONE_RANK_PER_NODE
+from parbench.reports.verdicts import Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,11 +193,11 @@ class RunSet:
         total = len(self.runs)
         if failed:
             message = f"run {format_list(failed, 'and')} of {total}{missing}"
-            return Verdict(word="FAILED", level="bad", told=message)
+            return Verdict(word="FAILED", level="bad", message=message)
         message = f"{pluralize(total, 'run')} without a failure{missing}"
         if missing:
-            return Verdict(word="INCOMPLETE", level="bad", told=message)
-        return Verdict(word="PASSED", level="good", told=message)
+            return Verdict(word="INCOMPLETE", level="bad", message=message)
+        return Verdict(word="PASSED", level="good", message=message)
 
 
 def _list_facts(run: Run) -> dict[str, str]:

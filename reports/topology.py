@@ -71,7 +71,7 @@ class Topology:
     def get_distance(self, rank: int, peer: int) -> str:
         host = self.get_host(rank)
         peer_host = self.get_host(peer)
-        if host == peer_host:
+        if host and host == peer_host:
             return WITHIN_NODE
         switch = self.switches.get(host)
         peer_switch = self.switches.get(peer_host)

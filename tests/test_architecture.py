@@ -61,18 +61,6 @@ def test_package_does_not_import_torch(package: str) -> None:
             assert not any(name.partition(".")[0] == "torch" for name in names), path
 
 
-def test_only_frames_import_pandas() -> None:
-    importers = {str(path) for path, names in IMPORTS.items() if "pandas" in names}
-    assert importers == {
-        "reports/frames.py",
-        "reports/record_frames.py",
-        "reports/run_data.py",
-        "reports/run_set.py",
-        "reports/tables/scaling.py",
-        "parbench/__init__.py",
-    }
-
-
 def test_parallelisms_do_not_import_each_other() -> None:
     for path, names in IMPORTS.items():
         package, *folders = path.parent.parts

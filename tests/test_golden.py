@@ -34,7 +34,7 @@ def assert_complete(run: Run) -> None:
     assert measured_ids == {case.id for case in cases}
     assert {record.status for record in run.records} == {"ok"}
     output = (run.path.parents[1] / OUTPUT_FILE).read_text()
-    assert f"{len(cases)} of {len(cases)} results equal the reference" in output
+    assert f"{len(cases)} of {len(cases)} results match the reference" in output
     assert output.splitlines()[-1] == f"runs/{run.path.name}"
     result = CliRunner().invoke(cli.main, ["show", "--all", str(run.path)])
     assert result.exit_code == 0

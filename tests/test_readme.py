@@ -149,7 +149,7 @@ def test_command_runs_with_fake_ranks(
     args = shlex.split(line.replace("--gpus 64", "--gpus 32"))[1:]
     if args[0] == "run":
         # Rendering the page takes seconds and has its own tests.
-        monkeypatch.setattr(show, "rendered", lambda report, form: b"")
+        monkeypatch.setattr(show, "render_report", lambda report, form: b"")
     if args[0] == "run" and "--resume" not in args:
         args += ["--repetitions", "1"]
     if "last:10" in args or args[:2] == ["history", "show"]:
@@ -171,7 +171,7 @@ def test_command_measures(line: str, parbench: Command, tmp_path: Path) -> None:
     args = shlex.split(line)[1:]
     completed = parbench(*args, "--budget", "8s", "--repetitions", "1")
     assert completed.returncode in (0, 4), completed.stdout + completed.stderr
-    assert " results equal the reference" in completed.stdout
+    assert " results match the reference" in completed.stdout
     assert completed.stdout.splitlines()[-1].startswith("runs/")
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import escape_unprintable, format_size
@@ -70,11 +69,11 @@ def make_formatter(spec: str) -> Callable[[float | None], str]:
 format_count = make_formatter("{:.0f}")
 
 
-def format_case_size(value: Any) -> str:
+def format_case_size(value: object) -> str:
     """Return the size of a case in bytes as people write it: ``64K``."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if not isinstance(value, Real) or isinstance(value, bool):
         return UNKNOWN
-    return format_size(int(value))
+    return format_size(round(float(value)))
 
 
 def format_measurement(metric: MetricValue | None) -> str:

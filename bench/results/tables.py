@@ -112,8 +112,9 @@ class Column:
             value = value.sort_key
         if is_missing(value):
             return None
-        # JSON has no numpy scalars.
-        return value.item() if hasattr(value, "item") else value
+        # JSON has no numbers of numpy.
+        number: float | str = value.item() if hasattr(value, "item") else value
+        return number
 
     def mark(self, row: Row) -> str:
         """Return the grade or status that colors the cell, empty if it has none."""

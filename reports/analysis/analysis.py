@@ -8,18 +8,14 @@ from pathlib import Path
 from parbench.bench.results.formatting import format_quantity, format_seconds
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.contrasts import Grouped, Kinds, Pairs, grouped, kinds, pairs
 from parbench.reports.analysis.fits import Ceiling, size_of
 from parbench.reports.analysis.frame import group_by
 from parbench.reports.analysis.labels import AXES, differences, short_labels
 from parbench.reports.analysis.summary import Row, Summary, summarize
-from parbench.reports.analysis.verdicts import Verdict, verdicts
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.context import ContextResult, read_contexts
-from parbench.reports.tables.experts import ExpertResult, read_expert_steps
-from parbench.reports.tables.pipelines import PipelineResult, read_pipelines
 from parbench.reports.tables.step_parts import get_share_of_profile, sum_exposed_communication
+from parbench.reports.verdicts import Verdict, judge_run
 
 
 class Analysis(RunData):
@@ -32,30 +28,6 @@ class Analysis(RunData):
     @property
     def shown(self) -> tuple[Row, ...]:
         return self.measured
-
-    @cached_property
-    def matrices(self) -> tuple[Pairs, ...]:
-        return pairs(self.measured)
-
-    @cached_property
-    def kinds(self) -> tuple[Kinds, ...]:
-        return kinds(self.communication, self.nodes)
-
-    @cached_property
-    def groups(self) -> tuple[Grouped, ...]:
-        return grouped(self.communication)
-
-    @cached_property
-    def pipelines(self) -> tuple[PipelineResult, ...]:
-        return read_pipelines(self.measured)
-
-    @cached_property
-    def contexts(self) -> tuple[ContextResult, ...]:
-        return read_contexts(self.steps)
-
-    @cached_property
-    def mixtures(self) -> tuple[ExpertResult, ...]:
-        return read_expert_steps(self.steps)
 
 
 _SMALL_BYTES = 64 << 10
@@ -151,7 +123,7 @@ def front_of(found: Analysis, more: tuple[Verdict, ...] = ()) -> Front:
     return Front(
         path=run.path,
         where=" · ".join(filter(None, [*parts, describe_measuring_time(run)])),
-        verdicts=(*verdicts(run, found.summary), *more),
+        verdicts=(*judge_run(found), *more),
         ceiling=found.ceiling,
         operations=_operations(found),
         steps=tuple(Step(name=labels[row.case.id], row=row) for row in found.steps),

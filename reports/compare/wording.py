@@ -7,12 +7,12 @@ from parbench.bench.results.formatting import UNKNOWN, format_number, format_per
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.labels import row_label, short_labels
-from parbench.reports.analysis.verdicts import emulations
 from parbench.reports.compare.compare import Comparison, SeriesComparison
 from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import VERDICTS, VerdictName
 from parbench.reports.limits import describe_limits
 from parbench.reports.stats import Effect
+from parbench.reports.verdicts import describe_emulations
 
 INCONCLUSIVE = "inconclusive"
 MAX_INTERVAL_RATIO = 10.0  # A wider interval prints as inconclusive, without numbers.
@@ -147,7 +147,7 @@ def describe_runs(comparison: Comparison) -> list[str]:
         repetitions = _describe_repetitions(run)
         info = run.info
         lines.append(f"{name}: {run.path}, host {info.host}, started {info.started}, {repetitions}")
-        emulated += [f"{name} is {note}" for note in emulations(run)]
+        emulated += [f"{name} is {note}" for note in describe_emulations(run)]
     return lines + emulated
 
 

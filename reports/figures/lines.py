@@ -12,17 +12,12 @@ from parbench.bench.results.formatting import (
     format_percent,
     format_quantity,
 )
-from parbench.reports.analysis.contrasts import Kinds
-from parbench.reports.analysis.fits import Ceiling, Curve, size_of
-from parbench.reports.analysis.frame import group_by
-from parbench.reports.analysis.labels import operation
-from parbench.reports.analysis.summary import Row
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.curves import (
-    as_efficiency,
-    lines_over_size,
-    overview_lines,
+    convert_to_efficiency,
+    make_lines_over_size,
+    make_overview_lines,
 )
 from parbench.reports.figures.primitives import (
     Line,
@@ -34,8 +29,11 @@ from parbench.reports.figures.primitives import (
 )
 from parbench.reports.figures.quantities import Quantity, set_x_axis, set_y_axis
 from parbench.reports.figures.style import new_figure
+from parbench.reports.fits import Ceiling, Curve
+from parbench.reports.groups import BandwidthByScope
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 LINES_INCHES = 2.1
@@ -45,12 +43,12 @@ _LOG_FROM_RATIO = 10.0
 _ECDF_POINTS = 150
 
 
-def chart_bandwidth_overview(rows: Sequence[Row], ceiling: Ceiling | None) -> Chart | None:
+def chart_bandwidth_overview(operations: "pd.DataFrame", ceiling: Ceiling | None) -> Chart | None:
     return _line_chart(
         "bandwidth",
         "Bus bandwidth over size",
         INTERVALS,
-        overview_lines(rows),
+        make_overview_lines(operations),
         quantities.SIZE,
         quantities.BANDWIDTH,
         _ceiling_line(ceiling),
@@ -58,23 +56,27 @@ def chart_bandwidth_overview(rows: Sequence[Row], ceiling: Ceiling | None) -> Ch
 
 
 def chart_bandwidth_and_time(
-    number: int, title: str, rows: Sequence[Row], curves: Sequence[Curve], ceiling: Ceiling | None
+    number: int,
+    title: str,
+    operations: "pd.DataFrame",
+    curves: Sequence[Curve],
+    ceiling: Ceiling | None,
 ) -> Iterator[Chart]:
     """Yield bandwidth and time over size of the operations of one mode and data type."""
     bandwidth = _line_chart(
         number_name("bandwidth_by_size", number),
         f"Bus bandwidth over size: {title}",
         INTERVALS,
-        lines_over_size(rows, "busbw"),
+        make_lines_over_size(operations, "busbw"),
         quantities.SIZE,
         quantities.BANDWIDTH,
         _ceiling_line(ceiling),
     )
-    lines = lines_over_size(rows, "time", curves)
-    num_missing = len({operation(row.case) for row in rows} - {line.label for line in lines})
+    lines = make_lines_over_size(operations, "time", curves)
+    num_missing = operations["operation"].nunique() - len(lines)
     caption = INTERVALS
     if num_missing:
-        caption += f" {num_missing} with a single size are in the table."
+        caption += f" The table has {num_missing} more with a single size."
     if curves:
         caption += " Thin dashes are fits."
     time = _line_chart(
@@ -88,7 +90,7 @@ def chart_bandwidth_and_time(
     yield from filter(None, (bandwidth, time))
 
 
-def chart_efficiency(rows: Sequence[Row], ceiling: Ceiling | None) -> Chart | None:
+def chart_efficiency(operations: "pd.DataFrame", ceiling: Ceiling | None) -> Chart | None:
     """Return the bandwidth of the overview as a share of the link, or of a memory copy."""
     if ceiling is None:
         return None
@@ -97,27 +99,25 @@ def chart_efficiency(rows: Sequence[Row], ceiling: Ceiling | None) -> Chart | No
         "efficiency",
         "Efficiency over size",
         f"Bus bandwidth relative to the {ceiling.name}, {rate}. {INTERVALS}",
-        as_efficiency(overview_lines(rows), ceiling),
+        convert_to_efficiency(make_overview_lines(operations), ceiling),
         quantities.SIZE,
         quantities.EFFICIENCY,
         (1.0, ceiling.name),
     )
 
 
-def chart_groups(number: int, title: str, series: Sequence[Kinds]) -> Chart | None:
-    """Return the bandwidth of one operation within and across nodes."""
+def chart_groups(number: int, title: str, sizes: Sequence[BandwidthByScope]) -> Chart | None:
+    """Return the bandwidth over size of one operation within a node and between nodes."""
     points: dict[str, list[Point]] = {}
-    for kinds in series:
-        for kind in kinds.rows:
-            rate = kinds.rate(kind)
-            size = kinds.first.size_bytes
-            if rate and size:
-                points.setdefault(kind.label, []).append(_point(size, rate / GIGA))
+    for bandwidth in sizes:
+        for scope, value in bandwidth.bandwidths.items():
+            point = _make_point(bandwidth.size, value / GIGA)
+            points.setdefault(scope.label, []).append(point)
     return _line_chart(
         number_name("groups", number),
-        f"Within and across nodes: {title}",
-        "A line for each kind of group.",
-        _lines(points),
+        f"Bandwidth by group scope: {title}",
+        "A line for each scope, the median of its groups.",
+        _make_lines(points),
         quantities.SIZE,
         quantities.BANDWIDTH,
     )
@@ -133,12 +133,12 @@ def chart_scaling(
 ) -> Chart | None:
     """Return a quantity against the number of nodes or ranks, which is called ``count``."""
     points = {
-        label: [_point(number, value) for number, value in line.items()]
+        label: [_make_point(number, value) for number, value in line.items()]
         for label, line in values.items()
     }
-    reference = (1.0, "perfect") if quantity is quantities.EFFICIENCY else None
+    reference = (1.0, "ideal") if quantity is quantities.EFFICIENCY else None
     axis = quantities.count_of(count)
-    return _line_chart(name, title, caption, _lines(points), axis, quantity, reference)
+    return _line_chart(name, title, caption, _make_lines(points), axis, quantity, reference)
 
 
 def chart_context_methods(
@@ -164,7 +164,7 @@ def chart_context_methods(
                 f"{number_name('context', number)}_{quantity_number}",
                 f"{title}: {quantity.title}",
                 f"A line for each method. {INTERVALS}",
-                _lines(points),
+                _make_lines(points),
                 quantities.count_of("sequence length (tokens)"),
                 replace(quantity, is_log=is_log),
             )
@@ -179,11 +179,11 @@ _CONTEXT_QUANTITIES = {
 }
 
 
-def _point(x: float, value: float) -> Point:
+def _make_point(x: float, value: float) -> Point:
     return Point(x, value, value, value)
 
 
-def _lines(points: Mapping[str, Sequence[Point]]) -> list[Line]:
+def _make_lines(points: Mapping[str, Sequence[Point]]) -> list[Line]:
     return [
         Line(label=label, points=tuple(sorted(line)))
         for label, line in points.items()
@@ -244,11 +244,11 @@ def _draw_line_chart(
     return figure
 
 
-def chart_latency(number: int, title: str, rows: Sequence[Row]) -> Chart | None:
+def chart_latency(number: int, title: str, operations: "pd.DataFrame") -> Chart | None:
     """Return the distribution of the iterations of each operation at its smallest size."""
     samples: dict[str, list[float]] = {}
-    for label, group in group_by(rows, lambda row: operation(row.case)).items():
-        smallest = min(group, key=size_of)
+    for label, cases in operations.groupby("operation", sort=False):
+        smallest = cases.sort_values("size", na_position="first")["result"].iloc[0]
         values = [value for record in smallest.measured for value in record.samples.values]
         values = [value for value in values if value > 0]
         if len(values) > 1 and len(samples) < MAX_ECDF_LINES:
@@ -259,7 +259,7 @@ def chart_latency(number: int, title: str, rows: Sequence[Row]) -> Chart | None:
     return Chart(
         name=number_name("latency_ecdf", number),
         title=f"Distribution of latency: {title}",
-        caption="The share of iterations that took at most this long, at the smallest size.",
+        caption="Empirical distribution (ECDF) of the iterations at the smallest size.",
         draw=partial(_draw_ecdf, samples),
     )
 

@@ -1,64 +1,76 @@
 """The heat map of bandwidth from rank to rank."""
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_gigabytes
-from parbench.reports.analysis.contrasts import Pairs
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.primitives import draw_heat_map
 from parbench.reports.figures.style import color, new_figure
 from parbench.reports.topology import Topology
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MAX_NUMBERED_RANKS = 10
-_MAX_TICKS = 16
+MAX_TICKS = 16
+MAX_HOST_LETTERS = 12
+_NODE_LINE_WIDTH = 0.6
+_SWITCH_LINE_WIDTH = 1.6
 
 
-def chart_pairs(number: int, title: str, matrix: Pairs, nodes: Topology | None) -> Chart | None:
-    """Return the bandwidth from rank to rank, node by node where nodes are known."""
-    ranks = nodes.order_by_node(matrix.ranks) if nodes else matrix.ranks
-    if not any(matrix.rate(source, target) for source in ranks for target in ranks):
+def chart_links(
+    number: int, title: str, bandwidths: "pd.DataFrame", topology: Topology | None
+) -> Chart | None:
+    """Return the bandwidth from each rank (row) to each other rank (column), in B/s."""
+    if not bandwidths.notna().any(axis=None):
         return None
-    caption = "Thin lines separate nodes, thick ones switches." if nodes else ""
+    caption = "Darker is faster."
+    if topology:
+        caption += " Thin lines separate nodes, thick lines switches."
     return Chart(
         name=number_name("pairs", number),
         title=title,
         caption=caption,
-        draw=partial(_draw_pairs, matrix, ranks, nodes),
+        draw=partial(_draw_links, bandwidths, topology),
     )
 
 
-def _draw_pairs(matrix: Pairs, ranks: Sequence[int], nodes: Topology | None) -> "Figure":
-    rates = [[matrix.rate(source, target) or 0.0 for target in ranks] for source in ranks]
-    fastest = max(map(max, rates))
-    is_numbered = len(ranks) <= MAX_NUMBERED_RANKS
-    texts = [
-        [format_gigabytes(rate) if rate and is_numbered else "" for rate in row] for row in rates
-    ]
-    shares = [[rate / fastest if rate else None for rate in row] for row in rates]
+def _draw_links(bandwidths: "pd.DataFrame", topology: Topology | None) -> "Figure":
+    ranks = list(bandwidths.index)
     figure, [axes] = new_figure(min(3.3, 0.6 + 0.35 * len(ranks)))
-    draw_heat_map(axes, shares, texts)
-    hosts = [nodes.hosts[rank] if nodes and rank < len(nodes.hosts) else "" for rank in ranks]
-    places = range(0, len(ranks), -(-len(ranks) // _MAX_TICKS))
-    middles = [place + 0.5 for place in places]
-    axes.set_xticks(middles, [str(ranks[place]) for place in places])
-    names = [f"{_shorten_host(hosts[place])} {ranks[place]}".strip() for place in places]
-    axes.set_yticks(middles, names)
+    texts = bandwidths.map(format_gigabytes, na_action="ignore").fillna("")
+    if len(ranks) > MAX_NUMBERED_RANKS:
+        texts[:] = ""
+    shares = bandwidths / bandwidths.max(axis=None)
+    rows = shares.astype(object).where(shares.notna(), None)
+    draw_heat_map(axes, rows.values.tolist(), texts.values.tolist())
+    hosts = [topology.get_host(rank) if topology else "" for rank in ranks]
+    indices = range(0, len(ranks), -(-len(ranks) // MAX_TICKS))
+    centers = [index + 0.5 for index in indices]
+    axes.set_xticks(centers, [str(ranks[index]) for index in indices])
+    names = [f"{_shorten_host(hosts[index])} {ranks[index]}".strip() for index in indices]
+    axes.set_yticks(centers, names)
     axes.set_xlabel("to rank")
     axes.set_title("from rank")
-    for place, (host, next_host) in enumerate(pairwise(hosts), start=1):
-        if nodes and host != next_host:
-            is_one_switch = nodes.switches.get(host) == nodes.switches.get(next_host)
-            width = 0.6 if is_one_switch else 1.6
-            axes.axhline(place, color=color("text"), linewidth=width)
-            axes.axvline(place, color=color("text"), linewidth=width)
+    if topology:
+        _draw_node_borders(axes, hosts, topology)
     return figure
 
 
-def _shorten_host(host: str, max_letters: int = 12) -> str:
-    return host if len(host) <= max_letters else f"{host[: max_letters - 1]}…"
+def _draw_node_borders(axes: "Axes", hosts: list[str], topology: Topology) -> None:
+    for index, (host, next_host) in enumerate(pairwise(hosts), start=1):
+        if host != next_host:
+            is_one_switch = topology.switches.get(host) == topology.switches.get(next_host)
+            width = _NODE_LINE_WIDTH if is_one_switch else _SWITCH_LINE_WIDTH
+            axes.axhline(index, color=color("text"), linewidth=width)
+            axes.axvline(index, color=color("text"), linewidth=width)
+
+
+def _shorten_host(host: str) -> str:
+    if len(host) <= MAX_HOST_LETTERS:
+        return host
+    return f"{host[: MAX_HOST_LETTERS - 1]}…"

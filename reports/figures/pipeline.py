@@ -1,21 +1,18 @@
 """Figures of pipelines: the actions of each rank over time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from parbench.bench.results.details import PipelineDetails, PipelineTimeline
 from parbench.bench.results.formatting import format_seconds
 from parbench.reports.figures import quantities, style
-from parbench.reports.figures.chart import Chart, number_name
+from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.primitives import Box, add_patch_legend, draw_boxes, write_between
 from parbench.reports.figures.quantities import set_x_axis
 from parbench.reports.figures.spans import SpanRow, choose_num_bins, merge_spans
 from parbench.reports.figures.style import color, new_figure
-from parbench.reports.figures.timeline import choose_axis_lengths
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,14 +28,6 @@ _KINDS = {
     "W": ("W: weight gradient", 0.54),
 }
 """The name and the height of each kind of action. Heights differ so that color is not needed."""
-
-
-class PipelineStep(NamedTuple):
-    """A step to draw: its label, and the details that one repetition recorded."""
-
-    label: str
-    repetition: int
-    details: PipelineDetails
 
 
 class Category(NamedTuple):
@@ -60,69 +49,38 @@ class Resolution:
     note: str
 
 
-def chart_pipelines(steps: Sequence[PipelineStep], max_boxes: int) -> Iterator[Chart]:
-    """Yield the simulated actions of each step above the measured ones."""
-    lengths = choose_axis_lengths([compute_length(step.details) for step in steps])
-    for number, (step, axis) in enumerate(zip(steps, lengths, strict=True), start=1):
-        seconds, note = axis
-        resolution = choose_resolution(step.details, max_boxes // len(steps))
-        yield Chart(
-            name=number_name("pipeline", number),
-            title=f"Pipeline: {step.label}",
-            caption=f"{describe_pipeline(step, resolution)}{note}",
-            draw=partial(_draw_pipeline, step.details, resolution, seconds, True),
-            is_wide=True,
-        )
-
-
-def chart_measured_pipeline(step: PipelineStep, *, is_wide: bool, max_boxes: int) -> Chart:
-    """Return the measured actions, without the simulated ones."""
-    details = msgspec.structs.replace(step.details, predicted=None)
-    resolution = choose_resolution(details, max_boxes)
-    return Chart(
-        name="step",
-        title=f"Pipeline: {step.label}",
-        caption=f"Measured in repetition {step.repetition + 1}.",
-        draw=partial(_draw_pipeline, details, resolution, compute_length(details), is_wide),
-        is_wide=is_wide,
-    )
-
-
-def chart_predicted_pipeline(
-    name: str, title: str, caption: str, details: PipelineDetails
+def chart_pipeline(
+    name: str,
+    title: str,
+    caption: str,
+    details: PipelineDetails,
+    *,
+    max_boxes: int = 6000,
+    is_wide: bool = True,
 ) -> Chart:
-    resolution = choose_resolution(details)
+    """Return the actions of each rank: the simulated ones above the measured ones."""
+    resolution = choose_resolution(details, max_boxes)
     return Chart(
         name=name,
         title=title,
         caption=f"{caption} {resolution.note}".rstrip(),
-        draw=partial(_draw_pipeline, details, resolution, compute_length(details), True),
-        is_wide=True,
+        draw=partial(_draw_pipeline, details, resolution, is_wide),
+        is_wide=is_wide,
     )
 
 
-def describe_pipeline(step: PipelineStep, resolution: Resolution) -> str:
-    caption = f"Measured in repetition {step.repetition + 1}."
-    if step.details.predicted:
-        simulated = "simulated with the mean time of each kind of action and no latency"
-        caption = f"Top: {simulated}. Bottom: measured in repetition {step.repetition + 1}."
-    return f"{caption} {resolution.note}".rstrip()
-
-
-def choose_resolution(details: PipelineDetails, max_boxes: int = 6000) -> Resolution:
+def choose_resolution(details: PipelineDetails, max_boxes: int) -> Resolution:
     """Return the highest resolution with at most ``max_boxes`` boxes, common to both timelines."""
     timelines = list_timelines(details).values()
     rows = [row for timeline in timelines for row in build_rank_rows(details, timeline)]
     num_actions = sum(len(actions) for timeline in timelines for actions in timeline)
     seconds = compute_length(details)
     num_bins = choose_num_bins(rows, 0.0, seconds, max_boxes)
-    is_numbered = num_bins is None and num_actions <= _MAX_NUMBERED_ACTIONS
     note = ""
     if num_bins:
         bin_width = format_seconds(seconds / num_bins)
         note = f"{num_actions} actions: each {bin_width} has the color of the longest."
-    elif not is_numbered:
-        note = f"Microbatch numbers are hidden because there are {num_actions} actions."
+    is_numbered = num_bins is None and num_actions <= _MAX_NUMBERED_ACTIONS
     return Resolution(num_bins=num_bins, is_numbered=is_numbered, note=note)
 
 
@@ -157,9 +115,8 @@ def find_stop(timeline: PipelineTimeline) -> float:
     return max([1e-6, *(actions[-1].stop_us / 1e6 for actions in timeline if actions)])
 
 
-def _draw_pipeline(
-    details: PipelineDetails, resolution: Resolution, seconds: float, is_wide: bool
-) -> "Figure":
+def _draw_pipeline(details: PipelineDetails, resolution: Resolution, is_wide: bool) -> "Figure":
+    seconds = compute_length(details)
     timelines = list_timelines(details)
     rank_inches = max(0.06, min(0.2, 2.6 / details.ranks))
     height = 0.4 + (0.25 + rank_inches * details.ranks) * len(timelines)

@@ -6,7 +6,7 @@ from parbench.bench.results.plots import GanttChart, Plot, StackedBars
 from parbench.bench.results.tables import Column
 from parbench.reports.figures.changes import chart_pareto
 from parbench.reports.figures.chart import Chart, list_charts
-from parbench.reports.figures.pipeline import chart_predicted_pipeline
+from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.quantities import Quantity
 from parbench.reports.figures.steps import chart_stacks
 from parbench.reports.figures.style import MEMORY, STEP
@@ -30,7 +30,7 @@ def list_table_charts(table: Any) -> list[Chart]:
 
 def _chart_plot(name: str, plot: Plot) -> Chart | None:
     if isinstance(plot, GanttChart):
-        return chart_predicted_pipeline(name, plot.title, plot.caption, plot.details)
+        return chart_pipeline(name, plot.title, plot.caption, plot.details)
     if isinstance(plot, StackedBars):
         hues = _STACK_HUES[plot.quantity]
         quantity = _make_quantity(_STACK_AXES[plot.quantity], is_log=False)

@@ -19,10 +19,8 @@ from parbench.bench.text import UserError
 from parbench.reports.analysis.labels import short_labels
 from parbench.reports.analysis.summary import Row, summarize, unreadable
 from parbench.reports.tables.pipelines import (
-    PipelineResult,
-    label_schedules,
+    RecordedPipeline,
     read_pipeline,
-    read_pipelines,
 )
 from parbench.reports.timelines import (
     get_axis,
@@ -109,10 +107,12 @@ def _list_case_traces(run: Run) -> tuple[list[_CaseTrace], dict[str, str]]:
     rows = _list_measured_rows(run)
     traces: list[_CaseTrace] = []
     omissions: dict[str, str] = {}
-    pipeline_cases = read_pipelines(rows)
-    labels = label_schedules(pipeline_cases)
-    for pipeline in pipeline_cases:
-        details, label = pipeline.details, labels[pipeline.result.case.id]
+    labels = short_labels([row for row in rows if not row.is_communication])
+    for row in rows:
+        pipeline = read_pipeline(row)
+        if not isinstance(pipeline, RecordedPipeline):
+            continue
+        details, label = pipeline.details, labels[row.case.id]
         if details.measured is None:
             reason = f": {details.why_not_measured}" if details.why_not_measured else ""
             omissions[label] = f"the record has no measured timeline{reason}"
@@ -121,7 +121,7 @@ def _list_case_traces(run: Run) -> tuple[list[_CaseTrace], dict[str, str]]:
         else:
             traces.append(
                 _CaseTrace(
-                    case_id=pipeline.result.case.id,
+                    case_id=row.case.id,
                     label=label,
                     repetition=pipeline.repetition,
                     num_processes=2 * details.ranks,
@@ -130,7 +130,6 @@ def _list_case_traces(run: Run) -> tuple[list[_CaseTrace], dict[str, str]]:
                     uncertainty_seconds=details.clock_uncertainty_seconds,
                 )
             )
-    labels = short_labels([row for row in rows if not row.is_communication])
     for step in load_step_timelines(run, rows):
         label, timeline = labels[step.result.case.id], step.timeline
         if timeline is None:
@@ -231,7 +230,7 @@ def _make_rank_events(
 
 
 def make_pipeline_events(
-    pipeline: PipelineResult, first_pid: int, prefix: str = ""
+    pipeline: RecordedPipeline, first_pid: int, prefix: str = ""
 ) -> Iterator[Event]:
     """Yield the actions of a pipeline: a process for each rank, measured and then predicted."""
     details = pipeline.details

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from parbench.bench.text import UserError, pluralize
-from parbench.reports.analysis.verdicts import Verdict
-from parbench.reports.compare.commands import HISTORY_FILE
+from parbench.reports.options import HISTORY_FILE
 from parbench.reports.run_data import RunData
+from parbench.reports.verdicts import Verdict
 
 
 def judge_by_history(data: RunData) -> Verdict:
@@ -20,7 +20,7 @@ def judge_by_history(data: RunData) -> Verdict:
     try:
         return _judge(data, file)
     except UserError as error:
-        return Verdict(word="NO BASELINE", level="doubtful", told=str(error))
+        return Verdict(word="NO BASELINE", level="doubtful", message=str(error))
 
 
 def _judge(data: RunData, file: Path) -> Verdict:
@@ -42,12 +42,12 @@ def _judge(data: RunData, file: Path) -> Verdict:
     threshold, thresholds = find_thresholds(os.environ.get("PARBENCH_MIN_EFFECT"))
     rule = LevelRule(threshold=threshold)
     check = check_candidate(file, data, branch, rule, thresholds)
-    remedy = f"parbench history check {data.run.path} --branch {branch}"
+    hint = f"Try: parbench history check {data.run.path} --branch {branch}"
     messages = [change.message for _, change, _ in check.count_changes if change.fails]
     if messages:
         more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
         return Verdict(
-            word="COUNT CHANGED", level="doubtful", told=f"{messages[0]}{more}", remedy=remedy
+            word="COUNT CHANGED", level="doubtful", message=f"{messages[0]}{more}", hint=hint
         )
     untimed = {*FAILURES, *NOT_COMPARED} - {HistoryVerdict.SLOWER}
     compared = [series for series in check.series if series.verdict not in untimed]
@@ -59,11 +59,11 @@ def _judge(data: RunData, file: Path) -> Verdict:
     slower = [series for series in compared if series.verdict == HistoryVerdict.SLOWER]
     if slower:
         text = f"{len(slower)} of {len(compared)} series are slower than in {runs_text}"
-        return Verdict(word="SLOWER", level="doubtful", told=text, remedy=remedy)
+        return Verdict(word="SLOWER", level="doubtful", message=text, hint=hint)
     text = f"{len(compared)} series are not slower than in {runs_text} on {branch}"
-    return Verdict(word="NO CHANGE", level="good", told=text)
+    return Verdict(word="NO CHANGE", level="good", message=text)
 
 
 def _report_no_baseline(problem: str, path: Path) -> Verdict:
-    remedy = f"parbench history add {path}"
-    return Verdict(word="NO BASELINE", level="doubtful", told=problem, remedy=remedy)
+    hint = f"Try: parbench history add {path}"
+    return Verdict(word="NO BASELINE", level="doubtful", message=problem, hint=hint)

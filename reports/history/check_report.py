@@ -6,7 +6,6 @@ from typing import Any
 from parbench.bench.results.formatting import format_case_size
 from parbench.bench.results.tables import Column, Row, Table
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.labels import operation
 from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import encode_report
 from parbench.reports.history.check import Check, SeriesCheck
@@ -18,6 +17,7 @@ from parbench.reports.history.verdicts import (
     UNDECIDED,
     HistoryVerdict,
 )
+from parbench.reports.labels import label_operation
 from parbench.reports.render.markdown import escaped, markdown_table
 from parbench.reports.render.terminal import Sheet
 
@@ -87,7 +87,7 @@ def _list_failures(check: Check) -> list[str]:
     failures = []
     for series, change, _ in check.count_changes:
         if change.fails:
-            failures.append(f"{operation(series.case)} {change.message}")
+            failures.append(f"{label_operation(series.case)} {change.message}")
     for result in check.series:
         if result.verdict in FAILURES:
             failures.append(_describe_failure(result))
@@ -96,7 +96,7 @@ def _list_failures(check: Check) -> list[str]:
 
 def _describe_failure(result: SeriesCheck) -> str:
     case = result.series.case
-    words = [operation(case)]
+    words = [label_operation(case)]
     if "size_bytes" in case.params:
         words.append(format_case_size(case.params["size_bytes"]))
     if result.change is None:

@@ -1,193 +1,233 @@
-"""The first page of a run as text: verdicts, operations, steps and what to look at first.
+"""The summary that a run ends with: verdicts, operations, steps and findings on one screen.
 
-The page has 40 lines of 80 columns. A run of at most three operations has their tables over sizes instead of the
-fastest size of each, and more lines if they need them.
+The summary has at most 40 lines of 80 columns. A run of at most three operations has their tables
+over sizes instead of the largest bandwidth of each, and more lines if the tables need them.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import wrap
+from typing import Any
 
-from parbench.bench.results.formatting import (
-    UNKNOWN,
-    format_bytes,
-    format_gigabytes,
-    format_interval,
-    format_measurement,
-    format_quantity,
-    format_seconds,
-    to_single_line,
-)
+from parbench.bench.results.formatting import format_quantity, to_single_line
+from parbench.bench.results.tables import Column, Row, SortedText, Table, metric_column
+from parbench.bench.text import pluralize
 from parbench.reports.analysis.analysis import Front, Operation, Step
-from parbench.reports.analysis.frame import group_by
-from parbench.reports.analysis.labels import operation
-from parbench.reports.analysis.summary import Row
-from parbench.reports.render.terminal import Sheet, render_text, write_table, write_verdicts
+from parbench.reports.frames import list_rows
+from parbench.reports.labels import label_operation
+from parbench.reports.render.terminal import Sheet, render_text, write_verdicts
 from parbench.reports.report import Report
-from parbench.reports.sections.row_columns import size_columns
+from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_parts import get_deviating_profile, sum_memory
 
-_WIDTH, _LINES, _BAR = 80, 40, 20
-_MAX_TABULATED_OPERATIONS, _MAX_TABULATED_ROWS = 3, 60
-_MOST_SENTENCES, _MOST_COMPARISONS, _SENTENCE_LINES = 4, 2, 3
-_MAX_STEPS = 6
-_MAX_NAME = 14  # of a step in the table
-_STEP_PARTS = {"compute": 8, "exposed": 8, "idle": 6}  # with the widths of their columns
+WIDTH = 80
+MAX_LINES = 40
+BAR_WIDTH = 12
+MAX_NAME_WIDTH = 26
+MAX_TABULATED_OPERATIONS = 3
+MAX_TABULATED_ROWS = 60
+MAX_STEPS = 6
+MIN_OPERATIONS = 3
+MAX_FINDINGS = 4
+MAX_COMPARISONS = 2
+MAX_LINES_OF_FINDING = 3
 
 
 def render_closing(report: Report, width: int | None = None, color: bool = False) -> str:
-    """Return the page; what it has no room for is counted, and where all the rest is stands last."""
+    """Return the summary of a run, or all tables of several runs.
+
+    Rows that have no space are counted. The last line has the command that prints all rows.
+    """
     front = report.front
-    if front is None:  # several runs
+    if front is None:
         return render_text(report, width, color)
-    sheet = Sheet(_WIDTH, color)
-    sheet.tell(front.where, *report.emulated[:1])
+    sheet = Sheet(WIDTH, color)
+    sheet.write_text(front.where, *report.emulated[:1])
     write_verdicts(sheet, front.verdicts)
-    first, last = _first(report), ["", f"All rows  parbench show --all {front.path}"]
-    if not front.operations:
-        steps = _steps(front.steps, _MAX_STEPS)
-    elif all(len(step.name) <= _MAX_NAME for step in front.steps):
-        steps = _list_steps_in_table(front.steps, _MAX_STEPS)
-    else:
-        steps = _steps(front.steps, _MAX_STEPS // 2)
-    rows = _rows_of_few_operations(report)
-    if rows:
-        _write_series(sheet, rows)
-    else:
-        # The run's folder is printed on one more line.
-        left = _LINES - len(sheet.text().splitlines()) - len(first) - len(steps) - len(last) - 1
-        sheet.write(*_operations(front, left))
-    sheet.write(*steps, *first, *last)
+    last_lines = [*_list_findings(report), "", f"All rows  parbench show --all {front.path}"]
+    num_free = MAX_LINES - 1 - sheet.num_lines - len(last_lines)
+    series = _list_series(report.runs[0])
+    operations = _make_operation_table(front)
+    if series:
+        for title, rows in series.items():
+            sheet.write_table(_make_size_table(title, rows))
+        operations = replace(operations, rows=[])
+    steps = _make_step_table(front.steps)
+    max_operations, max_steps = _choose_numbers_of_rows(operations, steps, num_free)
+    _write_first_rows(sheet, operations, max_operations)
+    _write_first_rows(sheet, steps, max_steps)
+    sheet.write(*last_lines)
     return sheet.text()
 
 
-def _rows_of_few_operations(report: Report) -> list[Row]:
-    """Return the measured communication of a run with at most three operations, otherwise nothing."""
-    _, summary = report.runs[0]
-    rows = [row for row in summary.rows if row.is_communication and row.metrics]
-    operations = {row.case.name for row in rows}
-    return rows if len(operations) <= _MAX_TABULATED_OPERATIONS else []
+def _choose_numbers_of_rows(operations: Table, steps: Table, num_free: int) -> tuple[int, int]:
+    """Return the rows of both tables that fit in the free lines, operations before steps."""
+    for max_steps in range(MAX_STEPS, 0, -1):
+        num_left = num_free - _count_lines(steps, max_steps)
+        num_operations = len(operations.rows)
+        first = min(num_operations, num_left)
+        last = min(num_operations, MIN_OPERATIONS)
+        for max_operations in range(first, last - 1, -1):
+            if _count_lines(operations, max_operations) <= num_left:
+                return max_operations, max_steps
+    return MIN_OPERATIONS, 1
 
 
-def _write_series(sheet: Sheet, rows: Sequence[Row]) -> None:
-    """Write a table over sizes for each operation, mode and element type."""
-    shown = rows[:_MAX_TABULATED_ROWS]
-    for title, series in group_by(shown, _series_title).items():
-        by_size = sorted(series, key=lambda row: row.size_bytes or 0)
-        write_table(sheet, title, size_columns(by_size), by_size)
-    hidden = len(rows) - len(shown)
-    if hidden:
-        sheet.write(f"  and {hidden} more")
+def _count_lines(table: Table, max_rows: int) -> int:
+    sheet = Sheet(WIDTH)
+    _write_first_rows(sheet, table, max_rows)
+    return sheet.num_lines
 
 
-def _series_title(row: Row) -> str:
-    params = row.case.params
-    words = [
-        operation(row.case),
-        *(str(params[name]) for name in ("mode", "dtype") if name in params),
+def _list_series(data: RunData) -> dict[str, list[Row]]:
+    """Return the measured rows by operation, mode and element type if there are few operations."""
+    rows = [
+        row for row in list_rows(data.cases) if row["is_communication"] and row["result"].metrics
     ]
-    return ", ".join(words)
+    if len({row["name"] for row in rows}) > MAX_TABULATED_OPERATIONS:
+        return {}
+    series: dict[str, list[Row]] = {}
+    for row in rows[:MAX_TABULATED_ROWS]:
+        params = row["result"].case.params
+        settings = [str(params[name]) for name in ("mode", "dtype") if name in params]
+        title = ", ".join([label_operation(row["result"].case), *settings])
+        series.setdefault(title, []).append(row)
+    return series
 
 
-def _operations(front: Front, room: int) -> list[str]:
-    found, most = front.operations, max(room - 3, 3)
-    if not found:
-        return []
-    shown = found if len(found) <= most + 1 else found[:most]
-    name, of = max(len(one.name[:26]) for one in shown), ""
+def _make_size_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return the table of one operation over its sizes."""
+    by_size = sorted(rows, key=lambda row: row["result"].size_bytes or 0)
+    with_repetitions = [
+        {**row, "repetitions": f"{row['repetitions']}/{row['planned']}"} for row in by_size
+    ]
+    columns = [
+        Column(key="param_size_bytes", title="size", kind="size"),
+        Column(key="seconds", title="time", kind="s", has_interval=True, is_result=True),
+        metric_column("algbw"),
+        metric_column("busbw"),
+        Column(
+            key="variation",
+            title="variation",
+            kind="percent",
+            is_result=True,
+            grade_key="noise",
+        ),
+        Column(key="repetitions", title="repetitions"),
+    ]
+    return Table(id="series", title=title, columns=columns, rows=with_repetitions)
+
+
+def _make_operation_table(front: Front) -> Table:
+    columns = [
+        Column(key="name", title="operation"),
+        Column(key="latency", title="latency", kind="s", is_result=True),
+        Column(key="busbw", title="bus GB/s", kind="B/s", has_interval=True, is_result=True),
+    ]
     if front.ceiling:
-        of = (
-            f"   of {front.ceiling.name} ({format_quantity(front.ceiling.bytes_per_second, 'B/s')})"
+        bandwidth = format_quantity(front.ceiling.bytes_per_second, "B/s")
+        title = f"of {front.ceiling.name} ({bandwidth})"
+        columns.append(Column(key="share", title=title, is_result=True))
+    rows = [_make_operation_row(operation) for operation in front.operations]
+    return Table(id="operations", title="Operations", columns=columns, rows=rows)
+
+
+def _make_operation_row(operation: Operation) -> dict[str, Any]:
+    rate = operation.rate
+    return {
+        "name": _shorten(operation.name),
+        "latency": operation.latency,
+        "busbw": rate.value if rate else None,
+        "busbw_low": rate.low if rate else None,
+        "busbw_high": rate.high if rate else None,
+        "is_within_repetition": rate.is_within_repetition if rate else False,
+        "share": _format_bar(operation.share),
+    }
+
+
+def _make_step_table(steps: Sequence[Step]) -> Table:
+    columns = [
+        Column(key="name", title="step"),
+        Column(key="seconds", title="time", kind="s", has_interval=True, is_result=True),
+        Column(key="compute", title="compute", kind="number", number_format="{:.0f} %"),
+        Column(key="exposed", title="exposed", kind="number", number_format="{:.0f} %"),
+        Column(key="idle", title="idle", kind="number", number_format="{:.0f} %"),
+        Column(key="overlap", title="overlap", kind="number", number_format="{:.0f} %"),
+        Column(key="memory", title="memory", kind="B", is_result=True),
+    ]
+    rows = [_make_step_row(step) for step in steps]
+    num_different = sum(get_deviating_profile(step.row) is not None for step in steps)
+    notes = []
+    if num_different:
+        traced = pluralize(num_different, "step")
+        notes.append(f"Shares are of profiled steps. {traced} took another time when profiled.")
+    return Table(id="steps", title="Training steps", columns=columns, rows=rows, notes=notes)
+
+
+def _make_step_row(step: Step) -> dict[str, Any]:
+    time = step.row.metrics.get(step.row.headline)
+    shares = {**step.parts, "overlap": step.overlap}
+    return {
+        "name": _shorten(step.name),
+        "seconds": time.value if time else None,
+        "seconds_low": time.low if time else None,
+        "seconds_high": time.high if time else None,
+        "is_within_repetition": time.is_within_repetition if time else False,
+        **{name: 100 * share for name, share in shares.items() if share is not None},
+        "memory": sum_memory(step.row),
+    }
+
+
+def _write_first_rows(sheet: Sheet, table: Table, max_rows: int) -> None:
+    """Write the first rows of a table, the number of the others, and its notes."""
+    if not table.rows:
+        return
+    first = replace(table, rows=table.rows[:max_rows])
+    sheet.write_table(first, drops_columns=True)
+    num_hidden = len(table.rows) - max_rows
+    if num_hidden > 0:
+        sheet.write(f"  and {num_hidden} more")
+    sheet.write_text(*table.notes)
+
+
+def _list_findings(report: Report) -> list[str]:
+    """Return the lines of what failed and of what stands out."""
+    problems = [
+        f"{problem.case}: {problem.status} ({problem.repetitions} repetitions): {problem.reason}"
+        for problem in report.problems
+    ]
+    findings = [*problems, *(finding.text for finding in report.findings)]
+    lines = ["", "Nothing stands out."]
+    if findings:
+        lines = _number_sentences("Look at first", findings, MAX_FINDINGS)
+    return lines + _number_sentences("Settings compared", report.comparisons, MAX_COMPARISONS)
+
+
+def _number_sentences(title: str, sentences: Sequence[str], max_sentences: int) -> list[str]:
+    if not sentences:
+        return []
+    lines = ["", title]
+    for number, sentence in enumerate(sentences[:max_sentences], start=1):
+        first, *others = wrap(
+            to_single_line(sentence),
+            WIDTH - 5,
+            break_on_hyphens=False,
+            max_lines=MAX_LINES_OF_FINDING,
+            placeholder=" ...",
         )
-    lines = ["", f"{'Operations':{name + 2}}   latency  bus GB/s{'':17}{of}".rstrip()]
-    lines += [_operation(one, name) for one in shown]
-    return lines + ([f"  and {len(found) - len(shown)} more"] if len(shown) < len(found) else [])
-
-
-def _operation(one: Operation, width: int) -> str:
-    value, interval = one.rate.value if one.rate else None, format_interval(one.rate)
-    rate = f"{format_gigabytes(value):>8} {'' if interval == UNKNOWN else interval:17}"
-    share = f"   {_percent(one.share):>5} {_bar(one.share, 12)}" if one.share is not None else ""
-    return f"  {one.name[:26]:{width}} {format_seconds(one.latency):>9}  {rate}{share}".rstrip()
-
-
-def _steps(steps: Sequence[Step], most: int) -> list[str]:
-    if not steps:
-        return []
-    lines = ["", "Training steps"]
-    for one in steps[:most]:
-        tokens, mfu = one.row.value("tokens_per_second"), one.row.value("mfu")
-        told = [
-            format_measurement(one.row.metrics.get(one.row.headline)),
-            f"{tokens:,.0f} tokens/s" if tokens else "",
-            f"MFU {_percent(mfu)}" if mfu is not None else "",
-            f"memory {format_bytes(held)}" if (held := sum_memory(one.row)) else "",
-        ]
-        line = f"  {one.name[:30]} "
-        for i, text in enumerate(filter(None, told)):  # what has no room is left out whole
-            line += f"{' ·' * (i > 0)} {text}" if len(line) + len(text) + 3 <= _WIDTH else ""
-        lines.append(line)
-        parts = [
-            f"{name} {_bar(share, _BAR)} {_percent(share)}" for name, share in one.parts.items()
-        ]
-        parts += [f"overlap {_percent(one.overlap)}"] if one.overlap is not None else []
-        lines += [f"    {'  '.join(parts)}"[:_WIDTH]] if parts else []
-        if traced := get_deviating_profile(one.row):
-            lines.append(f"    (shares of a traced step, which took {format_seconds(traced)})")
-    left = len(steps) - most
-    return lines + ([f"  and {left} more"] if left > 0 else [])
-
-
-def _list_steps_in_table(steps: Sequence[Step], max_steps: int) -> list[str]:
-    """Return a line for each step: its time, the parts of it, and its memory."""
-    if not steps:
-        return []
-    header = f"{'Training steps':16}{'time':>22}{'compute':>8}{'exposed':>8}{'idle':>6}"
-    lines = ["", f"{header}{'overlap':>8}{'memory':>11}"]
-    for step in steps[:max_steps]:
-        time = format_measurement(step.row.metrics.get(step.row.headline))
-        line = f"  {step.name:{_MAX_NAME}}{time:>22}"
-        for part, width in _STEP_PARTS.items():
-            line += f"{_percent(step.parts.get(part)):>{width}}"
-        line += f"{_percent(step.overlap):>8}{format_bytes(sum_memory(step.row)):>11}"
-        lines.append(line)
-    num_hidden = len(steps) - max_steps
+        lines += [f"  {number}. {first}", *(f"     {line}" for line in others)]
+    num_hidden = len(sentences) - max_sentences
     if num_hidden > 0:
         lines.append(f"  and {num_hidden} more")
     return lines
 
 
-def _first(report: Report) -> list[str]:
-    """Return what to look at first: what went wrong, then what stands out."""
-    bad = [
-        f"{one.case}: {one.status} ({one.repetitions} repetitions): {one.reason}"
-        for one in report.problems
-    ]
-    sentences = [*bad, *(finding.text for finding in report.findings)]
-    lines = (
-        _sentences("Look at first", sentences, _MOST_SENTENCES)
-        if sentences
-        else ["", "Nothing stands out."]
-    )
-    return lines + _sentences("Settings compared", report.comparisons, _MOST_COMPARISONS)
+def _shorten(name: str) -> str:
+    return name if len(name) <= MAX_NAME_WIDTH else f"{name[: MAX_NAME_WIDTH - 3]}..."
 
 
-def _sentences(title: str, sentences: Sequence[str], most: int) -> list[str]:
-    lines = ["", title] if sentences else []
-    for i, sentence in enumerate(sentences[:most], start=1):
-        found = wrap(to_single_line(sentence), _WIDTH - 5, break_on_hyphens=False)
-        if len(found) > _SENTENCE_LINES:
-            found = [
-                *found[: _SENTENCE_LINES - 1],
-                f"{found[_SENTENCE_LINES - 1][: _WIDTH - 9]} ...",
-            ]
-        lines += [f"  {i}. {found[0]}", *(f"     {line}" for line in found[1:])]
-    left = len(sentences) - most
-    return lines + ([f"  and {left} more"] if left > 0 else [])
-
-
-def _bar(share: float | None, width: int) -> str:
-    return "#" * min(round((share or 0.0) * width), 2 * width)
-
-
-def _percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{100 * share:.0f} %"
+def _format_bar(share: float | None) -> SortedText | None:
+    if share is None:
+        return None
+    bar = "#" * round(min(share, 1.0) * BAR_WIDTH)
+    return SortedText(f"{100 * share:5.0f} % {bar}", share)

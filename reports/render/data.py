@@ -1,129 +1,87 @@
-"""A report's rows as JSON and CSV: intervals keep their method, unknown is null."""
+"""A report as JSON and CSV. A value that is unknown is left out of JSON and empty in CSV."""
 
-import csv
-import io
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from parbench.bench.results.runs import Run
-from parbench.reports.analysis.summary import Row, Summary, common_details
+from parbench.bench.results.tables import is_missing
+from parbench.reports.frames import join_frames, list_rows
 from parbench.reports.report import Report
-from parbench.reports.tables.pipelines import drop_timelines
+from parbench.reports.run_data import RunData
 
-MOST_EMBEDDED_BYTES = 400_000
-"""What of a page of at most a megabyte is left to its data."""
-_OF_METRIC = ("value", "low", "high", "unit", "better", "method")
-_OF_ROW = ("status", "repetitions", "planned", "iterations", "check_passed", "noise")
-_BRIEF = (
-    "case",
-    "world",
-    "status",
-    "repetitions",
-    "planned",
-    "iterations",
-    "check",
-    "metrics",
-    "noise",
-    "variation",
-)
+SCHEMA_VERSION = 1
+MAX_EMBEDDED_BYTES = 400_000
 
 
 def render_json(report: Report) -> str:
-    """Return the run, its rows and what has none, and what to look at first; several runs as ``{"runs": [...]}``."""
-    if not report.runs:
-        return msgspec.json.encode(_tables(report)).decode() + "\n"
-    told = [_run(*one) for one in report.runs]
-    if len(told) == 1:
-        told[0] |= {"look_at_first": report.findings, "settings_compared": report.comparisons}
-    return msgspec.json.encode(told[0] if len(told) == 1 else {"runs": told}).decode() + "\n"
+    """Return the runs with a row per case, the findings, and the rows of all tables."""
+    content = _describe_report(report, has_details=True)
+    content["tables"] = {
+        table.id: [_make_row(table.columns, row) for row in table.rows]
+        for section in report.sections
+        for table in section.tables
+    }
+    return _encode(content) + "\n"
 
 
-def embedded_json(report: Report, most_bytes: int = MOST_EMBEDDED_BYTES) -> str:
-    """Return the same to stand in a page, without timelines: they are pictures rather than facts.
+def render_embedded_json(report: Report, max_bytes: int = MAX_EMBEDDED_BYTES) -> str:
+    """Return the content of ``render_json`` that a page does not show otherwise.
 
-    Of several runs too long for a page, it is the rows alone, without details and notes.
+    It has no tables and no details of cases. If it is still too long, it has no cases either.
     """
-    runs = tuple((run, drop_timelines(summary)) for run, summary in report.runs)
-    whole = render_json(replace(report, runs=runs))
-    if len(whole) <= most_bytes or len(report.runs) == 1:
-        return whole
-    told = [
-        {
-            "run": {"id": run.info.id, "started": run.info.started},
-            "rows": [{name: getattr(row, name) for name in _BRIEF} for row in summary.rows],
-        }
-        for run, summary in report.runs
-    ]
-    return msgspec.json.encode({"runs": told}).decode()
+    content = _describe_report(report, has_details=False)
+    text = _encode(content)
+    if len(text) <= max_bytes:
+        return text
+    for run in content["runs"]:
+        run["num_cases"] = len(run.pop("cases"))
+    return _encode(content)
 
 
 def render_csv(report: Report) -> str:
-    """Return a line for each metric of each case over all repetitions, one for a case without any.
-
-    A parameter has a column, as in the CSV of repetitions; what is unknown is empty.
-    """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    rows = [(run.info.id, row) for run, summary in report.runs for row in summary.rows]
-    params = list(dict.fromkeys(name for _, row in rows for name in row.case.all_params))
-    start = ("run", "case", "name", *(f"param_{name}" for name in params))
-    writer.writerow((*start, *_OF_ROW, "metric", *_OF_METRIC))
-    for run, row in rows:
-        of_case = (run, row.case.id, row.case.name, *map(row.case.all_params.get, params))
-        of_row = (
-            row.status,
-            row.repetitions,
-            row.planned,
-            row.iterations,
-            row.check.passed,
-            row.noise,
-        )
-        lines = [
-            (name, *(getattr(one, column) for column in _OF_METRIC))
-            for name, one in row.metrics.items()
-        ]
-        writer.writerows(
-            (*of_case, *of_row, *line) for line in lines or [(None,) * (1 + len(_OF_METRIC))]
-        )
-    return buffer.getvalue()
+    """Return a row per run and case with its parameters and metrics."""
+    frames = {data.run.info.id: data.cases.drop(columns=["result"]) for data in report.runs}
+    return join_frames(frames, "run").to_csv(index=False)
 
 
-def _run(run: Run, summary: Summary) -> dict[str, Any]:
-    names = [
-        *(name for name in Row.__dataclass_fields__ if name != "records"),
-        "noise",
-        "variation",
-        "num_effective",
-    ]
+def _describe_report(report: Report, *, has_details: bool) -> dict[str, Any]:
     return {
-        "run": run.info,
-        "verdict": summary.tally,
-        "rows": [
-            {**{name: getattr(row, name) for name in names}, "details": common_details(row)}
-            for row in summary.rows
-        ],
-        "skipped": summary.skipped,
-        "missing": summary.missing,
-    }
-
-
-def _tables(report: Report) -> dict[str, Any]:
-    """Return what a report without runs says: its findings, and each table's cells by column, numbers as they are."""
-    return {
+        "schema_version": SCHEMA_VERSION,
         "name": report.name,
-        "look_at_first": report.findings,
+        "heading": report.heading,
+        "exit_code": report.code,
+        "verdicts": report.verdicts,
+        "findings": report.findings,
+        "settings_compared": report.comparisons,
         "notes": [note for section in report.sections for note in section.notes],
-        **{
-            table.id: [
-                {
-                    getattr(column, "key", column.title): column.sort_key(row)
-                    for column in table.columns
-                }
-                for row in table.rows
-            ]
-            for section in report.sections
-            for table in section.tables
-        },
+        "runs": [_describe_run(data, has_details=has_details) for data in report.runs],
     }
+
+
+def _describe_run(data: RunData, *, has_details: bool) -> dict[str, Any]:
+    return {
+        "run": data.run.info,
+        "cases": _list_cases(data, has_details=has_details),
+        "skipped": data.plan.skipped,
+        "missing": data.missing,
+    }
+
+
+def _list_cases(data: RunData, *, has_details: bool) -> list[dict[str, Any]]:
+    cases = []
+    for row in list_rows(data.cases):
+        case = {name: value for name, value in row.items() if not is_missing(value)}
+        result = case.pop("result")
+        case["notes"] = result.notes
+        if has_details:
+            case["details"] = result.details
+        cases.append(case)
+    return cases
+
+
+def _make_row(columns: Any, row: Any) -> dict[str, Any]:
+    return {getattr(column, "key", column.title): column.sort_key(row) for column in columns}
+
+
+def _encode(content: dict[str, Any]) -> str:
+    return msgspec.json.encode(content).decode()

@@ -1,61 +1,45 @@
-"""A report as GitHub's Markdown: the same tables as the page, without figures.
+"""A report as GitHub's Markdown: the tables of the page without figures.
 
-What comes from records is escaped: it is shown as text, whatever it holds.
+Texts of records are escaped, so that they are shown and never interpreted.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from parbench.bench.results import tables
 from parbench.bench.results.formatting import to_single_line
-from parbench.reports.analysis.verdicts import Problem
-from parbench.reports.report import PROBLEM_COLUMNS, Column, Report, T, list_terms
+from parbench.reports.report import PROBLEM_COLUMNS, Report, list_terms
+from parbench.reports.verdicts import Problem
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 
 
 def render_markdown(report: Report) -> str:
-    is_one = len(report.runs) == 1
-    lines = [
-        f"# parbench{' ' if is_one else ': '}{escaped(report.name)}",
-        "\n".join(f"* **{one.word}** {escaped(one.sentence)}" for one in report.verdicts),
-        *(f"**{escaped(told)}**" for told in (*report.warnings, *report.emulated)),
-        *([escaped(report.heading)] if is_one else []),
-        *_titled("Wrong, hung or failed", report.problems),
-        *_listed("Look at first", [finding.text for finding in report.findings]),
-        *_listed("Settings compared", report.comparisons),
-        *_titled("Not measured", report.not_measured),
+    separator = " " if len(report.runs) == 1 else ": "
+    verdicts = [f"* **{verdict.word}** {escaped(verdict.sentence)}" for verdict in report.verdicts]
+    blocks = [
+        f"# parbench{separator}{escaped(report.name)}",
+        "\n".join(verdicts),
+        *(f"**{escaped(text)}**" for text in (*report.warnings, *report.emulated)),
+        escaped(report.heading),
+        "\n".join(f"* **{escaped(number)}** {escaped(text)}" for number, text in report.tiles),
+        *_render_problems("Wrong, hung or failed", report.problems),
+        *_render_list("Look at first", [finding.text for finding in report.findings]),
+        *_render_list("Settings compared", report.comparisons),
+        *_render_problems("Not measured", report.not_measured),
+        *(block for section in report.sections for block in _render_section(section)),
+        *_render_list("How it was measured", report.footnotes),
     ]
-    for section in report.sections:
-        lines += [f"## {escaped(section.title)}", *map(escaped, section.notes)]
-        for table in section.on_page:
-            lines += [
-                f"### {escaped(table.title)}",
-                *([escaped(table.constant)] if table.constant else []),
-            ]
-            lines.append(markdown_table(table.varying, table.rows))
-            lines += map(escaped, table.notes)
-        if list_terms(section):
-            lines.append(
-                "\n".join(
-                    f"* **{escaped(term.name)}**: {escaped(term.text)}"
-                    for term in list_terms(section)
-                )
-            )
-    lines += _listed("How it was measured", report.footnotes)
-    return "\n\n".join(lines) + "\n"
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def escaped(text: str) -> str:
-    """Return text on one line that Markdown shows as it is."""
-    plain = to_single_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", plain)
+    """Return text on one line that Markdown shows unchanged."""
+    line = to_single_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", line)
 
 
-def markdown_table(
-    columns: Sequence[Column[T]] | Sequence[tables.Column], rows: Iterable[Any]
-) -> str:
+def markdown_table(columns: Sequence[Any], rows: Iterable[Any]) -> str:
     lines = [
         [escaped(column.title) for column in columns],
         ["---:" if column.is_number else "---" for column in columns],
@@ -64,13 +48,22 @@ def markdown_table(
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _titled(title: str, rows: Sequence[Problem]) -> list[str]:
-    return [f"## {title}", markdown_table(PROBLEM_COLUMNS, rows)] if rows else []
+def _render_section(section: Any) -> list[str]:
+    blocks = [f"## {escaped(section.title)}", *map(escaped, section.notes)]
+    for table in section.on_page:
+        blocks += [f"### {escaped(table.title)}", escaped(table.constant)]
+        blocks.append(markdown_table(table.varying, table.rows))
+        blocks += map(escaped, table.notes)
+    glossary = [f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in list_terms(section)]
+    blocks.append("\n".join(glossary))
+    return blocks
 
 
-def _listed(title: str, sentences: Sequence[str]) -> list[str]:
-    return (
-        [f"## {title}", "\n".join(f"* {escaped(sentence)}" for sentence in sentences)]
-        if sentences
-        else []
-    )
+def _render_problems(title: str, problems: Sequence[Problem]) -> list[str]:
+    return [f"## {title}", markdown_table(PROBLEM_COLUMNS, problems)] if problems else []
+
+
+def _render_list(title: str, sentences: Sequence[str]) -> list[str]:
+    if not sentences:
+        return []
+    return [f"## {title}", "\n".join(f"* {escaped(sentence)}" for sentence in sentences)]

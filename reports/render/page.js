@@ -1,11 +1,11 @@
 "use strict";
-// The page works without scripts. They sort and filter tables and offer the embedded data as a file.
+// The page works without scripts. They sort and filter tables and offer the embedded data as a download.
 
 function sortRows(table, index, ascending) {
   const value = (row) => row.cells[index].dataset.sort ?? row.cells[index].textContent;
   const order = (a, b) => {
     const [x, y] = [value(a), value(b)];
-    if (x === "" || y === "") return (x === "") - (y === ""); // unknown goes last, whichever way
+    if (x === "" || y === "") return (x === "") - (y === ""); // Unknown values go last in both orders.
     const numbers = x.trim() !== "" && y.trim() !== "" && !isNaN(x) && !isNaN(y);
     const sign = numbers ? x - y : x.localeCompare(y);
     return ascending ? sign : -sign;
@@ -30,10 +30,10 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
-// a table of a few rows needs no filter
-const FEWEST_TO_FILTER = 6;
+// A short table needs no filter.
+const MIN_ROWS_TO_FILTER = 6;
 
-function filterRows(table, text, told) {
+function filterRows(table, text, status) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   let shown = 0;
   for (const row of table.tBodies[0].rows) {
@@ -41,22 +41,22 @@ function filterRows(table, text, told) {
     row.hidden = !words.every((word) => content.includes(word));
     shown += !row.hidden;
   }
-  told.textContent = words.length ? `${shown} of ${table.tBodies[0].rows.length} rows` : "";
+  status.textContent = words.length ? `${shown} of ${table.tBodies[0].rows.length} rows` : "";
 }
 
 for (const table of document.querySelectorAll("table.sortable")) {
-  if (table.tBodies[0].rows.length < FEWEST_TO_FILTER) continue;
+  if (table.tBodies[0].rows.length < MIN_ROWS_TO_FILTER) continue;
   const label = document.createElement("label");
   const input = document.createElement("input");
-  const told = document.createElement("span");
+  const status = document.createElement("span");
   const name = table.caption.textContent.split(":")[0];
   input.type = "search";
   input.setAttribute("aria-label", `Filter rows: ${name}`);
-  told.setAttribute("role", "status");
+  status.setAttribute("role", "status");
   label.className = "filter";
-  label.append("Filter rows ", input, " ", told);
+  label.append("Filter rows ", input, " ", status);
   table.before(label);
-  input.addEventListener("input", () => filterRows(table, input.value, told));
+  input.addEventListener("input", () => filterRows(table, input.value, status));
 }
 
 const embedded = document.getElementById("embedded");

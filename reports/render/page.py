@@ -1,4 +1,4 @@
-"""The report as a page: one HTML file that needs no network, the same bytes for the same run."""
+"""The report as a page: one HTML file of at most a megabyte that needs no network."""
 
 import base64
 import hashlib
@@ -9,64 +9,83 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parbench.bench.text import escape_unprintable, format_duration
+from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.figures.style import style_sheet
 from parbench.reports.figures.svg import render_inline
-from parbench.reports.render.data import embedded_json
+from parbench.reports.render.data import MAX_EMBEDDED_BYTES, render_embedded_json
 from parbench.reports.report import Report, list_terms, terms
 
-_HERE = Path(__file__).parent
-_OF_METHOD = ("sample", "repetition", "interval", "noise")
+MAX_PAGE_BYTES = 1_000_000
+LIMITS = ((1000, MAX_EMBEDDED_BYTES), (200, MAX_EMBEDDED_BYTES // 2), (50, 0), (10, 0))
+"""The rows of a table and the bytes of embedded data, from which the first that fit are used."""
+METHOD_TERMS = ("sample", "repetition", "interval", "noise")
+_FOLDER = Path(__file__).parent
 
 
 def render_page(report: Report) -> str:
-    return _rendered(
-        "page.html.j2",
-        title="several runs" if len(report.runs) > 1 else report.name,
-        report=report,
-        run=report.runs[0][0].info if len(report.runs) == 1 else None,
-        method_terms=terms(_OF_METHOD),
-        duration=format_duration,
-        data=_embedded(embedded_json(report)),
-    )
+    """Return the page of a report. Long tables are cut if it would be too large."""
+    figures: dict[str, Markup] = {}
+
+    def render_figure(chart: Chart) -> Markup:
+        if chart.name not in figures:
+            figures[chart.name] = render_inline(chart)
+        return figures[chart.name]
+
+    page = ""
+    for max_rows, max_bytes in LIMITS:
+        page = _render_template(
+            "page.html.j2",
+            title="several runs" if len(report.runs) > 1 else report.name,
+            report=report,
+            run=report.runs[0].run.info if len(report.runs) == 1 else None,
+            method_terms=terms(METHOD_TERMS),
+            duration=format_duration,
+            data=_escape_json(render_embedded_json(report, max_bytes)),
+            max_rows=max_rows,
+            render_figure=render_figure,
+        )
+        if len(page.encode(errors="replace")) <= MAX_PAGE_BYTES:
+            break
+    return page
 
 
 def render_refusal(name: str, reason: str) -> str:
-    return _rendered("refusal.html.j2", title=name, name=name, reason=reason, data=_embedded("{}"))
+    """Return the page of a run that cannot be read."""
+    return _render_template(
+        "refusal.html.j2", title=name, name=name, reason=reason, data=_escape_json("{}")
+    )
 
 
-def _rendered(template: str, **context: Any) -> str:
-    script = (_HERE / "page.js").read_text(encoding="utf-8")
+def _render_template(template: str, **context: Any) -> str:
+    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     environment = Environment(
-        loader=FileSystemLoader(_HERE),
+        loader=FileSystemLoader(_FOLDER),
         autoescape=True,
-        finalize=_visible,
+        finalize=_escape_controls,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(
-        render_inline=render_inline, list_table_charts=list_table_charts, list_terms=list_terms
-    )
+    # Macros see globals, but not the context of the page.
+    environment.globals.update(context)
+    environment.globals.update(list_table_charts=list_table_charts, list_terms=list_terms)
     return environment.get_template(template).render(
-        policy=_policy(script),
-        style=Markup(style_sheet() + (_HERE / "page.css").read_text(encoding="utf-8")),
+        policy=_make_policy(script),
+        style=Markup(style_sheet() + (_FOLDER / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        **context,
     )
 
 
-def _visible(value: object) -> object:
-    """Return text with what is not printed written out, such as marks that turn the direction of reading."""
-    return (
-        escape_unprintable(value, "\n\t")
-        if isinstance(value, str) and not isinstance(value, Markup)
-        else value
-    )
+def _escape_controls(value: object) -> object:
+    """Return text with escaped control characters, such as marks of right-to-left text."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return escape_unprintable(value, "\n\t")
+    return value
 
 
-def _policy(script: str) -> str:
-    """Return a content security policy that forbids the network and every script but ours."""
+def _make_policy(script: str) -> str:
+    """Return a content security policy that forbids the network and other scripts."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
@@ -74,6 +93,6 @@ def _policy(script: str) -> str:
     )
 
 
-def _embedded(data: str) -> Markup:
-    """Return JSON as JSON that cannot end the element it stands in."""
+def _escape_json(data: str) -> Markup:
+    """Return JSON that cannot end the element of the page that contains it."""
     return Markup(data.replace("<", "\\u003c"))

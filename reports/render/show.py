@@ -1,4 +1,4 @@
-"""Runs, shown: tables on standard output, the report in any of its forms, and what other tools read."""
+"""Printing and writing reports: of one run, of several, and of a run that is still measuring."""
 
 import fcntl
 import sys
@@ -13,26 +13,32 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_duration, pluralize
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.render.markdown import render_markdown
-from parbench.reports.render.terminal import print_report, render_text
+from parbench.reports.render.terminal import print_report, render_text, width_of
 from parbench.reports.report import Report
+from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
 from parbench.reports.sections.one_run import report_of
 from parbench.reports.sweeps import expand_folders, is_sweep
 from parbench.reports.tables.several_runs import make_report_of_runs
+from parbench.reports.verdicts import Verdict
 
-REPORT = "report.html"
+REPORT_FILE = "report.html"
+WATCH_SECONDS = 1.0
+MAX_WATCH_SECONDS = 10.0
+MAX_WATCH_LOAD = 0.2
+"""The share of time in which a watched run is analyzed."""
+_CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
 def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = False) -> int:
-    """Print a run and its folder, write its report, and return the exit code.
+    """Print a run and its folder, write its page, and return the exit code.
 
-    As tables, of which the first page is printed unless ``whole``, the folder is the last line; in another tool's
-    format it goes to standard error, out of the way of parsers. A report that cannot be written does not hide the
-    results: it is a warning, and the exit code 4 if all else is fine.
+    ``form`` is ``tables`` or a format of ``parbench export``. Tables are a summary by default.
+    ``whole`` prints all of them. A page that cannot be written does not hide the results: it is a
+    warning, and the exit code is 4 if everything else is fine.
     """
     run = load_run(path)
     report = report_of(run, *more)
@@ -40,76 +46,55 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
     if form == "tables":
         print_report(report, render=render_text if whole else render_closing)
     else:
-        from parbench.reports.formats.registry import render_file
+        from parbench.reports.formats.exports import FORMATS
 
-        click.echo(render_file(form, run), nl=False)
+        click.echo(FORMATS[form](run), nl=False)
     try:
-        write_output(path / REPORT, rendered(report, "html"))
+        write_output(path / REPORT_FILE, render_report(report, "html"))
     except UserError as error:
         click.echo(f"no report: {error}", err=True)
         code = combine_exit_codes([code, ExitCode.DID_NOT_RUN])
+    # Parsers of another format read standard output.
     click.echo(str(path), err=form != "tables")
     return code
 
 
 def show_again(path: Path, *, whole: bool = False) -> int:
-    """Print the first page of a run or all its tables, or those of a sweep's runs, and the folder.
-
-    Nothing is written; the exit code is returned.
-    """
-    report = (
-        make_report_of_runs(RunSet.load([path])) if is_sweep(path) else report_of(load_run(path))
-    )
+    """Print a run or the runs of a sweep without writing anything, and return the exit code."""
+    is_set = is_sweep(path)
+    report = make_report_of_runs(RunSet.load([path])) if is_set else report_of(load_run(path))
     print_report(report, render=render_text if whole else render_closing)
     click.echo(str(path))
     return report.code
 
 
-def rendered(report: Report, form: str) -> bytes:
-    """Return a report as ``html``, ``markdown``, ``csv``, ``json`` or ``tables``."""
+def render_report(report: Report, form: str) -> bytes:
+    """Return a report as ``html``, ``markdown``, ``csv``, ``json`` or ``tables``.
+
+    Tables have the width of the terminal.
+    """
     if form == "html":
-        # only pages wait for jinja2
+        # Only pages wait for the import of jinja2.
         from parbench.reports.render.page import render_page
 
-        return render_page(report).encode(errors="replace")
-    texts = {
-        "markdown": render_markdown,
-        "csv": render_csv,
-        "json": render_json,
-        "tables": render_text,
-    }
-    return texts[form](report).encode(errors="replace")
+        text = render_page(report)
+    elif form == "tables":
+        text = render_text(report, width_of(sys.stdout))
+    else:
+        renderers = {"markdown": render_markdown, "csv": render_csv, "json": render_json}
+        text = renderers[form](report)
+    return text.encode(errors="replace")
 
 
 def load_report(paths: Sequence[Path]) -> Report:
-    """Return the report of one run or several, or of a sweep; ``UserError`` if one cannot be read."""
+    """Return the report of one run, of several, or of a sweep.
+
+    Raises ``UserError`` if a run cannot be read.
+    """
     paths = expand_folders(paths)
     if len(paths) > 1 or is_sweep(paths[0]):
         return make_report_of_runs(RunSet.load(paths))
     return report_of(load_run(paths[0]))
-
-
-def build(
-    paths: Sequence[Path], form: str, figures: Path | None = None, formats: Sequence[str] = ()
-) -> tuple[bytes, int]:
-    """Return the report of one run or several, or of a sweep, and the exit code.
-
-    Figures are also written to a folder if there is one. ``UserError`` where a folder is no run; one that holds a run
-    which cannot be read has a page that says why, and the exit code 4.
-    """
-    try:
-        report = load_report(paths)
-    except UserError as error:
-        [path, *others] = expand_folders(paths)
-        if form != "html" or others or not (path / "run.json").is_file():
-            raise
-        from parbench.reports.render.page import render_refusal
-
-        page = render_refusal(path.resolve().name, str(error))
-        return page.encode(errors="replace"), ExitCode.DID_NOT_RUN
-    if figures is not None:
-        write_figures(report, figures, formats)
-    return rendered(report, form), 0
 
 
 def build_report(
@@ -119,16 +104,28 @@ def build_report(
     figures: Path | None = None,
     formats: Sequence[str] = (),
 ) -> int:
-    """Write the report of one run or several, or of a sweep, and return the exit code.
+    """Write the report of one run, of several, or of a sweep, and return the exit code.
 
-    A page goes to ``out``, by default ``report.html`` in the run's or the sweep's folder, or here for several, and
-    where it is is printed; another format goes to ``out`` or to standard output. Figures go to a folder in each of the
-    formats, which is printed on standard error.
+    A page goes to ``out``, by default ``report.html`` in the folder of the run or of the sweep, or
+    in the current folder for several runs. Its path is printed. Other formats go to ``out`` or to
+    standard output. The page of a run that cannot be read contains the reason, with exit code 4.
+    ``figures`` is a folder for the figures in each of the ``formats``.
     """
-    content, code = build(paths, form, figures, formats)
     target = out
     if target is None and form == "html":
-        target = paths[0] / REPORT if len(paths) == 1 else Path(REPORT)
+        target = paths[0] / REPORT_FILE if len(paths) == 1 else Path(REPORT_FILE)
+    code = 0
+    try:
+        report = load_report(paths)
+    except UserError as error:
+        if form != "html" or not _is_damaged_run(expand_folders(paths)):
+            raise
+        content = _render_refusal(paths[0], error)
+        code = ExitCode.DID_NOT_RUN
+    else:
+        if figures is not None:
+            write_figures(report, figures, formats)
+        content = render_report(report, form)
     if target is None:
         click.echo(content, nl=False)
     else:
@@ -137,8 +134,19 @@ def build_report(
     return code
 
 
+def _is_damaged_run(paths: Sequence[Path]) -> bool:
+    """Return whether the paths are a single folder of a run, which exists."""
+    return len(paths) == 1 and (paths[0] / "run.json").is_file()
+
+
+def _render_refusal(path: Path, error: UserError) -> bytes:
+    from parbench.reports.render.page import render_refusal
+
+    return render_refusal(path.resolve().name, str(error)).encode(errors="replace")
+
+
 def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
-    """Write every figure of a report to a folder, and print what was written on standard error."""
+    """Write every figure of a report to a folder, and print their number to standard error."""
     from parbench.reports.figures.svg import save_charts
 
     with convert_write_errors(folder):
@@ -149,22 +157,19 @@ def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
-    """Write a page of several runs, which names those that cannot be read."""
-    run_set = RunSet.load(runs, is_strict=False)
-    write_output(output, rendered(make_report_of_runs(run_set), "html"))
+    """Write the page of several runs. It names the runs that cannot be read."""
+    report = make_report_of_runs(RunSet.load(runs, is_strict=False))
+    write_output(output, render_report(report, "html"))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Write files by their names below a folder, and return their paths."""
     for name, content in files.items():
         target = folder / name
         with convert_write_errors(target.parent, "cannot be made"):
             target.parent.mkdir(parents=True, exist_ok=True)
         write_output(target, content)
     return [folder / name for name in files]
-
-
-EVERY_SECONDS = 1.0
-_CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
 def follow(
@@ -174,42 +179,62 @@ def follow(
     *,
     whole: bool = False,
 ) -> int:
-    """Show a run until its writer ends, then its tables once more; return its exit code.
+    """Show a run until its writer ends, then its tables once more. Return its exit code.
 
-    On a terminal the tables are drawn anew; elsewhere each step of progress is a line on standard error.
+    A terminal shows the tables after each change. Otherwise each change is a line on standard
+    error. Nothing is read unless the records have changed, and a run that takes long to analyze is
+    read less often.
     """
-    out, render = sys.stdout if out is None else out, render_text if whole else render_closing
-    shown = -1
+    out = sys.stdout if out is None else out
+    render = render_text if whole else render_closing
+    num_bytes = -1
     while True:
-        is_over, run = not is_written(path), load_run(path)
-        if is_over or len(run.records) != shown:
-            shown, report = len(run.records), report_of(run)
+        started = time.monotonic()
+        is_over = not is_written(path)
+        previous_bytes, num_bytes = num_bytes, _count_record_bytes(path)
+        if is_over or num_bytes != previous_bytes:
+            data = RunData.load(path)
             if out.isatty():
                 out.write(_CLEAR)
             if is_over or out.isatty():
-                print_report(report, out, render)
+                print_report(report_of(data.run), out, render)
             if is_over:
-                return report.code
-            click.echo(_progress(report), err=True)
-        pause(EVERY_SECONDS)
+                return data.exit_code
+            click.echo(_format_progress(data), err=True)
+        seconds = (time.monotonic() - started) / MAX_WATCH_LOAD
+        pause(min(max(WATCH_SECONDS, seconds), MAX_WATCH_SECONDS))
 
 
 def is_written(path: Path) -> bool:
-    """Say whether another process holds the run's lock, as ``parbench run`` does until it ends."""
+    """Return whether another process has locked the run, as ``parbench run`` does until it ends.
+
+    A file system without locks never reports one.
+    """
     try:
         with (path / "records.jsonl").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks: nobody can tell, so nobody is waited for
+    except OSError:
         return False
     return False
 
 
-def _progress(report: Report) -> str:
-    ((run, summary),) = report.runs
-    done, left = len(run.records), summary.tally.missing
-    seconds = sum(record.seconds for record in run.records)
-    counts = ", ".join(f"{count} {status}" for status, count in summary.tally.counts.items())
-    expected = f", about {format_duration(seconds / done * left)} left" if done and left else ""
-    return f"{done} of {done + left} measurements; cases: {counts or 'none yet'}{expected}"
+def _count_record_bytes(path: Path) -> int:
+    try:
+        return (path / "records.jsonl").stat().st_size
+    except OSError:
+        return 0
+
+
+def _format_progress(data: RunData) -> str:
+    num_done = len(data.run.records)
+    counts = ", ".join(f"{count} {status}" for status, count in data.status_counts.items())
+    text = (
+        f"{num_done} of {num_done + data.num_missing} measurements, cases: {counts or 'none yet'}"
+    )
+    if num_done and data.num_missing:
+        seconds = sum(record.seconds for record in data.run.records)
+        remaining = format_duration(seconds / num_done * data.num_missing)
+        text += f", about {remaining} left"
+    return text

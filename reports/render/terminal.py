@@ -16,8 +16,8 @@ from rich.text import Text
 
 from parbench.bench.results import tables
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.report import PROBLEM_COLUMNS, Report, hoisted
+from parbench.reports.verdicts import Verdict
 
 UNBOUNDED = 1_000_000
 MIN_WIDTH = 40
@@ -146,11 +146,16 @@ class Sheet:
             self.write_text(title, style="bold")
             self.write_text(*sentences)
 
-    def write_table(self, table: Any) -> None:
+    @property
+    def num_lines(self) -> int:
+        return len(self._lines)
+
+    def write_table(self, table: Any, drops_columns: bool = False) -> None:
         """Write a table below its title and the values that all rows share.
 
-        Columns that do not fit the width go to further tables, which repeat the column that names
-        the rows. A single row that does not fit is written as one line per column.
+        Columns that do not fit the width go to further tables, which repeat the columns that name
+        the rows. A single row that does not fit is written as one line per column. With
+        ``drops_columns`` the columns that do not fit are left out instead.
         """
         if not table.rows:
             return
@@ -168,6 +173,8 @@ class Sheet:
             for column, title, texts in zip(columns, titles, cells, strict=True)
         ]
         blocks = _split_columns(widths, _count_name_columns(cells), self.width)
+        if drops_columns:
+            blocks = blocks[:1]
         if len(blocks) > 1 and len(table.rows) == 1:
             self._write_record(columns, cells)
             return

@@ -5,53 +5,54 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.analysis import Analysis, front_of
-from parbench.reports.analysis.contrasts import settings_words
-from parbench.reports.analysis.labels import environment_facts, short_labels
+from parbench.reports.analysis.labels import environment_facts
 from parbench.reports.analysis.summary import Summary
-from parbench.reports.analysis.verdicts import (
-    Verdict,
-    bad_rows,
-    emulations,
-    not_measured,
-    other_claims,
-    warnings_of,
-)
+from parbench.reports.comparisons import describe_settings
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_overview
-from parbench.reports.figures.pipeline import PipelineStep, chart_measured_pipeline
-from parbench.reports.figures.timeline import chart_profiled_step
+from parbench.reports.figures.pipeline import chart_pipeline
+from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import find
 from parbench.reports.findings.record_evidence import collect_evidence
+from parbench.reports.operations import select_operations
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.report import Report, Section
-from parbench.reports.sections.communication import (
-    communication_section,
-    contrast_section,
-    group_section,
-)
-from parbench.reports.sections.nodes import pair_section
+from parbench.reports.tables.communication import make_communication_section
+from parbench.reports.tables.contention import make_contention_section
 from parbench.reports.tables.context import make_context_section
 from parbench.reports.tables.experts import make_expert_section
+from parbench.reports.tables.groups import make_group_section
 from parbench.reports.tables.nodes import make_node_section
+from parbench.reports.tables.pipelines import RecordedPipeline, read_pipeline
 from parbench.reports.tables.predictions import make_prediction_section
+from parbench.reports.tables.ranks import make_link_section
 from parbench.reports.tables.repetitions import make_repetition_section
 from parbench.reports.tables.step_communication import get_calls
 from parbench.reports.tables.step_parts import select_profiled
 from parbench.reports.tables.steps import make_step_section
 from parbench.reports.tables.stragglers import make_arrival_section
+from parbench.reports.verdicts import (
+    Verdict,
+    describe_emulations,
+    list_problems,
+    list_unmeasured,
+    list_warnings,
+)
 
 _MAX_BOXES = 1500
 """Of the first screen."""
 SECTIONS: tuple[Callable[[Analysis], Section | None], ...] = (
     make_node_section,
-    communication_section,
-    contrast_section,
-    group_section,
-    pair_section,
+    make_communication_section,
+    make_contention_section,
+    make_group_section,
+    make_link_section,
     make_step_section,
     make_context_section,
     make_expert_section,
@@ -70,18 +71,19 @@ def report_of(run: Run, *more: Verdict) -> Report:
         name=run.info.id,
         verdicts=front.verdicts,
         code=summary.tally.code,
-        runs=((run, summary),),
+        runs=(found,),
         sections=tuple(section for make in SECTIONS if (section := make(found))),
-        emulated=emulations(run),
-        claims=other_claims(run),
+        emulated=describe_emulations(run),
+        claims=run.info.plan.notes,
         heading=heading(run, summary),
+        tiles=front.tiles,
         front=front,
         figures=partial(chart_first_screen, found),
-        warnings=warnings_of(run),
-        problems=bad_rows(summary),
+        warnings=list_warnings(run),
+        problems=list_problems(found),
         findings=find(collect_evidence(found)),
-        comparisons=settings_words([*found.steps, *found.communication]),
-        not_measured=not_measured(summary),
+        comparisons=tuple(describe_settings(found)),
+        not_measured=list_unmeasured(found),
         environment=tuple(environment_facts(run.info.environment or {})),
         footnotes=_footnotes(run, summary),
     )
@@ -110,26 +112,30 @@ def heading(run: Run, summary: Summary) -> str:
 
 def chart_first_screen(found: Analysis) -> list[Chart]:
     """Return bandwidth and a step next to each other, or a single figure."""
-    bandwidth = chart_bandwidth_overview(found.communication, found.ceiling)
+    bandwidth = chart_bandwidth_overview(select_operations(found), found.ceiling)
     return list_charts(bandwidth, _chart_first_step(found, is_wide=bandwidth is None))
 
 
 def _chart_first_step(found: Analysis, *, is_wide: bool) -> Chart | None:
     """Return the first profiled step, as a pipeline if it is one."""
-    labels = short_labels(found.steps)
-    timeline = next((one for one in found.timelines if one.timeline), None)
-    pipeline = next((one for one in found.pipelines if one.details.measured), None)
-    if pipeline and (not timeline or timeline.result.case.id == pipeline.result.case.id):
-        label = labels[pipeline.result.case.id]
-        step = PipelineStep(label, pipeline.repetition, pipeline.details)
-        return chart_measured_pipeline(step, is_wide=is_wide, max_boxes=_MAX_BOXES)
-    if timeline and timeline.timeline:
-        title = f"Profiled step: {labels[timeline.result.case.id]}"
-        caption = f"Repetition {timeline.repetition + 1}. Waiting is hatched or grey."
-        return chart_profiled_step(
-            title, caption, timeline.timeline, is_wide=is_wide, max_boxes=_MAX_BOXES
-        )
-    return None
+    step = next((step for step in found.timelines if step.timeline), None)
+    pipelines = {row.case.id: read_pipeline(row) for row in found.steps}
+    for case_id, pipeline in pipelines.items():
+        is_first = step is None or step.result.case.id == case_id
+        if is_first and isinstance(pipeline, RecordedPipeline) and pipeline.details.measured:
+            title = f"Pipeline: {found.labels[case_id]}"
+            caption = f"Measured in repetition {pipeline.repetition + 1}."
+            details = msgspec.structs.replace(pipeline.details, predicted=None)
+            return chart_pipeline(
+                "step", title, caption, details, is_wide=is_wide, max_boxes=_MAX_BOXES
+            )
+    if step is None or step.timeline is None:
+        return None
+    title = f"Profiled step: {found.labels[step.result.case.id]}"
+    caption = f"Repetition {step.repetition + 1}. Waiting is hatched or grey."
+    return chart_timeline(
+        "step", title, caption, step.timeline, is_wide=is_wide, max_boxes=_MAX_BOXES
+    )
 
 
 def _footnotes(run: Run, summary: Summary) -> tuple[str, ...]:

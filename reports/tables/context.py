@@ -1,24 +1,31 @@
 """The section on context parallelism: steps whose ranks share a sequence, and methods compared."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from parbench.bench.results.details import AttentionDetails, MeshDetails, read_details
+from parbench.bench.results.details import AttentionDetails, MeshDetails
 from parbench.bench.results.formatting import to_single_line
-from parbench.bench.results.tables import Column, Section, Table, keep_known_columns, metric_column
-from parbench.reports.case_results import CaseResult
+from parbench.bench.results.tables import (
+    Column,
+    Section,
+    SortedText,
+    Table,
+    keep_known_columns,
+    metric_column,
+)
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import chart_context_methods
 from parbench.reports.labels import label_differences
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import estimate_paired_effect
-from parbench.reports.tables.step_columns import (
-    STEP_TIME_COLUMN,
-    make_metric_columns,
-    make_step_row,
-)
 from parbench.reports.tables.step_parts import find_worst_ratio, get_share_of_profile, sum_if_known
+from parbench.reports.tables.step_rows import (
+    ACTIVATIONS_COLUMN,
+    STEP_TIME_COLUMN,
+    StepRow,
+    list_metric_columns,
+    list_step_rows,
+    read_first_details,
+)
 
 _METHOD_PARAMS = ("cp_method", "ulysses", "sequence")
 """The parameters in which compared steps may differ. All others make another model."""
@@ -26,7 +33,7 @@ _COLUMNS = (
     Column(
         key="method", title="method", help="context-parallel method, with parameters that differ"
     ),
-    Column(key="ranks", title="cp", kind="count", help="ranks that share a sequence"),
+    Column(key="cp", title="cp", kind="count", help="ranks that share a sequence"),
     Column(key="sequence", title="sequence", kind="count", help="tokens of a full sequence"),
     STEP_TIME_COLUMN,
     Column(
@@ -48,7 +55,7 @@ _COLUMNS = (
     ),
     *(
         Column(
-            key=f"ratio_{direction}",
+            key=f"bytes_ratio.{direction}",
             title=f"ratio {direction}",
             kind="number",
             number_format="{:.3f}",
@@ -65,161 +72,112 @@ _COLUMNS = (
         help="exposed communication of attention, as a share of the profiled step",
     ),
 )
-_ACTIVATIONS = metric_column("memory.activations", title="activations")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContextResult:
-    """The result of a context-parallel step, with the details that it recorded."""
-
-    result: CaseResult
-    details: AttentionDetails
-    mesh: Mapping[str, Mapping[str, int]]
-
-    @property
-    def num_ranks(self) -> int:
-        return self.details.sequence // self.details.tokens_per_rank
-
-    @property
-    def method(self) -> str:
-        """The name of the method; that of usp with the number of ranks that share heads."""
-        ulysses = self.mesh.get("ulysses")
-        if ulysses is None:
-            return self.details.method
-        return f"{self.details.method} ulysses={ulysses.get('ranks')}"
-
-    def get_values(self, metric: str, direction: str = "") -> dict[str, float | None]:
-        """Return a metric by axis of attention; those of dp are communication of gradients.
-
-        ``direction`` is ``forward`` or ``backward``, and by default their sum.
-        """
-        suffix = f".{direction}" if direction else ""
-        axes = [axis for axis in self.mesh if axis != "dp"]
-        return {axis: self.result.value(f"{metric}.{axis}{suffix}") for axis in axes}
-
-
-def read_context(result: CaseResult) -> ContextResult | str | None:
-    """Return a context-parallel step, None for another case, or a sentence about its details."""
-    for record in result.measured:
-        details = read_details(record, AttentionDetails)
-        mesh = read_details(record, MeshDetails)
-        if isinstance(details, str):
-            return details
-        if details is not None:
-            if isinstance(mesh, str):
-                return mesh
-            return ContextResult(result=result, details=details, mesh=mesh.axes) if mesh else None
-    return None
-
-
-def read_contexts(results: Iterable[CaseResult]) -> tuple[ContextResult, ...]:
-    """Return the context-parallel steps whose details can be read."""
-    contexts = map(read_context, results)
-    return tuple(context for context in contexts if isinstance(context, ContextResult))
 
 
 def make_context_section(data: RunData) -> Section | None:
     """Return the table of context-parallel steps, None without such steps."""
-    problems = [problem for problem in map(read_context, data.steps) if isinstance(problem, str)]
-    contexts = read_contexts(data.steps)
-    if not contexts and not problems:
+    rows = []
+    problems = []
+    for row in list_step_rows(data):
+        details = read_first_details(row["result"], AttentionDetails)
+        mesh = read_first_details(row["result"], MeshDetails)
+        if isinstance(details, AttentionDetails) and isinstance(mesh, MeshDetails):
+            rows.append(_add_values(row, details, mesh))
+        elif details is not None:
+            problems += [problem for problem in (details, mesh) if isinstance(problem, str)]
+    if not rows and not problems:
         return None
-    tables = (_make_table(contexts),) if contexts else ()
-    return Section(id="context", title="Context parallelism", tables=tables, notes=tuple(problems))
+    tables = [_make_table(rows)] if rows else []
+    return Section(id="context", title="Context parallelism", tables=tables, notes=problems)
 
 
-def _make_table(contexts: Sequence[ContextResult]) -> Table:
-    results = [context.result for context in contexts]
-    labels = label_differences(results, _METHOD_PARAMS)
-    rows = {context.result.case.id: _make_row(context, labels) for context in contexts}
-    comparisons = _group_by_setup(contexts)
-    notes = []
-    for group in comparisons:
-        for case_id, cells in _compare_methods(group).items():
-            rows[case_id].update(cells)
-        note = describe_crossover(group)
-        if note:
-            notes.append(note)
-    columns = [*_COLUMNS, *make_metric_columns("attention", results), _ACTIVATIONS]
+def _add_values(row: StepRow, details: AttentionDetails, mesh: MeshDetails) -> StepRow:
+    """Return the row with the values of its columns. Gradients communicate on dp, attention not."""
+    result = row["result"]
+    axes = [axis for axis in mesh.axes if axis != "dp"]
+    exposed = sum_if_known(result.value(f"exposed_comm.{axis}") for axis in axes)
+    row["method"] = details.method
+    if "ulysses" in mesh.axes:
+        row["method"] += f" ulysses={mesh.axes['ulysses'].get('ranks')}"
+    row["cp"] = details.sequence // details.tokens_per_rank
+    row["sequence"] = details.sequence
+    row["bytes_sent"] = sum_if_known(result.value(f"bytes_sent.{axis}") for axis in axes)
+    row["exposed"] = get_share_of_profile(result, exposed)
+    row["crossover"] = details.crossover_ranks
+    for direction in ("forward", "backward"):
+        ratios = {axis: result.value(f"bytes_ratio.{axis}.{direction}") for axis in axes}
+        worst = find_worst_ratio(ratios)
+        row[f"bytes_ratio.{direction}"] = worst[1] if worst else None
+    return row
+
+
+def _make_table(rows: Sequence[StepRow]) -> Table:
+    models = label_differences([row["result"] for row in rows], _METHOD_PARAMS)
+    comparisons = _group_by_setup(rows)
+    for comparison in comparisons:
+        _compare_times(comparison)
+    columns = [*_COLUMNS, *list_metric_columns("attention", rows), ACTIVATIONS_COLUMN]
+    labeled_rows = [
+        {**row, "method": to_single_line(f"{row['method']} {models[row['case_id']]}")}
+        for row in rows
+    ]
     return Table(
         id="context-table",
         title="Context parallelism",
         caption="time, bytes and balance of each method",
-        columns=keep_known_columns(columns, list(rows.values())),
-        rows=list(rows.values()),
-        notes=notes,
-        figures=lambda: _chart_comparisons(comparisons, rows, labels),
+        columns=keep_known_columns(columns, labeled_rows),
+        rows=labeled_rows,
+        notes=[note for note in map(describe_crossover, comparisons) if note],
+        figures=lambda: _chart_comparisons(comparisons, models),
     )
 
 
-def _make_row(context: ContextResult, labels: Mapping[str, str]) -> dict[str, Any]:
-    result = context.result
-    row = make_step_row("", result)
-    row["method"] = to_single_line(f"{context.method} {labels[result.case.id]}")
-    row["ranks"] = context.num_ranks
-    row["sequence"] = context.details.sequence
-    row["bytes_sent"] = sum_if_known(context.get_values("bytes_sent").values())
-    exposed = sum_if_known(context.get_values("exposed_comm").values())
-    row["exposed"] = get_share_of_profile(result, exposed)
-    for direction in ("forward", "backward"):
-        worst = find_worst_ratio(context.get_values("bytes_ratio", direction))
-        row[f"ratio_{direction}"] = worst[1] if worst else None
-    return row
-
-
-def _group_by_setup(contexts: Iterable[ContextResult]) -> list[list[ContextResult]]:
+def _group_by_setup(rows: Iterable[StepRow]) -> list[list[StepRow]]:
     """Return the steps of each model and world that ran with several methods."""
-    groups: dict[object, list[ContextResult]] = {}
-    for context in contexts:
-        case = context.result.case
-        model = {name: value for name, value in case.params.items() if name not in _METHOD_PARAMS}
-        setup = (case.name, frozenset(model.items()), context.num_ranks, context.result.world)
-        groups.setdefault(setup, []).append(context)
-    return [group for group in groups.values() if len({context.method for context in group}) > 1]
+    groups: dict[object, list[StepRow]] = {}
+    for row in rows:
+        result = row["result"]
+        params = result.case.params.items()
+        model = frozenset(param for param in params if param[0] not in _METHOD_PARAMS)
+        groups.setdefault((result.case.name, model, row["cp"], result.world), []).append(row)
+    return [group for group in groups.values() if len({row["method"] for row in group}) > 1]
 
 
-def _compare_methods(group: Sequence[ContextResult]) -> dict[str, dict[str, float | None]]:
-    """Return by case id the change of the step time from that of the first method."""
-    cells = {}
-    bases: dict[int, CaseResult] = {}
-    for context in group:
-        result = context.result
-        base = bases.setdefault(context.details.sequence, result)
+def _compare_times(comparison: Sequence[StepRow]) -> None:
+    """Add the change of each step time from that of the first method on equal sequences."""
+    bases: dict[int, StepRow] = {}
+    for row in comparison:
+        base = bases.setdefault(row["sequence"], row)
+        if base is row:
+            row["change"] = SortedText("base", 0.0)
+            continue
         effect = estimate_paired_effect(
-            base.by_repetition(base.headline), result.by_repetition(result.headline)
+            base["result"].by_repetition(base["headline"]),
+            row["result"].by_repetition(row["headline"]),
         )
-        if effect is not None and base is not result:
-            change = {"change": effect.change, "change_low": effect.low, "change_high": effect.high}
-            cells[result.case.id] = change
-    return cells
+        if effect is not None:
+            row["change"] = effect.change
+            row["change_low"] = effect.low
+            row["change_high"] = effect.high
 
 
-def describe_crossover(group: Sequence[ContextResult]) -> str:
+def describe_crossover(comparison: Sequence[StepRow]) -> str:
     """Return from how many ranks on Ulysses sends less than a ring, empty if it is unknown."""
-    for context in group:
-        crossover = context.details.crossover_ranks
-        if crossover is not None:
-            ranks = context.num_ranks
-            comparison = (
-                "as many" if ranks == crossover else "fewer" if ranks > crossover else "more"
-            )
-            return (
-                f"Ulysses sends fewer forward bytes than a ring above 1 + 1/g = {crossover:.4g} "
-                f"ranks (g = kv_heads / heads). On cp = {ranks} it sends {comparison}."
-            )
-    return ""
+    cp = comparison[0]["cp"]
+    crossover = comparison[0]["crossover"]
+    if crossover is None:
+        return ""
+    amount = "as many" if cp == crossover else "fewer" if cp > crossover else "more"
+    return (
+        f"Ulysses sends fewer forward bytes than a ring above 1 + 1/g = {crossover:.4g} ranks "
+        f"(g = kv_heads / heads). On cp = {cp} it sends {amount}."
+    )
 
 
 def _chart_comparisons(
-    comparisons: Sequence[Sequence[ContextResult]],
-    rows: Mapping[str, Mapping[str, Any]],
-    labels: Mapping[str, str],
+    comparisons: Sequence[Sequence[StepRow]], models: Mapping[str, str]
 ) -> Iterator[Chart]:
-    for number, group in enumerate(comparisons, start=1):
-        model = labels[group[0].result.case.id]
-        title = f"Methods compared: cp = {group[0].num_ranks}"
-        if model:
-            title += f", {model}"
-        # The lines of a figure are the methods, without the parameters that its title names.
-        charted = [{**rows[context.result.case.id], "method": context.method} for context in group]
-        yield from chart_context_methods(number, title, charted)
+    for number, comparison in enumerate(comparisons, start=1):
+        first = comparison[0]
+        setup = ", ".join(filter(None, (f"cp = {first['cp']}", models[first["case_id"]])))
+        yield from chart_context_methods(number, f"Methods compared: {setup}", comparison)

@@ -1,10 +1,9 @@
 """The section on expert parallelism: load, drops and bytes of each step, and tokens per expert."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parbench.bench.results.details import ExpertLoadDetails, MeshDetails, read_details
+from parbench.bench.results.details import ExpertLoadDetails, MeshDetails
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.tables import (
     Column,
@@ -14,14 +13,15 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
-from parbench.reports.case_results import CaseResult
-from parbench.reports.labels import label_differences, label_results
+from parbench.reports.labels import label_differences
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_columns import (
+from parbench.reports.tables.step_rows import (
     STEP_COLUMN,
     STEP_TIME_COLUMN,
-    make_metric_columns,
-    make_step_row,
+    StepRow,
+    list_metric_columns,
+    list_step_rows,
+    read_first_details,
 )
 
 MAX_LISTED_EXPERTS = 16
@@ -79,86 +79,56 @@ _LOAD_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpertResult:
-    """The result of an expert-parallel step, with the load of its experts."""
-
-    result: CaseResult
-    details: ExpertLoadDetails
-    num_ranks: int
-    """The ranks that share the experts of a layer."""
-
-    @property
-    def capacity(self) -> float | SortedText:
-        capacity = self.result.case.params.get("capacity")
-        if isinstance(capacity, int | float) and capacity:
-            return float(capacity)
-        return SortedText("dropless", None)
-
-    @property
-    def layers(self) -> Sequence[int]:
-        """The layers with different loads; only the first if all have the same."""
-        loads = list(zip(self.details.expert_load, self.details.rank_load, strict=True))
-        return [0] if all(load == loads[0] for load in loads) else range(len(loads))
-
-
-def read_experts(result: CaseResult) -> ExpertResult | str | None:
-    """Return an expert-parallel step, None for another case, or a sentence about its details."""
-    for record in result.measured:
-        details = read_details(record, ExpertLoadDetails)
-        if isinstance(details, str):
-            return details
-        if details is not None:
-            mesh = read_details(record, MeshDetails)
-            if isinstance(mesh, str):
-                return mesh
-            num_ranks = mesh.axes.get("ep", {}).get("ranks", 1) if mesh else 1
-            return _check_load(result, details, num_ranks)
-    return None
-
-
-def _check_load(
-    result: CaseResult, details: ExpertLoadDetails, num_ranks: int
-) -> ExpertResult | str:
-    for name, load in (("experts", details.expert_load), ("ranks", details.rank_load)):
-        if num_ranks < 1 or len(load[0]) % num_ranks:
-            reason = f"{name}({len(load[0])}) is not a multiple of ep({num_ranks})"
-            return f"{result.case.label}: its expert load cannot be read: {reason}."
-    return ExpertResult(result=result, details=details, num_ranks=num_ranks)
-
-
-def read_expert_steps(results: Iterable[CaseResult]) -> tuple[ExpertResult, ...]:
-    """Return the expert-parallel steps whose details can be read."""
-    steps = map(read_experts, results)
-    return tuple(step for step in steps if isinstance(step, ExpertResult))
-
-
 def make_expert_section(data: RunData) -> Section | None:
     """Return the tables of expert-parallel steps, None without such steps."""
-    problems = [problem for problem in map(read_experts, data.steps) if isinstance(problem, str)]
-    steps = read_expert_steps(data.steps)
-    if not steps and not problems:
-        return None
-    tables = (_make_step_table(steps), _make_load_table(steps)) if steps else ()
-    return Section(id="experts", title="Expert parallelism", tables=tables, notes=tuple(problems))
-
-
-def _make_step_table(steps: Sequence[ExpertResult]) -> Table:
-    results = [step.result for step in steps]
-    differences = label_differences(results, _OWN_PARAMS)
     rows = []
-    for step in steps:
-        case = step.result.case
-        row = make_step_row("", step.result)
-        row["scope"] = to_single_line(f"{case.short_name} {differences[case.id]}")
-        row["routing"] = to_single_line(str(case.params.get("routing", "")))
-        row["capacity"] = step.capacity
-        row["ep"] = step.num_ranks
-        row["variant"] = to_single_line(str(case.params.get("variant", "")))
-        rows.append(row)
+    problems = []
+    for row in list_step_rows(data):
+        details = read_first_details(row["result"], ExpertLoadDetails)
+        mesh = read_first_details(row["result"], MeshDetails)
+        if isinstance(details, ExpertLoadDetails):
+            row["ep"] = (
+                mesh.axes.get("ep", {}).get("ranks", 1) if isinstance(mesh, MeshDetails) else 1
+            )
+            problem = _check_load(row, details)
+            if problem:
+                problems.append(problem)
+            else:
+                rows.append(_add_values(row, details))
+        elif details is not None:
+            problems.append(details)
+    if not rows and not problems:
+        return None
+    tables = [_make_step_table(rows), _make_load_table(rows)] if rows else []
+    return Section(id="experts", title="Expert parallelism", tables=tables, notes=problems)
+
+
+def _check_load(row: StepRow, details: ExpertLoadDetails) -> str:
+    """Return a sentence if the experts or the ranks cannot be divided by ep, otherwise nothing."""
+    ep = row["ep"]
+    for name, load in (("experts", details.expert_load), ("ranks", details.rank_load)):
+        if ep < 1 or len(load[0]) % ep:
+            reason = f"{name}({len(load[0])}) is not a multiple of ep({ep})"
+            return f"{row['label']}: its expert load cannot be read: {reason}."
+    return ""
+
+
+def _add_values(row: StepRow, details: ExpertLoadDetails) -> StepRow:
+    params = row["result"].case.params
+    row["load"] = details
+    row["routing"] = to_single_line(str(params.get("routing", "")))
+    row["variant"] = to_single_line(str(params.get("variant", "")))
+    row["capacity"] = params.get("capacity") or SortedText("dropless", None)
+    return row
+
+
+def _make_step_table(rows: Sequence[StepRow]) -> Table:
+    scopes = label_differences([row["result"] for row in rows], _OWN_PARAMS)
+    for row in rows:
+        row["scope"] = to_single_line(f"{row['result'].case.short_name} {scopes[row['case_id']]}")
     columns = [
         *_STEP_COLUMNS,
-        *make_metric_columns("experts", results),
+        *list_metric_columns("experts", rows),
         metric_column("bytes_ratio.ep"),
         metric_column("exposed_comm.ep"),
     ]
@@ -171,46 +141,44 @@ def _make_step_table(steps: Sequence[ExpertResult]) -> Table:
     )
 
 
-def _make_load_table(steps: Sequence[ExpertResult]) -> Table:
+def _make_load_table(rows: Sequence[StepRow]) -> Table:
     """Return the load of each rank, once for all capacities and variants of a routing."""
-    first_steps: dict[object, ExpertResult] = {}
-    for step in steps:
-        params = step.result.case.params
-        routing = {name: params[name] for name in params if name not in ("capacity", "variant")}
-        first_steps.setdefault((step.result.case.name, frozenset(routing.items())), step)
-    labels = label_results([step.result for step in first_steps.values()])
-    rows = []
-    for step in first_steps.values():
-        label = labels[step.result.case.id]
-        rows += [{"step": label, **row} for row in _make_load_rows(step)]
+    first_rows: dict[object, StepRow] = {}
+    for row in rows:
+        params = row["result"].case.params.items()
+        routing = frozenset(param for param in params if param[0] not in ("capacity", "variant"))
+        first_rows.setdefault((row["name"], routing), row)
     return Table(
         id="experts-load",
         title="Expert load",
         caption="tokens by rank and expert in the profiled step",
         columns=_LOAD_COLUMNS,
-        rows=rows,
+        rows=[load_row for row in first_rows.values() for load_row in _make_load_rows(row)],
     )
 
 
-def _make_load_rows(step: ExpertResult) -> Iterator[dict[str, Any]]:
-    """Yield the load of each rank in each layer; ranks have consecutive experts."""
-    for layer in step.layers:
-        expert_load = step.details.expert_load[layer]
-        num_experts = len(expert_load) // step.num_ranks
-        mean = sum(expert_load) / step.num_ranks
-        for rank in range(step.num_ranks):
+def _make_load_rows(row: StepRow) -> Iterator[dict[str, Any]]:
+    """Yield the load of each rank in each layer; a rank has consecutive experts."""
+    details: ExpertLoadDetails = row["load"]
+    ep = row["ep"]
+    loads = list(zip(details.expert_load, details.rank_load, strict=True))
+    is_uniform = all(load == loads[0] for load in loads)
+    for layer, (expert_load, rank_load) in enumerate(loads[:1] if is_uniform else loads):
+        num_experts = len(expert_load) // ep
+        mean = sum(expert_load) / ep
+        for rank in range(ep):
             first = rank * num_experts
             load = expert_load[first : first + num_experts]
-            # The ranks of all replicas of these experts.
-            replicas = step.details.rank_load[layer][rank :: step.num_ranks]
             yield {
-                "layer": str(layer) if len(step.layers) > 1 else "all",
-                "capacity": step.capacity,
+                "label": row["label"],
+                "layer": "all" if is_uniform else str(layer),
+                "capacity": row["capacity"],
                 "rank": rank,
                 "experts": _format_range(first, first + num_experts - 1),
                 "routed": sum(load),
                 "relative_load": sum(load) / mean if mean else None,
-                "kept": sum(replicas),
+                # The replicas of these experts are on every ep-th rank.
+                "kept": sum(rank_load[rank::ep]),
                 "by_expert": _format_load(load),
             }
 

@@ -1,23 +1,25 @@
 """The tables of pipeline steps: bubbles with their causes, and schedules compared."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from parbench.bench.results.details import PipelineDetails, SimulatedSchedule, read_details
+from parbench.bench.results.details import PipelineDetails, read_details
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.records import Record
 from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
 from parbench.reports.analysis.summary import Summary
 from parbench.reports.case_results import CaseResult
-from parbench.reports.figures.pipeline import PipelineStep, chart_pipelines
+from parbench.reports.figures.chart import Chart, number_name
+from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.labels import label_differences
-from parbench.reports.tables.step_columns import (
+from parbench.reports.tables.step_rows import (
+    ACTIVATIONS_COLUMN,
     STEP_TIME_COLUMN,
-    make_metric_columns,
-    make_step_row,
+    StepRow,
+    list_metric_columns,
 )
 
 _SCHEDULE_PARAMS = ("schedule", "microbatches", "chunks", "order", "split")
@@ -28,13 +30,7 @@ _TIMELINE_KEYS = ("measured", "predicted", "idle")
 _SCHEDULE = Column(
     key="schedule", title="schedule", help="order of actions, with the parameters that differ"
 )
-_CHUNKS = Column(
-    key="chunks",
-    title="v",
-    kind="count",
-    help="virtual stages per rank",
-)
-_ACTIVATIONS = metric_column("memory.activations", title="activations")
+_CHUNKS = Column(key="chunks", title="v", kind="count", help="virtual stages per rank")
 _PIPELINE_COLUMNS = (
     _SCHEDULE,
     Column(key="ranks", title="P", kind="count", help="ranks of the pipeline"),
@@ -58,16 +54,23 @@ _SCHEDULE_COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineResult:
-    """The result of a pipeline step, with the details that one repetition recorded."""
+class RecordedPipeline:
+    """The details of a pipeline that one repetition of a step recorded."""
 
-    result: CaseResult
     repetition: int
     details: PipelineDetails
 
+    @property
+    def caption(self) -> str:
+        measured = f"measured in repetition {self.repetition + 1}."
+        if not self.details.predicted:
+            return measured.capitalize()
+        simulated = "simulated with the mean time of each kind of action and no latency"
+        return f"Top: {simulated}. Bottom: {measured}"
 
-def read_pipeline(result: CaseResult) -> PipelineResult | str | None:
-    """Return a pipeline step, None for another case, or a sentence about unreadable details.
+
+def read_pipeline(result: CaseResult) -> RecordedPipeline | str | None:
+    """Return the pipeline of a step, None for another case, or a sentence about a problem.
 
     The repetition is the first with a measured timeline, or the first one.
     """
@@ -77,16 +80,9 @@ def read_pipeline(result: CaseResult) -> PipelineResult | str | None:
         if isinstance(details, str):
             return details
         if details is not None:
-            repetition = record.repetition
-            pipelines.append(PipelineResult(result=result, repetition=repetition, details=details))
+            pipelines.append(RecordedPipeline(repetition=record.repetition, details=details))
     with_timeline = [pipeline for pipeline in pipelines if pipeline.details.measured]
     return next(iter([*with_timeline, *pipelines]), None)
-
-
-def read_pipelines(results: Iterable[CaseResult]) -> tuple[PipelineResult, ...]:
-    """Return the pipeline steps whose details can be read."""
-    pipelines = map(read_pipeline, results)
-    return tuple(pipeline for pipeline in pipelines if isinstance(pipeline, PipelineResult))
 
 
 def drop_timelines(summary: Summary) -> Summary:
@@ -103,105 +99,86 @@ def _drop_timelines(record: Record) -> Record:
     return msgspec.structs.replace(record, details={**record.details, PipelineDetails.key: kept})
 
 
-def label_schedules(pipelines: Sequence[PipelineResult]) -> dict[str, str]:
-    """Return by case id the schedule with the other parameters in which the steps differ."""
-    differences = label_differences([pipeline.result for pipeline in pipelines], ["schedule"])
-    labels = {}
-    for pipeline in pipelines:
-        case_id = pipeline.result.case.id
-        labels[case_id] = to_single_line(f"{pipeline.details.schedule} {differences[case_id]}")
-    return labels
-
-
-def make_pipeline_tables(pipelines: Sequence[PipelineResult]) -> Iterator[Table]:
+def make_pipeline_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
     """Yield the table of pipelines with their charts, and one for each model with its schedules."""
-    if not pipelines:
-        return
-    labels = label_schedules(pipelines)
+    pipelines = {row["case_id"]: read_pipeline(row["result"]) for row in steps}
     rows = []
-    charted = []
-    for pipeline in pipelines:
-        label = labels[pipeline.result.case.id]
-        rows.append(_make_row(label, pipeline))
-        if pipeline.details.measured:
-            charted.append(PipelineStep(label, pipeline.repetition, pipeline.details))
-    metric_columns = make_metric_columns("pipelines", [row.result for row in pipelines])
+    for row in steps:
+        pipeline = pipelines[row["case_id"]]
+        if isinstance(pipeline, RecordedPipeline):
+            details = pipeline.details
+            values = {name: getattr(details, name) for name in ("ranks", "microbatches", "chunks")}
+            rows.append({**row, **values, "pipeline": pipeline})
+    if not rows:
+        return
+    differences = label_differences([row["result"] for row in rows], ["schedule"])
+    for row in rows:
+        schedule = row["pipeline"].details.schedule
+        row["schedule"] = to_single_line(f"{schedule} {differences[row['case_id']]}")
+    metric_columns = list_metric_columns("pipelines", rows)
     yield Table(
         id="pipelines",
         title="Pipelines",
         caption="bubble fraction measured, simulated and analytical, and the causes of idle time",
-        columns=keep_known_columns([*_PIPELINE_COLUMNS, *metric_columns, _ACTIVATIONS], rows),
+        columns=keep_known_columns([*_PIPELINE_COLUMNS, *metric_columns, ACTIVATIONS_COLUMN], rows),
         rows=rows,
-        figures=lambda: chart_pipelines(charted, _MAX_BOXES),
+        figures=lambda: _chart_pipelines(rows),
     )
-    yield from _make_schedule_tables(pipelines, labels)
+    yield from _make_schedule_tables(rows)
 
 
-def _make_row(label: str, pipeline: PipelineResult) -> dict[str, Any]:
-    details = pipeline.details
-    return make_step_row(label, pipeline.result) | {
-        "schedule": label,
-        "ranks": details.ranks,
-        "microbatches": details.microbatches,
-        "chunks": details.chunks,
-    }
+def _chart_pipelines(rows: Sequence[StepRow]) -> Iterator[Chart]:
+    measured = [row for row in rows if row["pipeline"].details.measured]
+    for number, row in enumerate(measured, start=1):
+        pipeline: RecordedPipeline = row["pipeline"]
+        name = number_name("pipeline", number)
+        title = f"Pipeline: {row['schedule']}"
+        max_boxes = _MAX_BOXES // len(measured)
+        yield chart_pipeline(name, title, pipeline.caption, pipeline.details, max_boxes=max_boxes)
 
 
-def _make_schedule_tables(
-    pipelines: Sequence[PipelineResult], labels: Mapping[str, str]
-) -> Iterator[Table]:
+def _make_schedule_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
     """Yield the measured and simulated schedules of each model on equal ranks, fastest first."""
-    models = label_differences([row.result for row in pipelines], _SCHEDULE_PARAMS)
-    groups: dict[object, list[PipelineResult]] = {}
-    for pipeline in pipelines:
-        groups.setdefault(_get_setup(pipeline), []).append(pipeline)
+    models = label_differences([row["result"] for row in rows], _SCHEDULE_PARAMS)
+    groups: dict[object, list[StepRow]] = {}
+    for row in rows:
+        params = row["result"].case.params.items()
+        model = frozenset(param for param in params if param[0] not in _SCHEDULE_PARAMS)
+        setup = (row["name"], model, row["ranks"], row["microbatches"])
+        groups.setdefault(setup, []).append(row)
     for number, group in enumerate(groups.values(), start=1):
-        rows = [*_make_measured_rows(group, labels), *_make_simulated_rows(group)]
-        rows.sort(key=lambda row: (row["step_seconds"] is None, row["step_seconds"]))
-        details = group[0].details
-        title = f"Schedules: {details.ranks} ranks, {details.microbatches} microbatches"
-        model = models[group[0].result.case.id]
-        if len(rows) > 1:
+        schedules = [*map(_make_measured_row, group), *_make_simulated_rows(group)]
+        schedules.sort(key=lambda row: (row["step_seconds"] is None, row["step_seconds"]))
+        first = group[0]
+        title = f"Schedules: {first['ranks']} ranks, {first['microbatches']} microbatches"
+        if models[first["case_id"]]:
+            title += f", {models[first['case_id']]}"
+        if len(schedules) > 1:
             yield Table(
                 id=f"schedules-{number}",
-                title=f"{title}, {model}" if model else title,
+                title=title,
                 caption="measured, and simulated without latency; the fastest first",
-                columns=keep_known_columns(_SCHEDULE_COLUMNS, rows),
-                rows=rows,
+                columns=keep_known_columns(_SCHEDULE_COLUMNS, schedules),
+                rows=schedules,
             )
 
 
-def _get_setup(pipeline: PipelineResult) -> object:
-    """Return what the steps of one comparison have in common."""
-    case = pipeline.result.case
-    model = {name: value for name, value in case.params.items() if name not in _SCHEDULE_PARAMS}
-    details = pipeline.details
-    return case.name, frozenset(model.items()), details.ranks, details.microbatches
+def _make_measured_row(row: StepRow) -> Mapping[str, Any]:
+    result = row["result"]
+    return {
+        **row,
+        "source": "measured",
+        "step_seconds": result.seconds,
+        "activation_bytes": result.value("memory.activations"),
+    }
 
 
-def _make_measured_rows(
-    group: Sequence[PipelineResult], labels: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    for pipeline in group:
-        result = pipeline.result
-        yield {
-            "schedule": labels[result.case.id],
-            "source": "measured",
-            "chunks": pipeline.details.chunks,
-            "step_seconds": result.seconds,
-            "bubble_fraction": result.value("bubble_fraction"),
-            "in_flight": result.value("in_flight"),
-            "activation_bytes": result.value("memory.activations"),
-        }
-
-
-def _make_simulated_rows(group: Sequence[PipelineResult]) -> Iterator[dict[str, Any]]:
+def _make_simulated_rows(group: Sequence[StepRow]) -> Iterator[Mapping[str, Any]]:
     """Yield the schedules that the first step simulated and that were not measured."""
-    measured = {(pipeline.details.schedule, pipeline.details.chunks) for pipeline in group}
-    comparisons = (pipeline.details.comparison for pipeline in group)
-    simulated: Sequence[SimulatedSchedule] = next(filter(None, comparisons), ())
-    for schedule in simulated:
+    measured = {(row["pipeline"].details.schedule, row["chunks"]) for row in group}
+    comparisons = (row["pipeline"].details.comparison for row in group)
+    for schedule in next(filter(None, comparisons), ()):
         if (schedule.schedule, schedule.chunks) not in measured:
-            fields = msgspec.structs.asdict(schedule)
             name = to_single_line(schedule.schedule)
+            fields = msgspec.structs.asdict(schedule)
             yield fields | {"schedule": name, "source": "simulated"}

@@ -1,15 +1,11 @@
 """The report of several runs: the runs, their problems, their differences, and their times."""
 
+from collections.abc import Callable, Sequence
+
 from parbench.bench.machine.environment import format_cpus
+from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.analysis.verdicts import (
-    bad_rows,
-    emulations,
-    other_claims,
-    told_of_runs,
-    verdict_words,
-)
 from parbench.reports.report import Report
 from parbench.reports.run_set import NumberedRun, RunSet
 from parbench.reports.sections.one_run import heading
@@ -19,6 +15,7 @@ from parbench.reports.tables.side_by_side import (
     make_environment_section,
     make_side_by_side_section,
 )
+from parbench.reports.verdicts import describe_emulations, judge_run, list_problems
 
 _RUN_COLUMNS = (
     Column(key="run", title="run", help="its name in the tables below"),
@@ -55,9 +52,9 @@ def make_report_of_runs(run_set: RunSet) -> Report:
         name=f"{len(runs)} runs",
         verdicts=(run_set.verdict,),
         code=run_set.exit_code,
-        runs=tuple((run, summarize(run)) for run in runs),
+        runs=tuple(run.data for run in run_set.runs),
         sections=tuple(section for section in sections if section),
-        emulated=told_of_runs(runs, emulations),
+        emulated=_merge_notes(runs, describe_emulations),
         heading=run_set.describe_differences(),
     )
 
@@ -72,7 +69,7 @@ def _make_runs_section(run_set: RunSet) -> Section:
             "run": run.name,
             "point": run.point.name if run.point else None,
             "id": info.id,
-            "verdicts": verdict_words(run.data.run, summarize(run.data.run)),
+            "verdicts": ", ".join(verdict.word for verdict in judge_run(run.data)),
             "setup": None if has_points else _describe_setup(run),
         }
         if has_nodes:
@@ -82,7 +79,7 @@ def _make_runs_section(run_set: RunSet) -> Section:
             row["hosts"] = ", ".join(topology.nodes) if topology else info.host
         rows.append(row)
     runs = [run.data.run for run in run_set.runs]
-    notes = [*run_set.missing, *told_of_runs(runs, other_claims)]
+    notes = [*run_set.missing, *_merge_notes(runs, lambda run: run.info.plan.notes)]
     superseded = [run.number for run in run_set.runs if run not in run_set.current_runs]
     if superseded:
         notes.append(
@@ -115,7 +112,7 @@ def _make_problem_section(run_set: RunSet) -> Section | None:
             "reason": problem.reason,
         }
         for run in run_set.runs
-        for problem in bad_rows(summarize(run.data.run))
+        for problem in list_problems(run.data)
     ]
     if not rows:
         return None
@@ -158,3 +155,19 @@ def _make_difference_section(run_set: RunSet) -> Section:
         tables=[table] if rows else [],
         notes=[run_set.describe_differences()],
     )
+
+
+def _merge_notes(
+    runs: Sequence[Run], list_notes: Callable[[Run], tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Return each note of several runs once, with the numbers of the runs that have it."""
+    numbers_by_note: dict[str, list[int]] = {}
+    for number, run in enumerate(runs, start=1):
+        for note in list_notes(run):
+            numbers_by_note.setdefault(note, []).append(number)
+    notes = []
+    for note, numbers in numbers_by_note.items():
+        noun = "Run" if len(numbers) == 1 else "Runs"
+        prefix = "All runs" if len(numbers) == len(runs) else f"{noun} {format_cpus(numbers)}"
+        notes.append(f"{prefix}: {note}")
+    return tuple(notes)

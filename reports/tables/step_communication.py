@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from parbench.bench.results.details import (
     BytesFormulaDetails,
@@ -11,62 +10,49 @@ from parbench.bench.results.details import (
     MeshDetails,
     read_details,
 )
-from parbench.bench.results.tables import Column, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
 from parbench.bench.text import format_size
 from parbench.reports.case_results import CaseResult
 from parbench.reports.fits import Curve, get_size
 from parbench.reports.tables.step_parts import get_axis_values
+from parbench.reports.tables.step_rows import STEP_COLUMN, StepRow, read_first_details
 
 _PLAIN_PARAMS = {"size_bytes", "dtype", "mode", "group", "group_index", "concurrent"}
 """A curve with other parameters, such as a background load, does not predict a call of a step."""
+_METRICS = {
+    "calls": "calls",
+    "bytes_expected": "analytical bytes",
+    "bytes_sent": "counted bytes",
+    "bytes_ratio": "bytes ratio",
+    "exposed_comm": "exposed",
+}
+"""The metrics of an axis, with the titles of their columns."""
 _COLUMNS = (
-    Column(key="step", title="step", help="training step with the parameters that differ"),
+    STEP_COLUMN,
     Column(key="axis", title="axis", help="axis of the mesh, or process group"),
     Column(key="ranks", title="ranks", kind="count", help="ranks on the axis"),
     Column(key="formula", title="formula", help="analytical bytes that rank 0 sends"),
-    Column(
-        key="calls",
-        title="calls",
-        number_format="{:.4g}",
-        kind="number",
-        help="calls that a rank makes in a step, mean over ranks",
-        is_result=True,
-    ),
-    Column(
-        key="bytes_expected",
-        title="analytical bytes",
-        kind="B",
-        help="bytes that a rank sends in a step, by the formula",
-        is_result=True,
-    ),
-    Column(
-        key="bytes_sent",
-        title="counted bytes",
-        kind="B",
-        help="bytes that a rank sends in a step, counted at the process group",
-        is_result=True,
-    ),
-    Column(
-        key="bytes_ratio",
-        title="bytes ratio",
-        kind="number",
-        number_format="{:.3f}",
-        help="counted over analytical bytes",
-        is_result=True,
-    ),
-    Column(
-        key="exposed_comm",
-        title="exposed",
-        kind="s",
-        help="communication that computation does not hide",
-        is_result=True,
+    *(
+        metric_column(f"{metric}.the axis", key=metric, title=title)
+        for metric, title in _METRICS.items()
     ),
 )
 
 
-def make_volume_tables(steps: Sequence[tuple[str, CaseResult]]) -> Iterator[Table]:
-    """Yield the communication volume of steps, each with its label."""
-    rows = [row for label, step in steps for row in _make_volume_rows(label, step)]
+def make_volume_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
+    """Yield the communication volume of steps, with a row for each axis that has counted bytes."""
+    rows = []
+    for step in steps:
+        result = step["result"]
+        mesh = read_first_details(result, MeshDetails)
+        axes = mesh.axes if isinstance(mesh, MeshDetails) else {}
+        details = read_first_details(result, BytesFormulaDetails)
+        formulas = details.bytes_formula if isinstance(details, BytesFormulaDetails) else {}
+        for axis in get_axis_values(result, "bytes_sent"):
+            row = {name: result.value(f"{name}.{axis}") for name in _METRICS}
+            ranks = axes.get(axis, {}).get("ranks")
+            identity = {"label": step["label"], "axis": axis, "ranks": ranks}
+            rows.append({**identity, **row, "formula": formulas.get(axis)})
     if rows:
         yield Table(
             id="communication-volume",
@@ -75,23 +61,6 @@ def make_volume_tables(steps: Sequence[tuple[str, CaseResult]]) -> Iterator[Tabl
             columns=keep_known_columns(_COLUMNS, rows),
             rows=rows,
         )
-
-
-def _make_volume_rows(label: str, step: CaseResult) -> list[dict[str, Any]]:
-    """Return a row for each axis on which bytes were counted."""
-    mesh = read_details(step.measured[0], MeshDetails) if step.measured else None
-    formulas = read_details(step.measured[0], BytesFormulaDetails) if step.measured else None
-    rows = []
-    for axis in get_axis_values(step, "bytes_sent"):
-        row: dict[str, Any] = {"step": label, "axis": axis, "ranks": None, "formula": None}
-        if isinstance(mesh, MeshDetails):
-            row["ranks"] = mesh.axes.get(axis, {}).get("ranks")
-        if isinstance(formulas, BytesFormulaDetails):
-            row["formula"] = formulas.bytes_formula.get(axis)
-        for metric in ("calls", "bytes_expected", "bytes_sent", "bytes_ratio", "exposed_comm"):
-            row[metric] = step.value(f"{metric}.{axis}")
-        rows.append(row)
-    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +75,13 @@ class PredictedCommunication:
 def predict_communication(
     step: CaseResult, curves: Sequence[Curve]
 ) -> PredictedCommunication | None:
-    """Predict the communication of a step from this run's fits, None if its calls are unknown.
+    """Predict the communication of a step from this run's fits, None without fits or calls.
 
     The ranks on an axis are not known by name, and a step waits for its slowest group. Of the
     fits of several groups, the slowest counts.
     """
     calls = get_calls(step)
-    if calls is None:
+    if calls is None or not curves:
         return None
     seconds = 0.0
     missing = []

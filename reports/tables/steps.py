@@ -13,20 +13,12 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
-from parbench.reports.case_results import CaseResult
-from parbench.reports.figures.chart import list_charts
+from parbench.reports.figures.chart import Chart, list_charts, number_name
 from parbench.reports.figures.steps import chart_breakdown, chart_memory, chart_step_times
-from parbench.reports.figures.timeline import LabeledTimeline, chart_timelines
-from parbench.reports.labels import label_results
+from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.pipelines import make_pipeline_tables, read_pipeline, read_pipelines
-from parbench.reports.tables.step_columns import (
-    QUALITY_COLUMNS,
-    STEP_COLUMN,
-    STEP_TIME_COLUMN,
-    make_metric_columns,
-    make_step_row,
-)
+from parbench.reports.tables.columns import QUALITY_COLUMNS
+from parbench.reports.tables.pipelines import make_pipeline_tables, read_pipeline
 from parbench.reports.tables.step_communication import (
     PredictedCommunication,
     make_volume_tables,
@@ -40,17 +32,17 @@ from parbench.reports.tables.step_parts import (
     get_parts,
     get_profiled_seconds,
     get_share_of_profile,
-    select_profiled,
     sum_memory,
 )
-from parbench.reports.timelines import (
-    StepTimeline,
-    measure_phases,
-    measure_streams,
-    name_stream,
+from parbench.reports.tables.step_rows import (
+    STEP_COLUMN,
+    STEP_TIME_COLUMN,
+    StepRow,
+    list_metric_columns,
+    list_step_rows,
 )
+from parbench.reports.timelines import measure_phases, measure_streams, name_stream
 
-LabeledStep = tuple[str, CaseResult]
 MEMORY_SOURCES = ("memory_formula", "memory_counted", "memory")
 _MAX_BOXES = 8000
 """The limit for the timelines of all steps, which keeps the page below a megabyte."""
@@ -59,35 +51,28 @@ _TERMS_OF_TABLE = {
     "step-timelines": ("phases",),
     "pipelines": ("idle: schedule, imbalance, p2p, rest", "F, B, I, W"),
 }
-_EXPOSED = Column(
-    key="exposed",
-    title="exposed",
-    kind="percent",
-    help="communication that computation does not hide, as a share of the profiled step",
-    is_result=True,
-)
-_PREDICTED = Column(
+_PREDICTED_COLUMN = Column(
     key="predicted",
     title="predicted comm",
     kind="s",
     help="time of the step's calls one after another, from this run's fits of the same operations",
     is_result=True,
 )
-_MEMORY = Column(
+_MEMORY_COLUMN = Column(
     key="memory",
     title="memory",
     kind="B",
     help="memory of all components, measured, maximum over ranks",
     is_result=True,
 )
-_PROFILED = Column(
+_PROFILED_COLUMN = Column(
     key="profiled",
     title="profiled step",
     kind="s",
     help="wall time of the profiled step, the sum of its parts and the residual",
     is_result=True,
 )
-_RESIDUAL = Column(
+_RESIDUAL_COLUMN = Column(
     key="residual_percent",
     title="residual",
     kind="number",
@@ -99,56 +84,52 @@ _RESIDUAL = Column(
 
 def make_step_section(data: RunData) -> Section | None:
     """Return the tables of training steps, None without steps."""
-    if not data.steps:
+    rows = list_step_rows(data)
+    if not rows:
         return None
-    labels = label_results(data.steps)
-    steps = [(labels[step.case.id], step) for step in data.steps]
-    predictions = {}
-    if data.curves:
-        predictions = {label: predict_communication(step, data.curves) for label, step in steps}
-    pipelines = read_pipelines(data.measured)
-    problems = [text for text in map(read_pipeline, data.measured) if isinstance(text, str)]
     tables = [
-        _make_step_table(steps, predictions),
-        *_make_part_tables(steps),
-        *make_volume_tables(steps),
-        *_make_timeline_tables(data.timelines, labels),
-        *make_pipeline_tables(pipelines),
-        *_make_memory_tables(steps),
+        _make_step_table(data, rows),
+        *_make_part_tables(rows),
+        *make_volume_tables(rows),
+        *_make_timeline_tables(data),
+        *make_pipeline_tables(rows),
+        *_make_memory_tables(rows),
     ]
-    terms = [term for table in tables for term in _TERMS_OF_TABLE.get(table.id, ())]
+    pipelines = [read_pipeline(step) for step in data.steps]
     return Section(
         id="steps",
         title="Training steps",
-        tables=tuple(tables),
-        terms=tuple(terms),
-        notes=tuple(problems),
+        tables=tables,
+        terms=[term for table in tables for term in _TERMS_OF_TABLE.get(table.id, ())],
+        notes=[problem for problem in pipelines if isinstance(problem, str)],
     )
 
 
-def _make_step_table(
-    steps: Sequence[LabeledStep], predictions: Mapping[str, PredictedCommunication | None]
-) -> Table:
+def _make_step_table(data: RunData, steps: Sequence[StepRow]) -> Table:
     rows = []
     notes: dict[str, list[str]] = {}
-    for label, step in steps:
-        row = make_step_row(label, step)
-        row["exposed"] = get_exposed_share(step)
-        row["bytes_ratio"] = _format_worst_ratio(step)
-        row["memory"] = sum_memory(step)
-        prediction = predictions.get(label)
-        row["predicted"] = _format_prediction(prediction)
-        rows.append(row)
-        notes[label] = [*step.notes, *(prediction.notes if prediction else ())]
+    for step in steps:
+        result = step["result"]
+        prediction = predict_communication(result, data.curves)
+        rows.append(
+            {
+                **step,
+                "exposed_fraction": get_exposed_share(result),
+                "bytes_ratio": _format_worst_ratio(step),
+                "memory": sum_memory(result),
+                "predicted": _format_prediction(prediction),
+            }
+        )
+        notes[step["label"]] = [*result.notes, *(prediction.notes if prediction else ())]
     columns = [
         STEP_COLUMN,
         STEP_TIME_COLUMN,
         metric_column("tokens_per_second"),
-        *make_metric_columns("steps", [step for _, step in steps]),
-        _EXPOSED,
-        _PREDICTED,
+        *list_metric_columns("steps", steps),
+        metric_column("exposed_fraction"),
+        _PREDICTED_COLUMN,
         metric_column("bytes_ratio.AXIS", key="bytes_ratio"),
-        _MEMORY,
+        _MEMORY_COLUMN,
         *QUALITY_COLUMNS,
     ]
     return Table(
@@ -158,7 +139,9 @@ def _make_step_table(
         columns=keep_known_columns(columns, rows),
         rows=rows,
         notes=_attribute_notes(notes),
-        figures=lambda: list_charts(chart_step_times(dict(steps))),
+        figures=lambda: list_charts(
+            chart_step_times({step["label"]: step["result"] for step in steps})
+        ),
     )
 
 
@@ -170,14 +153,14 @@ def _format_prediction(prediction: PredictedCommunication | None) -> SortedText 
     return SortedText(f"{format_seconds(prediction.seconds)} (extrapolated)", prediction.seconds)
 
 
-def _format_worst_ratio(step: CaseResult) -> SortedText | None:
+def _format_worst_ratio(step: StepRow) -> SortedText | None:
     """Return the ratio of the worst axis, with its name if there are several and it is not 1."""
-    worst = find_worst_bytes_ratio(step)
+    worst = find_worst_bytes_ratio(step["result"])
     if worst is None:
         return None
     axis, ratio = worst
     text = f"{ratio:.3f}"
-    if text != "1.000" and len(get_axis_values(step, "bytes_ratio")) > 1:
+    if text != "1.000" and len(get_axis_values(step["result"], "bytes_ratio")) > 1:
         text += f" ({axis})"
     return SortedText(text, ratio)
 
@@ -195,71 +178,60 @@ def _attribute_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
     return attributed
 
 
-def _make_part_tables(steps: Sequence[LabeledStep]) -> Iterator[Table]:
-    labels = {step.case.id: label for label, step in steps}
-    profiled = select_profiled(step for _, step in steps)
-    if not profiled:
-        return
+def _make_part_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
     rows = []
     notes = []
-    for step in profiled:
-        label = labels[step.case.id]
-        row = make_step_row(label, step)
-        row["profiled"] = get_profiled_seconds(step)
-        residual = get_share_of_profile(step, step.value("residual"))
-        if residual is not None:
-            row["residual_percent"] = round(100 * residual, 2) + 0.0  # no negative zero
-        rows.append(row)
-        deviating = get_deviating_profile(step)
-        if deviating is not None:
-            step_time = format_seconds(step.seconds)
-            notes.append(
-                f"{label}: the profiled step took {format_seconds(deviating)}, "
-                f"uninstrumented steps took {step_time}."
-            )
-    metric_columns = make_metric_columns("times", profiled)
-    yield Table(
-        id="step-time",
-        title="Where the time goes",
-        caption="parts of the profiled step, with communication by axis of the mesh",
-        columns=keep_known_columns([STEP_COLUMN, _PROFILED, *metric_columns, _RESIDUAL], rows),
-        rows=rows,
-        notes=notes,
-        figures=lambda: list_charts(
-            chart_breakdown({labels[step.case.id]: get_parts(step) for step in profiled})
-        ),
-    )
+    stacks = {}
+    for step in steps:
+        result = step["result"]
+        profiled = get_profiled_seconds(result)
+        if profiled is None:
+            continue
+        residual = get_share_of_profile(result, result.value("residual"))
+        # Adding zero turns a negative zero into zero.
+        percent = None if residual is None else round(100 * residual, 2) + 0.0
+        rows.append({**step, "profiled": profiled, "residual_percent": percent})
+        stacks[step["label"]] = get_parts(result)
+        if get_deviating_profile(result):
+            times = f"{format_seconds(profiled)}, uninstrumented {format_seconds(result.seconds)}"
+            notes.append(f"{step['label']}: the profiled step took {times}.")
+    columns = [STEP_COLUMN, _PROFILED_COLUMN, *list_metric_columns("times", rows), _RESIDUAL_COLUMN]
+    if rows:
+        yield Table(
+            id="step-time",
+            title="Where the time goes",
+            caption="parts of the profiled step, with communication by axis of the mesh",
+            columns=keep_known_columns(columns, rows),
+            rows=rows,
+            notes=notes,
+            figures=lambda: list_charts(chart_breakdown(stacks)),
+        )
 
 
-def _make_timeline_tables(
-    timelines: Sequence[StepTimeline], labels: Mapping[str, str]
-) -> Iterator[Table]:
-    if not timelines:
-        return
+def _make_timeline_tables(data: RunData) -> Iterator[Table]:
     rows = []
-    charted = []
     notes = []
-    for step in timelines:
-        label = labels[step.result.case.id]
+    for step in data.timelines:
+        label = data.labels[step.result.case.id]
         if step.timeline is None:
             notes.append(f"{label} has no timeline: {step.problem}.")
             continue
-        charted.append(LabeledTimeline(label, step.repetition, step.timeline))
         for rank in step.timeline.ranks:
-            row: dict[str, Any] = {"step": label, "rank": rank.rank}
+            row: dict[str, Any] = {"label": label, "rank": rank.rank}
             row["wall"] = (rank.stop_us - rank.start_us) / 1e6
             row |= {f"phase {name}": value for name, value in measure_phases(rank).items()}
             row |= {f"stream {name}": value for name, value in measure_streams(rank).items()}
             rows.append(row)
-    yield Table(
-        id="step-timelines",
-        title="Profiled steps by rank",
-        caption="busy time of each rank; parbench export --format chrome-trace has every event",
-        columns=_make_timeline_columns(rows),
-        rows=rows,
-        notes=notes,
-        figures=lambda: chart_timelines(charted, _MAX_BOXES),
-    )
+    if data.timelines:
+        yield Table(
+            id="step-timelines",
+            title="Profiled steps by rank",
+            caption="busy time of each rank; parbench export --format chrome-trace has all events",
+            columns=_make_timeline_columns(rows),
+            rows=rows,
+            notes=notes,
+            figures=lambda: _chart_timelines(data),
+        )
 
 
 def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
@@ -268,48 +240,54 @@ def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column(key="rank", title="rank", kind="count", help="rank in the world"),
         Column(key="wall", title="wall", kind="s", help="wall time of the step on this rank"),
     ]
-    keys = dict.fromkeys(key for row in rows for key in row)
+    keys = dict.fromkeys(key for row in rows for key in row if " " in key)
     for key in sorted(keys, key=lambda key: key.startswith("stream ")):
         kind, _, name = key.partition(" ")
         title = name_stream(name) if kind == "stream" else name
-        if name:
-            help_text = f"time of {title}, overlaps counted once"
-            columns.append(Column(key=key, title=title, kind="s", help=help_text, is_result=True))
+        help_text = f"time of {title}, overlaps counted once"
+        columns.append(Column(key=key, title=title, kind="s", help=help_text, is_result=True))
     return columns
 
 
-def _make_memory_tables(steps: Sequence[LabeledStep]) -> Iterator[Table]:
-    rows = [row for label, step in steps for row in _make_memory_rows(label, step)]
-    if not rows:
-        return
+def _chart_timelines(data: RunData) -> Iterator[Chart]:
+    steps = [step for step in data.timelines if step.timeline]
+    for number, step in enumerate(steps, start=1):
+        if step.timeline:
+            yield chart_timeline(
+                number_name("timeline", number),
+                f"Profiled step: {data.labels[step.result.case.id]}",
+                f"Repetition {step.repetition + 1}.",
+                step.timeline,
+                max_boxes=_MAX_BOXES // len(steps),
+            )
+
+
+def _make_memory_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
+    rows = [row for step in steps for row in _make_memory_rows(step)]
     columns = [
         STEP_COLUMN,
         Column(key="component", title="component", help="content of the memory"),
         *(metric_column(f"{source}.COMPONENT", key=source) for source in MEMORY_SOURCES),
     ]
-    yield Table(
-        id="step-memory",
-        title="Memory by component",
-        caption="analytical, counted and measured bytes",
-        columns=columns,
-        rows=rows,
-        figures=lambda: list_charts(chart_memory(_stack_memory(rows))),
-    )
+    stacks: dict[str, dict[str, float]] = {}
+    for row in rows:
+        stacks.setdefault(row["label"], {})[row["component"]] = row["memory"] or 0.0
+    if rows:
+        yield Table(
+            id="step-memory",
+            title="Memory by component",
+            caption="analytical, counted and measured bytes",
+            columns=columns,
+            rows=rows,
+            figures=lambda: list_charts(chart_memory(stacks)),
+        )
 
 
-def _make_memory_rows(label: str, step: CaseResult) -> Iterator[dict[str, Any]]:
+def _make_memory_rows(step: StepRow) -> Iterator[dict[str, Any]]:
     """Yield the bytes of each component by source, the usual components first."""
-    by_source = {source: get_axis_values(step, source) for source in MEMORY_SOURCES}
+    by_source = {source: get_axis_values(step["result"], source) for source in MEMORY_SOURCES}
     components = [*COMPONENTS, *(name for values in by_source.values() for name in values)]
     for component in dict.fromkeys(components):
         num_bytes = {source: values.get(component) for source, values in by_source.items()}
         if any(value is not None for value in num_bytes.values()):
-            yield {"step": label, "component": component, **num_bytes}
-
-
-def _stack_memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the measured bytes of each step by component."""
-    stacks: dict[str, dict[str, float]] = {}
-    for row in rows:
-        stacks.setdefault(row["step"], {})[row["component"]] = row["memory"] or 0.0
-    return stacks
+            yield {"label": step["label"], "component": component, **num_bytes}

@@ -10,9 +10,8 @@ from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import Span, difference, length
 from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
 from parbench.bench.text import format_size, pluralize
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.timeline import chart_profiled_step, choose_view, describe_timeline
+from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import find
 from parbench.reports.findings.evidence import Evidence
 from parbench.reports.findings.finding import MIN_SHARE
@@ -28,6 +27,7 @@ from parbench.reports.traces.job import (
     read_job,
 )
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
+from parbench.reports.verdicts import Verdict
 
 MAX_RANK_ROWS = 16
 MAX_BOXES = 4000
@@ -163,14 +163,8 @@ def build_trace_report(
 
 def _chart_median_step(job: TracedJob) -> Chart:
     timeline = build_timeline(job)
-    caption = describe_timeline(timeline, choose_view(timeline))
-    return chart_profiled_step(
-        "Profiled step",
-        f"{caption} Waiting is hatched or empty.",
-        timeline,
-        is_wide=True,
-        max_boxes=MAX_BOXES,
-    )
+    caption = "Waiting is hatched or empty."
+    return chart_timeline("step", "Profiled step", caption, timeline, max_boxes=MAX_BOXES)
 
 
 def _judge_completeness(job: TracedJob) -> Verdict:
@@ -179,8 +173,8 @@ def _judge_completeness(job: TracedJob) -> Verdict:
     message = f"{num_ranks} of {world_size} ranks, {pluralize(job.num_steps, 'step')} each"
     if num_ranks < world_size or any(rank.source.notes for rank in job.ranks):
         message += "; the notes list what is missing"
-        return Verdict(word="PARTIAL", level="doubtful", told=message)
-    return Verdict(word="COMPLETE", level="good", told=message)
+        return Verdict(word="PARTIAL", level="doubtful", message=message)
+    return Verdict(word="COMPLETE", level="good", message=message)
 
 
 def _make_rank_table(job: TracedJob) -> Table:

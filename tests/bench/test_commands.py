@@ -43,7 +43,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the page, which takes seconds and has its own tests."""
-    monkeypatch.setattr(show, "rendered", lambda report, form: b"")
+    monkeypatch.setattr(show, "render_report", lambda report, form: b"")
 
 
 @pytest.fixture

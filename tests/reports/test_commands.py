@@ -109,15 +109,15 @@ def test_show_of_a_sweep_has_tables_over_nodes(sweep: Path) -> None:
     assert result.exit_code == 4
     lines = result.output.splitlines()
     assert {"Runs", "Wrong, hung or failed", "Scaling over nodes"} <= set(lines)
-    assert lines[-2].startswith("FAILED  run 3 of 3, 1 run missing")
+    assert lines[-2].startswith("FAILED  Run 3 of 3, 1 run missing")
     assert lines[-1] == str(sweep)
 
 
 def test_show_exits_with_the_code_of_the_run(run: Path, tmp_path: Path) -> None:
     text = read_output(show, run)
     assert text.endswith(f"{run}\n")
-    assert "1 of 1 results equal the reference" in text
-    assert "1 of 1 results equal the reference" in read_output(show, run, "--watch")
+    assert "1 of 1 results match the reference" in text
+    assert "1 of 1 results match the reference" in read_output(show, run, "--watch")
     failed = write_run(tmp_path, run_from_records(failed_record(collective_case())))
     assert invoke(show, failed).exit_code == 4
 

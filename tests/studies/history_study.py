@@ -2,12 +2,13 @@
 
     python -m tests.studies.history_study [--trials 20] [--seed 1] [--only TEXT]
 
-A history has 40 series over 31 runs of each host class. The first table has the share of checks, from
-the ninth run on, in which any series has a verdict although nothing changed. PR is SLOWER for a run
-that is compared with the history and not part of it. The second table has the share of steps that
-are detected: the series is SLOWER in the fifth run after the step, if the step is in all series or
-in one of 40, and PR is SLOWER for the first run after the step.
-``tests/reports/test_change_points.py`` tests a small part.
+A history has 40 series over 31 runs of each host class. The first table has the share of checks,
+from the ninth run on, in which any series has a verdict although nothing changed. PR is SLOWER for
+a run that is compared with the history and not part of it.
+
+The second table has the share of steps that are detected: the series is SLOWER in the fifth run
+after the step, if the step is in all series or in one of 40, and PR is SLOWER for the first run
+after the step. ``tests/reports/history/test_levels.py`` tests a small part.
 """
 
 import argparse

@@ -10,7 +10,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from parbench.reports.render.show import build
+from parbench.reports.render.show import load_report, render_report
 from tests.support.browser import Browser
 from tests.support.paths import ROOT
 
@@ -23,7 +23,7 @@ def take_pictures(run: Path, folder: Path, *, full_page: bool) -> None:
     sizes = [SCREEN_SIZE, PHONE_SIZE] if full_page else [SCREEN_SIZE]
     with tempfile.TemporaryDirectory() as scratch, Browser() as browser:
         page = Path(scratch) / "report.html"
-        page.write_bytes(build([run], "html")[0])
+        page.write_bytes(render_report(load_report([run]), "html"))
         for size in sizes:
             for theme in ("light", "dark"):
                 name = f"{size[0]}-{theme}.png" if full_page else f"report-{theme}.webp"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from parbench.bench.results.details import PipelineDetails, read_details
-from parbench.reports.figures.pipeline import PipelineStep, chart_pipelines
+from parbench.reports.figures.pipeline import chart_pipeline
 from tests.support.figure_parts import find_boxes, find_texts
 from tests.support.reports_fixtures import pipeline_record
 
@@ -23,8 +23,7 @@ TWO_RANKS: dict[str, Any] = {
 def test_actions_are_boxes_simulated_above_measured() -> None:
     details = read_details(pipeline_record(**TWO_RANKS), PipelineDetails)
     assert isinstance(details, PipelineDetails)
-    [chart] = chart_pipelines([PipelineStep("1f1b", 0, details)], 5000)
-    figure = chart.draw()
+    figure = chart_pipeline("pipeline", "1f1b", "", details).draw()
     assert {"simulated: 6.00 ms", "measured: 8.00 ms", "rank 0", "F0"} <= set(
         find_texts(figure)
     )

@@ -2,16 +2,11 @@
 
 import pytest
 
-from parbench.bench.results.metrics import MetricValue
-from parbench.reports.analysis.contrasts import Pairs, pairs
-from parbench.reports.figures.pairs import chart_pairs
 from parbench.reports.figures.steps import chart_breakdown, chart_step_times
 from tests.support.figure_parts import find_boxes, find_markers, find_texts
-from tests.support.report_rows import matrix_case, summarize_rows
+from tests.support.report_rows import summarize_rows
 from tests.support.reports_fixtures import (
     ok_record,
-    rate_metric,
-    seconds_metric,
     step_case,
 )
 
@@ -49,26 +44,3 @@ def test_breakdown_stacks_parts_of_a_step() -> None:
         False,
     ]
     assert {"61 %", "dp 15 %"} <= set(find_texts(figure))
-
-
-def make_matrix(rates: dict[tuple[int, int], float], metric: str = "busbw") -> Pairs:
-    records = []
-    for (sender, receiver), rate in rates.items():
-        metrics: dict[str, MetricValue] = {
-            "time": seconds_metric(1e-3),
-            metric: rate_metric(rate),
-        }
-        records.append(ok_record(matrix_case(sender, receiver), metrics=metrics))
-    [matrix] = pairs(summarize_rows(*records))
-    return matrix
-
-
-def test_pairs_have_a_cell_each() -> None:
-    rates = {(0, 1): 2e9, (0, 2): 3e9, (1, 0): 11e9, (1, 2): 13e9, (2, 0): 21e9, (2, 1): 22e9}
-    chart = chart_pairs(1, "", make_matrix(rates), None)
-    assert chart is not None
-    figure = chart.draw()
-    assert {"2.00", "3.00", "11.0", "13.0", "21.0", "22.0"} <= set(find_texts(figure))
-    shades = [patch.get_alpha() or 1.0 for patch in figure.axes[0].patches]
-    assert len(shades) == 6
-    assert shades == sorted(shades)

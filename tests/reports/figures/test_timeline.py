@@ -3,8 +3,7 @@
 from parbench.bench.results.records import Interval, RankTimeline, Timeline
 from parbench.reports.figures.timeline import (
     MAX_RANKS,
-    LabeledTimeline,
-    chart_timelines,
+    chart_timeline,
     choose_view,
 )
 from tests.support.figure_parts import find_boxes, find_texts
@@ -21,8 +20,7 @@ def join(*ranks: RankTimeline) -> Timeline:
 
 
 def test_timeline_has_boxes_at_its_spans() -> None:
-    [chart] = chart_timelines([LabeledTimeline("ddp", 0, join(make_rank_timeline()))], 4000)
-    figure = chart.draw()
+    figure = chart_timeline("step", "ddp", "", join(make_rank_timeline())).draw()
     boxes = find_boxes(figure.axes[0])
     milliseconds = {
         name: [(round(1e3 * start, 1), round(1e3 * stop, 1)) for start, stop in spans]

@@ -81,10 +81,10 @@ def test_cases_have_their_own_processes_and_clocks() -> None:
     trace = render(precise, pipeline_record("gpipe"), untimed, ok_record(collective_case()))
     processes = find_names(trace["traceEvents"])
     assert len(processes) == 2 * 4
-    assert processes[0] == "1f1b: rank 0"
-    assert processes[-1] == "gpipe: rank 1 (predicted)"
-    assert trace["otherData"]["clocks"]["1f1b"]["uncertainty_seconds"] == 2e-6
-    assert list(trace["otherData"]["left_out"]) == ["zb"]
+    assert processes[0] == "pp schedule=1f1b: rank 0"
+    assert processes[-1] == "pp schedule=gpipe: rank 1 (predicted)"
+    assert trace["otherData"]["clocks"]["pp schedule=1f1b"]["uncertainty_seconds"] == 2e-6
+    assert list(trace["otherData"]["left_out"]) == ["pp schedule=zb"]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 
 from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record
-from parbench.reports.analysis.verdicts import Verdict
 from parbench.reports.history.baseline import judge_by_history
 from parbench.reports.history.database import open_history
 from parbench.reports.run_data import RunData
+from parbench.reports.verdicts import Verdict
 from tests.support.compare_fixtures import CASE
 from tests.support.history_fixtures import fill_history, make_entry, write_history_run
 from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics
@@ -43,8 +43,8 @@ def test_run_is_compared_and_not_kept(
     result = judge(write_history_run(tmp_path, 99, factor))
     assert result.word == verdict
     assert result.level == level
-    assert "2 series" in result.told
-    assert "12 earlier runs" in result.told
+    assert "2 series" in result.message
+    assert "12 earlier runs" in result.message
     assert file.read_bytes() == content
 
 
@@ -53,14 +53,14 @@ def test_run_without_a_time_has_no_judge(file: Path, twelve_runs: Path, tmp_path
     wrong = failed_record(CASE, 0, "wrong", "3 values differ")
     result = judge(write_history_run(tmp_path, 99, records=[wrong]))
     assert result.word == "NO BASELINE"
-    assert "3 values differ" in result.told
+    assert "3 values differ" in result.message
 
 
 def test_young_history_is_no_judge(file: Path, path: Path, tmp_path: Path) -> None:
     assert judge(path).word == "NO BASELINE"
     with open_history(file, create=True) as history:
         fill_history(history, tmp_path, [1.0] * 5)
-    assert judge(path).told == "TOO FEW RUNS: 5 of 8 required runs"
+    assert judge(path).message == "TOO FEW RUNS: 5 of 8 required runs"
 
 
 def test_history_of_another_preset_is_no_judge(file: Path, path: Path, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_history_of_another_preset_is_no_judge(file: Path, path: Path, tmp_path:
         history.add(make_entry(tmp_path, 0, preset="smoke"))
     result = judge(path)
     assert result.word == "NO BASELINE"
-    assert "preset node" in result.told
+    assert "preset node" in result.message
 
 
 def test_unreadable_history_fails_no_run(file: Path, path: Path) -> None:
@@ -86,4 +86,4 @@ def test_changed_count_is_reported(file: Path, tmp_path: Path) -> None:
         history.add(make_entry(tmp_path, 0, records=[make_step(2.0)]))
     result = judge(write_history_run(tmp_path, 1, records=[make_step(4.0)]))
     assert result.word == "COUNT CHANGED"
-    assert "2 -> 4 calls" in result.told
+    assert "2 -> 4 calls" in result.message

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from parbench import cli
 from parbench.bench.results.runs import load_run
-from parbench.reports.render.data import embedded_json
-from parbench.reports.render.show import build
+from parbench.reports.render.data import render_embedded_json
+from parbench.reports.render.show import load_report, render_report
 from parbench.reports.sections.one_run import report_of
 from tests.support.axe import axe_source
 from tests.support.browser import Browser
@@ -83,7 +83,8 @@ def pages(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pages:
         "sweep": [sample_sweep(folder / "links")],
     }
     for name, paths in folders.items():
-        (folder / f"{name}.html").write_bytes(build(paths, "html")[0])
+        page = render_report(load_report(paths), "html")
+        (folder / f"{name}.html").write_bytes(page)
     commands = {"plan": ["search", "--model", "llama3-8b"], "guide": ["guide"]}
     for name, options in commands.items():
         page = ["--gpus", "16", "-o", str(folder / f"{name}.html")]
@@ -193,7 +194,7 @@ def test_download_holds_the_run(page: Browser, run_folder: Path, tmp_path: Path)
     deadline = time.monotonic() + 10
     while not file.is_file() and time.monotonic() < deadline:
         page.run("new Promise(done => setTimeout(done, 50))")
-    data = embedded_json(report_of(load_run(run_folder)))
+    data = render_embedded_json(report_of(load_run(run_folder)))
     assert json.loads(file.read_text()) == json.loads(data)
 
 

@@ -2,6 +2,7 @@
 
 import re
 
+from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.reports.render.closing import render_closing
 from parbench.reports.sections.one_run import report_of
@@ -59,11 +60,19 @@ def test_few_operations_have_a_table_over_sizes() -> None:
 def test_step_shows_the_parts_of_its_time() -> None:
     lines = render(ok_record(step_case("ddp"), metrics=training_metrics(0.1)))
     start = lines.index("Training steps")
-    assert lines[start + 1].split()[:3] == ["ddp", "100", "ms"]
-    parts = lines[start + 2]
-    assert re.findall(r"(\w+) #+ (\d+) %", parts) == [
-        ("compute", "60"),
-        ("exposed", "30"),
-        ("idle", "6"),
+    [row] = [line for line in lines[start:] if line.startswith("ddp")]
+    assert re.match(r"ddp +100 ms .* 60 % +30 % +6 % +33 %", row)
+
+
+def test_summary_never_exceeds_its_columns() -> None:
+    """A long name, a long interval and a bandwidth above that of a copy are the widest row."""
+    records = [
+        ok_record(make_case("memory.copy", "m:f", {"size_bytes": 1 << 20}), seconds=1e-3)
     ]
-    assert "overlap 33 %" in parts
+    for i in range(4):
+        for repetition, seconds in enumerate((1e-1, 2e-1, 3.1e-1)):
+            case = collective_case(f"all_reduce_two_step_with_a_long_name_{i}", 1 << 10)
+            records.append(ok_record(case, seconds=seconds, repetition=repetition))
+    lines = render(*records)
+    assert any(line.startswith("Operations") for line in lines)
+    assert max(map(len, lines)) <= 80

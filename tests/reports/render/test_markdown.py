@@ -5,7 +5,9 @@ import re
 import pytest
 
 from parbench.bench.results.runs import Run
+from parbench.bench.results.tables import Document
 from parbench.reports.render.markdown import render_markdown
+from parbench.reports.report import report_of_document
 from parbench.reports.sections.one_run import report_of
 from tests.support.nodes_fixtures import EMULATION, sample_node_run
 from tests.support.report_rows import run_from_records
@@ -63,3 +65,11 @@ def test_markdown_escapes_hostile_text(text: str) -> None:
     for markup in ("<script", "\n# heading", "[x](", "\u202e"):
         assert markup not in markdown
     assert_tables_are_intact(markdown)
+
+
+def test_markdown_of_a_plan_has_heading_and_tiles() -> None:
+    tiles = [("0.5 s", "a step")]
+    document = Document(name="plan", heading="llama on 8 GPUs", sections=[], tiles=tiles)
+    text = render_markdown(report_of_document(document))
+    assert "\nllama on 8 GPUs\n" in text
+    assert "* **0.5 s** a step" in text

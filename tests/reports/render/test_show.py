@@ -10,18 +10,21 @@ import pytest
 from parbench.bench.files import write_output
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run, open_writer
-from parbench.reports.analysis.verdicts import warnings_of
+from parbench.reports.render import show
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.page import render_page
 from parbench.reports.render.show import (
-    build,
     build_report,
     follow,
+    load_report,
+    render_report,
     show_again,
     show_run,
 )
 from parbench.reports.render.terminal import render_text
+from parbench.reports.run_data import RunData
 from parbench.reports.sections.one_run import report_of
+from parbench.reports.verdicts import list_warnings
 from tests.support.nodes_fixtures import scaling_run
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import (
@@ -88,16 +91,16 @@ def test_show_run_survives_an_unwritable_page(
 
 def test_truncated_record_is_reported_everywhere(tmp_path: Path) -> None:
     path = write(tmp_path, ok_record(CASE), ok_record(CASE, 1), repetitions=2)
-    assert warnings_of(load_run(path)) == ()
+    assert list_warnings(load_run(path)) == ()
     file = path / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-5])
-    [warning] = warnings_of(load_run(path))
-    assert "cut short" in warning
+    [warning] = list_warnings(load_run(path))
+    assert "incomplete" in warning
     assert f"parbench run --resume {path}" in warning
-    assert "cut short" in render_tables(path)
+    assert "is incomplete" in render_tables(path)
     for form in ("html", "markdown"):
-        report, _ = build([path], form)
-        assert b"cut short" in report
+        report = render_report(load_report([path]), form)
+        assert b"is incomplete" in report
         assert b"1 of 2 measurements have no record" in report
     assert show_run(path) == 4
 
@@ -118,10 +121,10 @@ def test_newer_schema_has_a_page_only(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, ok_record(CASE))
     content = (path / name).read_bytes()
     (path / name).write_bytes(re.sub(rb'"schema": ?\d', b'"schema":99', content))
-    page, code = build([path], "html")
-    assert code == 4
-    assert b"schema 99" in page
-    assert "schema 99" in usage_error(build, [path], "csv")
+    page = tmp_path / "page.html"
+    assert build_report([path], out=page) == 4
+    assert "schema 99" in page.read_text()
+    assert "schema 99" in usage_error(build_report, [path], "csv")
 
 
 def test_build_report_needs_every_run(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_build_report_needs_every_run(tmp_path: Path) -> None:
     assert build_report(paths, out=page) == 0
     assert 'id="over-nodes"' in page.read_text()
     (paths[0] / "run.json").write_text("{")
-    assert "run.json" in usage_error(build, paths, "html")
+    assert "run.json" in usage_error(build_report, paths, "html")
 
 
 def make_pause(path: Path, *records: Record) -> Callable[[float], None]:
@@ -165,9 +168,9 @@ def test_follow_prints_progress_then_tables(
     pause = make_pause(path, ok_record(CASE, 1), failed_record(CASE, 2))
     assert follow(path, output, pause, whole=True) == 4
     first, second, third = capsys.readouterr().err.splitlines()
-    assert first == "1 of 3 measurements; cases: 1 ok, about 1 s left"
-    assert second == "2 of 3 measurements; cases: 1 ok, about 500 ms left"
-    assert third == "3 of 3 measurements; cases: 1 failed"
+    assert first == "1 of 3 measurements, cases: 1 ok, about 1 s left"
+    assert second == "2 of 3 measurements, cases: 1 ok, about 500 ms left"
+    assert third == "3 of 3 measurements, cases: 1 failed"
     assert output.getvalue() == render_tables(path)
 
 
@@ -184,3 +187,16 @@ def test_follow_redraws_a_terminal(tmp_path: Path) -> None:
     assert blank == ""
     assert not re.search(r"^n +240", first, re.M)
     assert all(re.search(r"^n +240", screen, re.M) for screen in later)
+
+
+def test_follow_reads_only_changed_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, ok_record(CASE), repetitions=2)
+    loads = []
+    load = RunData.load
+    monkeypatch.setattr(RunData, "load", lambda path: loads.append(path) or load(path))
+    steps = iter([True, True, True, False])
+    monkeypatch.setattr(show, "is_written", lambda path: next(steps))
+    follow(path, io.StringIO(), pause=lambda seconds: None)
+    assert len(loads) == 2

@@ -74,7 +74,7 @@ def test_methods_are_compared_paired_by_repetition() -> None:
             record = context_record(method, seconds=drift * seconds)
             records.append(replace(record, repetition=repetition))
     ring, ulysses = report_lines("context-table", *records)
-    assert ring["time change"] == "-"
+    assert ring["time change"] == "base"
     assert ulysses["time change"] == "-10.0 % [-10.0 %, -10.0 %]"
 
 

@@ -59,5 +59,5 @@ def test_experts_that_ranks_cannot_share_are_a_note() -> None:
     assert section is not None
     assert not section.tables
     (note,) = section.notes
-    assert record.case.label in note
+    assert record.case.short_name in note
     assert "experts(7) is not a multiple of ep(2)" in note

@@ -1,7 +1,7 @@
 """Pipeline steps: their table, damaged facts, and schedules compared."""
 
 from parbench.bench.results.records import Record
-from parbench.reports.render.data import embedded_json, render_json
+from parbench.reports.render.data import render_embedded_json, render_json
 from parbench.reports.sections.one_run import report_of
 from parbench.reports.tables.steps import make_step_section
 from tests.support.report_rows import (
@@ -50,7 +50,7 @@ def test_damaged_details_are_a_note() -> None:
 def test_embedded_data_has_no_timelines() -> None:
     report = report_of(run_from_records(pipeline_record()))
     assert "0F0" in render_json(report)
-    assert "0F0" not in embedded_json(report)
+    assert "0F0" not in render_embedded_json(report)
 
 
 def labels_of(*records: Record) -> list[str]:

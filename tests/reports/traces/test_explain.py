@@ -43,10 +43,10 @@ def test_tables_have_ranks_calls_and_gains(traces: Path, tmp_path: Path) -> None
 
 def test_json_has_the_same_numbers(traces: Path) -> None:
     document = json.loads(explain(traces, "--format", "json").stdout)
-    assert document["look_at_first"][0]["kind"] == "one-bucket"
-    [collective] = document["collectives"]
+    assert document["findings"][0]["kind"] == "one-bucket"
+    [collective] = document["tables"]["collectives"]
     assert collective["busbw"] == pytest.approx(1.5 * 128 * MB / 2497e-6, rel=1e-3)
-    assert [rank["rank"] for rank in document["ranks"]] == list(RANKS)
+    assert [rank["rank"] for rank in document["tables"]["ranks"]] == list(RANKS)
 
 
 def test_page_needs_no_other_file(traces: Path, tmp_path: Path) -> None:

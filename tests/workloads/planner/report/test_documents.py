@@ -96,7 +96,7 @@ def test_page_of_too_large_step(tmp_path: Path, plan_command: PlanCommand) -> No
     result = plan_command(f"mesh --model llama3-70b --mesh tp=8 -o {path}")
     assert result.exit_code == 2
     assert "llama3-70b with tp=8 needs" in result.stderr
-    tables = json.loads(path.read_text())
+    tables = json.loads(path.read_text())["tables"]
     assert {"time", "memory", "what-if", "equations"} <= tables.keys()
 
 

@@ -21,11 +21,11 @@ def breakpoint_records() -> list[Record]:
 def test_fit_shows_latency_bandwidth_and_breakpoint() -> None:
     (line,) = report_lines("fits", *breakpoint_records())
     assert line["operation"] == "all_reduce"
-    assert line["latency, within this repetition"].startswith("10.0 us [")
-    assert line["algbw GB/s"].startswith("5.00 [")
-    assert line["busbw GB/s"].startswith("7.50 [")
+    assert line["latency"] == "10.0 us (one repetition)"
+    assert line["algbw GB/s"] == "5.00 (one repetition)"
+    assert line["busbw GB/s"] == "7.50 (one repetition)"
     assert line["n_1/2"] == "488 KiB"
-    assert "[64K, 128K]" in line["knee"]
+    assert "[64K, 128K]" in line["breakpoint"]
     assert line["lines"].startswith("1K to 64K: 10.0 us + size / 1.00 GB/s")
 
 

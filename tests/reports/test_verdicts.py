@@ -9,13 +9,8 @@ from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check, Record
-from parbench.reports.analysis.summary import summarize
-from parbench.reports.analysis.verdicts import (
-    Verdict,
-    emulations,
-    other_claims,
-    verdicts,
-)
+from parbench.reports.run_data import RunData
+from parbench.reports.verdicts import Verdict, describe_emulations, judge_run
 from tests.support.nodes_fixtures import EMULATION
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
@@ -37,7 +32,7 @@ NO_SPACE = SkippedCase(case=step_case("large"), reason="needs 4 ranks")
 def judge(plan: Plan, *records: Record, environment: Any = None) -> dict[str, Verdict]:
     """Return the verdicts on a run by their word."""
     run = make_run(plan, records, environment)
-    return {verdict.word: verdict for verdict in verdicts(run, summarize(run))}
+    return {verdict.word: verdict for verdict in judge_run(RunData(run))}
 
 
 def cut_record(case: Case, repetition: int) -> Record:
@@ -58,14 +53,14 @@ FIRST_TWICE = [ok_record(FIRST, 0), ok_record(FIRST, 1)]
 def test_correctness_counts_checked_results(record: Record, word: str, level: str) -> None:
     verdict = judge(make_plan([FIRST, SECOND]), ok_record(SECOND), record)[word]
     assert verdict.level == level
-    assert " of 2 " in verdict.told
+    assert " of 2 " in verdict.message
 
 
 def test_complete_run_has_every_repetition() -> None:
     plan = make_plan([FIRST], repetitions=2, skipped=[NO_SPACE])
     verdict = judge(plan, *FIRST_TWICE)["COMPLETE"]
     assert verdict.level == "good"
-    assert "1 case cannot run" in verdict.told
+    assert "1 case cannot run" in verdict.message
 
 
 def test_broken_run_counts_failures() -> None:
@@ -73,7 +68,7 @@ def test_broken_run_counts_failures() -> None:
     records = [*FIRST_TWICE, failed_record(SECOND), failed_record(STEP, 0, "hang")]
     verdict = judge(plan, *records)["BROKEN"]
     assert verdict.level == "bad"
-    assert "1 failed and 1 hung of 3" in verdict.told
+    assert "1 failed and 1 hung of 3" in verdict.message
 
 
 def test_partial_run_proposes_a_budget() -> None:
@@ -82,21 +77,21 @@ def test_partial_run_proposes_a_budget() -> None:
     records += [cut_record(STEP, 0), cut_record(STEP, 1)]
     verdict = judge(plan, *records)["PARTIAL"]
     assert verdict.level == "bad"
-    assert "1 have none of 2, 1 have 1 of 2" in verdict.told
-    assert "--budget" in verdict.remedy
+    assert "1 of 3 cases ran 0 of 2 repetitions and 1 of 3 cases ran 1 of 2" in verdict.message
+    assert "--budget" in verdict.hint
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (cut_record(FIRST, 0), "the budget of 1 min 30 s"),
+        (cut_record(FIRST, 0), "budget of 1 min 30 s"),
         (failed_record(FIRST, 0, "skipped", "no float8"), "no float8"),
     ],
 )
 def test_nothing_measured_has_a_reason(record: Record, reason: str) -> None:
     verdict = judge(make_plan([FIRST]), record)["NOTHING MEASURED"]
     assert verdict.level == "bad"
-    assert reason in verdict.told
+    assert reason in verdict.message
 
 
 def test_noise_is_the_variation_of_repetitions() -> None:
@@ -107,8 +102,8 @@ def test_noise_is_the_variation_of_repetitions() -> None:
     plan = make_plan([FIRST, SECOND], repetitions=3)
     verdict = judge(plan, *quiet, *noisy, environment=load)["NOISY"]
     assert verdict.level == "doubtful"
-    assert "1 of 2 cases" in verdict.told
-    assert "load average 3.10 on 2 cores" in verdict.told
+    assert "1 of 2 cases" in verdict.message
+    assert "load average 3.10 on 2 cores" in verdict.message
 
 
 def test_noise_of_a_single_repetition_is_unknown() -> None:
@@ -116,18 +111,14 @@ def test_noise_of_a_single_repetition_is_unknown() -> None:
     assert verdict.level == "doubtful"
 
 
-SHARED = "functional only: 4 ranks on 2 cores"
-
-
 def test_emulation_may_be_of_records_or_the_plan() -> None:
     emulated = ok_record(FIRST, emulation=EMULATION)
     sentence = f"emulated: {EMULATION}"
-    assert emulations(run_from_records(emulated)) == (sentence,)
+    assert describe_emulations(run_from_records(emulated)) == (sentence,)
     run = run_from_records(emulated, ok_record(SECOND))
-    assert emulations(run) == (f"{sentence} (1 of 2 records)",)
+    assert describe_emulations(run) == (f"{sentence} (1 of 2 records)",)
     run = run_from_records(ok_record(SECOND))
-    assert emulations(run) == ()
-    plan = replace(run.info.plan, emulation=EMULATION, notes=(SHARED,))
+    assert describe_emulations(run) == ()
+    plan = replace(run.info.plan, emulation=EMULATION)
     run = replace(run, info=replace(run.info, plan=plan))
-    assert emulations(run) == (sentence,)
-    assert other_claims(run) == (SHARED,)
+    assert describe_emulations(run) == (sentence,)

@@ -1,0 +1,154 @@
+"""Cases of a run compared with each other: parameters with their defaults, loads with none.
+
+All comparisons are paired by repetition, and corrected for their number (false discovery rate).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parbench.bench.results.formatting import to_single_line
+from parbench.bench.text import pluralize
+from parbench.reports.case_results import CaseResult
+from parbench.reports.labels import label_differences
+from parbench.reports.operations import group_cases
+from parbench.reports.run_data import RunData
+from parbench.reports.stats import (
+    LEVEL,
+    Effect,
+    compute_required_repetitions,
+    estimate_paired_effect,
+    select_discoveries,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GROUP_PARAMS = ("group", "group_index", "concurrent")
+_OWN_TABLES = ("size_bytes", "dtype", "mode", "background", "source", "target", "mesh")
+"""Parameters that other tables and figures compare."""
+MAX_SENTENCES = 5
+MAX_SUGGESTED_REPETITIONS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The time of a case relative to that of a base case which differs in one parameter."""
+
+    param: str
+    base: CaseResult
+    result: CaseResult
+    effect: Effect
+    is_significant: bool
+    """True if the effect is a discovery among all comparisons of its kind."""
+
+    def get_value(self, result: CaseResult) -> str:
+        """Return the value of the parameter in a case as text."""
+        return to_single_line(str(result.case.all_params.get(self.param)))
+
+
+def compare_with_loads(data: RunData, param: str = "background") -> list[Comparison]:
+    """Compare cases under a load with the same cases without it.
+
+    ``param`` is ``background`` for a load on every rank, or ``concurrent`` for groups that run at
+    the same time.
+    """
+    return _compare(data, [param], requires_default=True)
+
+
+def compare_settings(data: RunData) -> list[Comparison]:
+    """Compare cases that differ in one parameter with the one that has its default value.
+
+    Without the default value, the base is the first case. Significant and large effects come first.
+    """
+    prefix = "param_"
+    params = [
+        column.removeprefix(prefix) for column in data.cases if str(column).startswith(prefix)
+    ]
+    others = {*_OWN_TABLES, *GROUP_PARAMS}
+    comparisons = _compare(data, [param for param in params if param not in others])
+    return sorted(
+        comparisons,
+        key=lambda comparison: (not comparison.is_significant, -abs(comparison.effect.change)),
+    )
+
+
+def _compare(
+    data: RunData, params: Sequence[str], *, requires_default: bool = False
+) -> list[Comparison]:
+    effects = []
+    for param in params:
+        for base, result in _list_pairs(data.cases, param, requires_default=requires_default):
+            effect = estimate_paired_effect(
+                base.by_repetition(base.headline), result.by_repetition(base.headline)
+            )
+            if effect is not None:
+                effects.append((param, base, result, effect))
+    discoveries = select_discoveries([effect.p_value for *_, effect in effects])
+    return [
+        Comparison(
+            param=param, base=base, result=result, effect=effect, is_significant=is_significant
+        )
+        for (param, base, result, effect), is_significant in zip(effects, discoveries, strict=True)
+    ]
+
+
+def _list_pairs(
+    cases: "pd.DataFrame", param: str, *, requires_default: bool
+) -> Iterator[tuple[CaseResult, CaseResult]]:
+    """Yield each case with its base case, of cases that differ in this parameter only."""
+    column = f"param_{param}"
+    if column not in cases:
+        return
+    for _, group in group_cases(cases[cases["seconds"].notna()], param):
+        with_default = group[group[column].isna()]
+        if with_default.empty and requires_default:
+            continue
+        base = (group if with_default.empty else with_default).iloc[0]
+        others = group[group["case_id"] != base["case_id"]]
+        for result in others["result"]:
+            yield base["result"], result
+
+
+def describe_settings(data: RunData) -> list[str]:
+    """Return a sentence for each of the largest effects of parameters, and one on the method."""
+    comparisons = compare_settings(data)
+    if not comparisons:
+        return []
+    count = len(comparisons)
+    sentences = []
+    for comparison in comparisons[:MAX_SENTENCES]:
+        case = comparison.result.case
+        labels = label_differences(data.measured, [comparison.param, *_OWN_TABLES])
+        name = f"{case.short_name} {labels[case.id]}".strip()
+        sentences.append(f"{name}: {describe_comparison(comparison, count)}")
+    if count > MAX_SENTENCES:
+        sentences.append(f"{count - MAX_SENTENCES} more comparisons have smaller effects.")
+    if any(comparison.effect.p_value is not None for comparison in comparisons):
+        sentences.append(
+            f"Times are paired by repetition. Brackets are 95 % CIs. Significance holds for all "
+            f"{pluralize(count, 'comparison')} (false discovery rate {100 * LEVEL:.0f} %)."
+        )
+    return sentences
+
+
+def describe_comparison(comparison: Comparison, num_comparisons: int) -> str:
+    """Return a clause such as ``method=ulysses is 10 % faster than ring [-12 %, -8 %]``."""
+    effect = comparison.effect
+    direction = "slower" if effect.change > 0 else "faster"
+    value = comparison.get_value(comparison.result)
+    base = comparison.get_value(comparison.base)
+    text = f"{comparison.param}={value} is {100 * abs(effect.change):.0f} % {direction} than {base}"
+    if effect.low is not None and effect.high is not None:
+        text += f" [{100 * effect.low:+.0f} %, {100 * effect.high:+.0f} %]"
+    if comparison.is_significant:
+        return text
+    text += f", not significant (n={effect.num_repetitions})"
+    if effect.noise is None:
+        return text
+    required = compute_required_repetitions(
+        effect.noise, abs(effect.change), level=LEVEL / num_comparisons
+    )
+    if required is not None and effect.num_repetitions < required <= MAX_SUGGESTED_REPETITIONS:
+        text += f". Try: --repetitions {required}"
+    return text

@@ -1,0 +1,162 @@
+"""The table of fits: latency, bandwidth and breakpoints of each operation."""
+
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from parbench.bench.results.fit import CurveFit, Segment
+from parbench.bench.results.formatting import (
+    format_case_size,
+    format_quantity,
+    format_seconds,
+)
+from parbench.bench.results.tables import Column, SortedText, Table, keep_known_columns
+from parbench.bench.text import pluralize
+from parbench.reports.figures.chart import Chart, list_charts
+from parbench.reports.figures.lines import chart_efficiency
+from parbench.reports.fits import Ceiling, Curve, describe_fits
+from parbench.reports.labels import label_operation
+from parbench.reports.run_data import RunData
+from parbench.reports.tables.columns import OPERATION_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIT_COLUMNS = (
+    Column(
+        key="latency",
+        title="latency",
+        kind="s",
+        help="time extrapolated to size 0 from the line of the smallest sizes, with its 95 % CI",
+        has_interval=True,
+        is_result=True,
+    ),
+    Column(
+        key="algbw",
+        title="algbw GB/s",
+        kind="B/s",
+        help="asymptotic algorithm bandwidth in 1e9 B/s, of the line of the largest sizes",
+        has_interval=True,
+        is_result=True,
+    ),
+    Column(
+        key="busbw",
+        title="busbw GB/s",
+        kind="B/s",
+        help="asymptotic bus bandwidth in 1e9 B/s, of the line of the largest sizes",
+        has_interval=True,
+        is_result=True,
+    ),
+    Column(
+        key="half_bandwidth",
+        title="n_1/2",
+        kind="B",
+        help="size at which half the bandwidth is reached: latency times bandwidth",
+    ),
+    Column(
+        key="breakpoints",
+        title="breakpoint",
+        kind="size",
+        help="size at which another line begins, such as a change of protocol, and the measured "
+        "sizes next to it",
+    ),
+    Column(key="outliers", title="outliers", help="sizes far from the fit, and their distance"),
+    Column(
+        key="residual",
+        title="residual",
+        kind="percent",
+        help="median distance of times from the fit",
+        is_result=True,
+    ),
+)
+SEGMENT_COLUMN = Column(
+    key="segments", title="lines", help="each line of the fit, and the sizes that it explains"
+)
+
+
+def make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
+    rows = [_make_row(curve) for curve in data.curves]
+    columns = [*OPERATION_COLUMNS]
+    if len({row["ranks"] for row in rows}) > 1:
+        columns.append(Column(key="ranks", title="ranks", help="number of ranks and nodes"))
+    columns += FIT_COLUMNS
+    if data.ceiling:
+        columns.append(_make_efficiency_column(data.ceiling))
+    if any(curve.fit.breakpoints for curve in data.curves):
+        columns.append(SEGMENT_COLUMN)
+    return Table(
+        id="fits",
+        title="Fits: latency and bandwidth",
+        caption="model of time over size, and its error",
+        columns=keep_known_columns(columns, rows),
+        rows=rows,
+        notes=describe_fits(data.curves, data.ceiling),
+        figures=partial(_chart_efficiency, operations, data.ceiling),
+    )
+
+
+def _make_efficiency_column(ceiling: Ceiling) -> Column:
+    return Column(
+        key="efficiency",
+        title=f"of {ceiling.name}",
+        kind="percent",
+        help="fitted bus bandwidth relative to the link speed, or to a memory copy on the host",
+        is_result=True,
+    )
+
+
+def _chart_efficiency(operations: "pd.DataFrame", ceiling: Ceiling | None) -> list[Chart]:
+    return list_charts(chart_efficiency(operations, ceiling))
+
+
+def _make_row(curve: Curve) -> dict[str, Any]:
+    fit = curve.fit
+    first, last = fit.segments[0], fit.segments[-1]
+    result = curve.rows[0]
+    params = result.case.params
+    row: dict[str, Any] = {
+        "operation": label_operation(result.case),
+        "mode": params.get("mode"),
+        "dtype": params.get("dtype"),
+        "ranks": f"{result.world.size} on {pluralize(result.world.nodes, 'node')}",
+        "latency": first.latency_seconds,
+        "half_bandwidth": fit.half_bandwidth_bytes,
+        "breakpoints": _format_breakpoints(fit),
+        "outliers": ", ".join(
+            f"{format_case_size(size)} {100 * error:+.0f} %" for size, error in fit.outliers
+        ),
+        "residual": fit.residual,
+        "efficiency": curve.efficiency,
+        "segments": ", ".join(map(_format_segment, fit.segments)),
+        "is_within_repetition": fit.repetitions < 2,
+    }
+    for key, factor in (("algbw", 1.0), ("busbw", curve.busbw_factor)):
+        row[key] = _scale(last.bytes_per_second, factor)
+        row[f"{key}_low"] = _scale(last.bytes_per_second_low, factor)
+        row[f"{key}_high"] = _scale(last.bytes_per_second_high, factor)
+    row |= {"latency_low": first.latency_low, "latency_high": first.latency_high}
+    if fit.repetitions == 2:
+        # Two repetitions are too few for an interval.
+        return {key: row[key] for key in row if not key.endswith(("_low", "_high"))}
+    return row
+
+
+def _scale(bytes_per_second: float | None, factor: float | None) -> float | None:
+    if bytes_per_second is None or factor is None:
+        return None
+    return bytes_per_second * factor
+
+
+def _format_breakpoints(fit: CurveFit) -> SortedText:
+    """Return each breakpoint with the measured sizes between which it lies."""
+    texts = []
+    for size, (left, right) in zip(fit.breakpoints, pairwise(fit.segments), strict=True):
+        sizes = f"{format_case_size(left.last_bytes)}, {format_case_size(right.first_bytes)}"
+        texts.append(f"{format_quantity(size, 'B')} [{sizes}]")
+    return SortedText(", ".join(texts), fit.breakpoints[0] if fit.breakpoints else None)
+
+
+def _format_segment(segment: Segment) -> str:
+    sizes = f"{format_case_size(segment.first_bytes)} to {format_case_size(segment.last_bytes)}"
+    bandwidth = format_quantity(segment.bytes_per_second, "B/s")
+    return f"{sizes}: {format_seconds(segment.latency_seconds)} + size / {bandwidth}"

@@ -1,0 +1,273 @@
+"""The verdicts on a run (correct, complete, quiet), its problems, and the limits of its records."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from parbench.bench.launch.budget import compute_costs, suggest_budget
+from parbench.bench.machine.environment import DISTURBANCES, VOLATILE, describe_emulation
+from parbench.bench.results.formatting import format_percent
+from parbench.bench.results.records import Status
+from parbench.bench.results.runs import Run
+from parbench.bench.results.stats import median
+from parbench.bench.text import format_duration, pluralize
+from parbench.reports.case_results import CaseResult
+from parbench.reports.repetitions import describe_host_disturbance
+from parbench.reports.run_data import RunData
+
+Level = Literal["good", "doubtful", "bad"]
+
+MAX_NOISY_SHARE = 0.1
+"""A run is quiet if at most this share of its cases is noisy."""
+STATUS_VERBS = {"hang": "hung", "failed": "failed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The outcome of a run in one respect, with the numbers that lead to it."""
+
+    word: str
+    level: Level
+    message: str
+    """A sentence without its period."""
+    hint: str = ""
+    """What to do, such as ``Finish: parbench run --resume RUN``."""
+
+    @property
+    def sentence(self) -> str:
+        message = f"{self.message[:1].upper()}{self.message[1:]}."
+        return f"{message} {self.hint}" if self.hint else message
+
+
+def judge_run(data: RunData) -> tuple[Verdict, ...]:
+    """Return the verdicts on correctness, completeness and noise, as far as they apply."""
+    checked = [result for result in data.results if result.status == "wrong" or result.repetitions]
+    measured = [result for result in data.results if result.repetitions]
+    verdicts = [_judge_completeness(data, measured)]
+    if checked:
+        verdicts.insert(0, _judge_correctness(checked))
+    if measured:
+        verdicts.append(_judge_noise(data.run, measured))
+    return tuple(verdicts)
+
+
+def _judge_correctness(results: Sequence[CaseResult]) -> Verdict:
+    num_unchecked = sum(result.check.passed is None for result in results)
+    num_wrong = sum(result.status == "wrong" for result in results)
+    if num_wrong:
+        return Verdict(
+            word="WRONG",
+            level="bad",
+            message=f"{num_wrong} of {len(results)} results differ from the reference",
+            hint="Do not use their times",
+        )
+    return Verdict(
+        word="UNCHECKED" if num_unchecked == len(results) else "CORRECT",
+        level="doubtful" if num_unchecked else "good",
+        message=f"{len(results) - num_unchecked} of {len(results)} results match the reference",
+    )
+
+
+def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Verdict:
+    path = data.run.path
+    failures: dict[Status, int] = {
+        status: count for status, count in data.status_counts.items() if status in STATUS_VERBS
+    }
+    if failures:
+        parts = [f"{count} {STATUS_VERBS[status]}" for status, count in failures.items()]
+        message = f"{' and '.join(parts)} of {pluralize(len(data.plan.cases), 'case')}"
+        return Verdict(word="BROKEN", level="bad", message=message, hint=f"Logs: {path / 'logs'}")
+    if data.num_missing:
+        message = f"{data.num_missing} of {data.num_planned} measurements have no record"
+        hint = f"Finish: parbench run --resume {path}"
+        return Verdict(word="UNFINISHED", level="bad", message=message, hint=hint)
+    if not measured:
+        return _explain_nothing_measured(data)
+    return _count_repetitions(data, measured)
+
+
+def _explain_nothing_measured(data: RunData) -> Verdict:
+    if _count_out_of_budget(data):
+        budget = format_duration(data.plan.budget_seconds)
+        message = f"the time budget of {budget} ended before the first case"
+        hint = "Use a larger --budget"
+    else:
+        reasons = [skipped.reason for skipped in data.plan.skipped]
+        reasons += [reason for result in data.results for reason in result.reasons]
+        message = Counter(reasons).most_common(1)[0][0] if reasons else "the plan has no cases"
+        hint = ""
+    return Verdict(word="NOTHING MEASURED", level="bad", message=message, hint=hint)
+
+
+def _count_out_of_budget(data: RunData) -> int:
+    """Return the number of cases that no repetition had time for."""
+    return sum(
+        result.status == "skipped" and all(record.is_out_of_budget for record in result.records)
+        for result in data.results
+    )
+
+
+def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> Verdict:
+    """Return whether all cases ran in all repetitions, or how many repetitions they lack."""
+    plan = data.plan
+    num_out_of_budget = _count_out_of_budget(data)
+    counts = Counter(
+        result.repetitions
+        for result in measured
+        if result.status == "ok" and result.repetitions < result.planned
+    )
+    if num_out_of_budget:
+        counts[0] = num_out_of_budget
+    num_skipped = len(plan.skipped) + data.status_counts.get("skipped", 0) - num_out_of_budget
+    suffix = f", and {pluralize(num_skipped, 'case')} cannot run here" if num_skipped else ""
+    if not counts:
+        repetitions = pluralize(plan.repetitions, "repetition")
+        message = f"{pluralize(len(measured), 'case')} ran {repetitions} each{suffix}"
+        return Verdict(word="COMPLETE", level="good", message=message)
+    cases = pluralize(len(plan.cases), "case")
+    shares = [
+        f"{count} of {cases} ran {repetitions} of {plan.repetitions} repetitions"
+        for repetitions, count in sorted(counts.items())
+    ]
+    budget = format_duration(plan.budget_seconds)
+    num_repetitions = len({info.repetition for info in data.run.info.repetitions})
+    sufficient_budget = suggest_budget(plan, compute_costs(data.run), num_repetitions)
+    return Verdict(
+        word="PARTIAL",
+        level="bad" if data.exit_code == 4 else "doubtful",
+        message=f"within the budget of {budget} {' and '.join(shares)}{suffix}",
+        hint=(
+            f"Finish: parbench run --resume {data.run.path}, or use --budget {sufficient_budget}"
+        ),
+    )
+
+
+def find_noisy(results: Sequence[CaseResult]) -> tuple[CaseResult, ...]:
+    """Return the results that vary by more than 15 % between repetitions.
+
+    Returns none if they are at most a tenth of the results whose variation is known.
+    """
+    known = [result for result in results if result.variation is not None]
+    noisy = [result for result in known if result.noise in ("noisy", "very noisy")]
+    return tuple(noisy) if len(noisy) > MAX_NOISY_SHARE * len(known) else ()
+
+
+def _judge_noise(run: Run, results: Sequence[CaseResult]) -> Verdict:
+    variations = [result.variation for result in results if result.variation is not None]
+    if not variations:
+        count = pluralize(max(result.repetitions for result in results), "repetition")
+        message = f"the variation between repetitions is unknown ({count})"
+        hint = "Use --repetitions 5"
+        return Verdict(word="NOISE UNKNOWN", level="doubtful", message=message, hint=hint)
+    noisy = find_noisy(results)
+    message = f"the median variation between repetitions is {format_percent(median(variations))}"
+    if not noisy:
+        return Verdict(word="QUIET", level="good", message=message)
+    cases = pluralize(len(variations), "case")
+    message += f", and over 15 % in {len(noisy)} of {cases}"
+    causes = _list_disturbances(run)
+    if causes:
+        message += f". Possible cause: {', '.join(causes)}"
+    hint = "Find causes: parbench doctor"
+    return Verdict(word="NOISY", level="doubtful", message=message, hint=hint)
+
+
+def _list_disturbances(run: Run) -> list[str]:
+    """Return phrases about what disturbed the host before and during the run."""
+    load = (run.info.environment or {}).get(VOLATILE) or {}
+    causes = load.get(DISTURBANCES) or {}
+    phrases = [name if value == "yes" else f"{name} {value}" for name, value in causes.items()]
+    during_run = describe_host_disturbance(run)
+    return [*phrases, during_run] if during_run else phrases
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A case without a result, or several cases of one name."""
+
+    case: str
+    status: str
+    repetitions: str
+    """The number of repetitions that have the status, and the number of planned ones: ``1/5``."""
+    reason: str
+    result: CaseResult | None = None
+    """The result with the records of the failure, None if there is no record."""
+
+
+def list_problems(data: RunData) -> tuple[Problem, ...]:
+    """Return the cases that failed, hung or were wrong."""
+    return tuple(
+        _make_problem(result) for result in data.results if result.status not in ("ok", "skipped")
+    )
+
+
+def list_unmeasured(data: RunData) -> tuple[Problem, ...]:
+    """Return the cases that were skipped, then those without a record, one for each name."""
+    problems = [
+        Problem(case=skipped.case.label, status="skipped", repetitions="all", reason=skipped.reason)
+        for skipped in data.plan.skipped
+    ]
+    problems += [_make_problem(result) for result in data.results if result.status == "skipped"]
+    for name in dict.fromkeys(missing.case.name for missing in data.missing):
+        group = [missing for missing in data.missing if missing.case.name == name]
+        num_repetitions = sum(missing.repetitions for missing in group)
+        num_planned = sum(missing.planned for missing in group)
+        case = group[0].case.label if len(group) == 1 else f"{name} ({len(group)} cases)"
+        problem = Problem(
+            case=case,
+            status="not measured",
+            repetitions=f"{num_repetitions}/{num_planned}",
+            reason="no record, because the run ended before",
+        )
+        problems.append(problem)
+    return tuple(problems)
+
+
+def _make_problem(result: CaseResult) -> Problem:
+    num_repetitions = sum(record.status == result.status for record in result.records)
+    return Problem(
+        case=result.case.label,
+        status=result.status,
+        repetitions=f"{num_repetitions}/{result.planned}",
+        reason="; ".join(result.reasons) or "no reason was recorded",
+        result=result,
+    )
+
+
+def list_warnings(run: Run) -> tuple[str, ...]:
+    """Return sentences about lines of the records that cannot be read."""
+    hint = f"Measure them again: parbench run --resume {run.path}"
+    warnings = []
+    if run.damaged:
+        lines = pluralize(len(run.damaged), "line")
+        problem = f"{lines} of records.jsonl cannot be read and are ignored"
+        warnings.append(f"{problem}. The first: {run.damaged[0]}. {hint}")
+    if not _ends_with_newline(run):
+        problem = "The last line of records.jsonl is incomplete and is ignored"
+        warnings.append(f"{problem}. {hint}")
+    return tuple(warnings)
+
+
+def _ends_with_newline(run: Run) -> bool:
+    """Return whether the last record is complete, also if there is no record."""
+    try:
+        with (run.path / "records.jsonl").open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+    except OSError:
+        return True
+
+
+def describe_emulations(run: Run) -> tuple[str, ...]:
+    """Return a sentence for each emulation, with its records unless all are emulated."""
+    total = len(run.records)
+    counts = Counter(record.emulation for record in run.records if record.emulation)
+    if run.info.plan.emulation:
+        counts[run.info.plan.emulation] = total
+    sentences = []
+    for emulation, count in counts.items():
+        suffix = "" if count >= total else f" ({count} of {total} records)"
+        sentences.append(describe_emulation(emulation) + suffix)
+    return tuple(sentences)
