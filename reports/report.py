@@ -230,13 +230,13 @@ class Report:
 def report_of_document(document: tables.Document) -> Report:
     """Return the report of a plan, which has no runs."""
     if document.problem:
-        verdict = Verdict(word="TOO LARGE", level="bad", told=document.problem)
+        verdict = Verdict(word="TOO LARGE", level="bad", message=document.problem)
     elif document.is_prediction:
         message = "every number follows from formulas and declared rates, nothing was measured"
-        verdict = Verdict(word="PREDICTED", level="good", told=message)
+        verdict = Verdict(word="PREDICTED", level="good", message=message)
     else:
         message = "the tables are quoted from the sources, nothing was predicted or measured"
-        verdict = Verdict(word="PUBLISHED", level="good", told=message)
+        verdict = Verdict(word="PUBLISHED", level="good", message=message)
     return Report(
         name=document.name,
         verdicts=(verdict,),

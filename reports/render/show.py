@@ -46,9 +46,9 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
     if form == "tables":
         print_report(report, render=render_text if whole else render_closing)
     else:
-        from parbench.reports.formats.exports import FORMATS
+        from parbench.reports.formats.registry import render_file
 
-        click.echo(FORMATS[form](run), nl=False)
+        click.echo(render_file(form, report.runs[0]), nl=False)
     try:
         write_output(path / REPORT_FILE, render_report(report, "html"))
     except UserError as error:

@@ -50,7 +50,7 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
         ["ddp", "comm dp", "12.0 ms", "10.0 ms [7.00, 14.3]", "+20.0% (within the interval)"],
     ]
     assert "ddp: its compute is of another pass" in table.notes
-    assert any("cp: not priced" in note for note in table.notes)
+    assert any("cp: not priced" in note for note in section.notes)
 
 
 @pytest.mark.parametrize(
