@@ -24,7 +24,7 @@ WITHIN_NODE = "within a node"
 INTER_NODE = "inter-node"
 MULTI_NODE = "multi-node"
 """All ranks of a group on one node, each on another node, or several on some of the nodes."""
-CONCURRENT = ", concurrent"
+CONCURRENT = " (concurrent)"
 MAX_FIGURES = 6
 _USUAL_SCOPES = {"node": WITHIN_NODE, "across": INTER_NODE, "world": MULTI_NODE}
 _RATIO_COLUMNS = (
