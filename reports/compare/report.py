@@ -25,9 +25,7 @@ from parbench.reports.compare.verdicts import WORST_FIRST, VerdictName, encode_r
 from parbench.reports.compare.wording import (
     describe_runs,
     explain_comparison,
-    format_detectable,
     format_effect,
-    format_p_value,
     format_verdicts,
     label_series,
     summarize_comparison,
@@ -95,7 +93,7 @@ def draw_effects(comparison: Comparison, file: Path) -> None:
                 IntervalRow(
                     label=f"{label}: {series.verdict}",
                     interval=(effect.change, low, high),
-                    hue=HUES.get(series.judged_verdict, "blue"),
+                    hue=HUES.get(series.verdict, "blue"),
                 )
             )
     chart = chart_effects(rows, comparison.rule.min_effect)
@@ -227,6 +225,7 @@ TIME_COLUMNS = (
         key="p_value",
         title="p",
         kind="number",
+        number_format="{:.2g}",
         help="Two-sided p-value for a change of at most the threshold.",
     ),
     Column(
@@ -290,15 +289,14 @@ def _build_time_rows(comparison: Comparison) -> list[Row]:
 
 def _build_time_row(label: str, series: SeriesComparison) -> Row:
     effect = series.effect
-    p_value = effect.p_value if effect else None
     return {
         "case": label,
         "world": describe_world(series.world),
-        "verdict": series.judged_verdict,
+        "verdict": series.verdict,
         "change": SortedText(format_effect(effect), effect.change if effect else None),
-        "p_value": SortedText(format_p_value(p_value), p_value),
+        "p_value": effect.p_value if effect else None,
         "min_effect": series.min_effect if effect else None,
-        "detectable": SortedText(format_detectable(effect), effect.detectable if effect else None),
+        "detectable": effect.detectable if effect else None,
         "noise": effect.noise if effect else None,
         "base_seconds": series.base.seconds if series.base else None,
         "new_seconds": series.new.seconds if series.new else None,
@@ -308,7 +306,7 @@ def _build_time_row(label: str, series: SeriesComparison) -> Row:
 
 
 def _build_environment_rows(comparison: Comparison) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for change in comparison.environment_changes:
         if change.is_blocking:
             blocks = "yes"
