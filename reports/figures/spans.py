@@ -42,17 +42,15 @@ def merge_spans(
     if num_bins is None:
         return {category: list(spans) for category, spans in row.items()}
     edges = np.linspace(start, stop, num_bins + 1)
-    categories = list(row)
-    covered = [_cover(row[category], edges) for category in categories]
+    covered = [_cover(spans, edges) for spans in row.values()]
     empty = np.diff(edges) - sum(covered)
     winners = np.array([*covered, empty]).argmax(axis=0)
-    changes = np.flatnonzero(np.diff(winners)) + 1
-    firsts = [0, *changes.tolist()]
-    lasts = [*changes.tolist(), num_bins]
-    merged: dict[K, list[tuple[float, float]]] = {category: [] for category in categories}
-    for first, last in zip(firsts, lasts, strict=True):
-        if winners[first] < len(categories):
-            merged[categories[winners[first]]].append((float(edges[first]), float(edges[last])))
+    merged = {}
+    for index, category in enumerate(row):
+        # The edges at which the bins of this category begin and end, in turn.
+        is_edge = np.diff(winners == index, prepend=False, append=False)
+        borders = edges[is_edge].tolist()
+        merged[category] = list(zip(borders[::2], borders[1::2], strict=True))
     return merged
 
 

@@ -26,12 +26,9 @@ def get_axis_values(step: CaseResult, metric: str) -> dict[str, float | None]:
 
 def sum_if_known(values: Iterable[float | None]) -> float | None:
     """Return the sum, None if a value is unknown or there are none."""
-    known = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return sum(known) if known else None
+    addends = list(values)
+    known = [value for value in addends if value is not None]
+    return sum(known) if known and len(known) == len(addends) else None
 
 
 def find_worst_ratio(ratios: Mapping[str, float | None]) -> tuple[str, float] | None:
