@@ -73,8 +73,10 @@ def list_metric_columns(table: str, rows: Sequence[StepRow]) -> list[Column]:
 
 def find_record(result: CaseResult, kind: type[Details]) -> Record | None:
     """Return the record of the first repetition with details of a kind."""
-    records = (record for record in result.measured if kind.key in record.details)
-    return next(records, None)
+    for record in result.measured:
+        if record.details.get(kind.key) is not None:
+            return record
+    return None
 
 
 def read_first_details(result: CaseResult, kind: type[T]) -> T | str | None:
@@ -84,7 +86,7 @@ def read_first_details(result: CaseResult, kind: type[T]) -> T | str | None:
 
 
 def get_model(row: StepRow, varied_params: Collection[str]) -> object:
-    """Return what steps have in common that differ at most in some parameters: a key for groups."""
+    """Return a key that is equal for steps which differ at most in some parameters."""
     case = row["result"].case
     params = {name: value for name, value in case.params.items() if name not in varied_params}
     return case.name, frozenset(params.items())
