@@ -208,7 +208,7 @@ def compare(
     from parbench.reports.history.runs import find_run
 
     new_run = find_run(str(new), history)
-    base_run = find_run(str(base), history, without=new_run.info.id)
+    base_run = find_run(str(base), history, excluded=new_run.info.id)
     text, code = compare_runs(base_run, new_run, **options)
     _write(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)
@@ -270,17 +270,17 @@ def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, o
     help="File or folder to write. Default: standard output, for formats of one file.",
 )
 def export(run: Path, name: str, output: Path | None) -> None:
-    from parbench.bench.results.runs import load_run
     from parbench.reports.formats.registry import render_file, render_folder
     from parbench.reports.render.show import write_files
+    from parbench.reports.run_data import RunData
 
-    export_format = EXPORT_FORMATS[name]
+    data = RunData.load(run)
     is_folder = output is not None and (output.is_dir() or not output.suffix)
-    if output is not None and is_folder and export_format.folder:
-        for file in write_files(output, render_folder(name, load_run(run))):
+    if output is not None and is_folder and EXPORT_FORMATS[name].folder:
+        for file in write_files(output, render_folder(name, data)):
             click.echo(str(file))
     else:
-        _write(render_file(name, load_run(run)), output)
+        _write(render_file(name, data), output)
 
 
 def _write(content: bytes, output: Path | None) -> None:

@@ -54,7 +54,7 @@ class Effect:
 
     @property
     def is_significant(self) -> bool:
-        """True if the 95 % interval excludes zero. Correct for multiplicity if there are several."""
+        """True if the 95 % interval excludes zero. This is not corrected for multiple effects."""
         if self.low is None or self.high is None:
             return False
         return self.low > 0 or self.high < 0

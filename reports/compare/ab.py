@@ -128,7 +128,7 @@ class PairedSession:
         self.pairs.append((a_run, b_run))
 
     def _plan(self, pair_seconds: float) -> None:
-        """Set the length of a repetition and check the budget, from the duration of the first pair."""
+        """Set the length of a repetition and check the budget after the first pair."""
         cut_runs = [
             run for run in self.runs if any(record.is_out_of_budget for record in run.records)
         ]

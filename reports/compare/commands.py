@@ -1,5 +1,6 @@
 """The commands ``parbench ab`` and ``aa``."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -108,13 +109,13 @@ def ab(
     from parbench.reports.compare.report import add_repetition_advice, render_table
     from parbench.reports.compare.thresholds import parse_percentage
 
-    a = parse_side("a", sides["a"], sides["a_python"])
-    b = parse_side("b", sides["b"], sides["b_python"])
-    if (a.variables, a.python) == (b.variables, b.python):
-        raise UserError(f"--a and --b are equal, {a.text!r}, so there is nothing to compare")
+    base_side = parse_side("a", sides["a"], sides["a_python"])
+    new_side = parse_side("b", sides["b"], sides["b_python"])
+    if replace(base_side, name="b") == new_side:
+        raise UserError(f"--a and --b are equal, {new_side.text!r}, so there is nothing to compare")
     check_run_options(options)
     result = compare_interleaved(
-        (a, b),
+        (base_side, new_side),
         partial(run_repetition, out=out, options=options, log=_log),
         budget_seconds=parse_duration(budget),
         is_fixed_budget=_is_budget_given(),

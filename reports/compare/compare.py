@@ -55,8 +55,7 @@ class SeriesComparison:
 
     base: Row | None
     new: Row | None
-    verdict: VerdictName | None = None
-    """None until the times are judged."""
+    verdict: VerdictName = "AMBIGUOUS"
     reason: str = ""
     effect: Effect | None = None
     base_times: Repetitions = field(default_factory=dict)
@@ -81,11 +80,6 @@ class SeriesComparison:
     @property
     def world(self) -> WorldInfo:
         return self.row.world
-
-    @property
-    def judged_verdict(self) -> VerdictName:
-        assert self.verdict is not None, "all series of a comparison are judged"
-        return self.verdict
 
     @property
     def is_counted(self) -> bool:
@@ -116,7 +110,7 @@ class Comparison:
     @property
     def verdicts(self) -> Mapping[VerdictName, int]:
         """The number of series with each verdict, and of changed counts."""
-        verdicts: list[VerdictName] = [series.judged_verdict for series in self.series]
+        verdicts: list[VerdictName] = [series.verdict for series in self.series]
         verdicts += [change.verdict for _, change in self.count_changes if not change.is_intended]
         return count_verdicts(verdicts)
 
@@ -157,7 +151,8 @@ def compare(
     """Compare ``new`` with ``base``. Differences that match a glob of ``intended`` are intentional.
 
     ``is_paired`` says that equal repetitions of both runs were measured next to each other.
-    ``thresholds`` are measured ones by fingerprint. Raises ``UserError`` if the runs share no series.
+    ``thresholds`` are measured ones by fingerprint. Raises ``UserError`` if the runs have no series
+    in common.
     """
     pairs = list(_pair_cases(base, new))
     if not any(pair.base and pair.new for pair in pairs):
@@ -168,11 +163,11 @@ def compare(
         min_effect = max(rule.min_effect, threshold.min_effect if threshold else 0.0)
         prepared = replace(pair, threshold=threshold, min_effect=min_effect)
         series.append(_examine_series(prepared, base, new, rule, intended))
-    undecided = [member.times for member in series if member.verdict is None]
+    undecided = [member.times for member in series if member.verdict == "AMBIGUOUS"]
     judgements = iter(judge_series(undecided, rule, is_paired=is_paired))
     judged = []
     for member in series:
-        if member.verdict is None:
+        if member.verdict == "AMBIGUOUS":
             judged.append(_apply_judgement(member, next(judgements)))
         else:
             effect = estimate_effect(member.times, rule.level, is_paired=is_paired)
@@ -276,7 +271,7 @@ def _find_measured_thresholds(
     highest = []
     for pair in pairs:
         case_id = pair.case.id
-        fingerprints = (base_fingerprints.get(case_id), new_fingerprints.get(case_id))
+        fingerprints = (base_fingerprints.get(case_id, ""), new_fingerprints.get(case_id, ""))
         known = [thresholds[name] for name in fingerprints if name in thresholds]
         highest.append(max(known, key=lambda threshold: threshold.min_effect, default=None))
     return highest
@@ -285,7 +280,10 @@ def _find_measured_thresholds(
 def _examine_series(
     series: SeriesComparison, base: Run, new: Run, rule: Rule, intended: Sequence[str]
 ) -> SeriesComparison:
-    """Return a series with its counts, times and environment, and a verdict unless times decide."""
+    """Return a series with its counts, times and environment.
+
+    The verdict stays AMBIGUOUS if the times decide.
+    """
     if series.new is not None and series.new.status in ("wrong", "failed", "hang"):
         verdict: VerdictName = "WRONG" if series.new.status == "wrong" else "FAILED"
         reason = "; ".join(series.new.reasons) or series.new.status

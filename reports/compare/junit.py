@@ -1,6 +1,5 @@
 """A comparison as JUnit XML, which CI systems display."""
 
-from dataclasses import asdict
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from parbench.bench.results.formatting import to_single_line
@@ -59,13 +58,7 @@ def _build_counts(comparison: Comparison) -> Element:
 
 def _build_times(comparison: Comparison) -> Element:
     suite = Element("testsuite", name="times")
-    properties = SubElement(suite, "properties")
-    for change in comparison.environment_changes:
-        _add_property(properties, f"environment {change.path}", f"{change.base} -> {change.new}")
     for series in comparison.series:
-        if series.effect is not None:
-            for key, value in asdict(series.effect).items():
-                _add_property(properties, f"{series.case.label} {key}", str(value))
         _add_series(suite, series)
     if comparison.overall is not None:
         verdict = comparison.overall.verdict
@@ -75,9 +68,10 @@ def _build_times(comparison: Comparison) -> Element:
 
 
 def _add_series(suite: Element, series: SeriesComparison) -> None:
-    verdict = series.judged_verdict
+    verdict = series.verdict
     parts = [format_effect(series.effect) if series.effect else "", series.reason]
-    message = ": ".join(filter(None, parts)) or VERDICTS[verdict].meaning
+    parts.append(VERDICTS[verdict].meaning)
+    message = ". ".join(part for part in parts if part)
     classname = f"{series.case.name} on {describe_world(series.world)}"
     case = _add_case(
         suite, classname, series.case.label, verdict, VERDICTS[verdict].junit_tag, message
@@ -98,10 +92,6 @@ def _add_case(
         text = to_single_line(message)
         SubElement(case, tag, type=verdict, message=text).text = f"{verdict}: {text}"
     return case
-
-
-def _add_property(properties: Element, name: str, value: str) -> None:
-    SubElement(properties, "property", name=to_single_line(name), value=to_single_line(value))
 
 
 def _set_totals(suite: Element) -> None:

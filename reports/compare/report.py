@@ -25,9 +25,7 @@ from parbench.reports.compare.verdicts import WORST_FIRST, VerdictName, encode_r
 from parbench.reports.compare.wording import (
     describe_runs,
     explain_comparison,
-    format_detectable,
     format_effect,
-    format_p_value,
     format_verdicts,
     label_series,
     summarize_comparison,
@@ -35,7 +33,7 @@ from parbench.reports.compare.wording import (
 from parbench.reports.figures.primitives import IntervalRow
 from parbench.reports.limits import check_limits
 from parbench.reports.render.markdown import escaped, markdown_table
-from parbench.reports.render.terminal import Sheet, width_of, write_table
+from parbench.reports.render.terminal import Sheet, width_of
 from parbench.reports.stats import compute_detectable_effect, compute_required_repetitions
 
 MAX_MARKDOWN_ROWS = 150
@@ -95,7 +93,7 @@ def draw_effects(comparison: Comparison, file: Path) -> None:
                 IntervalRow(
                     label=f"{label}: {series.verdict}",
                     interval=(effect.change, low, high),
-                    hue=HUES.get(series.judged_verdict, "blue"),
+                    hue=HUES.get(series.verdict, "blue"),
                 )
             )
     chart = chart_effects(rows, comparison.rule.min_effect)
@@ -149,13 +147,12 @@ def _estimate_session_minutes(run: Run, num_pairs: int) -> int:
 def render_table(comparison: Comparison, *, width: int | None = None) -> str:
     """Return tables for a terminal of so many columns. None stands for a pipe, without a limit."""
     sheet = Sheet(width, color=False)
-    sheet.tell(f"Verdict: {format_verdicts(comparison.verdicts)}")
-    sheet.tell(*summarize_comparison(comparison), *describe_runs(comparison))
+    sheet.write_text(f"Verdict: {format_verdicts(comparison.verdicts)}")
+    sheet.write_text(*summarize_comparison(comparison), *describe_runs(comparison))
     for table in build_tables(comparison):
-        write_table(sheet, table.title, table.varying, table.rows)
-        sheet.tell(*filter(None, [table.constant]))
+        sheet.write_table(table)
     sheet.write("")
-    sheet.tell(*explain_comparison(comparison))
+    sheet.write_text(*explain_comparison(comparison))
     return sheet.text()
 
 
@@ -227,6 +224,7 @@ TIME_COLUMNS = (
         key="p_value",
         title="p",
         kind="number",
+        number_format="{:.2g}",
         help="Two-sided p-value for a change of at most the threshold.",
     ),
     Column(
@@ -290,15 +288,14 @@ def _build_time_rows(comparison: Comparison) -> list[Row]:
 
 def _build_time_row(label: str, series: SeriesComparison) -> Row:
     effect = series.effect
-    p_value = effect.p_value if effect else None
     return {
         "case": label,
         "world": describe_world(series.world),
-        "verdict": series.judged_verdict,
+        "verdict": series.verdict,
         "change": SortedText(format_effect(effect), effect.change if effect else None),
-        "p_value": SortedText(format_p_value(p_value), p_value),
+        "p_value": effect.p_value if effect else None,
         "min_effect": series.min_effect if effect else None,
-        "detectable": SortedText(format_detectable(effect), effect.detectable if effect else None),
+        "detectable": effect.detectable if effect else None,
         "noise": effect.noise if effect else None,
         "base_seconds": series.base.seconds if series.base else None,
         "new_seconds": series.new.seconds if series.new else None,
@@ -308,7 +305,7 @@ def _build_time_row(label: str, series: SeriesComparison) -> Row:
 
 
 def _build_environment_rows(comparison: Comparison) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for change in comparison.environment_changes:
         if change.is_blocking:
             blocks = "yes"

@@ -9,13 +9,11 @@ from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.labels import row_label, short_labels
 from parbench.reports.compare.compare import Comparison, SeriesComparison
 from parbench.reports.compare.thresholds import describe_thresholds
-from parbench.reports.compare.verdicts import VERDICTS, VerdictName
+from parbench.reports.compare.verdicts import VERDICTS, VerdictName, count_verdicts
 from parbench.reports.limits import describe_limits
 from parbench.reports.stats import Effect
 from parbench.reports.verdicts import describe_emulations
 
-INCONCLUSIVE = "inconclusive"
-MAX_INTERVAL_RATIO = 10.0  # A wider interval prints as inconclusive, without numbers.
 MAX_NAMED_SERIES = 3
 
 
@@ -25,8 +23,6 @@ def format_effect(effect: Effect | None) -> str:
         return UNKNOWN
     if effect.low is None or effect.high is None:
         return f"{_format_signed(effect.change)} %"
-    if 1 + effect.high > MAX_INTERVAL_RATIO * (1 + effect.low):
-        return INCONCLUSIVE
     interval = f"[{_format_signed(effect.low)}, {_format_signed(effect.high)}]"
     return f"{_format_signed(effect.change)} % {interval}"
 
@@ -34,21 +30,6 @@ def format_effect(effect: Effect | None) -> str:
 def _format_signed(fraction: float) -> str:
     sign = "+" if fraction > 0 else ""
     return f"{sign}{format_number(100 * fraction)}"
-
-
-def format_detectable(effect: Effect | None) -> str:
-    """Return the minimum detectable effect as text."""
-    if effect is None or effect.detectable is None:
-        return UNKNOWN
-    if effect.detectable >= MAX_INTERVAL_RATIO - 1:
-        return INCONCLUSIVE
-    return format_percent(effect.detectable)
-
-
-def format_p_value(p_value: float | None) -> str:
-    if p_value is None:
-        return UNKNOWN
-    return f"{p_value:.4f}" if p_value >= 1e-4 else "<0.0001"
 
 
 def label_series(series: Sequence[SeriesComparison]) -> list[str]:
@@ -100,10 +81,7 @@ def describe_counts(comparison: Comparison) -> str:
 def describe_times(comparison: Comparison) -> str:
     """Return a sentence about the series that became slower, or that times were not checked."""
     if not comparison.num_judged:
-        verdicts: dict[VerdictName, int] = {}
-        for series in comparison.series:
-            verdict = series.judged_verdict
-            verdicts[verdict] = verdicts.get(verdict, 0) + 1
+        verdicts = count_verdicts(series.verdict for series in comparison.series)
         what = "Times were not checked" if comparison.counted_series else "Nothing was checked"
         return f"{what}: {format_verdicts(verdicts)}."
     labels = label_series(comparison.series)
@@ -114,14 +92,14 @@ def describe_times(comparison: Comparison) -> str:
     ]
     judged = f"{comparison.num_judged} series"
     if not slower:
-        return f"Times: none of {judged} is significantly slower."
+        return f"Times: none of {judged} became significantly slower."
     slower.sort(key=lambda pair: -(pair[1].effect.change if pair[1].effect else 0.0))
     named = [
         f"{label} {format_effect(series.effect)}" for label, series in slower[:MAX_NAMED_SERIES]
     ]
     if len(slower) > MAX_NAMED_SERIES:
         named.append(f"and {len(slower) - MAX_NAMED_SERIES} more")
-    return f"Times: {len(slower)} of {judged} slower: {', '.join(named)}."
+    return f"Times: {len(slower)} of {judged} became slower: {', '.join(named)}."
 
 
 def describe_overall(comparison: Comparison) -> str:
