@@ -90,7 +90,7 @@ def test_figures_compare_methods_over_sequences() -> None:
         for method in ("ring", "ulysses")
         for sequence in (64, 128)
     ]
-    table = find_analysis_table(analyze_records(*records), "context-table")
+    table = find_table_of_run(load_records(*records), "context-table")
     charts = {chart.name: chart for chart in table.figures()}
     assert list(charts) == ["context_1", "context_2", "context_3"]
     texts = find_texts(charts["context_1"].draw())
