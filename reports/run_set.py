@@ -211,6 +211,7 @@ def _list_facts(run: Run) -> dict[str, str]:
             "backend": plan.backend,
             "device": plan.device,
             "repetitions": plan.repetitions,
+            "notes": plan.notes,
         },
         "host": run.info.host,
         "parbench": run.info.parbench,
