@@ -319,10 +319,10 @@ def test_outlier_size_is_slower_than_its_fit() -> None:
     records = []
     for repetition in range(3):
         for record in curve_records(placement="out_of_place"):
-            seconds = record.metrics["time"].value
             if record.case.id == case.id:
-                seconds = 4e-3
-            records.append(ok_record(record.case, repetition, seconds))
+                records.append(ok_record(case, repetition, seconds=4e-3))
+            else:
+                records.append(replace(record, repetition=repetition))
     finding = get_finding(records)
     assert finding.kind == "off-fit"
     assert "2.82 times as long as its fit" in finding.message
