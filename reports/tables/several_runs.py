@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
-from parbench.reports.analysis.summary import summarize
+from parbench.reports.one_run import describe_run
 from parbench.reports.report import Report
 from parbench.reports.run_set import NumberedRun, RunSet
-from parbench.reports.sections.one_run import heading
 from parbench.reports.tables.scaling import make_node_scaling_section, make_rank_scaling_section
 from parbench.reports.tables.side_by_side import (
     make_environment_section,
@@ -41,15 +40,17 @@ _DIFFERENCE_COLUMNS = (
 
 def make_report_of_runs(run_set: RunSet) -> Report:
     """Return the report of several runs, or of a sweep."""
-    node_scaling = make_node_scaling_section(run_set)
-    sections = (
+    sections = [
         _make_runs_section(run_set),
         _make_problem_section(run_set),
         _make_difference_section(run_set),
-        node_scaling or make_rank_scaling_section(run_set),
-        make_environment_section(run_set),
-        make_side_by_side_section(run_set),
-    )
+    ]
+    if any(run.data.measured for run in run_set.runs):
+        sections += [
+            make_node_scaling_section(run_set) or make_rank_scaling_section(run_set),
+            make_environment_section(run_set),
+            make_side_by_side_section(run_set),
+        ]
     runs = [run.data.run for run in run_set.runs]
     return Report(
         name=f"{len(runs)} runs",
@@ -102,7 +103,7 @@ def _make_runs_section(run_set: RunSet) -> Section:
 
 
 def _describe_setup(run: NumberedRun) -> str:
-    return heading(run.data.run, summarize(run.data.run))
+    return describe_run(run.data)
 
 
 def _make_problem_section(run_set: RunSet) -> Section | None:

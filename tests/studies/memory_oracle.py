@@ -128,7 +128,7 @@ def compute_local_loss(logits: Tensor) -> Tensor:
     return cross_entropy(logits, targets)
 
 
-class TotalTracker(MemTracker):
+class TotalTracker(MemTracker):  # type: ignore[no-untyped-call]
     """A tracker of the peak of a model whose modules run several microbatches before backward.
 
     Torch's statistics of single modules allow one microbatch, so that they are left out.

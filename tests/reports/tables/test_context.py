@@ -3,10 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
+from tests.support.figure_parts import find_texts
 from tests.support.report_rows import (
-    analyze_records,
     assert_cells,
-    find_analysis_table,
+    find_table_of_run,
+    load_records,
     report_lines,
 )
 from tests.support.reports_fixtures import (
@@ -60,7 +61,7 @@ def test_unknown_part_makes_the_sum_unknown() -> None:
 def test_crossover_depends_on_the_ranks(ranks: int, verdict: str) -> None:
     methods = ("ring", "zigzag")
     records = [context_record(name, ranks=ranks, crossover_ranks=4.0) for name in methods]
-    table = find_analysis_table(analyze_records(*records), "context-table")
+    table = find_table_of_run(load_records(*records), "context-table")
     (note,) = table.notes
     assert "= 4 ranks" in note
     assert verdict in note
@@ -81,3 +82,16 @@ def test_methods_are_compared_paired_by_repetition() -> None:
 def test_methods_are_compared_on_equal_ranks() -> None:
     records = [context_record("ring"), context_record("ulysses", ranks=4)]
     assert "time change" not in report_lines("context-table", *records)[0]
+
+
+def test_figures_compare_methods_over_sequences() -> None:
+    records = [
+        context_record(method, sequence=sequence)
+        for method in ("ring", "ulysses")
+        for sequence in (64, 128)
+    ]
+    table = find_table_of_run(load_records(*records), "context-table")
+    charts = {chart.name: chart for chart in table.figures()}
+    assert list(charts) == ["context_1", "context_2", "context_3"]
+    texts = find_texts(charts["context_1"].draw())
+    assert {"ring", "ulysses"} <= set(texts)
