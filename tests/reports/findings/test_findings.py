@@ -343,14 +343,16 @@ def test_part_slower_than_the_whole_is_found() -> None:
     assert get_kinds([*all_reduce, *uncertain]) == []
 
 
-def test_unexpected_bytes_are_named_by_axis() -> None:
+def test_unexpected_bytes_have_no_share_of_the_time() -> None:
     metrics = step_metrics(1e-2)
     metrics["bytes_ratio.dp"] = counted_metric(2.0, "")
     metrics["bytes_ratio.tp"] = counted_metric(1.0, "")
-    finding = get_finding([ok_record(step_case(), metrics=metrics)])
+    records = [ok_record(step_case(), metrics=metrics), *train(idle=0.3)]
+    timed, finding = find_in(run_from_records(*records))
+    assert timed.time_share == pytest.approx(0.3)
     assert finding.kind == "unexpected-bytes"
-    assert "2.000 times the expected bytes on dp" in finding.message
     assert finding.time_share is None
+    assert "2.000 times the expected bytes on dp" in finding.message
 
 
 def test_step_defaults_are_those_of_the_catalogue() -> None:
