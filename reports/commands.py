@@ -1,4 +1,4 @@
-"""The commands that show what was measured."""
+"""The commands that show, compare and convert runs."""
 
 from functools import partial
 from pathlib import Path
@@ -8,8 +8,12 @@ import click
 
 from parbench.bench.commands import RunPath, limits_option
 from parbench.bench.text import format_list
-from parbench.reports.compare.commands import (
+from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
+from parbench.reports.options import (
+    COMPARE_FORMATS,
+    EXPLAIN_FORMATS,
     FIGURE_FORMATS,
+    REPORT_FORMATS,
     figure_option,
     form_option,
     history_option,
@@ -17,11 +21,7 @@ from parbench.reports.compare.commands import (
     runs_option,
     unknown_option,
 )
-from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
 
-REPORTS = ("html", "markdown", "csv", "json")
-EXPLANATIONS = ("tables", "html", "markdown", "json")
-COMPARISONS = ("table", "markdown", "json", "junit")
 _output_option = partial(
     click.option, "-o", "--output", type=click.Path(dir_okay=False, path_type=Path)
 )
@@ -60,22 +60,25 @@ def _split_formats(
     formats = tuple(dict.fromkeys(value.split(",")))
     for name in formats:
         if name not in FIGURE_FORMATS:
-            allowed = "one or more of png, svg and pdf, such as --figure-format png,pdf"
-            raise click.BadParameter(f"{name!r} is not a format of figures: write {allowed}")
+            allowed = format_list(FIGURE_FORMATS)
+            raise click.BadParameter(
+                f"{name!r} is not {allowed}. Separate formats by commas: --figure-format png,pdf"
+            )
     return formats
 
 
 @click.command(epilog=_REPORT_EXAMPLES)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @_output_option(
-    help="File to write. Default for html: report.html in the run's folder, or here for several runs; else stdout."
+    help="File to write. Default for html: report.html in the folder of the run, or in the current "
+    "folder for several runs. Other formats go to standard output by default.",
 )
-@form_option(type=click.Choice(REPORTS), default="html")
+@form_option(type=click.Choice(REPORT_FORMATS), default="html")
 @click.option(
     "--figures",
     metavar="FOLDER",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Also write each figure to this folder, in a size for papers.",
+    help="Write also each figure to this folder, in a size for papers.",
 )
 @click.option(
     "--figure-format",
@@ -93,10 +96,10 @@ def report(
     figures: Path | None,
     formats: tuple[str, ...],
 ) -> None:
-    """Write the report of a run, or of several side by side.
+    """Write the report of a run, or of several runs side by side.
 
-    RUN is a run's folder, latest, a sweep's folder, or a folder of runs. One HTML file, readable offline; its path is
-    printed. Markdown, csv and json go to standard output.
+    RUN is the folder of a run, latest, the folder of a sweep, or a folder that contains runs. The
+    report is one HTML file of at most a megabyte that needs no network. Its path is printed.
     """
     from parbench.reports.render.show import build_report
 
@@ -105,13 +108,13 @@ def report(
 
 @click.command(epilog="Example: parbench show --all latest")
 @click.argument("run", type=RunPath())
-@click.option("--all", "whole", is_flag=True, help="Print every table and row.")
+@click.option("--all", "whole", is_flag=True, help="Print all tables with all rows.")
 @click.option("--watch", is_flag=True, help="Follow a run until it ends.")
 def show(run: Path, whole: bool, watch: bool) -> None:
-    """Print a run's results in the terminal.
+    """Print the results of a run in the terminal.
 
-    RUN is a run's folder, latest, or a sweep's folder. Exit codes are the run's: 0 fine, 1 a wrong result, 4 something
-    did not run.
+    RUN is the folder of a run, latest, or the folder of a sweep. The exit code is that of the run:
+    0 fine, 1 a wrong result, 4 something did not run.
     """
     if watch:
         from parbench.reports.render.show import follow
@@ -130,22 +133,23 @@ def show(run: Path, whole: bool, watch: bool) -> None:
     "--against",
     metavar="RUN",
     type=RunPath(),
-    help="A run on the same machine, whose fits are the ceiling.",
+    help="A run on the same machine. Its fits are the ceiling of collectives.",
 )
 @click.option(
     "--format",
     "form",
-    type=click.Choice(EXPLANATIONS),
-    help="The form. Default: tables, html with -o.",
+    type=click.Choice(EXPLAIN_FORMATS),
+    help="The output format. Default: tables, or html with -o.",
 )
-@_output_option(help="File to write.")
+@_output_option(help="File to write, instead of standard output.")
 def explain(
     traces: tuple[Path, ...], against: Path | None, form: str | None, output: Path | None
 ) -> None:
-    """Explain a job's traces: why is my step slow?
+    """Explain the traces of a job: why is my step slow?
 
-    TRACE is a file that PyTorch's profiler wrote (export_chrome_trace, .json or .json.gz), one for each rank, or a
-    folder of them. What costs most comes last: late ranks, exposed communication, idle time, each with its evidence.
+    TRACE is the trace of a rank that torch.profiler wrote (export_chrome_trace, .json or .json.gz),
+    or a folder of traces. The last lines name the largest losses first: late ranks, exposed
+    communication, or idle time.
     """
     from parbench.reports.render.show import render_report
     from parbench.reports.render.terminal import print_report
@@ -154,7 +158,8 @@ def explain(
     report = explain_traces(traces, against)
     form = form or ("html" if output else "tables")
     if form == "tables" and output is None:
-        print_report(report)  # with the width and the colors of the terminal
+        # A terminal has a width and colors.
+        print_report(report)
     else:
         _write(render_report(report, form), output)
 
@@ -162,8 +167,8 @@ def explain(
 @click.command(epilog=_COMPARE_EXAMPLES)
 @click.argument("base", type=RunPath())
 @click.argument("new", type=RunPath())
-@form_option(type=click.Choice(COMPARISONS), default="table")
-@_output_option(help="The file to write, instead of standard output.")
+@form_option(type=click.Choice(COMPARE_FORMATS), default="table")
+@_output_option(help="File to write, instead of standard output.")
 @min_effect_option
 @click.option(
     "--across",
@@ -265,17 +270,17 @@ def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, o
     help="File or folder to write. Default: standard output, for formats of one file.",
 )
 def export(run: Path, name: str, output: Path | None) -> None:
-    from parbench.bench.results.runs import load_run
     from parbench.reports.formats.registry import render_file, render_folder
     from parbench.reports.render.show import write_files
+    from parbench.reports.run_data import RunData
 
-    export_format = EXPORT_FORMATS[name]
+    data = RunData.load(run)
     is_folder = output is not None and (output.is_dir() or not output.suffix)
-    if output is not None and is_folder and export_format.folder:
-        for file in write_files(output, render_folder(name, load_run(run))):
+    if output is not None and is_folder and EXPORT_FORMATS[name].folder:
+        for file in write_files(output, render_folder(name, data)):
             click.echo(str(file))
     else:
-        _write(render_file(name, load_run(run)), output)
+        _write(render_file(name, data), output)
 
 
 def _write(content: bytes, output: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Phrases that the messages of several findings share."""
+"""Phrases that several findings share."""
 
 from collections.abc import Sequence
 
@@ -7,19 +7,14 @@ from parbench.bench.results.formatting import format_percent
 MAX_NAMED_SUBJECTS = 3
 
 
-def describe_exposed(label: str, share: float) -> str:
-    """Return the sentence about exposed communication with which findings start."""
-    return f"{label}: {format_percent(share)} of the step is exposed communication."
-
-
-def add_subjects(message: str, amounts: Sequence[tuple[str, str]]) -> str:
-    """Add the other steps with the same finding to a message, each with its amount."""
-    if not amounts:
+def add_subjects(message: str, names: Sequence[str]) -> str:
+    """Add the other subjects of the same finding to a message."""
+    if not names:
         return message
-    named = [f"{subject} ({amount})" for subject, amount in amounts[:MAX_NAMED_SUBJECTS]]
-    num_more = len(amounts) - len(named)
-    more = f" and {num_more} more" if num_more else ""
-    return f"{message} Also: {', '.join(named)}{more}."
+    shown = ", ".join(names[:MAX_NAMED_SUBJECTS])
+    num_more = len(names) - MAX_NAMED_SUBJECTS
+    more = f" and {num_more} more" if num_more > 0 else ""
+    return f"{message} Also: {shown}{more}."
 
 
 def describe_no_finding(min_share: float) -> str:

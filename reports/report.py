@@ -18,11 +18,11 @@ from parbench.bench.results.formatting import (
 )
 from parbench.bench.results.metrics import Metric, MetricValue
 from parbench.bench.results.stats import WITHIN_REPETITION
-from parbench.reports.analysis.analysis import Front
-from parbench.reports.analysis.labels import Fact
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.findings.finding import Finding
+from parbench.reports.labels import Fact
+from parbench.reports.overview import Overview
 from parbench.reports.run_data import RunData
 from parbench.reports.verdicts import Problem, Verdict
 
@@ -197,7 +197,7 @@ class Report:
 
     ``runs`` are what CSV and JSON hold; ``heading`` says what was run, of several in what they differ. ``tiles`` are
     the numbers to see first where no run's front page has them. ``emulated`` and ``claims`` are what the runs cannot
-    show. From ``front`` on, it is what only one run has; ``figures`` are the first screen's.
+    show. From ``overview`` on, it is what only one run has; ``figures`` are the first screen's.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Report:
     claims: tuple[str, ...] = ()
     heading: str = ""
     tiles: tuple[tuple[str, str], ...] = ()
-    front: Front | None = None
+    overview: Overview | None = None
     figures: Callable[[], Iterable[Chart]] = tuple
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()

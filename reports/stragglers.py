@@ -17,7 +17,7 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.samples import load_rank_samples
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
-from parbench.reports.analysis.summary import Row
+from parbench.reports.case_results import CaseResult
 
 MIN_ITERATION_SHARE = 0.5
 """A repetition names a rank that is the last one in more of its iterations."""
@@ -57,7 +57,7 @@ class Straggler:
         return f"{self.repetitions} of {self.of_repetitions} repetitions"
 
 
-def find_late_rank(rows: Sequence[Row]) -> Straggler | None:
+def find_late_rank(rows: Sequence[CaseResult]) -> Straggler | None:
     """Return the rank that arrives last, by more than a barrier explains."""
     transfers = [row.value("transfer") for row in rows]
     known_transfers = [seconds for seconds in transfers if seconds]
@@ -73,7 +73,7 @@ def find_late_rank(rows: Sequence[Row]) -> Straggler | None:
     return _elect_among_rows(votes, rows)
 
 
-def find_last_rank(run: Run, rows: Iterable[Row]) -> Straggler | None:
+def find_last_rank(run: Run, rows: Iterable[CaseResult]) -> Straggler | None:
     """Return the rank that finishes last in operations and steps in which ranks do the same."""
     symmetric_rows = [
         row
@@ -92,7 +92,7 @@ def find_last_rank(run: Run, rows: Iterable[Row]) -> Straggler | None:
 
 
 def _elect_among_rows(
-    votes: Mapping[int, Sequence[StragglerVote]], rows: Sequence[Row]
+    votes: Mapping[int, Sequence[StragglerVote]], rows: Sequence[CaseResult]
 ) -> Straggler | None:
     repetitions = {record.repetition for record, *_ in _iterate_arrivals(rows)}
     num_ranks = max((row.world.size for row in rows), default=1)
@@ -131,7 +131,9 @@ def elect_straggler(
     )
 
 
-def _iterate_arrivals(rows: Iterable[Row]) -> Iterator[tuple[Record, RecordedStragglers, float]]:
+def _iterate_arrivals(
+    rows: Iterable[CaseResult],
+) -> Iterator[tuple[Record, RecordedStragglers, float]]:
     """Yield the records with arrivals on one clock, and the time of each in seconds."""
     for row in rows:
         for record in row.measured:
@@ -164,7 +166,7 @@ def _compute_exit_delay(run: Run, record: Record, rank: int) -> float:
     return float(np.median(exits[index] - last_other_exits)) / 1e9
 
 
-def compute_arrival_delays(run: Run, row: Row) -> dict[int, float]:
+def compute_arrival_delays(run: Run, row: CaseResult) -> dict[int, float]:
     """Return the median delay in seconds of each rank's arrival relative to the first rank's.
 
     The delay of a repetition is the median over its iterations. Damaged samples are left out.

@@ -73,8 +73,9 @@ def group_by_stream(rank: RankTimeline) -> dict[str, list[Interval]]:
 
 
 def name_stream(stream: str) -> str:
-    """Return the name of a stream in tables and legends."""
-    return {PHASE: "phases", COMPUTE: "compute", COPY: "copies"}.get(stream, stream)
+    """Return the name of a stream or a phase in tables and legends."""
+    names = {PHASE: "phases", COMPUTE: "compute", COPY: "copies"}
+    return names.get(stream, stream.removeprefix(f"{PHASE} "))
 
 
 def get_axis(stream: str) -> str | None:
@@ -104,22 +105,17 @@ def split_into_lanes(intervals: Iterable[Interval]) -> list[list[Interval]]:
     return lanes
 
 
-def measure_phases(rank: RankTimeline) -> dict[str, float]:
-    """Return the seconds of each phase of the step, such as ``forward``."""
-    seconds: dict[str, float] = {}
-    for phase in group_by_stream(rank).get(PHASE, []):
-        duration = (phase.stop_us - phase.start_us) / 1e6
-        seconds[phase.name] = seconds.get(phase.name, 0.0) + duration
-    return seconds
+def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
+    """Return the seconds of each phase and each stream of a rank, overlaps counted once.
 
-
-def measure_streams(rank: RankTimeline) -> dict[str, float]:
-    """Return the seconds in which each stream is busy, overlaps counted once."""
-    return {
-        stream: length(to_spans(intervals)) / 1e9
-        for stream, intervals in group_by_stream(rank).items()
-        if stream != PHASE
-    }
+    The key of a phase begins with ``phase``, such as ``phase forward``.
+    """
+    groups: dict[str, list[Interval]] = {}
+    for stream, intervals in group_by_stream(rank).items():
+        for interval in intervals:
+            key = f"{PHASE} {interval.name}" if stream == PHASE else stream
+            groups.setdefault(key, []).append(interval)
+    return {key: length(to_spans(intervals)) / 1e9 for key, intervals in groups.items()}
 
 
 def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
@@ -139,7 +135,7 @@ def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:
 
 def _vote_for_slowest(timeline: Timeline) -> StragglerVote | None:
     """Return the rank that computes longest if it stands out; its share is the ratio of times."""
-    seconds = {rank.rank: measure_streams(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
+    seconds = {rank.rank: measure_busy_seconds(rank).get(COMPUTE, 0.0) for rank in timeline.ranks}
     if len(seconds) < 2:
         return None
     slowest = max(seconds, key=lambda rank: seconds[rank])

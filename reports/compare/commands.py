@@ -1,4 +1,4 @@
-"""The commands ``parbench ab`` and ``aa``, and options that ``compare`` and ``history`` share."""
+"""The commands ``parbench ab`` and ``aa``."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,52 +8,7 @@ from typing import NoReturn
 import click
 from click.core import ParameterSource
 
-HISTORY_FILE = Path("runs/history.sqlite")
-FIGURE_FORMATS = ("png", "svg", "pdf")
-
-
-def _check_suffix(
-    context: click.Context, parameter: click.Parameter, file: Path | None
-) -> Path | None:
-    if file is not None and file.suffix[1:] not in FIGURE_FORMATS:
-        raise click.BadParameter(f"{file} does not end with .png, .svg or .pdf")
-    return file
-
-
-history_option = partial(
-    click.option,
-    "--history",
-    type=click.Path(path_type=Path),
-    default=HISTORY_FILE,
-    show_default=True,
-    envvar="PARBENCH_HISTORY",
-    show_envvar=True,
-)
-runs_option = partial(
-    click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True
-)
-form_option = partial(
-    click.option, "--format", "form", show_default=True, help="The output format."
-)
-figure_option = partial(
-    click.option,
-    "--figure",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=_check_suffix,
-)
-min_effect_option = click.option(
-    "--min-effect",
-    envvar="PARBENCH_MIN_EFFECT",
-    show_envvar=True,
-    help="Ignore smaller changes: a percentage, or the file that parbench aa wrote. Default: 3%, "
-    "and runs/thresholds.json if it exists.",
-)
-unknown_option = click.option(
-    "--fail-on-unknown",
-    is_flag=True,
-    help="Exit with code 3 if a series is undecided and everything else is fine.",
-)
+from parbench.reports.options import runs_option, unknown_option
 
 _AB_EXAMPLES = """\b
 Examples:

@@ -1,7 +1,7 @@
 """Figures of pipelines: the actions of each rank over time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,18 +37,6 @@ class Category(NamedTuple):
     chunk: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolution:
-    """The precision of a drawing: bins in the row of a rank, and whether actions have numbers.
-
-    Without a number of bins every action is drawn.
-    """
-
-    num_bins: int | None
-    is_numbered: bool
-    note: str
-
-
 def chart_pipeline(
     name: str,
     title: str,
@@ -58,30 +46,24 @@ def chart_pipeline(
     max_boxes: int = 6000,
     is_wide: bool = True,
 ) -> Chart:
-    """Return the actions of each rank: the simulated ones above the measured ones."""
-    resolution = choose_resolution(details, max_boxes)
+    """Return the actions of each rank: the simulated ones above the measured ones.
+
+    If there are more actions than ``max_boxes``, each bin of time has the color of the longest.
+    """
+    timelines = list_timelines(details).values()
+    rows = [row for timeline in timelines for row in build_rank_rows(details, timeline)]
+    seconds = compute_length(details)
+    num_bins = choose_num_bins(rows, 0.0, seconds, max_boxes)
+    if num_bins:
+        bin_width = format_seconds(seconds / num_bins)
+        caption += f" Each {bin_width} has the color of its longest action."
     return Chart(
         name=name,
         title=title,
-        caption=f"{caption} {resolution.note}".rstrip(),
-        draw=partial(_draw_pipeline, details, resolution, is_wide),
+        caption=caption,
+        draw=partial(_draw_pipeline, details, num_bins, is_wide),
         is_wide=is_wide,
     )
-
-
-def choose_resolution(details: PipelineDetails, max_boxes: int) -> Resolution:
-    """Return the highest resolution with at most ``max_boxes`` boxes, common to both timelines."""
-    timelines = list_timelines(details).values()
-    rows = [row for timeline in timelines for row in build_rank_rows(details, timeline)]
-    num_actions = sum(len(actions) for timeline in timelines for actions in timeline)
-    seconds = compute_length(details)
-    num_bins = choose_num_bins(rows, 0.0, seconds, max_boxes)
-    note = ""
-    if num_bins:
-        bin_width = format_seconds(seconds / num_bins)
-        note = f"{num_actions} actions: each {bin_width} has the color of the longest."
-    is_numbered = num_bins is None and num_actions <= _MAX_NUMBERED_ACTIONS
-    return Resolution(num_bins=num_bins, is_numbered=is_numbered, note=note)
 
 
 def list_timelines(details: PipelineDetails) -> dict[str, PipelineTimeline]:
@@ -115,7 +97,7 @@ def find_stop(timeline: PipelineTimeline) -> float:
     return max([1e-6, *(actions[-1].stop_us / 1e6 for actions in timeline if actions)])
 
 
-def _draw_pipeline(details: PipelineDetails, resolution: Resolution, is_wide: bool) -> "Figure":
+def _draw_pipeline(details: PipelineDetails, num_bins: int | None, is_wide: bool) -> "Figure":
     seconds = compute_length(details)
     timelines = list_timelines(details)
     rank_inches = max(0.06, min(0.2, 2.6 / details.ranks))
@@ -126,8 +108,8 @@ def _draw_pipeline(details: PipelineDetails, resolution: Resolution, is_wide: bo
         rows = build_rank_rows(details, timeline)
         categories.update(category for row in rows for category in row)
         set_x_axis(axes, _TIME, 0.0, seconds)
-        _draw_actions(axes, rows, resolution, seconds)
-        if resolution.is_numbered:
+        _draw_actions(axes, rows, num_bins, seconds)
+        if num_bins is None and sum(map(len, timeline)) <= _MAX_NUMBERED_ACTIONS:
             _number_actions(axes, timeline)
         axes.set_title(f"{name}: {format_seconds(find_stop(timeline))}")
         _label_ranks(axes, details.ranks)
@@ -156,11 +138,11 @@ def _make_legend(categories: set[Category]) -> dict[str, Mapping[str, Any]]:
 
 
 def _draw_actions(
-    axes: "Axes", rows: Sequence[SpanRow[Category]], resolution: Resolution, seconds: float
+    axes: "Axes", rows: Sequence[SpanRow[Category]], num_bins: int | None, seconds: float
 ) -> None:
     boxes: dict[Category, list[Box]] = {}
     for rank, row in enumerate(rows):
-        merged = merge_spans(row, 0.0, seconds, resolution.num_bins)
+        merged = merge_spans(row, 0.0, seconds, num_bins)
         for category, spans in merged.items():
             _, height = _KINDS[category.kind]
             boxes.setdefault(category, []).extend(
@@ -168,7 +150,7 @@ def _draw_actions(
             )
     for category in sorted(boxes):
         look = _look_of_action(category)
-        if resolution.num_bins is None:
+        if num_bins is None:
             look |= {"edgecolor": color("back"), "linewidth": 0.4}
         name, _ = _KINDS[category.kind]
         draw_boxes(axes, boxes[category], look, name)

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.results.runs import Run
 
 STEP_DEFAULTS: Mapping[str, object] = {
@@ -23,21 +22,17 @@ STEP_DEFAULTS: Mapping[str, object] = {
 """The defaults of training steps' parameters that are part of every case, which need no --set."""
 
 
-def build_command(
-    target: Sequence[str], settings: Mapping[str, object], options: Sequence[str] = ()
-) -> str:
-    """Return the command that measures operations or a step with these settings."""
-    arguments = ["parbench", "run", *target]
+def build_command(arguments: Sequence[str], settings: Mapping[str, object]) -> str:
+    """Return the command ``parbench run`` with these arguments and settings."""
+    words = ["parbench", "run", *arguments]
     for name, value in settings.items():
-        arguments += ["--set", f"{name}={_format_setting(value)}"]
-    return shlex.join([*arguments, *options])
+        words += ["--set", f"{name}={_format_setting(value)}"]
+    return shlex.join(words)
 
 
 def build_preset_command(preset: str, **settings: object) -> str:
     """Return the command that measures a training step of parbench, empty if there is none."""
-    if not preset:
-        return ""
-    return build_command(["--only", preset], settings)
+    return build_command(["--only", preset], settings) if preset else ""
 
 
 def build_case_command(
@@ -47,24 +42,21 @@ def build_case_command(
     sizes: str,
     operations: Sequence[str] = (),
     without: Sequence[str] = (),
-    changes: Mapping[str, object] | None = None,
-    repetitions: int | None = None,
+    repetitions: int = 0,
 ) -> str:
     """Return the command that measures a communication with all its parameters.
 
     ``operations`` are measured instead of it, parameters in ``without`` have their defaults.
     """
-    target = []
+    arguments = []
     for name in operations or (case.short_name,):
-        target += ["--only", name]
-    if sizes != UNKNOWN:
-        target += ["--sizes", sizes]
+        arguments += ["--only", name]
+    arguments += ["--sizes", sizes, *_list_rank_options(run)]
+    if repetitions:
+        arguments += ["--repetitions", str(repetitions)]
     omitted = {"size_bytes", *without}
     settings = {name: value for name, value in case.params.items() if name not in omitted}
-    options = list_rank_options(run)
-    if repetitions is not None:
-        options += ["--repetitions", str(repetitions)]
-    return build_command(target, settings | dict(changes or {}), options)
+    return build_command(arguments, settings)
 
 
 @dataclass(frozen=True)
@@ -79,27 +71,27 @@ class CaseStepCommand:
 
         Empty if a custom step does not have the settings, or if the run contains the comparison.
         """
-        case = self.case
-        if case.is_custom and not settings.keys() <= case.all_params.keys():
+        if self.case.is_custom and not settings.keys() <= self.case.all_params.keys():
             return ""
-        if any(self._differs_only_in(other, settings) for other in self.run.info.plan.cases):
+        if any(self._differs_only_in(settings, other) for other in self.run.info.plan.cases):
             return ""
-        own = {
-            name: value for name, value in case.params.items() if STEP_DEFAULTS.get(name) != value
+        params = {
+            name: value
+            for name, value in self.case.params.items()
+            if STEP_DEFAULTS.get(name) != value
         }
-        target = ["--only", case.short_name]
-        if case.is_custom:
-            target = ["--target", case.target]
-        return build_command(target, own | settings, list_rank_options(self.run))
+        target = ["--only", self.case.short_name]
+        if self.case.is_custom:
+            target = ["--target", self.case.target]
+        return build_command([*target, *_list_rank_options(self.run)], params | settings)
 
-    def _differs_only_in(self, other: Case, settings: Mapping[str, object]) -> bool:
-        if other.name != self.case.name or other.id == self.case.id:
-            return False
+    def _differs_only_in(self, settings: Mapping[str, object], other: Case) -> bool:
         same = dict.fromkeys(settings)
-        return {**other.all_params, **same} == {**self.case.all_params, **same}
+        is_same = {**other.all_params, **same} == {**self.case.all_params, **same}
+        return is_same and other.name == self.case.name and other.id != self.case.id
 
 
-def list_rank_options(run: Run) -> list[str]:
+def _list_rank_options(run: Run) -> list[str]:
     """Return ``--nproc`` and its value if the run has another number of ranks than the default."""
     plan = run.info.plan
     process = (run.info.environment or {}).get("process") or {}

@@ -1,7 +1,9 @@
 """A finding, and the order of findings."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from parbench.bench.results.formatting import format_percent
 
 MIN_SHARE = 0.05
 """The share of the time from which a specific cause is reported."""
@@ -16,37 +18,35 @@ class Finding:
 
     kind: str
     subject: str
-    """The step, operation or rank that it is about."""
+    """The step, operation, link or rank that it is about."""
     message: str
     command: str = ""
-    amount: str
-    """The size of the effect as text: ``12 %``."""
     time_share: float | None
     """The share of the time that it costs. None if its cost is not a time."""
     confidence: float = 1.0
-    """1 if repetitions agree, otherwise less."""
-    evidence: Mapping[str, object]
+    """1 if repetitions agree, 0.5 if there is only one."""
+    evidence: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
         return f"{self.message} -> {self.command}" if self.command else self.message
 
+    @property
+    def expected_share(self) -> float:
+        """The share of the time that it costs, less if it is uncertain."""
+        return (self.time_share or 0.0) * self.confidence
 
-def get_confidence(num_observations: int) -> float:
-    """Return 1 for several repetitions, and 0.5 for one, which may be an exception."""
-    return 1.0 if num_observations > 1 else 0.5
+    @property
+    def name(self) -> str:
+        """The subject and the cost."""
+        if self.time_share is None:
+            return self.subject
+        return f"{self.subject} ({format_percent(self.time_share)})"
 
 
 def select_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return at most MAX_FINDINGS: those that cost most time first, then those without a time."""
-    timed, others = [], []
-    for finding in findings:
-        (others if finding.time_share is None else timed).append(finding)
-    timed.sort(key=get_expected_share, reverse=True)
-    others = others[:MAX_FINDINGS]
+    ordered = sorted(findings, key=lambda finding: finding.expected_share, reverse=True)
+    timed = [finding for finding in ordered if finding.time_share is not None]
+    others = [finding for finding in ordered if finding.time_share is None]
     return (*timed[: MAX_FINDINGS - len(others)], *others)
-
-
-def get_expected_share(finding: Finding) -> float:
-    """Return the share of the time that a finding costs, less if it is uncertain."""
-    return (finding.time_share or 0.0) * finding.confidence

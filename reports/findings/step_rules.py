@@ -1,312 +1,274 @@
-"""Rules about the time and the bytes of a training step."""
+"""Rules about the time and the bytes of a training step.
+
+A rule returns the findings for one cause. To add a rule, write it here and add it to RULES.
+"""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from parbench.bench.results.formatting import format_bytes, format_percent, format_seconds
+from parbench.bench.results.formatting import format_bytes
 from parbench.reports.findings.evidence import Communication, StepEvidence
-from parbench.reports.findings.finding import (
-    MIN_GENERAL_SHARE,
-    MIN_SHARE,
-    Finding,
-    get_confidence,
-)
-from parbench.reports.messages import describe_exposed
+from parbench.reports.findings.finding import MIN_GENERAL_SHARE, MIN_SHARE, Finding
 
 MIN_BUCKET_BYTES = 256 << 10  # Smaller gradients are not worth several buckets.
-MIN_LATENT_OVERLAP = 0.5
-"""The share of exposed communication from which earlier computation could hide it."""
-MAX_BYTES_ERROR = 0.01
 DEFAULT_BUCKET_BYTES = 25 << 20
 """The bucket size of DDP."""
 SUGGESTED_BUCKETS = 4
 TRIED_FACTOR = 4
-"""The factor by which suggested settings are larger."""
-REDUCTIONS = {"all_reduce", "reduce_scatter"}
-
-StepRule = Callable[[StepEvidence], Iterator[Finding]]
+"""Suggested settings are larger by this factor."""
+MAX_BYTES_ERROR = 0.01
 
 
-def find_sync_per_microbatch(step: StepEvidence) -> Iterator[Finding]:
-    """Gradients are reduced after every microbatch although once per step is enough."""
-    count = step.syncs_per_step
-    if count < 2:
-        return
-    for part in step.communication:
-        share = part.exposed_seconds / step.seconds
-        if not part.ops & REDUCTIONS or share < MIN_SHARE:
-            continue
-        observation = describe_exposed(part.label, share)
-        yield _build_finding(
-            "sync-per-microbatch",
-            step,
-            time_share=share * (count - 1) / count,
-            subject=part.label,
-            message=f"{observation} Gradients are reduced after each of {count} microbatches.",
-            command=step.command("ddp", microbatches=count, no_sync=(False, True)),
-            evidence={"exposed_share": share, "syncs_per_step": count},
-        )
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """The likely cause of exposed communication."""
+
+    kind: str
+    explanation: str
+    seconds: float
+    """The time that it costs."""
+    command: str = ""
+    min_share: float = MIN_SHARE
 
 
-def find_one_bucket(step: StepEvidence) -> Iterator[Finding]:
-    """All gradients are reduced in one call, which starts when nothing is left to hide it."""
-    for part in step.communication:
-        share = _compute_hideable_share(step, part)
-        num_bytes = part.largest_bytes or DEFAULT_BUCKET_BYTES
-        is_single = part.calls_per_sum == 1 and bool(part.ops & REDUCTIONS)
-        if not is_single or share < MIN_SHARE or num_bytes < MIN_BUCKET_BYTES:
-            continue
-        size = f" ({format_bytes(part.largest_bytes)})" if part.largest_bytes else ""
-        bucket_mb = _suggest_bucket_mb(num_bytes)
-        current_mb = step.settings.get("bucket_mb", 25)
-        observation = describe_exposed(part.label, part.exposed_seconds / step.seconds)
-        yield _build_finding(
-            "one-bucket",
-            step,
-            time_share=share,
-            subject=part.label,
-            message=f"{observation} All gradients{size} are in one bucket, which probably starts "
-            f"after the backward pass. DDP with bucket_cap_mb={bucket_mb:g} makes several.",
-            command=step.command("ddp", bucket_mb=(bucket_mb, current_mb)),
-            evidence={"exposed_share": share, "num_bytes": part.largest_bytes},
-        )
+def explain_sync_per_microbatch(step: StepEvidence, part: Communication) -> Cause | None:
+    """Gradients are reduced after every microbatch, although once per step is enough."""
+    if not part.reductions or step.syncs < 2:
+        return None
+    return Cause(
+        kind="sync-per-microbatch",
+        explanation=f"Gradients are reduced after each of {step.syncs} microbatches.",
+        seconds=part.exposed_seconds * (step.syncs - 1) / step.syncs,
+        command=step.command("ddp", microbatches=step.syncs, no_sync=(False, True)),
+    )
 
 
-def find_no_prefetch(step: StepEvidence) -> Iterator[Finding]:
+def explain_one_bucket(step: StepEvidence, part: Communication) -> Cause | None:
+    """All gradients are reduced in one call, when nothing is left that could hide it."""
+    num_bytes = part.largest_bytes or DEFAULT_BUCKET_BYTES
+    if not part.has_buckets or part.reductions != 1 or num_bytes < MIN_BUCKET_BYTES:
+        return None
+    bucket_bytes = min(num_bytes / SUGGESTED_BUCKETS, DEFAULT_BUCKET_BYTES)
+    bucket_mb = 2.0 ** round(math.log2(bucket_bytes / 2**20))
+    return Cause(
+        kind="one-bucket",
+        explanation=f"All gradients ({format_bytes(num_bytes)}) are in one bucket, which probably "
+        f"starts after the backward pass. DDP makes several with bucket_cap_mb={bucket_mb:g}.",
+        seconds=part.hideable_seconds,
+        command=step.command("ddp", bucket_mb=(bucket_mb, step.settings.get("bucket_mb", 25))),
+    )
+
+
+def explain_no_prefetch(step: StepEvidence, part: Communication) -> Cause | None:
     """Parameters are gathered only when they are needed."""
+    if not part.is_on_demand:
+        return None
+    return Cause(
+        kind="no-prefetch",
+        explanation="Parameters are probably gathered only when they are needed.",
+        seconds=part.hideable_seconds,
+        command=step.command("fsdp", prefetch=("default", "explicit")),
+    )
+
+
+def explain_otherwise(step: StepEvidence, part: Communication) -> Cause:
+    """Communication is exposed for an unknown reason."""
+    return Cause(
+        kind="exposed-communication",
+        explanation="Larger microbatches may hide more.",
+        seconds=part.exposed_seconds,
+        min_share=MIN_GENERAL_SHARE,
+    )
+
+
+EXPLANATIONS = (
+    explain_sync_per_microbatch,
+    explain_one_bucket,
+    explain_no_prefetch,
+    explain_otherwise,
+)
+
+
+def find_exposed_communication(step: StepEvidence) -> list[Finding]:
+    """Communication is exposed. The first explanation that applies is the likely cause."""
+    if find_hot_experts(step):
+        return []  # Ranks wait for the one with most tokens.
+    findings: list[Finding] = []
     for part in step.communication:
-        share = _compute_hideable_share(step, part)
-        if part.is_prefetched is not False or share < MIN_SHARE:
-            continue
-        observation = describe_exposed(part.label, part.exposed_seconds / step.seconds)
-        yield _build_finding(
-            "no-prefetch",
-            step,
-            time_share=share,
-            subject=part.label,
-            message=f"{observation} Parameters are probably gathered only when they are needed.",
-            command=step.command("fsdp", prefetch=("default", "explicit")),
-            evidence={"exposed_share": share},
-        )
+        exposed = step.format_share(part.exposed_seconds)
+        for explain in EXPLANATIONS:
+            cause = explain(step, part)
+            if cause is None or cause.seconds < cause.min_share * step.seconds:
+                continue
+            findings += _report(
+                cause.kind,
+                step,
+                cause.seconds,
+                f"{part.label}: {exposed} of the step is exposed communication. "
+                f"{cause.explanation}",
+                cause.command,
+                subject=part.label,
+            )
+            break
+    return findings
 
 
-def find_exposed_communication(step: StepEvidence) -> Iterator[Finding]:
-    """Communication is exposed, and no rule above explains it."""
-    if any(find_hot_experts(step)):
-        return  # Ranks wait for the one with most tokens.
-    specific = (find_sync_per_microbatch, find_one_bucket, find_no_prefetch)
-    explained = {finding.subject for rule in specific for finding in rule(step)}
-    for part in step.communication:
-        share = part.exposed_seconds / step.seconds
-        if part.label in explained or share < MIN_GENERAL_SHARE:
-            continue
-        hidden = ""
-        if step.overlap is not None:
-            hidden = f" {format_percent(step.overlap)} of all communication is hidden."
-        yield _build_finding(
-            "exposed-communication",
-            step,
-            time_share=share,
-            subject=part.label,
-            message=f"{describe_exposed(part.label, share)}{hidden} "
-            "Larger microbatches may hide more.",
-            evidence={"exposed_share": share},
-        )
-
-
-def find_host_bound(step: StepEvidence) -> Iterator[Finding]:
+def find_host_bound(step: StepEvidence) -> list[Finding]:
     """Nothing runs for a part of the step."""
-    share = step.idle_seconds / step.seconds
-    if share < MIN_GENERAL_SHARE or step.pipeline or any(find_hot_experts(step)):
-        return
-    gap = ""
-    if step.longest_gap_seconds:
-        gap = f" (longest gap {format_seconds(step.longest_gap_seconds)})"
-    yield _build_finding(
+    if step.pipeline or find_hot_experts(step):
+        return []
+    return _report(
         "host-bound",
         step,
-        time_share=share,
-        message=f"Nothing runs for {format_percent(share)} of the step of {step.name}{gap}. "
-        "The host probably does not keep up: many small kernels, synchronization or input.",
-        command=_suggest_larger(step, "microbatch"),
-        evidence={"idle_share": share},
+        step.idle_seconds,
+        f"Nothing runs for {step.format_share(step.idle_seconds)} of {step.name}. The host "
+        "probably does not keep up: many small kernels, synchronization or input.",
+        _suggest_larger(step, "microbatch"),
+        min_share=MIN_GENERAL_SHARE,
     )
 
 
-def find_exposed_copies(step: StepEvidence) -> Iterator[Finding]:
+def find_exposed_copies(step: StepEvidence) -> list[Finding]:
     """Copies between host and device are not hidden."""
-    share = step.copy_seconds / step.seconds
-    if share < MIN_SHARE:
-        return
-    yield _build_finding(
+    return _report(
         "exposed-copies",
         step,
-        time_share=share,
-        message=f"Copies between host and device take {format_percent(share)} of the step of "
+        step.copy_seconds,
+        f"Copies between host and device take {step.format_share(step.copy_seconds)} of "
         f"{step.name}. Pinned memory and non_blocking=True may hide them.",
-        evidence={"copy_share": share},
     )
 
 
-def find_uneven_stages(step: StepEvidence) -> Iterator[Finding]:
+def find_uneven_stages(step: StepEvidence) -> list[Finding]:
     """The stages of a pipeline take different times."""
-    pipeline = step.pipeline
-    if pipeline is None or pipeline.uneven_seconds < MIN_SHARE * step.seconds:
-        return
-    share = pipeline.uneven_seconds / step.seconds
-    layers = pipeline.layers_by_stage
-    details = []
+    if step.pipeline is None:
+        return []
+    layers = step.pipeline.layers_by_stage
+    stages = f"{'+'.join(map(str, layers))} layers"
+    if not layers:
+        stages = f"rank {step.pipeline.slowest_rank} computes longest"
     command = ""
-    if layers:
-        split = "+".join(map(str, layers))
-        details.append(f"{split} layers")
-        if len(set(layers)) > 1 and sum(layers) % len(layers) == 0:
-            even = "+".join([str(sum(layers) // len(layers))] * len(layers))
-            command = step.command("pp", split=(split, even))
-    if pipeline.slowest_rank is not None:
-        details.append(f"rank {pipeline.slowest_rank} computes longest")
-    yield _build_finding(
+    if len(set(layers)) > 1 and sum(layers) % len(layers) == 0:
+        equal = [sum(layers) // len(layers)] * len(layers)
+        splits = tuple("+".join(map(str, split)) for split in (layers, equal))
+        command = step.command("pp", split=splits)
+    return _report(
         "uneven-stages",
         step,
-        time_share=share,
-        message=f"Uneven stages ({', '.join(details) or 'unknown layers'}) probably cost "
-        f"{format_percent(share)} of the step of {step.name}. "
-        "The longest stage may have too many layers.",
-        command=command,
-        evidence={"uneven_share": share},
+        step.pipeline.uneven_seconds,
+        f"Uneven stages ({stages}) cost {step.format_share(step.pipeline.uneven_seconds)} of "
+        f"{step.name}. The longest stage may have too many layers.",
+        command,
     )
 
 
-def find_pipeline_bubble(step: StepEvidence) -> Iterator[Finding]:
+def find_pipeline_bubble(step: StepEvidence) -> list[Finding]:
     """The schedule of a pipeline leaves ranks without work."""
-    pipeline = step.pipeline
-    if pipeline is None or pipeline.bubble_seconds < MIN_GENERAL_SHARE * step.seconds:
-        return
-    share = pipeline.bubble_seconds / step.seconds
-    count = pipeline.microbatches
+    if step.pipeline is None:
+        return []
+    count = step.pipeline.microbatches
     if count is None:
-        size = f"{pipeline.ranks} ranks"
         command = step.command("pp", schedule=("1f1b", "interleaved", "zb_h1"))
     else:
-        size = f"{count} microbatches on {pipeline.ranks} ranks"
         command = step.command("pp", microbatches=(count, TRIED_FACTOR * count))
-    yield _build_finding(
+    return _report(
         "pipeline-bubble",
         step,
-        time_share=share,
-        message=f"Ranks of {step.name} wait for their neighbors for {format_percent(share)} of "
-        f"the step ({size}). More microbatches may shorten the bubble.",
-        command=command,
-        evidence={"bubble_share": share},
+        step.pipeline.bubble_seconds,
+        f"Stages wait for each other for {step.format_share(step.pipeline.bubble_seconds)} of "
+        f"{step.name} ({count or 'unknown'} microbatches on {step.pipeline.ranks} ranks). "
+        "More microbatches may shorten the bubble.",
+        command,
+        min_share=MIN_GENERAL_SHARE,
     )
 
 
-def find_slow_stage_messages(step: StepEvidence) -> Iterator[Finding]:
+def find_slow_messages(step: StepEvidence) -> list[Finding]:
     """The messages between stages delay a pipeline."""
-    pipeline = step.pipeline
-    if pipeline is None or pipeline.message_seconds < MIN_SHARE * step.seconds:
-        return
-    share = pipeline.message_seconds / step.seconds
-    yield _build_finding(
-        "slow-stage-messages",
+    if step.pipeline is None:
+        return []
+    return _report(
+        "slow-messages",
         step,
-        time_share=share,
-        message=f"Messages between stages cost {format_percent(share)} of the step of "
+        step.pipeline.message_seconds,
+        f"Messages between stages cost {step.format_share(step.pipeline.message_seconds)} of "
         f"{step.name}. The microbatches may be too small.",
-        command=_suggest_larger(step, "microbatch"),
-        evidence={"message_share": share},
+        _suggest_larger(step, "microbatch"),
     )
 
 
-def find_hot_experts(step: StepEvidence) -> Iterator[Finding]:
+def find_hot_experts(step: StepEvidence) -> list[Finding]:
     """Some experts get more tokens than others."""
-    experts = step.experts
-    if experts is None or experts.slowdown <= 0 or 1 - 1 / experts.slowdown < MIN_SHARE:
-        return
-    share = 1 - 1 / experts.slowdown
+    seconds = step.expert_imbalance_seconds
     load = ""
-    if experts.max_rank_load:
-        load = f" A rank gets up to {experts.max_rank_load:.2f} times the mean of tokens."
-    yield _build_finding(
+    if step.max_expert_load:
+        load = f" A rank gets up to {step.max_expert_load:.2f} times the mean of tokens."
+    command = ""
+    if step.settings.get("capacity") == 0:
+        command = step.command("ep_step", capacity=(0, 1.25))
+    return _report(
         "hot-experts",
         step,
-        time_share=share,
-        message=f"Balanced experts would probably save {format_percent(share)} of the step of "
-        f"{step.name}.{load}",
-        command="" if experts.has_capacity else step.command("ep_step", capacity=(0, 1.25)),
-        evidence={"slowdown": experts.slowdown},
+        seconds,
+        f"Balanced experts would probably save {step.format_share(seconds)} of {step.name}.{load}",
+        command,
     )
 
 
-def find_unexpected_bytes(step: StepEvidence) -> Iterator[Finding]:
+def find_unexpected_bytes(step: StepEvidence) -> list[Finding]:
     """A step sends other bytes than the formula of its parallelism expects."""
-    if not step.bytes_ratios:
-        return
-    axis, ratio = max(step.bytes_ratios.items(), key=lambda item: abs(item[1] - 1))
-    if abs(ratio - 1) <= MAX_BYTES_ERROR:
-        return
-    yield _build_finding(
-        "unexpected-bytes",
-        step,
-        time_share=None,
-        message=f"{step.name} sends {ratio:.3f} times the expected bytes on {axis}. "
-        "The step may communicate other data than its formula assumes.",
-        amount=f"{ratio:.3f} times",
-        evidence={"axis": axis, "ratio": ratio},
-    )
+    return [
+        Finding(
+            kind="unexpected-bytes",
+            subject=f"{step.name} {ratio:.3f} times on {axis}",
+            message=f"{step.name} sends {ratio:.3f} times the expected bytes on {axis}. "
+            "It may communicate other data than its formula assumes.",
+            time_share=None,
+            evidence={"case": step.id, "axis": axis, "ratio": ratio},
+        )
+        for axis, ratio in step.bytes_ratios.items()
+        if abs(ratio - 1) > MAX_BYTES_ERROR
+    ]
 
 
-RULES: tuple[StepRule, ...] = (
-    find_sync_per_microbatch,
-    find_one_bucket,
-    find_no_prefetch,
+RULES: tuple[Callable[[StepEvidence], list[Finding]], ...] = (
     find_exposed_communication,
     find_host_bound,
     find_exposed_copies,
     find_uneven_stages,
     find_pipeline_bubble,
-    find_slow_stage_messages,
+    find_slow_messages,
     find_hot_experts,
     find_unexpected_bytes,
 )
 
 
-def _build_finding(
+def _report(
     kind: str,
     step: StepEvidence,
-    *,
-    time_share: float | None,
+    seconds: float,
     message: str,
-    evidence: dict[str, object],
-    subject: str = "",
-    amount: str = "",
     command: str = "",
-) -> Finding:
-    return Finding(
-        kind=kind,
-        subject=subject or step.name,
-        message=message,
-        command=command,
-        amount=amount or format_percent(time_share),
-        time_share=time_share,
-        confidence=get_confidence(step.num_observations),
-        evidence={"step": step.id, **evidence},
-    )
-
-
-def _compute_hideable_share(step: StepEvidence, part: Communication) -> float:
-    """Return the share of the step that communication is exposed although it could be hidden."""
-    if part.earlier_compute_seconds is None:
-        return part.exposed_seconds / step.seconds
-    if part.earlier_compute_seconds < MIN_LATENT_OVERLAP * part.exposed_seconds:
-        return 0.0
-    return min(part.exposed_seconds, part.earlier_compute_seconds) / step.seconds
-
-
-def _suggest_bucket_mb(num_bytes: int) -> float:
-    """Return the bucket size in MiB, a power of two, that divides gradients into several buckets."""
-    bucket_bytes = min(num_bytes / SUGGESTED_BUCKETS, DEFAULT_BUCKET_BYTES)
-    return 2.0 ** round(math.log2(bucket_bytes / 2**20))
+    *,
+    subject: str = "",
+    min_share: float = MIN_SHARE,
+) -> list[Finding]:
+    """Return the finding if it costs enough of the step."""
+    share = seconds / step.seconds
+    if share < min_share:
+        return []
+    return [
+        Finding(
+            kind=kind,
+            subject=subject or step.name,
+            message=message,
+            command=command,
+            time_share=share,
+            confidence=1.0 if step.num_observations > 1 else 0.5,
+            evidence={"case": step.id, "seconds": seconds},
+        )
+    ]
 
 
 def _suggest_larger(step: StepEvidence, name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -58,7 +58,6 @@ class _Header:
     hosts: list[str] = field(default_factory=list)
     export_fields: dict[str, str] = field(default_factory=dict)
     """The facts and parameters that parbench adds to its export."""
-    details: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     rate_resolution: float = 0.01 * GIGA
 
@@ -66,6 +65,14 @@ class _Header:
     def world_size(self) -> int | None:
         """The number of all ranks, which is larger than that of a group."""
         return _to_int(self.export_fields.get("world", "")) or self.num_ranks
+
+    @property
+    def method(self) -> str:
+        """The method by which times were computed."""
+        if self.export_fields:
+            return f"exported by parbench {self.export_fields['parbench']}"
+        version = self.version or "of unknown version"
+        return f"mean over iterations and ranks, nccl-tests {version}"
 
     def read(self, line: str) -> None:
         """Add the fact that a line states, if any."""
@@ -91,17 +98,14 @@ def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
 
     Raises ``UserError`` if a row is cut short or the version of JSON is not supported.
     """
-    if text.lstrip().startswith("{"):
-        document = _decode_document(text, source)
-        header = _read_document_header(document)
-        num_ranks = resolve_num_ranks(header.num_ranks, nproc, source)
-        results = [
-            placement_result
-            for result in document.results
-            for placement_result in _make_document_results(header, num_ranks, result, source)
-        ]
-        return _make_run([header], results, source, nproc)
-    return _parse_text(text, source, nproc)
+    if not text.lstrip().startswith("{"):
+        return _parse_text(text, source, nproc)
+    document = _decode_document(text, source)
+    header = _read_document_header(document)
+    results: list[ImportedResult] = []
+    for row in document.results:
+        results += _make_results(header, row, source, nproc)
+    return _make_run([header], results, source, nproc)
 
 
 def _parse_text(text: str, source: str, nproc: int | None) -> ImportedRun:
@@ -119,7 +123,8 @@ def _parse_text(text: str, source: str, nproc: int | None) -> ImportedRun:
             columns = words[1:]
             headers.append(header)
         elif columns and words and words[0].isdecimal():
-            results += _parse_results(header, columns, words, f"{source}, line {number}", nproc)
+            place = f"{source}, line {number}"
+            results += _make_results(header, _parse_row(columns, words, place), place, nproc)
         elif line.startswith("# Avg bus bandwidth"):
             num_summaries += 1
         else:
@@ -141,94 +146,105 @@ def _starts_header(line: str, is_after_table: bool, *, is_complete: bool) -> boo
     return is_after_table and (line.startswith("# nThread") or is_command)
 
 
-def _parse_results(
-    header: _Header, columns: Sequence[str], words: Sequence[str], place: str, nproc: int | None
-) -> Iterator[ImportedResult]:
-    """Yield the results of a row: time, algbw, busbw and #wrong out of place, then in place."""
+def _parse_row(columns: Sequence[str], words: Sequence[str], place: str) -> "_Row":
+    """Return a row whose columns time, algbw, busbw and #wrong occur for each placement."""
     required = ("size", "type", "redop", "root", "algbw", "busbw")
     row = parse_row(columns, words, place, required)
-    num_ranks = resolve_num_ranks(header.num_ranks, nproc, place)
-    pairs = enumerate(pairwise(columns))
-    rate_columns = [index for index, pair in pairs if pair == ("algbw", "busbw")]
-    if not rate_columns:
+    placements = []
+    for index, pair in enumerate(pairwise(columns)):
+        if pair == ("algbw", "busbw"):
+            time, algbw, busbw, *wrong = words[index - 1 : index + 3]
+            has_wrong = columns[index + 2 : index + 3] == ["#wrong"]
+            numbers = _Numbers(
+                time=_parse_cell(time, place),
+                alg_bw=_parse_cell(algbw, place),
+                bus_bw=_parse_cell(busbw, place),
+                nwrong=_parse_cell(wrong[0], place) if has_wrong else None,
+            )
+            placements.append(numbers)
+    if not placements:
         raise UserError(f"{place}: the heading of this row has no algbw next to busbw")
-    for placement, index in zip((OUT_OF_PLACE, IN_PLACE), rate_columns, strict=False):
-        cells = words[index - 1 : index + 3]
-        if placement == header.repeated_placement or set(cells) == {"N/A"}:
-            continue
-        numbers = {
-            name: _parse_cell(cell, place)
-            for name, cell in zip(("time", *columns[index : index + 3]), cells, strict=False)
-        }
-        size_bytes = parse_count(row["size"], place)
-        yield _make_result(header, num_ranks, size_bytes, placement, row, numbers, place)
+    return _Row(
+        size=parse_count(row["size"], place),
+        type=row["type"],
+        redop=row["redop"],
+        root=row["root"],
+        out_of_place=placements[0],
+        in_place=placements[1] if len(placements) > 1 else None,
+    )
 
 
 def _parse_cell(cell: str, place: str) -> float | None:
     return None if cell in ("N/A", "nan", "-nan", "inf") else parse_number(cell, place)
 
 
-def _make_result(
-    header: _Header,
-    num_ranks: int,
-    size_bytes: int,
-    placement: str,
-    row: Mapping[str, str],
-    numbers: Mapping[str, float | None],
-    place: str,
-    **fields: Any,
-) -> ImportedResult:
-    """Return the result of a placement from its row (type, redop, root) and its printed numbers."""
+def _make_results(
+    header: _Header, row: "_Row", place: str, nproc: int | None
+) -> Iterator[ImportedResult]:
+    """Yield the results of a row: out of place, and in place."""
+    num_ranks = resolve_num_ranks(header.num_ranks, nproc, place)
     operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
     if operation is None:
         raise UserError(f"{place}: {_describe_unknown_program(header.program)}")
-    for name, number in numbers.items():
-        if number is not None and number < 0:
-            raise UserError(f"{place}: {name} {number:g} at {size_bytes} B is negative")
+    params = _make_params(header, row, place)
+    for placement, numbers, iterations in (
+        (OUT_OF_PLACE, row.out_of_place, row.out_of_place_per_iter),
+        (IN_PLACE, row.in_place, row.in_place_per_iter),
+    ):
+        printed = numbers.list_finite() if numbers else {}
+        if placement == header.repeated_placement or not printed:
+            continue
+        for name, number in printed.items():
+            if number < 0:
+                raise UserError(f"{place}: {name} {number:g} at {row.size} B is negative")
+        time, wrong = printed.get("time"), printed.get("#wrong")
+        num_skipped = iterations.skipped_iterations if iterations else 0
+        times = iterations.times_us if iterations else []
+        yield ImportedResult(
+            name=operation.name,
+            params={**params, "placement": placement},
+            group_size=None if header.world_size == header.num_ranks else header.num_ranks,
+            metrics=make_metrics(
+                operation,
+                num_ranks,
+                row.size,
+                None if time is None else time * MICRO,
+                header.method,
+                {name: printed[name] * GIGA for name in ("algbw", "busbw") if name in printed},
+                header.rate_resolution,
+            ),
+            check=Check() if wrong is None else Check(passed=wrong == 0, wrong=int(wrong)),
+            samples=[us * MICRO for us in times[num_skipped:]],
+            iterations=row.actual_iterations,
+            printed=printed,
+            notes=_make_notes(row, num_skipped),
+        )
+
+
+def _make_params(header: _Header, row: "_Row", place: str) -> dict[str, Value]:
     params: dict[str, Value] = {
-        "size_bytes": size_bytes,
-        "dtype": _DTYPES.get(row["type"], row["type"]),
+        "size_bytes": row.size,
+        "dtype": _DTYPES.get(row.type, row.type),
         "mode": header.mode,
-        "placement": placement,
     }
-    if row["redop"] != "none":
-        params["redop"] = _REDOPS.get(row["redop"], row["redop"])
-    root = int(parse_number(row["root"], place))
+    if row.redop != "none":
+        params["redop"] = _REDOPS.get(row.redop, row.redop)
+    root = int(parse_number(row.root, place))
     if root >= 0:
         params["root"] = root
     for name, text in header.export_fields.items():
         if name not in _EXPORT_FACTS:
             params[name] = text
-    time, wrong = numbers["time"], numbers.get("#wrong")
-    method = f"mean over iterations and ranks, nccl-tests {header.version or 'of unknown version'}"
-    if header.export_fields:
-        method = f"exported by parbench {header.export_fields['parbench']}"
-    rates = {
-        name: None if number is None else number * GIGA
-        for name, number in numbers.items()
-        if name in ("algbw", "busbw")
-    }
-    notes = list(fields.pop("notes", []))
-    if size_bytes == 0:
+    return params
+
+
+def _make_notes(row: "_Row", num_skipped: int) -> list[str]:
+    notes = []
+    if row.size == 0:
         notes.append("size 0: nccl-tests rounds the share of each rank down to 16 bytes")
-    return ImportedResult(
-        name=operation.name,
-        params=params,
-        group_size=None if header.world_size == header.num_ranks else header.num_ranks,
-        metrics=make_metrics(
-            operation,
-            num_ranks,
-            size_bytes,
-            None if time is None else time * MICRO,
-            method,
-            rates,
-            header.rate_resolution,
-        ),
-        check=Check() if wrong is None else Check(passed=wrong == 0, wrong=int(wrong)),
-        printed=numbers,
-        notes=notes,
-        **fields,
-    )
+    if num_skipped:
+        notes.append(f"the first {num_skipped} iterations are warm-up, by --per_iter_skip")
+    return notes
 
 
 def _describe_unknown_program(program: str) -> str:
@@ -261,7 +277,6 @@ def _make_run(
         results=results,
         hosts=hosts,
         variables=select_recorded_variables(first.variables),
-        details=first.details,
         omissions=omissions,
     )
 
@@ -282,12 +297,28 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 _Number = float | str | None  # nccl-tests writes the text nan for an unknown number.
 
 
-class _Placement(msgspec.Struct, frozen=True):
+class _Numbers(msgspec.Struct, frozen=True):
+    """The numbers of a placement, in us and GB/s."""
+
     time: _Number = None
     cpu_time: _Number = None
     alg_bw: _Number = None
     bus_bw: _Number = None
     nwrong: _Number = None
+
+    def list_finite(self) -> dict[str, float]:
+        """Return the known numbers by their columns in text."""
+        numbers = {
+            "time": self.cpu_time if self.time is None else self.time,
+            "algbw": self.alg_bw,
+            "busbw": self.bus_bw,
+            "#wrong": self.nwrong,
+        }
+        return {
+            name: number
+            for name, number in numbers.items()
+            if isinstance(number, int | float) and math.isfinite(number)
+        }
 
 
 class _Iterations(msgspec.Struct, frozen=True):
@@ -295,13 +326,13 @@ class _Iterations(msgspec.Struct, frozen=True):
     skipped_iterations: _Count = 0
 
 
-class _Result(msgspec.Struct, frozen=True):
+class _Row(msgspec.Struct, frozen=True):
     size: _Count
     type: str
     redop: str
     root: str
-    out_of_place: _Placement | None = None
-    in_place: _Placement | None = None
+    out_of_place: _Numbers | None = None
+    in_place: _Numbers | None = None
     out_of_place_per_iter: _Iterations | None = None
     in_place_per_iter: _Iterations | None = None
     actual_iterations: _Count | None = None
@@ -321,11 +352,9 @@ class _Config(msgspec.Struct, frozen=True):
 class _Document(msgspec.Struct, frozen=True):
     version: int
     config: _Config
-    results: list[_Result]
+    results: list[_Row]
     args: list[str] = []
     env: list[str] = []
-    nccl_version: int | None = None
-    start_time: str | None = None
 
 
 def _decode_document(text: str, source: str) -> _Document:
@@ -354,46 +383,6 @@ def _read_document_header(document: _Document) -> _Header:
         # A process lists one device, with any number of GPUs and threads.
         num_ranks=len(config.devices) * config.nthreads * config.ngpus or None,
         hosts=list(hosts),
-        details={"start_time": document.start_time, "nccl_version": document.nccl_version},
         variables=_split_pairs(document.env),
         rate_resolution=1e-6 * GIGA,
     )
-
-
-def _make_document_results(
-    header: _Header, num_ranks: int, result: _Result, source: str
-) -> Iterator[ImportedResult]:
-    row = {"type": result.type, "redop": result.redop, "root": result.root}
-    for placement, numbers, iterations in (
-        (OUT_OF_PLACE, result.out_of_place, result.out_of_place_per_iter),
-        (IN_PLACE, result.in_place, result.in_place_per_iter),
-    ):
-        if numbers is None:
-            continue
-        iterations = iterations or _Iterations()
-        num_skipped = iterations.skipped_iterations
-        notes = []
-        if num_skipped:
-            notes.append(f"the first {num_skipped} iterations are warm-up, by --per_iter_skip")
-        printed = {
-            "time": numbers.cpu_time if numbers.time is None else numbers.time,
-            "algbw": numbers.alg_bw,
-            "busbw": numbers.bus_bw,
-            "#wrong": numbers.nwrong,
-        }
-        yield _make_result(
-            header,
-            num_ranks,
-            result.size,
-            placement,
-            row,
-            {name: _to_finite(number) for name, number in printed.items()},
-            source,
-            iterations=result.actual_iterations,
-            samples=tuple(us * MICRO for us in iterations.times_us[num_skipped:]),
-            notes=notes,
-        )
-
-
-def _to_finite(number: _Number) -> float | None:
-    return number if isinstance(number, int | float) and math.isfinite(number) else None

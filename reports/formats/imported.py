@@ -46,7 +46,6 @@ class ImportedRun:
     results: Sequence[ImportedResult]
     hosts: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
     omissions: Sequence[str] = ()
     """Sentences about content that could not be imported."""
 

@@ -48,7 +48,7 @@ def import_file(
             raise UserError(f"{path} contains no result of {tool}{hint}")
         source = {"tool": tool, "version": imported.version, "file": path.name}
         records = [
-            _make_record(case, result, imported, {**source, **imported.details})
+            _make_record(case, result, imported, source)
             for case, result in _make_cases(imported.results, tool)
         ]
         for record in records:  # Checks the limits before a run is created.

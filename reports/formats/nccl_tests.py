@@ -14,9 +14,9 @@ from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, Operat
 from parbench.bench.results.formatting import GIGA, to_single_line
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_list
-from parbench.reports.analysis.frame import group_by
-from parbench.reports.analysis.summary import Row, num_ranks, summarize
+from parbench.reports.case_results import CaseResult
 from parbench.reports.formats.imported import MICRO, OPERATIONS_BY_NAME, UNKNOWN
+from parbench.reports.run_data import RunData
 
 VERSION = "2.19.6"
 PROGRAMS = {
@@ -57,61 +57,68 @@ _COLUMNS = ("size_bytes", "dtype", "redop", "root", "placement")
 _LINE_WIDTHS = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}"
 
 
-def render_text(run: Run) -> bytes:
+def render_text(data: RunData) -> bytes:
     """Return the collectives of a run in the layout of nccl-tests.
 
     Cases that no table can show are named in comments at the end. If torch has only one placement
     of an operation, its numbers are repeated in the columns of the other, because readers expect
     numbers in both.
     """
-    summary = summarize(run)
-    rows, comments = _select_rows(summary.rows)
-    for skipped in summary.skipped:
+    results, comments = _select_results(data.results)
+    for skipped in data.plan.skipped:
         comments.append(f"{skipped.case.label}: skipped: {skipped.reason}")
-    for missing in summary.missing:
+    for missing in data.missing:
         count = f"{missing.repetitions} of {missing.planned} repetitions"
         comments.append(f"{missing.case.label}: no record of {count}")
-    tables = group_by(rows, lambda row: _make_key(row, _COLUMNS)).values()
-    lines = [line for table in tables for line in (*_render_table(run, table), "")]
+    tables: dict[object, list[CaseResult]] = {}
+    for result in results:
+        tables.setdefault(_make_key(result, _COLUMNS), []).append(result)
+    lines = [line for table in tables.values() for line in (*_render_table(data.run, table), "")]
     lines += [f"# Not in any table: {to_single_line(comment)}" for comment in comments]
     return "".join(f"{line}\n" for line in lines).encode(errors="replace")
 
 
-def _select_rows(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Return the rows that tables can show, and a comment about each other row.
+def _select_results(results: Sequence[CaseResult]) -> tuple[list[CaseResult], list[str]]:
+    """Return the results that tables can show, and a comment about each other result.
 
     On CUDA a mode that nccl-tests does not have is left out if one that it has was measured.
     """
-    candidates: list[Row] = []
+    candidates: list[CaseResult] = []
     comments: list[str] = []
-    for row in rows:
-        reason = _find_missing_counterpart(row.case)
+    for result in results:
+        reason = _find_missing_counterpart(result.case)
         if reason:
-            comments.append(f"{row.case.label}: {reason}")
+            comments.append(f"{result.case.label}: {reason}")
         else:
-            candidates.append(row)
+            candidates.append(result)
     comparable_modes: dict[object, set[str]] = {}
-    for row in candidates:
-        mode = _complete_params(row.case)["mode"]
-        if mode in _GRAPH_OPTION and row.world.device == "cuda" and not _explain_omission(row):
-            series = _make_key(row, ("mode", "size_bytes", "placement"))
+    for result in candidates:
+        mode = _complete_params(result.case)["mode"]
+        if (
+            mode in _GRAPH_OPTION
+            and result.world.device == "cuda"
+            and not _explain_omission(result)
+        ):
+            series = _make_key(result, ("mode", "size_bytes", "placement"))
             comparable_modes.setdefault(series, set()).add(mode)
     selected = []
-    for row in candidates:
-        modes = comparable_modes.get(_make_key(row, ("mode", "size_bytes", "placement")))
-        if modes and _complete_params(row.case)["mode"] not in _GRAPH_OPTION:
+    for result in candidates:
+        modes = comparable_modes.get(_make_key(result, ("mode", "size_bytes", "placement")))
+        if modes and _complete_params(result.case)["mode"] not in _GRAPH_OPTION:
             names = format_list(sorted(modes), "and")
-            comments.append(f"{row.case.label}: nccl-tests measures mode {names}, which is above")
+            comments.append(
+                f"{result.case.label}: nccl-tests measures mode {names}, which is above"
+            )
         else:
-            selected.append(row)
+            selected.append(result)
     return selected, comments
 
 
-def _make_key(row: Row, without: Sequence[str]) -> tuple[object, ...]:
-    """Return the operation, the world and the parameters of a row, apart from those ``without``."""
-    params = _complete_params(row.case).items()
+def _make_key(result: CaseResult, without: Sequence[str]) -> tuple[object, ...]:
+    """Return the operation, the world and the parameters of a result, apart from those ``without``."""
+    params = _complete_params(result.case).items()
     values = tuple((name, value) for name, value in params if name not in without)
-    return row.case.name, row.world.size, row.world.nodes, values
+    return result.case.name, result.world.size, result.world.nodes, values
 
 
 def _complete_params(case: Case) -> dict[str, Any]:
@@ -146,27 +153,29 @@ def _find_missing_counterpart(case: Case) -> str | None:
     return None
 
 
-def _explain_omission(row: Row) -> str | None:
-    """Return the reason why a row has no numbers."""
-    if row.status != "ok":
-        reasons = to_single_line("; ".join(row.reasons))
-        return f"{row.status}: {reasons or 'no reason is known'}"
-    return None if row.seconds else "it has no time"
+def _explain_omission(result: CaseResult) -> str | None:
+    """Return the reason why a result has no numbers."""
+    if result.status != "ok":
+        reasons = to_single_line("; ".join(result.reasons))
+        return f"{result.status}: {reasons or 'no reason is known'}"
+    return None if result.seconds else "it has no time"
 
 
-def _render_table(run: Run, rows: Sequence[Row]) -> Iterator[str]:
+def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
     """Yield the lines of a table, with its header and its summary."""
-    case = rows[0].case
+    case = results[0].case
     operation, mode = _get_operation(case), _complete_params(case)["mode"]
     program = PROGRAMS[operation.short_name]
-    timed_rows = [row for row in rows if not _explain_omission(row)]
-    lines = _arrange_lines(timed_rows)
-    sizes = sorted({row.size_bytes or 0 for row in timed_rows})
-    num_wrong = sum(max(1, row.check.wrong or 0) for row in rows if row.status == "wrong")
-    is_checked = num_wrong > 0 or any(row.check.passed for row in timed_rows)
-    iterations = max((row.iterations for row in timed_rows), default=0)
+    timed_results = [result for result in results if not _explain_omission(result)]
+    lines = _arrange_lines(timed_results)
+    sizes = sorted({result.size_bytes or 0 for result in timed_results})
+    num_wrong = sum(
+        max(1, result.check.wrong or 0) for result in results if result.status == "wrong"
+    )
+    is_checked = num_wrong > 0 or any(result.check.passed for result in timed_results)
+    iterations = max((result.iterations for result in timed_results), default=0)
     # A case that failed may not know the size of its group.
-    ranks = min(map(num_ranks, rows))
+    ranks = min(result.num_ranks for result in results)
     nccl = _encode_nccl_version(run)
     yield f"# nccl-tests version {VERSION} nccl-headers={nccl} nccl-library={nccl}"
     yield f"# Collective test starting: {program}"
@@ -176,7 +185,7 @@ def _render_table(run: Run, rows: Sequence[Row]) -> Iterator[str]:
         f"iters: {iterations} agg iters: 1 validation: {is_checked:d} "
         f"graph: {_GRAPH_OPTION.get(mode, 0)} unalign: 0"
     )
-    yield f"# Written by parbench {run.info.parbench}: {_format_facts(rows[0], ranks)}"
+    yield f"# Written by parbench {run.info.parbench}: {_format_facts(results[0], ranks)}"
     repeated = _find_repeated_placement(operation, lines)
     for placement in _PLACEMENTS:
         name = placement.replace("_", "-")
@@ -186,7 +195,7 @@ def _render_table(run: Run, rows: Sequence[Row]) -> Iterator[str]:
             yield f"# N/A under {name}: not measured"
     yield "#"
     yield "# Using devices"
-    yield from _render_devices(run, rows[0], ranks)
+    yield from _render_devices(run, results[0], ranks)
     heading = "     time   algbw   busbw  #wrong" * 2
     units = "     (us)  (GB/s)  (GB/s)        " * 2
     yield "#"
@@ -195,10 +204,10 @@ def _render_table(run: Run, rows: Sequence[Row]) -> Iterator[str]:
     yield f"#        (B)    (elements)                          {units} "
     for line in lines:
         yield _render_line(line, repeated)
-    for row in rows:
-        if reason := _explain_omission(row):
-            yield f"# Left out: {to_single_line(row.case.label)}: {reason}"
-    rates = [rate for row in timed_rows if (rate := row.value("busbw")) is not None]
+    for result in results:
+        if reason := _explain_omission(result):
+            yield f"# Left out: {to_single_line(result.case.label)}: {reason}"
+    rates = [rate for result in timed_results if (rate := result.value("busbw")) is not None]
     average = f"{sum(rates) / len(rates) / GIGA:g}" if rates else "N/A"
     yield f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}"
     yield f"# Avg bus bandwidth    : {average} "
@@ -206,19 +215,18 @@ def _render_table(run: Run, rows: Sequence[Row]) -> Iterator[str]:
     yield f"# Collective test concluded: {program}"
 
 
-def _arrange_lines(rows: Sequence[Row]) -> list[dict[str, Row]]:
-    """Return the rows of each line by placement: sizes ascend in each type, redop and root."""
-    lines: list[dict[str, Row]] = []
-    blocks = group_by(rows, lambda row: _make_key(row, ("size_bytes", "placement")))
-    for block in blocks.values():
-        sizes = group_by(block, lambda row: row.size_bytes or 0)
-        for size in sorted(sizes):
-            lines.append({_complete_params(row.case)["placement"]: row for row in sizes[size]})
-    return lines
+def _arrange_lines(results: Sequence[CaseResult]) -> list[dict[str, CaseResult]]:
+    """Return the results of each line by placement: sizes ascend in each type, redop and root."""
+    blocks: dict[object, dict[int, dict[str, CaseResult]]] = {}
+    for result in results:
+        block = blocks.setdefault(_make_key(result, ("size_bytes", "placement")), {})
+        params = _complete_params(result.case)
+        block.setdefault(params["size_bytes"], {})[params["placement"]] = result
+    return [block[size] for block in blocks.values() for size in sorted(block)]
 
 
 def _find_repeated_placement(
-    operation: OperationSpec, lines: Sequence[Mapping[str, Row]]
+    operation: OperationSpec, lines: Sequence[Mapping[str, CaseResult]]
 ) -> str | None:
     """Return the placement that torch does not have, None if it has both."""
     measured = {placement for line in lines for placement in line}
@@ -242,9 +250,9 @@ def _get_environment(run: Run, name: str) -> Mapping[str, Any]:
     return group if isinstance(group, Mapping) else {}
 
 
-def _format_facts(row: Row, ranks: int) -> str:
+def _format_facts(result: CaseResult, ranks: int) -> str:
     """Return the facts without a column as ``name=value`` words, which the importer reads."""
-    params, world = _complete_params(row.case), row.world
+    params, world = _complete_params(result.case), result.world
     facts = {
         "mode": params["mode"],
         "backend": world.backend,
@@ -257,31 +265,31 @@ def _format_facts(row: Row, ranks: int) -> str:
     return to_single_line(" ".join(f"{name}={value}" for name, value in facts.items()))
 
 
-def _render_devices(run: Run, row: Row, ranks: int) -> Iterator[str]:
+def _render_devices(run: Run, result: CaseResult, ranks: int) -> Iterator[str]:
     """Yield a line for each rank. The host is known only on one node, the devices never are."""
     host = _get_environment(run, "host")
     name = host.get("name") or run.info.host
-    if row.world.nodes != 1:
+    if result.world.nodes != 1:
         name = UNKNOWN
     model = host.get("cpu_model")
-    if row.world.device == "cuda":
+    if result.world.device == "cuda":
         model = _get_environment(run, "torch").get("gpu")
     for rank in range(ranks):
         place = f"on {name!s:>10} device {-1:2d} [unknown] {model or UNKNOWN}"
         yield f"#  Rank {rank:2d} Group  0 Pid {-1:6d} {place}"
 
 
-def _render_line(line: Mapping[str, Row], repeated: str | None) -> str:
-    row = next(iter(line.values()))
-    params = _complete_params(row.case)
+def _render_line(line: Mapping[str, CaseResult], repeated: str | None) -> str:
+    result = next(iter(line.values()))
+    params = _complete_params(result.case)
     size, dtype = params["size_bytes"], params["dtype"]
     count = size // DTYPES[dtype].itemsize
-    if _get_operation(row.case).sharded:
-        count //= num_ranks(row)
+    if _get_operation(result.case).sharded:
+        count //= result.num_ranks
     text = _LINE_WIDTHS.format(size, count, TYPES[dtype], REDOPS[params["redop"]], params["root"])
     for placement in _PLACEMENTS:
         if placement == repeated:
-            text += _render_numbers(row, is_checked=False)
+            text += _render_numbers(result, is_checked=False)
         elif placement in line:
             text += _render_numbers(line[placement], is_checked=bool(line[placement].check.passed))
         else:
@@ -300,11 +308,11 @@ def _describe_step(sizes: Sequence[int]) -> str:
     return f"{gaps.pop() if len(gaps) == 1 else 0}(bytes)"
 
 
-def _render_numbers(row: Row, *, is_checked: bool) -> str:
+def _render_numbers(result: CaseResult, *, is_checked: bool) -> str:
     """Return time, algbw, busbw and #wrong in their columns."""
-    time = _fit_number(row.value(row.headline), MICRO, 7)
-    algbw = _fit_number(row.value("algbw"), GIGA, 6)
-    busbw = _fit_number(row.value("busbw"), GIGA, 6)
+    time = _fit_number(result.value(result.headline), MICRO, 7)
+    algbw = _fit_number(result.value("algbw"), GIGA, 6)
+    busbw = _fit_number(result.value("busbw"), GIGA, 6)
     # nccl-tests also prints one blank less where it does not check.
     wrong = "       0" if is_checked else "    N/A"
     return f"  {time}  {algbw}  {busbw}{wrong}"

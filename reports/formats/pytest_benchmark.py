@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from parbench.bench.files import encode_json
-from parbench.bench.results.runs import Run
-from parbench.reports.analysis.summary import Row, common_details, summarize
+from parbench.reports.case_results import CaseResult
+from parbench.reports.run_data import RunData
 
 VERSION = "5.3.1"
 """The version of pytest-benchmark with this format."""
@@ -22,34 +22,34 @@ _COMMIT = {
 }
 
 
-def render_report(run: Run) -> bytes:
+def render_report(data: RunData) -> bytes:
     """Return every measured case as a benchmark, whose rounds are the iterations."""
-    environment = run.info.environment or {}
+    info = data.run.info
     benchmarks = []
-    for row in summarize(run).rows:
-        if row.status in ("ok", "skipped"):
-            seconds = [value for record in row.measured for value in record.samples.values]
+    for result in data.results:
+        if result.status in ("ok", "skipped"):
+            seconds = [value for record in result.measured for value in record.samples.values]
             if seconds:
-                benchmarks.append(_make_benchmark(row, seconds))
+                benchmarks.append(_make_benchmark(result, seconds))
     report = {
-        "machine_info": {"node": run.info.host, "parbench": environment},
+        "machine_info": {"node": info.host, "parbench": info.environment or {}},
         "commit_info": _COMMIT,
         "benchmarks": benchmarks,
-        "datetime": run.info.started,
+        "datetime": info.started,
         "version": VERSION,
     }
     return encode_json(report)
 
 
-def _make_benchmark(row: Row, seconds: Sequence[float]) -> dict[str, Any]:
-    case = row.case
-    metrics = {name: metric.value for name, metric in row.metrics.items()}
+def _make_benchmark(result: CaseResult, seconds: Sequence[float]) -> dict[str, Any]:
+    case = result.case
+    metrics = {name: metric.value for name, metric in result.metrics.items()}
     extra_info = {
-        "world": msgspec.to_builtins(row.world),
-        "repetitions": row.repetitions,
+        "world": msgspec.to_builtins(result.world),
+        "repetitions": result.repetitions,
         "metrics": {name: value for name, value in metrics.items() if _is_finite(value)},
-        "details": common_details(row),
-        "notes": list(row.notes),
+        "details": result.details,
+        "notes": list(result.notes),
     }
     return {
         "group": case.name,

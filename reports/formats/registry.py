@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
-    from parbench.bench.results.runs import Run
     from parbench.reports.formats.imported import ImportedRun
+    from parbench.reports.run_data import RunData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,6 @@ class ExportFormat:
     """``module:function`` from a run to bytes, empty if one file cannot hold the format."""
     folder: str = ""
     """``module:function`` from a run to the bytes of each file by its name, empty if unneeded."""
-    folder_content: str = ""
 
 
 IMPORT_FORMATS = {
@@ -76,13 +75,11 @@ EXPORT_FORMATS = {
             help="timelines for Perfetto; a folder has a file per step",
             file="chrome_trace:render_trace",
             folder="chrome_trace:render_traces",
-            folder_content="a file for each step",
         ),
         ExportFormat(
             name="hta",
             help="a folder per step for HolisticTraceAnalysis",
             folder="chrome_trace:render_for_analysis",
-            folder_content="a file for each rank",
         ),
         ExportFormat(
             name="pytest-benchmark",
@@ -93,7 +90,6 @@ EXPORT_FORMATS = {
             name="github-action-benchmark",
             help="a folder with a file of times and one of rates",
             folder="exports:render_action",
-            folder_content="a file for each direction",
         ),
         ExportFormat(
             name="bencher",
@@ -110,19 +106,18 @@ def parse_output(tool: str, text: str, source: str, nproc: int | None) -> "Impor
     return imported
 
 
-def render_file(name: str, run: "Run") -> bytes:
+def render_file(name: str, data: "RunData") -> bytes:
     """Return a run in a format. Raises ``UserError`` if the format consists of several files."""
     entry = EXPORT_FORMATS[name]
     if not entry.file:
-        problem = f"--format {name} writes {entry.folder_content}"
-        raise UserError(f"{problem}: name their folder with -o FOLDER")
-    content: bytes = load_function(entry.file)(run)
+        raise UserError(f"--format {name} writes several files: name their folder with -o FOLDER")
+    content: bytes = load_function(entry.file)(data)
     return content
 
 
-def render_folder(name: str, run: "Run") -> Mapping[str, bytes]:
+def render_folder(name: str, data: "RunData") -> Mapping[str, bytes]:
     """Return the files of a format with a folder, by their names."""
-    files: Mapping[str, bytes] = load_function(EXPORT_FORMATS[name].folder)(run)
+    files: Mapping[str, bytes] = load_function(EXPORT_FORMATS[name].folder)(data)
     return files
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, pluralize
-from parbench.reports.compare.commands import HISTORY_FILE
+from parbench.reports.options import HISTORY_FILE
 from parbench.reports.verdicts import Verdict
 
 

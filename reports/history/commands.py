@@ -7,7 +7,7 @@ from click.core import ParameterSource
 
 from parbench.bench.commands import RunPath
 from parbench.bench.results.formatting import UNKNOWN
-from parbench.reports.compare.commands import (
+from parbench.reports.options import (
     figure_option,
     form_option,
     history_option,

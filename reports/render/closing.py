@@ -12,9 +12,9 @@ from typing import Any
 from parbench.bench.results.formatting import format_quantity, to_single_line
 from parbench.bench.results.tables import Column, Row, SortedText, Table, metric_column
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.analysis import Front, Operation, Step
 from parbench.reports.frames import list_rows
 from parbench.reports.labels import label_operation
+from parbench.reports.overview import OperationSummary, Overview, StepSummary
 from parbench.reports.render.terminal import Sheet, render_text, write_verdicts
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
@@ -38,21 +38,21 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
 
     Rows that have no space are counted. The last line has the command that prints all rows.
     """
-    front = report.front
-    if front is None:
+    overview = report.overview
+    if overview is None:
         return render_text(report, width, color)
     sheet = Sheet(WIDTH, color)
-    sheet.write_text(front.where, *report.emulated[:1])
-    write_verdicts(sheet, front.verdicts)
-    last_lines = [*_list_findings(report), "", f"All rows  parbench show --all {front.path}"]
+    sheet.write_text(overview.setup, *report.emulated[:1])
+    write_verdicts(sheet, overview.verdicts)
+    last_lines = [*_list_findings(report), "", f"All rows  parbench show --all {overview.path}"]
     num_free = MAX_LINES - 1 - sheet.num_lines - len(last_lines)
     series = _list_series(report.runs[0])
-    operations = _make_operation_table(front)
+    operations = _make_operation_table(overview)
     if series:
         for title, rows in series.items():
             sheet.write_table(_make_size_table(title, rows))
         operations = replace(operations, rows=[])
-    steps = _make_step_table(front.steps)
+    steps = _make_step_table(overview.steps)
     max_operations, max_steps = _choose_numbers_of_rows(operations, steps, num_free)
     _write_first_rows(sheet, operations, max_operations)
     _write_first_rows(sheet, steps, max_steps)
@@ -118,22 +118,22 @@ def _make_size_table(title: str, rows: Sequence[Row]) -> Table:
     return Table(id="series", title=title, columns=columns, rows=with_repetitions)
 
 
-def _make_operation_table(front: Front) -> Table:
+def _make_operation_table(overview: Overview) -> Table:
     columns = [
         Column(key="name", title="operation"),
         Column(key="latency", title="latency", kind="s", is_result=True),
         Column(key="busbw", title="bus GB/s", kind="B/s", has_interval=True, is_result=True),
     ]
-    if front.ceiling:
-        bandwidth = format_quantity(front.ceiling.bytes_per_second, "B/s")
-        title = f"of {front.ceiling.name} ({bandwidth})"
+    if overview.ceiling:
+        bandwidth = format_quantity(overview.ceiling.bytes_per_second, "B/s")
+        title = f"of {overview.ceiling.name} ({bandwidth})"
         columns.append(Column(key="share", title=title, is_result=True))
-    rows = [_make_operation_row(operation) for operation in front.operations]
+    rows = [_make_operation_row(operation) for operation in overview.operations]
     return Table(id="operations", title="Operations", columns=columns, rows=rows)
 
 
-def _make_operation_row(operation: Operation) -> dict[str, Any]:
-    rate = operation.rate
+def _make_operation_row(operation: OperationSummary) -> dict[str, Any]:
+    rate = operation.busbw
     return {
         "name": _shorten(operation.name),
         "latency": operation.latency,
@@ -145,7 +145,7 @@ def _make_operation_row(operation: Operation) -> dict[str, Any]:
     }
 
 
-def _make_step_table(steps: Sequence[Step]) -> Table:
+def _make_step_table(steps: Sequence[StepSummary]) -> Table:
     columns = [
         Column(key="name", title="step"),
         Column(key="seconds", title="time", kind="s", has_interval=True, is_result=True),
@@ -156,7 +156,7 @@ def _make_step_table(steps: Sequence[Step]) -> Table:
         Column(key="memory", title="memory", kind="B", is_result=True),
     ]
     rows = [_make_step_row(step) for step in steps]
-    num_different = sum(get_deviating_profile(step.row) is not None for step in steps)
+    num_different = sum(get_deviating_profile(step.result) is not None for step in steps)
     notes = []
     if num_different:
         traced = pluralize(num_different, "step")
@@ -164,8 +164,8 @@ def _make_step_table(steps: Sequence[Step]) -> Table:
     return Table(id="steps", title="Training steps", columns=columns, rows=rows, notes=notes)
 
 
-def _make_step_row(step: Step) -> dict[str, Any]:
-    time = step.row.metrics.get(step.row.headline)
+def _make_step_row(step: StepSummary) -> dict[str, Any]:
+    time = step.result.metrics.get(step.result.headline)
     shares = {**step.parts, "overlap": step.overlap}
     return {
         "name": _shorten(step.name),
@@ -174,7 +174,7 @@ def _make_step_row(step: Step) -> dict[str, Any]:
         "seconds_high": time.high if time else None,
         "is_within_repetition": time.is_within_repetition if time else False,
         **{name: 100 * share for name, share in shares.items() if share is not None},
-        "memory": sum_memory(step.row),
+        "memory": sum_memory(step.result),
     }
 
 

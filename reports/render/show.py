@@ -11,8 +11,8 @@ import click
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
-from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError, format_duration, pluralize
+from parbench.reports.one_run import make_report
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.render.markdown import render_markdown
@@ -20,7 +20,6 @@ from parbench.reports.render.terminal import print_report, render_text, width_of
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
-from parbench.reports.sections.one_run import report_of
 from parbench.reports.sweeps import expand_folders, is_sweep
 from parbench.reports.tables.several_runs import make_report_of_runs
 from parbench.reports.verdicts import Verdict
@@ -40,15 +39,15 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
     ``whole`` prints all of them. A page that cannot be written does not hide the results: it is a
     warning, and the exit code is 4 if everything else is fine.
     """
-    run = load_run(path)
-    report = report_of(run, *more)
+    data = RunData.load(path)
+    report = make_report(data, more)
     code = report.code
     if form == "tables":
         print_report(report, render=render_text if whole else render_closing)
     else:
-        from parbench.reports.formats.exports import FORMATS
+        from parbench.reports.formats.registry import render_file
 
-        click.echo(FORMATS[form](run), nl=False)
+        click.echo(render_file(form, data), nl=False)
     try:
         write_output(path / REPORT_FILE, render_report(report, "html"))
     except UserError as error:
@@ -62,7 +61,7 @@ def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = Fal
 def show_again(path: Path, *, whole: bool = False) -> int:
     """Print a run or the runs of a sweep without writing anything, and return the exit code."""
     is_set = is_sweep(path)
-    report = make_report_of_runs(RunSet.load([path])) if is_set else report_of(load_run(path))
+    report = make_report_of_runs(RunSet.load([path])) if is_set else make_report(RunData.load(path))
     print_report(report, render=render_text if whole else render_closing)
     click.echo(str(path))
     return report.code
@@ -94,7 +93,7 @@ def load_report(paths: Sequence[Path]) -> Report:
     paths = expand_folders(paths)
     if len(paths) > 1 or is_sweep(paths[0]):
         return make_report_of_runs(RunSet.load(paths))
-    return report_of(load_run(paths[0]))
+    return make_report(RunData.load(paths[0]))
 
 
 def build_report(
@@ -197,7 +196,7 @@ def follow(
             if out.isatty():
                 out.write(_CLEAR)
             if is_over or out.isatty():
-                print_report(report_of(data.run), out, render)
+                print_report(make_report(data), out, render)
             if is_over:
                 return data.exit_code
             click.echo(_format_progress(data), err=True)

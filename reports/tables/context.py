@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from parbench.bench.results.details import AttentionDetails, MeshDetails
+from parbench.bench.results.details import AttentionDetails
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.tables import (
     Column,
@@ -12,6 +12,7 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
+from parbench.reports.case_results import CaseResult
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import chart_context_methods
 from parbench.reports.labels import label_differences
@@ -23,8 +24,7 @@ from parbench.reports.tables.step_rows import (
     STEP_TIME_COLUMN,
     StepRow,
     list_metric_columns,
-    list_step_rows,
-    read_first_details,
+    list_rows_with_details,
 )
 
 _METHOD_PARAMS = ("cp_method", "ulysses", "sequence")
@@ -76,39 +76,35 @@ _COLUMNS = (
 
 def make_context_section(data: RunData) -> Section | None:
     """Return the table of context-parallel steps, None without such steps."""
-    rows = []
-    problems = []
-    for row in list_step_rows(data):
-        details = read_first_details(row["result"], AttentionDetails)
-        mesh = read_first_details(row["result"], MeshDetails)
-        if isinstance(details, AttentionDetails) and isinstance(mesh, MeshDetails):
-            rows.append(_add_values(row, details, mesh))
-        elif details is not None:
-            problems += [problem for problem in (details, mesh) if isinstance(problem, str)]
+    rows, problems = list_rows_with_details(data, AttentionDetails)
     if not rows and not problems:
         return None
+    for row in rows:
+        row |= _read_values(row)
     tables = [_make_table(rows)] if rows else []
     return Section(id="context", title="Context parallelism", tables=tables, notes=problems)
 
 
-def _add_values(row: StepRow, details: AttentionDetails, mesh: MeshDetails) -> StepRow:
-    """Return the row with the values of its columns. Gradients communicate on dp, attention not."""
-    result = row["result"]
-    axes = [axis for axis in mesh.axes if axis != "dp"]
+def _read_values(row: StepRow) -> StepRow:
+    """Return the values of a step's columns. Attention communicates on all axes but dp."""
+    result: CaseResult = row["result"]
+    details: AttentionDetails = row["details"]
+    axes = [axis for axis in row["axes"] if axis != "dp"]
     exposed = sum_if_known(result.value(f"exposed_comm.{axis}") for axis in axes)
-    row["method"] = details.method
-    if "ulysses" in mesh.axes:
-        row["method"] += f" ulysses={mesh.axes['ulysses'].get('ranks')}"
-    row["cp"] = details.sequence // details.tokens_per_rank
-    row["sequence"] = details.sequence
-    row["bytes_sent"] = sum_if_known(result.value(f"bytes_sent.{axis}") for axis in axes)
-    row["exposed"] = get_share_of_profile(result, exposed)
-    row["crossover"] = details.crossover_ranks
+    values: StepRow = {
+        "method": details.method,
+        "cp": details.sequence // details.tokens_per_rank,
+        "sequence": details.sequence,
+        "bytes_sent": sum_if_known(result.value(f"bytes_sent.{axis}") for axis in axes),
+        "exposed": get_share_of_profile(result, exposed),
+    }
+    if "ulysses" in axes:
+        values["method"] += f" ulysses={row['axes']['ulysses'].get('ranks')}"
     for direction in ("forward", "backward"):
         ratios = {axis: result.value(f"bytes_ratio.{axis}.{direction}") for axis in axes}
         worst = find_worst_ratio(ratios)
-        row[f"bytes_ratio.{direction}"] = worst[1] if worst else None
-    return row
+        values[f"bytes_ratio.{direction}"] = worst[1] if worst else None
+    return values
 
 
 def _make_table(rows: Sequence[StepRow]) -> Table:
@@ -164,7 +160,7 @@ def _compare_times(comparison: Sequence[StepRow]) -> None:
 def describe_crossover(comparison: Sequence[StepRow]) -> str:
     """Return from how many ranks on Ulysses sends less than a ring, empty if it is unknown."""
     cp = comparison[0]["cp"]
-    crossover = comparison[0]["crossover"]
+    crossover = comparison[0]["details"].crossover_ranks
     if crossover is None:
         return ""
     amount = "as many" if cp == crossover else "fewer" if cp > crossover else "more"

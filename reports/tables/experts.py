@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parbench.bench.results.details import ExpertLoadDetails, MeshDetails
+from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.tables import (
     Column,
@@ -20,8 +20,7 @@ from parbench.reports.tables.step_rows import (
     STEP_TIME_COLUMN,
     StepRow,
     list_metric_columns,
-    list_step_rows,
-    read_first_details,
+    list_rows_with_details,
 )
 
 MAX_LISTED_EXPERTS = 16
@@ -81,45 +80,38 @@ _LOAD_COLUMNS = (
 
 def make_expert_section(data: RunData) -> Section | None:
     """Return the tables of expert-parallel steps, None without such steps."""
+    steps, problems = list_rows_with_details(data, ExpertLoadDetails)
     rows = []
-    problems = []
-    for row in list_step_rows(data):
-        details = read_first_details(row["result"], ExpertLoadDetails)
-        mesh = read_first_details(row["result"], MeshDetails)
-        if isinstance(details, ExpertLoadDetails):
-            row["ep"] = (
-                mesh.axes.get("ep", {}).get("ranks", 1) if isinstance(mesh, MeshDetails) else 1
-            )
-            problem = _check_load(row, details)
-            if problem:
-                problems.append(problem)
-            else:
-                rows.append(_add_values(row, details))
-        elif details is not None:
-            problems.append(details)
+    for step in steps:
+        step["ep"] = step["axes"].get("ep", {}).get("ranks", 1)
+        problem = _check_load(step)
+        if problem:
+            problems.append(f"{step['label']}: its expert load cannot be read: {problem}.")
+        else:
+            rows.append(step | _read_settings(step))
     if not rows and not problems:
         return None
     tables = [_make_step_table(rows), _make_load_table(rows)] if rows else []
     return Section(id="experts", title="Expert parallelism", tables=tables, notes=problems)
 
 
-def _check_load(row: StepRow, details: ExpertLoadDetails) -> str:
-    """Return a sentence if the experts or the ranks cannot be divided by ep, otherwise nothing."""
+def _check_load(row: StepRow) -> str:
+    """Return the reason why ranks cannot have equal numbers of experts, empty if they can."""
     ep = row["ep"]
+    details: ExpertLoadDetails = row["details"]
     for name, load in (("experts", details.expert_load), ("ranks", details.rank_load)):
         if ep < 1 or len(load[0]) % ep:
-            reason = f"{name}({len(load[0])}) is not a multiple of ep({ep})"
-            return f"{row['label']}: its expert load cannot be read: {reason}."
+            return f"{name}({len(load[0])}) is not a multiple of ep({ep})"
     return ""
 
 
-def _add_values(row: StepRow, details: ExpertLoadDetails) -> StepRow:
+def _read_settings(row: StepRow) -> StepRow:
     params = row["result"].case.params
-    row["load"] = details
-    row["routing"] = to_single_line(str(params.get("routing", "")))
-    row["variant"] = to_single_line(str(params.get("variant", "")))
-    row["capacity"] = params.get("capacity") or SortedText("dropless", None)
-    return row
+    return {
+        "routing": to_single_line(str(params.get("routing", ""))),
+        "variant": to_single_line(str(params.get("variant", ""))),
+        "capacity": params.get("capacity") or SortedText("dropless", None),
+    }
 
 
 def _make_step_table(rows: Sequence[StepRow]) -> Table:
@@ -159,7 +151,7 @@ def _make_load_table(rows: Sequence[StepRow]) -> Table:
 
 def _make_load_rows(row: StepRow) -> Iterator[dict[str, Any]]:
     """Yield the load of each rank in each layer; a rank has consecutive experts."""
-    details: ExpertLoadDetails = row["load"]
+    details: ExpertLoadDetails = row["details"]
     ep = row["ep"]
     loads = list(zip(details.expert_load, details.rank_load, strict=True))
     is_uniform = all(load == loads[0] for load in loads)

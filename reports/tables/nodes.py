@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.results.tables import Column, Section, Table
-from parbench.reports.analysis.analysis import Analysis
+from parbench.reports.run_data import RunData
 from parbench.reports.topology import ONE_RANK_PER_NODE, Topology
 
 COLUMNS = (
@@ -17,9 +17,9 @@ COLUMNS = (
 )
 
 
-def make_node_section(analysis: Analysis) -> Section | None:
+def make_node_section(data: RunData) -> Section | None:
     """Return the nodes of a run, None if all ranks are on one host."""
-    topology = analysis.nodes
+    topology = data.nodes
     if topology is None:
         return None
     return Section(id="nodes", title="Nodes", tables=[make_node_table(topology)])

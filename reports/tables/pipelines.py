@@ -1,16 +1,14 @@
 """The tables of pipeline steps: bubbles with their causes, and schedules compared."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from parbench.bench.results.details import PipelineDetails, read_details
 from parbench.bench.results.formatting import to_single_line
-from parbench.bench.results.records import Record
 from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
-from parbench.reports.analysis.summary import Summary
 from parbench.reports.case_results import CaseResult
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.pipeline import chart_pipeline
@@ -26,7 +24,6 @@ _SCHEDULE_PARAMS = ("schedule", "microbatches", "chunks", "order", "split")
 """The parameters in which compared steps may differ. All others make another model."""
 _MAX_BOXES = 5000
 """The limit for the charts of all pipelines, which keeps the page below a megabyte."""
-_TIMELINE_KEYS = ("measured", "predicted", "idle")
 _SCHEDULE = Column(
     key="schedule", title="schedule", help="order of actions, with the parameters that differ"
 )
@@ -83,20 +80,6 @@ def read_pipeline(result: CaseResult) -> RecordedPipeline | str | None:
             pipelines.append(RecordedPipeline(repetition=record.repetition, details=details))
     with_timeline = [pipeline for pipeline in pipelines if pipeline.details.measured]
     return next(iter([*with_timeline, *pipelines]), None)
-
-
-def drop_timelines(summary: Summary) -> Summary:
-    """Return a summary without the timelines in the details of its records, which are large."""
-    rows = [replace(row, records=tuple(map(_drop_timelines, row.records))) for row in summary.rows]
-    return replace(summary, rows=tuple(rows))
-
-
-def _drop_timelines(record: Record) -> Record:
-    pipeline = record.details.get(PipelineDetails.key)
-    if not isinstance(pipeline, Mapping):
-        return record
-    kept = {name: value for name, value in pipeline.items() if name not in _TIMELINE_KEYS}
-    return msgspec.structs.replace(record, details={**record.details, PipelineDetails.key: kept})
 
 
 def make_pipeline_tables(steps: Sequence[StepRow]) -> Iterator[Table]:

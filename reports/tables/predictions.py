@@ -1,11 +1,10 @@
 """The section on predictions: what ``parbench plan validate`` predicted, and what was measured."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from parbench.bench.files import convert_read_errors, decode_json, read_file
 from parbench.bench.results.details import PLAN_FILE, PLAN_SCHEMA, ComponentCheck, Validation
-from parbench.bench.results.formatting import format_difference, format_quantity, format_seconds
+from parbench.bench.results.formatting import format_measurement, format_quantity
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import check_schema
 from parbench.bench.results.stats import WITHIN_REPETITION
@@ -42,65 +41,55 @@ def make_prediction_section(data: RunData) -> Section | None:
     file = data.run.path / PLAN_FILE
     if not file.exists():
         return None
+    tables = []
     try:
         with convert_read_errors(PLAN_FILE, "is not what parbench plan validate wrote"):
             content = read_file(file)
             check_schema(content, PLAN_FILE, PLAN_SCHEMA)
             validation = decode_json(content, Validation)
+        tables = _make_tables(validation)
+        notes = [f"Not predicted: {step}: {why}" for step, why in validation.left_out.items()]
     except UserError as error:
-        return _make_section([], [f"{error}. Write it again with parbench plan validate."])
-    missing = [f"Not predicted: {step}: {why}" for step, why in validation.left_out.items()]
-    rows = [
-        _make_row(step.label, component)
-        for step in validation.rows
-        for component in step.components
-    ]
-    if not rows:
-        return _make_section([], missing)
-    sources = _describe_sources(validation)
-    notes = [f"Predicted from {sources}."]
+        notes = [f"{error}. Write it again with parbench plan validate."]
+    return Section(id="predicted", title="Predictions", tables=tables, notes=notes)
+
+
+def _make_tables(validation: Validation) -> list[Table]:
+    rows = []
+    notes = {_describe_sources(validation): None}
     for step in validation.rows:
-        notes += [f"{step.label}: {note}" for note in (step.rule, *step.notes) if note]
+        rows += [_make_row(step.label, component) for component in step.components]
+        notes |= {f"{step.label}: {note}": None for note in (step.rule, *step.notes) if note}
+    if not rows:
+        return []
     table = Table(
         id="predictions",
         title="Predicted and measured",
-        caption=f"predicted by parbench plan validate from {sources}",
+        caption="predicted by parbench plan validate",
         columns=_COLUMNS,
         rows=rows,
-        notes=[*dict.fromkeys(notes), *missing],
+        notes=list(notes),
         where="page",
     )
-    return _make_section([table], [])
-
-
-def _make_section(tables: Sequence[Table], notes: Sequence[str]) -> Section:
-    return Section(id="predicted", title="Predictions", tables=tuple(tables), notes=tuple(notes))
+    return [table]
 
 
 def _describe_sources(validation: Validation) -> str:
-    links = "the collectives of this run"
-    if validation.fits != validation.run:
-        links = f"the collectives of {validation.fits}"
+    run = "this run" if validation.fits == validation.run else validation.fits
     compute = " or ".join(dict.fromkeys(step.compute for step in validation.rows))
-    return f"{links} and the {compute} compute time of each step"
+    return f"Predicted from the collectives of {run} and the {compute} compute of each step."
 
 
 def _make_row(step: str, component: ComponentCheck) -> dict[str, Any]:
-    def format_value(value: float | None) -> str:
-        if component.unit == "s":
-            return format_seconds(value)
-        return format_quantity(value, component.unit)
-
-    value = MetricValue(
-        value=component.measured, unit=component.unit, low=component.low, high=component.high
-    )
-    measured = format_difference(value, format_value)
+    unit = component.unit
+    value = MetricValue(value=component.measured, unit=unit, low=component.low, high=component.high)
+    measured = format_measurement(value)
     if component.is_within_repetition:
         measured += f" {WITHIN_REPETITION}"
     return {
         "step": step,
         "component": component.name,
-        "predicted": SortedText(format_value(component.predicted), component.predicted),
+        "predicted": SortedText(format_quantity(component.predicted, unit), component.predicted),
         "measured": SortedText(measured, component.measured),
         "error": SortedText(component.error_text, component.error),
     }

@@ -1,8 +1,8 @@
 """The table of a run's repetitions, with the load of its host."""
 
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
-from parbench.reports.analysis.analysis import Analysis
 from parbench.reports.repetitions import RepetitionSummary, summarize_repetitions
+from parbench.reports.run_data import RunData
 
 COLUMNS = (
     Column(
@@ -44,8 +44,8 @@ COLUMNS = (
 )
 
 
-def make_repetition_section(analysis: Analysis) -> Section | None:
-    repetitions = summarize_repetitions(analysis.run)
+def make_repetition_section(data: RunData) -> Section | None:
+    repetitions = summarize_repetitions(data.run)
     if not repetitions:
         return None
     rows = [_make_row(repetition) for repetition in repetitions]

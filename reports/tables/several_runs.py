@@ -5,13 +5,11 @@ from collections.abc import Callable, Sequence
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
-from parbench.reports.analysis.summary import summarize
+from parbench.reports.one_run import describe_run
 from parbench.reports.report import Report
 from parbench.reports.run_set import NumberedRun, RunSet
-from parbench.reports.sections.one_run import heading
 from parbench.reports.tables.scaling import make_node_scaling_section, make_rank_scaling_section
 from parbench.reports.tables.side_by_side import (
-    MAX_SIDES,
     make_environment_section,
     make_side_by_side_section,
 )
@@ -33,6 +31,10 @@ _PROBLEM_COLUMNS = (
     Column(key="status", title="status", help="its worst status"),
     Column(key="repetitions", title="repetitions", help="repetitions with it, of those planned"),
     Column(key="reason", title="reason", help="the reason, with ranks and their hosts"),
+)
+_DIFFERENCE_COLUMNS = (
+    Column(key="fact", title="fact", help="a recorded fact or a parameter"),
+    Column(key="values", title="values", is_result=True, help="each value with its runs"),
 )
 
 
@@ -99,7 +101,7 @@ def _make_runs_section(run_set: RunSet) -> Section:
 
 
 def _describe_setup(run: NumberedRun) -> str:
-    return heading(run.data.run, summarize(run.data.run))
+    return describe_run(run.data)
 
 
 def _make_problem_section(run_set: RunSet) -> Section | None:
@@ -124,28 +126,19 @@ def _make_problem_section(run_set: RunSet) -> Section | None:
 
 
 def _make_difference_section(run_set: RunSet) -> Section:
-    """Return the facts that differ: a column for each run, or each value with its runs."""
-    names = [run.name for run in run_set.runs]
-    columns = [Column(key="fact", title="fact", help="a recorded fact or a parameter")]
-    if len(names) <= MAX_SIDES:
-        for run in run_set.runs:
-            column_help = f"its value in {run.data.run.info.id}"
-            columns.append(Column(key=run.name, title=run.name, is_result=True, help=column_help))
-    else:
-        columns.append(Column(key="values", title="values", help="each value with its runs"))
+    """Return the facts that differ, each value with its runs."""
     rows = []
     for fact, texts in run_set.differences.items():
         numbers: dict[str, list[int]] = {}
         for number, text in enumerate(texts, start=1):
             numbers.setdefault(text, []).append(number)
         values = [f"{text} (run {format_cpus(runs)})" for text, runs in numbers.items()]
-        cells = dict(zip(names, texts, strict=True))
-        rows.append({"fact": fact, "values": "; ".join(values), **cells})
+        rows.append({"fact": fact, "values": "; ".join(values)})
     table = Table(
         id="differences-table",
         title="Differences",
-        caption="by run",
-        columns=columns,
+        caption="recorded facts and parameters that differ between runs",
+        columns=_DIFFERENCE_COLUMNS,
         rows=rows,
         where="page",
     )

@@ -7,7 +7,6 @@ from parbench.bench.results.details import (
     BytesFormulaDetails,
     CommunicationDetails,
     CountedCall,
-    MeshDetails,
     read_details,
 )
 from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
@@ -44,13 +43,11 @@ def make_volume_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
     rows = []
     for step in steps:
         result = step["result"]
-        mesh = read_first_details(result, MeshDetails)
-        axes = mesh.axes if isinstance(mesh, MeshDetails) else {}
         details = read_first_details(result, BytesFormulaDetails)
         formulas = details.bytes_formula if isinstance(details, BytesFormulaDetails) else {}
         for axis in get_axis_values(result, "bytes_sent"):
             row = {name: result.value(f"{name}.{axis}") for name in _METRICS}
-            ranks = axes.get(axis, {}).get("ranks")
+            ranks = step["axes"].get(axis, {}).get("ranks")
             identity = {"label": step["label"], "axis": axis, "ranks": ranks}
             rows.append({**identity, **row, "formula": formulas.get(axis)})
     if rows:
@@ -68,7 +65,6 @@ class PredictedCommunication:
     """The time of a step's calls one after another, None if an operation has no fit."""
 
     seconds: float | None
-    is_extrapolated: bool
     notes: tuple[str, ...]
 
 
@@ -106,7 +102,6 @@ def predict_communication(
     ]
     return PredictedCommunication(
         seconds=None if missing else seconds,
-        is_extrapolated=bool(extrapolated),
         notes=tuple(notes),
     )
 

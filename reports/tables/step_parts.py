@@ -40,11 +40,6 @@ def find_worst_ratio(ratios: Mapping[str, float | None]) -> tuple[str, float] | 
     return max(known, key=lambda pair: abs(pair[1] - 1), default=None)
 
 
-def find_worst_bytes_ratio(step: CaseResult) -> tuple[str, float] | None:
-    """Return the axis whose bytes differ most from the analytical ones, with the ratio."""
-    return find_worst_ratio(get_axis_values(step, "bytes_ratio"))
-
-
 def sum_exposed_communication(step: CaseResult) -> float | None:
     """Return the seconds of exposed communication on all axes."""
     return sum_if_known(get_axis_values(step, "exposed_comm").values())

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from parbench.bench.results.details import Details, read_details
+from parbench.bench.results.details import Details, MeshDetails, read_details
 from parbench.bench.results.metrics import METRICS
 from parbench.bench.results.tables import Column, SortedText, metric_column
 from parbench.reports.case_results import CaseResult
@@ -21,16 +21,32 @@ ACTIVATIONS_COLUMN = metric_column("memory.activations", title="activations")
 
 
 def list_step_rows(data: RunData) -> list[StepRow]:
-    """Return a new row for each measured step."""
+    """Return a new row for each measured step, with the ``axes`` of its mesh."""
     case_ids = [step.case.id for step in data.steps]
-    rows = list_rows(data.cases[data.cases["case_id"].isin(case_ids)])
+    frame = data.cases[data.cases["case_id"].isin(case_ids)]
+    rows = [dict(row) for row in list_rows(frame)]
     for row in rows:
+        mesh = read_first_details(row["result"], MeshDetails)
+        row["axes"] = mesh.axes if isinstance(mesh, MeshDetails) else {}
         row["time_p99"] = row.get(f"{row['headline']}_p99")
         row["time_q10"] = row.get(f"{row['headline']}_q10")
         row["repetitions"] = SortedText(
             f"{row['repetitions']}/{row['planned']}", row["repetitions"]
         )
     return rows
+
+
+def list_rows_with_details(data: RunData, kind: type[Details]) -> tuple[list[StepRow], list[str]]:
+    """Return the steps that recorded ``details`` of a kind, and sentences about unreadable ones."""
+    rows = []
+    problems = []
+    for row in list_step_rows(data):
+        row["details"] = read_first_details(row["result"], kind)
+        if isinstance(row["details"], str):
+            problems.append(row["details"])
+        elif row["details"] is not None:
+            rows.append(row)
+    return rows, problems
 
 
 def list_metric_columns(table: str, rows: Sequence[StepRow]) -> list[Column]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from parbench.bench.results.details import COMPONENTS
-from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.tables import (
     Column,
     Section,
@@ -19,15 +18,10 @@ from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import QUALITY_COLUMNS
 from parbench.reports.tables.pipelines import make_pipeline_tables, read_pipeline
-from parbench.reports.tables.step_communication import (
-    PredictedCommunication,
-    make_volume_tables,
-    predict_communication,
-)
+from parbench.reports.tables.step_communication import make_volume_tables, predict_communication
 from parbench.reports.tables.step_parts import (
-    find_worst_bytes_ratio,
+    find_worst_ratio,
     get_axis_values,
-    get_deviating_profile,
     get_exposed_share,
     get_parts,
     get_profiled_seconds,
@@ -41,7 +35,7 @@ from parbench.reports.tables.step_rows import (
     list_metric_columns,
     list_step_rows,
 )
-from parbench.reports.timelines import measure_phases, measure_streams, name_stream
+from parbench.reports.timelines import measure_busy_seconds, name_stream
 
 MEMORY_SOURCES = ("memory_formula", "memory_counted", "memory")
 _MAX_BOXES = 8000
@@ -117,7 +111,7 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow]) -> Table:
                 "exposed_fraction": get_exposed_share(result),
                 "bytes_ratio": _format_worst_ratio(step),
                 "memory": sum_memory(result),
-                "predicted": _format_prediction(prediction),
+                "predicted": prediction.seconds if prediction else None,
             }
         )
         notes[step["label"]] = [*result.notes, *(prediction.notes if prediction else ())]
@@ -145,22 +139,15 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow]) -> Table:
     )
 
 
-def _format_prediction(prediction: PredictedCommunication | None) -> SortedText | float | None:
-    if prediction is None or prediction.seconds is None:
-        return None
-    if not prediction.is_extrapolated:
-        return prediction.seconds
-    return SortedText(f"{format_seconds(prediction.seconds)} (extrapolated)", prediction.seconds)
-
-
 def _format_worst_ratio(step: StepRow) -> SortedText | None:
     """Return the ratio of the worst axis, with its name if there are several and it is not 1."""
-    worst = find_worst_bytes_ratio(step["result"])
+    ratios = get_axis_values(step["result"], "bytes_ratio")
+    worst = find_worst_ratio(ratios)
     if worst is None:
         return None
     axis, ratio = worst
     text = f"{ratio:.3f}"
-    if text != "1.000" and len(get_axis_values(step["result"], "bytes_ratio")) > 1:
+    if text != "1.000" and len(ratios) > 1:
         text += f" ({axis})"
     return SortedText(text, ratio)
 
@@ -180,7 +167,6 @@ def _attribute_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _make_part_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
     rows = []
-    notes = []
     stacks = {}
     for step in steps:
         result = step["result"]
@@ -192,9 +178,6 @@ def _make_part_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
         percent = None if residual is None else round(100 * residual, 2) + 0.0
         rows.append({**step, "profiled": profiled, "residual_percent": percent})
         stacks[step["label"]] = get_parts(result)
-        if get_deviating_profile(result):
-            times = f"{format_seconds(profiled)}, uninstrumented {format_seconds(result.seconds)}"
-            notes.append(f"{step['label']}: the profiled step took {times}.")
     columns = [STEP_COLUMN, _PROFILED_COLUMN, *list_metric_columns("times", rows), _RESIDUAL_COLUMN]
     if rows:
         yield Table(
@@ -203,7 +186,6 @@ def _make_part_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
             caption="parts of the profiled step, with communication by axis of the mesh",
             columns=keep_known_columns(columns, rows),
             rows=rows,
-            notes=notes,
             figures=lambda: list_charts(chart_breakdown(stacks)),
         )
 
@@ -217,11 +199,9 @@ def _make_timeline_tables(data: RunData) -> Iterator[Table]:
             notes.append(f"{label} has no timeline: {step.problem}.")
             continue
         for rank in step.timeline.ranks:
-            row: dict[str, Any] = {"label": label, "rank": rank.rank}
-            row["wall"] = (rank.stop_us - rank.start_us) / 1e6
-            row |= {f"phase {name}": value for name, value in measure_phases(rank).items()}
-            row |= {f"stream {name}": value for name, value in measure_streams(rank).items()}
-            rows.append(row)
+            wall = (rank.stop_us - rank.start_us) / 1e6
+            identity = {"label": label, "rank": rank.rank, "wall": wall}
+            rows.append(identity | measure_busy_seconds(rank))
     if data.timelines:
         yield Table(
             id="step-timelines",
@@ -240,12 +220,11 @@ def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column(key="rank", title="rank", kind="count", help="rank in the world"),
         Column(key="wall", title="wall", kind="s", help="wall time of the step on this rank"),
     ]
-    keys = dict.fromkeys(key for row in rows for key in row if " " in key)
-    for key in sorted(keys, key=lambda key: key.startswith("stream ")):
-        kind, _, name = key.partition(" ")
-        title = name_stream(name) if kind == "stream" else name
+    own_keys = {column.key for column in columns}
+    for stream in dict.fromkeys(key for row in rows for key in row if key not in own_keys):
+        title = name_stream(stream)
         help_text = f"time of {title}, overlaps counted once"
-        columns.append(Column(key=key, title=title, kind="s", help=help_text, is_result=True))
+        columns.append(Column(key=stream, title=title, kind="s", help=help_text, is_result=True))
     return columns
 
 

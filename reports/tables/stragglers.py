@@ -6,9 +6,9 @@ from typing import Any
 from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.records import Stragglers
 from parbench.bench.results.tables import Column, Section, Table, metric_column
-from parbench.reports.analysis.analysis import Analysis
-from parbench.reports.analysis.labels import operation, short_labels
-from parbench.reports.analysis.summary import Row
+from parbench.reports.case_results import CaseResult
+from parbench.reports.labels import label_operation, label_results
+from parbench.reports.run_data import RunData
 from parbench.reports.stragglers import compute_arrival_delays
 
 TITLE = "Arrival skew and stragglers"
@@ -38,19 +38,19 @@ COLUMNS = (
 )
 
 
-def make_arrival_section(analysis: Analysis) -> Section | None:
+def make_arrival_section(data: RunData) -> Section | None:
     """Return the cases with the largest arrival skew and the delay of each rank."""
-    arrivals = _select_arrivals(analysis.shown)
+    arrivals = _select_arrivals(data.measured)
     if not arrivals:
         return None
-    labels = short_labels([row for row, _ in arrivals if not row.is_communication])
+    labels = label_results([row for row, _ in arrivals if not row.is_communication])
     rows = []
     ranks: set[int] = set()
     for row, arrival in arrivals:
-        delays = compute_arrival_delays(analysis.run, row)
+        delays = compute_arrival_delays(data.run, row)
         ranks |= delays.keys()
         cells = _make_cells(row, arrival)
-        cells["case"] = labels.get(row.case.id) or operation(row.case)
+        cells["case"] = labels.get(row.case.id) or label_operation(row.case)
         rows.append(cells | {_delay_key(rank): seconds for rank, seconds in delays.items()})
     clocks = dict.fromkeys((arrival.method, arrival.uncertainty) for _, arrival in arrivals)
     table = Table(
@@ -67,7 +67,7 @@ def make_arrival_section(analysis: Analysis) -> Section | None:
     return Section(id="arrivals", title=TITLE, tables=[table], terms=["late"])
 
 
-def _select_arrivals(rows: Sequence[Row]) -> list[tuple[Row, Stragglers]]:
+def _select_arrivals(rows: Sequence[CaseResult]) -> list[tuple[CaseResult, Stragglers]]:
     """Return the cases with the largest skew, in the order of the rows."""
     arrivals = []
     for row in rows:
@@ -79,7 +79,7 @@ def _select_arrivals(rows: Sequence[Row]) -> list[tuple[Row, Stragglers]]:
     return [(row, arrival) for row, arrival in arrivals if row.case.id in largest]
 
 
-def _make_cells(row: Row, arrival: Stragglers) -> dict[str, Any]:
+def _make_cells(row: CaseResult, arrival: Stragglers) -> dict[str, Any]:
     time = row.metrics[row.headline]
     return {
         "mode": row.case.params.get("mode"),

@@ -13,7 +13,6 @@ from parbench.bench.text import format_size, pluralize
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import find
-from parbench.reports.findings.evidence import Evidence
 from parbench.reports.findings.finding import MIN_SHARE
 from parbench.reports.messages import describe_no_finding
 from parbench.reports.report import Report, Section
@@ -90,11 +89,6 @@ WAIT_COLUMNS = (
         help="time per step in which the others only wait for it",
     ),
 )
-GAIN_COLUMNS = (
-    Column(key="change", title="change", help="what would be different"),
-    STEP_COLUMN,
-    Column(key="saved", title="saved", kind="percent", help="share of the step"),
-)
 
 
 def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
@@ -136,12 +130,10 @@ def build_trace_report(
     job: TracedJob, name: str, predict: PredictSeconds | None = None, run_name: str = ""
 ) -> Report:
     """Return the report on a job. ``run_name`` is the run with the fits of ``predict``."""
-    evidence = collect_evidence(job, predict, run_name)
-    findings = find(evidence)
+    findings = find(collect_evidence(job, predict))
     tables = [_make_rank_table(job), _make_call_table(job, predict)]
-    if job.collectives and len(job.ranks) > 1:
+    if job.shared_calls and len(job.ranks) > 1:
         tables.append(_make_wait_table(job))
-    tables.append(_make_gain_table(job, evidence))
     notes = list(job.notes)
     if not findings:
         notes.insert(0, describe_no_finding(MIN_SHARE))
@@ -211,7 +203,7 @@ def _make_rank_row(rank: RankSteps) -> Row:
 def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
     """Return the calls of the rank whose communication is exposed least, by operation and size."""
     shared_calls: dict[tuple[str, str], list[SharedCall]] = defaultdict(list)
-    for shared in job.collectives:
+    for shared in job.shared_calls:
         # A call that ends before the previous one on its group has no transfer time of its own.
         if shared.transfer_ns > 0:
             size = _round_size(shared.call.facts.num_bytes)
@@ -268,7 +260,7 @@ def _make_wait_table(job: TracedJob) -> Table:
     """Return how long the others wait for each rank."""
     rows: list[Row] = []
     for rank, seconds in compute_waits(job).items():
-        last = fmean(shared.last_rank == rank for shared in job.collectives)
+        last = fmean(shared.last_rank == rank for shared in job.shared_calls)
         rows.append({"rank": rank, "last": last, "wait": median(seconds)})
     rows.sort(key=lambda row: row["wait"], reverse=True)
     return Table(
@@ -277,30 +269,4 @@ def _make_wait_table(job: TracedJob) -> Table:
         caption="Ranks that arrive last at collectives, and the time that the others wait.",
         columns=WAIT_COLUMNS,
         rows=rows[:MAX_RANK_ROWS],
-    )
-
-
-def _make_gain_table(job: TracedJob, evidence: Evidence) -> Table:
-    """Return the time of a step after one change, if nothing else changed."""
-    step_seconds = job.step_seconds
-    exposed = min(rank.compute_median(lambda parts: parts.exposed_seconds) for rank in job.ranks)
-    idle = min(rank.compute_median(lambda parts: parts.idle_seconds) for rank in job.ranks)
-    stragglers = [step.straggler for step in evidence.steps if step.straggler]
-    lost_seconds = sum(max(comparison.lost_seconds, 0.0) for comparison in evidence.fits)
-    shares = {
-        "no late rank": sum(straggler.waited_share for straggler in stragglers),
-        "collectives as fast as the fits": lost_seconds / step_seconds,
-        "all communication hidden": exposed / step_seconds,
-        "no idle time": idle / step_seconds,
-    }
-    rows = [{"change": "none", "step": step_seconds, "saved": 0.0}]
-    for change, share in shares.items():
-        if share:
-            rows.append({"change": change, "step": step_seconds * (1 - share), "saved": share})
-    return Table(
-        id="what-if",
-        title="Possible savings",
-        caption="The time of a step after one change, if nothing else changed.",
-        columns=GAIN_COLUMNS,
-        rows=rows,
     )

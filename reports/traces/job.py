@@ -12,6 +12,7 @@ from itertools import pairwise, permutations
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from parbench.bench.machine.machine import count_available_cores
 from parbench.bench.plan.catalogue import get_busbw_factor
@@ -51,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedCall:
-    """A collective, or a pair of send and recv, with its span on each of its ranks."""
+    """A collective with its span on each of its ranks."""
 
     call: Call
     """The call of one of the ranks."""
@@ -81,6 +82,15 @@ class SharedCall:
         if factor is None or facts.num_bytes is None or self.transfer_ns <= 0:
             return None
         return factor * facts.num_bytes / self.transfer_ns * 1e9
+
+
+class _CallKey(NamedTuple):
+    """Identifies the same call on several ranks."""
+
+    step: int
+    op: str
+    group: object
+    number: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,10 +161,6 @@ class TracedJob:
             for step in range(self.num_steps)
         )
 
-    @property
-    def collectives(self) -> list[SharedCall]:
-        return [shared for shared in self.shared_calls if not shared.call.is_point_to_point]
-
 
 def read_job(paths: Sequence[Path]) -> TracedJob:
     """Read the files of a job's ranks, as many at a time as there are cores.
@@ -191,10 +197,9 @@ def join_ranks(ranks: Sequence[RankSteps]) -> TracedJob:
                 f"{first.source.path} and {second.source.path} are both of rank {first.rank}: "
                 "pass one trace per rank, all of the same job"
             )
-    ranks, notes = _keep_common_steps(ranks)
+    ranks = _keep_common_steps(ranks)
     shared_calls = _match_calls(ranks)
     offsets_ns, error_ns = _align_clocks([rank.source for rank in ranks], shared_calls)
-    notes += _describe_limits(ranks, error_ns)
     if not offsets_ns:
         shared_calls = []
     return TracedJob(
@@ -202,7 +207,7 @@ def join_ranks(ranks: Sequence[RankSteps]) -> TracedJob:
         shared_calls=tuple(_shift_clock(call, offsets_ns) for call in shared_calls),
         offsets_ns=offsets_ns,
         clock_error_ns=error_ns,
-        notes=tuple(notes),
+        notes=tuple(_describe_limits(ranks, error_ns)),
     )
 
 
@@ -212,13 +217,15 @@ def compute_waits(job: TracedJob) -> dict[int, list[float]]:
     They have nothing else to do. The value is the median over the other ranks.
     """
     spans: dict[tuple[int, int, int], list[Span]] = defaultdict(list)
-    for shared in job.collectives:
+    for shared in job.shared_calls:
         late_rank = shared.last_rank
         arrival = shared.spans[late_rank][0]
         for rank, (start, _) in shared.spans.items():
             offset = job.offsets_ns[rank]
             spans[late_rank, rank, shared.step].append((start - offset, arrival - offset))
     waits: dict[int, list[float]] = {}
+    if len(job.ranks) < 2 or not job.shared_calls:
+        return waits
     for late in job.ranks:
         others = [rank for rank in job.ranks if rank is not late]
         waits[late.rank] = [
@@ -296,26 +303,22 @@ def _select_near(spans: Sequence[Span], window: Span) -> Sequence[Span]:
     return spans[first : bisect_left(spans, (window[1], window[1]))]
 
 
-def _keep_common_steps(ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], list[str]]:
-    """Return the ranks with the steps that all of them traced, and a note about the others."""
-    names_by_rank = [[step.name for step in rank.steps] for rank in ranks]
-    common = set(names_by_rank[0]).intersection(*names_by_rank)
+def _keep_common_steps(ranks: Sequence[RankSteps]) -> list[RankSteps]:
+    """Return the ranks with the steps that all of them traced."""
+    names_by_rank = {rank.rank: [step.name for step in rank.steps] for rank in ranks}
+    common = set.intersection(*map(set, names_by_rank.values()))
     if not common:
         ranges = [
-            f"rank {rank.rank}: {names[0]} to {names[-1]}"
-            for rank, names in zip(ranks, names_by_rank, strict=True)
+            f"rank {rank}: {names[0]} to {names[-1]}" for rank, names in names_by_rank.items()
         ]
         raise UserError(
             f"the ranks' traces have no step in common ({', '.join(ranges)}): "
             "pass traces of the same steps"
         )
-    shortened = []
-    for rank in ranks:
-        steps = tuple(step for step in rank.steps if step.name in common)
-        shortened.append(replace(rank, steps=steps))
-    num_omitted = len(set().union(*names_by_rank)) - len(common)
-    notes = [f"{num_omitted} steps that not all ranks traced are omitted"] if num_omitted else []
-    return shortened, notes
+    return [
+        replace(rank, steps=tuple(step for step in rank.steps if step.name in common))
+        for rank in ranks
+    ]
 
 
 def _match_calls(ranks: Sequence[RankSteps]) -> list[SharedCall]:
@@ -324,43 +327,36 @@ def _match_calls(ranks: Sequence[RankSteps]) -> list[SharedCall]:
     The ranks of a group make the same calls in the same order, so the k-th call of a step on one
     rank is the k-th on another.
     """
-    calls: dict[tuple[object, ...], dict[int, tuple[Call, int]]] = defaultdict(dict)
+    calls: dict[_CallKey, dict[int, tuple[Call, int]]] = defaultdict(dict)
     for rank in ranks:
-        counts: Counter[tuple[object, ...]] = Counter()
+        counts: Counter[_CallKey] = Counter()
         group_stops: dict[object, int] = {}
-        for step_number, call in _enumerate_calls(rank):
-            facts = call.facts
-            group = facts.ranks or facts.group
-            if group is None or (call.is_point_to_point and facts.size != 2):
-                continue
-            start, stop = call.span
-            previous_stop = group_stops.get(group, start)
-            queued_ns = max(min(previous_stop, stop) - start, 0)
-            group_stops[group] = max(stop, previous_stop)
-            op = "point-to-point" if call.is_point_to_point else facts.op
-            key = (step_number, op, group)
-            calls[*key, counts[key]][rank.rank] = call, queued_ns
-            counts[key] += 1
+        for step_number, step in enumerate(rank.steps):
+            for call in step.calls:
+                group = call.facts.ranks or call.facts.group
+                if group is None or call.is_point_to_point:
+                    continue
+                start, stop = call.span
+                previous_stop = group_stops.get(group, start)
+                group_stops[group] = max(stop, previous_stop)
+                key = _CallKey(step_number, call.facts.op, group)
+                queued_ns = max(min(previous_stop, stop) - start, 0)
+                calls[key._replace(number=counts[key])][rank.rank] = call, queued_ns
+                counts[key] += 1
     traced_ranks = {rank.rank for rank in ranks}
     shared_calls = []
-    for (step_number, *_), by_rank in calls.items():
+    for key, by_rank in calls.items():
         first = next(call for call, _ in by_rank.values())
         group_ranks = set(first.facts.ranks or traced_ranks) & traced_ranks
         if len(by_rank) > 1 and by_rank.keys() == group_ranks:
             shared = SharedCall(
                 call=first,
-                step=int(str(step_number)),
+                step=key.step,
                 spans={rank: call.span for rank, (call, _) in by_rank.items()},
                 queued_ns={rank: queued_ns for rank, (_, queued_ns) in by_rank.items()},
             )
             shared_calls.append(shared)
     return shared_calls
-
-
-def _enumerate_calls(rank: RankSteps) -> Iterator[tuple[int, Call]]:
-    for step_number, step in enumerate(rank.steps):
-        for call in step.calls:
-            yield step_number, call
 
 
 def _align_clocks(

@@ -2,12 +2,13 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 
 from parbench.bench.results.formatting import format_case_size, format_percent
 from parbench.bench.results.spans import difference, gaps, intersection, length
-from parbench.reports.findings.commands import build_command
+from parbench.reports.findings.commands import build_command, build_preset_command
+from parbench.reports.findings.communication_evidence import compare_times
 from parbench.reports.findings.evidence import (
     Communication,
     Evidence,
@@ -29,42 +30,40 @@ PredictSeconds = Callable[[SharedCall], float | None]
 """Returns the time of a collective by the fits of a run, None if there is no such fit."""
 
 GATHERS = {"all_gather"}
-MIN_HOST_GAP_SECONDS = 1e-3
+REDUCTIONS = {"all_reduce", "reduce_scatter"}
+MIN_HIDEABLE_SHARE = 0.5
+"""The share of exposed time from which an earlier start is worth a finding."""
+MIN_HOST_GAP_NS = 1_000_000
 """Shorter gaps between operators on a host are the time of Python itself."""
 PIPELINE_GROUP = re.compile(r"(^|[^a-z])(pp|pipe[a-z]*)([^a-z]|$)", re.IGNORECASE)
 """The names of process groups of pipelines: ``mesh_pp``, ``PIPELINE_MODEL_PARALLEL_GROUP``."""
 
 
-def collect_evidence(
-    job: TracedJob, predict: PredictSeconds | None = None, run_name: str = ""
-) -> Evidence:
+def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> Evidence:
     """Return the evidence of a job, compared with the fits of a run if they are given."""
     exposed = compute_exposed_seconds(job)
     pipeline_labels = _find_pipeline_labels(job)
-    idlest = min(job.ranks, key=_compute_idle_seconds)
+    copy_seconds = [rank.compute_median(lambda parts: parts.copy_seconds) for rank in job.ranks]
     step = StepEvidence(
-        name="the job",
-        id="traces",
+        name="the step",
+        id="",
         seconds=job.step_seconds,
         num_observations=job.num_steps,
+        command=build_preset_command,
         communication=[
             _make_communication(label, rank, seconds)
             for label, (rank, seconds) in exposed.items()
             if label not in pipeline_labels
         ],
-        overlap=idlest.steps[idlest.median_step].parts.overlap,
-        copy_seconds=min(
-            rank.compute_median(lambda parts: parts.copy_seconds) for rank in job.ranks
-        ),
-        idle_seconds=_compute_idle_seconds(idlest),
-        longest_gap_seconds=max(_list_gaps(idlest, idlest.median_step), default=None),
+        copy_seconds=min(copy_seconds),
+        idle_seconds=min(map(_measure_idle, job.ranks)),
         pipeline=_measure_pipeline(job, [exposed[label][1] for label in pipeline_labels]),
-        straggler=_find_straggler(job),
     )
-    fits = []
-    if predict is not None:
-        fits = list(_compare_with_fits(job, predict, run_name))
-    return Evidence(steps=[step], fits=fits)
+    return Evidence(
+        steps=[step],
+        stragglers=list(_find_stragglers(job)),
+        comparisons=list(_compare_with_fits(job, exposed, predict)) if predict else (),
+    )
 
 
 def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[RankSteps, float]]:
@@ -102,16 +101,17 @@ def _compute_exposed_of_rank(rank: RankSteps) -> dict[str, list[float]]:
 def _make_communication(label: str, rank: RankSteps, exposed_seconds: float) -> Communication:
     step = rank.steps[rank.median_step]
     calls = [call for call in step.calls if call.label == label]
-    sizes = [call.facts.num_bytes for call in calls if call.facts.num_bytes is not None]
-    ops = frozenset(call.facts.op for call in calls)
+    ops = {call.facts.op for call in calls}
+    hideable_seconds = _measure_earlier_compute(step, calls)
+    if hideable_seconds < MIN_HIDEABLE_SHARE * exposed_seconds:
+        hideable_seconds = 0.0
     return Communication(
         label=label,
-        ops=ops,
         exposed_seconds=exposed_seconds,
-        calls_per_sum=len(calls),
-        largest_bytes=max(sizes, default=None),
-        earlier_compute_seconds=_measure_earlier_compute(step, calls),
-        is_prefetched=False if ops & GATHERS else None,
+        hideable_seconds=min(hideable_seconds, exposed_seconds),
+        reductions=len(calls) if ops & REDUCTIONS else 0,
+        largest_bytes=max((call.facts.num_bytes or 0 for call in calls), default=0),
+        is_on_demand=bool(ops & GATHERS),
     )
 
 
@@ -132,18 +132,15 @@ def _measure_earlier_compute(step: RankStep, calls: Sequence[Call]) -> float:
     return total_ns / 1e9
 
 
-def _list_gaps(rank: RankSteps, step_number: int) -> list[float]:
-    """Return the seconds of each gap of a step in which nothing runs."""
-    step = rank.steps[step_number]
-    spans = gaps([*step.busy, *(call.span for call in step.calls)], step.window)
-    seconds = [(stop - start) / 1e9 for start, stop in spans]
-    min_seconds = 0.0 if rank.source.has_device else MIN_HOST_GAP_SECONDS
-    return [gap for gap in seconds if gap >= min_seconds]
-
-
-def _compute_idle_seconds(rank: RankSteps) -> float:
-    """Return the median over steps of the time in which nothing runs."""
-    return median(sum(_list_gaps(rank, step)) for step in range(len(rank.steps)))
+def _measure_idle(rank: RankSteps) -> float:
+    """Return the median over steps of the seconds in which nothing runs."""
+    min_ns = 0 if rank.source.has_device else MIN_HOST_GAP_NS
+    idle_ns = []
+    for step in rank.steps:
+        spans = gaps([*step.busy, *(call.span for call in step.calls)], step.window)
+        lengths = [stop - start for start, stop in spans]
+        idle_ns.append(sum(length for length in lengths if length >= min_ns))
+    return median(idle_ns) / 1e9
 
 
 def _compute_seconds(rank: RankSteps) -> float:
@@ -180,61 +177,60 @@ def _measure_pipeline(job: TracedJob, message_seconds: Sequence[float]) -> Pipel
     )
 
 
-def _find_straggler(job: TracedJob) -> StragglerEvidence | None:
-    """Return the rank for which the others wait twice as long as for any other rank."""
-    if len(job.ranks) < 2 or not job.collectives:
-        return None
+def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
+    """Yield the rank for which the others wait twice as long as for any other rank."""
     waits = {rank: median(seconds) for rank, seconds in compute_waits(job).items()}
+    if len(waits) < 2:
+        return
     late_rank, second_rank = sorted(waits, key=lambda rank: waits[rank], reverse=True)[:2]
     seconds = waits[late_rank]
     if seconds < 2 * waits[second_rank] or seconds <= (job.clock_error_ns or 0) / 1e9:
-        return None
-    [late] = [rank for rank in job.ranks if rank.rank == late_rank]
-    others = [rank for rank in job.ranks if rank is not late]
-    other_compute = median(_compute_seconds(rank) for rank in others)
-    extra_compute = _compute_seconds(late) - other_compute
-    extra_idle = _measure_idle(late) - median(_measure_idle(rank) for rank in others)
-    share = fmean(shared.last_rank == late_rank for shared in job.collectives)
-    has_more_compute = extra_compute >= seconds / 2 and other_compute > 0
-    return StragglerEvidence(
+        return
+    compute_seconds, other_compute_seconds = _compare_rank(job, late_rank, _compute_seconds)
+    idle_seconds, other_idle_seconds = _compare_rank(job, late_rank, _measure_idle)
+    is_computing = compute_seconds - other_compute_seconds >= seconds / 2
+    is_idle = idle_seconds - other_idle_seconds >= seconds / 2
+    share = fmean(shared.last_rank == late_rank for shared in job.shared_calls)
+    yield StragglerEvidence(
         rank=late_rank,
         observation="arrives last",
         where=f"in {format_percent(share)} of collectives",
         waited_seconds=seconds,
         waited_share=seconds / job.step_seconds,
-        compute_ratio=_compute_seconds(late) / other_compute if has_more_compute else None,
-        host_idle_seconds=extra_idle if extra_idle >= seconds / 2 else None,
+        compute_ratio=compute_seconds / max(other_compute_seconds, 1e-9) if is_computing else 1.0,
+        host_idle_seconds=idle_seconds - other_idle_seconds if is_idle else 0.0,
     )
 
 
-def _measure_idle(rank: RankSteps) -> float:
-    return rank.compute_median(lambda parts: parts.idle_seconds)
+def _compare_rank(
+    job: TracedJob, rank_number: int, measure: Callable[[RankSteps], float]
+) -> tuple[float, float]:
+    """Return the value of a rank and the median of the others."""
+    values = {rank.rank: measure(rank) for rank in job.ranks}
+    own_value = values.pop(rank_number)
+    return own_value, median(values.values())
 
 
 def _compare_with_fits(
-    job: TracedJob, predict: PredictSeconds, run_name: str
+    job: TracedJob, exposed: Mapping[str, tuple[RankSteps, float]], predict: PredictSeconds
 ) -> Iterator[TimeComparison]:
     """Compare the transfer times of each kind of collective with the fits of a run."""
-    exposed = compute_exposed_seconds(job)
-    times: dict[str, list[tuple[SharedCall, float, float]]] = defaultdict(list)
-    for shared in job.collectives:
-        fit_seconds = predict(shared)
-        if fit_seconds and shared.transfer_ns > 0:
-            seconds = shared.transfer_ns / 1e9
-            times[shared.call.label].append((shared, seconds, fit_seconds))
-    for label, calls in times.items():
-        mean_seconds = fmean(seconds for _, seconds, _ in calls)
-        mean_fit_seconds = fmean(fit_seconds for _, _, fit_seconds in calls)
-        facts = calls[0][0].call.facts
+    calls: dict[str, list[SharedCall]] = defaultdict(list)
+    for shared in job.shared_calls:
+        if shared.transfer_ns > 0 and predict(shared):
+            calls[shared.call.label].append(shared)
+    for label, shared_calls in calls.items():
+        fits = {number: predict(shared) or 0.0 for number, shared in enumerate(shared_calls)}
+        times = {number: shared.transfer_ns / 1e9 for number, shared in enumerate(shared_calls)}
+        facts = shared_calls[0].call.facts
         size = format_case_size(facts.num_bytes)
-        yield TimeComparison(
+        yield from compare_times(
+            fits,
+            times,
+            kind="off-fit",
             name=label,
-            id=label,
-            seconds=mean_seconds,
-            reference=run_name,
-            reference_seconds=mean_fit_seconds,
-            ratios=[seconds / fit_seconds for _, seconds, fit_seconds in calls],
-            lost_seconds=exposed[label][1] * (1 - mean_fit_seconds / mean_seconds),
+            reference="the fit of the run",
+            affected_seconds=exposed[label][1],
             total_seconds=job.step_seconds,
             command=build_command(["--only", facts.op, "--sizes", size], {}),
         )

@@ -78,7 +78,7 @@ def test_report_writes_figures_in_each_format(tmp_path: Path) -> None:
 def test_report_refuses_other_formats_of_figures(run: Path) -> None:
     result = invoke(report, run, "--figures", "figures", "--figure-format", "png,gif")
     assert result.exit_code == 2
-    assert "'gif' is not a format of figures" in result.output
+    assert "'gif' is not png, svg or pdf" in result.output
 
 
 @pytest.fixture

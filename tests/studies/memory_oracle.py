@@ -2,13 +2,13 @@
 
     python -m tests.studies.memory_oracle
 
-A rank runs its real step with fake tensors and a fake process group, so that large worlds need
+A rank runs its real passes with fake tensors and a fake process group, so that large worlds need
 neither GPUs nor memory. ``MemTracker`` and ``FSDPMemTracker`` find the peak of each step.
 """
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,15 +22,17 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from parbench.bench.results.details import Action
 from parbench.bench.world.world import Clock, World
 from parbench.workloads.costs.memory import rank_memory
-from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
+from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import Transformer, cross_entropy, get_dtype
 from parbench.workloads.parallel import data_parallel
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.parallel.mesh import build_mesh, get_local_tensor
-from parbench.workloads.parallel.parallelize import parallelize
+from parbench.workloads.parallel.parallelize import ParallelPart, parallelize
 from parbench.workloads.parallel.positions import TokenPositions
 
 GPT = Shape("gpt", 4, 2048, 16, 16, 8192, 2048, 51200)
@@ -66,9 +68,9 @@ def shard_with_real_mesh(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def open_fake_world(ranks: int) -> Iterator[World]:
-    """Be the first of so many ranks, which are not there."""
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+def open_fake_world(ranks: int, rank: int) -> Iterator[World]:
+    """Be a rank of so many, of which the others are not there."""
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     group = dist.group.WORLD
     assert group is not None
     rms_forward = nn.RMSNorm.forward
@@ -76,9 +78,9 @@ def open_fake_world(ranks: int) -> Iterator[World]:
     vars(data_parallel)["fully_shard"] = shard_with_real_mesh
     try:
         yield World(
-            rank=0,
+            rank=rank,
             size=ranks,
-            global_rank=0,
+            global_rank=rank,
             hosts=("host",) * ranks,
             device=torch.device("cpu"),
             backend="fake",
@@ -93,14 +95,27 @@ def open_fake_world(ranks: int) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def build_fake_model(spec: StepSpec) -> Transformer:
-    """Return the model with fake tensors on the CPU, which ``parallelize`` need not initialize."""
+def build_fake_parts(view: RankView) -> dict[int, Transformer]:
+    """Return the rank's part of the model for each of its stages.
+
+    Its tensors are fake and on the CPU, so that ``parallelize`` need not initialize them.
+    """
+    spec = view.spec
     default = torch.get_default_dtype()
     torch.set_default_dtype(get_dtype(spec))
+    parts = {}
     try:
-        return Transformer(spec.shape)
+        for stage in view.stages:
+            first = sum(view.layers_by_stage[:stage])
+            parts[stage] = Transformer(
+                spec.shape,
+                range(first, first + view.layers_by_stage[stage]),
+                has_embedding=stage == 0,
+                has_head=stage == len(view.layers_by_stage) - 1,
+            )
     finally:
         torch.set_default_dtype(default)
+    return parts
 
 
 def compute_local_loss(logits: Tensor) -> Tensor:
@@ -113,38 +128,115 @@ def compute_local_loss(logits: Tensor) -> Tensor:
     return cross_entropy(logits, targets)
 
 
-def measure_peak_bytes(spec: StepSpec) -> int:
-    """Return the peak memory of the second step of the first rank, with the optimizer's state."""
-    warnings.filterwarnings("ignore")
-    with open_fake_world(spec.ranks) as world, ExitStack() as stack:
-        positions = TokenPositions.of(spec, 0)
-        mesh = build_mesh(world, spec.dims)
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        part = parallelize(build_fake_model(spec), world, mesh, spec, positions, None)
-        tokens = torch.zeros(spec.microbatch, spec.shape.sequence, dtype=torch.long)
+class TotalTracker(MemTracker):  # type: ignore[no-untyped-call]
+    """A tracker of the peak of a model whose modules run several microbatches before backward.
 
-        def train(tracker: Any = None) -> None:
-            for index in range(spec.microbatches):
-                if tracker is not None:
-                    tracker.reset_mod_stats()
-                is_last = index == spec.microbatches - 1
-                with part.sync_gradients(is_synced=is_last or not spec.no_sync):
-                    compute_local_loss(part.module(tokens)).backward()  # type: ignore[no-untyped-call]
+    Torch's statistics of single modules allow one microbatch, so that they are left out.
+    """
+
+    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
+        pass
+
+    def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        pass
+
+    def _pre_bw_hook(self, module: nn.Module, args: Any) -> None:
+        pass
+
+    def _post_bw_hook(self, module: nn.Module, args: Any) -> None:
+        pass
+
+
+class FakeStep:
+    """The forward and backward passes of a rank in the order of its schedule."""
+
+    def __init__(self, world: World, view: RankView) -> None:
+        spec = view.spec
+        positions = TokenPositions.of(spec, view.rank)
+        groups = positions.list_context_groups(spec.dims)
+        self.mesh = build_mesh(world, spec.dims, context_groups=groups)
+        self.view = view
+        self.positions = positions
+        self.world = world
+        self.parts: dict[int, ParallelPart] = {}
+        self.outputs: dict[tuple[int, int], Tensor] = {}
+
+    def build(self) -> None:
+        """Distribute the parts of the model; under ``FakeTensorMode``."""
+        spec = self.view.spec
+        attention = self.positions.make_attention(
+            spec, self.world, self.mesh.groups, SimulatedCompute(self.world.device)
+        )
+        for stage, part in build_fake_parts(self.view).items():
+            self.parts[stage] = parallelize(
+                part, self.world, self.mesh, spec, self.positions, attention
+            )
+        self.model = nn.ModuleList([part.part for part in self.parts.values()])
+
+    def train(self, tracker: Any = None) -> None:
+        """Run all microbatches and reduce the gradients."""
+        spec = self.view.spec
+        actions: Sequence[Action]
+        if spec.pipeline is None:
+            actions = [
+                Action(stage=0, kind=kind, microbatch=microbatch)
+                for microbatch in range(spec.microbatches)
+                for kind in ("F", "B")
+            ]
+        else:
+            actions = spec.order.actions_by_rank[self.view.pp_rank]
+        for action in actions:
+            part = self.parts[action.stage]
+            is_last = action.microbatch == spec.microbatches - 1
+            with part.sync_gradients(is_synced=is_last or not spec.no_sync):
+                if action.kind == "F":
+                    self._run_forward(part, action, tracker)
+                else:
+                    self._run_backward(action)
+        for part in self.parts.values():
             part.finish_gradients()
 
-        train()
-        part.part.zero_grad()
+    def _run_forward(self, part: ParallelPart, action: Action, tracker: Any) -> None:
+        spec = self.view.spec
+        if tracker is not None:
+            tracker.reset_mod_stats()
+        x = torch.zeros(spec.microbatch, len(self.positions.attended), dtype=torch.long)
+        if action.stage > 0:
+            size = (spec.microbatch, len(self.positions.between_blocks), spec.shape.hidden)
+            x = torch.zeros(size, dtype=get_dtype(spec), requires_grad=True)
+        output = part.module(x)
+        if part.part.head is not None:
+            output = compute_local_loss(output)
+        self.outputs[action.stage, action.microbatch] = output
+
+    def _run_backward(self, action: Action) -> None:
+        output = self.outputs.pop((action.stage, action.microbatch))
+        output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
+        del output
+        gc.collect()  # DTensor leaves cycles, which would stay for a number of microbatches.
+
+
+def measure_peak_bytes(view: RankView) -> int:
+    """Return the peak memory of the second step of a rank, with the optimizer's state."""
+    warnings.filterwarnings("ignore")
+    spec = view.spec
+    with open_fake_world(spec.ranks, view.rank) as world, ExitStack() as stack:
+        step = FakeStep(world, view)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        step.build()
+        step.train()
+        step.model.zero_grad()
         gc.collect()
         tracker: Any
         if spec.dims.is_sharded:
-            tracker = FSDPMemTracker(part.part)
+            tracker = FSDPMemTracker(step.parts[0].part)
         else:
-            tracker = MemTracker()
-            tracker.track_external(part.part)
+            tracker = TotalTracker()
+            tracker.track_external(step.model)
         with tracker:
-            train(tracker)
+            step.train(tracker)
         [snapshot] = tracker.get_tracker_snapshot("peak").values()
-        elements = sum(get_local_tensor(p).numel() for p in part.part.parameters())
+        elements = sum(get_local_tensor(p).numel() for p in step.model.parameters())
     return int(snapshot["Total"]) + spec.widths.optimizer * elements
 
 
@@ -155,8 +247,8 @@ def compute_gathered_inputs(spec: StepSpec) -> float:
     return (blocks + 1) * gathered * spec.shape.hidden * spec.bytes_per_element
 
 
-def list_specs() -> list[StepSpec]:
-    """Return steps of two microbatches, so that gradients are there at the peak."""
+def list_views() -> list[RankView]:
+    """Return ranks of steps. Most have several microbatches, so that the peak has gradients."""
     specs = []
     for shape in (GPT, LLAMA):
         for mesh in ("dp=1", "tp=8", "fsdp=8"):
@@ -173,16 +265,54 @@ def list_specs() -> list[StepSpec]:
             replace(spec, checkpointing="none", no_sync=False),
         ]
     single = StepSpec(shape=LLAMA, dims=ParallelDims.parse("fsdp=64"))
-    return [*specs, single, replace(single, reshard=False)]
+    specs += [single, replace(single, reshard=False)]
+    return [spec.rank_view(0) for spec in specs] + list_pipeline_views() + list_context_views()
 
 
-def render_row(spec: StepSpec) -> str:
-    planned = rank_memory(spec.rank_view(0)).total
+def list_pipeline_views() -> list[RankView]:
+    """Return the first and the last rank of pipelines."""
+    views = []
+    shape = replace(LLAMA, layers=16)
+    for schedule, mesh, checkpointing in (
+        ("1f1b", "pp=4", "none"),
+        ("gpipe", "pp=4", "full"),
+        ("interleaved", "pp=4", "none"),
+    ):
+        spec = StepSpec(shape=shape, dims=ParallelDims.parse(mesh), microbatches=8)
+        spec = spec.with_checkpointing(checkpointing).with_pipeline(schedule=schedule)
+        views += [spec.stage_view(0), spec.stage_view(3)]
+    return views
+
+
+def list_context_views() -> list[RankView]:
+    """Return ranks of steps whose sequences are split over ``cp``."""
+    shape = replace(LLAMA, sequence=16384)
+    views = []
+    for mesh, method, checkpointing in (
+        ("fsdp=8,cp=8", "allgather_kv", "none"),
+        ("fsdp=8,cp=8", "ulysses", "none"),
+        ("fsdp=8,cp=4", "ulysses", "full"),
+    ):
+        spec = StepSpec(
+            shape=shape, dims=ParallelDims.parse(mesh), microbatches=2, cp_method=method
+        )
+        views.append(spec.with_checkpointing(checkpointing).rank_view(0))
+    return views
+
+
+def render_row(view: RankView) -> str:
+    spec = view.spec
+    planned = rank_memory(view).total
     extra = compute_gathered_inputs(spec) if spec.dims.tp > 1 else 0.0
-    peak = measure_peak_bytes(spec)
+    peak = measure_peak_bytes(view)
+    mesh = spec.dims.label
+    if spec.pipeline is not None:
+        mesh = f"{mesh} {spec.pipeline.schedule.name}, stage rank {view.pp_rank}"
+    if spec.dims.cp > 1:
+        mesh = f"{mesh} {spec.cp_method}"
     cells = (
         spec.shape.recipe,
-        spec.dims.label,
+        mesh,
         spec.checkpointing,
         f"{peak / 1e9:.2f}",
         f"{planned / 1e9:.2f}",
@@ -195,5 +325,5 @@ def render_row(spec: StepSpec) -> str:
 if __name__ == "__main__":
     print("| model | mesh | recomputation | torch (GB) | planned | gathered inputs | error |")
     print("|---|---|---|---|---|---|---|")
-    for step in list_specs():
+    for step in list_views():
         print(render_row(step), flush=True)

@@ -22,11 +22,11 @@ from parbench.bench.plan.options import Options, make_plan
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import format_size
 from parbench.reports.render.page import render_page
-from parbench.reports.sections.one_run import report_of
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.plan_command import StepOptions, build_step_on_mesh
 from tests.support.paths import ROOT, TESTS
+from tests.support.report_rows import report_of
 
 GOLDEN = TESTS / "golden"
 STEPS = GOLDEN / "runs" / "steps"

@@ -1,4 +1,4 @@
-"""Short ways from records to a run, its rows, its analysis, and the cells of its tables."""
+"""Short ways from records to a run, its results, its report, and the cells of its tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.analysis import Analysis
-from parbench.reports.analysis.summary import Row, summarize
-from parbench.reports.report import Column, Section, Table
-from parbench.reports.sections.one_run import SECTIONS
+from parbench.bench.results.tables import Section
+from parbench.reports.case_results import CaseResult, merge_records
+from parbench.reports.one_run import SECTIONS, make_report
+from parbench.reports.report import Column, Report, Table
+from parbench.reports.run_data import RunData
 from tests.support.reports_fixtures import make_plan, make_run
 
 T = TypeVar("T")
@@ -22,33 +23,33 @@ def run_from_records(
     return make_run(make_plan(cases, repetitions=repetitions), records, environment)
 
 
-def summarize_rows(*records: Record, repetitions: int = 1) -> tuple[Row, ...]:
-    return summarize(run_from_records(*records, repetitions=repetitions)).rows
+def summarize_rows(*records: Record, repetitions: int = 1) -> tuple[CaseResult, ...]:
+    return merge_records(run_from_records(*records, repetitions=repetitions))
 
 
-def summarize_row(*records: Record, repetitions: int = 1) -> Row:
+def summarize_row(*records: Record, repetitions: int = 1) -> CaseResult:
     (row,) = summarize_rows(*records, repetitions=repetitions)
     return row
 
 
-def analyze_run(run: Run) -> Analysis:
-    return Analysis(run)
+def report_of(run: Run) -> Report:
+    return make_report(RunData(run))
 
 
-def analyze_records(*records: Record) -> Analysis:
-    return analyze_run(run_from_records(*records))
+def load_records(*records: Record) -> RunData:
+    return RunData(run_from_records(*records))
 
 
-def make_sections(analysis: Analysis) -> list[Section]:
-    sections = [make_section(analysis) for make_section in SECTIONS]
+def make_sections(data: RunData) -> list[Section]:
+    sections = [make_section(data) for make_section in SECTIONS]
     return [section for section in sections if section]
 
 
-def find_analysis_table(analysis: Analysis, table_id: str) -> Table[Any]:
-    return find_table(make_sections(analysis), table_id)
+def find_table_of_run(data: RunData, table_id: str) -> Table[Any]:
+    return find_table(make_sections(data), table_id)
 
 
-def find_table(sections: Iterable[Section], table_id: str) -> Table[Any]:
+def find_table(sections: Iterable[Any], table_id: str) -> Table[Any]:
     tables = [table for section in sections for table in section.tables]
     (table,) = [table for table in tables if table.id == table_id]
     return table
@@ -70,7 +71,7 @@ def assert_cells(line: Mapping[str, object], expected: Mapping[str, object]) -> 
 
 def report_lines(table_id: str, *records: Record) -> list[dict[str, str]]:
     """Return the lines of one table of the report on a run of these records."""
-    return table_lines(find_analysis_table(analyze_records(*records), table_id))
+    return table_lines(find_table_of_run(load_records(*records), table_id))
 
 
 def matrix_case(source: int, target: int, size_bytes: int = 1 << 20) -> Case:

@@ -136,6 +136,7 @@ def buffers_equation(view: RankView) -> Equation:
 
     At the loss FSDP holds the head, and autograd two float32 gradients of the logits. Before a
     layer's backward pass FSDP holds two gathered layers, and checkpointing the recomputed one.
+    Without checkpointing the gradients of the FFN's inner tensors are there.
     After it FSDP reduces the layer's gradients, and what the layer saved is free. All parameters
     stay gathered in a pipeline, and with ``reshard=false``. Gradients that are not reduced in every
     microbatch stay unsharded.
@@ -169,10 +170,11 @@ def _equation_at_loss(view: RankView) -> Equation:
 
 
 def _equation_before_layer(view: RankView) -> Equation:
-    terms: list[str] = []
     symbols = dict(view.symbols)
-    if view.spec.checkpointing != "none":
-        terms.append(_format_recomputed_layer(view))
+    if view.spec.checkpointing == "none":
+        terms = [_format_inner_gradients(view.spec)]
+    else:
+        terms = [_format_recomputed_layer(view)]
     if view.spec.dims.is_sharded:
         symbols |= _count_gathered_parameters(view)
         terms.append(_format_gathered_layers(view.spec))
@@ -189,6 +191,16 @@ def _equation_after_layer(view: RankView) -> Equation:
         text=f"{gathered} + layer_parameters * reduce_bytes - ({saved})",
         symbols=view.symbols | _count_gathered_parameters(view),
     )
+
+
+def _format_inner_gradients(spec: StepSpec) -> str:
+    """Return the gradients of the FFN's inner tensors, which its backward pass holds at once."""
+    if spec.is_simulated:
+        return "0"
+    gradients = 3 if spec.shape.recipe == "llama" else 2
+    if spec.moe is not None:
+        return f"{gradients} * sharded_tokens * top_k * expert_ffn * bytes_per_element"
+    return f"{gradients} * tokens * ffn / tp * bytes_per_element"
 
 
 def _format_gathered_layers(spec: StepSpec) -> str:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from parbench.bench.machine.host_load import HostLoad
-from parbench.bench.plan.cases import Case, make_case
+from parbench.bench.plan.cases import Case, load_catalogue, make_case
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Interval, Record
-from parbench.bench.results.runs import RepetitionInfo, Run, load_run
+from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.samples import make_samples_path
+from parbench.reports.findings.commands import STEP_DEFAULTS
 from parbench.reports.findings.engine import find
 from parbench.reports.findings.finding import MAX_FINDINGS, Finding
 from parbench.reports.findings.record_evidence import collect_evidence
@@ -315,12 +315,21 @@ def test_groups_are_compared_with_groups_of_their_kind() -> None:
 
 
 def test_outlier_size_is_slower_than_its_fit() -> None:
-    case = collective_case(size_bytes=1 << 22)
-    curve = [record for record in curve_records() if record.case.id != case.id]
-    finding = get_finding([*curve, ok_record(case, seconds=4e-3)])
+    case = collective_case(size_bytes=1 << 22, placement="out_of_place")
+    records = []
+    for repetition in range(3):
+        for record in curve_records(placement="out_of_place"):
+            seconds = record.metrics["time"].value
+            if record.case.id == case.id:
+                seconds = 4e-3
+            records.append(ok_record(record.case, repetition, seconds))
+    finding = get_finding(records)
     assert finding.kind == "off-fit"
-    assert "2.82 times the fit" in finding.message
-    assert "--only all_reduce --sizes 1M:16M:x2" in finding.command
+    assert "2.82 times as long as its fit" in finding.message
+    assert finding.command == (
+        "parbench run --only all_reduce --sizes 1M:16M:x2"
+        " --set dtype=float32 --set mode=blocking --set placement=out_of_place"
+    )
 
 
 def test_part_slower_than_the_whole_is_found() -> None:
@@ -334,15 +343,6 @@ def test_part_slower_than_the_whole_is_found() -> None:
     assert get_kinds([*all_reduce, *uncertain]) == []
 
 
-def test_background_slowdown_needs_agreement() -> None:
-    undisturbed = repeat(collective_case(), 1e-3, 1e-3, 1e-3)
-    case = collective_case(background="gemm")
-    finding = get_finding([*undisturbed, *repeat(case, 3e-3, 3e-3, 3e-3)])
-    assert finding.kind == "slower-under-load"
-    assert "3.00 times" in finding.message
-    assert get_kinds([*undisturbed, *repeat(case, 1e-3, 2e-3, 3e-3)]) == []
-
-
 def test_unexpected_bytes_are_named_by_axis() -> None:
     metrics = step_metrics(1e-2)
     metrics["bytes_ratio.dp"] = counted_metric(2.0, "")
@@ -353,24 +353,12 @@ def test_unexpected_bytes_are_named_by_axis() -> None:
     assert finding.time_share is None
 
 
-def find_with_load(slowdown: float, *other_cores: float) -> tuple[Finding, ...]:
-    """Return the findings of repetitions, each slower by a factor, next to other processes."""
-    records = repeat(collective_case(), 1e-3, 1e-3 * slowdown, 1e-3 * slowdown**2)
-    run = run_from_records(*records, repetitions=3)
-    repetitions = []
-    for repetition, cores in enumerate(other_cores):
-        load = HostLoad(cores=2, other_cores=cores)
-        repetitions.append(RepetitionInfo(repetition=repetition, seconds=1.0, load=load))
-    run = replace(run, info=replace(run.info, repetitions=tuple(repetitions)))
-    return find_in(run)
-
-
-def test_busy_machine_needs_load_and_variation() -> None:
-    (finding,) = find_with_load(1.2, 0.0, 1.5, 0.0)
-    assert finding.kind == "busy-machine"
-    assert_facts(finding, "repetition 2", "1.5 of 2 cores")
-    assert find_with_load(1.001, 0.0, 1.5, 0.0) == ()
-    assert find_with_load(1.2, 0.1, 0.1, 0.1) == ()
+def test_step_defaults_are_those_of_the_catalogue() -> None:
+    definitions = load_catalogue(["parbench.workloads.catalogue"])
+    for definition in definitions:
+        for param in definition.params:
+            if param.name in STEP_DEFAULTS and not param.optional:
+                assert STEP_DEFAULTS[param.name] == param.default, (definition.name, param.name)
 
 
 def test_findings_are_ordered_by_cost_and_limited() -> None:

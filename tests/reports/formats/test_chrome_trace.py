@@ -12,11 +12,11 @@ from parbench.bench.results.records import Record
 from parbench.reports.formats.chrome_trace import (
     Event,
     make_rank_document,
-    make_step_events,
     render_for_analysis,
     render_trace,
     render_traces,
 )
+from parbench.reports.run_data import RunData
 from tests.support.refusals import usage_error
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
@@ -35,7 +35,7 @@ from tests.support.traced import (
 
 
 def render(*records: Record) -> dict[str, Any]:
-    trace: dict[str, Any] = json.loads(render_trace(run_from_records(*records)))
+    trace: dict[str, Any] = json.loads(render_trace(RunData(run_from_records(*records))))
     return trace
 
 
@@ -84,7 +84,7 @@ def test_cases_have_their_own_processes_and_clocks() -> None:
     assert processes[0] == "pp schedule=1f1b: rank 0"
     assert processes[-1] == "pp schedule=gpipe: rank 1 (predicted)"
     assert trace["otherData"]["clocks"]["pp schedule=1f1b"]["uncertainty_seconds"] == 2e-6
-    assert list(trace["otherData"]["left_out"]) == ["pp schedule=zb"]
+    assert list(trace["otherData"]["omissions"]) == ["pp schedule=zb"]
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,13 @@ def test_cases_have_their_own_processes_and_clocks() -> None:
     [(pipeline_record(clock=None), "clock"), (ok_record(step_case()), "no timeline")],
 )
 def test_trace_without_a_valid_timeline_is_refused(record: Record, fact: str) -> None:
-    assert fact in usage_error(render_trace, run_from_records(record))
+    assert fact in usage_error(render_trace, RunData(run_from_records(record)))
 
 
-def test_step_events_have_ranks_and_streams() -> None:
-    events = list(make_step_events(make_timeline(), 0, "ddp: "))
-    assert find_names(events) == ["ddp: rank 0", "ddp: rank 1"]
+def test_step_events_have_ranks_and_streams(tmp_path: Path) -> None:
+    run = write_traced_run(tmp_path, [(traced_record(), make_timeline())])
+    events = json.loads(render_trace(RunData(run)))["traceEvents"]
+    assert find_names(events) == ["rank 0", "rank 1"]
     streams = {"phases", "compute", "copies", "comm dp (1 of 2)", "comm dp (2 of 2)"}
     assert set(find_names(events, "thread_name")) == streams
     check_threads(events, 2 * 5)
@@ -118,9 +119,9 @@ def test_analysis_events_name_kernels_by_kind() -> None:
 def test_steps_and_pipelines_share_a_trace(tmp_path: Path) -> None:
     record = traced_record()
     run = write_traced_run(tmp_path, [(record, make_timeline(2)), (pipeline_record(), None)])
-    trace = json.loads(render_trace(run))
+    trace = json.loads(render_trace(RunData(run)))
     assert find_names(trace["traceEvents"])[-2:] == ["step.ddp: rank 0", "step.ddp: rank 1"]
-    files = render_traces(run)
+    files = render_traces(RunData(run))
     assert set(files) == {f"{record.case.id}.json", f"{pipeline_record().case.id}.json"}
     rank_files = [f"{record.case.id}/rank-0.json", f"{record.case.id}/rank-1.json"]
-    assert list(render_for_analysis(run)) == rank_files
+    assert list(render_for_analysis(RunData(run))) == rank_files

@@ -12,7 +12,6 @@ from pytest_benchmark import cli as pytest_benchmark
 from pytest_benchmark.stats import Stats
 
 from parbench import cli
-from parbench.bench.results.runs import load_run
 from parbench.reports.commands import export as export_command
 from parbench.reports.commands import import_files
 from parbench.reports.formats.exports import ACTION_FILES, render_action, render_bencher
@@ -23,6 +22,7 @@ from parbench.reports.formats.registry import (
     load_function,
     render_file,
 )
+from parbench.reports.run_data import RunData
 from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions, run_from_records
 from tests.support.history_fixtures import write_history_run
 from tests.support.reports_fixtures import failed_record
@@ -40,7 +40,7 @@ def export(run: Path, name: str, *args: str) -> Result:
 
 @pytest.mark.parametrize("name", ["nccl-tests", "csv", "pytest-benchmark", "bencher"])
 def test_export_writes_a_document(run_folder: Path, tmp_path: Path, name: str) -> None:
-    content = render_file(name, load_run(run_folder))
+    content = render_file(name, RunData.load(run_folder))
     result = export(run_folder, name)
     assert result.exit_code == 0
     assert result.stdout_bytes == content
@@ -70,16 +70,15 @@ def test_export_writes_a_folder(run_folder: Path, tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "-o FOLDER" in refused.stderr
     assert export(run_folder, name, "-o", str(tmp_path / "out")).exit_code == 0
-    for file_name, content in render_action(load_run(run_folder)).items():
+    for file_name, content in render_action(RunData.load(run_folder)).items():
         assert (tmp_path / "out" / file_name).read_bytes() == content
 
 
 def test_wrong_results_are_not_exported() -> None:
     wrong = failed_record(CASE, 4, "wrong")
-    run = run_from_records(
-        [*make_repetitions(CASE, count=4), wrong, *make_repetitions(OTHER_CASE)]
-    )
-    exports = [render_report(run), render_bencher(run), *render_action(run).values()]
+    records = [*make_repetitions(CASE, count=4), wrong, *make_repetitions(OTHER_CASE)]
+    data = RunData(run_from_records(records))
+    exports = [render_report(data), render_bencher(data), *render_action(data).values()]
     for content in exports:
         assert b"collective.broadcast" in content
         assert b"collective.all_reduce" not in content
@@ -100,8 +99,8 @@ def test_pytest_benchmark_compares_exports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, new = tmp_path / "base.json", tmp_path / "new.json"
-    base.write_bytes(render_report(run_from_records(make_repetitions(CASE))))
-    new.write_bytes(render_report(run_from_records(make_repetitions(CASE, 1.5))))
+    base.write_bytes(render_report(RunData(run_from_records(make_repetitions(CASE)))))
+    new.write_bytes(render_report(RunData(run_from_records(make_repetitions(CASE, 1.5)))))
     args = ["pytest-benchmark", "compare", str(base), str(new), "--columns=median,rounds"]
     monkeypatch.setattr(sys, "argv", args)
     monkeypatch.chdir(
@@ -114,7 +113,7 @@ def test_pytest_benchmark_compares_exports(
 
 
 def test_action_export_divides_times_and_rates() -> None:
-    files = render_action(run_from_records(make_repetitions()))
+    files = render_action(RunData(run_from_records(make_repetitions())))
     (time,) = json.loads(files[ACTION_FILES["lower"]])
     assert time["name"].endswith(" time")
     assert time["value"] == pytest.approx(1e-3, rel=1e-3)
@@ -124,7 +123,9 @@ def test_action_export_divides_times_and_rates() -> None:
 
 
 def test_bencher_export_has_latency_in_nanoseconds() -> None:
-    (measures,) = json.loads(render_bencher(run_from_records(make_repetitions()))).values()
+    (measures,) = json.loads(
+        render_bencher(RunData(run_from_records(make_repetitions())))
+    ).values()
     assert measures.keys() == {"latency", "algbw", "busbw"}
     latency = measures["latency"]
     assert latency["value"] == pytest.approx(1e6, rel=1e-3)

@@ -8,9 +8,9 @@ import pytest
 
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError
-from parbench.reports.analysis.summary import num_ranks, summarize
 from parbench.reports.formats.imports import detect_tool, import_file
 from parbench.reports.formats.nccl_tests import render_text
+from parbench.reports.run_data import RunData
 from tests.support.exchange_fixtures import NCCL, OSU, make_pairs_record, nccl_report
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
@@ -39,7 +39,7 @@ def test_import_makes_a_run(tmp_path: Path, text: str, tool: str, count: int) ->
     run = import_text(tmp_path, text, nproc=4)
     assert run.info.plan.preset == f"import:{tool}"
     assert len(run.records) == count
-    assert summarize(run).tally.missing == 0
+    assert RunData(run).num_missing == 0
     record = run.records[0]
     assert record.world.size == 4
     assert record.details["source"]["tool"] == tool
@@ -55,7 +55,7 @@ def test_wrong_results_stay_wrong(tmp_path: Path) -> None:
     assert "2 wrong results" in wrong.reason
     assert wrong.metrics == {}
     assert wrong.details["printed"]["time"] == 70.8
-    assert summarize(run).tally.code == 1
+    assert RunData(run).exit_code == 1
 
 
 def test_json_keeps_samples_and_no_secrets(tmp_path: Path) -> None:
@@ -89,26 +89,30 @@ def test_refused_import_leaves_no_run(
 
 def test_export_and_import_keep_numbers(tmp_path: Path) -> None:
     originals = curve_records("all_gather")
-    imported_run = import_text(tmp_path, render_text(run_from_records(*originals)).decode())
+    imported_run = import_text(
+        tmp_path, render_text(RunData(run_from_records(*originals))).decode()
+    )
     for record, original in zip(imported_run.records, originals, strict=True):
         seconds = original.metrics["time"].value
         assert record.case.params["size_bytes"] == original.case.params["size_bytes"]
         assert record.metrics["time"].value == pytest.approx(seconds, rel=5e-4)
         assert record.check == original.check
         assert record.world == original.world
-    text = render_text(imported_run).decode()
-    assert render_text(import_text(tmp_path, text)).decode() == text
+    text = render_text(RunData(imported_run)).decode()
+    assert render_text(RunData(import_text(tmp_path, text))).decode() == text
 
 
 def test_export_and_import_keep_parameters(tmp_path: Path) -> None:
     broadcast = collective_case("broadcast", 1 << 20, root=0, placement="out_of_place")
     reduce_scatter = collective_case("reduce_scatter", redop="product", placement="in_place")
     records = [ok_record(broadcast), ok_record(reduce_scatter), make_pairs_record(1 << 20)]
-    imported_run = import_text(tmp_path, render_text(run_from_records(*records)).decode())
+    imported_run = import_text(
+        tmp_path, render_text(RunData(run_from_records(*records))).decode()
+    )
     cases = [record.case for record in imported_run.records]
     assert cases[0].params == broadcast.params
     assert cases[1].params == reduce_scatter.params
     assert cases[2].params["group"] == "pairs"
-    assert [num_ranks(row) for row in summarize(imported_run).rows] == [4, 4, 2]
+    assert [result.num_ranks for result in RunData(imported_run).results] == [4, 4, 2]
     factors = [record.details["busbw_factor"] for record in imported_run.records]
     assert factors == [1.0, 0.75, 0.5]

@@ -9,6 +9,7 @@ import pytest
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.results.records import Check, Record
 from parbench.reports.formats.nccl_tests import render_text
+from parbench.reports.run_data import RunData
 from tests.support.exchange_fixtures import FORMATS_FOLDER
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
@@ -25,7 +26,7 @@ LAYOUT: Path = FORMATS_FOLDER / "nccl_layout.txt"
 
 
 def render(*records: Record) -> str:
-    return render_text(run_from_records(*records, environment={})).decode()
+    return render_text(RunData(run_from_records(*records, environment={}))).decode()
 
 
 def find_tables(text: str) -> list[str]:

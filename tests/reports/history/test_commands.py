@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from parbench import cli
-from parbench.reports.compare.commands import HISTORY_FILE
 from parbench.reports.compare.thresholds import save_thresholds
 from parbench.reports.history.database import SCHEMA, open_history
+from parbench.reports.options import HISTORY_FILE
 from tests.support.compare_fixtures import CASE, make_threshold
 from tests.support.history_fixtures import write_history_run
 

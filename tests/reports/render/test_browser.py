@@ -13,11 +13,11 @@ from parbench import cli
 from parbench.bench.results.runs import load_run
 from parbench.reports.render.data import render_embedded_json
 from parbench.reports.render.show import load_report, render_report
-from parbench.reports.sections.one_run import report_of
 from tests.support.axe import axe_source
 from tests.support.browser import Browser
 from tests.support.late import late_record, samples
 from tests.support.nodes_fixtures import sample_node_run, sample_sweep
+from tests.support.report_rows import report_of
 from tests.support.reports_fixtures import (
     HOSTILE_TEXT,
     failed_record,

@@ -5,8 +5,7 @@ import re
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.reports.render.closing import render_closing
-from parbench.reports.sections.one_run import report_of
-from tests.support.report_rows import run_from_records
+from tests.support.report_rows import report_of, run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
     failed_record,

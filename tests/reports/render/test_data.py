@@ -12,9 +12,8 @@ from parbench.bench.results.tables import Column, Document, Section, Table
 from parbench.reports.render.data import render_csv, render_embedded_json, render_json
 from parbench.reports.report import Report, report_of_document
 from parbench.reports.run_set import RunSet
-from parbench.reports.sections.one_run import report_of
 from parbench.reports.tables.several_runs import make_report_of_runs
-from tests.support.report_rows import run_from_records
+from tests.support.report_rows import report_of, run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
     failed_record,

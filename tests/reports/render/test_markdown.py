@@ -8,9 +8,8 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Document
 from parbench.reports.render.markdown import render_markdown
 from parbench.reports.report import report_of_document
-from parbench.reports.sections.one_run import report_of
 from tests.support.nodes_fixtures import EMULATION, sample_node_run
-from tests.support.report_rows import run_from_records
+from tests.support.report_rows import report_of, run_from_records
 from tests.support.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,

@@ -15,9 +15,8 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.render.data import render_json
 from parbench.reports.render.page import render_page
-from parbench.reports.sections.one_run import report_of
 from tests.support.nodes_fixtures import EMULATION, sample_node_run
-from tests.support.report_rows import run_from_records
+from tests.support.report_rows import report_of, run_from_records
 from tests.support.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,

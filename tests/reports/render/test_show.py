@@ -23,10 +23,10 @@ from parbench.reports.render.show import (
 )
 from parbench.reports.render.terminal import render_text
 from parbench.reports.run_data import RunData
-from parbench.reports.sections.one_run import report_of
 from parbench.reports.verdicts import list_warnings
 from tests.support.nodes_fixtures import scaling_run
 from tests.support.refusals import usage_error
+from tests.support.report_rows import report_of
 from tests.support.reports_fixtures import (
     collective_case,
     failed_record,

@@ -12,10 +12,9 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
 from parbench.reports.render.terminal import print_report, render_text
 from parbench.reports.report import Table
-from parbench.reports.sections.one_run import report_of
 from tests.support.golden import GOLDEN
 from tests.support.nodes_fixtures import sample_node_run
-from tests.support.report_rows import run_from_records
+from tests.support.report_rows import report_of, run_from_records
 from tests.support.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,

@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.report_rows import (
-    analyze_records,
     assert_cells,
-    find_analysis_table,
+    find_table_of_run,
+    load_records,
     report_lines,
 )
 from tests.support.reports_fixtures import (
@@ -60,7 +60,7 @@ def test_unknown_part_makes_the_sum_unknown() -> None:
 def test_crossover_depends_on_the_ranks(ranks: int, verdict: str) -> None:
     methods = ("ring", "zigzag")
     records = [context_record(name, ranks=ranks, crossover_ranks=4.0) for name in methods]
-    table = find_analysis_table(analyze_records(*records), "context-table")
+    table = find_table_of_run(load_records(*records), "context-table")
     (note,) = table.notes
     assert "= 4 ranks" in note
     assert verdict in note

@@ -2,8 +2,8 @@
 
 from parbench.reports.tables.experts import make_expert_section
 from tests.support.report_rows import (
-    analyze_records,
     assert_cells,
+    load_records,
     report_lines,
 )
 from tests.support.reports_fixtures import expert_case, expert_record, ok_record
@@ -55,7 +55,7 @@ def test_kept_pairs_are_summed_over_replicas() -> None:
 def test_experts_that_ranks_cannot_share_are_a_note() -> None:
     details = {**expert_record().details, "expert_load": [[1] * 7]}
     record = ok_record(expert_case(), details=details)
-    section = make_expert_section(analyze_records(record))
+    section = make_expert_section(load_records(record))
     assert section is not None
     assert not section.tables
     (note,) = section.notes

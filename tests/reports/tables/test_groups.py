@@ -3,11 +3,11 @@
 from typing import Any
 
 from parbench.bench.results.records import Record
+from parbench.reports.run_data import RunData
 from tests.support.nodes_fixtures import sample_node_run
 from tests.support.report_rows import (
-    analyze_run,
     assert_cells,
-    find_analysis_table,
+    find_table_of_run,
     report_lines,
     table_lines,
 )
@@ -44,7 +44,7 @@ def test_groups_are_columns_and_sizes_rows() -> None:
 
 
 def test_scopes_are_compared_within_and_between_nodes() -> None:
-    table = find_analysis_table(analyze_run(sample_node_run()), "group-scopes")
+    table = find_table_of_run(RunData(sample_node_run()), "group-scopes")
     assert_cells(
         table_lines(table)[-1],
         {

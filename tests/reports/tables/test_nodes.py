@@ -4,14 +4,14 @@ from msgspec.structs import replace
 
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.results.runs import RepetitionInfo
+from parbench.reports.run_data import RunData
 from tests.support.late import find_stragglers, late_record
 from tests.support.nodes_fixtures import (
     sample_node_run,
 )
 from tests.support.report_rows import (
-    analyze_run,
     assert_cells,
-    find_analysis_table,
+    find_table_of_run,
     report_lines,
     run_from_records,
     table_lines,
@@ -20,7 +20,7 @@ from tests.support.reports_fixtures import collective_case, ok_record
 
 
 def test_node_table_has_ranks_switches_and_placement() -> None:
-    table = find_analysis_table(analyze_run(sample_node_run("cyclic")), "nodes-table")
+    table = find_table_of_run(RunData(sample_node_run("cyclic")), "nodes-table")
     assert table_lines(table)[1] == {
         "host": "n2",
         "ranks": "1,5",
@@ -51,7 +51,7 @@ def test_repetition_table_has_load_and_share() -> None:
     load = HostLoad(cores=2, one_minute=0.5, other_cores=1.6, steal_percent=25.0)
     repetition = RepetitionInfo(repetition=0, seconds=3.0, load=load)
     run = replace(run, info=replace(run.info, repetitions=(repetition,)))
-    (line,) = table_lines(find_analysis_table(analyze_run(run), "repetitions"))
+    (line,) = table_lines(find_table_of_run(RunData(run), "repetitions"))
     assert_cells(
         line,
         {

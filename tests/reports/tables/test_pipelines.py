@@ -2,12 +2,12 @@
 
 from parbench.bench.results.records import Record
 from parbench.reports.render.data import render_embedded_json, render_json
-from parbench.reports.sections.one_run import report_of
 from parbench.reports.tables.steps import make_step_section
 from tests.support.report_rows import (
-    analyze_records,
     assert_cells,
+    load_records,
     report_lines,
+    report_of,
     run_from_records,
 )
 from tests.support.reports_fixtures import (
@@ -41,7 +41,7 @@ def test_table_shows_bubble_and_idle_causes() -> None:
 def test_damaged_details_are_a_note() -> None:
     details = {"pipeline": {**pipeline_details(), "ranks": "two"}}
     record = ok_record(pipeline_case(), metrics=pipeline_metrics(), details=details)
-    section = make_step_section(analyze_records(record))
+    section = make_step_section(load_records(record))
     assert section is not None
     (note,) = section.notes
     assert record.case.name in note

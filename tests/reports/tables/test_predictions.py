@@ -8,14 +8,15 @@ from msgspec.structs import replace
 from parbench.bench.files import encode_json
 from parbench.bench.results.details import PLAN_FILE, ComponentCheck, StepCheck, Validation
 from parbench.bench.results.tables import Section
+from parbench.reports.run_data import RunData
 from parbench.reports.tables.predictions import make_prediction_section
-from tests.support.report_rows import analyze_run, run_from_records, table_lines
+from tests.support.report_rows import run_from_records, table_lines
 from tests.support.reports_fixtures import ok_record, step_case
 
 
 def read_predictions(folder: Path) -> Section | None:
     run = replace(run_from_records(ok_record(step_case())), path=folder)
-    return make_prediction_section(analyze_run(run))
+    return make_prediction_section(RunData(run))
 
 
 def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
         ["ddp", "comm dp", "12.0 ms", "10.0 ms [7.00, 14.3]", "+20.0% (within the interval)"],
     ]
     assert "ddp: its compute is of another pass" in table.notes
-    assert any("cp: not priced" in note for note in table.notes)
+    assert any("cp: not priced" in note for note in section.notes)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from parbench.reports.run_data import RunData
 from tests.support.figure_parts import find_texts
 from tests.support.nodes_fixtures import sample_node_run
 from tests.support.report_rows import (
-    analyze_run,
-    find_analysis_table,
+    find_table_of_run,
     matrix_case,
     run_from_records,
     table_lines,
@@ -16,7 +15,7 @@ from tests.support.reports_fixtures import ok_record, rate_metric, seconds_metri
 
 
 def test_matrix_is_ordered_by_node_and_distances_are_compared() -> None:
-    table = find_analysis_table(analyze_run(sample_node_run("cyclic")), "pairs-1-matrix")
+    table = find_table_of_run(RunData(sample_node_run("cyclic")), "pairs-1-matrix")
     lines = table_lines(table)
     assert [line["from \\ to"] for line in lines[:3]] == ["0 n1", "4 n1", "1 n2"]
     assert lines[0]["0 n1"] == "-"

@@ -20,7 +20,7 @@ from tests.support.kineto_files import RankFile
 
 
 def find_in(job: TracedJob, predict: PredictSeconds | None = None) -> tuple[Finding, ...]:
-    return find(collect_evidence(job, predict, "runs/node1"))
+    return find(collect_evidence(job, predict))
 
 
 @pytest.mark.parametrize("kind", FAULTS)

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from parbench.bench.results.runs import Run
-from parbench.reports.sections.one_run import chart_first_screen, report_of
+from parbench.reports.one_run import chart_first_screen
+from parbench.reports.run_data import RunData
 from tests.support.report_rows import (
-    analyze_records,
-    analyze_run,
+    load_records,
+    report_of,
     run_from_records,
 )
 from tests.support.reports_fixtures import (
@@ -21,12 +22,12 @@ from tests.support.traced import make_timeline, traced_record, write_traced_run
 def test_first_screen_has_bandwidth_and_a_traced_step(tmp_path: Path) -> None:
     curve = [ok_record(collective_case(size_bytes=size)) for size in (1024, 1 << 20)]
     traces = [(traced_record(), make_timeline()), (curve[0], None), (curve[1], None)]
-    bandwidth, step = chart_first_screen(analyze_run(write_traced_run(tmp_path, traces)))
+    bandwidth, step = chart_first_screen(RunData(write_traced_run(tmp_path, traces)))
     assert bandwidth.name == "bandwidth"
     assert step.title == "Profiled step: ddp"
-    [step] = chart_first_screen(analyze_run(write_traced_run(tmp_path, traces[:1])))
+    [step] = chart_first_screen(RunData(write_traced_run(tmp_path, traces[:1])))
     assert step.is_wide
-    assert chart_first_screen(analyze_records(curve[0])) == []
+    assert chart_first_screen(load_records(curve[0])) == []
 
 
 def footnotes(run: Run) -> str:

@@ -1,0 +1,99 @@
+"""Rules about ranks, links, groups and operations."""
+
+from collections.abc import Callable, Iterator
+
+from parbench.bench.results.formatting import format_percent, format_quantity, format_seconds
+from parbench.bench.results.stats import median
+from parbench.reports.findings.evidence import Evidence
+from parbench.reports.findings.finding import MIN_SHARE, Finding
+
+MIN_COMPUTE_RATIO = 1.1
+MAX_SLOW_RATE = 0.75
+"""A link or group is slow below this share of the median of the others."""
+MIN_AGREEMENT = 0.75
+"""The share of repetitions that must show a slow link."""
+MIN_TIME_RATIO = 1.2
+HINTS = {
+    "slow-link": "A NIC, cable or switch port may be degraded.",
+    "slow-group": "A rank or a link of this group may be slow.",
+    "off-fit": "The link may be slow or shared, or the algorithm may change at this size.",
+    "slower-than-composite": "Its algorithm may not suit this size.",
+}
+
+
+def find_stragglers(evidence: Evidence) -> Iterator[Finding]:
+    """A rank is late, or it computes longer than the others."""
+    for straggler in evidence.stragglers:
+        share = min(straggler.waited_share, 1.0)
+        if share < MIN_SHARE:
+            continue
+        is_computing = straggler.compute_ratio >= MIN_COMPUTE_RATIO
+        cause = ""
+        if is_computing:
+            cause = f" It computes {straggler.compute_ratio:.2f} times as long as the others."
+        elif straggler.host_idle_seconds:
+            idle = format_seconds(straggler.host_idle_seconds)
+            cause = f" Its host probably does not keep up: it is idle for {idle} longer."
+        is_slow = is_computing or straggler.observation == "finishes last"
+        rank = f"rank {straggler.rank}"
+        yield Finding(
+            kind="slow-rank" if is_slow else "late-rank",
+            subject=rank,
+            message=f"{rank.capitalize()} {straggler.observation} {straggler.where}. The others "
+            f"wait {format_seconds(straggler.waited_seconds)} ({format_percent(share)}).{cause}",
+            command=straggler.command,
+            time_share=share,
+            evidence={"rank": straggler.rank, "seconds": straggler.waited_seconds},
+        )
+
+
+def find_slow_rates(evidence: Evidence) -> Iterator[Finding]:
+    """A link or a group is slower than the others of its kind."""
+    for rates in evidence.rates:
+        medians = {name: median(values) for name, values in rates.by_name.items()}
+        slowest = min(medians, key=lambda name: medians[name])
+        others = [rate for name, rate in medians.items() if name != slowest]
+        if not others:
+            continue
+        usual = median(others)
+        values = rates.by_name[slowest]
+        num_slow = sum(value < MAX_SLOW_RATE * usual for value in values)
+        if num_slow < MIN_AGREEMENT * len(values):
+            continue
+        rate = medians[slowest]
+        where = f" ({rates.where})" if rates.where else ""
+        yield Finding(
+            kind=rates.kind,
+            subject=slowest,
+            message=f"{slowest.capitalize()} reached {format_quantity(rate, 'B/s')}. The median of "
+            f"the others is {format_quantity(usual, 'B/s')}{where}. {HINTS[rates.kind]}",
+            command=rates.command,
+            time_share=1 - rate / usual,
+            confidence=1.0 if len(values) > 1 else 0.5,
+            evidence={"bytes_per_second": rate, "median_bytes_per_second": usual},
+        )
+
+
+def find_slow_operations(evidence: Evidence) -> Iterator[Finding]:
+    """An operation takes longer than its fit, or than one that includes its work."""
+    for comparison in evidence.comparisons:
+        low_ratio = comparison.low_ratio or 0.0
+        if low_ratio < MIN_TIME_RATIO or comparison.lost_share < MIN_SHARE:
+            continue
+        yield Finding(
+            kind=comparison.kind,
+            subject=comparison.name,
+            message=f"{comparison.name} takes {format_seconds(comparison.seconds)}, "
+            f"{comparison.ratio:.2f} times as long as {comparison.reference}. "
+            f"{HINTS[comparison.kind]}",
+            command=comparison.command,
+            time_share=comparison.lost_share,
+            evidence={"seconds": comparison.seconds, "ratio": comparison.ratio},
+        )
+
+
+RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    find_stragglers,
+    find_slow_rates,
+    find_slow_operations,
+)

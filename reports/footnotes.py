@@ -1,0 +1,74 @@
+"""The sentences about how a run was measured, below its tables."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from parbench.reports.case_results import CaseResult
+from parbench.reports.repetitions import describe_measuring_time
+from parbench.reports.run_data import RunData
+from parbench.reports.tables.step_communication import get_calls
+from parbench.reports.tables.step_parts import select_profiled
+
+
+def list_footnotes(data: RunData) -> tuple[str, ...]:
+    """Return sentences about units, methods and limits of a run, then the notes of its cases."""
+    sentences = []
+    if data.communication:
+        units = "GB/s is 1e9 bytes per second, and 64K is 65536 bytes"
+        sentences.append(f"Sizes and bus bandwidth follow nccl-tests: {units}.")
+    methods = _list_methods(data.measured)
+    sentences += [f"Times: {method}." for method in methods]
+    if methods:
+        sentences.append("[low, high] is a 95 % confidence interval.")
+    sentences += _explain_steps(data.steps)
+    if data.run.info.repetitions:
+        share = describe_measuring_time(data.run).capitalize()
+        sentences.append(f"{share}: preparing, warming up, timing and checking cases.")
+    if data.plan.repetitions == 1 and data.measured:
+        sentences.append(
+            "One repetition: intervals and noise do not include the variation between repetitions. "
+            "Use --repetitions 5 to compare."
+        )
+    return (*sentences, *_list_notes(data))
+
+
+def _list_methods(results: Sequence[CaseResult]) -> list[str]:
+    """Return the methods of the durations, the most common first.
+
+    They are without the numbers of iterations and visits, which differ between cases.
+    """
+    headlines = [result.metrics.get(result.headline) for result in results]
+    methods = Counter(metric.method for metric in headlines if metric and metric.method)
+    without_numbers = [
+        re.sub(r"\d+ (?=iterations|visits)", "", method) for method, _ in methods.most_common()
+    ]
+    return list(dict.fromkeys(without_numbers))
+
+
+def _explain_steps(steps: Sequence[CaseResult]) -> list[str]:
+    sentences = []
+    if any(get_calls(step) is not None for step in steps):
+        sentences.append(
+            "Predicted comm: the calls of a step one after another, each predicted from this run's "
+            "blocking fit of the same operation on as many ranks."
+        )
+    if select_profiled(steps):
+        sentences += [
+            "The parts and the residual of a step add up to the wall time of the profiled step.",
+            "Differences such as ect are means over paired measurements.",
+        ]
+    return sentences
+
+
+def _list_notes(data: RunData) -> list[str]:
+    """Return the notes of the plan and of cases. Those of measured steps are below their table."""
+    plan_notes = data.plan.notes
+    results = [result for result in data.results if result.is_communication or not result.metrics]
+    counts = Counter(note for result in results for note in result.notes)
+    case_notes = [
+        f"Note ({count} of {len(data.results)} cases): {note}"
+        for note, count in counts.items()
+        if note not in plan_notes
+    ]
+    return [*(f"Note (all cases): {note}" for note in plan_notes), *case_notes]

@@ -1,0 +1,142 @@
+"""The report of one run: the sections that it may have, and what the first screen shows."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from parbench.bench.results.tables import Section
+from parbench.bench.text import pluralize
+from parbench.reports.comparisons import describe_settings
+from parbench.reports.figures.chart import Chart, list_charts
+from parbench.reports.figures.lines import chart_bandwidth_overview
+from parbench.reports.figures.pipeline import chart_pipeline
+from parbench.reports.figures.timeline import chart_timeline
+from parbench.reports.findings.engine import find
+from parbench.reports.findings.record_evidence import collect_evidence
+from parbench.reports.footnotes import list_footnotes
+from parbench.reports.labels import list_environment_facts
+from parbench.reports.operations import select_operations
+from parbench.reports.overview import make_overview
+from parbench.reports.repetitions import describe_measuring_time
+from parbench.reports.report import Report
+from parbench.reports.run_data import RunData
+from parbench.reports.tables.communication import make_communication_section
+from parbench.reports.tables.contention import make_contention_section
+from parbench.reports.tables.context import make_context_section
+from parbench.reports.tables.experts import make_expert_section
+from parbench.reports.tables.groups import make_group_section
+from parbench.reports.tables.nodes import make_node_section
+from parbench.reports.tables.pipelines import RecordedPipeline, read_pipeline
+from parbench.reports.tables.predictions import make_prediction_section
+from parbench.reports.tables.ranks import make_link_section
+from parbench.reports.tables.repetitions import make_repetition_section
+from parbench.reports.tables.steps import make_step_section
+from parbench.reports.tables.stragglers import make_arrival_section
+from parbench.reports.verdicts import (
+    Verdict,
+    describe_emulations,
+    list_problems,
+    list_unmeasured,
+    list_warnings,
+)
+
+SECTIONS: tuple[Callable[[RunData], Section | None], ...] = (
+    make_node_section,
+    make_communication_section,
+    make_contention_section,
+    make_group_section,
+    make_link_section,
+    make_step_section,
+    make_context_section,
+    make_expert_section,
+    make_arrival_section,
+    make_prediction_section,
+    make_repetition_section,
+)
+"""The functions that make the sections of a report, in order. None omits a section."""
+
+MAX_BOXES = 1500
+"""The limit for the figure of a step on the first screen."""
+HARDWARE_FACTS = (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "version", "torch "))
+"""The group and the name of facts of the environment in the heading, with a prefix."""
+
+
+def make_report(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Report:
+    """Return the report of a run, with further verdicts after its own."""
+    run = data.run
+    overview = make_overview(data, extra_verdicts)
+    sections = [make_section(data) for make_section in SECTIONS]
+    return Report(
+        name=run.info.id,
+        verdicts=overview.verdicts,
+        code=data.exit_code,
+        runs=(data,),
+        sections=tuple(section for section in sections if section),
+        emulated=describe_emulations(run),
+        claims=run.info.plan.notes,
+        heading=describe_run(data),
+        tiles=overview.tiles,
+        overview=overview,
+        figures=partial(chart_first_screen, data),
+        warnings=list_warnings(run),
+        problems=list_problems(data),
+        findings=find(collect_evidence(data)),
+        comparisons=tuple(describe_settings(data)),
+        not_measured=list_unmeasured(data),
+        environment=tuple(list_environment_facts(run.info.environment or {})),
+        footnotes=list_footnotes(data),
+    )
+
+
+def describe_run(data: RunData) -> str:
+    """Return a line with the plan, the hardware, the start and the duration of a run."""
+    plan, info = data.plan, data.run.info
+    ranks = pluralize(plan.nproc, "rank")
+    node_counts = sorted({result.world.nodes for result in data.results})
+    if node_counts:
+        noun = "node" if node_counts == [1] else "nodes"
+        ranks += f" on {'/'.join(map(str, node_counts))} {noun}"
+    parts = [
+        f"preset {plan.preset}: {ranks}, {plan.backend}, {plan.device}",
+        pluralize(plan.repetitions, "repetition"),
+        f"host {info.host}",
+    ]
+    for group, name, prefix in HARDWARE_FACTS:
+        value = ((info.environment or {}).get(group) or {}).get(name)
+        if value:
+            parts.append(f"{prefix}{value}")
+    return "; ".join([*parts, f"started {info.started}", describe_measuring_time(data.run)])
+
+
+def chart_first_screen(data: RunData) -> list[Chart]:
+    """Return the figures of bandwidth and of a step, as far as there are any."""
+    bandwidth = chart_bandwidth_overview(select_operations(data), data.ceiling)
+    return list_charts(bandwidth, _chart_first_step(data, is_wide=bandwidth is None))
+
+
+def _chart_first_step(data: RunData, *, is_wide: bool) -> Chart | None:
+    """Return the figure of the first profiled step, as a pipeline if it is one."""
+    step = next((step for step in data.timelines if step.timeline), None)
+    for result in data.steps:
+        pipeline = read_pipeline(result)
+        is_first = step is None or step.result.case.id == result.case.id
+        if is_first and isinstance(pipeline, RecordedPipeline) and pipeline.details.measured:
+            return chart_pipeline(
+                "step",
+                f"Pipeline: {data.labels[result.case.id]}",
+                f"Measured in repetition {pipeline.repetition + 1}.",
+                replace(pipeline.details, predicted=None),
+                is_wide=is_wide,
+                max_boxes=MAX_BOXES,
+            )
+    if step is None or step.timeline is None:
+        return None
+    return chart_timeline(
+        "step",
+        f"Profiled step: {data.labels[step.result.case.id]}",
+        f"Repetition {step.repetition + 1}. Waiting is hatched or grey.",
+        step.timeline,
+        is_wide=is_wide,
+        max_boxes=MAX_BOXES,
+    )
