@@ -155,10 +155,12 @@ def main(ctx: click.Context) -> None:
 
 
 def _show(path: Path, form: str, whole: bool) -> int:
-    from parbench.reports.history.baseline import baseline
+    from parbench.reports.history.baseline import judge_by_history
     from parbench.reports.render.show import show_run
+    from parbench.reports.run_data import RunData
 
-    return show_run(path, baseline(path), form=form, whole=whole)
+    verdict = judge_by_history(RunData.load(path))
+    return show_run(path, verdict, form=form, whole=whole)
 
 
 def _exit_code(path: Path) -> int:
@@ -170,9 +172,9 @@ def _exit_code(path: Path) -> int:
 
 def _render(document: "Document", form: str) -> bytes:
     from parbench.reports.render.show import render_report
-    from parbench.reports.report import report_of_document
+    from parbench.reports.report import make_report_of_document
 
-    return render_report(report_of_document(document), form)
+    return render_report(make_report_of_document(document), form)
 
 
 def _check_limits(path: Path, limits: Path, code: int) -> int:

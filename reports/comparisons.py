@@ -11,7 +11,6 @@ from parbench.bench.results.formatting import to_single_line
 from parbench.bench.text import pluralize
 from parbench.reports.case_results import CaseResult
 from parbench.reports.labels import label_differences
-from parbench.reports.operations import group_cases
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import (
     LEVEL,
@@ -100,7 +99,11 @@ def _list_pairs(
     column = f"param_{param}"
     if column not in cases:
         return
-    for _, group in group_cases(cases[cases["seconds"].notna()], param):
+    params = [str(name) for name in cases if str(name).startswith("param_") and name != column]
+    groups = cases[cases["seconds"].notna()].groupby(
+        ["name", "world_size", "nodes", *params], sort=False, dropna=False
+    )
+    for _, group in groups:
         with_default = group[group[column].isna()]
         if with_default.empty and requires_default:
             continue

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from parbench.bench.results.formatting import format_word_counts
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.tables import Row
 from parbench.reports.case_results import CaseResult
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def join_frames(frames: Mapping[str, "pd.DataFrame"], column: str) -> "pd.DataFr
     return pd.concat(frames, names=[column]).reset_index(column)
 
 
-def list_rows(frame: "pd.DataFrame") -> list[Row]:
+def list_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     """Return the rows of a frame as mappings by column, as tables have them."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 

@@ -189,12 +189,14 @@ class RunSet:
     @property
     def verdict(self) -> Verdict:
         failed = [str(run.number) for run in self.current_runs if run.data.exit_code]
-        missing = f", {pluralize(len(self.missing), 'run')} missing" if self.missing else ""
-        total = len(self.runs)
+        total = pluralize(len(self.current_runs), "run")
+        num_missing = len(self.missing)
+        missing = f", {pluralize(num_missing, 'run')} missing" if num_missing else ""
         if failed:
-            message = f"run {format_list(failed, 'and')} of {total}{missing}"
+            names = f"run {format_list(failed, 'and')}"
+            message = f"{len(failed)} of {total} failed ({names}){missing}"
             return Verdict(word="FAILED", level="bad", message=message)
-        message = f"{pluralize(total, 'run')} without a failure{missing}"
+        message = f"{len(self.current_runs)} of {total} passed{missing}"
         if missing:
             return Verdict(word="INCOMPLETE", level="bad", message=message)
         return Verdict(word="PASSED", level="good", message=message)

@@ -1,6 +1,6 @@
 """The environment of a run: what identifies a series, and what differs between two runs.
 
-A series is a case on a world in an environment: its hosts and how they are connected, the hardware,
+A series is a case on a world in an environment: the class of its hosts and how they are connected,
 versions and variables. Its fingerprint changes if any of these does, because times are comparable
 only within one series. Some values may explain a change of the time and must not start a new
 series, such as the kernel's version. They are kept next to the series.
@@ -40,8 +40,10 @@ EXPLANATORY = frozenset(
         "host.clock_source",
         "host.governor",
         "host.kernel",
+        "host.name",
         "host.os",
         "host.virtualised",
+        "process.affinity",
         "versions.numpy",
         "versions.python",
     }

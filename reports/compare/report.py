@@ -34,7 +34,7 @@ from parbench.reports.compare.wording import (
 from parbench.reports.figures.primitives import IntervalRow
 from parbench.reports.limits import check_limits
 from parbench.reports.render.markdown import escaped, markdown_table
-from parbench.reports.render.terminal import Sheet, width_of, write_table
+from parbench.reports.render.terminal import Sheet, width_of
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import compute_detectable_effect, compute_required_repetitions
 
@@ -149,13 +149,12 @@ def _estimate_session_minutes(plan: Plan, num_pairs: int) -> int:
 def render_table(comparison: RunComparison, *, width: int | None = None) -> str:
     """Return tables for a terminal of so many columns. None stands for a pipe, without a limit."""
     sheet = Sheet(width, color=False)
-    sheet.tell(f"Verdict: {format_verdicts(comparison.verdicts)}")
-    sheet.tell(*summarize_comparison(comparison), *describe_runs(comparison))
+    sheet.write_text(f"Verdict: {format_verdicts(comparison.verdicts)}")
+    sheet.write_text(*summarize_comparison(comparison), *describe_runs(comparison))
     for table in build_tables(comparison):
-        write_table(sheet, table.title, table.varying, table.rows)
-        sheet.tell(*filter(None, [table.constant]))
+        sheet.write_table(table)
     sheet.write("")
-    sheet.tell(*explain_comparison(comparison))
+    sheet.write_text(*explain_comparison(comparison))
     return sheet.text()
 
 

@@ -1,9 +1,7 @@
 """Figures of tables: charts of runs, and plots of plans."""
 
-from typing import Any
-
 from parbench.bench.results.plots import GanttChart, Plot, StackedBars
-from parbench.bench.results.tables import Column
+from parbench.bench.results.tables import Column, Table
 from parbench.reports.figures.changes import chart_pareto
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.pipeline import chart_pipeline
@@ -18,7 +16,7 @@ _STACK_AXES = {
 }
 
 
-def list_table_charts(table: Any) -> list[Chart]:
+def list_table_charts(table: Table) -> list[Chart]:
     """Return the figures of a table, in which each plot of a plan is a chart."""
     charts: list[Chart | None] = []
     for number, figure in enumerate(table.figures(), start=1):

@@ -1,10 +1,11 @@
 """A report as JSON and CSV. A value that is unknown is left out of JSON and empty in CSV."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from parbench.bench.results.tables import is_missing
+from parbench.bench.results.tables import Column, Row, is_missing
 from parbench.reports.frames import join_frames, list_rows
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
@@ -79,8 +80,8 @@ def _list_cases(data: RunData, *, has_details: bool) -> list[dict[str, Any]]:
     return cases
 
 
-def _make_row(columns: Any, row: Any) -> dict[str, Any]:
-    return {getattr(column, "key", column.title): column.sort_key(row) for column in columns}
+def _make_row(columns: Sequence[Column], row: Row) -> dict[str, Any]:
+    return {column.key: column.sort_key(row) for column in columns}
 
 
 def _encode(content: dict[str, Any]) -> str:

@@ -5,11 +5,11 @@ Texts of records are escaped, so that they are shown and never interpreted.
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from parbench.bench.results.formatting import to_single_line
-from parbench.reports.report import PROBLEM_COLUMNS, Report, list_terms
-from parbench.reports.verdicts import Problem
+from parbench.bench.results.tables import Column, Row, Section, Table
+from parbench.reports.glossary import list_terms
+from parbench.reports.report import Report
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 
@@ -23,10 +23,10 @@ def render_markdown(report: Report) -> str:
         *(f"**{escaped(text)}**" for text in (*report.warnings, *report.emulated)),
         escaped(report.heading),
         "\n".join(f"* **{escaped(number)}** {escaped(text)}" for number, text in report.tiles),
-        *_render_problems("Wrong, hung or failed", report.problems),
+        *_render_problems(report.problem_table),
         *_render_list("Look at first", [finding.text for finding in report.findings]),
         *_render_list("Settings compared", report.comparisons),
-        *_render_problems("Not measured", report.not_measured),
+        *_render_problems(report.not_measured_table),
         *(block for section in report.sections for block in _render_section(section)),
         *_render_list("How it was measured", report.footnotes),
     ]
@@ -39,7 +39,7 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", line)
 
 
-def markdown_table(columns: Sequence[Any], rows: Iterable[Any]) -> str:
+def markdown_table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
     lines = [
         [escaped(column.title) for column in columns],
         ["---:" if column.is_number else "---" for column in columns],
@@ -48,7 +48,7 @@ def markdown_table(columns: Sequence[Any], rows: Iterable[Any]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _render_section(section: Any) -> list[str]:
+def _render_section(section: Section) -> list[str]:
     blocks = [f"## {escaped(section.title)}", *map(escaped, section.notes)]
     for table in section.on_page:
         blocks += [f"### {escaped(table.title)}", escaped(table.constant)]
@@ -59,8 +59,10 @@ def _render_section(section: Any) -> list[str]:
     return blocks
 
 
-def _render_problems(title: str, problems: Sequence[Problem]) -> list[str]:
-    return [f"## {title}", markdown_table(PROBLEM_COLUMNS, problems)] if problems else []
+def _render_problems(table: Table) -> list[str]:
+    if not table.rows:
+        return []
+    return [f"## {table.title}", markdown_table(table.columns, table.rows)]
 
 
 def _render_list(title: str, sentences: Sequence[str]) -> list[str]:

@@ -13,8 +13,9 @@ from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.figures.style import style_sheet
 from parbench.reports.figures.svg import render_inline
+from parbench.reports.glossary import get_terms, list_terms
 from parbench.reports.render.data import MAX_EMBEDDED_BYTES, render_embedded_json
-from parbench.reports.report import Report, list_terms, terms
+from parbench.reports.report import Report
 
 MAX_PAGE_BYTES = 1_000_000
 LIMITS = ((1000, MAX_EMBEDDED_BYTES), (200, MAX_EMBEDDED_BYTES // 2), (50, 0), (10, 0))
@@ -39,7 +40,7 @@ def render_page(report: Report) -> str:
             title="several runs" if len(report.runs) > 1 else report.name,
             report=report,
             run=report.runs[0].run.info if len(report.runs) == 1 else None,
-            method_terms=terms(METHOD_TERMS),
+            method_terms=get_terms(METHOD_TERMS),
             duration=format_duration,
             data=_escape_json(render_embedded_json(report, max_bytes)),
             max_rows=max_rows,

@@ -7,16 +7,16 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from parbench.bench.results import tables
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
-from parbench.reports.report import PROBLEM_COLUMNS, Report, hoisted
+from parbench.bench.results.tables import Column, Row, Table
+from parbench.reports.report import Report
 from parbench.reports.verdicts import Verdict
 
 UNBOUNDED = 1_000_000
@@ -73,8 +73,8 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
         for table in shown:
             sheet.write_table(table)
             sheet.write_text(*table.notes)
-    write_table(sheet, "Wrong, hung or failed", PROBLEM_COLUMNS, report.problems)
-    write_table(sheet, "Not measured", PROBLEM_COLUMNS, report.not_measured)
+    sheet.write_table(report.problem_table)
+    sheet.write_table(report.not_measured_table)
     sheet.write_list("Look at first", [finding.text for finding in report.findings])
     sheet.write_list("Settings compared", report.comparisons)
     sheet.write("")
@@ -137,8 +137,6 @@ class Sheet:
             lines = wrap_text(sentence, self.width)
             self.write(*(self.style(line, style) if style else line for line in lines))
 
-    tell = write_text
-
     def write_list(self, title: str, sentences: Sequence[str]) -> None:
         """Write sentences below a title, nothing if there are none."""
         if sentences:
@@ -150,7 +148,7 @@ class Sheet:
     def num_lines(self) -> int:
         return len(self._lines)
 
-    def write_table(self, table: Any, drops_columns: bool = False) -> None:
+    def write_table(self, table: Table, drops_columns: bool = False) -> None:
         """Write a table below its title and the values that all rows share.
 
         Columns that do not fit the width go to further tables, which repeat the columns that name
@@ -186,7 +184,7 @@ class Sheet:
     def text(self) -> str:
         return "".join(f"{line}\n" for line in self._lines)
 
-    def _wrap_title(self, column: Any, cells: Sequence[str]) -> str:
+    def _wrap_title(self, column: Column, cells: Sequence[str]) -> str:
         """Return the title of a column in lines that are about as long as its cells."""
         title = to_single_line(column.title)
         if self.width == UNBOUNDED:
@@ -196,8 +194,8 @@ class Sheet:
 
     def _write_block(
         self,
-        rows: Sequence[Any],
-        columns: Sequence[Any],
+        rows: Sequence[Row],
+        columns: Sequence[Column],
         titles: Sequence[str],
         cells: Sequence[Sequence[str]],
         block: Sequence[int],
@@ -217,12 +215,12 @@ class Sheet:
             texts = []
             for i in block:
                 text = cells[i][row_number]
-                mark = columns[i].mark(row) if columns[i].mark else ""
-                texts.append(Text(text, _GRADE_STYLES.get(mark or text, "")))
+                grade = columns[i].mark(row) or text
+                texts.append(Text(text, _GRADE_STYLES.get(grade, "")))
             grid.add_row(*texts)
         self._print(grid)
 
-    def _write_record(self, columns: Sequence[Any], cells: Sequence[Sequence[str]]) -> None:
+    def _write_record(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
         grid = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=False)
         for column, [text] in zip(columns, cells, strict=True):
             if text != UNKNOWN:
@@ -235,7 +233,7 @@ class Sheet:
         self.write(*capture.get().splitlines())
 
 
-def _compute_min_width(column: Any, lines: Sequence[str]) -> int:
+def _compute_min_width(column: Column, lines: Sequence[str]) -> int:
     """Return the width that a column needs. Text is wrapped between words, numbers are not."""
     widest = max(map(cell_len, lines))
     if column.is_number:
@@ -267,22 +265,3 @@ def _split_columns(widths: Sequence[int], num_names: int, width: int) -> list[li
         else:
             blocks.append([*names, i])
     return blocks
-
-
-def write_table(sheet: Sheet, title: str, columns: Sequence[Any], rows: Sequence[Any]) -> None:
-    """Write a table of columns and rows."""
-    if not rows:
-        return
-    if isinstance(columns[0], tables.Column):
-        sheet.write_table(tables.Table(id="", title=title, columns=columns, rows=rows))
-        return
-    constant, varying = hoisted(columns, rows)
-    sheet.write_table(_OldTable(title, constant, varying, rows))
-
-
-class _OldTable:
-    def __init__(self, title: str, constant: str, varying: Any, rows: Any) -> None:
-        self.title = title
-        self.constant = constant
-        self.varying = varying
-        self.rows = rows

@@ -1,10 +1,10 @@
 """Scaling of cases over numbers of nodes or ranks: rates and parallel efficiency."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from parbench.bench.results.formatting import GIGA, format_quantity
-from parbench.bench.results.tables import Column, Row, Section, SortedText, Table, is_missing
+from parbench.bench.results.tables import Column, Row, Section, SortedText, Table
 from parbench.bench.text import pluralize
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, list_charts, number_name
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_LINES = 12
-_LAYOUT = ("ranks_per_node", "distribution", "environment")
+_SERIES = ("case_id", "ranks_per_node", "distribution", "environment")
+"""The columns that are equal in a series. All but the first are its layout."""
 _PERFECT = "A level line at 100 % is perfect scaling."
 Unit = Literal["node", "rank"]
 
@@ -38,24 +39,21 @@ def make_rank_scaling_section(run_set: RunSet) -> Section | None:
 def _make_section(section_id: str, title: str, cases: "pd.DataFrame", unit: Unit) -> Section | None:
     cases = cases[cases["is_whole_world"] & cases["is_current"]]
     count = "nodes" if unit == "node" else "world_size"
-    series = _join_layouts(cases)
-    pivot = series.pivot_table(
-        index=["case_id", *_LAYOUT],
-        columns=count,
-        values=["scaling_value", "rate"],
-        aggfunc="median",
-        sort=False,
-    )
-    if pivot.empty:
-        return None
-    pivot = pivot[pivot["scaling_value"].count(axis="columns") > 1]
-    rows = _make_rows(pivot, cases)
+    series = _join_layouts(cases).astype({count: int})
+    repeats = series.groupby([*_SERIES, "is_communication", count], sort=False)
+    medians = repeats[["scaling_value", "rate"]].median().dropna().reset_index()
+    rows = [
+        _make_row(points.sort_values(count).set_index(count))
+        for _, points in medians.groupby([*_SERIES], sort=False)
+        if len(points) > 1
+    ]
     if not rows:
         return None
+    _label_rows(rows, cases)
     notes = []
     if len(rows) > MAX_LINES:
         notes.append(f"The first {MAX_LINES} of {len(rows)} series are drawn.")
-    max_repeats = series.groupby(["case_id", *_LAYOUT, count]).size().max()
+    max_repeats = repeats.size().max()
     if max_repeats > 1:
         notes.append(f"Values are medians of up to {max_repeats} runs.")
     counts = sorted({number for row in rows for number in row["values"]})
@@ -88,55 +86,38 @@ def _join_layouts(cases: "pd.DataFrame") -> "pd.DataFrame":
     return series[is_member]
 
 
-def _make_rows(pivot: "pd.DataFrame", cases: "pd.DataFrame") -> list[dict[str, Any]]:
-    results = cases.drop_duplicates("case_id").set_index("case_id")["result"]
-    labels = label_cases(list(results[pivot.index.get_level_values("case_id").unique()]))
-    differing = [name for name in _LAYOUT if pivot.index.get_level_values(name).nunique() > 1]
-    values = pivot["scaling_value"].to_dict("records")
-    rates = pivot["rate"].to_dict("records")
-    rows = []
-    for index, series_values, series_rates in zip(pivot.index, values, rates, strict=True):
-        case_id, *layout = index
-        row: dict[str, Any] = dict(zip(_LAYOUT, layout, strict=True))
-        parts = [
-            f"{row[name]:g} per node" if name == "ranks_per_node" else row[name]
-            for name in differing
-        ]
-        row["case"] = ", ".join([labels[case_id], *filter(None, parts)])
-        row["is_communication"] = results[case_id].is_communication
-        row["metric"] = "busbw" if row["is_communication"] else "step time"
-        row["values"] = _drop_missing(series_values)
-        row["efficiencies"] = _compute_efficiencies(
-            _drop_missing(series_rates), is_work_constant=row["is_communication"]
-        )
-        measure = "B/s" if row["is_communication"] else "s"
-        for number, value in row["values"].items():
-            row[f"value_{number}"] = SortedText(format_quantity(value, measure), value)
-        for number, value in list(row["efficiencies"].items())[1:]:
-            row[f"efficiency_{number}"] = value
-        rows.append(row)
-    return rows
+def _make_row(points: "pd.DataFrame") -> dict[str, Any]:
+    """Return the row of a series, whose points are indexed by the number of nodes or ranks.
 
-
-def _drop_missing(values: Mapping[Any, float]) -> dict[int, float]:
-    return {int(number): value for number, value in sorted(values.items()) if not is_missing(value)}
-
-
-def _compute_efficiencies(
-    rates: Mapping[int, float], *, is_work_constant: bool
-) -> dict[int, float]:
-    """Return the parallel efficiency at each number of nodes or ranks, relative to the smallest.
-
-    Ideally the rate of a step grows as their number, and bus bandwidth stays constant.
+    Parallel efficiency is relative to the smallest number. Ideally the rate of a step grows as the
+    number, and bus bandwidth stays constant.
     """
-    if not rates:
-        return {}
-    smallest = min(rates)
-    efficiencies = {}
-    for number, rate in rates.items():
-        ideal = 1.0 if is_work_constant else number / smallest
-        efficiencies[number] = rate / rates[smallest] / ideal
-    return efficiencies
+    row: dict[str, Any] = {name: points[name].iloc[0] for name in (*_SERIES, "is_communication")}
+    efficiencies = points["rate"] / points["rate"].iloc[0]
+    if not row["is_communication"]:
+        efficiencies /= points.index / points.index[0]
+    row["metric"] = "busbw" if row["is_communication"] else "step time"
+    row["values"] = points["scaling_value"].to_dict()
+    row["efficiencies"] = efficiencies.to_dict()
+    unit = "B/s" if row["is_communication"] else "s"
+    for number, value in row["values"].items():
+        row[f"value_{number}"] = SortedText(format_quantity(value, unit), value)
+    for number, efficiency in list(row["efficiencies"].items())[1:]:
+        row[f"efficiency_{number}"] = efficiency
+    return row
+
+
+def _label_rows(rows: Sequence[dict[str, Any]], cases: "pd.DataFrame") -> None:
+    """Set the labels of rows: the case, and the parts of the layout in which rows differ."""
+    results = cases.drop_duplicates("case_id").set_index("case_id")["result"]
+    labels = label_cases([results[row["case_id"]] for row in rows])
+    for row in rows:
+        parts = [labels[row["case_id"]]]
+        for name in _SERIES[1:]:
+            if row[name] and any(other_row[name] != row[name] for other_row in rows):
+                is_number = name == "ranks_per_node"
+                parts.append(f"{row[name]:g} per node" if is_number else row[name])
+        row["case"] = ", ".join(parts)
 
 
 def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:

@@ -40,15 +40,17 @@ _DIFFERENCE_COLUMNS = (
 
 def make_report_of_runs(run_set: RunSet) -> Report:
     """Return the report of several runs, or of a sweep."""
-    node_scaling = make_node_scaling_section(run_set)
-    sections = (
+    sections = [
         _make_runs_section(run_set),
         _make_problem_section(run_set),
         _make_difference_section(run_set),
-        node_scaling or make_rank_scaling_section(run_set),
-        make_environment_section(run_set),
-        make_side_by_side_section(run_set),
-    )
+    ]
+    if any(run.data.measured for run in run_set.runs):
+        sections += [
+            make_node_scaling_section(run_set) or make_rank_scaling_section(run_set),
+            make_environment_section(run_set),
+            make_side_by_side_section(run_set),
+        ]
     runs = [run.data.run for run in run_set.runs]
     return Report(
         name=f"{len(runs)} runs",

@@ -9,6 +9,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
 from parbench.reports.sweeps import Point
+from parbench.reports.tables.several_runs import make_report_of_runs
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import failed_record, ok_record, step_case
 
@@ -79,3 +80,8 @@ def test_last_run_of_a_point_decides() -> None:
     point = Point(id="a")
     assert join(FAILED, GOOD, points=(point, point)).exit_code == 0
     assert join(FAILED, GOOD, points=(point, Point(id="b"))).exit_code == 4
+
+
+def test_report_without_a_measurement_names_problems() -> None:
+    report = make_report_of_runs(join(FAILED, FAILED))
+    assert [section.id for section in report.sections] == ["runs", "problems", "differences"]

@@ -1,19 +1,17 @@
 """Short ways from records to a run, its results, its report, and the cells of its tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.bench.results.tables import Section
+from parbench.bench.results.tables import Column, Section, Table
 from parbench.reports.case_results import CaseResult, merge_records
 from parbench.reports.one_run import SECTIONS, make_report
-from parbench.reports.report import Column, Report, Table
+from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from tests.support.reports_fixtures import make_plan, make_run
-
-T = TypeVar("T")
 
 
 def run_from_records(
@@ -45,21 +43,21 @@ def make_sections(data: RunData) -> list[Section]:
     return [section for section in sections if section]
 
 
-def find_table_of_run(data: RunData, table_id: str) -> Table[Any]:
+def find_table_of_run(data: RunData, table_id: str) -> Table:
     return find_table(make_sections(data), table_id)
 
 
-def find_table(sections: Iterable[Any], table_id: str) -> Table[Any]:
+def find_table(sections: Iterable[Section], table_id: str) -> Table:
     tables = [table for section in sections for table in section.tables]
     (table,) = [table for table in tables if table.id == table_id]
     return table
 
 
-def column_texts(columns: Sequence[Column[T]], row: T) -> dict[str, str]:
+def column_texts(columns: Sequence[Column], row: Mapping[str, Any]) -> dict[str, str]:
     return {column.title: column.format_cell(row) for column in columns}
 
 
-def table_lines(table: Any) -> list[dict[str, str]]:
+def table_lines(table: Table) -> list[dict[str, str]]:
     """Return the text of each row by the title of its column."""
     return [column_texts(table.columns, row) for row in table.rows]
 

@@ -10,7 +10,7 @@ import pytest
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Document, Section, Table
 from parbench.reports.render.data import render_csv, render_embedded_json, render_json
-from parbench.reports.report import Report, report_of_document
+from parbench.reports.report import Report, make_report_of_document
 from parbench.reports.run_set import RunSet
 from parbench.reports.tables.several_runs import make_report_of_runs
 from tests.support.report_rows import report_of, run_from_records
@@ -74,7 +74,7 @@ def test_json_of_a_document_has_the_keys_of_columns() -> None:
     table = Table(id="time", title="Time", columns=columns, rows=[{"step_seconds": 0.5}])
     section = Section(id="s", title="S", tables=[table])
     document = Document(name="plan", heading="a plan", sections=[section])
-    data = read_json(report_of_document(document))
+    data = read_json(make_report_of_document(document))
     assert data["tables"] == {"time": [{"step_seconds": 0.5}]}
     assert data["heading"] == "a plan"
 

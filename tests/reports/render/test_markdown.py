@@ -7,7 +7,7 @@ import pytest
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Document
 from parbench.reports.render.markdown import render_markdown
-from parbench.reports.report import report_of_document
+from parbench.reports.report import make_report_of_document
 from tests.support.nodes_fixtures import EMULATION, sample_node_run
 from tests.support.report_rows import report_of, run_from_records
 from tests.support.reports_fixtures import (
@@ -69,6 +69,6 @@ def test_markdown_escapes_hostile_text(text: str) -> None:
 def test_markdown_of_a_plan_has_heading_and_tiles() -> None:
     tiles = [("0.5 s", "a step")]
     document = Document(name="plan", heading="llama on 8 GPUs", sections=[], tiles=tiles)
-    text = render_markdown(report_of_document(document))
+    text = render_markdown(make_report_of_document(document))
     assert "\nllama on 8 GPUs\n" in text
     assert "* **0.5 s** a step" in text

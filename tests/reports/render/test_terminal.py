@@ -4,14 +4,13 @@ import io
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
+from parbench.bench.results.tables import Table
 from parbench.reports.render.terminal import print_report, render_text
-from parbench.reports.report import Table
 from tests.support.golden import GOLDEN
 from tests.support.nodes_fixtures import sample_node_run
 from tests.support.report_rows import report_of, run_from_records
@@ -46,7 +45,7 @@ RUNS: dict[str, Callable[[], Run]] = {
 UNIT_AT_LINE_START = re.compile(r"\d\n\s*([num]?s|min|[KMGT]?i?B(/s)?|%)(?![\w/])")
 
 
-def list_fragments(table: Table[Any]) -> list[str]:
+def list_fragments(table: Table) -> list[str]:
     """Return all numbers and words of a table, which may be wrapped between words."""
     fragments = []
     for column in table.varying:

@@ -1,0 +1,121 @@
+"""The terms that reports explain below their tables."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from parbench.bench.plan.catalogue import describe_busbw_factors
+from parbench.bench.results.metrics import Metric
+from parbench.bench.results.tables import Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A term of the field and its definition."""
+
+    name: str
+    text: str
+
+
+def list_terms(section: Section) -> tuple[Term, ...]:
+    """Return the terms of a section, then the formulas of the metrics that its columns show."""
+    metrics: dict[str, Metric] = {}
+    for table in section.on_page:
+        for column in table.columns:
+            metric = column.metric
+            if metric and metric.formula and metric.name not in section.terms:
+                metrics[metric.name] = metric
+    return (*get_terms(section.terms), *map(_define_metric, metrics.values()))
+
+
+def get_terms(names: Iterable[str]) -> tuple[Term, ...]:
+    """Return the terms of these names, each once."""
+    return tuple(Term(name=name, text=_DEFINITIONS[name]) for name in dict.fromkeys(names))
+
+
+def _define_metric(metric: Metric) -> Term:
+    name = metric.title
+    if metric.name.replace("_", " ") != metric.title:
+        name = f"{metric.title} ({metric.name})"
+    text = f"{metric.help[0].upper()}{metric.help[1:]} ({metric.formula})."
+    return Term(name=name, text=text)
+
+
+_DEFINITIONS = {
+    "sample": (
+        "The duration of one iteration on the slowest rank, because an operation is done when its "
+        "last rank is done."
+    ),
+    "repetition": (
+        "One start of all ranks with new process groups. A single repetition does not show the "
+        "variation between repetitions, so compare runs of several repetitions."
+    ),
+    "interval": (
+        "[low, high] is a 95 % confidence interval of the median over repetitions. With one "
+        "repetition, it covers only the variation within that repetition."
+    ),
+    "n_eff": (
+        "Effective sample size. Successive iterations correlate, so n iterations are worth n_eff "
+        "independent ones. Unknown for a case that was measured in one block."
+    ),
+    "noise": (
+        "Run-to-run variation: the standard deviation of the log medians of the repetitions, "
+        "corrected for small numbers. Stable below 5 %, fair below 15 %, noisy below 40 %, otherwise "
+        "very noisy. With one repetition: the interquartile range of its iterations relative to "
+        "their median."
+    ),
+    "blocking, pipelined": (
+        "One operation at a time, each after a barrier (latency), or many back to back (throughput). "
+        "They are different series."
+    ),
+    "busbw": (
+        "Bus bandwidth: algbw times the factor of nccl-tests for n ranks "
+        f"({describe_busbw_factors()}). It compares with the speed of a link. The factor assumes "
+        "point-to-point links, so reduction in the network can exceed that speed."
+    ),
+    "fit": (
+        "Latency-bandwidth model (alpha-beta, Hockney), piecewise linear: time = latency + size / "
+        "bandwidth. n_1/2 = latency x bandwidth is the size that reaches half of the asymptotic "
+        "bandwidth."
+    ),
+    "breakpoint": (
+        "The size at which the fit changes, such as at a switch of protocols: the intersection of "
+        "both lines if it lies between two measured sizes, otherwise the geometric mean of the two."
+    ),
+    "outliers": (
+        "Sizes more than 20 % and four standard deviations from the fit. They are plotted, but have "
+        "little weight in the fit."
+    ),
+    "slow-down": "Time under load over time without load, paired by repetition. 1 is as fast.",
+    "late": (
+        "The rank that most often arrives last, and its share of iterations. The lateness of a rank "
+        "is its arrival minus the first arrival. Unknown if the skew is below the uncertainty of the "
+        "clocks."
+    ),
+    "parts of a step": (
+        "compute + exposed communication + copy + idle + residual = wall time of a profiled step. "
+        "The other communication is hidden behind compute."
+    ),
+    "idle: schedule, imbalance, p2p, rest": (
+        "Differences between simulations, which add up to the measured idle time."
+    ),
+    "phases": (
+        "Forward, backward and update as the step marks them, by the clock of the host. "
+        "Communication lasts from its launch to its end, which includes waiting for other ranks."
+    ),
+    "F, B, I, W": (
+        "F: forward. B: the full backward. I and W: input gradient and weight gradient, if the "
+        "schedule separates them. A microbatch is in flight on a rank from its forward to the end of "
+        "its backward."
+    ),
+    "parallel efficiency": (
+        "Speed-up relative to the smallest number of ranks or nodes, divided by the ideal speed-up. "
+        "The speed-up is the ratio of rates: tokens per second of a step, bus bandwidth of "
+        "communication. Ideally the rate of a step grows with the number, and bus bandwidth stays "
+        "constant."
+    ),
+    "ratio": (
+        "Time relative to the first run. Its 95 % interval is that of Welch's t-test on the "
+        "logarithms of the repetitions, which needs three repetitions of each run. parbench compare "
+        "reports which changes are significant."
+    ),
+}
