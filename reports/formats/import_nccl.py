@@ -327,6 +327,8 @@ class _Iterations(msgspec.Struct, frozen=True):
 
 
 class _Row(msgspec.Struct, frozen=True):
+    """The results of one message size."""
+
     size: _Count
     type: str
     redop: str
@@ -343,6 +345,8 @@ class _Device(msgspec.Struct, frozen=True):
 
 
 class _Config(msgspec.Struct, frozen=True):
+    """The options and the processes of nccl-tests."""
+
     devices: list[_Device] = []
     nthreads: int = 1
     ngpus: int = 1
