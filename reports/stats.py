@@ -12,7 +12,7 @@ them is part of the effect.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, variance
+from statistics import fmean, median, stdev, variance
 
 from parbench.bench.results.stats import CONFIDENCE, MIN_INTERVAL_REPETITIONS, t_quantile
 
@@ -183,6 +183,16 @@ def compute_required_repetitions(
         if compute_detectable_effect(error, n - 1, min_effect=min_effect, level=level) <= effect:
             return n
     return None
+
+
+def compute_log_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of the logarithms of two or more positive values.
+
+    It is corrected for the bias of small samples (Gurland & Tripathi, The American Statistician
+    1971).
+    """
+    correction = 1 + 1 / (4 * (len(values) - 1))
+    return stdev(map(math.log, values)) * correction
 
 
 def compute_overall_times(
