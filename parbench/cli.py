@@ -155,10 +155,12 @@ def main(ctx: click.Context) -> None:
 
 
 def _show(path: Path, form: str, whole: bool) -> int:
-    from parbench.reports.history.baseline import baseline
+    from parbench.reports.history.baseline import judge_by_history
     from parbench.reports.render.show import show_run
+    from parbench.reports.run_data import RunData
 
-    return show_run(path, baseline(path), form=form, whole=whole)
+    verdict = judge_by_history(RunData.load(path))
+    return show_run(path, verdict, form=form, whole=whole)
 
 
 def _exit_code(path: Path) -> int:

@@ -17,7 +17,7 @@ from parbench.bench.results.stats import (
     Grade,
     grade_noise,
 )
-from parbench.reports.analysis.statistics import compute_log_deviation
+from parbench.reports.stats import compute_log_deviation
 
 WORST_FIRST: tuple[Status, ...] = ("wrong", "hang", "failed", "skipped", "ok")
 EXIT_CODES: Mapping[Status, ExitCode] = {

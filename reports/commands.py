@@ -208,7 +208,7 @@ def compare(
     from parbench.reports.history.runs import find_run
 
     new_run = find_run(str(new), history)
-    base_run = find_run(str(base), history, without=new_run.info.id)
+    base_run = find_run(str(base), history, excluded=new_run.info.id)
     text, code = compare_runs(base_run, new_run, **options)
     _write(text.encode(errors="replace"), output)
     click.get_current_context().exit(code)

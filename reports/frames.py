@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from parbench.bench.results.formatting import format_word_counts
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.tables import Row
 from parbench.reports.case_results import CaseResult
 
 if TYPE_CHECKING:
@@ -76,9 +75,11 @@ def join_frames(frames: Mapping[str, "pd.DataFrame"], column: str) -> "pd.DataFr
     return pd.concat(frames, names=[column]).reset_index(column)
 
 
-def list_rows(frame: "pd.DataFrame") -> list[Row]:
+def list_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     """Return the rows of a frame as mappings by column, as tables have them."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    names = [str(name) for name in frame.columns]
+    columns = [frame.iloc[:, index].tolist() for index in range(len(names))]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from parbench.bench.results.formatting import (
 )
 from parbench.bench.results.limits import MetricLimit, read_limits, resolve_metric
 from parbench.bench.results.metrics import MetricValue, make_value
-from parbench.bench.results.runs import Run, load_run, require_complete
+from parbench.bench.results.runs import load_run, require_complete
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.fits import COPY, Ceiling, ceiling_of
-from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.case_results import CaseResult
+from parbench.reports.fits import COPY, Ceiling
+from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_parts import get_exposed_share
 
 LimitVerdict = Literal["NOT MET", "NOT RUN", "UNKNOWN", "MET"]
@@ -42,7 +43,7 @@ class LimitResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CaseResult:
+class _LimitCheck:
     """The verdict on a limit for one metric of one case."""
 
     verdict: LimitVerdict
@@ -57,29 +58,25 @@ def check_run(path: Path, file: Path, code: int) -> int:
 
     ``code`` is that of the run itself. The worst of all is returned.
     """
-    run = require_complete(load_run(path))
-    results = check_limits(run, read_limits(file, run.info.plan.cases, run.info.plan.skipped))
+    data = RunData(require_complete(load_run(path)))
+    results = check_limits(data, read_limits(file, data.plan.cases, data.plan.skipped))
     for sentence in describe_limits(results):
         click.echo(sentence, err=True)
     return combine_limits(results, code)
 
 
-def check_limits(run: Run, limits: Sequence[MetricLimit]) -> tuple[LimitResult, ...]:
+def check_limits(data: RunData, limits: Sequence[MetricLimit]) -> tuple[LimitResult, ...]:
     """Check each limit over all cases of the run that it applies to."""
-    rows = {row.case.id: row for row in summarize(run).rows}
-    ceiling = ceiling_of(run, list(rows.values()))
-    metrics = {case_id: _collect_metrics(row, ceiling) for case_id, row in rows.items()}
-    cases = {case.id: case for case in run.info.plan.cases}
-    cases |= {case_id: row.case for case_id, row in rows.items()}
+    case_results = {result.case.id: result for result in data.results}
+    cases = {case.id: case for case in data.plan.cases}
+    cases |= {case_id: result.case for case_id, result in case_results.items()}
     results = []
     for limit in limits:
-        case_results: list[_CaseResult] = []
+        checks: list[_LimitCheck] = []
         for case_id, case in cases.items():
             if limit.applies_to(case):
-                case_results += _check_case(
-                    limit, case.label, rows.get(case_id), metrics.get(case_id, {})
-                )
-        results.append(_combine_cases(limit, case_results))
+                checks += _check_case(limit, case.label, case_results.get(case_id), data.ceiling)
+        results.append(_combine_cases(limit, checks))
     return tuple(results)
 
 
@@ -99,32 +96,33 @@ def describe_limits(results: Sequence[LimitResult]) -> tuple[str, ...]:
 
 
 def _check_case(
-    limit: MetricLimit, label: str, row: Row | None, metrics: Mapping[str, MetricValue]
-) -> Iterator[_CaseResult]:
-    if row is None:
-        yield _CaseResult(verdict="NOT RUN", label=label, finding="it has no record")
+    limit: MetricLimit, label: str, result: CaseResult | None, ceiling: Ceiling | None
+) -> Iterator[_LimitCheck]:
+    if result is None:
+        yield _LimitCheck(verdict="NOT RUN", label=label, finding="it has no record")
         return
-    if not row.repetitions or not row.metrics:
-        reason = "; ".join(row.reasons) or row.status
-        yield _CaseResult(verdict="NOT RUN", label=label, finding=f"it did not run: {reason}")
+    if not result.repetitions or not result.metrics:
+        reason = "; ".join(result.reasons) or result.status
+        yield _LimitCheck(verdict="NOT RUN", label=label, finding=f"it did not run: {reason}")
         return
+    metrics = _collect_metrics(result, ceiling)
     names = [limit.metric]
     if limit.metric not in metrics:
         names = [name for name in metrics if name.startswith(f"{limit.metric}.")]
     if not names:
-        yield _CaseResult(verdict="UNKNOWN", label=label, finding="the metric is not available")
+        yield _LimitCheck(verdict="UNKNOWN", label=label, finding="the metric is not available")
     for name in names:
         yield _check_value(limit, label, name, metrics[name])
 
 
-def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue) -> _CaseResult:
+def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue) -> _LimitCheck:
     component = name.removeprefix(limit.metric).removeprefix(".")
     suffix = f" on {component}" if component else ""
     if metric.value is None:
         method = f" ({metric.method})" if metric.method else ""
         finding = f"it is unknown{suffix}{method}"
-        return _CaseResult(verdict="UNKNOWN", label=label, finding=finding)
-    return _CaseResult(
+        return _LimitCheck(verdict="UNKNOWN", label=label, finding=finding)
+    return _LimitCheck(
         verdict="MET" if limit.is_met(metric.value) else "NOT MET",
         label=label,
         finding=f"it is {_format_metric(name, metric)}{suffix}",
@@ -132,12 +130,12 @@ def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue)
     )
 
 
-def _combine_cases(limit: MetricLimit, results: Sequence[_CaseResult]) -> LimitResult:
+def _combine_cases(limit: MetricLimit, checks: Sequence[_LimitCheck]) -> LimitResult:
     """Return the worst result of all cases, of equally bad ones that farthest from the limit."""
     order = list(EXIT_CODES)
-    worst = min(results, key=lambda result: (order.index(result.verdict), -result.distance))
-    equal_labels = {result.label for result in results if result.verdict == worst.verdict}
-    num_cases = len({result.label for result in results})
+    worst = min(checks, key=lambda check: (order.index(check.verdict), -check.distance))
+    equal_labels = {check.label for check in checks if check.verdict == worst.verdict}
+    num_cases = len({check.label for check in checks})
     if worst.verdict in ("UNKNOWN", "NOT RUN"):
         start = "Limit not evaluated"
     else:
@@ -157,13 +155,13 @@ def _format_metric(name: str, metric: MetricValue) -> str:
     return format_difference(metric, format_percent)
 
 
-def _collect_metrics(row: Row, ceiling: Ceiling | None) -> dict[str, MetricValue]:
+def _collect_metrics(result: CaseResult, ceiling: Ceiling | None) -> dict[str, MetricValue]:
     """Return the metrics of a case, and those that depend on the whole run."""
-    metrics = dict(row.metrics)
-    exposed = get_exposed_share(row)
+    metrics = dict(result.metrics)
+    exposed = get_exposed_share(result)
     if exposed is not None:
         metrics["exposed_fraction"] = make_value("exposed_fraction", exposed)
-    bus_bandwidth = row.value("busbw")
+    bus_bandwidth = result.value("busbw")
     if bus_bandwidth is not None and ceiling is not None and ceiling.name == COPY:
         share = bus_bandwidth / ceiling.bytes_per_second
         metrics["busbw_of_copy"] = make_value("busbw_of_copy", share)

@@ -146,9 +146,8 @@ class RunSet:
                     by_run.setdefault(run.number, set()).add(str(value))
         varied = {}
         for key, by_run in values.items():
-            texts = [", ".join(sorted(texts)) for texts in by_run.values()]
-            is_constant_in_runs = all(len(texts) == 1 for texts in by_run.values())
-            if len(by_run) == len(self.runs) and is_constant_in_runs and len(set(texts)) > 1:
+            texts = [text for run_texts in by_run.values() for text in run_texts]
+            if len(by_run) == len(texts) == len(self.runs) and len(set(texts)) > 1:
                 varied[key] = tuple(texts)
         return varied
 
@@ -212,6 +211,7 @@ def _list_facts(run: Run) -> dict[str, str]:
             "backend": plan.backend,
             "device": plan.device,
             "repetitions": plan.repetitions,
+            "notes": plan.notes,
         },
         "host": run.info.host,
         "parbench": run.info.parbench,

@@ -12,7 +12,7 @@ them is part of the effect.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, variance
+from statistics import fmean, median, stdev, variance
 
 from parbench.bench.results.stats import CONFIDENCE, MIN_INTERVAL_REPETITIONS, t_quantile
 
@@ -185,6 +185,16 @@ def compute_required_repetitions(
     return None
 
 
+def compute_log_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of the logarithms of two or more positive values.
+
+    It is corrected for the bias of small samples (Gurland & Tripathi, The American Statistician
+    1971).
+    """
+    correction = 1 + 1 / (4 * (len(values) - 1))
+    return stdev(map(math.log, values)) * correction
+
+
 def compute_overall_times(
     base: Sequence[Repetitions], new: Sequence[Repetitions]
 ) -> tuple[Repetitions, Repetitions]:
@@ -213,13 +223,12 @@ def select_discoveries(p_values: Sequence[float | None], rate: float = LEVEL) ->
 
     A p-value of None belongs to a hypothesis that was not tested.
     """
-    tested = [p_value for p_value in p_values if p_value is not None]
-    if min(tested, default=1.0) > rate:
-        return [False] * len(p_values)
-    from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
-
-    adjusted = iter(false_discovery_control(tested))
-    return [p_value is not None and bool(next(adjusted) <= rate) for p_value in p_values]
+    tested = sorted(p_value for p_value in p_values if p_value is not None)
+    max_rejected = -1.0
+    for rank, p_value in enumerate(tested, start=1):
+        if p_value <= rate * rank / len(tested):
+            max_rejected = p_value
+    return [p_value is not None and p_value <= max_rejected for p_value in p_values]
 
 
 def find_change_points(

@@ -5,7 +5,7 @@ repetitions has less compute, a slower link or a busy core.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,45 +57,54 @@ class Straggler:
         return f"{self.repetitions} of {self.of_repetitions} repetitions"
 
 
-def find_late_rank(rows: Sequence[CaseResult]) -> Straggler | None:
+def find_late_rank(results: Sequence[CaseResult]) -> Straggler | None:
     """Return the rank that arrives last, by more than a barrier explains."""
-    transfers = [row.value("transfer") for row in rows]
+    transfers = [result.value("transfer") for result in results]
     known_transfers = [seconds for seconds in transfers if seconds]
     barrier_skew = min([MAX_BARRIER_SKEW_SECONDS, *known_transfers]) if known_transfers else 0.0
-    votes: dict[int, list[StragglerVote]] = defaultdict(list)
-    for record, arrival, seconds in _iterate_arrivals(rows):
+
+    def read_delay(record: Record, arrival: RecordedStragglers) -> tuple[int | None, float]:
         skew = _get_value(record, "skew")
-        is_usually_last = (arrival.share or 0.0) > MIN_ITERATION_SHARE
-        is_relevant = skew > max(MIN_TIME_SHARE * seconds, barrier_skew)
-        if arrival.late_rank is not None and is_usually_last and is_relevant:
-            vote = StragglerVote(arrival.late_rank, skew, skew / seconds)
-            votes[record.repetition].append(vote)
-    return _elect_among_rows(votes, rows)
+        is_named = (arrival.share or 0.0) > MIN_ITERATION_SHARE and skew > barrier_skew
+        return arrival.late_rank if is_named else None, skew
+
+    return _find_straggler(results, read_delay)
 
 
-def find_last_rank(run: Run, rows: Iterable[CaseResult]) -> Straggler | None:
+def find_last_rank(run: Run, results: Sequence[CaseResult]) -> Straggler | None:
     """Return the rank that finishes last in operations and steps in which ranks do the same."""
-    symmetric_rows = [
-        row
-        for row in rows
-        if row.case.short_name in SYMMETRIC_OPERATIONS or not row.is_communication
+    symmetric = [
+        result
+        for result in results
+        if result.case.short_name in SYMMETRIC_OPERATIONS or not result.is_communication
     ]
-    votes: dict[int, list[StragglerVote]] = defaultdict(list)
-    for record, arrival, seconds in _iterate_arrivals(symmetric_rows):
+
+    def read_delay(record: Record, arrival: RecordedStragglers) -> tuple[int | None, float]:
         rank = arrival.last_out_rank
         if rank is None or (arrival.last_out_share or 0.0) <= MIN_ITERATION_SHARE:
-            continue
-        delay = _compute_exit_delay(run, record, rank)
-        if delay > MIN_TIME_SHARE * seconds:
-            votes[record.repetition].append(StragglerVote(rank, delay, delay / seconds))
-    return _elect_among_rows(votes, symmetric_rows)
+            return None, 0.0
+        return rank, _compute_exit_delay(run, record, rank)
+
+    return _find_straggler(symmetric, read_delay)
 
 
-def _elect_among_rows(
-    votes: Mapping[int, Sequence[StragglerVote]], rows: Sequence[CaseResult]
+def _find_straggler(
+    results: Sequence[CaseResult],
+    read_delay: Callable[[Record, RecordedStragglers], tuple[int | None, float]],
 ) -> Straggler | None:
-    repetitions = {record.repetition for record, *_ in _iterate_arrivals(rows)}
-    num_ranks = max((row.world.size for row in rows), default=1)
+    """Return the rank that the records name, each with its delay in seconds."""
+    votes: dict[int, list[StragglerVote]] = defaultdict(list)
+    repetitions = set()
+    for result in results:
+        for record in result.measured:
+            seconds = _get_value(record, result.headline)
+            if record.arrival and seconds:
+                repetitions.add(record.repetition)
+                rank, delay = read_delay(record, record.arrival)
+                if rank is not None and delay > MIN_TIME_SHARE * seconds:
+                    vote = StragglerVote(rank, delay, delay / seconds)
+                    votes[record.repetition].append(vote)
+    num_ranks = max((result.world.size for result in results), default=1)
     return elect_straggler(votes, len(repetitions), num_ranks)
 
 
@@ -131,17 +140,6 @@ def elect_straggler(
     )
 
 
-def _iterate_arrivals(
-    rows: Iterable[CaseResult],
-) -> Iterator[tuple[Record, RecordedStragglers, float]]:
-    """Yield the records with arrivals on one clock, and the time of each in seconds."""
-    for row in rows:
-        for record in row.measured:
-            seconds = _get_value(record, row.headline)
-            if record.arrival and seconds:
-                yield record, record.arrival, seconds
-
-
 def _get_value(record: Record, name: str) -> float:
     """Return a metric of a record, 0 if it is unknown."""
     metric = record.metrics.get(name)
@@ -166,13 +164,19 @@ def _compute_exit_delay(run: Run, record: Record, rank: int) -> float:
     return float(np.median(exits[index] - last_other_exits)) / 1e9
 
 
-def compute_arrival_delays(run: Run, row: CaseResult) -> dict[int, float]:
+def find_arrival(result: CaseResult) -> RecordedStragglers | None:
+    """Return the arrivals of the first repetition that recorded them."""
+    arrivals = [record.arrival for record in result.measured if record.arrival]
+    return arrivals[0] if arrivals else None
+
+
+def compute_arrival_delays(run: Run, result: CaseResult) -> dict[int, float]:
     """Return the median delay in seconds of each rank's arrival relative to the first rank's.
 
     The delay of a repetition is the median over its iterations. Damaged samples are left out.
     """
     delays: dict[int, list[float]] = defaultdict(list)
-    for record in row.measured:
+    for record in result.measured:
         try:
             samples = load_rank_samples(run, record)
         except UserError:

@@ -17,9 +17,10 @@ from parbench.bench.launch.budget import RESERVE, compute_costs, format_budget
 from parbench.bench.launch.processes import run_child
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, format_duration, get_last_line
-from parbench.reports.compare.compare import Comparison, compare
+from parbench.reports.compare.compare import RunComparison, compare
 from parbench.reports.compare.pool import collect_exclusions, pool_runs
 from parbench.reports.compare.rule import Rule
+from parbench.reports.run_data import RunData
 
 TEST_POINTS = (6, 8, 12, 16, 24)
 """The numbers of pairs after which the comparison is tested. The last one ends it."""
@@ -159,7 +160,7 @@ class PairedSession:
 class PairedResult:
     """The comparison of B with A, and why the session ended."""
 
-    comparison: Comparison
+    comparison: RunComparison
     num_pairs: int
     reason: str
     is_too_short: bool = False
@@ -216,13 +217,13 @@ def compare_pairs(
     sides: tuple[Side, Side],
     rule: Rule,
     intended: Sequence[str] = (),
-) -> Comparison:
+) -> RunComparison:
     """Compare two sides, whose repetitions are paired in the order in which they were measured."""
     a, b = (
         pool_runs([pair[i] for pair in pairs], f"{side.name.upper()} ({side.text})")
         for i, side in enumerate(sides)
     )
-    comparison = compare(a, b, rule, intended, is_paired=True)
+    comparison = compare(RunData(a), RunData(b), rule, intended, is_paired=True)
     return replace(comparison, notes=collect_exclusions((a, b)))
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import WorldInfo
-from parbench.bench.results.runs import Run
 from parbench.bench.text import UserError, pluralize
-from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.case_results import CaseResult
 from parbench.reports.compare.counts import (
     NOTHING_COUNTED,
     CountChange,
@@ -44,6 +43,7 @@ from parbench.reports.compare.verdicts import (
     count_verdicts,
 )
 from parbench.reports.limits import LimitResult, combine_limits
+from parbench.reports.run_data import RunData
 from parbench.reports.stats import Effect, Repetitions
 
 MAX_NAMED_CHANGES = 3
@@ -53,8 +53,8 @@ MAX_NAMED_CHANGES = 3
 class SeriesComparison:
     """One case on one world in both runs. A run that does not have it is None."""
 
-    base: Row | None
-    new: Row | None
+    base: CaseResult | None
+    new: CaseResult | None
     verdict: VerdictName = "AMBIGUOUS"
     reason: str = ""
     effect: Effect | None = None
@@ -68,18 +68,18 @@ class SeriesComparison:
     counts: CountComparison = NOTHING_COUNTED
 
     @property
-    def row(self) -> Row:
-        row = self.new or self.base
-        assert row is not None, "a series is in at least one run"
-        return row
+    def result(self) -> CaseResult:
+        result = self.new or self.base
+        assert result is not None, "a series is in at least one run"
+        return result
 
     @property
     def case(self) -> Case:
-        return self.row.case
+        return self.result.case
 
     @property
     def world(self) -> WorldInfo:
-        return self.row.world
+        return self.result.world
 
     @property
     def is_counted(self) -> bool:
@@ -91,11 +91,11 @@ class SeriesComparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """A run compared with another one, and the environment differences between them."""
 
-    base: Run
-    new: Run
+    base: RunData
+    new: RunData
     rule: Rule
     is_paired: bool
     """True if repetitions of both runs were interleaved and are paired."""
@@ -140,14 +140,14 @@ class Comparison:
 
 
 def compare(
-    base: Run,
-    new: Run,
+    base: RunData,
+    new: RunData,
     rule: Rule,
     intended: Sequence[str] = (),
     thresholds: Mapping[str, Threshold] | None = None,
     *,
     is_paired: bool = False,
-) -> Comparison:
+) -> RunComparison:
     """Compare ``new`` with ``base``. Differences that match a glob of ``intended`` are intentional.
 
     ``is_paired`` says that equal repetitions of both runs were measured next to each other.
@@ -173,8 +173,8 @@ def compare(
             effect = estimate_effect(member.times, rule.level, is_paired=is_paired)
             judged.append(replace(member, effect=effect))
     changes = [change for member in judged for change in member.environment_changes]
-    changes += find_plan_changes(base.info.plan, new.info.plan)
-    return Comparison(
+    changes += find_plan_changes(base.plan, new.plan)
+    return RunComparison(
         base=base,
         new=new,
         rule=rule,
@@ -195,47 +195,48 @@ def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement | None) 
     )
 
 
-def _describe_disjoint_runs(base: Run, new: Run) -> str:
+def _describe_disjoint_runs(base: RunData, new: RunData) -> str:
     sides = []
-    for name, run in (("BASE", base), ("NEW", new)):
-        cases = {record.case.id for record in run.records if record.status != "skipped"}
-        plan = run.info.plan
+    for name, data in (("BASE", base), ("NEW", new)):
+        cases = {record.case.id for record in data.run.records if record.status != "skipped"}
+        plan = data.plan
         ranks = f"{pluralize(plan.nproc, 'rank')}, {plan.backend}, {plan.device}"
         measured = pluralize(len(cases), "measured case")
-        sides.append(f"{name} ({run.path}) has {measured} on {ranks}")
+        sides.append(f"{name} ({data.run.path}) has {measured} on {ranks}")
     return (
         f"the runs share no series: {', '.join(sides)}. "
         "Compare runs of the same cases on the same world"
     )
 
 
-def _pair_cases(base: Run, new: Run) -> Iterator[SeriesComparison]:
+def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
     """Yield the series of both runs, those of base first."""
-    base_rows = _collect_rows(base)
-    new_rows = _collect_rows(new)
-    for case_id in dict.fromkeys((*base_rows, *new_rows)):
-        base_row = base_rows.get(case_id)
-        new_row = new_rows.get(case_id)
-        if base_row and new_row and _are_on_same_world(base_row, new_row):
-            yield SeriesComparison(base=base_row, new=new_row)
+    base_results = _select_results(base)
+    new_results = _select_results(new)
+    for case_id in dict.fromkeys((*base_results, *new_results)):
+        base_result = base_results.get(case_id)
+        new_result = new_results.get(case_id)
+        if base_result and new_result and _are_on_same_world(base_result, new_result):
+            yield SeriesComparison(base=base_result, new=new_result)
             continue
-        if base_row:
-            reason = _explain_missing(base_row, new_row, new)
-            yield SeriesComparison(base=base_row, new=None, verdict="MISSING", reason=reason)
-        if new_row:
+        if base_result:
+            reason = _explain_missing(base_result, new_result, new)
+            yield SeriesComparison(base=base_result, new=None, verdict="MISSING", reason=reason)
+        if new_result:
             reason = "BASE does not have it, or has it on another world"
-            yield SeriesComparison(base=None, new=new_row, verdict="NEW", reason=reason)
+            yield SeriesComparison(base=None, new=new_result, verdict="NEW", reason=reason)
 
 
-def _collect_rows(run: Run) -> dict[str, Row]:
+def _select_results(data: RunData) -> dict[str, CaseResult]:
+    """Return the results by case, without those that were skipped in every repetition."""
     return {
-        row.case.id: row
-        for row in summarize(run).rows
-        if row.repetitions or row.status != "skipped"
+        result.case.id: result
+        for result in data.results
+        if result.repetitions or result.status != "skipped"
     }
 
 
-def _are_on_same_world(base: Row, new: Row) -> bool:
+def _are_on_same_world(base: CaseResult, new: CaseResult) -> bool:
     if get_rank_layout(base.world) != get_rank_layout(new.world):
         return False
     # The number of nodes is unknown for a case that was not measured.
@@ -243,31 +244,31 @@ def _are_on_same_world(base: Row, new: Row) -> bool:
     return base.world.nodes == new.world.nodes or not is_measured
 
 
-def _explain_missing(base: Row, new: Row | None, run: Run) -> str:
+def _explain_missing(base: CaseResult, new: CaseResult | None, data: RunData) -> str:
     if new is not None:
         worlds = f"{describe_world(base.world)} -> {describe_world(new.world)}"
         return f"NEW has it on another world: {worlds}"
     case_id = base.case.id
-    reasons = [skip.reason for skip in run.info.plan.skipped if skip.case.id == case_id]
-    reasons += [record.reason for record in run.records if record.case.id == case_id]
+    reasons = [skip.reason for skip in data.plan.skipped if skip.case.id == case_id]
+    reasons += [record.reason for record in data.run.records if record.case.id == case_id]
     if reasons:
         return f"skipped in NEW: {reasons[0]}"
-    if any(case.id == case_id for case in run.info.plan.cases):
+    if any(case.id == case_id for case in data.plan.cases):
         return "planned in NEW, but without a record"
     return "not in the plan of NEW"
 
 
 def _find_measured_thresholds(
-    base: Run,
-    new: Run,
+    base: RunData,
+    new: RunData,
     pairs: Sequence[SeriesComparison],
     thresholds: Mapping[str, Threshold],
 ) -> list[Threshold | None]:
     """Return for each series the higher of the thresholds that were measured for its two sides."""
     if not thresholds:
         return [None] * len(pairs)
-    base_fingerprints = find_fingerprints(base)
-    new_fingerprints = find_fingerprints(new)
+    base_fingerprints = find_fingerprints(base.run, base.results)
+    new_fingerprints = find_fingerprints(new.run, new.results)
     highest = []
     for pair in pairs:
         case_id = pair.case.id
@@ -278,7 +279,7 @@ def _find_measured_thresholds(
 
 
 def _examine_series(
-    series: SeriesComparison, base: Run, new: Run, rule: Rule, intended: Sequence[str]
+    series: SeriesComparison, base: RunData, new: RunData, rule: Rule, intended: Sequence[str]
 ) -> SeriesComparison:
     """Return a series with its counts, times and environment.
 
@@ -293,8 +294,8 @@ def _examine_series(
     changes: tuple[EnvironmentChange, ...] = ()
     if series.base.measured and series.new.measured:
         changes = find_environment_changes(
-            collect_environment(base, series.base.measured),
-            collect_environment(new, series.new.measured),
+            collect_environment(base.run, series.base.measured),
+            collect_environment(new.run, series.new.measured),
             intended,
         )
     torch_differs = any(change.path == "versions.torch" for change in changes)
@@ -330,6 +331,6 @@ def _examine_series(
     return series
 
 
-def _collect_times(row: Row) -> Repetitions:
+def _collect_times(result: CaseResult) -> Repetitions:
     """Return the times of a case by repetition. A wrong result has none."""
-    return {} if row.status == "wrong" else row.by_repetition(row.headline)
+    return {} if result.status == "wrong" else result.by_repetition(result.headline)

@@ -21,7 +21,7 @@ from parbench.bench.results.formatting import (
 from parbench.bench.results.metrics import find_metric
 from parbench.bench.results.records import Record
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.summary import Row
+from parbench.reports.case_results import CaseResult
 
 CountValues = Sequence[float | str]
 """The distinct values of a count over the repetitions. There is one if all repetitions agree."""
@@ -67,10 +67,10 @@ class CountComparison:
 NOTHING_COUNTED = CountComparison(num_compared=0, changes=())
 
 
-def collect_counts(row: Row) -> dict[str, list[float | str]]:
+def collect_counts(result: CaseResult) -> dict[str, list[float | str]]:
     """Return the counts of a case's repetitions, none if its result is wrong."""
     values: dict[str, dict[float | str, None]] = {}
-    for record in row.measured if row.metrics else ():
+    for record in result.measured if result.metrics else ():
         for name, value in _read_counts(record).items():
             values.setdefault(name, {})[value] = None
     return {name: list(distinct) for name, distinct in values.items()}

@@ -1,6 +1,6 @@
 """The environment of a run: what identifies a series, and what differs between two runs.
 
-A series is a case on a world in an environment: its hosts and how they are connected, the hardware,
+A series is a case on a world in an environment: the class of its hosts and how they are connected,
 versions and variables. Its fingerprint changes if any of these does, because times are comparable
 only within one series. Some values may explain a change of the time and must not start a new
 series, such as the kernel's version. They are kept next to the series.
@@ -20,7 +20,7 @@ from parbench.bench.plan.plan import Plan
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.bench.results.records import Record, Status, WorldInfo
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.summary import Row, summarize
+from parbench.reports.case_results import CaseResult, merge_records
 from parbench.reports.compare.counts import ExactCounts, collect_counts
 
 HARMLESS = (
@@ -40,8 +40,10 @@ EXPLANATORY = frozenset(
         "host.clock_source",
         "host.governor",
         "host.kernel",
+        "host.name",
         "host.os",
         "host.virtualised",
+        "process.affinity",
         "versions.numpy",
         "versions.python",
     }
@@ -214,39 +216,41 @@ class SeriesPoint:
     counts: ExactCounts
 
 
-def collect_points(run: Run, rows: Iterable[Row] | None = None) -> tuple[SeriesPoint, ...]:
+def collect_points(
+    run: Run, results: Iterable[CaseResult] | None = None
+) -> tuple[SeriesPoint, ...]:
     """Return a point for each case of a run, except cases that were skipped in every repetition.
 
-    ``rows`` are the results of the cases. By default they are all results of the run.
+    ``results`` are those of the cases, by default of all cases of the run.
     """
     points = []
-    for row in summarize(run).rows if rows is None else rows:
-        if row.status != "skipped" or row.repetitions:
-            points.append(_build_point(run, row))
+    for result in merge_records(run) if results is None else results:
+        if result.status != "skipped" or result.repetitions:
+            points.append(_build_point(run, result))
     return tuple(points)
 
 
-def _build_point(run: Run, row: Row) -> SeriesPoint:
+def _build_point(run: Run, result: CaseResult) -> SeriesPoint:
     identifying = {}
     explanatory = {}
-    for path, values in collect_environment(run, row.measured or row.records).items():
+    for path, values in collect_environment(run, result.measured or result.records).items():
         if path in EXPLANATORY or path.startswith("gpu."):
             if path not in HARMLESS:
                 explanatory[path] = _join_values(values)
         elif path not in HARMLESS:
             identifying[path] = _join_values(values)
-    injected = sorted({record.injected for record in row.records if record.injected})
+    injected = sorted({record.injected for record in result.records if record.injected})
     if injected:
         identifying["injected"] = ", ".join(injected)
-    seconds = row.seconds
-    if row.status not in ("ok", "skipped"):
+    seconds = result.seconds
+    if result.status not in ("ok", "skipped"):
         seconds = None
     return SeriesPoint(
-        series=SeriesIdentity(case=row.case, world=row.world, environment=identifying),
-        status=row.status,
+        series=SeriesIdentity(case=result.case, world=result.world, environment=identifying),
+        status=result.status,
         seconds=seconds if seconds and seconds > 0 else None,
-        repetitions=row.repetitions,
-        reason="; ".join(row.reasons),
+        repetitions=result.repetitions,
+        reason="; ".join(result.reasons),
         explanatory=explanatory,
-        counts=collect_counts(row),
+        counts=collect_counts(result),
     )

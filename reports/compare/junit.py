@@ -3,7 +3,7 @@
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from parbench.bench.results.formatting import to_single_line
-from parbench.reports.compare.compare import Comparison, SeriesComparison
+from parbench.reports.compare.compare import RunComparison, SeriesComparison
 from parbench.reports.compare.pool import describe_world
 from parbench.reports.compare.verdicts import VERDICTS
 from parbench.reports.compare.wording import describe_overall, format_effect
@@ -17,7 +17,7 @@ LIMIT_TAGS: dict[LimitVerdict, str] = {
 }
 
 
-def render_junit(comparison: Comparison) -> str:
+def render_junit(comparison: RunComparison) -> str:
     """Return JUnit XML by the schema of Jenkins (junit-10.xsd).
 
     Limits, counts and times are a test suite each.
@@ -38,7 +38,7 @@ def render_junit(comparison: Comparison) -> str:
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _build_limits(comparison: Comparison) -> Element:
+def _build_limits(comparison: RunComparison) -> Element:
     suite = Element("testsuite", name="limits")
     for result in comparison.limits:
         name = f"{result.limit.cases} {result.limit.metric} {result.limit.text}"
@@ -47,7 +47,7 @@ def _build_limits(comparison: Comparison) -> Element:
     return suite
 
 
-def _build_counts(comparison: Comparison) -> Element:
+def _build_counts(comparison: RunComparison) -> Element:
     suite = Element("testsuite", name="counts")
     for series in comparison.counted_series:
         failures = [change.message for change in series.counts.changes if change.fails]
@@ -56,7 +56,7 @@ def _build_counts(comparison: Comparison) -> Element:
     return suite
 
 
-def _build_times(comparison: Comparison) -> Element:
+def _build_times(comparison: RunComparison) -> Element:
     suite = Element("testsuite", name="times")
     for series in comparison.series:
         _add_series(suite, series)

@@ -9,13 +9,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from parbench.bench.plan.plan import Plan
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import UserError
 from parbench.reports.compare.ab import MAX_PAIRS, MIN_REPETITION_SECONDS, TEST_POINTS
-from parbench.reports.compare.compare import Comparison, SeriesComparison, compare
+from parbench.reports.compare.compare import RunComparison, SeriesComparison, compare
 from parbench.reports.compare.counts import CountChange
 from parbench.reports.compare.junit import render_junit
 from parbench.reports.compare.pool import collect_exclusions, describe_world
@@ -34,6 +35,7 @@ from parbench.reports.figures.primitives import IntervalRow
 from parbench.reports.limits import check_limits
 from parbench.reports.render.markdown import escaped, markdown_table
 from parbench.reports.render.terminal import Sheet, width_of
+from parbench.reports.run_data import RunData
 from parbench.reports.stats import compute_detectable_effect, compute_required_repetitions
 
 MAX_MARKDOWN_ROWS = 150
@@ -42,8 +44,8 @@ HUES: dict[VerdictName, str] = {"SLOWER": "red", "FASTER": "green", "SAME": "gre
 
 
 def compare_runs(
-    base: Run,
-    new: Run,
+    base_run: Run,
+    new_run: Run,
     *,
     min_effect: str | None = None,
     across: Sequence[str] = (),
@@ -56,14 +58,15 @@ def compare_runs(
 
     The options are those of ``parbench compare``.
     """
-    if base.path.resolve() == new.path.resolve():
-        raise UserError(f"BASE and NEW are the same run, {base.path}. Name two runs")
+    if base_run.path.resolve() == new_run.path.resolve():
+        raise UserError(f"BASE and NEW are the same run, {base_run.path}. Name two runs")
+    base = RunData(base_run)
+    new = RunData(new_run)
     fraction, thresholds = find_thresholds(min_effect)
     comparison = compare(base, new, Rule(min_effect=fraction), across, thresholds)
-    comparison = replace(comparison, notes=collect_exclusions((base, new)))
+    comparison = replace(comparison, notes=collect_exclusions((base_run, new_run)))
     if limits is not None:
-        plan = new.info.plan
-        results = check_limits(new, read_limits(limits, plan.cases, plan.skipped))
+        results = check_limits(new, read_limits(limits, new.plan.cases, new.plan.skipped))
         comparison = replace(comparison, limits=results)
     comparison = add_repetition_advice(comparison)
     code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
@@ -78,7 +81,7 @@ def compare_runs(
     return render_table(comparison, width=width_of(sys.stdout)), code
 
 
-def draw_effects(comparison: Comparison, file: Path) -> None:
+def draw_effects(comparison: RunComparison, file: Path) -> None:
     """Draw the change of each series with its interval. Raises ``UserError`` if none is known."""
     from parbench.reports.figures.changes import chart_effects
     from parbench.reports.figures.svg import save_chart
@@ -103,8 +106,8 @@ def draw_effects(comparison: Comparison, file: Path) -> None:
 
 
 def add_repetition_advice(
-    comparison: Comparison, command: Sequence[str] = (), options: Sequence[str] = ()
-) -> Comparison:
+    comparison: RunComparison, command: Sequence[str] = (), options: Sequence[str] = ()
+) -> RunComparison:
     """Return the comparison with a note on the repetitions that resolve half of what is AMBIGUOUS.
 
     ``command`` is the ``parbench ab`` that measured it, and ``options`` are those of ``run`` after
@@ -132,19 +135,18 @@ def add_repetition_advice(
         repeated_command += ["--min-effect", f"{detectable}%"]
     if command:
         num_pairs = min(max(TEST_POINTS[0], required or MAX_PAIRS), MAX_PAIRS)
-        minutes = _estimate_session_minutes(comparison.new, num_pairs)
+        minutes = _estimate_session_minutes(comparison.new.plan, num_pairs)
         repeated_command += ["--repetitions", str(num_pairs), "--budget", f"{minutes}m"]
         note += f" Try: {shlex.join([*repeated_command, *options])}"
     return replace(comparison, notes=(*comparison.notes, note))
 
 
-def _estimate_session_minutes(run: Run, num_pairs: int) -> int:
-    plan = run.info.plan
+def _estimate_session_minutes(plan: Plan, num_pairs: int) -> int:
     seconds = max(MIN_REPETITION_SECONDS, plan.budget_seconds / plan.repetitions)
     return math.ceil(2 * num_pairs * seconds / 60)
 
 
-def render_table(comparison: Comparison, *, width: int | None = None) -> str:
+def render_table(comparison: RunComparison, *, width: int | None = None) -> str:
     """Return tables for a terminal of so many columns. None stands for a pipe, without a limit."""
     sheet = Sheet(width, color=False)
     sheet.write_text(f"Verdict: {format_verdicts(comparison.verdicts)}")
@@ -156,7 +158,7 @@ def render_table(comparison: Comparison, *, width: int | None = None) -> str:
     return sheet.text()
 
 
-def render_markdown(comparison: Comparison) -> str:
+def render_markdown(comparison: RunComparison) -> str:
     """Return Markdown for a GitHub step summary or a comment, the worst series first."""
     lines = [f"## parbench compare: {escaped(format_verdicts(comparison.verdicts))}", ""]
     for sentence in (*summarize_comparison(comparison), *describe_runs(comparison)):
@@ -174,7 +176,7 @@ def render_markdown(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def build_tables(comparison: Comparison) -> list[Table]:
+def build_tables(comparison: RunComparison) -> list[Table]:
     """Return the tables of changed counts, times and environment differences that have rows."""
     tables = [
         Table(
@@ -276,7 +278,7 @@ def _build_count_row(series: SeriesComparison, change: CountChange) -> Row:
     }
 
 
-def _build_time_rows(comparison: Comparison) -> list[Row]:
+def _build_time_rows(comparison: RunComparison) -> list[Row]:
     """Return a row for each series, the worst first and otherwise in the order of the plan."""
     labels = label_series(comparison.series)
     rows = [
@@ -304,7 +306,7 @@ def _build_time_row(label: str, series: SeriesComparison) -> Row:
     }
 
 
-def _build_environment_rows(comparison: Comparison) -> list[Row]:
+def _build_environment_rows(comparison: RunComparison) -> list[Row]:
     rows: list[Row] = []
     for change in comparison.environment_changes:
         if change.is_blocking:
@@ -317,7 +319,7 @@ def _build_environment_rows(comparison: Comparison) -> list[Row]:
     return rows
 
 
-def render_json(comparison: Comparison, *, code: int) -> str:
+def render_json(comparison: RunComparison, *, code: int) -> str:
     """Return the comparison as JSON, with times in seconds and changes as fractions.
 
     An unknown value is null.
@@ -329,8 +331,8 @@ def render_json(comparison: Comparison, *, code: int) -> str:
             "verdicts": comparison.verdicts,
             "rule": comparison.rule,
             "is_paired": comparison.is_paired,
-            "base": _describe_run(comparison.base),
-            "new": _describe_run(comparison.new),
+            "base": _describe_run(comparison.base.run),
+            "new": _describe_run(comparison.new.run),
             "overall": comparison.overall,
             "series": [_describe_series(series) for series in comparison.series],
             "counts": {
@@ -364,7 +366,7 @@ def _describe_series(series: SeriesComparison) -> dict[str, Any]:
         "world": series.world,
         "verdict": series.verdict,
         "reason": series.reason,
-        "metric": series.row.headline,
+        "metric": series.result.headline,
         "effect": series.effect,
         "min_effect": series.min_effect,
         "base_seconds": series.base_times,

@@ -26,7 +26,7 @@ from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import quantile
 from parbench.bench.text import UserError, format_table
-from parbench.reports.analysis.summary import Row
+from parbench.reports.case_results import CaseResult
 from parbench.reports.compare.environment import collect_points
 from parbench.reports.compare.rule import Rule
 from parbench.reports.stats import Repetitions, estimate_paired_effect, estimate_unpaired_effect
@@ -141,9 +141,9 @@ def _split_into_pairs(
         yield base, new
 
 
-def find_fingerprints(run: Run, rows: Iterable[Row] | None = None) -> dict[str, str]:
+def find_fingerprints(run: Run, results: Iterable[CaseResult] | None = None) -> dict[str, str]:
     """Return the fingerprint of each case's series by the case's id."""
-    points = collect_points(run, rows)
+    points = collect_points(run, results)
     return {point.series.case.id: point.series.fingerprint for point in points}
 
 

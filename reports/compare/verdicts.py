@@ -15,8 +15,6 @@ VerdictName = Literal[
     "SLOWER",
     "FAILED",
     "MISSING",
-    "SUSPECT",
-    "DRIFT",
     "ENV-CHANGED",
     "INSUFFICIENT",
     "AMBIGUOUS",
@@ -61,17 +59,6 @@ VERDICTS: Mapping[VerdictName, VerdictDefinition] = {
     ),
     "FAILED": _define(ExitCode.DID_NOT_RUN, "error", "The case failed or hung in NEW."),
     "MISSING": _define(ExitCode.DID_NOT_RUN, "error", "BASE has this case and NEW does not."),
-    "SUSPECT": _define(
-        ExitCode.UNDECIDED,
-        "skipped",
-        "The newest run is slower than normal run-to-run variation. "
-        "More runs are needed to confirm it.",
-    ),
-    "DRIFT": _define(
-        ExitCode.UNDECIDED,
-        "skipped",
-        "The time increases gradually. There is no single change point.",
-    ),
     "ENV-CHANGED": _define(
         ExitCode.UNDECIDED,
         "skipped",

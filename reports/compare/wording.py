@@ -6,10 +6,10 @@ from datetime import datetime
 from parbench.bench.results.formatting import UNKNOWN, format_number, format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_duration, pluralize
-from parbench.reports.analysis.labels import row_label, short_labels
-from parbench.reports.compare.compare import Comparison, SeriesComparison
+from parbench.reports.compare.compare import RunComparison, SeriesComparison
 from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import VERDICTS, VerdictName, count_verdicts
+from parbench.reports.labels import label_cases
 from parbench.reports.limits import describe_limits
 from parbench.reports.stats import Effect
 from parbench.reports.verdicts import describe_emulations
@@ -34,16 +34,15 @@ def _format_signed(fraction: float) -> str:
 
 def label_series(series: Sequence[SeriesComparison]) -> list[str]:
     """Return a label for each series with the parameters that distinguish it."""
-    rows = [member.row for member in series]
-    labels = short_labels([row for row in rows if not row.is_communication])
-    return [labels.get(row.case.id) or row_label(row) for row in rows]
+    labels = label_cases([member.result for member in series])
+    return [labels[member.case.id] for member in series]
 
 
 def format_verdicts(verdicts: Mapping[VerdictName, int]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
 
 
-def summarize_comparison(comparison: Comparison) -> list[str]:
+def summarize_comparison(comparison: RunComparison) -> list[str]:
     """Return sentences about what changed: limits, counts, times, and the overall change."""
     sentences = [
         *describe_limits(comparison.limits),
@@ -54,7 +53,7 @@ def summarize_comparison(comparison: Comparison) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def describe_counts(comparison: Comparison) -> str:
+def describe_counts(comparison: RunComparison) -> str:
     """Return a sentence about changed counts, empty if nothing was counted in both runs."""
     counted = comparison.counted_series
     if not counted:
@@ -78,7 +77,7 @@ def describe_counts(comparison: Comparison) -> str:
     )
 
 
-def describe_times(comparison: Comparison) -> str:
+def describe_times(comparison: RunComparison) -> str:
     """Return a sentence about the series that became slower, or that times were not checked."""
     if not comparison.num_judged:
         verdicts = count_verdicts(series.verdict for series in comparison.series)
@@ -102,7 +101,7 @@ def describe_times(comparison: Comparison) -> str:
     return f"Times: {len(slower)} of {judged} became slower: {', '.join(named)}."
 
 
-def describe_overall(comparison: Comparison) -> str:
+def describe_overall(comparison: RunComparison) -> str:
     """Return a sentence about the change of the median series, empty for a single series."""
     overall = comparison.overall
     if overall is None:
@@ -117,11 +116,11 @@ def describe_overall(comparison: Comparison) -> str:
     return f"{sentence}."
 
 
-def describe_runs(comparison: Comparison) -> list[str]:
+def describe_runs(comparison: RunComparison) -> list[str]:
     """Return a line about each run, and one for each that was emulated."""
     lines = []
     emulated = []
-    for name, run in (("BASE", comparison.base), ("NEW", comparison.new)):
+    for name, run in (("BASE", comparison.base.run), ("NEW", comparison.new.run)):
         repetitions = _describe_repetitions(run)
         info = run.info
         lines.append(f"{name}: {run.path}, host {info.host}, started {info.started}, {repetitions}")
@@ -135,7 +134,7 @@ def _describe_repetitions(run: Run) -> str:
     return planned if measured >= run.info.plan.repetitions else f"{measured} of {planned}"
 
 
-def explain_comparison(comparison: Comparison) -> list[str]:
+def explain_comparison(comparison: RunComparison) -> list[str]:
     """Return the legend of the verdicts, the method, notes, and what to do next."""
     legend = [f"{verdict}: {VERDICTS[verdict].meaning}" for verdict in comparison.verdicts]
     return [
@@ -147,7 +146,7 @@ def explain_comparison(comparison: Comparison) -> list[str]:
     ]
 
 
-def _describe_method(comparison: Comparison) -> list[str]:
+def _describe_method(comparison: RunComparison) -> list[str]:
     if not any(series.effect for series in comparison.series):
         return []
     rule = comparison.rule
@@ -170,11 +169,11 @@ def _describe_method(comparison: Comparison) -> list[str]:
     ]
 
 
-def _describe_drift(comparison: Comparison) -> list[str]:
+def _describe_drift(comparison: RunComparison) -> list[str]:
     if comparison.is_paired:
         return ["Repetitions were interleaved (ABBA), so linear machine drift cancels."]
     base_start, new_start = (
-        datetime.fromisoformat(run.info.started) for run in (comparison.base, comparison.new)
+        datetime.fromisoformat(data.run.info.started) for data in (comparison.base, comparison.new)
     )
     seconds = (new_start - base_start).total_seconds()
     if not seconds:
@@ -186,7 +185,7 @@ def _describe_drift(comparison: Comparison) -> list[str]:
     ]
 
 
-def _suggest_actions(comparison: Comparison) -> list[str]:
+def _suggest_actions(comparison: RunComparison) -> list[str]:
     actions = []
     verdicts = comparison.verdicts
     if "SLOWER" in verdicts and not comparison.is_paired:

@@ -1,10 +1,15 @@
 """Figures with a line for each series: over size, ranks and nodes, and distributions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from parbench.bench.results.fit import CurveFit
 from parbench.bench.results.formatting import (
     GIGA,
     format_bytes,
@@ -12,13 +17,10 @@ from parbench.bench.results.formatting import (
     format_percent,
     format_quantity,
 )
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.tables import Row, is_missing
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, number_name
-from parbench.reports.figures.curves import (
-    convert_to_efficiency,
-    make_lines_over_size,
-    make_overview_lines,
-)
 from parbench.reports.figures.primitives import (
     Line,
     Point,
@@ -28,9 +30,10 @@ from parbench.reports.figures.primitives import (
     draw_reference,
 )
 from parbench.reports.figures.quantities import Quantity, set_x_axis, set_y_axis
-from parbench.reports.figures.style import new_figure
+from parbench.reports.figures.style import OPERATIONS, new_figure
 from parbench.reports.fits import Ceiling, Curve
-from parbench.reports.groups import BandwidthByScope
+from parbench.reports.frames import list_rows
+from parbench.reports.labels import label_operation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,167 +41,42 @@ if TYPE_CHECKING:
 
 LINES_INCHES = 2.1
 INTERVALS = "Bands are 95 % intervals, within the repetition if there is only one."
+MAX_OVERVIEW_LINES = 6
 MAX_ECDF_LINES = 6
 _LOG_FROM_RATIO = 10.0
 _ECDF_POINTS = 150
+_POINTS_PER_SEGMENT = 16
 
 
-def chart_bandwidth_overview(operations: "pd.DataFrame", ceiling: Ceiling | None) -> Chart | None:
-    return _line_chart(
-        "bandwidth",
-        "Bus bandwidth over size",
-        INTERVALS,
-        make_overview_lines(operations),
-        quantities.SIZE,
-        quantities.BANDWIDTH,
-        _ceiling_line(ceiling),
-    )
+def read_interval(metric: MetricValue | None) -> tuple[float, float, float] | None:
+    """Return the value, low and high of a metric, None if the value is not above zero.
 
-
-def chart_bandwidth_and_time(
-    number: int,
-    title: str,
-    operations: "pd.DataFrame",
-    curves: Sequence[Curve],
-    ceiling: Ceiling | None,
-) -> Iterator[Chart]:
-    """Yield bandwidth and time over size of the operations of one mode and data type."""
-    bandwidth = _line_chart(
-        number_name("bandwidth_by_size", number),
-        f"Bus bandwidth over size: {title}",
-        INTERVALS,
-        make_lines_over_size(operations, "busbw"),
-        quantities.SIZE,
-        quantities.BANDWIDTH,
-        _ceiling_line(ceiling),
-    )
-    lines = make_lines_over_size(operations, "time", curves)
-    num_missing = operations["operation"].nunique() - len(lines)
-    caption = INTERVALS
-    if num_missing:
-        caption += f" The table has {num_missing} more with a single size."
-    if curves:
-        caption += " Thin dashes are fits."
-    time = _line_chart(
-        number_name("time_by_size", number),
-        f"Time over size: {title}",
-        caption,
-        lines,
-        quantities.SIZE,
-        quantities.TIME,
-    )
-    yield from filter(None, (bandwidth, time))
-
-
-def chart_efficiency(operations: "pd.DataFrame", ceiling: Ceiling | None) -> Chart | None:
-    """Return the bandwidth of the overview as a share of the link, or of a memory copy."""
-    if ceiling is None:
-        return None
-    rate = format_quantity(ceiling.bytes_per_second, "B/s")
-    return _line_chart(
-        "efficiency",
-        "Efficiency over size",
-        f"Bus bandwidth relative to the {ceiling.name}, {rate}. {INTERVALS}",
-        convert_to_efficiency(make_overview_lines(operations), ceiling),
-        quantities.SIZE,
-        quantities.EFFICIENCY,
-        (1.0, ceiling.name),
-    )
-
-
-def chart_groups(number: int, title: str, sizes: Sequence[BandwidthByScope]) -> Chart | None:
-    """Return the bandwidth over size of one operation within a node and between nodes."""
-    points: dict[str, list[Point]] = {}
-    for bandwidth in sizes:
-        for scope, value in bandwidth.bandwidths.items():
-            point = _make_point(bandwidth.size, value / GIGA)
-            points.setdefault(scope.label, []).append(point)
-    return _line_chart(
-        number_name("groups", number),
-        f"Bandwidth by group scope: {title}",
-        "A line for each scope, the median of its groups.",
-        _make_lines(points),
-        quantities.SIZE,
-        quantities.BANDWIDTH,
-    )
-
-
-def chart_scaling(
-    name: str,
-    title: str,
-    caption: str,
-    values: Mapping[str, Mapping[int, float]],
-    count: str,
-    quantity: Quantity,
-) -> Chart | None:
-    """Return a quantity against the number of nodes or ranks, which is called ``count``."""
-    points = {
-        label: [_make_point(number, value) for number, value in line.items()]
-        for label, line in values.items()
-    }
-    reference = (1.0, "ideal") if quantity is quantities.EFFICIENCY else None
-    axis = quantities.count_of(count)
-    return _line_chart(name, title, caption, _make_lines(points), axis, quantity, reference)
-
-
-def chart_context_methods(
-    number: int, title: str, rows: Sequence[Mapping[str, Any]]
-) -> Iterator[Chart]:
-    """Yield step time, bytes and exposed communication over the sequence length, by method.
-
-    A row has the ``method``, the ``sequence`` and the values of each quantity.
+    Without an interval, all three are the value.
     """
-    for quantity_number, (key, quantity) in enumerate(_CONTEXT_QUANTITIES.items(), start=1):
-        points: dict[str, list[Point]] = {}
-        for row in rows:
-            value = row.get(key)
-            if value is not None:
-                low = row.get(f"{key}_low") or value
-                high = row.get(f"{key}_high") or value
-                point = Point(row["sequence"], value, low, high)
-                points.setdefault(row["method"], []).append(point)
-        values = [point.value for line in points.values() for point in line]
-        if max(values, default=0.0) > 0:
-            is_log = min(values) > 0 and max(values) / min(values) > _LOG_FROM_RATIO
-            chart = _line_chart(
-                f"{number_name('context', number)}_{quantity_number}",
-                f"{title}: {quantity.title}",
-                f"A line for each method. {INTERVALS}",
-                _make_lines(points),
-                quantities.count_of("sequence length (tokens)"),
-                replace(quantity, is_log=is_log),
-            )
-            if chart:
-                yield chart
+    if metric is None or metric.value is None or metric.value <= 0:
+        return None
+    return metric.value, metric.low or metric.value, metric.high or metric.value
 
 
-_CONTEXT_QUANTITIES = {
-    "seconds": quantities.STEP_TIME,
-    "bytes_sent": Quantity(title="bytes that attention sends per step", text=format_bytes, base=2),
-    "exposed": Quantity(title="exposed cp communication of the step", text=format_percent),
-}
+def make_lines(rows: Iterable[Row], label: str, x: str, y: str, unit: float = 1.0) -> list[Line]:
+    """Return a line for each label with several points; the arguments are keys of rows.
 
-
-def _make_point(x: float, value: float) -> Point:
-    return Point(x, value, value, value)
-
-
-def _make_lines(points: Mapping[str, Sequence[Point]]) -> list[Line]:
+    A row may also have ``y_low`` and ``y_high``. Values are divided by ``unit``.
+    """
+    points: dict[str, list[Point]] = defaultdict(list)
+    for row in rows:
+        values = [row.get(key) for key in (y, f"{y}_low", f"{y}_high")]
+        if not is_missing(values[0]) and not is_missing(row[x]):
+            known = [values[0] if is_missing(value) else value for value in values]
+            points[row[label]].append(Point(row[x], *(value / unit for value in known)))
     return [
-        Line(label=label, points=tuple(sorted(line)))
-        for label, line in points.items()
+        Line(label=name, points=tuple(sorted(line)))
+        for name, line in points.items()
         if len(line) > 1
     ]
 
 
-def _ceiling_line(ceiling: Ceiling | None) -> tuple[float, str] | None:
-    if ceiling is None:
-        return None
-    rate = format_quantity(ceiling.bytes_per_second, "B/s")
-    return ceiling.bytes_per_second / GIGA, f"{ceiling.name}, {rate}"
-
-
-def _line_chart(
+def chart_lines(
     name: str,
     title: str,
     caption: str,
@@ -207,24 +85,24 @@ def _line_chart(
     y: Quantity,
     reference: tuple[float, str] | None = None,
 ) -> Chart | None:
-    """Return a chart of lines, None without a line of two points that its axes can show."""
-    shown = []
+    """Return a chart of lines, None without a line of two points that its axes can show.
+
+    ``reference`` is the value and the name of a level line.
+    """
+    visible = []
     for line in lines:
-        is_shown = [point.x > 0 and (point.value > 0 or not y.is_log) for point in line.points]
-        points = tuple(point for point, keep in zip(line.points, is_shown, strict=True) if keep)
+        points = [
+            point for point in line.points if point.x > 0 and (point.value > 0 or not y.is_log)
+        ]
         if len(points) > 1:
-            shown.append(replace(line, points=points))
-    if not shown:
+            visible.append(replace(line, points=tuple(points)))
+    if not visible:
         return None
-    return Chart(
-        name=name,
-        title=title,
-        caption=caption,
-        draw=partial(_draw_line_chart, shown, x, y, reference),
-    )
+    draw = partial(_draw_lines, visible, x, y, reference)
+    return Chart(name=name, title=title, caption=caption, draw=draw)
 
 
-def _draw_line_chart(
+def _draw_lines(
     lines: Sequence[Line], x: Quantity, y: Quantity, reference: tuple[float, str] | None
 ) -> "Figure":
     figure, [axes] = new_figure(LINES_INCHES)
@@ -242,6 +120,159 @@ def _draw_line_chart(
         set_y_axis(axes, y, 0.0, max(values) * 1.04)
     add_line_legend(figure, axes)
     return figure
+
+
+def _chart_bandwidth(
+    name: str, title: str, lines: Sequence[Line], ceiling: Ceiling | None
+) -> Chart | None:
+    reference = None
+    if ceiling:
+        rate = format_quantity(ceiling.bytes_per_second, "B/s")
+        reference = (ceiling.bytes_per_second / GIGA, f"{ceiling.name}, {rate}")
+    return chart_lines(
+        name, title, INTERVALS, lines, quantities.SIZE, quantities.BANDWIDTH, reference
+    )
+
+
+def chart_bandwidth_overview(operations: "pd.DataFrame", ceiling: Ceiling | None) -> Chart | None:
+    """Return the bus bandwidth over size of the best-known operations."""
+    lines = _make_overview_lines(operations, GIGA)
+    return _chart_bandwidth("bandwidth", "Bus bandwidth over size", lines, ceiling)
+
+
+def chart_efficiency(operations: "pd.DataFrame", ceiling: Ceiling | None) -> Chart | None:
+    """Return the bandwidth of the overview as a share of the link, or of a memory copy."""
+    if ceiling is None:
+        return None
+    rate = format_quantity(ceiling.bytes_per_second, "B/s")
+    return chart_lines(
+        "efficiency",
+        "Efficiency over size",
+        f"Bus bandwidth relative to the {ceiling.name}, {rate}. {INTERVALS}",
+        _make_overview_lines(operations, ceiling.bytes_per_second),
+        quantities.SIZE,
+        quantities.EFFICIENCY,
+        (1.0, ceiling.name),
+    )
+
+
+def _make_overview_lines(operations: "pd.DataFrame", unit: float) -> list[Line]:
+    """Return the bandwidth of the best-known operations, each in its plainest form.
+
+    They share the mode and the data type in which most operations were measured.
+    """
+    candidates = [
+        make_lines(list_rows(cases), "operation", "size", "busbw", unit)
+        for _, cases in operations.groupby(["mode", "dtype"], sort=False)
+    ]
+    lines = max(candidates, key=len, default=[])
+    plainest: dict[str, Line] = {}
+    for line in sorted(lines, key=_get_prominence):
+        plainest.setdefault(line.label.partition(" ")[0], line)
+    return list(plainest.values())[:MAX_OVERVIEW_LINES]
+
+
+def _get_prominence(line: Line) -> tuple[bool, int]:
+    """Return a sort key: operations without parameters first, well-known ones before others."""
+    name, *params = line.label.split(" ")
+    known_names = list(OPERATIONS)
+    index = known_names.index(name) if name in known_names else len(known_names)
+    return bool(params), index
+
+
+def chart_bandwidth_and_time(
+    number: int,
+    title: str,
+    operations: "pd.DataFrame",
+    curves: Sequence[Curve],
+    ceiling: Ceiling | None,
+) -> Iterator[Chart]:
+    """Yield bandwidth and time over size of the operations of one mode and data type."""
+    rows = list_rows(operations)
+    bandwidth = _chart_bandwidth(
+        number_name("bandwidth_by_size", number),
+        f"Bus bandwidth over size: {title}",
+        make_lines(rows, "operation", "size", "busbw", GIGA),
+        ceiling,
+    )
+    fits = {label_operation(curve.rows[0].case): _sample_fit(curve.fit) for curve in curves}
+    lines = make_lines(rows, "operation", "size", "seconds")
+    lines = [replace(line, fit=fits.get(line.label, ())) for line in lines]
+    caption = INTERVALS
+    num_missing = operations["operation"].nunique() - len(lines)
+    if num_missing:
+        caption += f" The table has {num_missing} more with a single size."
+    if curves:
+        caption += " Thin dashes are fits."
+    time = chart_lines(
+        number_name("time_by_size", number),
+        f"Time over size: {title}",
+        caption,
+        lines,
+        quantities.SIZE,
+        quantities.TIME,
+    )
+    yield from filter(None, (bandwidth, time))
+
+
+def _sample_fit(fit: CurveFit) -> tuple[tuple[tuple[float, float], ...], ...]:
+    """Return points on each segment of a fit that are close enough to look like a curve."""
+    bounds = (fit.segments[0].first_bytes, *fit.breakpoints, fit.segments[-1].last_bytes)
+    pieces = []
+    for segment, (low, high) in zip(fit.segments, pairwise(bounds), strict=True):
+        sizes = np.geomspace(low, high, _POINTS_PER_SEGMENT).tolist()
+        points = [(size, segment.predict(size)) for size in sizes]
+        pieces.append(tuple(point for point in points if point[1] > 0))
+    return tuple(pieces)
+
+
+def chart_scaling(
+    name: str,
+    title: str,
+    caption: str,
+    values: Mapping[str, Mapping[int, float]],
+    count: str,
+    quantity: Quantity,
+) -> Chart | None:
+    """Return a quantity over the number of nodes or ranks, which ``count`` names."""
+    rows = [
+        {"label": label, "count": number, "value": value}
+        for label, line in values.items()
+        for number, value in line.items()
+    ]
+    lines = make_lines(rows, "label", "count", "value")
+    reference = (1.0, "ideal") if quantity is quantities.EFFICIENCY else None
+    axis = quantities.count_of(count)
+    return chart_lines(name, title, caption, lines, axis, quantity, reference)
+
+
+_CONTEXT_QUANTITIES = {
+    "seconds": quantities.STEP_TIME,
+    "bytes_sent": Quantity(title="bytes that attention sends per step", text=format_bytes, base=2),
+    "exposed": Quantity(title="exposed cp communication of the step", text=format_percent),
+}
+
+
+def chart_context_methods(number: int, title: str, rows: Sequence[Row]) -> Iterator[Chart]:
+    """Yield step time, bytes and exposed communication over the sequence length, by method.
+
+    A row has the ``method``, the ``sequence`` and the values of each quantity.
+    """
+    for quantity_number, (key, quantity) in enumerate(_CONTEXT_QUANTITIES.items(), start=1):
+        lines = make_lines(rows, "method", "sequence", key)
+        values = [point.value for line in lines for point in line.points]
+        if max(values, default=0.0) > 0:
+            is_log = min(values) > 0 and max(values) / min(values) > _LOG_FROM_RATIO
+            chart = chart_lines(
+                f"{number_name('context', number)}_{quantity_number}",
+                f"{title}: {quantity.title}",
+                f"A line for each method. {INTERVALS}",
+                lines,
+                quantities.count_of("sequence length (tokens)"),
+                replace(quantity, is_log=is_log),
+            )
+            if chart:
+                yield chart
 
 
 def chart_latency(number: int, title: str, operations: "pd.DataFrame") -> Chart | None:

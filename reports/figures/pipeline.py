@@ -1,17 +1,23 @@
 """Figures of pipelines: the actions of each rank over time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from parbench.bench.results.details import PipelineDetails, PipelineTimeline
 from parbench.bench.results.formatting import format_seconds
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.primitives import Box, add_patch_legend, draw_boxes, write_between
+from parbench.reports.figures.lanes import (
+    Lane,
+    Look,
+    choose_num_bins,
+    describe_bins,
+    draw_lanes,
+)
+from parbench.reports.figures.primitives import add_patch_legend, write_between
 from parbench.reports.figures.quantities import set_x_axis
-from parbench.reports.figures.spans import SpanRow, choose_num_bins, merge_spans
 from parbench.reports.figures.style import color, new_figure
 
 if TYPE_CHECKING:
@@ -30,13 +36,6 @@ _KINDS = {
 """The name and the height of each kind of action. Heights differ so that color is not needed."""
 
 
-class Category(NamedTuple):
-    """A kind of action of one virtual stage of a rank."""
-
-    kind: str
-    chunk: int = 0
-
-
 def chart_pipeline(
     name: str,
     title: str,
@@ -46,120 +45,89 @@ def chart_pipeline(
     max_boxes: int = 6000,
     is_wide: bool = True,
 ) -> Chart:
-    """Return the actions of each rank: the simulated ones above the measured ones.
-
-    If there are more actions than ``max_boxes``, each bin of time has the color of the longest.
-    """
-    timelines = list_timelines(details).values()
-    rows = [row for timeline in timelines for row in build_rank_rows(details, timeline)]
-    seconds = compute_length(details)
-    num_bins = choose_num_bins(rows, 0.0, seconds, max_boxes)
-    if num_bins:
-        bin_width = format_seconds(seconds / num_bins)
-        caption += f" Each {bin_width} has the color of its longest action."
+    """Return the actions of each rank: the simulated ones above the measured ones."""
+    recorded = {"simulated": details.predicted, "measured": details.measured}
+    timelines = {name: timeline for name, timeline in recorded.items() if timeline}
+    lanes = {name: make_lanes(details, timeline) for name, timeline in timelines.items()}
+    seconds = max(1e-6, *map(find_stop, timelines.values()))
+    all_spans = [lane.spans for ranks in lanes.values() for lane in ranks]
+    num_bins = choose_num_bins(all_spans, 0.0, seconds, max_boxes)
     return Chart(
         name=name,
         title=title,
-        caption=caption,
-        draw=partial(_draw_pipeline, details, num_bins, is_wide),
+        caption=caption + describe_bins(seconds, num_bins),
+        draw=partial(_draw_pipeline, timelines, lanes, seconds, num_bins, is_wide),
         is_wide=is_wide,
     )
 
 
-def list_timelines(details: PipelineDetails) -> dict[str, PipelineTimeline]:
-    """Return the simulated and the measured timeline, or the one that exists."""
-    timelines = {"simulated": details.predicted, "measured": details.measured}
-    return {name: timeline for name, timeline in timelines.items() if timeline}
-
-
-def build_rank_rows(
-    details: PipelineDetails, timeline: PipelineTimeline
-) -> list[SpanRow[Category]]:
-    """Return the spans of each rank by kind and virtual stage, in seconds."""
-    rows: list[SpanRow[Category]] = []
-    for actions, stages in zip(timeline, details.stages_by_rank, strict=True):
-        row: dict[Category, list[tuple[float, float]]] = {}
+def make_lanes(details: PipelineDetails, timeline: PipelineTimeline) -> list[Lane]:
+    """Return a lane for each rank. A category is a kind of action and a virtual stage, as ``F0``."""
+    label_interval = -(-details.ranks // _MAX_RANK_LABELS)
+    lanes = []
+    for rank, actions in enumerate(timeline):
+        spans: dict[str, list[tuple[float, float]]] = {}
         for timed in actions:
             action = timed.action
-            category = Category(action.kind, stages.index(action.stage))
-            row.setdefault(category, []).append((timed.start_us / 1e6, timed.stop_us / 1e6))
-        rows.append(row)
-    return rows
-
-
-def compute_length(details: PipelineDetails) -> float:
-    """Return the seconds of the longer timeline, which are never zero."""
-    return max([1e-6, *map(find_stop, list_timelines(details).values())])
+            chunk = details.stages_by_rank[rank].index(action.stage)
+            times = (timed.start_us / 1e6, timed.stop_us / 1e6)
+            spans.setdefault(f"{action.kind}{chunk}", []).append(times)
+        label = "" if rank % label_interval else f"rank {rank}"
+        lanes.append(Lane(label, rank + 0.5, spans))
+    return lanes
 
 
 def find_stop(timeline: PipelineTimeline) -> float:
-    """Return when the last action of a timeline ends, in seconds, which are never zero."""
-    return max([1e-6, *(actions[-1].stop_us / 1e6 for actions in timeline if actions)])
+    """Return the end of the last action of a timeline in seconds."""
+    return max((actions[-1].stop_us / 1e6 for actions in timeline if actions), default=0.0)
 
 
-def _draw_pipeline(details: PipelineDetails, num_bins: int | None, is_wide: bool) -> "Figure":
-    seconds = compute_length(details)
-    timelines = list_timelines(details)
-    rank_inches = max(0.06, min(0.2, 2.6 / details.ranks))
-    height = 0.4 + (0.25 + rank_inches * details.ranks) * len(timelines)
+def _draw_pipeline(
+    timelines: dict[str, PipelineTimeline],
+    lanes: dict[str, list[Lane]],
+    seconds: float,
+    num_bins: int | None,
+    is_wide: bool,
+) -> "Figure":
+    num_ranks = max(map(len, timelines.values()))
+    rank_inches = max(0.06, min(0.2, 2.6 / num_ranks))
+    height = 0.4 + (0.25 + rank_inches * num_ranks) * len(timelines)
     figure, all_axes = new_figure(height, is_wide=is_wide, num_rows=len(timelines))
-    categories: set[Category] = set()
+    looks = _list_looks([lane for ranks in lanes.values() for lane in ranks], num_bins)
     for axes, (name, timeline) in zip(all_axes, timelines.items(), strict=True):
-        rows = build_rank_rows(details, timeline)
-        categories.update(category for row in rows for category in row)
         set_x_axis(axes, _TIME, 0.0, seconds)
-        _draw_actions(axes, rows, num_bins, seconds)
+        draw_lanes(axes, lanes[name], looks, seconds, num_bins)
         if num_bins is None and sum(map(len, timeline)) <= _MAX_NUMBERED_ACTIONS:
             _number_actions(axes, timeline)
         axes.set_title(f"{name}: {format_seconds(find_stop(timeline))}")
-        _label_ranks(axes, details.ranks)
-    add_patch_legend(figure, _make_legend(categories), columns=8 if is_wide else 3)
+        axes.set_ylim(num_ranks, 0)
+        axes.label_outer()
+    add_patch_legend(figure, _make_legend(looks), columns=8 if is_wide else 3)
     return figure
 
 
-def _label_ranks(axes: "Axes", num_ranks: int) -> None:
-    axes.set_ylim(num_ranks, 0)
-    interval = -(-num_ranks // _MAX_RANK_LABELS)
-    ranks = range(0, num_ranks, interval)
-    axes.set_yticks([rank + 0.5 for rank in ranks], [f"rank {rank}" for rank in ranks])
-    axes.label_outer()
+def _list_looks(lanes: Sequence[Lane], num_bins: int | None) -> dict[str, Look]:
+    """Return the look of each kind of action: later virtual stages are paler."""
+    border = {"edgecolor": color("back"), "linewidth": 0.4} if num_bins is None else {}
+    looks = {}
+    categories = {category for lane in lanes for category in lane.spans}
+    for category in sorted(categories, key=lambda name: (list(_KINDS).index(name[0]), name)):
+        kind = category[0]
+        chunk = int(category[1:])
+        name, height = _KINDS[kind]
+        alpha = max(0.15, 0.65 * 0.55**chunk)
+        fill = {"facecolor": color(style.PIPELINE[kind]), "alpha": alpha}
+        looks[category] = Look(name, fill | border, height)
+    return looks
 
 
-def _make_legend(categories: set[Category]) -> dict[str, Mapping[str, Any]]:
-    kinds = {category.kind for category in categories}
-    legend: dict[str, Mapping[str, Any]] = {
-        name: _look_of_action(Category(kind)) for kind, (name, _) in _KINDS.items() if kind in kinds
-    }
-    num_chunks = 1 + max(category.chunk for category in categories)
+def _make_legend(looks: dict[str, Look]) -> dict[str, Any]:
+    """Return the kinds of actions of the first virtual stage, and one look of a later stage."""
+    legend = {look.name: look.fill for category, look in looks.items() if category[1:] == "0"}
+    num_chunks = 1 + max((int(category[1:]) for category in looks), default=0)
     if num_chunks > 1:
-        name = f"paler: later of {num_chunks} virtual stages"
-        legend[name] = _look_of_action(Category("F", 1))
+        legend[f"paler: later of {num_chunks} virtual stages"] = looks["F1"].fill
     return legend
-
-
-def _draw_actions(
-    axes: "Axes", rows: Sequence[SpanRow[Category]], num_bins: int | None, seconds: float
-) -> None:
-    boxes: dict[Category, list[Box]] = {}
-    for rank, row in enumerate(rows):
-        merged = merge_spans(row, 0.0, seconds, num_bins)
-        for category, spans in merged.items():
-            _, height = _KINDS[category.kind]
-            boxes.setdefault(category, []).extend(
-                Box(start, stop, rank + 0.5, height) for start, stop in spans
-            )
-    for category in sorted(boxes):
-        look = _look_of_action(category)
-        if num_bins is None:
-            look |= {"edgecolor": color("back"), "linewidth": 0.4}
-        name, _ = _KINDS[category.kind]
-        draw_boxes(axes, boxes[category], look, name)
-
-
-def _look_of_action(category: Category) -> dict[str, Any]:
-    """Return the color of a kind, paler for later virtual stages."""
-    alpha = max(0.15, 0.65 * 0.55**category.chunk)
-    return {"facecolor": color(style.PIPELINE[category.kind]), "alpha": alpha}
 
 
 def _number_actions(axes: "Axes", timeline: PipelineTimeline) -> None:

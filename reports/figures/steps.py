@@ -9,7 +9,7 @@ from parbench.bench.results.formatting import format_bytes
 from parbench.reports.case_results import CaseResult
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart
-from parbench.reports.figures.curves import read_interval
+from parbench.reports.figures.lines import read_interval
 from parbench.reports.figures.primitives import (
     IntervalRow,
     add_patch_legend,

@@ -118,7 +118,8 @@ def _parse_text(text: str, source: str, nproc: int | None) -> ImportedRun:
         line = _LINE_LABEL.sub("", labeled_line)
         words = line.split()
         if _starts_header(line, bool(columns), is_complete=num_summaries == len(headers)):
-            header, columns = _Header(), []
+            header = _Header()
+            columns = []
         if "redop" in words and words[0] == "#":
             columns = words[1:]
             headers.append(header)
@@ -327,6 +328,8 @@ class _Iterations(msgspec.Struct, frozen=True):
 
 
 class _Row(msgspec.Struct, frozen=True):
+    """The results of one message size."""
+
     size: _Count
     type: str
     redop: str
@@ -343,6 +346,8 @@ class _Device(msgspec.Struct, frozen=True):
 
 
 class _Config(msgspec.Struct, frozen=True):
+    """The options and the processes of nccl-tests."""
+
     devices: list[_Device] = []
     nthreads: int = 1
     ngpus: int = 1

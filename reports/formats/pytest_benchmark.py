@@ -72,7 +72,7 @@ def compute_stats(seconds: Sequence[float]) -> dict[str, Any]:
     import numpy as np
 
     ordered = sorted(seconds)
-    total, mean = sum(ordered), statistics.mean(ordered)
+    total, mean = sum(seconds), statistics.mean(ordered)
     stddev = statistics.stdev(ordered) if len(ordered) > 1 else 0
     q1, q3 = np.quantile(ordered, (0.25, 0.75), method="hazen").tolist()
     fence = 1.5 * (q3 - q1)

@@ -1,5 +1,6 @@
-"""``parbench history``: the command lines of the history."""
+"""The command ``parbench history`` with its subcommands."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -19,23 +20,24 @@ _EXAMPLES = """\b
 Examples:
   parbench history add runs/20260102T030405Z-node1-1a2b3c --branch main --commit 1a2b3c4
   parbench history check --branch main --format markdown >> $GITHUB_STEP_SUMMARY
-  parbench history check latest --branch main                   a pull request's run, which is not kept
+  parbench history check latest --branch main          a pull request's run, which is not added
   parbench history annotate 20260102T030405Z-node1-1a2b3c --series '*all_reduce*' --note 'new ring'
   parbench compare main~1 runs/20260109T030405Z-node1-4d5e6f
 
 \b
-Exit codes: 0 fine; 1 slower, counts that changed, or wrong; 2 bad input; 3 cannot tell, where asked to fail on it; 4
-failed or missing.
+Exit codes: 0 fine; 1 slower, wrong or a changed count; 2 bad input; 3 undecided with
+--fail-on-unknown; 4 failed or missing.
 """
 _file_option = history_option("file", help="The history file.")
 
 
 @click.group(epilog=_EXAMPLES)
 def history() -> None:
-    """Keep runs in one file and find when a series became slower.
+    """Store runs in one file, and find when a series became slower.
 
-    A series is a case on a number of ranks in one environment: hosts, hardware, versions, variables. The history has
-    the runs' metrics and the paths of their folders, which parbench compare reads.
+    A series is a case on a number of ranks in one environment: class of hosts, versions,
+    variables. The file contains the metrics of the runs and the paths of their folders, which
+    parbench compare reads.
     """
 
 
@@ -46,34 +48,39 @@ def history() -> None:
     envvar=["GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH"],
     default="main",
     show_default=True,
-    help="The branch measured; in GitHub's and GitLab's jobs theirs. If given, runs already added are moved to it.",
+    help="Branch of the runs. Default: from GitHub or GitLab CI variables, otherwise main. "
+    "If given, runs that were added before are moved to it.",
 )
 @click.option(
-    "--commit", envvar=["GITHUB_SHA", "CI_COMMIT_SHA"], default="", help="The commit, likewise."
+    "--commit",
+    envvar=["GITHUB_SHA", "CI_COMMIT_SHA"],
+    default="",
+    help="Commit of the runs. Default: from GitHub or GitLab CI variables.",
 )
 @_file_option
 def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
     """Add runs, or all runs of a folder, to the history.
 
-    Runs already added are left as they are.
+    A run that was added before is not added again.
     """
     from parbench.reports.history.runs import add_folders
 
-    source = click.get_current_context().get_parameter_source
-    # a later job's variables say nothing of the runs that it finds
-    given = {"branch": branch, "commit": commit}
-    meant = {
-        name: text for name, text in given.items() if source(name) is ParameterSource.COMMANDLINE
+    get_source = click.get_current_context().get_parameter_source
+    # The variables of a CI job do not apply to runs of earlier jobs.
+    options = {"branch": branch, "commit": commit}
+    explicit = {
+        name: value
+        for name, value in options.items()
+        if get_source(name) is ParameterSource.COMMANDLINE
     }
-    where = ", ".join(f"{name} {text}" for name, text in meant.items())
-    is_new = not file.exists()
-    for run_id, what in add_folders(
-        file, runs, branch=branch, commit=commit, meant=frozenset(meant)
+    target = ", ".join(f"{name} {value}" for name, value in explicit.items())
+    if not file.exists():
+        click.echo(f"Creating a new history: {file.absolute()}", err=True)
+    for run_id, result in add_folders(
+        file, runs, branch=branch, commit=commit, explicit=explicit.keys()
     ):
-        if is_new:
-            click.echo(f"a new history: {file.absolute()}", err=True)
-        is_new = False
-        click.echo(f"moved {run_id}: {where}" if what == "moved" else f"{what} {run_id}")
+        suffix = f": {target}" if result == "moved" else ""
+        click.echo(f"{result} {run_id}{suffix}")
 
 
 @history.command("list", epilog="Example: parbench history list --branch main")
@@ -84,56 +91,64 @@ def list_runs(branch: str | None, file: Path) -> None:
     from parbench.bench.text import format_table, pluralize
     from parbench.reports.history.database import open_history
 
-    with open_history(file) as found:
-        lines, annotations = found.runs(branch), found.annotations()
-    rows = [("run", "started", "branch", "commit", "preset", "series", "bad")]
-    for o in reversed(lines):
-        commit = o.commit[:12] or UNKNOWN
-        rows.append(
-            (o.id, o.started, o.branch, commit, o.preset, str(o.num_series), str(o.num_bad))
-        )
-    table = [format_table(rows)] if lines else []
-    notes = [f"meant at {one.run_id}, {one.series}: {one.note}" for one in annotations]
-    click.echo("\n".join([pluralize(len(lines), "run"), *table, *notes]))
+    with open_history(file) as opened:
+        runs = opened.list_runs(branch)
+        counts = opened.count_series()
+        annotations = opened.list_annotations()
+    rows = [("run", "started", "branch", "commit", "preset", "series", "failed")]
+    for run in reversed(runs):
+        commit = run.commit[:12] or UNKNOWN
+        num_series, num_failed = counts.get(run.number, (0, 0))
+        numbers = (str(num_series), str(num_failed))
+        rows.append((run.id, run.started, run.branch, commit, run.preset, *numbers))
+    click.echo(pluralize(len(runs), "run"))
+    if runs:
+        click.echo(format_table(rows))
+    for annotation in annotations:
+        click.echo(f"Annotation at {annotation.run_id}, {annotation.series}: {annotation.note}")
 
 
-@history.command(epilog="Example: parbench history show '*all_reduce*'")
+@history.command(epilog="Example: parbench history show '*all_reduce*' --figure trend.svg")
 @click.argument("pattern", default="*")
 @click.option("--branch", help="Only runs of this branch.")
 @form_option(type=click.Choice(("text", "json")), default="text")
-@figure_option(help="Also draw the first six series to this file: .png, .svg or .pdf.")
+@figure_option(help="Draw the trend of the first six series to this file: .png, .svg or .pdf.")
 @_file_option
 def show(pattern: str, branch: str | None, form: str, figure: Path | None, file: Path) -> None:
-    """Show how series developed, and where their level changed.
+    """Show the levels of series, and the runs that began them.
 
-    PATTERN is a glob for their cases.
+    PATTERN is a glob for the names of cases.
     """
     from parbench.reports.history.database import open_history
-    from parbench.reports.history.levels import StepRule
-    from parbench.reports.history.show import draw_courses, find_courses, render_courses
+    from parbench.reports.history.levels import LevelRule
+    from parbench.reports.history.trends import draw_trends, find_trends, render_json, render_trends
 
-    rule = StepRule()
-    with open_history(file) as found:
-        lines = found.runs(branch)
-        courses = find_courses(found, pattern, lines)
+    with open_history(file) as opened:
+        runs = opened.list_runs(branch)
+        trends = find_trends(opened, pattern, runs, LevelRule())
     if figure is not None:
-        draw_courses(courses, lines, rule, figure)
-    click.echo(render_courses(courses, rule, form), nl=False)
+        draw_trends(trends, runs, figure)
+    click.echo(render_json(trends) if form == "json" else render_trends(trends), nl=False)
 
 
 @history.command(
-    epilog="Examples: parbench history check --branch main --min-effect 5%; parbench history check latest --branch main"
+    epilog="Examples: parbench history check --branch main --min-effect 5%; "
+    "parbench history check latest --branch main"
 )
 @click.argument("run", required=False)
 @click.option(
     "--branch",
     default="main",
     show_default=True,
-    help="The branch to check, or to check RUN against.",
+    help="The branch to check, or to compare RUN with.",
 )
 @min_effect_option
 @click.option(
-    "--window", type=click.IntRange(min=8), default=30, show_default=True, help="Runs that count."
+    "--window",
+    type=click.IntRange(min=8),
+    default=30,
+    show_default=True,
+    help="Number of most recent runs to compare with.",
 )
 @form_option(type=click.Choice(("table", "markdown", "json")), default="table")
 @unknown_option
@@ -147,59 +162,68 @@ def check(
     fail_on_unknown: bool,
     file: Path,
 ) -> None:
-    """Check the newest run: which series became slower, since when?
+    """Check the newest run: which series became slower, since which run?
 
-    RUN is a run's id in the history; default: the branch's newest. A run's folder, or latest, is checked against the
-    branch and not kept, as for a pull request: SLOWER is a rise above the branch's newest level and newest run.
+    RUN is the id of a run in the history. Default: the newest run of the branch. The folder of a
+    run, or latest, is compared with the branch and not added, as for a pull request.
 
-    What is counted (calls, bytes, memory, schedule) is held exactly from the second run on: CHANGED until it
-    is annotated.
+    Exact counts (calls, bytes, memory, schedule) are checked from the second run on. A changed
+    count fails until it is annotated, also after a single repetition on a busy machine.
 
-    Only runs on the same hosts count: on others a series has INSUFFICIENT runs at first. A rise in the newest run alone
-    is SUSPECT, a steady rise DRIFT; for --fail-on-unknown both are undecided.
+    Times are checked after 8 runs in the same environment. A rise in the newest run only is
+    UNCONFIRMED, and a gradual increase is DRIFT.
 
-    A case is MISSING if RUN did not measure it but one of the last three runs like it did: same preset, same number of
-    ranks, a case in common.
+    A case is MISSING if RUN did not measure it but one of the last three similar runs did.
     """
+    from parbench.bench.results.runs import load_run, require_complete
     from parbench.reports.compare.thresholds import find_thresholds
-    from parbench.reports.history import gate
-    from parbench.reports.history import show as shown
+    from parbench.reports.history import check_report
+    from parbench.reports.history.check import check_candidate, check_stored_run, find_newest_run
     from parbench.reports.history.database import open_history
-    from parbench.reports.history.levels import StepRule
+    from parbench.reports.history.levels import LevelRule
+    from parbench.reports.render.terminal import width_of
+    from parbench.reports.run_data import RunData
 
-    least, floors = find_thresholds(min_effect)
-    rule = StepRule(floor=least, window=window)
-    if run and ((folder := RunPath().convert(run, None, None)) / "run.json").exists():
-        checked = gate.check_folder(file, folder, branch, rule, floors)
+    threshold, thresholds = find_thresholds(min_effect)
+    rule = LevelRule(threshold=threshold, window=window)
+    folder = RunPath().convert(run, None, None) if run else None
+    if folder is not None and (folder / "run.json").exists():
+        data = RunData(require_complete(load_run(folder)))
+        result = check_candidate(file, data, branch, rule, thresholds)
     else:
-        with open_history(file) as found:
-            line = found.line(run) if run else gate.newest(found, branch)
-            checked = gate.check(found, line, rule, floors)
-    code = checked.code(fail_on_unknown=fail_on_unknown)
-    text = shown.render_json(checked, code) if form == "json" else shown.render(checked, form)
+        with open_history(file) as opened:
+            stored = opened.find_run(run) if run else find_newest_run(opened, branch)
+            result = check_stored_run(opened, stored, rule, thresholds)
+    exit_code = result.compute_exit_code(fail_on_unknown=fail_on_unknown)
+    if form == "json":
+        text = check_report.render_json(result, exit_code)
+    elif form == "markdown":
+        text = check_report.render_markdown(result)
+    else:
+        text = check_report.render_text(result, width_of(sys.stdout))
     click.echo(text, nl=False)
-    click.get_current_context().exit(code)
+    click.get_current_context().exit(exit_code)
 
 
 @history.command(
     epilog="Example: parbench history annotate 20260102T030405Z-node1-1a2b3c --note 'new driver'"
 )
 @click.argument("run")
-@click.option("--note", required=True, help="The reason.")
+@click.option("--note", required=True, help="The reason of the change.")
 @click.option(
     "--series",
     default="*",
     show_default=True,
     metavar="GLOB",
-    help="These series, by case and parameters.",
+    help="Only series whose case and parameters match.",
 )
 @_file_option
 def annotate(run: str, note: str, series: str, file: Path) -> None:
-    """Mark a change as intended: later runs are compared from RUN on."""
+    """Mark a change as intended. Later runs are compared from RUN on."""
     from parbench.reports.history.database import open_history
 
-    with open_history(file) as found:
-        found.annotate(run, series, note)
+    with open_history(file) as opened:
+        opened.annotate(run, series, note)
 
 
 @history.command(epilog="Example: parbench history prune --keep 400")
@@ -207,15 +231,15 @@ def annotate(run: str, note: str, series: str, file: Path) -> None:
     "--keep",
     type=click.IntRange(1, 10**9),
     required=True,
-    help="Runs to keep of each branch and preset.",
+    help="Number of runs of each branch and preset to keep.",
 )
 @_file_option
 def prune(keep: int, file: Path) -> None:
     """Delete old runs from the history, and print their ids."""
     from parbench.reports.history.database import open_history
 
-    with open_history(file) as found:
-        for run_id in found.prune(keep):
+    with open_history(file) as opened:
+        for run_id in opened.prune(keep):
             click.echo(run_id)
 
 
@@ -224,10 +248,10 @@ def prune(keep: int, file: Path) -> None:
 @click.option("--branch", help="Only runs of this branch.")
 @_file_option
 def export(target: Path, branch: str | None, file: Path) -> None:
-    """Write the times of all runs as CSV, a column per series."""
+    """Write the times of all runs as CSV in seconds, a row per run and a column per series."""
     from parbench.bench.files import convert_write_errors
     from parbench.reports.history.database import open_history
-    from parbench.reports.history.show import render_csv
+    from parbench.reports.history.trends import build_time_table
 
-    with open_history(file) as found, convert_write_errors(target):
-        target.write_text(render_csv(found, branch))
+    with open_history(file) as opened, convert_write_errors(target):
+        build_time_table(opened, branch).to_csv(target, index=False)

@@ -1,4 +1,4 @@
-"""The history: one SQLite file with each run once, and the points of its series in the order of time."""
+"""The history: an SQLite file with every run once, and a point for each of its series."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -11,60 +11,70 @@ import msgspec
 
 from parbench.bench.files import convert_read_errors
 from parbench.bench.results.records import Status
-from parbench.bench.results.runs import Run, load_run, require_complete
+from parbench.bench.results.runs import Run, RunInfo, load_run, require_complete
 from parbench.bench.text import UserError
-from parbench.reports.compare.counts import ExactCounts
-from parbench.reports.compare.environment import SeriesIdentity
-from parbench.reports.history.entries import About, Entry
+from parbench.reports.compare.environment import SeriesIdentity, SeriesPoint
 
-Added = Literal["added", "updated", "moved", "unchanged"]
-Outcome = tuple[Status, str]
-SCHEMA = 2
-APPLICATION = 0x70627268  # "pbrh", by which SQLite files are distinguished
+AddResult = Literal["added", "updated", "moved", "unchanged"]
+SCHEMA_VERSION = 3
+APPLICATION_ID = 0x70627268  # "pbrh", which distinguishes SQLite files
+RESERVED_BRANCH = "last"
 _WAIT_SECONDS = 60.0
 _TABLES = """
 CREATE TABLE run (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, started TEXT NOT NULL, host TEXT NOT NULL,
-    parbench TEXT NOT NULL, preset TEXT NOT NULL, branch TEXT NOT NULL, commit_id TEXT NOT NULL, path TEXT NOT NULL,
-    digest TEXT NOT NULL, num_series INTEGER NOT NULL, num_bad INTEGER NOT NULL
+    preset TEXT NOT NULL, branch TEXT NOT NULL, commit_id TEXT NOT NULL, path TEXT NOT NULL,
+    digest TEXT NOT NULL
 );
 CREATE INDEX run_by_time ON run (branch, started, number);
-CREATE TABLE series (number INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL UNIQUE, content TEXT NOT NULL);
-CREATE TABLE beside (number INTEGER PRIMARY KEY, content TEXT NOT NULL UNIQUE);
-CREATE TABLE facts (number INTEGER PRIMARY KEY, content TEXT NOT NULL UNIQUE);
+CREATE TABLE series (
+    number INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL UNIQUE, identity TEXT NOT NULL
+);
+CREATE TABLE document (number INTEGER PRIMARY KEY, content TEXT NOT NULL UNIQUE);
 CREATE TABLE point (
     series INTEGER NOT NULL REFERENCES series, run INTEGER NOT NULL REFERENCES run ON DELETE CASCADE,
     status TEXT NOT NULL, seconds REAL, repetitions INTEGER NOT NULL, reason TEXT NOT NULL,
-    beside INTEGER NOT NULL REFERENCES beside, facts INTEGER REFERENCES facts, PRIMARY KEY (series, run)
+    environment INTEGER NOT NULL REFERENCES document, counts INTEGER NOT NULL REFERENCES document,
+    PRIMARY KEY (series, run)
 ) WITHOUT ROWID;
 CREATE INDEX point_by_run ON point (run);
 CREATE TABLE annotation (
-    run_id TEXT NOT NULL, started TEXT NOT NULL, branch TEXT NOT NULL, series TEXT NOT NULL, note TEXT NOT NULL,
-    UNIQUE (run_id, series, note)
+    run_id TEXT NOT NULL, started TEXT NOT NULL, branch TEXT NOT NULL, series TEXT NOT NULL,
+    note TEXT NOT NULL, UNIQUE (run_id, series, note)
 )
 """
+_POINT_COLUMNS = "run, identity, status, seconds, repetitions, reason, environment, counts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEntry:
+    """A run to add. The digest of its records shows whether a run has grown."""
+
+    info: RunInfo
+    path: Path
+    digest: str
+    branch: str
+    commit: str = ""
+    points: tuple[SeriesPoint, ...]
 
 
 @dataclass(frozen=True)
-class Line:
-    """A run of the history; ``num_bad`` counts its series that were wrong, failed or hung."""
+class StoredRun:
+    """A run of the history. The number is -1 if the run is only compared with the history."""
 
     number: int
     id: str
     started: str
     host: str
-    parbench: str
     preset: str
     branch: str
     commit: str
     path: str
-    num_series: int
-    num_bad: int
 
 
 @dataclass(frozen=True)
 class Annotation:
-    """An intended change at a run, on its branch, for the series whose label matches a glob."""
+    """An intended change at a run, on its branch, of the series whose label matches a glob."""
 
     run_id: str
     started: str
@@ -74,244 +84,249 @@ class Annotation:
 
 
 class History:
-    """An open history; every change is one transaction, so that a killed process leaves all of it or nothing."""
+    """An open history. Every change is one transaction, also if the process is killed."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection, self._path = connection, path
+        self._connection = connection
+        self._path = path
+        self._documents: dict[int, Any] = {}
 
-    @contextmanager
-    def copied(self) -> Iterator["History"]:
-        """Yield a copy in memory, in which a run can be added without a change of the file."""
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-            self._connection.backup(connection)
-            yield History(connection, self._path)
+    def add(self, entry: RunEntry, explicit: Iterable[str] = ()) -> AddResult:
+        """Add a run, or replace it if it has grown.
 
-    def add(self, entry: Entry) -> Added:
-        """Add a run once, or replace it if it has grown; it stays on its branch and commit unless others are meant."""
-        run_id, branch = entry.run.id, entry.about.branch
-        if branch in ("", "last") or set(branch) & set("~: \t\n"):
-            other = "'last' and names with ~, : or spaces mean something else, or nothing"
-            raise UserError(f"--branch {branch!r} cannot name runs: {other}")
+        A run that exists keeps its branch and commit unless ``explicit`` contains these names.
+        """
+        if entry.branch in ("", RESERVED_BRANCH) or set(entry.branch) & set("~: \t\n"):
+            hint = f"a branch is not {RESERVED_BRANCH!r} and contains no space, ~ or :"
+            raise UserError(f"--branch {entry.branch!r} cannot be used in the history: {hint}")
         with _transaction(self._connection):
-            rows = self._execute("SELECT digest, branch, commit_id FROM run WHERE id = ?", run_id)
+            query = "SELECT digest, branch, commit_id FROM run WHERE id = ?"
+            rows = self._execute(query, entry.info.id)
             if not rows:
-                self._insert(entry)
+                self._insert_run(entry)
                 return "added"
-            [(digest, *about_row)] = rows
-            known = About(branch=about_row[0], commit=about_row[1])
-            about = replace(known, **{name: getattr(entry.about, name) for name in entry.meant})
+            [(digest, branch, commit)] = rows
+            stored = {"branch": branch, "commit": commit}
+            kept = {name: value for name, value in stored.items() if name not in explicit}
+            entry = replace(entry, **kept)
             if digest != entry.digest:
-                self._execute("DELETE FROM run WHERE id = ?", run_id)
-                self._insert(replace(entry, about=about))
+                self._execute("DELETE FROM run WHERE id = ?", entry.info.id)
+                self._insert_run(entry)
             change = "UPDATE run SET branch = ?, commit_id = ?, path = ? WHERE id = ?"
-            self._execute(change, about.branch, about.commit, str(entry.path), run_id)
-            self._execute("UPDATE annotation SET branch = ? WHERE run_id = ?", about.branch, run_id)
-            if about != known:
-                return "moved"
-            return "unchanged" if digest == entry.digest else "updated"
+            self._execute(change, entry.branch, entry.commit, str(entry.path), entry.info.id)
+            change = "UPDATE annotation SET branch = ? WHERE run_id = ?"
+            self._execute(change, entry.branch, entry.info.id)
+        if (entry.branch, entry.commit) != (branch, commit):
+            return "moved"
+        return "unchanged" if digest == entry.digest else "updated"
 
-    def runs(self, branch: str | None = None) -> tuple[Line, ...]:
-        names = "number, id, started, host, parbench, preset, branch, commit_id, path, num_series, num_bad"
-        where = "branch = coalesce(?, branch)"
-        rows = self._execute(
-            f"SELECT {names} FROM run WHERE {where} ORDER BY started, number", branch
-        )
-        return tuple(Line(*row) for row in rows)
+    def _insert_run(self, entry: RunEntry) -> None:
+        info = entry.info
+        row = (info.id, info.started, info.host, info.plan.preset, entry.branch, entry.commit)
+        query = "INSERT INTO run VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
+        number = self._connection.execute(query, (*row, str(entry.path), entry.digest)).lastrowid
+        for point in entry.points:
+            fingerprint = point.series.fingerprint
+            environment = msgspec.json.encode(point.explanatory, order="sorted").decode()
+            counts = msgspec.json.encode(point.counts, order="sorted").decode()
+            identity = msgspec.json.encode(point.series).decode()
+            query = "INSERT OR IGNORE INTO series VALUES (NULL, ?, ?)"
+            self._connection.execute(query, (fingerprint, identity))
+            query = "INSERT OR IGNORE INTO document VALUES (NULL, ?)"
+            self._connection.executemany(query, [(environment,), (counts,)])
+            result = (point.status, point.seconds, point.repetitions, point.reason)
+            document = "(SELECT number FROM document WHERE content = ?)"
+            series = "(SELECT number FROM series WHERE fingerprint = ?)"
+            query = f"INSERT INTO point VALUES ({series}, ?, ?, ?, ?, ?, {document}, {document})"
+            self._execute(query, fingerprint, number, *result, environment, counts)
 
-    def line(self, run_id: str) -> Line:
-        if found := [line for line in self.runs() if line.id == run_id]:
-            return found[0]
-        raise UserError(
-            f"{self._path} has no run {run_id!r}: parbench history list shows what it has"
-        )
+    def list_runs(self, branch: str | None = None) -> tuple[StoredRun, ...]:
+        """Return the runs of a branch, or of all branches, in the order of time."""
+        columns = "number, id, started, host, preset, branch, commit_id, path"
+        order = "branch = coalesce(?, branch) ORDER BY started, number"
+        rows = self._execute(f"SELECT {columns} FROM run WHERE {order}", branch)
+        return tuple(StoredRun(*row) for row in rows)
 
-    def run(self, line: Line) -> Run:
-        """Return a run with its records, from its folder; ``UserError`` if the folder is gone."""
-        path = Path(line.path)
+    def find_run(self, run_id: str) -> StoredRun:
+        for run in self.list_runs():
+            if run.id == run_id:
+                return run
+        hint = "parbench history list prints all runs"
+        raise UserError(f"{self._path} does not contain run {run_id!r}: {hint}")
+
+    def load_run(self, stored: StoredRun) -> Run:
+        """Load a run with its records from its folder."""
+        path = Path(stored.path)
         if not (path / "run.json").exists():
-            needed = "the history has its metrics only, and a comparison requires its records"
-            raise UserError(f"run {line.id} is not in {path} any more: {needed}")
+            reason = "the history stores only metrics, and a comparison requires the records"
+            raise UserError(f"the folder of run {stored.id} does not exist: {path}; {reason}")
         return require_complete(load_run(path))
 
-    def series(self, run: int | None = None) -> dict[int, SeriesIdentity]:
-        where = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
-        rows = self._execute(
-            f"SELECT number, content FROM series WHERE {where} ORDER BY number", run, run
-        )
+    def read_points(self, run: StoredRun) -> list[SeriesPoint]:
+        """Return the points of a run."""
+        return [point for _, point in self._select_points("run = ?", run.number)]
+
+    def read_series(
+        self, fingerprint: str, runs: Iterable[StoredRun]
+    ) -> list[tuple[StoredRun, SeriesPoint]]:
+        """Return the points of a series in some of these runs, in the order of the runs."""
+        by_run = dict(self._select_points("fingerprint = ?", fingerprint))
+        return [(run, by_run[run.number]) for run in runs if run.number in by_run]
+
+    def list_series(self, run: StoredRun | None = None) -> list[SeriesIdentity]:
+        """Return the series of a run, or those of all runs."""
+        query = "SELECT identity FROM series ORDER BY number"
+        if run is not None:
+            query = f"SELECT identity FROM series JOIN point ON series = number WHERE run = {run.number}"
         with convert_read_errors(f"{self._path}, a series"):
-            return {
-                number: msgspec.json.decode(content, type=SeriesIdentity)
-                for number, content in rows
-            }
+            rows = self._execute(query)
+            return [msgspec.json.decode(identity, type=SeriesIdentity) for (identity,) in rows]
 
-    def outcomes(self, run: int) -> dict[int, Outcome]:
-        rows = self._execute("SELECT series, status, reason FROM point WHERE run = ?", run)
-        return {series: (status, reason) for series, status, reason in rows}
+    def count_series(self) -> dict[int, tuple[int, int]]:
+        """Return the number of series of each run, and how many of them were wrong or failed."""
+        failed = "sum(status IN ('wrong', 'failed', 'hang'))"
+        rows = self._execute(f"SELECT run, count(*), {failed} FROM point GROUP BY run")
+        return {run: (num_series, num_failed) for run, num_series, num_failed in rows}
 
-    def times(self, series: int, lines: Iterable[Line]) -> tuple[tuple[Line, float], ...]:
-        """Return the times of a series in seconds, in the order of lines; runs without a time are left out."""
-        rows = self._execute(
-            "SELECT run, seconds FROM point WHERE series = ? AND seconds > 0", series
-        )
-        seconds = dict(rows)
-        return tuple((line, seconds[line.number]) for line in lines if line.number in seconds)
-
-    def beside(self, series: int, run: int) -> dict[str, str]:
-        """Return the environment of a series in a run that is not part of its fingerprint."""
-        query = (
-            "SELECT content FROM beside JOIN point ON beside = number WHERE run = ? AND series = ?"
-        )
-        with convert_read_errors(f"{self._path}, the environment of run {run}"):
-            [(content,)] = self._execute(query, run, series)
-            return msgspec.json.decode(content, type=dict[str, str])
-
-    def counted(self, series: int, lines: Iterable[Line]) -> tuple[tuple[Line, ExactCounts], ...]:
-        """Return the counts of a series, in the order of lines; runs without counts are left out."""
-        query = "SELECT run, content FROM point JOIN facts ON facts = number WHERE series = ?"
-        with convert_read_errors(f"{self._path}, the counts of a series"):
-            facts = {
-                run: msgspec.json.decode(content, type=dict[str, list[float | str]])
-                for run, content in self._execute(query, series)
-            }
-        return tuple((line, facts[line.number]) for line in lines if line.number in facts)
+    def read_times(self, branch: str | None = None) -> list[dict[str, Any]]:
+        """Return one row per time: run number, fingerprint and seconds, runs in order of time."""
+        columns = "run.number AS run, fingerprint, seconds"
+        tables = "point JOIN run ON run = run.number JOIN series ON series = series.number"
+        condition = "seconds > 0 AND branch = coalesce(?, branch) ORDER BY started, run.number"
+        rows = self._execute(f"SELECT {columns} FROM {tables} WHERE {condition}", branch)
+        return [dict(zip(("run", "fingerprint", "seconds"), row, strict=True)) for row in rows]
 
     def annotate(self, run_id: str, series: str, note: str) -> None:
-        """Mark a change at a run as intended; a second identical annotation changes nothing."""
-        line = self.line(run_id)
-        row = (run_id, line.started, line.branch, series, note)
+        """Mark a change at a run as intended. A second identical annotation changes nothing."""
+        run = self.find_run(run_id)
+        row = (run_id, run.started, run.branch, series, note)
         with _transaction(self._connection):
             self._execute("INSERT OR IGNORE INTO annotation VALUES (?, ?, ?, ?, ?)", *row)
 
-    def annotations(self) -> tuple[Annotation, ...]:
+    def list_annotations(self) -> tuple[Annotation, ...]:
         columns = "run_id, started, branch, series, note"
         rows = self._execute(f"SELECT {columns} FROM annotation ORDER BY started, note")
         return tuple(Annotation(*row) for row in rows)
 
     def prune(self, keep: int) -> tuple[str, ...]:
-        """Forget all but the newest runs of each branch and preset, and return their ids; annotations stay."""
-        place = "row_number() OVER (PARTITION BY branch, preset ORDER BY started DESC, number DESC) AS place"
-        query = f"SELECT number, id FROM (SELECT number, id, {place} FROM run) WHERE place > ?"
+        """Delete all but the newest runs of each branch and preset, and return their ids.
+
+        Annotations stay.
+        """
+        window = "PARTITION BY branch, preset ORDER BY started DESC, number DESC"
+        ranked = f"SELECT number, id, row_number() OVER ({window}) AS place FROM run"
         with _transaction(self._connection):
-            old = self._execute(query, keep)
-            self._connection.executemany(
-                "DELETE FROM run WHERE number = ?", [(number,) for number, _ in old]
-            )
-            self._execute(
-                "DELETE FROM facts WHERE number NOT IN (SELECT facts FROM point WHERE facts IS NOT NULL)"
-            )
+            rows = self._execute(f"SELECT number, id FROM ({ranked}) WHERE place > ?", keep)
+            for number, _ in rows:
+                self._execute("DELETE FROM run WHERE number = ?", number)
             self._execute("DELETE FROM series WHERE number NOT IN (SELECT series FROM point)")
-            self._execute("DELETE FROM beside WHERE number NOT IN (SELECT beside FROM point)")
+            used = "SELECT environment FROM point UNION SELECT counts FROM point"
+            self._execute(f"DELETE FROM document WHERE number NOT IN ({used})")
         self._execute("VACUUM")
-        return tuple(run_id for _, run_id in old)
+        return tuple(run_id for _, run_id in rows)
 
     def _execute(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(query, values).fetchall()
 
-    def _insert(self, entry: Entry) -> None:
-        run, about, insert_all = entry.run, entry.about, self._connection.executemany
-        bad = sum(point.status in ("wrong", "failed", "hang") for point in entry.points)
-        texts = (
-            run.id,
-            run.started,
-            run.host,
-            run.parbench,
-            run.plan.preset,
-            about.branch,
-            about.commit,
-        )
-        row = (*texts, str(entry.path), entry.digest, len(entry.points), bad)
-        insert = "INSERT INTO run VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        number = self._connection.execute(insert, row).lastrowid
-        series, besides, facts, points = [], [], [], []
-        for point in entry.points:
-            fingerprint = point.series.fingerprint
-            beside = msgspec.json.encode(point.explanatory, order="sorted").decode()
-            counts = (
-                msgspec.json.encode(point.counts, order="sorted").decode() if point.counts else None
+    def _select_points(self, condition: str, value: object) -> list[tuple[int, SeriesPoint]]:
+        """Return run numbers and points."""
+        tables = "point JOIN series ON series = series.number"
+        query = f"SELECT {_POINT_COLUMNS} FROM {tables} WHERE {condition}"
+        points = []
+        for run, identity, *result, environment, counts in self._execute(query, value):
+            status, seconds, repetitions, reason = result
+            with convert_read_errors(f"{self._path}, a series"):
+                series = msgspec.json.decode(identity, type=SeriesIdentity)
+                known_status = msgspec.convert(status, Status)
+            point = SeriesPoint(
+                series=series,
+                status=known_status,
+                seconds=seconds,
+                repetitions=repetitions,
+                reason=reason,
+                explanatory=self._read_document(environment, dict[str, str]),
+                counts=self._read_document(counts, dict[str, list[float | str]]),
             )
-            series.append((fingerprint, msgspec.json.encode(point.series).decode()))
-            besides.append((beside,))
-            if counts is not None:
-                facts.append((counts,))
-            times = (point.status, point.seconds, point.repetitions, point.reason)
-            points.append((fingerprint, number, *times, beside, counts))
-        insert_all("INSERT OR IGNORE INTO series VALUES (NULL, ?, ?)", series)
-        insert_all("INSERT OR IGNORE INTO beside VALUES (NULL, ?)", besides)
-        insert_all("INSERT OR IGNORE INTO facts VALUES (NULL, ?)", facts)
-        columns = {"series": "fingerprint", "beside": "content", "facts": "content"}
-        keys = {
-            table: f"(SELECT number FROM {table} WHERE {column} = ?)"
-            for table, column in columns.items()
-        }
-        insert_all(
-            f"INSERT INTO point VALUES ({keys['series']}, ?, ?, ?, ?, ?, {keys['beside']}, {keys['facts']})",
-            points,
-        )
+            points.append((run, point))
+        return points
+
+    def _read_document(self, number: int, kind: Any) -> Any:
+        if number not in self._documents:
+            query = "SELECT content FROM document WHERE number = ?"
+            [(content,)] = self._execute(query, number)
+            with convert_read_errors(f"{self._path}, document {number}"):
+                self._documents[number] = msgspec.json.decode(content, type=kind)
+        return self._documents[number]
 
 
 @contextmanager
 def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
-    """Yield the history in a file, made where it may be; ``UserError`` if absent, foreign, damaged, newer or locked."""
-    if not (create or path.exists()):
-        raise UserError(f"history not found: {path}; parbench history add RUN begins one")
+    """Open the history in a file.
+
+    ``UserError`` if the file does not exist, is damaged or locked, or is not a history of this
+    schema.
+    """
     if path.is_dir():
-        raise UserError(f"{path} is a folder: name the history's file with --history HISTORY_FILE")
+        raise UserError(f"{path} is a folder: name the file of the history with --history FILE")
+    if not create and not path.exists():
+        hint = "parbench history add RUN creates it"
+        raise UserError(f"there is no history at {path}: {hint}")
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None)
     except (sqlite3.Error, OSError) as error:
         raise UserError(f"{path} cannot be opened: {error}") from error
-    try:
-        _prepare(connection, path, create=create)
-        yield History(connection, path)
-    except sqlite3.Error as error:
-        busy = f"is being written by other processes for more than {_WAIT_SECONDS:.0f} s; try again later"
-        told = {sqlite3.SQLITE_BUSY: busy, sqlite3.SQLITE_LOCKED: busy}
-        told[sqlite3.SQLITE_NOTADB] = (
-            "is not an SQLite file: name a history with --history HISTORY_FILE"
-        )
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        raise UserError(
-            f"{path} {told.get(code, f'cannot be used as a history: {error}')}"
-        ) from error
-    finally:
-        connection.close()
+    with closing(connection):
+        try:
+            _prepare(connection, path, create=create)
+            yield History(connection, path)
+        except sqlite3.Error as error:
+            raise UserError(f"{path} {_describe_error(error)}") from error
+
+
+def _describe_error(error: sqlite3.Error) -> str:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return f"was locked by another process for {_WAIT_SECONDS:.0f} s: try again later"
+    if code == sqlite3.SQLITE_NOTADB:
+        return "is not an SQLite file: name a history with --history FILE"
+    return f"cannot be used as a history: {error}"
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:
-    def number(query: str) -> int:
+    """Create the tables of a new file, and check the schema version of an existing one.
+
+    The journal is a rollback journal. A write-ahead log would be a second file, which a copy of
+    the history would lack.
+    """
+
+    def read_number(query: str) -> int:
         return int(connection.execute(query).fetchone()[0])
 
-    # a rollback journal, for the write-ahead log needs shared memory and a second file, which an artifact would lack
     connection.execute("PRAGMA foreign_keys = ON")
     with _transaction(connection) if create else nullcontext():
-        if number("SELECT count(*) FROM sqlite_master") == number("PRAGMA application_id") == 0:
-            if not create:
-                raise UserError(
-                    f"{path} is empty, not a history: begin one with parbench history add RUN"
-                )
-            made = (
-                f"{_TABLES}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA}"
-            )
-            for statement in made.split(";"):
+        application = read_number("PRAGMA application_id")
+        num_tables = read_number("SELECT count(*) FROM sqlite_master")
+        if create and not application and not num_tables:
+            for statement in _TABLES.split(";"):
                 connection.execute(statement)
-        if (application := number("PRAGMA application_id")) != APPLICATION:
-            other = (
-                f"an SQLite file of another program, not a history (application_id {application})"
-            )
-            raise UserError(f"{path} is {other}")
-        version = number("PRAGMA user_version")
-        if version != SCHEMA:
-            age = "newer" if version > SCHEMA else "older"
-            raise UserError(
-                f"{path}: schema {version} is {age} than {SCHEMA}, the one that this parbench reads"
-            )
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            return
+    if application != APPLICATION_ID:
+        hint = "name a history with --history FILE"
+        raise UserError(f"{path} is an SQLite file of another program: {hint}")
+    version = read_number("PRAGMA user_version")
+    if version != SCHEMA_VERSION:
+        raise UserError(
+            f"{path} has schema version {version}, and this parbench reads {SCHEMA_VERSION}"
+        )
 
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Make a block one transaction, which waits for other writers first: all of it is kept, or nothing."""
-    with connection:  # which commits, or takes back
+    """Make a block one transaction, which waits for other writers first."""
+    with connection:
         connection.execute("BEGIN IMMEDIATE")
         yield

@@ -1,417 +1,335 @@
-"""The levels of a series of times, and how its newest runs compare with the runs before them.
+"""Levels of a series over runs: which level is the newest, and since which run.
 
-Levels come from optimal partitioning (Jackson et al. 2005) of times that are clipped near the median of their
-neighbors, so that single outliers are no levels. Neighboring levels that do not differ significantly are joined. Of all
-series of a check, steps and rises of the newest run are selected by the false discovery rate (Benjamini & Hochberg
-1995).
+Model: the logarithm of the time of a run is the level at that run plus noise. Noise is normal, has
+variance v, and consecutive runs correlate by rho (AR(1)), which all series share.
+
+1. Noise: the mean squares of differences of runs one and two apart are 2 v (1 - rho) and
+   2 v (1 - rho^2), except at steps. Their ratio is 1 + rho, pooled over series (Chakar et al.,
+   Bernoulli 2017). They have 2/3 of the degrees of freedom of n - 1 independent runs (von Neumann
+   et al. 1941). Variances shrink toward their common prior (Smyth, Stat. Appl. Genet. Mol. Biol.
+   2004). Its weight follows from the variation of their logarithms. The digamma and trigamma
+   functions of x are approximated by log x - 1 / (2 x) - 1 / (12 x^2) and 1 / x + 1 / (2 x^2).
+2. Outliers are clipped at 3 standard deviations from the median of 7 neighboring runs.
+3. Levels: optimal partitioning. A change point reduces the sum of squares by more than z^2 v, where
+   z is the normal quantile at the significance level divided by the number of runs (Bonferroni).
+4. Test: Student's t of the means of two levels. The variance of a mean of n correlated runs is
+   v / n (1 + 2 sum of (1 - lag / n) rho^lag) (Bartlett 1946).
+5. Drift: a line has 2 parameters, k levels have 2 k - 1. The line is preferred unless levels are
+   better by 6 in Schwarz's criterion, which is strong evidence (Kass & Raftery 1995).
+6. Newest run: Student's t of one run and the mean of the last level. Because outliers are not
+   normal, at most one in 20 earlier runs may exceed the level of any series as far.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parbench.bench.results.stats import median
-from parbench.reports.compare.statistics import Difference, rank_test, t_tail
+from parbench.bench.results.stats import CONFIDENCE, t_quantile
+from parbench.reports.stats import find_change_points, select_discoveries
 
 Logs = NDArray[np.float64]
-MIN_POOLED_SERIES = 5  # Fewer series do not estimate how runs vary in general.
 FALSE_DISCOVERY_RATE = 0.01
-ROBUST_DEVIATIONS = (
-    3 * 1.4826
-)  # times the median absolute deviation: three standard deviations of a normal
-PENALTY = (
-    2.0  # of one more level, in variances times the logarithm of the number of runs (Schwarz 1978)
-)
-STRONG_EVIDENCE = 6.0  # of twice the logarithm of the Bayes factor, here for levels against a line
-MAX_EXCEEDING_SHARE = (
-    1 / 20
-)  # of the number of runs: past values, over all series, as far above their level as a rise
+MIN_POOLED_SERIES = 5  # Fewer series do not estimate how runs vary in general.
+MAX_PRIOR_DF = 40.0
+MIN_VARIANCE = 1e-8
+STRONG_EVIDENCE = 6.0
+MAX_EXCEEDING_RUNS = 1 / 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRule:
-    """What counts as a step: the threshold as a fraction, the significance levels, and the numbers of runs."""
+class LevelRule:
+    """The smallest change that counts, as a fraction, and how many runs a check needs and uses."""
 
-    floor: float = 0.03
-    level: float = 0.01
-    rank_level: float = 0.05
-    min_side: int = 3
-    min_values: int = 8
+    threshold: float = 0.03
+    significance: float = 0.01
+    min_level_runs: int = 3
+    min_runs: int = 8
     window: int = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
-    """Run-to-run variation pooled over series: the autocorrelation of neighboring runs, and a prior variance that
-    counts as ``df`` values next to a series' own (Smyth 2004)."""
+class RunNoise:
+    """The variance of one run, its degrees of freedom, and the correlation with the next run."""
 
+    variance: float = MIN_VARIANCE
+    df: float = 1.0
     rho: float = 0.0
-    df: float = 0.0
-    variance: float = 0.0
 
-    def inflation(self, n: int) -> float:
-        """Return the variance of the mean of ``n`` runs relative to that of independent runs."""
-        return (
-            1 + 2 * math.fsum((1 - lag / n) * self.rho**lag for lag in range(1, n))
-            if self.rho
-            else 1.0
-        )
-
-    def moderate(self, squares: float, df: float) -> float:
-        """Return the variance from a series' sum of squares and its degrees of freedom, moderated by the prior."""
-        return (squares + self.df * self.variance) / (df + self.df)
-
-
-UNKNOWN_NOISE = Noise()
+    def compute_variance_of_mean(self, n: int) -> float:
+        lags = np.arange(1, n)
+        inflation = 1 + 2 * float(((1 - lags / n) * self.rho**lags).sum())
+        return self.variance * inflation / n
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
-    """Values ``start`` to ``stop`` (exclusive) of one level; ``seconds`` is their median."""
+class Level:
+    """Runs ``start`` to ``stop`` (exclusive) and the mean of their logarithms."""
 
     start: int
     stop: int
-    seconds: float
+    log: float
+
+    @property
+    def num_runs(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def seconds(self) -> float:
+        return math.exp(self.log)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shift:
-    """The change from an earlier level to the newest one, as a fraction, with its 95 % interval.
+class LevelChange:
+    """The change to the newest level as a fraction, with its 95 % interval.
 
-    A drift has a ``slope`` per run (log), and its ``change`` is that over all runs. ``p_value`` includes all splits.
+    A drift has a ``slope``, the change per run. Its change is that over all runs.
     """
 
-    at: int
+    start: int  # the first run of the newest level
     change: float
-    p_value: float
     low: float
     high: float
+    p_value: float
     slope: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """The result for one series: a step or drift, whether it is significant among all series, and the fraction by
-    which the newest run alone is significantly above the last level."""
+def _estimate_deviation(values: Logs) -> float:
+    """Return the standard deviation of a normal distribution with this third quartile."""
+    return float(np.quantile(np.abs(values), 0.75)) / NormalDist().inv_cdf(0.875)
 
-    shift: Shift | None = None
+
+def clip_outliers(logs: Logs) -> Logs:
+    """Clip values at 3 robust standard deviations from the median of 7 neighboring runs."""
+    if len(logs) < 4:
+        return logs
+    padded = np.pad(logs, 3, mode="reflect")
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, 7), axis=1)
+    limit = 3 * max(_estimate_deviation(logs - medians), math.sqrt(MIN_VARIANCE))
+    return np.asarray(medians + (logs - medians).clip(-limit, limit))
+
+
+def estimate_noise(series: Sequence[Logs]) -> list[RunNoise]:
+    """Estimate the noise of each series. Differences beyond 3 standard deviations are excluded."""
+    clipped = [clip_outliers(logs) for logs in series]
+    squares = [[_mean_square_difference(logs, lag) for lag in (1, 2)] for logs in clipped]
+    first, second = np.array(squares).reshape(-1, 2).T
+    lengths = np.array([len(logs) for logs in series])
+    known = (first > 0) & (lengths >= 4)
+    rho, prior, prior_df = 0.0, 0.0, 0.0
+    if known.sum() >= MIN_POOLED_SERIES:
+        weights = known / np.maximum(first + second, MIN_VARIANCE)
+        rho = float((second * weights).sum() / (first * weights).sum()) - 1
+        num_differences = int((lengths[known] - 2).sum())
+        rho = min(rho, 0.95) if rho > 3 / math.sqrt(num_differences) else 0.0
+        prior, prior_df = _estimate_prior(
+            first[known] / 2 / (1 - rho), 2 / 3 * num_differences / int(known.sum())
+        )
+    noises = []
+    for logs, square in zip(series, first, strict=True):
+        df = max(2 / 3 * (len(logs) - 1), 1.0)
+        variance = (df * float(square) / 2 / (1 - rho) + prior_df * prior) / (df + prior_df)
+        noise = RunNoise(variance=max(variance, MIN_VARIANCE), df=df + prior_df, rho=rho)
+        noises.append(noise)
+    return noises
+
+
+def _estimate_prior(variances: Logs, df: float) -> tuple[float, float]:
+    """Return the prior of variances with ``df`` degrees of freedom each, and its own."""
+    logs = np.log(variances)
+    prior = math.exp(float(logs.mean()) + 1 / df + 1 / (3 * df**2))
+    excess = float(logs.var(ddof=1)) - (2 / df + 2 / df**2)
+    if excess <= 0:
+        return prior, MAX_PRIOR_DF
+    return prior, min((1 + math.sqrt(1 + 2 * excess)) / excess, MAX_PRIOR_DF)
+
+
+def _mean_square_difference(logs: Logs, lag: int) -> float:
+    differences = np.abs(logs[lag:] - logs[:-lag])
+    if not len(differences):
+        return 0.0
+    limit = 3 * _estimate_deviation(differences)
+    return float(np.mean(differences[differences <= limit] ** 2))
+
+
+class RunSeries:
+    """The log times of a series, oldest first, with their noise and the rule of the check."""
+
+    def __init__(self, logs: Logs, noise: RunNoise, rule: LevelRule) -> None:
+        self.logs = logs
+        self.noise = noise
+        self.rule = rule
+        self._clipped = clip_outliers(logs)
+
+    def find_levels(self) -> list[Level]:
+        """Return the levels in order: one if nothing changed, none without runs."""
+        n = len(self.logs)
+        if not n:
+            return []
+        z = NormalDist().inv_cdf(1 - self.rule.significance / 2 / n)
+        penalty = z**2 * n * self.noise.compute_variance_of_mean(n)
+        scale = penalty / (2 * math.log(max(n, 2)))
+        min_length = self.rule.min_level_runs
+        changes = find_change_points(self._clipped.tolist(), scale, min_length=min_length)
+        return [
+            Level(start=start, stop=stop, log=float(self._clipped[start:stop].mean()))
+            for start, stop in pairwise([0, *changes, n])
+        ]
+
+    def find_change(self) -> LevelChange | None:
+        """Return how the newest level differs from earlier ones, or the drift of the series.
+
+        If there is a drift, only steps relative to it are level changes.
+        """
+        levels = self.find_levels()
+        drift = self._find_drift(levels)
+        if drift is None or drift.slope is None:
+            return self._compare_newest_level(levels)
+        line = math.log1p(drift.slope) * np.arange(len(self.logs))
+        detrended = RunSeries(self.logs - line, self.noise, self.rule)
+        return detrended._compare_newest_level(detrended.find_levels()) or drift
+
+    def _compare_newest_level(self, levels: Sequence[Level]) -> LevelChange | None:
+        """Return the change from the fastest earlier level, or from the last one if slower."""
+        if len(levels) < 2 or levels[-1].start < self.rule.min_runs - self.rule.min_level_runs:
+            return None
+        *earlier, newest = levels
+        base = min(earlier, key=lambda level: level.log)
+        if newest.log <= base.log:
+            base = earlier[-1]
+        log_change = newest.log - base.log
+        if abs(log_change) <= math.log1p(self.rule.threshold):
+            return None
+        # Two outliers in three runs are not a level.
+        is_above = self.logs > (newest.log + base.log) / 2
+        share_above = [is_above[level.start : level.stop].mean() for level in (base, newest)]
+        if min(share_above) > 0.2 or max(share_above) < 0.8:
+            return None
+        variance = sum(
+            self.noise.compute_variance_of_mean(level.num_runs) for level in (base, newest)
+        )
+        return self._make_change(newest.start, log_change, variance)
+
+    def _find_drift(self, levels: Sequence[Level]) -> LevelChange | None:
+        """Return the change along a line, if it fits better than the levels."""
+        n = len(self.logs)
+        places = np.arange(n) - (n - 1) / 2
+        weight = float(places @ places)
+        slope = float(places @ self._clipped) / max(weight, 1.0)
+        if n < self.rule.min_runs or abs(slope) * (n - 1) <= math.log1p(self.rule.threshold):
+            return None
+        variance = n * self.noise.compute_variance_of_mean(n)
+        steps = [self._clipped[level.start : level.stop] - level.log for level in levels]
+        level_score = sum(float(step @ step) for step in steps) / variance
+        residuals = self._clipped - self._clipped.mean() - slope * places
+        line_score = float(residuals @ residuals) / variance
+        saved_parameters = 2 * len(levels) - 3
+        if line_score >= level_score + saved_parameters * math.log(n) + STRONG_EVIDENCE:
+            return None
+        drift = self._make_change(0, slope * (n - 1), variance / weight * (n - 1) ** 2, slope)
+        return drift if drift.p_value <= self.rule.significance else None
+
+    def _make_change(
+        self, start: int, log_change: float, variance: float, slope: float | None = None
+    ) -> LevelChange:
+        half_width = t_quantile(0.5 + CONFIDENCE / 2, self.noise.df) * math.sqrt(variance)
+        places = 1 if slope is not None else len(self.logs)
+        return LevelChange(
+            start=start,
+            change=math.expm1(log_change),
+            low=math.expm1(log_change - half_width),
+            high=math.expm1(log_change + half_width),
+            p_value=min(1.0, places * 2 * self._compute_tail(abs(log_change), variance)),
+            slope=None if slope is None else math.expm1(slope),
+        )
+
+    def _compute_tail(self, log_change: float, variance: float) -> float:
+        from scipy.special import stdtr  # type: ignore[import-untyped]
+
+        return float(stdtr(self.noise.df, -log_change / math.sqrt(variance)))
+
+    def find_rise(self, *, newest_is_candidate: bool) -> "Rise | None":
+        """Return how far the newest run is above the last level, None if there are too few runs.
+
+        A candidate is also compared with the run before it, which may have begun a new level.
+        """
+        earlier = RunSeries(self.logs[:-1], self.noise, self.rule)
+        if len(earlier.logs) < self.rule.min_runs - 1:
+            return None
+        levels = earlier.find_levels()
+        base = levels[-1].log
+        if newest_is_candidate:
+            base = max(base, float(earlier.logs[-1]))
+        log_rise = float(self.logs[-1]) - base
+        error = self.noise.variance + self.noise.compute_variance_of_mean(levels[-1].num_runs)
+        is_relevant = log_rise > math.log1p(self.rule.threshold)
+        means = np.repeat([level.log for level in levels], [level.num_runs for level in levels])
+        deviation = math.sqrt(self.noise.variance)
+        return Rise(
+            change=math.expm1(log_rise),
+            p_value=self._compute_tail(log_rise, error) if is_relevant else 1.0,
+            deviations=log_rise / deviation,
+            earlier_deviations=(earlier.logs - means) / deviation,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rise:
+    """The newest run above the last level, and earlier runs above theirs in standard deviations."""
+
+    change: float
+    p_value: float
+    deviations: float
+    earlier_deviations: Logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesJudgement:
+    """The change to the newest level and whether it is significant among all series.
+
+    ``rise`` is the fraction by which the newest run alone is significantly above the last level.
+    """
+
+    change: LevelChange | None = None
     is_significant: bool = False
     rise: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rise:
-    """The newest run above the last level (log), and the deviations of all runs before, in standard deviations."""
-
-    above: float
-    p_value: float
-    deviations: float
-    past_deviations: Logs
-
-
 def judge_series(
-    series: Sequence[Logs], rules: Sequence[StepRule], *, newest_is_candidate: bool = False
-) -> list[Judgement]:
-    """Return a judgement for each series from the logarithms of its times, oldest first.
+    series: Sequence[Logs], rules: Sequence[LevelRule], *, newest_is_candidate: bool = False
+) -> list[SeriesJudgement]:
+    """Return a judgement of each series from the logarithms of its times, oldest first.
 
-    With ``newest_is_candidate`` the newest value is a run that is compared with the others and not one of them: only
-    its rise above the last level, and above the run before it, counts.
+    A candidate is a run that is not part of the history, so only its rise counts.
     """
-    noise = estimate_noise(series)
-    pairs = list(zip(series, rules, strict=True))
-    shifts: list[Shift | None] = [None] * len(series)
+    noises = estimate_noise(series)
+    models = [RunSeries(*parts) for parts in zip(series, noises, rules, strict=True)]
+    changes: list[LevelChange | None] = [None] * len(models)
     if not newest_is_candidate:
-        shifts = [newest_shift(np.exp(logs).tolist(), rule, noise) for logs, rule in pairs]
-    is_significant = _discover([shift.p_value if shift else 1.0 for shift in shifts])
-    rises = [
-        _find_rise(logs, rule, noise, above_last_run=newest_is_candidate) for logs, rule in pairs
-    ]
-    is_rise = _discover([rise.p_value if rise else 1.0 for rise in rises])
-    past = np.concatenate([rise.past_deviations for rise in rises if rise] or [np.zeros(0)])
-    max_exceeding = MAX_EXCEEDING_SHARE * (max(map(len, series), default=1) - 1)
+        changes = [model.find_change() for model in models]
+    rises = [model.find_rise(newest_is_candidate=newest_is_candidate) for model in models]
+    is_change = _select_discoveries(changes)
+    is_rise = _select_discoveries(rises)
+    earlier = np.concatenate([rise.earlier_deviations for rise in rises if rise] or [np.zeros(0)])
+    max_exceeding = MAX_EXCEEDING_RUNS * (max(map(len, series), default=1) - 1)
     judgements = []
-    for shift, significant, rise, rises_significantly in zip(
-        shifts, is_significant, rises, is_rise, strict=True
-    ):
-        fraction = None
-        if (
-            rise
-            and rises_significantly
-            and not significant
-            and (past >= rise.deviations).sum() <= max_exceeding
-        ):
-            fraction = math.expm1(rise.above)
-        judgements.append(Judgement(shift=shift, is_significant=significant, rise=fraction))
+    for index, (change, rise) in enumerate(zip(changes, rises, strict=True)):
+        is_unusual = rise and (earlier >= rise.deviations).sum() <= max_exceeding
+        is_sudden = is_rise[index] and is_unusual and not is_change[index]
+        judgement = SeriesJudgement(
+            change=change,
+            is_significant=is_change[index],
+            rise=rise.change if rise and is_sudden else None,
+        )
+        judgements.append(judgement)
     return judgements
 
 
-def _discover(p_values: Sequence[float]) -> list[bool]:
-    """Return which p-values are discoveries (Benjamini & Hochberg)."""
-    if min(p_values, default=1.0) > FALSE_DISCOVERY_RATE:
-        return [False] * len(p_values)
-    from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
-
-    return [
-        bool(adjusted <= FALSE_DISCOVERY_RATE) for adjusted in false_discovery_control(p_values)
-    ]
-
-
-def _find_rise(logs: Logs, rule: StepRule, noise: Noise, *, above_last_run: bool) -> _Rise | None:
-    """Return how far the newest value is above the last level of those before it; None for too few values."""
-    past = logs[:-1]
-    if len(past) < rule.min_values - 1:
-        return None
-    levels = segments(np.exp(past).tolist(), rule, noise)
-    medians = np.concatenate(
-        [np.full(level.stop - level.start, math.log(level.seconds)) for level in levels]
-    )
-    residuals = past - medians
-    limit = _clip_limit(residuals)
-    count = levels[-1].stop - levels[-1].start
-    df = len(past) - len(levels)
-    variance = noise.moderate(float((residuals.clip(-limit, limit) ** 2).sum()), df)
-    base = float(medians[-1])
-    if above_last_run:
-        base = max(base, float(past[-1]))
-    above = float(logs[-1]) - base
-    p_value = 1.0
-    if variance > 0 and above > math.log1p(rule.floor):
-        # The variance of a median is pi/2 times that of a mean.
-        error = math.sqrt(variance * (1 + math.pi / 2 * noise.inflation(count) / count))
-        p_value = t_tail(above / error, df + noise.df)
-    deviation = math.sqrt(variance) or 1.0
-    return _Rise(
-        above=above,
-        p_value=p_value,
-        deviations=above / deviation,
-        past_deviations=residuals / deviation,
-    )
-
-
-def segments(
-    values: Sequence[float], rule: StepRule, noise: Noise = UNKNOWN_NOISE
-) -> tuple[Segment, ...]:
-    """Return the levels of values above zero, in order: one if nothing changed, none of no values."""
-    if not values:
-        return ()
-    logs = np.log(values)
-    bounds = _partition(logs, rule.min_side)
-    while len(bounds) > 2:
-        p_values = [
-            _p_value_of_step(logs[start:middle], logs[middle:stop], rule, noise)
-            for start, middle, stop in zip(bounds, bounds[1:], bounds[2:], strict=False)
-        ]
-        weakest = max(range(len(p_values)), key=p_values.__getitem__)
-        if p_values[weakest] <= rule.level:
-            break
-        del bounds[weakest + 1]
-    return tuple(Segment(start=a, stop=b, seconds=median(values[a:b])) for a, b in pairwise(bounds))
-
-
-def _partition(logs: Logs, min_side: int) -> list[int]:
-    """Return the bounds of levels that minimize the squares around their means plus a penalty per level."""
-    n = len(logs)
-    if n < 2 * min_side:
-        return [0, n]
-    deviation = 1.4826 / math.sqrt(2) * float(np.median(np.abs(np.diff(logs))))
-    neighbors = np.lib.stride_tricks.sliding_window_view(np.pad(logs, 2, mode="edge"), 5)
-    middle = np.median(neighbors, axis=1)
-    clipped = middle + (logs - middle).clip(-3 * deviation, 3 * deviation)
-    penalty = PENALTY * max(deviation, 1e-4) ** 2 * math.log(n)
-    sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (clipped, clipped**2))
-    costs = np.full(n + 1, math.inf)
-    costs[0] = 0.0
-    starts = [0] * (n + 1)
-    for stop in range(min_side, n + 1):
-        start = np.arange(stop - min_side + 1)
-        within = squares[stop] - squares[start] - (sums[stop] - sums[start]) ** 2 / (stop - start)
-        total = costs[start] + within + penalty
-        starts[stop] = int(total.argmin())
-        costs[stop] = total[starts[stop]]
-    bounds = [n]
-    while bounds[0]:
-        bounds.insert(0, starts[bounds[0]])
-    return bounds
-
-
-def _p_value_of_step(before: Logs, after: Logs, rule: StepRule, noise: Noise) -> float:
-    """Return the p-value of equal levels, over all possible splits.
-
-    It is 1 within the threshold, if the rank test disagrees, and if less than three quarters of either side are on
-    their side of the middle, because two outliers of three runs are no level.
-    """
-    medians = float(np.median(before)), float(np.median(after))
-    if abs(medians[1] - medians[0]) <= math.log1p(rule.floor):
-        return 1.0
-    is_above = [side > sum(medians) / 2 for side in (before, after)]
-    low, high = is_above if medians[0] < medians[1] else (is_above[1], is_above[0])
-    if low.mean() > 0.25 or high.mean() < 0.75:
-        return 1.0
-    if rank_test(before.tolist(), after.tolist()) > rule.rank_level:
-        return 1.0
-    splits = max(1, len(before) + len(after) - 2 * rule.min_side + 1)
-    return min(1.0, splits * difference(before, after, noise).p_beyond(0.0))
-
-
-def newest_shift(
-    values: Sequence[float], rule: StepRule, noise: Noise = UNKNOWN_NOISE
-) -> Shift | None:
-    """Return how the newest level differs from the fastest before it, or, where it is that, from the last one.
-
-    Where a line describes the values better than levels do they drift, unless there are steps relative to that line.
-    """
-    levels = segments(values, rule, noise)
-    line = find_trend(values, levels, rule, noise)
-    if line is None or line.slope is None:
-        return _newest_step(values, levels, rule, noise)
-    detrended = [value / math.exp(line.slope * i) for i, value in enumerate(values)]
-    return _newest_step(detrended, segments(detrended, rule, noise), rule, noise) or line
-
-
-def _newest_step(
-    values: Sequence[float], levels: Sequence[Segment], rule: StepRule, noise: Noise
-) -> Shift | None:
-    if (
-        len(levels) < 2 or levels[-1].start < rule.min_values - rule.min_side
-    ):  # a few first runs are no level
-        return None
-    *earlier, newest = levels
-    fastest = min(earlier, key=lambda level: level.seconds)
-    base = fastest if newest.seconds > fastest.seconds else earlier[-1]
-    change = math.log(newest.seconds / base.seconds)
-    if abs(change) <= math.log1p(rule.floor):
-        return None
-    before, after = (np.log(values[level.start : level.stop]) for level in (base, newest))
-    found = difference(before, after, noise)
-    splits = max(1, len(values) - 2 * rule.min_side + 1)
-    return _make_shift(newest.start, change, found, splits * found.p_beyond(0.0))
-
-
-def _make_shift(
-    at: int, change: float, found: Difference, p_value: float, slope: float | None = None
-) -> Shift:
-    low, high = (math.expm1(change + sign * found.reach) for sign in (-1, 1))
-    return Shift(
-        at=at, change=math.expm1(change), p_value=min(1.0, p_value), low=low, high=high, slope=slope
-    )
-
-
-def find_trend(
-    values: Sequence[float], levels: Sequence[Segment], rule: StepRule, noise: Noise = UNKNOWN_NOISE
-) -> Shift | None:
-    """Return by how much values grow along a line, if that is above the threshold, significant, and better than levels.
-
-    Levels, or one step, even an insignificant one, have to be better than the line by Schwarz's criterion (1978) and by
-    ``STRONG_EVIDENCE`` (Kass & Raftery 1995) to be preferred. A line costs two parameters, a step its height and place.
-    """
-    n = len(values)
-    if n < rule.min_values:
-        return None
-    logs, places = np.log(values), np.arange(n) - (n - 1) / 2
-    weight = float(places @ places)
-    residuals = logs - np.median(logs) - places * float(places @ logs) / weight
-    limit = _clip_limit(residuals)
-    logs = logs - residuals + residuals.clip(-limit, limit)
-    slope = float(places @ logs) / weight
-    if abs(slope) * (n - 1) <= math.log1p(rule.floor):
-        return None
-
-    def score(squares: float, num_parameters: int) -> float:
-        return n * math.log(max(squares, 1e-300)) + num_parameters * math.log(n)
-
-    line_squares = float(((logs - logs.mean()) ** 2).sum()) - slope**2 * weight
-    parts = [logs[level.start : level.stop] for level in levels]
-    level_squares = math.fsum(float(((part - part.mean()) ** 2).sum()) for part in parts)
-    other_scores = (
-        score(level_squares, 2 * len(levels) - 1),
-        score(_squares_around_best_step(logs), 3),
-    )
-    if score(line_squares, 2) >= min(other_scores) + STRONG_EVIDENCE:
-        return None
-    df = n - 1 - noise.inflation(n)
-    variance = noise.moderate(line_squares, df) * noise.inflation(n)
-    found = Difference(
-        value=slope * (n - 1), error=(n - 1) * math.sqrt(variance / weight), df=df + noise.df
-    )
-    p_value = found.p_beyond(0.0)
-    return _make_shift(0, slope * (n - 1), found, p_value, slope) if p_value <= rule.level else None
-
-
-def _squares_around_best_step(logs: Logs) -> float:
-    """Return the sum of squares around the two means of the best split."""
-    n, centered = len(logs), logs - logs.mean()
-    before = np.arange(1, n)
-    between = centered.cumsum()[:-1] ** 2 * n / (before * (n - before))
-    return max(float(centered @ centered) - float(between.max(initial=0.0)), 0.0)
-
-
-def difference(before: Logs, after: Logs, noise: Noise = UNKNOWN_NOISE) -> Difference:
-    """Return the difference of two levels by Student's t, after clipping at three robust deviations of both sides.
-
-    Autocorrelation (AR(1)) increases the variance of each mean and decreases the degrees of freedom (Bartlett 1946).
-    """
-    residuals = [side - np.median(side) for side in (before, after)]
-    limit = _clip_limit(np.concatenate(residuals))
-    ours, theirs = (side.clip(-limit, limit) for side in residuals)
-    n, m = len(ours), len(theirs)
-    inflation_n, inflation_m = noise.inflation(n), noise.inflation(m)
-    own_df = max(n - inflation_n + m - inflation_m, 1.0)
-    df = own_df * (1 - noise.rho**2) / (1 + noise.rho**2)
-    own_variance = float(n * ours.var() + m * theirs.var()) / own_df
-    variance = noise.moderate(df * own_variance, df)
-    value = float(np.median(after) - np.median(before) + theirs.mean() - ours.mean())
-    return Difference(
-        value=value,
-        error=math.sqrt(variance * (inflation_n / n + inflation_m / m)),
-        df=df + noise.df,
-    )
-
-
-def _clip_limit(residuals: Logs) -> float:
-    """Return three robust standard deviations."""
-    return ROBUST_DEVIATIONS * float(np.median(np.abs(residuals)))
-
-
-def estimate_noise(series: Sequence[Logs]) -> Noise:
-    """Return the variation of runs, pooled over series, from differences of runs one and two apart.
-
-    Such differences are insensitive to steps (Chakar, Lebarbier, Levy-Leduc & Robin 2017). Outliers are left out, and
-    an autocorrelation within two standard errors of zero is none.
-    """
-    squares, counts = [], []
-    for logs in series:
-        if len(logs) < 4:
-            continue
-        means = []
-        for lag in (1, 2):
-            apart = np.abs(logs[lag:] - logs[:-lag])
-            means.append(float(np.mean(apart[apart <= ROBUST_DEVIATIONS * np.median(apart)] ** 2)))
-        if means[0] > 0:
-            squares.append(means)
-            counts.append(len(logs) - 2)
-    if len(squares) < MIN_POOLED_SERIES:
-        return Noise()
-    one, two = np.array(squares).T
-    rho = float((two / (one + two)).sum() / (one / (one + two)).sum()) - 1
-    rho = min(rho, 0.95) if rho > 3 / math.sqrt(sum(counts)) else 0.0
-    variances = one / 2 / (1 - rho)
-    df, variance = _estimate_prior(variances, 2 / 3 * sum(counts) / len(counts))
-    return Noise(rho=rho, df=df, variance=variance)
-
-
-def _estimate_prior(variances: Logs, df: float) -> tuple[float, float]:
-    """Return the degrees of freedom and the variance of the prior of variances of ``df`` each (Smyth 2004)."""
-
-    def log_bias(
-        degrees: float,
-    ) -> float:  # of the logarithm of a mean square; the first terms of Stirling's series
-        return -1 / degrees - 1 / (3 * degrees * degrees)
-
-    logs = np.log(variances)
-    excess = float(logs.var(ddof=1)) - (2 / df + 2 / df**2)
-    prior_df = (1 + math.sqrt(1 + 2 * excess)) / excess if excess > 0.05 else 40.0
-    return prior_df, math.exp(float(logs.mean()) - log_bias(df) + log_bias(prior_df))
+def _select_discoveries(candidates: Sequence[LevelChange | Rise | None]) -> list[bool]:
+    """Select the significant candidates among all series. A series without one counts as tested."""
+    p_values = [candidate.p_value if candidate else 1.0 for candidate in candidates]
+    return select_discoveries(p_values, FALSE_DISCOVERY_RATE)

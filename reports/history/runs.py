@@ -1,18 +1,45 @@
-"""Runs that a history takes in, and those that a word means: a folder, ``main~1``, ``last:10``."""
+"""Runs that are added to a history, and runs that a text selects: ``main~1``, ``last:10``."""
 
+import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from parbench.bench.files import convert_read_errors
 from parbench.bench.results.runs import Run, list_runs, load_run, require_complete
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, pluralize
+from parbench.reports.compare.environment import collect_points
 from parbench.reports.compare.pool import pool_runs
-from parbench.reports.history.database import Added, Line, open_history
-from parbench.reports.history.entries import About, read_entry
+from parbench.reports.history.database import (
+    RESERVED_BRANCH,
+    AddResult,
+    RunEntry,
+    StoredRun,
+    open_history,
+)
 from parbench.reports.sweeps import expand_folders
 
-_SELECTOR = re.compile(r"(?P<name>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
+_SELECTOR = re.compile(r"(?P<branch>[^~:\s]+)(?:~(?P<back>\d{1,9})|:(?P<count>\d{1,9}))?")
+_SELECTOR_HELP = (
+    "write a branch, BRANCH~1 for the run before its newest, BRANCH:10 for its newest ten runs, "
+    "last:10 for the newest ten runs of all branches, or the id of a run"
+)
+
+
+def read_entry(path: Path, branch: str, commit: str = "") -> RunEntry:
+    """Read the run in a folder. ``UserError`` if a line of its records cannot be read."""
+    run = require_complete(load_run(path))
+    with convert_read_errors(path):
+        records = (path / "records.jsonl").read_bytes()
+    complete_lines = records[: records.rfind(b"\n") + 1]
+    return RunEntry(
+        info=run.info,
+        path=path.resolve(),
+        digest=hashlib.sha256(complete_lines).hexdigest(),
+        branch=branch,
+        commit=commit,
+        points=collect_points(run),
+    )
 
 
 def add_folders(
@@ -21,72 +48,78 @@ def add_folders(
     *,
     branch: str,
     commit: str,
-    meant: frozenset[str] = frozenset(),
-) -> Iterator[tuple[str, Added]]:
-    """Yield each run's id and what became of it, kept before the next is read; ``meant`` names what moves it."""
+    explicit: Collection[str] = (),
+) -> Iterator[tuple[str, AddResult]]:
+    """Add all runs of these folders, and yield the id and the result of each.
+
+    ``explicit`` names the options that the user gave: these also change runs that exist.
+    """
     folders: dict[Path, None] = {}
     for path in paths:
-        with convert_read_errors(path):
-            found = [path] if (path / "run.json").exists() else list_runs(path)
-        if not found:
-            told = (
-                f"{path} is no run and holds none: name runs' folders, or a folder of such folders"
-            )
-            raise UserError(told if path.exists() else f"no such folder: {path}")
-        folders |= dict.fromkeys(found)
+        folders |= dict.fromkeys(_list_run_folders(path))
     with open_history(file, create=True) as history:
         for folder in folders:
-            entry = read_entry(folder, About(branch=branch, commit=commit), meant)
-            yield entry.run.id, history.add(entry)
+            entry = read_entry(folder, branch, commit)
+            yield entry.info.id, history.add(entry, explicit)
 
 
-def find_run(word: str, history: Path | None = None, *, without: str = "") -> Run:
-    """Return the run of a folder; those in a folder, or of the history, as one, but for that of the id ``without``."""
-    if history is not None and not Path(word).exists() and (means_run(word) or history.exists()):
-        return select_run(history, word, without=without)
-    runs = [require_complete(load_run(path)) for path in expand_folders([Path(word)])]
-    return pool_runs([run for run in runs if run.info.id != without] or runs, word)
+def _list_run_folders(path: Path) -> list[Path]:
+    with convert_read_errors(path):
+        folders = [path] if (path / "run.json").exists() else list_runs(path)
+    if folders:
+        return folders
+    if not path.exists():
+        raise UserError(f"the folder {path} does not exist")
+    raise UserError(f"{path} does not contain a run: name a run's folder, or a folder of runs")
 
 
-def means_run(word: str) -> bool:
-    return (
-        (found := _SELECTOR.fullmatch(word)) is not None
-        and found.lastgroup != "name"
-        and "/" not in word
-    )
+def find_run(text: str, history: Path | None = None, *, excluded: str = "") -> Run:
+    """Load the run that a text means: a folder, a folder of runs, or runs of the history.
+
+    Several runs are pooled, except the run with the id ``excluded``.
+    """
+    is_path = Path(text).exists()
+    if history is not None and not is_path and (_is_selector(text) or history.exists()):
+        with open_history(history) as opened:
+            selected = select_runs(opened.list_runs(), text, excluded=excluded)
+            return pool_runs([opened.load_run(run) for run in selected], text)
+    runs = [require_complete(load_run(path)) for path in expand_folders([Path(text)])]
+    others = [run for run in runs if run.info.id != excluded]
+    return pool_runs(others or runs, text)
 
 
-def select_run(path: Path, word: str, *, without: str = "") -> Run:
-    """Return the run that a word means in a file's history; several, but that of the id ``without``, become one."""
-    with open_history(path) as history:
-        lines = select_lines(history.runs(), word, without=without)
-        return pool_runs([history.run(line) for line in lines], word)
+def _is_selector(text: str) -> bool:
+    match = _SELECTOR.fullmatch(text)
+    return match is not None and match.lastgroup != "branch" and "/" not in text
 
 
-def select_lines(lines: Sequence[Line], word: str, *, without: str = "") -> tuple[Line, ...]:
-    """Return what a word means among runs in the order of time; ``UserError`` if it means none."""
-    if named := tuple(line for line in lines if line.id == word):
-        return named
-    newest = (
-        "BRANCH~1 for the run before its newest, BRANCH:10 or last:10 for the newest ten as one"
-    )
-    allowed = f"a branch, {newest}, or an id"
-    if (found := _SELECTOR.fullmatch(word)) is None:
-        raise UserError(f"{word!r} names no run of the history: write {allowed}")
-    own = [line for line in lines if found["name"] in (line.branch, "last")]
-    if not own:
-        known = ", ".join(sorted({line.branch for line in lines})) or "no run at all"
-        raise UserError(f"{word!r} names no run of the history, which has {known}: write {allowed}")
-    if found["count"] is not None:
-        count, others = int(found["count"]), [line for line in own if line.id != without]
-        if not (count and others):
-            raise UserError(
-                f"{word!r} means no run beside the one it is compared with: at least 1 is needed"
-            )
+def select_runs(
+    runs: Sequence[StoredRun], text: str, *, excluded: str = ""
+) -> tuple[StoredRun, ...]:
+    """Return the runs that a text selects, ``UserError`` if there are none.
+
+    ``runs`` are in the order of time.
+    """
+    with_id = tuple(run for run in runs if run.id == text)
+    if with_id:
+        return with_id
+    match = _SELECTOR.fullmatch(text)
+    if match is None:
+        raise UserError(f"{text!r} does not select a run of the history: {_SELECTOR_HELP}")
+    on_branch = [run for run in runs if match["branch"] in (run.branch, RESERVED_BRANCH)]
+    if not on_branch:
+        branches = ", ".join(sorted({run.branch for run in runs})) or "none"
+        problem = f"{text!r} does not select a run of the history, whose branches are: {branches}"
+        raise UserError(f"{problem}; {_SELECTOR_HELP}")
+    if match["count"] is not None:
+        others = [run for run in on_branch if run.id != excluded]
+        count = int(match["count"])
+        if not count or not others:
+            hint = "select at least 1 run other than the one it is compared with"
+            raise UserError(f"{text!r} selects no other run: {hint}")
         return tuple(others[-count:])
-    back = int(found["back"] or 0)
-    if back >= len(own):
-        raise UserError(
-            f"{word!r} goes back {back} runs, and the history has {len(own)} of {found['name']!r}"
-        )
-    return (own[-1 - back],)
+    back = int(match["back"] or 0)
+    if back >= len(on_branch):
+        number = pluralize(len(on_branch), "run")
+        raise UserError(f"{text!r} goes back {back} runs, but the history has {number}")
+    return (on_branch[-1 - back],)

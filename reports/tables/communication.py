@@ -1,15 +1,13 @@
 """The tables of collectives and point-to-point operations, and of their time over size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_case_size
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.results.tables import (
-    Column,
-    ColumnKind,
     Section,
     SortedText,
     Table,
@@ -19,7 +17,7 @@ from parbench.bench.results.tables import (
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_and_time, chart_latency
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import group_cases, select_operations
+from parbench.reports.operations import OPERATION, select_operations
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
     OPERATION_COLUMNS,
@@ -44,11 +42,11 @@ def make_communication_section(data: RunData) -> Section | None:
     if operations.empty:
         return None
     tables = _make_terminal_tables(operations)
-    settings = operations.groupby(["mode", "dtype"], sort=False)
-    for index, ((mode, dtype), cases) in enumerate(settings, start=1):
-        title = ", ".join(filter(None, (mode, dtype))) or "without mode or type"
+    groups = operations.groupby(["mode", "dtype"], sort=False)
+    for index, (setting, cases) in enumerate(groups, start=1):
+        title = ", ".join(filter(None, map(str, setting))) or "without mode or type"
         figures = partial(_chart_operations, data, index, title, cases)
-        table = make_operation_table(f"communication-{index}", title, cases)
+        table = _make_operation_table(f"communication-{index}", title, cases)
         tables.append(replace(table, where="page", figures=figures))
     terms = ["busbw", "blocking, pipelined"]
     if data.curves:
@@ -67,24 +65,20 @@ def _chart_operations(
 
 
 def _make_terminal_tables(operations: "pd.DataFrame") -> list[Table]:
-    """Return operations over sizes, and a table of the others."""
-    groups = [cases for _, cases in group_cases(operations, "size_bytes")]
-    sweeps = [cases for cases in groups if cases["size"].nunique() > 1]
-    tables = _make_sweep_tables(sweeps) if sweeps else []
-    swept_ids = {case_id for cases in sweeps for case_id in cases["case_id"]}
-    others = operations[~operations["case_id"].isin(swept_ids)]
+    """Return operations over sizes, and a table of those with one size."""
+    num_sizes = operations.groupby(OPERATION)["size"].transform("nunique")
+    swept = operations[num_sizes > 1]
+    others = operations[num_sizes <= 1]
+    tables = [] if swept.empty else _make_sweep_tables(swept)
     if not others.empty:
-        title = "Collectives and point-to-point"
-        if sweeps:
-            title += ", of one size"
-        table = make_operation_table("communication", title, others)
+        table = _make_operation_table("communication", "Operations of one size", others)
         tables.append(replace(table, where="terminal"))
     return tables
 
 
-def make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> Table:
+def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> Table:
     """Return a table with a row for each case of a frame from ``select_operations``."""
-    rows = [dict(row) for row in list_rows(cases)]
+    rows = list_rows(cases)
     for row in rows:
         repetitions = row["repetitions"]
         row["repetitions"] = SortedText(f"{repetitions}/{row['planned']}", repetitions)
@@ -104,70 +98,56 @@ def make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> Ta
     )
 
 
-def _make_sweep_tables(sweeps: Sequence["pd.DataFrame"]) -> list[Table]:
-    """Return time and bus bandwidth with a column for each size and a row for each operation."""
-    sizes = sorted({int(size) for cases in sweeps for size in cases["size"]})
-    rows = [_make_sweep_row(cases) for cases in sweeps]
-    time_title = "Collectives and point-to-point: time over size"
-    time_columns = [
-        _make_size_column(size, "time", "s", "median with its 95 % CI") for size in sizes
+def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
+    """Return time and bus bandwidth with a column for each size and a row for each operation.
+
+    Intervals of one repetition are shown only if all are.
+    """
+    title = "Time over size"
+    is_within_repetition = operations["is_within_repetition"]
+    if is_within_repetition.all():
+        title += f", {WITHIN_REPETITION}"
+    else:
+        operations = operations.copy()
+        operations.loc[is_within_repetition, ["seconds_low", "seconds_high"]] = None
+    sweeps = operations.pivot_table(
+        index=OPERATION,
+        columns="size",
+        values=["seconds", "seconds_low", "seconds_high", "busbw"],
+        aggfunc="last",
+        sort=False,
+    )
+    # A bound of an interval has the key of the value with a suffix.
+    sweeps.columns = [
+        f"seconds_{size}{name.removeprefix('seconds')}" if "seconds" in name else f"busbw_{size}"
+        for name, size in sweeps.columns
     ]
-    if all(cases["is_within_repetition"].all() for cases in sweeps):
-        # The title of the table is shorter than that of each column.
-        time_title += f", {WITHIN_REPETITION}"
-        rows = [{**row, "is_within_repetition": False} for row in rows]
-    busbw_columns = [
-        _make_size_column(size, "busbw", "B/s", "bus bandwidth in 1e9 B/s, as in nccl-tests")
+    rows = list_rows(sweeps.reset_index())
+    sizes = sorted(int(size) for size in operations["size"].unique())
+    times = [
+        metric_column(
+            "time", key=f"seconds_{size}", title=format_case_size(size), has_interval=True
+        )
         for size in sizes
     ]
+    bandwidths = [
+        metric_column("busbw", key=f"busbw_{size}", title=format_case_size(size)) for size in sizes
+    ]
+    note = "report.html has the noise, iterations and checks of each size."
     return [
         Table(
             id="time-over-size",
-            title=time_title,
-            caption=CAPTION,
-            columns=[*OPERATION_COLUMNS, *time_columns],
+            title=title,
+            columns=[*OPERATION_COLUMNS, *times],
             rows=rows,
             where="terminal",
         ),
         Table(
             id="busbw-over-size",
-            title="Collectives and point-to-point: bus bandwidth over size, GB/s",
-            caption=CAPTION,
-            columns=[*OPERATION_COLUMNS, *keep_known_columns(busbw_columns, rows)],
+            title="Bus bandwidth over size, GB/s",
+            columns=[*OPERATION_COLUMNS, *keep_known_columns(bandwidths, rows)],
             rows=rows,
-            notes=[
-                "Noise, iterations and checks of each size: report.html, or parbench report "
-                "--format csv."
-            ],
+            notes=[note],
             where="terminal",
         ),
     ]
-
-
-def _make_size_column(size: int, metric: str, kind: ColumnKind, text: str) -> Column:
-    return Column(
-        key=f"{metric}_{size}",
-        title=format_case_size(size),
-        kind=kind,
-        help=text,
-        has_interval=metric == "time",
-        grade_key=f"noise_{size}",
-        is_result=True,
-    )
-
-
-def _make_sweep_row(cases: "pd.DataFrame") -> dict[str, Any]:
-    """Return the row of an operation, with a time and a bandwidth for each size."""
-    first = cases.iloc[0]
-    row: dict[str, Any] = {column.key: first[column.key] for column in OPERATION_COLUMNS}
-    row["is_within_repetition"] = bool(cases["is_within_repetition"].any())
-    for case in list_rows(cases):
-        size = case["size"]
-        row |= {
-            f"busbw_{size}": case["busbw"],
-            f"noise_{size}": case["noise"],
-            f"time_{size}": case["seconds"],
-            f"time_{size}_low": case["seconds_low"],
-            f"time_{size}_high": case["seconds_high"],
-        }
-    return row

@@ -23,6 +23,7 @@ from parbench.reports.tables.step_rows import (
     ACTIVATIONS_COLUMN,
     STEP_TIME_COLUMN,
     StepRow,
+    get_model,
     list_metric_columns,
     list_rows_with_details,
 )
@@ -132,10 +133,8 @@ def _group_by_setup(rows: Iterable[StepRow]) -> list[list[StepRow]]:
     """Return the steps of each model and world that ran with several methods."""
     groups: dict[object, list[StepRow]] = {}
     for row in rows:
-        result = row["result"]
-        params = result.case.params.items()
-        model = frozenset(param for param in params if param[0] not in _METHOD_PARAMS)
-        groups.setdefault((result.case.name, model, row["cp"], result.world), []).append(row)
+        setup = (get_model(row, _METHOD_PARAMS), row["cp"], row["result"].world)
+        groups.setdefault(setup, []).append(row)
     return [group for group in groups.values() if len({row["method"] for row in group}) > 1]
 
 

@@ -19,6 +19,7 @@ from parbench.reports.tables.step_rows import (
     STEP_COLUMN,
     STEP_TIME_COLUMN,
     StepRow,
+    get_model,
     list_metric_columns,
     list_rows_with_details,
 )
@@ -137,9 +138,7 @@ def _make_load_table(rows: Sequence[StepRow]) -> Table:
     """Return the load of each rank, once for all capacities and variants of a routing."""
     first_rows: dict[object, StepRow] = {}
     for row in rows:
-        params = row["result"].case.params.items()
-        routing = frozenset(param for param in params if param[0] not in ("capacity", "variant"))
-        first_rows.setdefault((row["name"], routing), row)
+        first_rows.setdefault(get_model(row, ("capacity", "variant")), row)
     return Table(
         id="experts-load",
         title="Expert load",

@@ -4,14 +4,12 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from parbench.bench.results.fit import CurveFit, Segment
+from parbench.bench.results.fit import CurveFit
 from parbench.bench.results.formatting import (
     format_case_size,
     format_quantity,
-    format_seconds,
 )
 from parbench.bench.results.tables import Column, SortedText, Table, keep_known_columns
-from parbench.bench.text import pluralize
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_efficiency
 from parbench.reports.fits import Ceiling, Curve, describe_fits
@@ -69,21 +67,13 @@ FIT_COLUMNS = (
         is_result=True,
     ),
 )
-SEGMENT_COLUMN = Column(
-    key="segments", title="lines", help="each line of the fit, and the sizes that it explains"
-)
 
 
 def make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
     rows = [_make_row(curve) for curve in data.curves]
-    columns = [*OPERATION_COLUMNS]
-    if len({row["ranks"] for row in rows}) > 1:
-        columns.append(Column(key="ranks", title="ranks", help="number of ranks and nodes"))
-    columns += FIT_COLUMNS
+    columns = [*OPERATION_COLUMNS, *FIT_COLUMNS]
     if data.ceiling:
         columns.append(_make_efficiency_column(data.ceiling))
-    if any(curve.fit.breakpoints for curve in data.curves):
-        columns.append(SEGMENT_COLUMN)
     return Table(
         id="fits",
         title="Fits: latency and bandwidth",
@@ -118,7 +108,6 @@ def _make_row(curve: Curve) -> dict[str, Any]:
         "operation": label_operation(result.case),
         "mode": params.get("mode"),
         "dtype": params.get("dtype"),
-        "ranks": f"{result.world.size} on {pluralize(result.world.nodes, 'node')}",
         "latency": first.latency_seconds,
         "half_bandwidth": fit.half_bandwidth_bytes,
         "breakpoints": _format_breakpoints(fit),
@@ -127,7 +116,6 @@ def _make_row(curve: Curve) -> dict[str, Any]:
         ),
         "residual": fit.residual,
         "efficiency": curve.efficiency,
-        "segments": ", ".join(map(_format_segment, fit.segments)),
         "is_within_repetition": fit.repetitions < 2,
     }
     for key, factor in (("algbw", 1.0), ("busbw", curve.busbw_factor)):
@@ -154,9 +142,3 @@ def _format_breakpoints(fit: CurveFit) -> SortedText:
         sizes = f"{format_case_size(left.last_bytes)}, {format_case_size(right.first_bytes)}"
         texts.append(f"{format_quantity(size, 'B')} [{sizes}]")
     return SortedText(", ".join(texts), fit.breakpoints[0] if fit.breakpoints else None)
-
-
-def _format_segment(segment: Segment) -> str:
-    sizes = f"{format_case_size(segment.first_bytes)} to {format_case_size(segment.last_bytes)}"
-    bandwidth = format_quantity(segment.bytes_per_second, "B/s")
-    return f"{sizes}: {format_seconds(segment.latency_seconds)} + size / {bandwidth}"

@@ -1,174 +1,172 @@
-"""The tables of groups of ranks: bandwidth by scope, and by group."""
+"""The tables of groups of ranks: bandwidth by scope of the groups, and of each group."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from parbench.bench.results.formatting import (
-    format_case_size,
-    format_gigabytes,
-    format_number,
-)
-from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
-from parbench.reports.figures.chart import Chart, list_charts
-from parbench.reports.figures.lines import chart_groups
+from parbench.bench.results.formatting import GIGA
+from parbench.bench.results.tables import Column, Section, Table, keep_known_columns, metric_column
+from parbench.reports.case_results import CaseResult
+from parbench.reports.comparisons import GROUP_PARAMS
+from parbench.reports.figures import quantities
+from parbench.reports.figures.chart import Chart, list_charts, number_name
+from parbench.reports.figures.lines import chart_lines, make_lines
 from parbench.reports.frames import list_rows
-from parbench.reports.groups import (
-    INTER_NODE,
-    MULTI_NODE,
-    SCOPES,
-    WITHIN_NODE,
-    BandwidthByScope,
-    compute_bandwidth_by_scope,
-    select_groups,
-)
-from parbench.reports.operations import SETTING
+from parbench.reports.operations import OPERATION, SETTING, add_setting, select_operations
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.communication import SETTING_COLUMNS
+from parbench.reports.tables.columns import SETTING_COLUMNS
+from parbench.reports.topology import Topology
 
 if TYPE_CHECKING:
     import pandas as pd
 
+WITHIN_NODE = "within a node"
+INTER_NODE = "inter-node"
+MULTI_NODE = "multi-node"
+"""All ranks of a group on one node, each on another node, or several on some of the nodes."""
+CONCURRENT = " (concurrent)"
 MAX_FIGURES = 6
+_RATIO_COLUMNS = (
+    Column(
+        key="ratio",
+        title="inter-node / within",
+        kind="number",
+        help="median bandwidth of groups between nodes relative to groups within a node",
+        is_result=True,
+    ),
+    Column(
+        key=f"ratio{CONCURRENT}",
+        title=f"inter-node / within{CONCURRENT}",
+        kind="number",
+        help="the same while all groups run at once and share links",
+        is_result=True,
+    ),
+)
 
 
 def make_group_section(data: RunData) -> Section | None:
     """Return the bandwidth of operations that several groups of ranks ran."""
-    groups = select_groups(data)
-    by_scope = compute_bandwidth_by_scope(groups)
-    tables = [_make_scope_table(by_scope)] if by_scope else []
-    group_table = _make_group_table(groups)
-    if group_table is not None:
-        tables.append(group_table)
-    if not tables:
+    cases = _select_groups(data)
+    tables = [_make_scope_table(cases[cases["scope"].notna()])]
+    tables.append(_make_group_table(cases[cases["members"].notna()]))
+    known_tables = [table for table in tables if table.rows]
+    if not known_tables:
         return None
-    return Section(id="groups", title="Groups", tables=tables, terms=["busbw"])
+    return Section(id="groups", title="Groups", tables=known_tables, terms=["busbw"])
 
 
-def _make_scope_table(by_scope: Sequence[BandwidthByScope]) -> Table:
-    scopes = dict.fromkeys(scope for bandwidth in by_scope for scope in bandwidth.bandwidths)
-    ordered = sorted(scopes, key=lambda scope: (scope.is_concurrent, SCOPES.index(scope.scope)))
-    columns = [
-        *SETTING_COLUMNS,
-        *(
-            Column(
-                key=scope.label,
-                title=scope.label,
-                kind="B/s",
-                help=f"bus bandwidth in 1e9 B/s, median of the groups: {scope.label}",
-                is_result=True,
-            )
-            for scope in ordered
-        ),
-        Column(
-            key="ratio",
-            title="inter-node / within",
-            kind="number",
-            help="bus bandwidth between nodes relative to that within a node",
-            is_result=True,
-        ),
-        Column(
-            key="concurrent_ratio",
-            title="inter-node / within, concurrent",
-            kind="number",
-            help="the same while all groups run at once and share links",
-            is_result=True,
-        ),
-    ]
-    rows = [_make_scope_row(bandwidth) for bandwidth in by_scope]
+def _select_groups(data: RunData) -> "pd.DataFrame":
+    """Return the operations with a known bus bandwidth, and the group of ranks that ran each.
+
+    ``scope`` is that of the group, ``definition`` the one of all such groups with their scope, and
+    ``members`` the ranks of the group. They are missing if unknown.
+    """
+    cases = add_setting(select_operations(data), without=GROUP_PARAMS)
+    cases = cases[cases["busbw"] > 0]
+    results = list(cases["result"])
+    names = [str(result.case.params.get("group", "world")) for result in results]
+    scopes = [_find_scope(result, data.nodes) for result in results]
+    cases = cases.assign(
+        suffix=[CONCURRENT if result.case.params.get("concurrent") else "" for result in results],
+        scope=scopes,
+        definition=[
+            f"{name}, {scope}" if scope else None for name, scope in zip(names, scopes, strict=True)
+        ],
+        members=[_name_members(result) for result in results],
+    )
+    columns = ["scope", "definition", "members"]
+    cases[columns] = cases[columns].add(cases["suffix"], axis="index")
+    return cases
+
+
+def _find_scope(result: CaseResult, topology: Topology | None) -> str | None:
+    """Return the scope of the ranks of a case, None on a single node or if they are unknown."""
+    if topology is None:
+        return None
+    ranks = result.details.get("group_ranks")
+    if ranks is None:
+        if result.case.params.get("group_index"):
+            return None
+        # A group of all ranks does not list them.
+        ranks = range(len(topology.hosts))
+    hosts = {topology.get_host(rank) for rank in ranks}
+    if len(hosts) == 1:
+        return WITHIN_NODE
+    return INTER_NODE if len(hosts) == len(ranks) else MULTI_NODE
+
+
+def _name_members(result: CaseResult) -> str | None:
+    """Return the group with its ranks, such as ``pairs 0,1``, None for all ranks."""
+    params = result.case.params
+    if "group" not in params:
+        return None
+    ranks = result.details.get("group_ranks") or []
+    members = ",".join(map(str, ranks)) or f"number {params.get('group_index', 0)}"
+    return f"{params['group']} {members}"
+
+
+def _make_scope_table(cases: "pd.DataFrame") -> Table:
+    """Return the median bandwidth of the groups of each definition, and the ratios of scopes."""
+    ordered = cases.sort_values(["suffix", "scope"], ascending=[True, False])
+    names = list(ordered["definition"].unique())
+    bandwidths = _pivot_bandwidth(cases, "definition")
+    for suffix in ("", CONCURRENT):
+        scopes = [f"{scope}{suffix}" for scope in (WITHIN_NODE, INTER_NODE, MULTI_NODE)]
+        by_scope = _pivot_bandwidth(cases, "scope").reindex(bandwidths.index, columns=scopes)
+        within, inter, multi = (by_scope[scope] for scope in scopes)
+        bandwidths[f"ratio{suffix}"] = inter.fillna(multi) / within
+    rows = list_rows(bandwidths.reset_index())
+    columns = [*SETTING_COLUMNS, *map(_make_bandwidth_column, names), *_RATIO_COLUMNS]
     return Table(
         id="group-scopes",
         title="Bandwidth by group scope, GB/s",
         caption="bus bandwidth within a node and between nodes, median of the groups",
         columns=keep_known_columns(columns, rows),
         rows=rows,
-        notes=_describe_ratios(by_scope),
-        figures=partial(_chart_scopes, by_scope),
+        figures=partial(_chart_scopes, cases),
     )
 
 
-def _make_scope_row(bandwidth: BandwidthByScope) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "operation": bandwidth.operation,
-        "mode": bandwidth.mode,
-        "dtype": bandwidth.dtype,
-        "size": bandwidth.size,
-        "ratio": bandwidth.compute_ratio(),
-        "concurrent_ratio": bandwidth.compute_ratio(is_concurrent=True),
-    }
-    return row | {scope.label: value for scope, value in bandwidth.bandwidths.items()}
-
-
-def _get_setting(bandwidth: BandwidthByScope) -> tuple[str, str, str]:
-    return bandwidth.operation, bandwidth.mode, bandwidth.dtype
-
-
-def _group_by_setting(
-    by_scope: Sequence[BandwidthByScope],
-) -> Iterator[tuple[tuple[str, str, str], list[BandwidthByScope]]]:
-    """Yield each operation, mode and type with its bandwidths in the order of size."""
-    ordered = sorted(by_scope, key=lambda bandwidth: (_get_setting(bandwidth), bandwidth.size))
-    for setting, group in groupby(ordered, key=_get_setting):
-        yield setting, list(group)
-
-
-def _describe_ratios(by_scope: Sequence[BandwidthByScope]) -> list[str]:
-    """Return a sentence for the largest size of each operation with a known ratio."""
-    sentences = []
-    for (operation, *settings), sizes in _group_by_setting(by_scope):
-        known = [bandwidth for bandwidth in sizes if bandwidth.compute_ratio() is not None]
-        if known:
-            largest = known[-1]
-            remote = largest.find_scope(INTER_NODE, MULTI_NODE)
-            local = largest.find_scope(WITHIN_NODE)
-            name = ", ".join([operation, *filter(None, settings), format_case_size(largest.size)])
-            sentences.append(
-                f"{name}: {remote.label} groups reach {format_number(largest.compute_ratio())} of "
-                f"the bandwidth of {local.label} groups "
-                f"({format_gigabytes(largest.bandwidths[remote])} and "
-                f"{format_gigabytes(largest.bandwidths[local])} GB/s)."
-            )
-    return sentences
-
-
-def _chart_scopes(by_scope: Sequence[BandwidthByScope]) -> Iterator[Chart]:
-    for index, (setting, sizes) in enumerate(_group_by_setting(by_scope), start=1):
-        if index <= MAX_FIGURES:
-            title = ", ".join(filter(None, setting))
-            yield from list_charts(chart_groups(index, title, sizes))
-
-
-def _make_group_table(groups: "pd.DataFrame") -> Table | None:
-    """Return the bandwidth of operations that at least two groups ran, with a column per group."""
-    cases = groups[groups["members"].notna()]
-    if cases.empty:
-        return None
-    bandwidths = cases.pivot_table(
-        index=[*SETTING, "size"], columns="members", values="busbw", aggfunc="last", sort=False
-    )
-    bandwidths = bandwidths[bandwidths.count(axis=1) > 1]
-    if bandwidths.empty:
-        return None
+def _make_group_table(cases: "pd.DataFrame") -> Table:
+    """Return the bandwidth of each group, and the slowest of those that ran on their own."""
+    bandwidths = _pivot_bandwidth(cases, "members")
     names = list(bandwidths.columns)
-    isolated = cases.loc[~cases["is_concurrent"], "members"].unique()
-    isolated_bandwidths = bandwidths[isolated]
-    comparable = isolated_bandwidths[isolated_bandwidths.count(axis=1) > 1]
-    bandwidths["slowest"] = comparable.idxmin(axis=1)
-    columns = [
-        *SETTING_COLUMNS,
-        *(
-            Column(key=name, title=name, kind="B/s", help=f"bus bandwidth of {name} in 1e9 B/s")
-            for name in names
-        ),
-        Column(
-            key="slowest", title="slowest", help="group with the lowest bandwidth, run on its own"
-        ),
-    ]
+    isolated = bandwidths[[name for name in names if not name.endswith(CONCURRENT)]]
+    bandwidths["slowest"] = isolated[isolated.count(axis="columns") > 1].idxmin(axis="columns")
+    slowest = Column(key="slowest", title="slowest", help="slowest group that ran on its own")
     return Table(
         id="operation-group",
         title="Bandwidth by group, GB/s",
         caption="bus bandwidth of each group of ranks on its own and concurrently",
-        columns=columns,
+        columns=[*SETTING_COLUMNS, *map(_make_bandwidth_column, names), slowest],
         rows=list_rows(bandwidths.reset_index()),
     )
+
+
+def _pivot_bandwidth(cases: "pd.DataFrame", column: str) -> "pd.DataFrame":
+    """Return the median bandwidth by setting and ``column``, of settings with two or more."""
+    bandwidths = cases.pivot_table(
+        index=SETTING, columns=column, values="busbw", aggfunc="median", sort=False
+    )
+    return bandwidths[bandwidths.count(axis="columns") > 1]
+
+
+def _make_bandwidth_column(name: str) -> Column:
+    return metric_column("busbw", key=name, title=name)
+
+
+def _chart_scopes(cases: "pd.DataFrame") -> Iterator[Chart]:
+    """Yield the bandwidth over size of the first operations, with a line for each scope."""
+    medians = cases.groupby([*SETTING, "definition"], sort=False)["busbw"].median().reset_index()
+    operations = medians.groupby(OPERATION, sort=False)
+    for number, (setting, rows) in enumerate(operations, start=1):
+        if number <= MAX_FIGURES and rows["definition"].nunique() > 1:
+            chart = chart_lines(
+                number_name("groups", number),
+                f"Bandwidth by group scope: {', '.join(filter(None, map(str, setting)))}",
+                "A line for each kind of group, the median of its groups.",
+                make_lines(list_rows(rows), "definition", "size", "busbw", GIGA),
+                quantities.SIZE,
+                quantities.BANDWIDTH,
+            )
+            yield from list_charts(chart)

@@ -39,7 +39,7 @@ def make_rank_scaling_section(run_set: RunSet) -> Section | None:
 def _make_section(section_id: str, title: str, cases: "pd.DataFrame", unit: Unit) -> Section | None:
     cases = cases[cases["is_whole_world"] & cases["is_current"]]
     count = "nodes" if unit == "node" else "world_size"
-    series = _join_layouts(cases).astype({count: int})
+    series = _assign_series(cases).astype({count: int})
     repeats = series.groupby([*_SERIES, "is_communication", count], sort=False)
     medians = repeats[["scaling_value", "rate"]].median().dropna().reset_index()
     rows = [
@@ -71,19 +71,18 @@ def _make_section(section_id: str, title: str, cases: "pd.DataFrame", unit: Unit
     )
 
 
-def _join_layouts(cases: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the cases by series, which is a case in one layout, in the order of the cases.
+def _assign_series(cases: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the cases by series. A series is a case in one layout.
 
-    Cases that need no distribution, such as those on one node, are in the series of each.
+    A case that needs no distribution, such as one on a single node, is in the series of each.
     """
     keys = ["case_id", "ranks_per_node", "environment"]
     order = cases.groupby("case_id", sort=False).ngroup()
     ordered = cases.loc[order.sort_values(kind="stable").index]
     layouts = ordered[[*keys, "distribution"]].drop_duplicates()
     series = layouts.merge(ordered, on=keys, suffixes=("", "_of_case"))
-    is_member = series["distribution_of_case"].isin([""])
-    is_member |= series["distribution_of_case"] == series["distribution"]
-    return series[is_member]
+    distribution = series["distribution_of_case"]
+    return series[(distribution == series["distribution"]) | (distribution == "")]
 
 
 def _make_row(points: "pd.DataFrame") -> dict[str, Any]:

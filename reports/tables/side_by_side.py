@@ -17,7 +17,7 @@ _TERMS = ("ratio", "interval")
 
 
 def make_side_by_side_section(run_set: RunSet) -> Section | None:
-    """Return the cases that at least two of the first runs measured.
+    """Return the times of the cases that at least two of the first runs measured.
 
     Cases match without the parameters in which the runs differ.
     """
@@ -39,7 +39,7 @@ def make_side_by_side_section(run_set: RunSet) -> Section | None:
 
 
 def make_environment_section(run_set: RunSet) -> Section | None:
-    """Return the cases of a sweep that ran on equal nodes in at least two environments."""
+    """Return the times of the cases that ran on equal nodes in at least two environments."""
     names = list(dict.fromkeys(run.environment for run in run_set.runs if run.environment))
     cases = run_set.cases
     cases = cases[cases["environment"].isin(names) & cases["is_whole_world"] & cases["is_current"]]

@@ -129,7 +129,7 @@ def _select_curves(call: CountedCall, step: CaseResult, curves: Sequence[Curve])
 
 
 def _fits_call(row: CaseResult, call: CountedCall, step: CaseResult) -> bool:
-    """Return whether a case is the call's operation, measured like the communication of steps."""
+    """Return True if a case is the call's operation, measured like the communication of steps."""
     params = row.case.params
     return (
         row.case.short_name == call.op

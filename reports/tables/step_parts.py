@@ -26,18 +26,16 @@ def get_axis_values(step: CaseResult, metric: str) -> dict[str, float | None]:
 
 def sum_if_known(values: Iterable[float | None]) -> float | None:
     """Return the sum, None if a value is unknown or there are none."""
-    known = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return sum(known) if known else None
+    addends = list(values)
+    known_addends = [value for value in addends if value is not None]
+    is_known = bool(addends) and len(known_addends) == len(addends)
+    return sum(known_addends) if is_known else None
 
 
 def find_worst_ratio(ratios: Mapping[str, float | None]) -> tuple[str, float] | None:
     """Return the axis whose ratio differs most from 1, with its ratio. None if all are unknown."""
-    known = [(axis, ratio) for axis, ratio in ratios.items() if ratio is not None]
-    return max(known, key=lambda pair: abs(pair[1] - 1), default=None)
+    known_ratios = [(axis, ratio) for axis, ratio in ratios.items() if ratio is not None]
+    return max(known_ratios, key=lambda pair: abs(pair[1] - 1), default=None)
 
 
 def sum_exposed_communication(step: CaseResult) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from parbench.bench.results.details import COMPONENTS
+from parbench.bench.results.details import COMPONENTS, PipelineDetails
 from parbench.bench.results.tables import (
     Column,
     Section,
@@ -17,7 +17,7 @@ from parbench.reports.figures.steps import chart_breakdown, chart_memory, chart_
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import QUALITY_COLUMNS
-from parbench.reports.tables.pipelines import make_pipeline_tables, read_pipeline
+from parbench.reports.tables.pipelines import make_pipeline_tables
 from parbench.reports.tables.step_communication import make_volume_tables, predict_communication
 from parbench.reports.tables.step_parts import (
     find_worst_ratio,
@@ -33,6 +33,7 @@ from parbench.reports.tables.step_rows import (
     STEP_TIME_COLUMN,
     StepRow,
     list_metric_columns,
+    list_rows_with_details,
     list_step_rows,
 )
 from parbench.reports.timelines import measure_busy_seconds, name_stream
@@ -81,21 +82,21 @@ def make_step_section(data: RunData) -> Section | None:
     rows = list_step_rows(data)
     if not rows:
         return None
+    pipelines, problems = list_rows_with_details(data, PipelineDetails)
     tables = [
         _make_step_table(data, rows),
         *_make_part_tables(rows),
         *make_volume_tables(rows),
         *_make_timeline_tables(data),
-        *make_pipeline_tables(rows),
+        *make_pipeline_tables(pipelines),
         *_make_memory_tables(rows),
     ]
-    pipelines = [read_pipeline(step) for step in data.steps]
     return Section(
         id="steps",
         title="Training steps",
         tables=tables,
         terms=[term for table in tables for term in _TERMS_OF_TABLE.get(table.id, ())],
-        notes=[problem for problem in pipelines if isinstance(problem, str)],
+        notes=problems,
     )
 
 

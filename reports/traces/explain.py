@@ -5,17 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
 
+from parbench.bench.results.fit import CurveFit
 from parbench.bench.results.formatting import UNKNOWN, format_seconds
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import Span, difference, length
-from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Row, Section, Table, keep_known_columns
 from parbench.bench.text import format_size, pluralize
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import find
 from parbench.reports.findings.finding import MIN_SHARE
+from parbench.reports.labels import AXES
 from parbench.reports.messages import describe_no_finding
-from parbench.reports.report import Report, Section
+from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.traces.job import (
     RankSteps,
@@ -108,13 +110,14 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
 def make_predictor(run: Run) -> PredictSeconds:
     """Return a function that predicts the time of a collective by the fits of a run.
 
-    The fits are those of blocking operations with as many ranks.
+    The fits are those of blocking operations with as many ranks and no other settings.
     """
-    fits = {}
+    fits: dict[tuple[str, int], CurveFit] = {}
     for curve in RunData(run).curves:
         first = curve.rows[0]
-        if first.case.params.get("mode") == "blocking":
-            fits[first.case.short_name, first.num_ranks] = curve.fit
+        params = first.case.params
+        if params.get("mode") == "blocking" and params.keys() <= set(AXES):
+            fits.setdefault((first.case.short_name, first.num_ranks), curve.fit)
 
     def predict(shared: SharedCall) -> float | None:
         facts = shared.call.facts
@@ -216,7 +219,7 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
     num_steps = len(rank.steps)
     rows: list[Row] = []
     for (label, size), own_spans in sorted(spans.items()):
-        row = {
+        row: dict[str, object] = {
             "call": label,
             "size": size,
             "calls": len(own_spans) / num_steps,
@@ -224,7 +227,7 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
             "exposed": length(difference(own_spans, busy)) / 1e9 / num_steps,
         }
         rows.append(row | _summarize_transfers(shared_calls[label, size], predict))
-    rows.sort(key=lambda row: row["exposed"], reverse=True)
+    rows.sort(key=lambda row: -row["exposed"])
     return Table(
         id="collectives",
         title="Communication of a step",
@@ -234,7 +237,9 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
     )
 
 
-def _summarize_transfers(calls: Sequence[SharedCall], predict: PredictSeconds | None) -> Row:
+def _summarize_transfers(
+    calls: Sequence[SharedCall], predict: PredictSeconds | None
+) -> dict[str, float | None]:
     """Return the median time and bandwidth of transfers, and the time by the fit over it."""
     bandwidths = [shared.busbw for shared in calls if shared.busbw]
     ratios = []

@@ -170,14 +170,14 @@ def read_job(paths: Sequence[Path]) -> TracedJob:
     files = list_trace_files(paths)
     num_readers = min(len(files), count_available_cores())
     if num_readers == 1:
-        return join_ranks([read_rank_steps(file, i) for i, file in enumerate(files)])
+        return join_ranks([read_rank_steps(file) for file in files])
     with ProcessPoolExecutor(num_readers, mp_context=get_context("fork")) as executor:
-        return join_ranks(list(executor.map(read_rank_steps, files, range(len(files)))))
+        return join_ranks(list(executor.map(read_rank_steps, files)))
 
 
-def read_rank_steps(path: Path, default_rank: int = 0) -> RankSteps:
+def read_rank_steps(path: Path) -> RankSteps:
     """Read a rank's file and divide its steps into their parts."""
-    rank_trace = read_rank(path, default_rank)
+    rank_trace = read_rank(path)
     calls_by_step = _split_calls(rank_trace)
     steps = []
     for window, calls in zip(rank_trace.steps, calls_by_step, strict=True):

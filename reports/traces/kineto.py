@@ -4,14 +4,16 @@ Files are read in blocks, because a decoded trace takes about four times the mem
 500 MB of JSON take 1.8 GB at once and 0.4 GB in blocks.
 """
 
+import gzip
 import math
 import re
 import sys
-import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -48,8 +50,8 @@ _EMPTY_LIST = msgspec.Raw(b"[]")
 class _Args(msgspec.Struct):
     external_id: int = msgspec.field(default=0, name="External id")
     correlation: int = 0
-    collective: str = msgspec.field(default="", name="Collective name")
-    dtype: str = ""
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    dtype: str | None = None
     sent_elements: int | None = msgspec.field(default=None, name="In msg nelems")
     received_elements: int | None = msgspec.field(default=None, name="Out msg nelems")
     group_size: int | None = msgspec.field(default=None, name="Group size")
@@ -95,7 +97,7 @@ _HEADER_DECODER = msgspec.json.Decoder(Header, strict=False)
 class TraceFile:
     """The events and the header of a file. The header is complete after all events were read."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
+    def __init__(self, file: BufferedReader, path: Path) -> None:
         self.header = Header()
         self.notes: list[str] = []
         self._path = path
@@ -201,24 +203,12 @@ class TraceFile:
         )
 
 
-def _read_blocks(file: BinaryIO) -> Iterator[bytes]:
+def _read_blocks(file: BufferedReader) -> Iterator[bytes]:
     """Yield the decompressed content of a file, of a truncated archive up to its end."""
-    is_compressed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    if not is_compressed:
-        while block := file.read(_BLOCK_BYTES):
-            yield block
-        return
-    decompressor = zlib.decompressobj(wbits=31)
-    compressed = file.read(_BLOCK_BYTES)
-    while compressed:
-        block = decompressor.decompress(compressed, _BLOCK_BYTES)
-        compressed = decompressor.unconsumed_tail
-        if decompressor.eof:  # An archive may have several members.
-            compressed = decompressor.unused_data
-            decompressor = zlib.decompressobj(wbits=31)
-        compressed = compressed or file.read(_BLOCK_BYTES)
-        if block:
+    is_compressed = file.peek(2).startswith(b"\x1f\x8b")
+    stream = gzip.GzipFile(fileobj=file) if is_compressed else file
+    with suppress(EOFError):
+        while block := stream.read1(_BLOCK_BYTES):
             yield block
 
 
@@ -262,10 +252,10 @@ def _read_nccl_call(name: str, args: _Args) -> CallFacts:
     """Return the facts about a kernel of NCCL from its metadata."""
     # nccl-tests counts what a rank has at the end of an all_gather, otherwise what it has before.
     elements = args.sent_elements
-    op = _find_operation(args.collective, name)
+    op = _find_operation(args.collective or "", name)
     if op == "all_gather" and args.received_elements is not None:
         elements = args.received_elements
-    element_bytes = _DTYPE_BYTES.get(args.dtype.lower())
+    element_bytes = _DTYPE_BYTES.get((args.dtype or "").lower())
     ranks = _parse_ranks(args.group_ranks)
     num_bytes = None
     if elements is not None and element_bytes is not None:

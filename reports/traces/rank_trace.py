@@ -77,11 +77,8 @@ def list_trace_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def read_rank(path: Path, default_rank: int = 0) -> RankTrace:
-    """Read one rank's file.
-
-    ``default_rank`` is its rank if neither the file nor its name states one.
-    """
+def read_rank(path: Path) -> RankTrace:
+    """Read one rank's file. If it does not state its rank, that is the last number in its name."""
     with convert_read_errors(path, "is not a trace of PyTorch's profiler"):
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is not a regular file")
@@ -90,12 +87,11 @@ def read_rank(path: Path, default_rank: int = 0) -> RankTrace:
             events = reader.read_events()
     if not events:
         raise UserError(f"{path} contains no operator, kernel or step of a profile")
-    return _build_rank_trace(path, default_rank, events, reader.header, reader.notes)
+    return _build_rank_trace(path, events, reader.header, reader.notes)
 
 
 def _build_rank_trace(
     path: Path,
-    default_rank: int,
     events: Sequence[TraceEvent],
     header: Header,
     notes: list[str],
@@ -110,8 +106,9 @@ def _build_rank_trace(
     distributed = header.distributed or DistributedInfo()
     rank = distributed.rank
     if rank is None:
-        rank, origin = _guess_rank(path, default_rank)
-        notes.append(f"the file does not state its rank: {rank} is from {origin}")
+        numbers = re.findall(r"\d+", path.name.split(".")[0])
+        rank = int(numbers[-1]) if numbers else 0
+        notes.append(f"the file does not state its rank, which is {rank} by its name")
     trace = _divide_recording(events, steps, has_device=has_device)
     if not has_device:
         _complete_gloo_calls(trace, distributed)
@@ -135,32 +132,26 @@ def _is_step_mark(event: TraceEvent) -> bool:
 
 
 def _find_steps(events: Sequence[TraceEvent], *, has_device: bool) -> list[Window]:
-    """Return the steps in order.
+    """Return the steps in order. Each lasts until the next one starts.
 
-    A step on a device lasts from its first kernel to the first kernel of the next step.
+    A step on a device starts with its first kernel, and the last step ends with the last kernel. A
+    device has a mark on each of its streams.
     """
     marks = [event for event in events if _is_step_mark(event)]
     on_device = [event for event in marks if event.is_device]
-    if not has_device or not on_device:
-        return _join_marks([event for event in marks if not event.is_device])
-    steps = _join_marks(on_device)
-    stops = [step.span[0] for step in steps[1:]]
-    stops.append(max(event.stop_ns for event in events if event.is_device))
+    is_on_device = has_device and bool(on_device)
+    if is_on_device:
+        marks = on_device
+    starts: dict[str, int] = {}
+    for event in sorted(marks, key=lambda event: event.start_ns):
+        starts.setdefault(event.name, event.start_ns)
+    last_events = [event for event in events if event.is_device] if is_on_device else marks
+    stops = [*list(starts.values())[1:], max((event.stop_ns for event in last_events), default=0)]
     return [
-        Window(name=step.name, span=(step.span[0], stop))
-        for step, stop in zip(steps, stops, strict=True)
-        if step.span[0] < stop
+        Window(name=name, span=(start, stop))
+        for (name, start), stop in zip(starts.items(), stops, strict=False)
+        if start < stop
     ]
-
-
-def _join_marks(marks: Sequence[TraceEvent]) -> list[Window]:
-    """Return a window for each name: a device has a mark on each of its streams."""
-    spans: dict[str, Span] = {}
-    for event in marks:
-        start, stop = spans.get(event.name, event.span)
-        spans[event.name] = min(start, event.start_ns), max(stop, event.stop_ns)
-    windows = [Window(name=name, span=span) for name, span in spans.items() if span[0] < span[1]]
-    return sorted(windows, key=lambda window: window.span)
 
 
 def _get_extent(events: Sequence[TraceEvent]) -> Span:
@@ -195,14 +186,6 @@ def _find_main_thread(events: Sequence[TraceEvent]) -> int:
             return event.thread
     threads = [event.thread for event in events if not event.is_device and not event.is_async]
     return max(set(threads), key=threads.count, default=0)
-
-
-def _guess_rank(path: Path, default_rank: int) -> tuple[int, str]:
-    """Return the last number in the name of a file, otherwise the default, and its origin."""
-    numbers = re.findall(r"\d+", path.name.split(".")[0])
-    if numbers:
-        return int(numbers[-1]), "its name"
-    return default_rank, "its position among the files"
 
 
 def _complete_gloo_calls(trace: StepTrace, distributed: DistributedInfo) -> None:

@@ -31,12 +31,12 @@ def describe(*records: Record) -> list[str]:
 def test_slowdown_is_paired_by_repetition() -> None:
     base = repeat(collective_case(), 1e-3, 2e-3, 4e-3)
     loaded = repeat(collective_case(background="gemm"), 1.5e-3, 3e-3, 6e-3)
-    [line] = report_lines("interference", *base, *loaded)
-    assert line["gemm: slow-down"] == "1.50 [1.50, 1.50]"
+    [line] = report_lines("contention-background", *base, *loaded)
+    assert line["slow-down by gemm"] == "1.50 [1.50, 1.50]"
 
 
 def test_concurrent_groups_are_compared_with_one() -> None:
-    group = {"group": "pairs", "group_index": 0}
+    group: dict[str, Any] = {"group": "pairs", "group_index": 0}
     base = repeat(collective_case(**group), 1e-3)
     concurrent = repeat(collective_case(**group, concurrent=True), 3e-3)
     data = RunData(run_from_records(*base, *concurrent))

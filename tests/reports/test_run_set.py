@@ -43,11 +43,6 @@ def test_differences_are_listed_by_run() -> None:
     assert "differ in 3 settings" in run_set.describe_differences()
 
 
-def test_single_setting_is_named() -> None:
-    message = join(plan_run(nproc=2), plan_run(nproc=4)).describe_differences()
-    assert message == "Runs differ in one setting: plan.nproc (2, 4)."
-
-
 def test_circumstances_are_not_settings() -> None:
     quiet = {"load": {"one_minute": 0.1}, "host": {"boot_id": "a"}}
     busy = {"load": {"one_minute": 3}, "host": {"boot_id": "b"}}

@@ -79,10 +79,7 @@ def round_times(path: Path, folder: Path) -> Path:
 
 def print_comparison(python: str, title: str, files: list[Path]) -> float:
     """Print a line for each rank and return the largest difference in points."""
-    ranks = {
-        trace.source.rank: trace
-        for trace in (read_rank(file, index) for index, file in enumerate(files))
-    }
+    ranks = {trace.source.rank: trace for trace in map(read_rank, files)}
     hta = analyze_with_hta(python, {rank: trace.source.path for rank, trace in ranks.items()})
     print(title)
     largest = 0.0

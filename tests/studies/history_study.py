@@ -1,12 +1,14 @@
 """Simulate histories and print false alarms and detections of ``parbench history check``.
 
-    python -m tests.studies.history_study [--trials 20] [--seed 1] [--every 1]
+    python -m tests.studies.history_study [--trials 20] [--seed 1] [--only TEXT]
 
-A history has 40 series over 31 runs on one machine. The first table has the share of runs, from the
-ninth on, in which any series has a verdict although nothing changed. PR is SLOWER for a run that is
-compared with the history and not part of it. The second table has how soon a step is detected: in
-the first runs after it, and for a step in one series, among 40 or as the only one, after five runs.
-``tests/reports/history/test_levels.py`` tests a small part.
+A history has 40 series over 31 runs of each host class. The first table has the share of checks,
+from the ninth run on, in which any series has a verdict although nothing changed. PR is SLOWER for
+a run that is compared with the history and not part of it.
+
+The second table has the share of steps that are detected: the series is SLOWER in the fifth run
+after the step, if the step is in all series or in one of 40, and PR is SLOWER for the first run
+after the step. ``tests/reports/history/test_levels.py`` tests a small part.
 """
 
 import argparse
@@ -18,54 +20,75 @@ from multiprocessing import Pool
 import numpy as np
 from numpy.typing import NDArray
 
-from parbench.reports.history.levels import StepRule, judge_series
+from parbench.reports.history.levels import LevelRule, judge_series
 
 NUM_RUNS = 31
-FIRST_JUDGED_RUN = 9
+FIRST_CHECKED_RUN = 9
 STEP_RUN = 25
+RUNS_AFTER_STEP = 5
 SPIKE_LOG = math.log(1.3)
-RULE = StepRule()
-VERDICTS = ("SLOWER", "FASTER", "DRIFT", "SUSPECT", "PR")
-SLOWER, SUSPECT, PR = 0, 3, 4
+RULE = LevelRule()
+VERDICTS = ("SLOWER", "FASTER", "DRIFT", "UNCONFIRMED", "PR")
+SLOWER, DRIFT, PR = 0, 2, 4
+STEPS = (0.03, 0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """How runs vary, as fractions of a time."""
+    """How times vary from run to run, as fractions of a time."""
 
     cv: float  # standard deviation relative to the mean
     shared: float = 0.0  # share of the variance that all series have in common
     rho: float = 0.0  # correlation of consecutive runs
-    spikes: float = 0.0  # share of runs that take 30 % longer
+    spikes: float = 0.0  # share of times that are 30 % longer
     drift: float = 0.0  # growth per run
+    missing: float = 0.0  # share of nights without a run
+    num_host_classes: int = 1  # the class of a night is random, and each has its own series
     step: float = 0.0  # change at STEP_RUN
     num_changed: int = 40  # series with the step
     num_series: int = 40
 
 
 UNCHANGED = {
-    "independent 1%": Model(cv=0.01),
-    "independent 3%": Model(cv=0.03),
-    "independent 10%": Model(cv=0.1),
-    "3%, 10 % of spikes of 30 %": Model(cv=0.03, spikes=0.1),
-    "5%, half of it shared": Model(cv=0.05, shared=0.5),
-    "autocorrelation 0.6, 3%": Model(cv=0.03, rho=0.6),
-    "autocorrelation 0.6, 10%": Model(cv=0.1, rho=0.6),
-    "drift of 0.3 % a run, 1%": Model(cv=0.01, drift=0.003),
-    "drift of 0.3 % a run, 3%": Model(cv=0.03, drift=0.003),
+    "independent 1 %": Model(cv=0.01),
+    "independent 3 %": Model(cv=0.03),
+    "independent 10 %": Model(cv=0.1),
+    "spikes of 30 % in 10 %, 3 %": Model(cv=0.03, spikes=0.1),
+    "half of it shared, 5 %": Model(cv=0.05, shared=0.5),
+    "autocorrelation 0.6, 3 %": Model(cv=0.03, rho=0.6),
+    "autocorrelation 0.6, 10 %": Model(cv=0.1, rho=0.6),
+    "two host classes, 3 %": Model(cv=0.03, num_host_classes=2),
+    "a fifth of nights missing, 3 %": Model(cv=0.03, missing=0.2),
+    "drift of 3 % a month, 1 %": Model(cv=0.01, drift=0.001),
+    "drift of 3 % a month, 3 %": Model(cv=0.03, drift=0.001),
+    "drift of 9 % a month, 1 %": Model(cv=0.01, drift=0.003),
+    "drift of 9 % a month, 3 %": Model(cv=0.03, drift=0.003),
+}
+CHANGED = {
+    "independent, 1 %": Model(cv=0.01),
+    "independent, 2 %": Model(cv=0.02),
+    "independent, 5 %": Model(cv=0.05),
+    "autocorrelation 0.6, 2 %": Model(cv=0.02, rho=0.6),
+    "two host classes, 2 %": Model(cv=0.02, num_host_classes=2),
+    "a fifth of nights missing, 2 %": Model(cv=0.02, missing=0.2),
+    "drift of 3 % a month, 2 %": Model(cv=0.02, drift=0.001),
 }
 
 
 def simulate(model: Model, random: np.random.Generator) -> NDArray[np.float64]:
-    """Return logarithms of times of shape (series, runs)."""
-    noise = random.normal(size=(model.num_series + 1, NUM_RUNS))
-    for run in range(1, NUM_RUNS):
-        noise[:, run] *= math.sqrt(1 - model.rho**2)
-        noise[:, run] += model.rho * noise[:, run - 1]
+    """Return the logarithms of the times of one host class, of shape (series, runs)."""
+    num_nights = math.ceil(NUM_RUNS * model.num_host_classes / (1 - model.missing)) + 20
+    noise = random.normal(size=(model.num_series + 1, num_nights))
+    for night in range(1, num_nights):
+        noise[:, night] *= math.sqrt(1 - model.rho**2)
+        noise[:, night] += model.rho * noise[:, night - 1]
     shared_noise = math.sqrt(model.shared) * noise[0]
     logs = model.cv * (math.sqrt(1 - model.shared) * noise[1:] + shared_noise)
     logs += (random.random(logs.shape) < model.spikes) * SPIKE_LOG
-    logs += math.log1p(model.drift) * np.arange(NUM_RUNS)
+    logs += math.log1p(model.drift) * np.arange(num_nights)
+    is_measured = random.random(num_nights) >= model.missing
+    is_first_class = random.integers(model.num_host_classes, size=num_nights) == 0
+    logs = logs[:, is_measured & is_first_class][:, :NUM_RUNS]
     logs[: model.num_changed, STEP_RUN:] += math.log1p(model.step)
     return np.asarray(logs)
 
@@ -79,16 +102,16 @@ def find_verdicts(model: Model, seed: Sequence[int], runs: Iterable[int]) -> lis
         window = list(logs[:, max(0, run - RULE.window) : run])
         verdicts = set()
         for judgement in judge_series(window, rules):
-            shift = judgement.shift
-            if shift and judgement.is_significant:
-                if shift.change < 0:
+            change = judgement.change
+            if change and judgement.is_significant:
+                if change.change < 0:
                     verdicts.add("FASTER")
-                elif shift.slope is not None:
+                elif change.slope is not None:
                     verdicts.add("DRIFT")
                 else:
                     verdicts.add("SLOWER")
             elif judgement.rise is not None:
-                verdicts.add("SUSPECT")
+                verdicts.add("UNCONFIRMED")
         candidates = judge_series(window, rules, newest_is_candidate=True)
         if any(judgement.rise is not None for judgement in candidates):
             verdicts.add("PR")
@@ -97,67 +120,55 @@ def find_verdicts(model: Model, seed: Sequence[int], runs: Iterable[int]) -> lis
 
 
 class Study:
-    """Simulates histories in processes."""
+    """Simulates histories in two processes."""
 
     def __init__(self, seed: int, num_trials: int) -> None:
         self.seed = seed
         self.num_trials = num_trials
         self._pool = Pool(2)
 
-    def compute_rates(
-        self, model: Model, runs: Iterable[int], num_trials: int | None = None
-    ) -> NDArray[np.float64]:
+    def compute_rates(self, model: Model, runs: Iterable[int]) -> NDArray[np.float64]:
         """Return the share of histories with each verdict, of shape (runs, verdicts)."""
-        trials = range(num_trials or self.num_trials)
         run_numbers = list(runs)
-        arguments = [(model, (self.seed, trial), run_numbers) for trial in trials]
+        arguments = [(model, (self.seed, i), run_numbers) for i in range(self.num_trials)]
         verdicts = self._pool.starmap(find_verdicts, arguments)
         return np.asarray(np.array(verdicts, dtype=float).mean(axis=0))
 
-    def print_false_alarms(self, name: str, model: Model, every: int) -> None:
-        runs = range(FIRST_JUDGED_RUN, NUM_RUNS + 1, every)
+    def print_false_alarms(self, name: str, model: Model) -> None:
+        runs = range(FIRST_CHECKED_RUN, NUM_RUNS + 1, 3)
         shares = self.compute_rates(model, runs).mean(axis=0)
-        print(f"{name:30}" + "".join(f"{share:9.3f}" for share in shares), flush=True)
+        print(f"{name:32}" + "".join(f"{share:13.3f}" for share in shares), flush=True)
 
-    def print_detections(self, model: Model) -> None:
-        next_runs = range(STEP_RUN + 1, STEP_RUN + 6)
-        cells = [
-            f"{rates[SLOWER]:.2f} ({rates[SUSPECT]:.2f}, {rates[PR]:.2f})"
-            for rates in self.compute_rates(model, next_runs)
-        ]
-        one_of_many = replace(model, num_changed=1)
-        only_one = replace(model, num_changed=1, num_series=1)
-        last_run = [STEP_RUN + 5]
-        among = self.compute_rates(one_of_many, last_run, 4 * self.num_trials)[0, SLOWER]
-        alone = self.compute_rates(only_one, last_run, 10 * self.num_trials)[0, SLOWER]
-        name = f"{model.step:+.0%} in {model.num_changed} at {model.cv:.0%}"
-        print(f"{name:30}  {' '.join(cells)}; {among:.2f}; {alone:.2f}", flush=True)
+    def print_detections(self, name: str, model: Model) -> None:
+        cells = []
+        for step in STEPS:
+            changed = replace(model, step=step)
+            first, last = self.compute_rates(
+                changed, [STEP_RUN + 1, STEP_RUN + RUNS_AFTER_STEP]
+            )
+            one_changed = replace(changed, num_changed=1)
+            [last_of_one] = self.compute_rates(one_changed, [STEP_RUN + RUNS_AFTER_STEP])
+            cells.append(f"{last[SLOWER]:.2f} {last_of_one[SLOWER]:.2f} {first[PR]:.2f}")
+        print(f"{name:32}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument(
-        "--only", default="", help="a part of the name of a model without change"
-    )
+    parser.add_argument("--only", default="", help="a part of the names of models")
     options = parser.parse_args()
     study = Study(options.seed, options.trials)
-    print(f"share of runs in which any series has the verdict, {options.trials} histories each")
-    print(f"{'no change':30}" + "".join(f"{verdict:>9}" for verdict in VERDICTS))
+    print(
+        f"{'no change, share of checks':32}" + "".join(f"{verdict:>13}" for verdict in VERDICTS)
+    )
     for name, model in UNCHANGED.items():
         if options.only in name:
-            study.print_false_alarms(name, model, options.every)
-    if options.only:
-        return
-    columns = (
-        "SLOWER (SUSPECT, PR) in runs 1 to 5 after it; one series after 5: among 40; alone"
-    )
-    print(f"{'a step':30}  {columns}")
-    for cv in (0.02, 0.05):
-        for step, num_changed in ((0.05, 40), (0.1, 40), (1.0, 1)):
-            study.print_detections(Model(cv=cv, step=step, num_changed=num_changed))
+            study.print_false_alarms(name, model)
+    print(f"\n{'step (all, one of 40, PR)':32}" + "".join(f"{step:>18.0%}" for step in STEPS))
+    for name, model in CHANGED.items():
+        if options.only in name:
+            study.print_detections(name, model)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from typing import Any
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.compare.compare import Comparison, SeriesComparison, compare
+from parbench.reports.compare.compare import RunComparison, SeriesComparison, compare
 from parbench.reports.compare.rule import Rule
 from parbench.reports.compare.thresholds import Threshold
+from parbench.reports.run_data import RunData
 from tests.support.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
@@ -62,12 +63,16 @@ def make_threshold(min_effect: float) -> Threshold:
     )
 
 
+def compare_with_rule(base: Run, new: Run, **options: Any) -> RunComparison:
+    return compare(RunData(base), RunData(new), Rule(), **options)
+
+
 def compare_records(
     base: Sequence[Record], new: Sequence[Record], **options: Any
-) -> Comparison:
-    return compare(run_from_records(base), run_from_records(new), Rule(), **options)
+) -> RunComparison:
+    return compare_with_rule(run_from_records(base), run_from_records(new), **options)
 
 
-def find_series(comparison: Comparison, case: Case = CASE) -> SeriesComparison:
+def find_series(comparison: RunComparison, case: Case = CASE) -> SeriesComparison:
     [series] = [series for series in comparison.series if series.case == case]
     return series

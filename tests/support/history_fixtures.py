@@ -9,14 +9,20 @@ import msgspec
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, encode_record
-from parbench.reports.history.database import History
-from parbench.reports.history.entries import About, Entry, read_entry
-from parbench.reports.history.gate import Check, check, check_folder, newest
-from parbench.reports.history.levels import StepRule
+from parbench.reports.history.check import (
+    Check,
+    check_candidate,
+    check_stored_run,
+    find_newest_run,
+)
+from parbench.reports.history.database import History, RunEntry
+from parbench.reports.history.levels import LevelRule
+from parbench.reports.history.runs import read_entry
+from parbench.reports.run_data import RunData
 from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions, run_from_records
 
 DAILY_NOISE = (1.0, 1.004, 0.997, 1.002, 0.996)
-RULE = StepRule()
+RULE = LevelRule()
 
 
 def make_daily_records(
@@ -56,9 +62,9 @@ def make_entry(
     branch: str = "main",
     commit: str = "",
     **run: Any,
-) -> Entry:
+) -> RunEntry:
     path = write_history_run(folder, i, factor, **run)
-    return read_entry(path, About(branch=branch, commit=commit))
+    return read_entry(path, branch, commit)
 
 
 def fill_history(
@@ -78,7 +84,7 @@ class DailyRuns:
 
     @property
     def num_runs(self) -> int:
-        return len(self.history.runs())
+        return len(self.history.list_runs())
 
     def add(self, count: int, factor: float = 1.0, **entry: Any) -> None:
         """Add the next runs, which are slower by a factor."""
@@ -90,12 +96,15 @@ class DailyRuns:
         self.history.add(make_entry(self.folder, self.num_runs, records=records, **entry))
         return self.check()
 
-    def check(self, run_id: str = "", rule: StepRule = RULE) -> Check:
+    def check(self, run_id: str = "", rule: LevelRule = RULE) -> Check:
         """Check a run, or the newest one of the branch main."""
-        line = self.history.line(run_id) if run_id else newest(self.history, "main")
-        return check(self.history, line, rule)
+        if run_id:
+            run = self.history.find_run(run_id)
+        else:
+            run = find_newest_run(self.history, "main")
+        return check_stored_run(self.history, run, rule)
 
-    def check_folder(self, factor: float = 1.0, **run: Any) -> Check:
+    def check_candidate(self, factor: float = 1.0, **run: Any) -> Check:
         """Compare a run that is not part of the history with the branch main."""
         path = write_history_run(self.folder / f"new-{factor}", 99, factor, **run)
-        return check_folder(self.file, path, "main", RULE)
+        return check_candidate(self.file, RunData.load(path), "main", RULE)

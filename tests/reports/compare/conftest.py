@@ -2,10 +2,10 @@
 
 import pytest
 
-from parbench.reports.compare.compare import Comparison, compare
-from parbench.reports.compare.rule import Rule
+from parbench.reports.compare.compare import RunComparison
 from tests.support.compare_fixtures import (
     OTHER_CASE,
+    compare_with_rule,
     make_curve,
     make_repetitions,
     run_from_records,
@@ -14,7 +14,7 @@ from tests.support.reports_fixtures import HOSTILE_TEXT, collective_case, failed
 
 
 @pytest.fixture(scope="session")
-def mixed() -> Comparison:
+def mixed() -> RunComparison:
     """A comparison with seven verdicts, hostile text and a changed environment."""
     wrong = collective_case("all_gather")
     lost = collective_case("all_to_all")
@@ -26,4 +26,4 @@ def mixed() -> Comparison:
     new += [failed_record(wrong, 0, "wrong", HOSTILE_TEXT)]
     older = run_from_records(base, {"host": {"address": "a"}})
     newer = run_from_records(new, {"host": {"address": "b|c"}})
-    return compare(older, newer, Rule())
+    return compare_with_rule(older, newer)

@@ -9,13 +9,12 @@ from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.summary import summarize
-from parbench.reports.compare.compare import compare
 from parbench.reports.compare.pool import pool_runs
-from parbench.reports.compare.rule import Rule
 from tests.support.compare_fixtures import (
     CASE,
     OTHER_CASE,
     compare_records,
+    compare_with_rule,
     find_series,
     make_curve,
     make_repetitions,
@@ -104,7 +103,7 @@ CUT = out_of_budget_record(OTHER_CASE, 0)
     ],
 )
 def test_missing_case_has_its_reason(new: Run, reason: str) -> None:
-    comparison = compare(run_from_records(BOTH_CASES), new, Rule())
+    comparison = compare_with_rule(run_from_records(BOTH_CASES), new)
     assert comparison.get_exit_code() == 4
     series = find_series(comparison, OTHER_CASE)
     assert series.verdict == "MISSING"
@@ -115,13 +114,13 @@ def test_changed_environment_is_env_changed_unless_intended() -> None:
     newer = {**ENVIRONMENT, "versions": {"python": "3.11.7", "numpy": "2.5.0"}}
     base = run_from_records(BASE)
     new = run_from_records(make_repetitions(factor=1.5), newer)
-    comparison = compare(base, new, Rule())
+    comparison = compare_with_rule(base, new)
     assert comparison.overall is None
     assert comparison.get_exit_code() == 3
     series = find_series(comparison)
     assert series.verdict == "ENV-CHANGED"
     assert series.reason == "versions.numpy: 2.4.6 -> 2.5.0"
-    intended = compare(base, new, Rule(), ["versions.*"])
+    intended = compare_with_rule(base, new, intended=["versions.*"])
     assert find_series(intended).verdict == "SLOWER"
 
 

@@ -10,11 +10,14 @@ import pytest
 
 from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record
-from parbench.reports.compare.compare import Comparison, compare
+from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.junit import render_junit
 from parbench.reports.compare.report import render_json, render_markdown, render_table
-from parbench.reports.compare.rule import Rule
-from tests.support.compare_fixtures import compare_records, run_from_records
+from tests.support.compare_fixtures import (
+    compare_records,
+    compare_with_rule,
+    run_from_records,
+)
 from tests.support.paths import Command
 from tests.support.planted_steps import VARIABLE
 from tests.support.reports_fixtures import ok_record, step_case, step_metrics
@@ -39,7 +42,7 @@ def make_record(
     return ok_record(step_case("fsdp"), repetition, metrics=metrics, **fields)
 
 
-def list_failures(comparison: Comparison) -> list[str]:
+def list_failures(comparison: RunComparison) -> list[str]:
     failures = []
     for series in comparison.series:
         failures += [change.message for change in series.counts.changes if change.fails]
@@ -121,7 +124,7 @@ def test_operation_of_another_torch_may_be_renamed() -> None:
     renamed = {name.replace("all_gather", "gather_all"): value for name, value in FSDP.items()}
     base = run_from_records([make_record()], {"versions": {"torch": "1"}})
     new = run_from_records([make_record(renamed)], {"versions": {"torch": "2"}})
-    comparison = compare(base, new, Rule())
+    comparison = compare_with_rule(base, new)
     assert list_failures(comparison) == []
     assert comparison.get_exit_code(fail_on_unknown=True) == 3
 

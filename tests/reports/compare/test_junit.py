@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import xmlschema
 
-from parbench.reports.compare.compare import Comparison
+from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.junit import render_junit
 from tests.support.compare_fixtures import (
     CASE,
@@ -40,19 +40,19 @@ def read_jenkins_schema() -> str:
         return file.read().decode()
 
 
-def parse(comparison: Comparison) -> ElementTree.Element:
+def parse(comparison: RunComparison) -> ElementTree.Element:
     return ElementTree.fromstring(render_junit(comparison))
 
 
 @pytest.mark.full
-def test_junit_follows_the_schema_of_jenkins(mixed: Comparison) -> None:
+def test_junit_follows_the_schema_of_jenkins(mixed: RunComparison) -> None:
     schema = xmlschema.XMLSchema(read_jenkins_schema())
     text = render_junit(mixed)
     schema.validate(text)
     assert not schema.is_valid(text.replace("failure", "failed"))
 
 
-def test_junit_outcome_follows_the_verdict(mixed: Comparison) -> None:
+def test_junit_outcome_follows_the_verdict(mixed: RunComparison) -> None:
     root = parse(mixed)
     outcomes = {}
     *cases, _ = root.iter("testcase")  # The last one is the overall change.

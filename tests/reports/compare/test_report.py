@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from parbench import cli
 from parbench.reports.commands import compare
-from parbench.reports.compare.compare import Comparison
+from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.report import (
     render_json,
     render_markdown,
@@ -168,7 +168,7 @@ def test_compare_reads_runs_of_the_history(tmp_path: Path) -> None:
     assert "10 repetitions" in result.output  # run-002 itself is left out
 
 
-def test_table_has_a_row_for_every_series(mixed: Comparison) -> None:
+def test_table_has_a_row_for_every_series(mixed: RunComparison) -> None:
     assert mixed.verdicts == dict.fromkeys(VERDICTS, 1)
     table = render_table(mixed).partition("\nTimes\n")[2]
     for verdict in VERDICTS:
@@ -177,7 +177,7 @@ def test_table_has_a_row_for_every_series(mixed: Comparison) -> None:
     assert "\x1b" not in table
 
 
-def test_markdown_tables_are_intact_and_worst_first(mixed: Comparison) -> None:
+def test_markdown_tables_are_intact_and_worst_first(mixed: RunComparison) -> None:
     text = render_markdown(mixed)
     assert "1 WRONG, 1 SLOWER, 1 MISSING" in text.splitlines()[0]
     tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
@@ -192,7 +192,7 @@ def test_markdown_tables_are_intact_and_worst_first(mixed: Comparison) -> None:
     assert "\x1b" not in text
 
 
-def test_json_holds_every_number(mixed: Comparison) -> None:
+def test_json_holds_every_number(mixed: RunComparison) -> None:
     data = json.loads(render_json(mixed, code=1), parse_constant=pytest.fail)
     assert data["schema_version"] == 2
     assert data["exit_code"] == 1

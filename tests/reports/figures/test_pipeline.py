@@ -28,6 +28,7 @@ def test_actions_are_boxes_simulated_above_measured() -> None:
         find_texts(figure)
     )
     simulated, measured = (find_boxes(axes) for axes in figure.axes)
-    assert simulated["F: forward"] == [(0.0, 0.001), (0.001, 0.002)]
-    assert simulated["B: backward"] == [(0.004, 0.006), (0.002, 0.004)]
-    assert measured["F: forward"] == [(0.0, 0.0015), (0.002, 0.003)]
+    assert simulated["F: forward: 1.00 ms"] == [(0.0, 0.001), (0.001, 0.002)]
+    assert simulated["B: backward: 2.00 ms"] == [(0.004, 0.006), (0.002, 0.004)]
+    assert measured["F: forward: 1.50 ms"] == [(0.0, 0.0015)]
+    assert measured["F: forward: 1.00 ms"] == [(0.002, 0.003)]

@@ -4,7 +4,7 @@ from parbench.bench.results.records import Interval, RankTimeline, Timeline
 from parbench.reports.figures.timeline import (
     MAX_RANKS,
     chart_timeline,
-    choose_view,
+    choose_ranks,
 )
 from tests.support.figure_parts import find_boxes, find_texts
 from tests.support.traced import make_rank_timeline
@@ -32,10 +32,11 @@ def test_timeline_has_boxes_at_its_spans() -> None:
     assert {"rank 0  phases", "forward", "exposed communication"} <= set(find_texts(figure))
 
 
-def test_view_has_the_slowest_of_many_ranks() -> None:
+def test_slowest_of_many_ranks_is_drawn() -> None:
     ranks = [make_rank([], rank) for rank in range(64)]
     ranks[37] = make_rank([], 37, seconds=2.0)
-    view = choose_view(join(*ranks))
-    assert len(view.ranks) == MAX_RANKS
-    assert {0, 37, 63} <= {timeline.rank for timeline in view.ranks}
-    assert "8 of 64 ranks" in view.note
+    chart = chart_timeline("step", "ddp", "", join(*ranks))
+    assert "8 of 64 ranks" in chart.caption
+    chosen = [timeline.rank for timeline in choose_ranks(ranks)]
+    assert len(chosen) == MAX_RANKS
+    assert {0, 37, 63} <= set(chosen)

@@ -319,10 +319,10 @@ def test_outlier_size_is_slower_than_its_fit() -> None:
     records = []
     for repetition in range(3):
         for record in curve_records(placement="out_of_place"):
-            seconds = record.metrics["time"].value
             if record.case.id == case.id:
-                seconds = 4e-3
-            records.append(ok_record(record.case, repetition, seconds))
+                records.append(ok_record(case, repetition, seconds=4e-3))
+            else:
+                records.append(replace(record, repetition=repetition))
     finding = get_finding(records)
     assert finding.kind == "off-fit"
     assert "2.82 times as long as its fit" in finding.message
@@ -343,14 +343,16 @@ def test_part_slower_than_the_whole_is_found() -> None:
     assert get_kinds([*all_reduce, *uncertain]) == []
 
 
-def test_unexpected_bytes_are_named_by_axis() -> None:
+def test_unexpected_bytes_have_no_share_of_the_time() -> None:
     metrics = step_metrics(1e-2)
     metrics["bytes_ratio.dp"] = counted_metric(2.0, "")
     metrics["bytes_ratio.tp"] = counted_metric(1.0, "")
-    finding = get_finding([ok_record(step_case(), metrics=metrics)])
+    records = [ok_record(step_case(), metrics=metrics), *train(idle=0.3)]
+    timed, finding = find_in(run_from_records(*records))
+    assert timed.time_share == pytest.approx(0.3)
     assert finding.kind == "unexpected-bytes"
-    assert "2.000 times the expected bytes on dp" in finding.message
     assert finding.time_share is None
+    assert "2.000 times the expected bytes on dp" in finding.message
 
 
 def test_step_defaults_are_those_of_the_catalogue() -> None:

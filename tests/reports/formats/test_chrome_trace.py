@@ -95,15 +95,6 @@ def test_trace_without_a_valid_timeline_is_refused(record: Record, fact: str) ->
     assert fact in usage_error(render_trace, RunData(run_from_records(record)))
 
 
-def test_step_events_have_ranks_and_streams(tmp_path: Path) -> None:
-    run = write_traced_run(tmp_path, [(traced_record(), make_timeline())])
-    events = json.loads(render_trace(RunData(run)))["traceEvents"]
-    assert find_names(events) == ["rank 0", "rank 1"]
-    streams = {"phases", "compute", "copies", "comm dp (1 of 2)", "comm dp (2 of 2)"}
-    assert set(find_names(events, "thread_name")) == streams
-    check_threads(events, 2 * 5)
-
-
 def test_analysis_events_name_kernels_by_kind() -> None:
     """HolisticTraceAnalysis recognizes communication and copies by the names of kernels."""
     document = make_rank_document(make_rank_timeline(3))
@@ -119,9 +110,13 @@ def test_analysis_events_name_kernels_by_kind() -> None:
 def test_steps_and_pipelines_share_a_trace(tmp_path: Path) -> None:
     record = traced_record()
     run = write_traced_run(tmp_path, [(record, make_timeline(2)), (pipeline_record(), None)])
-    trace = json.loads(render_trace(RunData(run)))
-    assert find_names(trace["traceEvents"])[-2:] == ["step.ddp: rank 0", "step.ddp: rank 1"]
-    files = render_traces(RunData(run))
-    assert set(files) == {f"{record.case.id}.json", f"{pipeline_record().case.id}.json"}
+    data = RunData(run)
+    events = json.loads(render_trace(data))["traceEvents"]
+    assert find_names(events)[-2:] == ["step.ddp: rank 0", "step.ddp: rank 1"]
+    streams = {"phases", "compute", "copies", "comm dp (1 of 2)", "comm dp (2 of 2)"}
+    assert set(find_names(events, "thread_name")) == {"pipeline", *streams}
+    check_threads(events, 2 * 2 + 2 * 5)
+    files = [f"{record.case.id}.json", f"{pipeline_record().case.id}.json"]
+    assert sorted(render_traces(data)) == sorted(files)
     rank_files = [f"{record.case.id}/rank-0.json", f"{record.case.id}/rank-1.json"]
-    assert list(render_for_analysis(RunData(run))) == rank_files
+    assert list(render_for_analysis(data)) == rank_files

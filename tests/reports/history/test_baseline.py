@@ -7,8 +7,10 @@ import pytest
 
 from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record
-from parbench.reports.history.baseline import baseline
+from parbench.reports.history.baseline import judge_by_history
 from parbench.reports.history.database import open_history
+from parbench.reports.run_data import RunData
+from parbench.reports.verdicts import Verdict
 from tests.support.compare_fixtures import CASE
 from tests.support.history_fixtures import fill_history, make_entry, write_history_run
 from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics
@@ -26,52 +28,52 @@ def path(tmp_path: Path) -> Path:
     return write_history_run(tmp_path / "new", 99)
 
 
+def judge(path: Path) -> Verdict:
+    return judge_by_history(RunData.load(path))
+
+
 @pytest.mark.parametrize(
-    ("factor", "verdict", "level"), [(1.0, "AS BEFORE", "good"), (2.0, "SLOWER", "doubtful")]
+    ("factor", "verdict", "level"), [(1.0, "NO CHANGE", "good"), (2.0, "SLOWER", "doubtful")]
 )
 def test_run_is_compared_and_not_kept(
     factor: float, verdict: str, level: str, file: Path, twelve_runs: Path, tmp_path: Path
 ) -> None:
     shutil.copy(twelve_runs, file)
     content = file.read_bytes()
-    result = baseline(write_history_run(tmp_path, 99, factor))
+    result = judge(write_history_run(tmp_path, 99, factor))
     assert result.word == verdict
     assert result.level == level
     assert "2 series" in result.message
-    assert "12 runs" in result.message
+    assert "12 earlier runs" in result.message
     assert file.read_bytes() == content
 
 
-def test_run_without_a_time_has_no_baseline(
-    file: Path, twelve_runs: Path, tmp_path: Path
-) -> None:
+def test_run_without_a_time_has_no_judge(file: Path, twelve_runs: Path, tmp_path: Path) -> None:
     shutil.copy(twelve_runs, file)
     wrong = failed_record(CASE, 0, "wrong", "3 values differ")
-    result = baseline(write_history_run(tmp_path, 99, records=[wrong]))
+    result = judge(write_history_run(tmp_path, 99, records=[wrong]))
     assert result.word == "NO BASELINE"
-    assert "WRONG: 3 values differ" in result.message
+    assert "3 values differ" in result.message
 
 
-def test_young_history_is_no_baseline(file: Path, path: Path, tmp_path: Path) -> None:
-    assert baseline(path).word == "NO BASELINE"
+def test_young_history_is_no_judge(file: Path, path: Path, tmp_path: Path) -> None:
+    assert judge(path).word == "NO BASELINE"
     with open_history(file, create=True) as history:
         fill_history(history, tmp_path, [1.0] * 5)
-    assert baseline(path).message == "5 of the 8 runs that are needed"
+    assert judge(path).message == "TOO FEW RUNS: 5 of 8 required runs"
 
 
-def test_history_of_another_preset_is_no_baseline(
-    file: Path, path: Path, tmp_path: Path
-) -> None:
+def test_history_of_another_preset_is_no_judge(file: Path, path: Path, tmp_path: Path) -> None:
     with open_history(file, create=True) as history:
         history.add(make_entry(tmp_path, 0, preset="smoke"))
-    result = baseline(path)
+    result = judge(path)
     assert result.word == "NO BASELINE"
     assert "preset node" in result.message
 
 
 def test_unreadable_history_fails_no_run(file: Path, path: Path) -> None:
     file.write_bytes(b"no history")
-    assert baseline(path).word == "NO BASELINE"
+    assert judge(path).word == "NO BASELINE"
 
 
 def make_step(num_calls: float) -> Record:
@@ -82,6 +84,6 @@ def make_step(num_calls: float) -> Record:
 def test_changed_count_is_reported(file: Path, tmp_path: Path) -> None:
     with open_history(file, create=True) as history:
         history.add(make_entry(tmp_path, 0, records=[make_step(2.0)]))
-    result = baseline(write_history_run(tmp_path, 1, records=[make_step(4.0)]))
-    assert result.word == "CHANGED"
+    result = judge(write_history_run(tmp_path, 1, records=[make_step(4.0)]))
+    assert result.word == "COUNT CHANGED"
     assert "2 -> 4 calls" in result.message

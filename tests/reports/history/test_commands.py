@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from parbench import cli
 from parbench.reports.compare.thresholds import save_thresholds
-from parbench.reports.history.database import SCHEMA, open_history
+from parbench.reports.history.database import SCHEMA_VERSION, open_history
 from parbench.reports.options import HISTORY_FILE
 from tests.support.compare_fixtures import CASE, make_threshold
 from tests.support.history_fixtures import write_history_run
@@ -103,14 +103,14 @@ def test_add_takes_branch_and_commit_from_ci(variables: dict[str, str], branch: 
     write_history_run(Path("runs"), 0)
     run("add", "runs", **variables)
     with open_history(HISTORY_FILE) as history:
-        [line] = history.runs()
+        [line] = history.list_runs()
     assert line.branch == branch
     assert line.commit == "abc"
 
 
 @pytest.mark.usefixtures("slower_history")
 def test_check_exit_code() -> None:
-    assert "2 SAME" in run("check", "run-011")
+    assert "2 NO CHANGE" in run("check", "run-011")
     assert invoke("check", "run-002", "--fail-on-unknown").exit_code == 3
     slower = invoke("check")
     assert slower.exit_code == 1
@@ -134,25 +134,25 @@ def test_check_of_a_folder_uses_the_named_branch() -> None:
 def test_check_uses_percentages_and_measured_floors() -> None:
     assert invoke("check", "--min-effect", "15%").exit_code == 0
     with open_history(HISTORY_FILE) as history:
-        [series] = [series for series in history.series().values() if series.case == CASE]
+        [series] = [series for series in history.list_series() if series.case == CASE]
     floors = {series.fingerprint: make_threshold(0.3)}
     save_thresholds(Path("runs/thresholds.json"), floors)  # the usual file
     text = invoke("check").stdout
     assert "1 SLOWER" in text
-    assert "1 SAME" in text
+    assert "1 NO CHANGE" in text
     assert "threshold 30.0 %" in text
     assert "2 SLOWER" in invoke("check", "--min-effect", "3%").stdout
 
 
 @pytest.mark.usefixtures("usual_history")
 def test_show_prune_and_export() -> None:
-    assert "1.00 ms from run-000 on (12 runs)" in run("show", "*all_reduce*")
+    assert "1.00 ms since run-000 (12 runs)" in run("show", "*all_reduce*")
     assert len(json.loads(run("show", "--format", "json"))["series"]) == 2
     run("show", "--figure", "history.svg")
     assert "all_reduce" in Path("history.svg").read_text()
     assert run("prune", "--keep", "10").split() == ["run-001", "run-000"]
     run("export", "out.csv", "--branch", "main")
-    assert Path("out.csv").read_text().startswith("time,commit,run,")
+    assert Path("out.csv").read_text().startswith("time,commit,id,")
 
 
 def write_damaged_files() -> None:
@@ -162,7 +162,7 @@ def write_damaged_files() -> None:
         connection.execute("CREATE TABLE t (x)")
     shutil.copy(HISTORY_FILE, "newer.sqlite")
     with closing(sqlite3.connect("newer.sqlite")) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     content = HISTORY_FILE.read_bytes()
     Path("damaged.sqlite").write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
 
@@ -177,7 +177,7 @@ def read_files() -> dict[Path, bytes]:
     [
         ("list --history text.sqlite", "text.sqlite"),
         ("list --history foreign.sqlite", "another program"),
-        ("check --history newer.sqlite", f"schema {SCHEMA + 1}"),
+        ("check --history newer.sqlite", f"schema version {SCHEMA_VERSION + 1}"),
         ("list --history damaged.sqlite", "damaged.sqlite"),
         ("check --history absent.sqlite", "absent.sqlite"),
         ("check --branch topic", "'topic'"),

@@ -14,9 +14,8 @@ import pytest
 
 from parbench.bench.results.runs import load_run
 from parbench.reports.history import database
-from parbench.reports.history.database import History, open_history
-from parbench.reports.history.entries import About, Entry, read_entry
-from parbench.reports.history.runs import add_folders
+from parbench.reports.history.database import History, RunEntry, open_history
+from parbench.reports.history.runs import add_folders, read_entry
 from tests.support.compare_fixtures import make_repetitions
 from tests.support.history_fixtures import DailyRuns, make_entry, write_history_run
 from tests.support.refusals import usage_error
@@ -29,41 +28,40 @@ def history(no_runs: DailyRuns) -> History:
 
 
 @pytest.fixture
-def entry(tmp_path: Path) -> Entry:
+def entry(tmp_path: Path) -> RunEntry:
     return make_entry(tmp_path / "added", 1, branch="topic", commit="abc")
 
 
 def list_ids(history: History, branch: str | None = None) -> list[str]:
-    return [line.id for line in history.runs(branch)]
+    return [line.id for line in history.list_runs(branch)]
 
 
 def find_place(history: History) -> tuple[str, str]:
     """Return branch and commit of the only run."""
-    [line] = history.runs()
+    [line] = history.list_runs()
     return line.branch, line.commit
 
 
-def test_add_keeps_a_run_once(history: History, entry: Entry, tmp_path: Path) -> None:
+def test_add_keeps_a_run_once(history: History, entry: RunEntry, tmp_path: Path) -> None:
     assert history.add(entry) == "added"
     assert history.add(entry) == "unchanged"
-    [line] = history.runs()
+    [line] = history.list_runs()
     assert line.id == "run-001"
     assert find_place(history) == ("topic", "abc")
-    assert line.num_series == 2
-    assert line.num_bad == 0
+    assert history.count_series() == {line.number: (2, 0)}
     path = tmp_path / "added" / "run-001"
-    assert history.run(line).path == path
-    assert history.run(line).records == load_run(path).records
+    assert history.load_run(line).path == path
+    assert history.load_run(line).records == load_run(path).records
 
 
-def test_add_moves_a_run_with_its_annotations(history: History, entry: Entry) -> None:
+def test_add_moves_a_run_with_its_annotations(history: History, entry: RunEntry) -> None:
     history.add(entry)
     history.annotate("run-001", "*", "intended")
-    corrected = replace(entry, about=About(branch="main", commit="def"))
+    corrected = replace(entry, branch="main", commit="def")
     assert history.add(corrected) == "unchanged"  # a default branch moves nothing
-    assert history.add(replace(corrected, meant=frozenset({"branch"}))) == "moved"
+    assert history.add(corrected, {"branch"}) == "moved"
     assert find_place(history) == ("main", "abc")
-    [annotation] = history.annotations()
+    [annotation] = history.list_annotations()
     assert annotation.branch == "main"
 
 
@@ -73,46 +71,46 @@ def test_add_updates_a_grown_run(history: History, tmp_path: Path) -> None:
     long = make_repetitions(count=4)
     assert history.add(make_entry(tmp_path / "long", 1, records=long)) == "updated"
     assert find_place(history) == ("topic", "")
-    assert len(history.outcomes(history.line("run-001").number)) == 1
+    assert len(history.read_points(history.find_run("run-001"))) == 1
 
 
 @pytest.mark.parametrize("branch", ["last", "", "main~1", "a:b", "two words"])
-def test_ambiguous_branch_is_refused(branch: str, history: History, entry: Entry) -> None:
-    ambiguous = replace(entry, about=About(branch=branch))
+def test_ambiguous_branch_is_refused(branch: str, history: History, entry: RunEntry) -> None:
+    ambiguous = replace(entry, branch=branch)
     assert repr(branch) in usage_error(history.add, ambiguous)
-    assert history.runs() == ()
+    assert history.list_runs() == ()
 
 
 def test_unknown_run_is_refused(history: History) -> None:
-    assert "'nope'" in usage_error(history.line, "nope")
+    assert "'nope'" in usage_error(history.find_run, "nope")
     assert "'nope'" in usage_error(history.annotate, "nope", "*", "note")
 
 
 def test_prune_keeps_newest_runs_and_annotations(no_runs: DailyRuns) -> None:
     history = no_runs.history
-    no_runs.add(1, environment={"host": {"name": "old"}})
+    no_runs.add(1, environment={"host": {"cpu_model": "old"}})
     no_runs.add(3)
     no_runs.add(2, branch="topic")
     no_runs.add(1, preset="smoke")
     history.annotate("run-001", "*", "intended")
     assert history.prune(2) == ("run-001", "run-000")
     assert list_ids(history) == ["run-002", "run-003", "run-004", "run-005", "run-006"]
-    assert len(history.annotations()) == 1
-    hosts = {series.environment["host.name"] for series in history.series().values()}
-    assert hosts == {"node-a"}  # series without points are gone
+    assert len(history.list_annotations()) == 1
+    models = {series.environment["host.cpu_model"] for series in history.list_series()}
+    assert models == {"Example CPU"}  # Series without points are deleted.
     assert history.prune(1) == ("run-002", "run-004")
 
 
 def test_history_reads_a_run_where_its_folder_was_added_last(
-    history: History, entry: Entry, tmp_path: Path
+    history: History, entry: RunEntry, tmp_path: Path
 ) -> None:
     history.add(entry)
     (tmp_path / "added").rename(tmp_path / "renamed")
-    line = history.line("run-001")
-    assert str(tmp_path / "added" / "run-001") in usage_error(history.run, line)
+    line = history.find_run("run-001")
+    assert str(tmp_path / "added" / "run-001") in usage_error(history.load_run, line)
     path = tmp_path / "renamed" / "run-001"
-    assert history.add(read_entry(path, entry.about)) == "unchanged"
-    assert history.run(history.line("run-001")).path == path
+    assert history.add(read_entry(path, entry.branch)) == "unchanged"
+    assert history.load_run(history.find_run("run-001")).path == path
 
 
 def test_two_writers_add_each_run_once(tmp_path: Path) -> None:
@@ -149,9 +147,9 @@ def connect_with_trace(*args, **options):
     return connection
 sqlite3.connect = connect_with_trace
 from parbench.reports.history.database import open_history
-from parbench.reports.history.entries import About, Entry, read_entry
+from parbench.reports.history.runs import read_entry
 with open_history(Path(sys.argv[1])) as history:
-    history.add(read_entry(Path(sys.argv[2]), About(branch="main")))
+    history.add(read_entry(Path(sys.argv[2]), "main"))
 """
 
 
@@ -169,19 +167,28 @@ def test_sigkill_in_a_transaction_leaves_a_readable_history(
     assert no_runs.file.read_bytes() != content  # half of the run is in the file
     with open_history(no_runs.file) as history:
         assert list_ids(history) == ["run-000"]
-        assert len(history.series()) == 2
-        assert history.add(read_entry(path, About(branch="main"))) == "added"
+        assert len(history.list_series()) == 2
+        assert history.add(read_entry(path, "main")) == "added"
 
 
-def add_entry(file: Path, entry: Entry) -> None:
+def add_entry(file: Path, entry: RunEntry) -> None:
     with open_history(file) as history:
         history.add(entry)
 
 
 def test_add_gives_up_waiting_for_a_writer(
-    no_runs: DailyRuns, entry: Entry, monkeypatch: pytest.MonkeyPatch
+    no_runs: DailyRuns, entry: RunEntry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "_WAIT_SECONDS", 0.05)
     with closing(sqlite3.connect(no_runs.file, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        assert "other processes" in usage_error(add_entry, no_runs.file, entry)
+        assert "another process" in usage_error(add_entry, no_runs.file, entry)
+
+
+def test_history_with_analyze_and_a_user_index_opens(runs: DailyRuns) -> None:
+    with closing(sqlite3.connect(runs.file)) as connection:
+        connection.execute("ANALYZE")
+        connection.execute("CREATE INDEX my_index ON point (status)")
+        connection.commit()
+    with open_history(runs.file) as history:
+        assert len(history.list_runs()) == 12

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from parbench.reports.history.database import open_history
-from parbench.reports.history.runs import add_folders, select_lines
+from parbench.reports.history.runs import add_folders, select_runs
 from tests.support.history_fixtures import DailyRuns, write_history_run
 from tests.support.refusals import usage_error
 
@@ -20,7 +20,7 @@ def branches(no_runs: DailyRuns) -> DailyRuns:
 
 
 def select(runs: DailyRuns, text: str, compared: str = "") -> list[int]:
-    lines = select_lines(runs.history.runs(), text, without=compared)
+    lines = select_runs(runs.history.list_runs(), text, excluded=compared)
     return [int(line.id.removeprefix("run-")) for line in lines]
 
 
@@ -57,7 +57,7 @@ def test_selector_of_several_leaves_out_the_compared_run(branches: DailyRuns) ->
 def test_selector_without_a_run_is_refused(
     text: str, problem: str, branches: DailyRuns
 ) -> None:
-    message = usage_error(select_lines, branches.history.runs(), text)
+    message = usage_error(select_runs, branches.history.list_runs(), text)
     assert repr(text) in message
     assert problem in message
 
@@ -82,5 +82,5 @@ def test_add_folders_keeps_runs_before_a_damaged_one(tmp_path: Path) -> None:
     (tmp_path / "runs" / "run-001" / "records.jsonl").write_text("no record\n")
     assert "line 1" in usage_error(add, file, tmp_path / "runs")
     with open_history(file) as history:
-        [line] = history.runs()
+        [line] = history.list_runs()
     assert line.id == "run-000"

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from tests.support.figure_parts import find_texts
 from tests.support.report_rows import (
     assert_cells,
     find_table_of_run,
@@ -81,3 +82,16 @@ def test_methods_are_compared_paired_by_repetition() -> None:
 def test_methods_are_compared_on_equal_ranks() -> None:
     records = [context_record("ring"), context_record("ulysses", ranks=4)]
     assert "time change" not in report_lines("context-table", *records)[0]
+
+
+def test_figures_compare_methods_over_sequences() -> None:
+    records = [
+        context_record(method, sequence=sequence)
+        for method in ("ring", "ulysses")
+        for sequence in (64, 128)
+    ]
+    table = find_table_of_run(load_records(*records), "context-table")
+    charts = {chart.name: chart for chart in table.figures()}
+    assert list(charts) == ["context_1", "context_2", "context_3"]
+    texts = find_texts(charts["context_1"].draw())
+    assert {"ring", "ulysses"} <= set(texts)

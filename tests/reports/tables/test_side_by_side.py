@@ -1,6 +1,5 @@
 """Times of several runs or environments next to each other."""
 
-import pytest
 from msgspec.structs import replace
 
 from parbench.bench.plan.cases import Case
@@ -13,7 +12,7 @@ from parbench.reports.tables.side_by_side import (
 )
 from tests.support.nodes_fixtures import scaling_run
 from tests.support.report_rows import run_from_records, table_lines
-from tests.support.reports_fixtures import collective_case, failed_record, ok_record, step_case
+from tests.support.reports_fixtures import collective_case, ok_record, step_case
 
 
 def make_run(
@@ -59,11 +58,6 @@ def test_cases_match_across_a_varied_parameter() -> None:
     assert line["run 2 / first"] == "1.00"
 
 
-def test_nothing_matches_a_failed_run() -> None:
-    failed = run_from_records(failed_record(step_case()))
-    assert make_side_by_side_section(join(make_run(), failed)) is None
-
-
 def test_more_runs_than_columns_have_a_note() -> None:
     runs = [make_run(collective_case())] * 9
     section = make_side_by_side_section(join(*runs))
@@ -84,20 +78,3 @@ def test_environments_are_compared_on_equal_nodes() -> None:
     lines = table_lines(section.tables[0])
     assert [line["nodes"] for line in lines[:2]] == ["2", "4"]
     assert lines[-1]["tuned / first"] == "0.500"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "median"), [((1e-3, 3e-3), "2.00 ms"), ((1e-3,), "1.00 ms")]
-)
-def test_repeats_of_an_environment_show_their_median(
-    seconds: tuple[float, ...], median: str
-) -> None:
-    runs: list[tuple[Run, Point | None]] = []
-    for environment in ("plain", "tuned"):
-        for number, value in enumerate(seconds):
-            point = Point(id=f"{environment} {number}", environment=environment)
-            runs.append((make_run(seconds=value), point))
-    section = make_environment_section(RunSet(runs))
-    assert section is not None
-    (line,) = table_lines(section.tables[0])
-    assert line["tuned"].startswith(median)

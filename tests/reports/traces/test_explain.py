@@ -49,6 +49,13 @@ def test_json_has_the_same_numbers(traces: Path) -> None:
     assert [rank["rank"] for rank in document["tables"]["ranks"]] == list(RANKS)
 
 
+def test_report_on_the_current_folder_has_its_name(
+    traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(traces)
+    assert json.loads(explain(".", "--format", "json").stdout)["name"] == traces.name
+
+
 def test_page_needs_no_other_file(traces: Path, tmp_path: Path) -> None:
     page = tmp_path / "explained.html"
     assert explain(traces, "-o", page).exit_code == 0

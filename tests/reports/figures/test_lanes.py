@@ -2,7 +2,7 @@
 
 import pytest
 
-from parbench.reports.figures.spans import choose_num_bins, merge_spans
+from parbench.reports.figures.lanes import choose_num_bins, merge_spans
 
 ALTERNATING = {
     "long": [(10.0 * i, 10.0 * i + 7.0) for i in range(1000)],

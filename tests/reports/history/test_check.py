@@ -10,9 +10,9 @@ import pytest
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record, Status
-from parbench.reports.history.gate import Check, Finding
-from parbench.reports.history.levels import StepRule
-from parbench.reports.history.show import answer, render_json
+from parbench.reports.history.check import Check, SeriesCheck
+from parbench.reports.history.check_report import render_json, summarize_check
+from parbench.reports.history.levels import LevelRule
 from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions
 from tests.support.history_fixtures import DailyRuns, make_daily_records
 from tests.support.reports_fixtures import (
@@ -25,9 +25,9 @@ from tests.support.reports_fixtures import (
 )
 
 
-def find_finding(result: Check, case: Case = CASE) -> Finding:
-    [finding] = [finding for finding in result.findings if finding.series.case == case]
-    return finding
+def find_series(result: Check, case: Case = CASE) -> SeriesCheck:
+    [series] = [series for series in result.series if series.series.case == case]
+    return series
 
 
 def with_value(group: str, name: str, value: str) -> dict[str, Any]:
@@ -37,26 +37,26 @@ def with_value(group: str, name: str, value: str) -> dict[str, Any]:
 
 
 def test_check_needs_eight_runs(runs: DailyRuns) -> None:
-    assert runs.check("run-007").counts == {"SAME": 2}
+    assert runs.check("run-007").verdict_counts == {"NO CHANGE": 2}
     result = runs.check("run-006")
-    assert result.counts == {"INSUFFICIENT": 2}
-    assert result.code() == 0
-    assert result.code(fail_on_unknown=True) == 3
-    assert "7 of the 8 runs" in find_finding(result).reason
+    assert result.verdict_counts == {"TOO FEW RUNS": 2}
+    assert result.compute_exit_code() == 0
+    assert result.compute_exit_code(fail_on_unknown=True) == 3
+    assert "7 of 8 required runs" in find_series(result).reason
 
 
 def test_check_reports_a_step_since_its_first_run(runs: DailyRuns) -> None:
     runs.add(2, 1.1)
-    assert runs.check().counts == {"SUSPECT": 2}  # two runs are not a level yet
+    assert runs.check().verdict_counts == {"UNCONFIRMED": 2}  # two runs are not a level yet
     runs.add(2, 1.1)
     result = runs.check()
-    assert result.code() == 1
-    finding = find_finding(result)
-    assert finding.word == "SLOWER"
-    assert finding.since == "run-012"
-    assert finding.change == pytest.approx(0.1, abs=0.01)
-    short_window = runs.check(rule=StepRule(window=9))
-    assert len(find_finding(short_window).times) == 9
+    assert result.compute_exit_code() == 1
+    series = find_series(result)
+    assert series.verdict == "SLOWER"
+    assert series.since == "run-012"
+    assert series.change == pytest.approx(0.1, abs=0.01)
+    short_window = runs.check(rule=LevelRule(window=9))
+    assert len(find_series(short_window).times) == 9
 
 
 def test_check_uses_earlier_runs_of_the_branch(runs: DailyRuns) -> None:
@@ -64,33 +64,40 @@ def test_check_uses_earlier_runs_of_the_branch(runs: DailyRuns) -> None:
     runs.add(3, 2.0, branch="topic")
     runs.add(3, 1.5)
     assert runs.check("run-011") == result
-    finding = find_finding(runs.check())
-    assert len(finding.times) == 15
+    series = find_series(runs.check())
+    assert len(series.times) == 15
 
 
 def test_check_starts_a_series_for_a_new_version(runs: DailyRuns) -> None:
     newer = with_value("torch", "version", "2.14.0")
     runs.add(1, 1.5, environment=newer)
-    finding = find_finding(runs.check())
-    assert finding.word == "INSUFFICIENT"
-    assert finding.reason.endswith("torch.version: 2.13.0 -> 2.14.0")
+    series = find_series(runs.check())
+    assert series.verdict == "ENVIRONMENT CHANGED"
+    assert series.reason == "torch.version: 2.13.0 -> 2.14.0 (1 of 8 required runs)"
+
+
+def test_check_compares_hosts_of_one_class(runs: DailyRuns) -> None:
+    runs.add(1, environment=with_value("host", "name", "node-b"))
+    assert find_series(runs.check()).verdict == "NO CHANGE"
+    runs.add(1, environment=with_value("host", "cpu_model", "Other CPU"))
+    assert find_series(runs.check()).verdict == "ENVIRONMENT CHANGED"
 
 
 def test_check_names_changes_at_a_step(runs: DailyRuns) -> None:
     newer = with_value("host", "kernel", "6.99")
     runs.add(4, 1.1, environment=newer, commit="abc")
-    finding = find_finding(runs.check())
-    assert finding.differs == ("commit: - -> abc", "host.kernel: - -> 6.99")
+    series = find_series(runs.check())
+    assert series.environment_changes == ("commit: - -> abc", "host.kernel: - -> 6.99")
 
 
 def test_annotation_restarts_matching_series(runs: DailyRuns) -> None:
     runs.add(9, 1.1)
     runs.history.annotate("run-012", "*all_reduce*", "intended")
     result = runs.check()
-    annotated = find_finding(result)
-    assert annotated.word == "SAME"
+    annotated = find_series(result)
+    assert annotated.verdict == "NO CHANGE"
     assert len(annotated.times) == 9
-    assert find_finding(result, OTHER_CASE).word == "SLOWER"
+    assert find_series(result, OTHER_CASE).verdict == "SLOWER"
 
 
 @pytest.mark.parametrize(
@@ -102,27 +109,27 @@ def test_check_reports_a_bad_run(
 ) -> None:
     bad = failed_record(CASE, 0, status, "rank 1 reported it")
     result = runs.add_records([*make_repetitions(OTHER_CASE), bad])
-    assert result.code() == code
-    finding = find_finding(result)
-    assert finding.word == verdict
-    assert finding.reason == "rank 1 reported it"
-    assert find_finding(result, OTHER_CASE).word == "SAME"
+    assert result.compute_exit_code() == code
+    series = find_series(result)
+    assert series.verdict == verdict
+    assert series.reason == "rank 1 reported it"
+    assert find_series(result, OTHER_CASE).verdict == "NO CHANGE"
 
 
 def test_check_reports_a_missing_case_three_times(runs: DailyRuns) -> None:
     records = make_daily_records(0, cases=[OTHER_CASE])
     for _ in range(3):
         result = runs.add_records(records)
-        assert find_finding(result).word == "MISSING"
-        assert result.code() == 4
+        assert find_series(result).verdict == "MISSING"
+        assert result.compute_exit_code() == 4
     result = runs.add_records(records)
-    assert result.counts == {"SAME": 1}
+    assert result.verdict_counts == {"NO CHANGE": 1}
 
 
 def test_alternating_runs_miss_nothing(no_runs: DailyRuns) -> None:
     for case in (CASE, OTHER_CASE, CASE):
         result = no_runs.add_records(make_repetitions(case))
-        assert result.counts == {"INSUFFICIENT": 1}
+        assert result.verdict_counts == {"TOO FEW RUNS": 1}
 
 
 OPERATIONS = [collective_case(f"op{i}") for i in range(60)]
@@ -142,23 +149,23 @@ def check_noisy_runs(
     return result
 
 
-@pytest.mark.parametrize(("num_series", "verdict"), [(1, "SLOWER"), (60, "AMBIGUOUS")])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.08, "SLOWER"), (1.045, "UNCONFIRMED")])
 def test_check_controls_false_discoveries(
-    num_series: int, verdict: str, no_runs: DailyRuns
+    factor: float, verdict: str, no_runs: DailyRuns
 ) -> None:
-    steady = [1.0] * (num_series - 1)
-    base = [1.0, *steady]
-    slower = [1.055, *steady]
-    result = check_noisy_runs(no_runs, [base] * 6 + [slower] * 3, noise=0.02)
-    assert find_finding(result, OPERATIONS[0]).word == verdict
+    steady = [1.0] * 59
+    factors = [[1.0, *steady]] * 9 + [[factor, *steady]] * 3
+    series = find_series(check_noisy_runs(no_runs, factors, noise=0.02), OPERATIONS[0])
+    assert series.verdict == verdict
+    assert series.reason.endswith("after FDR correction") == (verdict == "UNCONFIRMED")
 
 
 def test_check_reports_a_drift(no_runs: DailyRuns) -> None:
     factors = [[1.004**i] * 3 for i in range(24)]
     result = check_noisy_runs(no_runs, factors, noise=0.01)
-    assert result.counts == {"DRIFT": 3}
-    assert result.code() == 0
-    assert result.code(fail_on_unknown=True) == 3
+    assert result.verdict_counts == {"DRIFT": 3}
+    assert result.compute_exit_code() == 0
+    assert result.compute_exit_code(fail_on_unknown=True) == 3
     [series, *_] = json.loads(render_json(result, 0))["series"]
     assert series["slope"] == pytest.approx(0.004, abs=0.001)
 
@@ -167,17 +174,19 @@ def test_check_suspects_one_slow_run(no_runs: DailyRuns) -> None:
     base = [1.0, 1.0, 1.0]
     slower = [1.0, 1.0, 2.0]
     result = check_noisy_runs(no_runs, [base] * 15 + [slower], noise=0.01)
-    assert result.counts == {"SUSPECT": 1, "SAME": 2}
-    assert find_finding(result, OPERATIONS[2]).word == "SUSPECT"
-    assert result.code() == 0
-    assert result.code(fail_on_unknown=True) == 3
+    assert result.verdict_counts == {"UNCONFIRMED": 1, "NO CHANGE": 2}
+    assert find_series(result, OPERATIONS[2]).verdict == "UNCONFIRMED"
+    assert result.compute_exit_code() == 0
+    assert result.compute_exit_code(fail_on_unknown=True) == 3
 
 
 def test_folder_is_compared_with_the_newest_level(runs: DailyRuns) -> None:
     runs.add(2, 1.1)
-    assert runs.check_folder(0.8).counts == {"SAME": 2}
-    assert runs.check_folder(1.1).counts == {"SAME": 2}  # the branch is as slow already
-    assert runs.check_folder(1.3).counts == {"SLOWER": 2}
+    assert runs.check_candidate(0.8).verdict_counts == {"NO CHANGE": 2}
+    assert runs.check_candidate(1.1).verdict_counts == {
+        "NO CHANGE": 2
+    }  # the branch is as slow already
+    assert runs.check_candidate(1.3).verdict_counts == {"SLOWER": 2}
 
 
 def make_step(counts: dict[str, float]) -> list[Record]:
@@ -198,16 +207,18 @@ FIVE_TO_TWO = "all_reduce on dp: 5 -> 2 calls a step, same number of bytes"
 
 def list_failures(result: Check) -> list[tuple[str, str]]:
     """Return each changed count with the first run that has it."""
-    return [(change.message, run_id) for _, change, run_id in result.changes if change.fails]
+    return [
+        (change.message, run_id) for _, change, run_id in result.count_changes if change.fails
+    ]
 
 
 def test_changed_count_fails_until_it_is_intended(no_runs: DailyRuns) -> None:
-    assert no_runs.add_records(TWO_CALLS).counted == ()
+    assert no_runs.add_records(TWO_CALLS).counts == ()
     assert list_failures(no_runs.add_records(TWO_CALLS)) == []
     for _ in range(2):
         result = no_runs.add_records(FIVE_CALLS)
         assert list_failures(result) == [(TWO_TO_FIVE, "run-002")]
-        assert result.code() == 1
+        assert result.compute_exit_code() == 1
     no_runs.history.annotate("run-002", "*ddp*", "smaller buckets")
     assert list_failures(no_runs.add_records(FIVE_CALLS)) == []
     result = no_runs.add_records(TWO_CALLS)
@@ -217,8 +228,8 @@ def test_changed_count_fails_until_it_is_intended(no_runs: DailyRuns) -> None:
 def test_run_without_counts_is_passed_over(no_runs: DailyRuns) -> None:
     no_runs.add_records(TWO_CALLS)
     result = no_runs.add_records(make_step({}))
-    assert result.counted == ()
-    assert result.code() == 0
+    assert result.counts == ()
+    assert result.compute_exit_code() == 0
     result = no_runs.add_records(FIVE_CALLS)
     assert list_failures(result) == [(TWO_TO_FIVE, "run-002")]
 
@@ -226,6 +237,6 @@ def test_run_without_counts_is_passed_over(no_runs: DailyRuns) -> None:
 def test_folder_is_compared_with_the_newest_counts(no_runs: DailyRuns) -> None:
     no_runs.add_records(make_calls(9.0))
     no_runs.add_records(TWO_CALLS)
-    result = no_runs.check_folder(records=FIVE_CALLS)
+    result = no_runs.check_candidate(records=FIVE_CALLS)
     assert list_failures(result) == [(TWO_TO_FIVE, "run-099")]
-    assert answer(result).startswith("FAIL: 1 CHANGED of 1 series")
+    assert summarize_check(result).startswith("FAIL: 1 COUNT CHANGED of 1 series")

@@ -1,0 +1,48 @@
+"""The check as terminal text and Markdown."""
+
+from dataclasses import replace
+
+import pytest
+
+from parbench.reports.history.check import Check, SeriesCheck
+from parbench.reports.history.check_report import render_markdown, render_text, summarize_check
+from parbench.reports.history.verdicts import HistoryVerdict
+from tests.support.history_fixtures import DailyRuns
+from tests.support.reports_fixtures import HOSTILE_TEXT
+
+
+@pytest.fixture
+def slower(runs: DailyRuns) -> Check:
+    """The check of twelve runs and four more that are 10 % slower."""
+    runs.add(4, 1.1)
+    return runs.check()
+
+
+def test_text_has_verdict_change_and_run(slower: Check) -> None:
+    text = render_text(slower)
+    assert "FAIL: 2 SLOWER of 2 series, compared with the last 15 runs on main" in text
+    assert "all_reduce 1K +9.8 %" in text
+    [row, *_] = [line for line in text.splitlines() if line.startswith("SLOWER ")]
+    assert "run-012" in row
+    assert "95 % CI" in row
+    assert "parbench history annotate" in text
+
+
+def test_short_history_says_that_nothing_was_checked(no_runs: DailyRuns) -> None:
+    no_runs.add(1)
+    text = summarize_check(no_runs.check())
+    assert text == "Not enough history: 1 of 8 runs on main. Times were not checked."
+
+
+def test_markdown_is_an_intact_table(slower: Check) -> None:
+    [result, _] = slower.series
+    hostile = SeriesCheck(
+        series=result.series, verdict=HistoryVerdict.WRONG, reason=HOSTILE_TEXT + "|"
+    )
+    text = render_markdown(replace(slower, series=(hostile, result)))
+    head, _, *rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2
+    for row in (head, *rows):
+        assert row.replace("\\|", "").count("|") == 7
+    assert "<script>" not in text
+    assert "\x1b" not in text

@@ -1,0 +1,67 @@
+"""Trends of series as text, figure and CSV."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from parbench.reports.history.database import History
+from parbench.reports.history.levels import LevelRule
+from parbench.reports.history.trends import (
+    build_time_table,
+    draw_trends,
+    find_trends,
+    render_trends,
+)
+from tests.support.compare_fixtures import CASE, make_repetitions
+from tests.support.history_fixtures import DailyRuns, make_daily_records
+from tests.support.reports_fixtures import ENVIRONMENT
+
+
+def show(history: History, pattern: str = "*all_reduce*") -> str:
+    return render_trends(find_trends(history, pattern, history.list_runs(), LevelRule()))
+
+
+def test_trends_distinguish_series_of_one_case(runs: DailyRuns) -> None:
+    newer = {**ENVIRONMENT, "torch": {**ENVIRONMENT["torch"], "version": "2.14.0"}}
+    runs.add(1, environment=newer)
+    first, second = [line for line in show(runs.history).splitlines() if line[0] != " "]
+    assert first.endswith("(torch.version 2.13.0)")
+    assert second.endswith("(torch.version 2.14.0)")
+    assert "    1 run, " in show(runs.history)
+
+
+def test_trends_distinguish_injected_delays(no_runs: DailyRuns) -> None:
+    records = make_repetitions(CASE)
+    no_runs.add_records(records)
+    no_runs.add_records(make_repetitions(CASE, injected="delay 1 ms"))
+    assert "(injected -)" in show(no_runs.history)
+    assert "(injected delay 1 ms)" in show(no_runs.history)
+
+
+def test_trend_figure_has_levels(runs: DailyRuns, tmp_path: Path) -> None:
+    runs.add(4, 1.1)
+    trends = find_trends(runs.history, "*", runs.history.list_runs(), LevelRule())
+    assert [len(trend.levels) for trend in trends] == [2, 2]
+    draw_trends(trends, runs.history.list_runs(), tmp_path / "trend.svg")
+    assert "all_reduce" in (tmp_path / "trend.svg").read_text()
+
+
+def export_csv(history: History, branch: str | None = None) -> list[dict[str, str]]:
+    return list(
+        csv.DictReader(build_time_table(history, branch).to_csv(index=False).splitlines())
+    )
+
+
+def test_csv_has_a_row_per_run(runs: DailyRuns) -> None:
+    records = make_daily_records(0, cases=[CASE])
+    runs.add_records(records, branch="topic", commit="abc")
+    *_, row = export_csv(runs.history)
+    assert row["time"] == "2026-01-13T00:00:00.000Z"
+    assert row["commit"] == "abc"
+    assert row["id"] == "run-012"
+    [time] = [value for name, value in row.items() if name.startswith(CASE.label)]
+    assert float(time) == pytest.approx(1e-3, rel=0.01)
+    [other_series] = [name for name in row if "broadcast" in name]
+    assert row[other_series] == ""
+    assert len(export_csv(runs.history, "main")) == 12
