@@ -20,8 +20,8 @@ from parbench.reports.render.terminal import print_report, render_text, width_of
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
+from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import expand_folders, is_sweep
-from parbench.reports.tables.several_runs import make_report_of_runs
 from parbench.reports.verdicts import Verdict
 
 REPORT_FILE = "report.html"
