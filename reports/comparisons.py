@@ -60,10 +60,7 @@ def compare_settings(data: RunData) -> list[Comparison]:
 
     Without the default value, the base is the first case. Significant and large effects come first.
     """
-    prefix = "param_"
-    params = [
-        column.removeprefix(prefix) for column in data.cases if str(column).startswith(prefix)
-    ]
+    params = dict.fromkeys(param for result in data.measured for param in result.case.params)
     others = {*_OWN_TABLES, *GROUP_PARAMS}
     comparisons = _compare(data, [param for param in params if param not in others])
     return sorted(
