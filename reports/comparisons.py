@@ -52,7 +52,8 @@ def compare_with_loads(data: RunData, param: str = "background") -> list[Compari
     ``param`` is ``background`` for a load on every rank, or ``concurrent`` for groups that run at
     the same time.
     """
-    return _compare(data, [param], requires_default=True)
+    comparisons = _compare(data, [param])
+    return [comparison for comparison in comparisons if param not in comparison.base.case.params]
 
 
 def compare_settings(data: RunData) -> list[Comparison]:
@@ -69,12 +70,11 @@ def compare_settings(data: RunData) -> list[Comparison]:
     )
 
 
-def _compare(
-    data: RunData, params: Sequence[str], *, requires_default: bool = False
-) -> list[Comparison]:
+def _compare(data: RunData, params: Sequence[str]) -> list[Comparison]:
+    cases = data.cases[data.cases["seconds"].notna()]
     effects = []
     for param in params:
-        for base, result in _list_pairs(data.cases, param, requires_default=requires_default):
+        for base, result in _list_pairs(cases, param):
             effect = estimate_paired_effect(
                 base.by_repetition(base.headline), result.by_repetition(base.headline)
             )
@@ -89,25 +89,22 @@ def _compare(
     ]
 
 
-def _list_pairs(
-    cases: "pd.DataFrame", param: str, *, requires_default: bool
-) -> Iterator[tuple[CaseResult, CaseResult]]:
-    """Yield each case with its base case, of cases that differ in this parameter only."""
+def _list_pairs(cases: "pd.DataFrame", param: str) -> Iterator[tuple[CaseResult, CaseResult]]:
+    """Yield the base case and another one, of cases that differ in this parameter only.
+
+    The base has the default value, which a case does not list. Otherwise it is the first case.
+    """
     column = f"param_{param}"
     if column not in cases:
         return
     params = [str(name) for name in cases if str(name).startswith("param_") and name != column]
-    groups = cases[cases["seconds"].notna()].groupby(
-        ["name", "world_size", "nodes", *params], sort=False, dropna=False
-    )
-    for _, group in groups:
-        with_default = group[group[column].isna()]
-        if with_default.empty and requires_default:
-            continue
-        base = (group if with_default.empty else with_default).iloc[0]
-        others = group[group["case_id"] != base["case_id"]]
-        for result in others["result"]:
-            yield base["result"], result
+    setting = ["name", "world_size", "nodes", *params]
+    for _, group in cases.groupby(setting, sort=False, dropna=False):
+        defaults = group[group[column].isna()]
+        base = (group if defaults.empty else defaults)["result"].iloc[0]
+        for result in group["result"]:
+            if result is not base:
+                yield base, result
 
 
 def describe_settings(data: RunData) -> list[str]:
