@@ -99,10 +99,12 @@ def _list_pairs(cases: "pd.DataFrame", param: str) -> Iterator[tuple[CaseResult,
         return
     params = [str(name) for name in cases if str(name).startswith("param_") and name != column]
     setting = ["name", "world_size", "nodes", *params]
-    for _, group in cases.groupby(setting, sort=False, dropna=False):
-        defaults = group[group[column].isna()]
-        base = (group if defaults.empty else defaults)["result"].iloc[0]
-        for result in group["result"]:
+    with_peers = cases[cases.duplicated(setting, keep=False)]
+    for _, group in with_peers.groupby(setting, sort=False, dropna=False):
+        results = list(group["result"])
+        with_default = [result for result in results if param not in result.case.params]
+        base = (with_default or results)[0]
+        for result in results:
             if result is not base:
                 yield base, result
 
