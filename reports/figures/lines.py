@@ -65,11 +65,10 @@ def make_lines(rows: Iterable[Row], label: str, x: str, y: str, unit: float = 1.
     """
     points: dict[str, list[Point]] = defaultdict(list)
     for row in rows:
-        value = row.get(y)
-        if not is_missing(value) and not is_missing(row[x]):
-            bounds = (row.get(f"{y}_low"), row.get(f"{y}_high"))
-            low, high = (value if is_missing(bound) else bound for bound in bounds)
-            points[row[label]].append(Point(row[x], value / unit, low / unit, high / unit))
+        values = [row.get(key) for key in (y, f"{y}_low", f"{y}_high")]
+        if not is_missing(values[0]) and not is_missing(row[x]):
+            known = [values[0] if is_missing(value) else value for value in values]
+            points[row[label]].append(Point(row[x], *(value / unit for value in known)))
     return [
         Line(label=name, points=tuple(sorted(line)))
         for name, line in points.items()

@@ -26,7 +26,7 @@ def chart_links(
     number: int, title: str, bandwidths: "pd.DataFrame", topology: Topology | None
 ) -> Chart | None:
     """Return the bandwidth from each rank (row) to each other rank (column), in B/s."""
-    if not bandwidths.notna().any(axis=None):
+    if bandwidths.isna().all().all():
         return None
     caption = "Darker is faster."
     if topology:
@@ -45,7 +45,7 @@ def _draw_links(bandwidths: "pd.DataFrame", topology: Topology | None) -> "Figur
     texts = bandwidths.map(format_gigabytes, na_action="ignore").fillna("")
     if len(ranks) > MAX_NUMBERED_RANKS:
         texts[:] = ""
-    shares = bandwidths / bandwidths.max(axis=None)
+    shares = bandwidths / float(bandwidths.max().max())
     rows = shares.astype(object).where(shares.notna(), None)
     draw_heat_map(axes, rows.values.tolist(), texts.values.tolist())
     hosts = [topology.get_host(rank) if topology else "" for rank in ranks]

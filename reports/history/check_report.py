@@ -38,12 +38,12 @@ COLUMNS = (
 def render_text(check: Check, width: int | None = None) -> str:
     """Return the check for a terminal of so many columns. None stands for a pipe."""
     sheet = Sheet(width)
-    sheet.tell(summarize_check(check))
+    sheet.write_text(summarize_check(check))
     table = build_table(check)
     if table.rows:
         sheet.write_table(table)
     sheet.write("")
-    sheet.tell(*explain_check(check))
+    sheet.write_text(*explain_check(check))
     return sheet.text()
 
 

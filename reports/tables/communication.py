@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from parbench.bench.results.formatting import format_case_size
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.results.tables import (
-    Column,
-    ColumnKind,
     Section,
     SortedText,
     Table,
@@ -112,52 +110,44 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
     else:
         operations = operations.copy()
         operations.loc[is_within_repetition, ["seconds_low", "seconds_high"]] = None
-    values = ["seconds", "seconds_low", "seconds_high", "busbw", "noise"]
     sweeps = operations.pivot_table(
-        index=OPERATION, columns="size", values=values, aggfunc="last", sort=False
+        index=OPERATION,
+        columns="size",
+        values=["seconds", "seconds_low", "seconds_high", "busbw"],
+        aggfunc="last",
+        sort=False,
     )
-    keys = []
-    for name, size in sweeps.columns:
-        metric, *bound = name.split("_")
-        keys.append("_".join([metric, str(size), *bound]))
-    sweeps.columns = keys
-    rows = list_rows(sweeps.reset_index())
-    sizes = sorted(operations["size"].unique())
-    time_columns = [
-        _make_size_column(size, "seconds", "s", "median with its 95 % CI") for size in sizes
+    # A bound of an interval has the key of the value with a suffix.
+    sweeps.columns = [
+        f"seconds_{size}{name.removeprefix('seconds')}" if "seconds" in name else f"busbw_{size}"
+        for name, size in sweeps.columns
     ]
-    busbw_columns = [
-        _make_size_column(size, "busbw", "B/s", "bus bandwidth in 1e9 B/s, as in nccl-tests")
+    rows = list_rows(sweeps.reset_index())
+    sizes = sorted(int(size) for size in operations["size"].unique())
+    times = [
+        metric_column(
+            "time", key=f"seconds_{size}", title=format_case_size(size), has_interval=True
+        )
         for size in sizes
     ]
+    bandwidths = [
+        metric_column("busbw", key=f"busbw_{size}", title=format_case_size(size)) for size in sizes
+    ]
+    note = "report.html has the noise, iterations and checks of each size."
     return [
         Table(
             id="time-over-size",
             title=title,
-            caption=CAPTION,
-            columns=[*OPERATION_COLUMNS, *time_columns],
+            columns=[*OPERATION_COLUMNS, *times],
             rows=rows,
             where="terminal",
         ),
         Table(
             id="busbw-over-size",
             title="Bus bandwidth over size, GB/s",
-            caption=CAPTION,
-            columns=[*OPERATION_COLUMNS, *keep_known_columns(busbw_columns, rows)],
+            columns=[*OPERATION_COLUMNS, *keep_known_columns(bandwidths, rows)],
             rows=rows,
-            notes=["report.html has the noise, iterations and checks of each size."],
+            notes=[note],
             where="terminal",
         ),
     ]
-
-
-def _make_size_column(size: int, metric: str, kind: ColumnKind, text: str) -> Column:
-    return Column(
-        key=f"{metric}_{size}",
-        title=format_case_size(int(size)),
-        kind=kind,
-        help=text,
-        has_interval=metric == "seconds",
-        grade_key=f"noise_{size}",
-        is_result=True,
-    )

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import GIGA
-from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Section, Table, keep_known_columns, metric_column
 from parbench.reports.case_results import CaseResult
 from parbench.reports.comparisons import GROUP_PARAMS
 from parbench.reports.figures import quantities
@@ -26,7 +26,6 @@ MULTI_NODE = "multi-node"
 """All ranks of a group on one node, each on another node, or several on some of the nodes."""
 CONCURRENT = " (concurrent)"
 MAX_FIGURES = 6
-_USUAL_SCOPES = {"node": WITHIN_NODE, "across": INTER_NODE, "world": MULTI_NODE}
 _RATIO_COLUMNS = (
     Column(
         key="ratio",
@@ -59,19 +58,24 @@ def make_group_section(data: RunData) -> Section | None:
 def _select_groups(data: RunData) -> "pd.DataFrame":
     """Return the operations with a known bus bandwidth, and the group of ranks that ran each.
 
-    ``groups`` is the definition of the groups with their ``scope``, ``members`` the ranks of one.
+    ``scope`` is that of the group, ``definition`` the one of all such groups with their scope, and
+    ``members`` the ranks of the group. They are missing if unknown.
     """
     cases = add_setting(select_operations(data), without=GROUP_PARAMS)
     cases = cases[cases["busbw"] > 0]
     results = list(cases["result"])
+    names = [str(result.case.params.get("group", "world")) for result in results]
+    scopes = [_find_scope(result, data.nodes) for result in results]
     cases = cases.assign(
         suffix=[CONCURRENT if result.case.params.get("concurrent") else "" for result in results],
-        scope=[_find_scope(result, data.nodes) for result in results],
-        groups=[_name_groups(result, data.nodes) for result in results],
+        scope=scopes,
+        definition=[
+            f"{name}, {scope}" if scope else None for name, scope in zip(names, scopes, strict=True)
+        ],
         members=[_name_members(result) for result in results],
     )
-    names = ["scope", "groups", "members"]
-    cases[names] = cases[names].add(cases["suffix"], axis="index")
+    columns = ["scope", "definition", "members"]
+    cases[columns] = cases[columns].add(cases["suffix"], axis="index")
     return cases
 
 
@@ -91,15 +95,6 @@ def _find_scope(result: CaseResult, topology: Topology | None) -> str | None:
     return INTER_NODE if len(hosts) == len(ranks) else MULTI_NODE
 
 
-def _name_groups(result: CaseResult, topology: Topology | None) -> str:
-    """Return the definition of groups, with the scope if the definition does not imply it."""
-    group = str(result.case.params.get("group", "world"))
-    mesh, _, axis = group.rpartition(":")
-    name = f"{axis} of {mesh}" if "=" in mesh else group
-    scope = _find_scope(result, topology)
-    return name if _USUAL_SCOPES.get(group) == scope else f"{name}, {scope}"
-
-
 def _name_members(result: CaseResult) -> str | None:
     """Return the group with its ranks, such as ``pairs 0,1``, None for all ranks."""
     params = result.case.params
@@ -113,8 +108,8 @@ def _name_members(result: CaseResult) -> str | None:
 def _make_scope_table(cases: "pd.DataFrame") -> Table:
     """Return the median bandwidth of the groups of each definition, and the ratios of scopes."""
     ordered = cases.sort_values(["suffix", "scope"], ascending=[True, False])
-    names = list(ordered["groups"].unique())
-    bandwidths = _pivot_bandwidth(cases, "groups")
+    names = list(ordered["definition"].unique())
+    bandwidths = _pivot_bandwidth(cases, "definition")
     for suffix in ("", CONCURRENT):
         scopes = [f"{scope}{suffix}" for scope in (WITHIN_NODE, INTER_NODE, MULTI_NODE)]
         by_scope = _pivot_bandwidth(cases, "scope").reindex(bandwidths.index, columns=scopes)
@@ -157,22 +152,20 @@ def _pivot_bandwidth(cases: "pd.DataFrame", column: str) -> "pd.DataFrame":
 
 
 def _make_bandwidth_column(name: str) -> Column:
-    return Column(
-        key=name, title=name, kind="B/s", help=f"bus bandwidth of {name} in 1e9 B/s", is_result=True
-    )
+    return metric_column("busbw", key=name, title=name)
 
 
 def _chart_scopes(cases: "pd.DataFrame") -> Iterator[Chart]:
     """Yield the bandwidth over size of the first operations, with a line for each scope."""
-    medians = cases.groupby([*SETTING, "groups"], sort=False)["busbw"].median().reset_index()
+    medians = cases.groupby([*SETTING, "definition"], sort=False)["busbw"].median().reset_index()
     operations = medians.groupby(OPERATION, sort=False)
     for number, (setting, rows) in enumerate(operations, start=1):
-        if number <= MAX_FIGURES and rows["groups"].nunique() > 1:
+        if number <= MAX_FIGURES and rows["definition"].nunique() > 1:
             chart = chart_lines(
                 number_name("groups", number),
-                f"Bandwidth by group scope: {', '.join(filter(None, setting))}",
+                f"Bandwidth by group scope: {', '.join(filter(None, map(str, setting)))}",
                 "A line for each kind of group, the median of its groups.",
-                make_lines(list_rows(rows), "groups", "size", "busbw", GIGA),
+                make_lines(list_rows(rows), "definition", "size", "busbw", GIGA),
                 quantities.SIZE,
                 quantities.BANDWIDTH,
             )

@@ -1,13 +1,16 @@
 """The rank by rank matrix of bandwidths."""
 
+from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from parbench.bench.results.formatting import format_case_size, format_number, format_quantity
-from parbench.bench.results.tables import Column, Section, Table
+from parbench.bench.results.formatting import format_case_size, format_quantity
+from parbench.bench.results.stats import median
+from parbench.bench.results.tables import Column, Section, Table, metric_column
 from parbench.bench.text import pluralize
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.pairs import chart_links
+from parbench.reports.frames import list_rows
 from parbench.reports.operations import LINKS, add_setting
 from parbench.reports.run_data import RunData
 from parbench.reports.topology import DISTANCES, Topology
@@ -47,28 +50,19 @@ def pivot_links(links: "pd.DataFrame", topology: Topology | None) -> "pd.DataFra
 def _make_table(
     number: int, title: str, bandwidths: "pd.DataFrame", topology: Topology | None
 ) -> Table:
-    ranks = list(bandwidths.index)
-    names = {rank: f"{rank} {topology.get_host(rank)}" if topology else f"{rank}" for rank in ranks}
-    rows: list[dict[str, Any]] = bandwidths.rename(columns=str).to_dict("records")
-    for rank, row in zip(ranks, rows, strict=True):
-        row["sender"] = names[rank]
+    names = {
+        str(rank): f"{rank} {topology.get_host(rank)}" if topology else str(rank)
+        for rank in bandwidths.index
+    }
+    labeled = bandwidths.rename(index=str, columns=str).assign(sender=list(names.values()))
     columns = [Column(key="sender", title="from \\ to", help="sending rank")]
-    columns += [
-        Column(
-            key=str(rank),
-            title=names[rank],
-            kind="B/s",
-            help=f"bus bandwidth to rank {rank} in 1e9 B/s",
-            is_result=True,
-        )
-        for rank in ranks
-    ]
+    columns += [metric_column("busbw", key=rank, title=name) for rank, name in names.items()]
     return Table(
         id=f"pairs-{number}",
         title=title,
         caption="a row for each sender, a column for each receiver",
         columns=columns,
-        rows=rows,
+        rows=list_rows(labeled),
         notes=describe_distances(bandwidths, topology) if topology else (),
         figures=partial(_chart, number, title, bandwidths, topology),
     )
@@ -81,23 +75,15 @@ def _chart(
 
 
 def describe_distances(bandwidths: "pd.DataFrame", topology: Topology) -> list[str]:
-    """Return sentences with the median bandwidth at each distance, and relative to the nearest."""
-    links = bandwidths.stack().dropna()
-    distances = [topology.get_distance(rank, peer) for rank, peer in links.index]
-    groups = links.groupby(distances)
-    medians = {
-        distance: groups.median()[distance] for distance in DISTANCES if distance in distances
-    }
-    counts = groups.count()
+    """Return a sentence with the median bandwidth at each distance."""
+    by_distance: dict[str, list[float]] = defaultdict(list)
+    for rank, row in bandwidths.iterrows():
+        for peer, bandwidth in row.dropna().items():
+            by_distance[topology.get_distance(rank, peer)].append(bandwidth)
     texts = [
-        f"{distance} {format_quantity(bandwidth, 'B/s')} ({pluralize(counts[distance], 'pair')})"
-        for distance, bandwidth in medians.items()
+        f"{distance} {format_quantity(median(by_distance[distance]), 'B/s')} "
+        f"({pluralize(len(by_distance[distance]), 'pair')})"
+        for distance in DISTANCES
+        if distance in by_distance
     ]
-    sentences = [f"Median bandwidth: {', '.join(texts)}."]
-    nearest, *farther = medians
-    ratios = [
-        f"{distance} {format_number(medians[distance] / medians[nearest])}" for distance in farther
-    ]
-    if ratios:
-        sentences.append(f"Relative to {nearest}: {', '.join(ratios)}.")
-    return sentences
+    return [f"Median bandwidth: {', '.join(texts)}."]

@@ -1,7 +1,7 @@
 """The table of a run's repetitions, with the load of its host."""
 
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
-from parbench.reports.repetitions import RepetitionSummary, summarize_repetitions
+from parbench.reports.repetitions import list_repetitions
 from parbench.reports.run_data import RunData
 
 COLUMNS = (
@@ -36,44 +36,25 @@ COLUMNS = (
         help="cores that other processes kept busy",
     ),
     Column(
-        key="steal",
-        title="steal",
-        kind="percent",
+        key="steal_percent",
+        title="steal %",
+        kind="number",
         help="share of CPU time that the hypervisor gave to other machines",
     ),
+    Column(key="cores", title="cores", kind="count", help="cores of the host"),
 )
 
 
 def make_repetition_section(data: RunData) -> Section | None:
-    repetitions = summarize_repetitions(data.run)
-    if not repetitions:
+    """Return the duration of each repetition, and the load of its host."""
+    rows = list_repetitions(data.run)
+    if not rows:
         return None
-    rows = [_make_row(repetition) for repetition in repetitions]
-    core_counts = {repetition.load.cores for repetition in repetitions if repetition.load}
-    title = "Repetitions"
-    if core_counts:
-        title += f" on {'/'.join(map(str, sorted(core_counts)))} cores"
     table = Table(
         id="repetitions",
-        title=title,
+        title="Repetitions",
         caption="duration of each repetition, and the load of its host while it measured",
         columns=keep_known_columns(COLUMNS, rows),
         rows=rows,
     )
     return Section(id="repetitions-section", title="Repetitions", tables=[table])
-
-
-def _make_row(repetition: RepetitionSummary) -> dict[str, float | None]:
-    row: dict[str, float | None] = {
-        "repetition": repetition.number,
-        "seconds": repetition.seconds,
-        "measuring": None,
-    }
-    if repetition.seconds:
-        row["measuring"] = repetition.measuring_seconds / repetition.seconds
-    load = repetition.load
-    if load is not None:
-        row["one_minute"] = load.one_minute
-        row["other_cores"] = load.other_cores
-        row["steal"] = None if load.steal_percent is None else load.steal_percent / 100
-    return row

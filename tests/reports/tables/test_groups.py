@@ -49,8 +49,8 @@ def test_scopes_are_compared_within_and_between_nodes() -> None:
         table_lines(table)[-1],
         {
             "size": "4M",
-            "node": "3.93",
-            "world": "0.549",
+            "node, within a node": "3.93",
+            "world, multi-node": "0.549",
             "inter-node / within": "0.127",
             "inter-node / within (concurrent)": "0.0636",
         },

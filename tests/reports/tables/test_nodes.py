@@ -57,6 +57,6 @@ def test_repetition_table_has_load_and_share() -> None:
         {
             "measuring": "50.0 %",
             "other load": "1.60",
-            "steal": "25.0 %",
+            "steal %": "25.0",
         },
     )
