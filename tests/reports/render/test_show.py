@@ -193,9 +193,14 @@ def test_follow_reads_only_changed_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, ok_record(CASE), repetitions=2)
+    data = RunData.load(path)
     loads = []
-    load = RunData.load
-    monkeypatch.setattr(RunData, "load", lambda path: loads.append(path) or load(path))
+
+    def load(path: Path) -> RunData:
+        loads.append(path)
+        return data
+
+    monkeypatch.setattr(RunData, "load", load)
     steps = iter([True, True, True, False])
     monkeypatch.setattr(show, "is_written", lambda path: next(steps))
     follow(path, io.StringIO(), pause=lambda seconds: None)
