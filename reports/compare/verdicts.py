@@ -27,7 +27,7 @@ SCHEMA_VERSION = 2  # of the JSON that compare and history print
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictDefinition:
-    """What a verdict stands for in exit codes, in JUnit XML and in the legend."""
+    """The exit code of a verdict, its element in JUnit XML and its meaning."""
 
     exit_code: ExitCode
     junit_tag: Literal["error", "failure", "skipped", ""]
