@@ -97,17 +97,18 @@ def _list_pairs(
     if column not in cases:
         return
     params = [str(name) for name in cases if str(name).startswith("param_") and name != column]
-    groups = cases[cases["seconds"].notna()].groupby(
-        ["name", "world_size", "nodes", *params], sort=False, dropna=False
-    )
-    for _, group in groups:
-        with_default = group[group[column].isna()]
-        if with_default.empty and requires_default:
+    keys = ["name", "world_size", "nodes", *params]
+    measured = cases[cases["seconds"].notna()]
+    with_peers = measured[measured.duplicated(keys, keep=False)]
+    for _, group in with_peers.groupby(keys, sort=False, dropna=False):
+        results = list(group["result"])
+        with_default = [result for result in results if param not in result.case.params]
+        if requires_default and not with_default:
             continue
-        base = (group if with_default.empty else with_default).iloc[0]
-        others = group[group["case_id"] != base["case_id"]]
-        for result in others["result"]:
-            yield base["result"], result
+        base = with_default[0] if with_default else results[0]
+        for result in results:
+            if result is not base:
+                yield base, result
 
 
 def describe_settings(data: RunData) -> list[str]:

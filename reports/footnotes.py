@@ -8,7 +8,7 @@ from parbench.reports.case_results import CaseResult
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_communication import get_calls
-from parbench.reports.tables.step_parts import select_profiled
+from parbench.reports.tables.step_parts import get_profiled_seconds
 
 
 def list_footnotes(data: RunData) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def _explain_steps(steps: Sequence[CaseResult]) -> list[str]:
             "Predicted comm: the calls of a step one after another, each predicted from this run's "
             "blocking fit of the same operation on as many ranks."
         )
-    if select_profiled(steps):
+    if any(map(get_profiled_seconds, steps)):
         sentences += [
             "The parts and the residual of a step add up to the wall time of the profiled step.",
             "Differences such as ect are means over paired measurements.",

@@ -77,7 +77,9 @@ def join_frames(frames: Mapping[str, "pd.DataFrame"], column: str) -> "pd.DataFr
 
 def list_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     """Return the rows of a frame as mappings by column, as tables have them."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    names = [str(name) for name in frame.columns]
+    columns = [frame.iloc[:, index].tolist() for index in range(len(names))]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _make_case_row(result: CaseResult, label: str) -> dict[str, Any]:

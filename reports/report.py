@@ -12,6 +12,12 @@ from parbench.reports.overview import Overview
 from parbench.reports.run_data import RunData
 from parbench.reports.verdicts import Problem, Verdict
 
+_STATUS_MESSAGES = {
+    "PREDICTED": "every number follows from formulas and declared rates, nothing was measured",
+    "PUBLISHED": "the tables are quoted from the sources, nothing was predicted or measured",
+    "VALIDATED": "predictions follow from formulas and fits, measurements from the steps of the run",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -65,14 +71,10 @@ class Report:
 
 def make_report_of_document(document: Document) -> Report:
     """Return the report of a plan, which has no runs."""
+    message = _STATUS_MESSAGES[document.status]
+    verdict = Verdict(word=document.status, level="good", message=message)
     if document.problem:
         verdict = Verdict(word="TOO LARGE", level="bad", message=document.problem)
-    elif document.is_prediction:
-        message = "every number follows from formulas and declared rates, nothing was measured"
-        verdict = Verdict(word="PREDICTED", level="good", message=message)
-    else:
-        message = "the tables are quoted from the sources, nothing was predicted or measured"
-        verdict = Verdict(word="PUBLISHED", level="good", message=message)
     return Report(
         name=document.name,
         heading=document.heading,

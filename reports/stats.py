@@ -223,13 +223,12 @@ def select_discoveries(p_values: Sequence[float | None], rate: float = LEVEL) ->
 
     A p-value of None belongs to a hypothesis that was not tested.
     """
-    tested = [p_value for p_value in p_values if p_value is not None]
-    if min(tested, default=1.0) > rate:
-        return [False] * len(p_values)
-    from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
-
-    adjusted = iter(false_discovery_control(tested))
-    return [p_value is not None and bool(next(adjusted) <= rate) for p_value in p_values]
+    tested = sorted(p_value for p_value in p_values if p_value is not None)
+    max_rejected = -1.0
+    for rank, p_value in enumerate(tested, start=1):
+        if p_value <= rate * rank / len(tested):
+            max_rejected = p_value
+    return [p_value is not None and p_value <= max_rejected for p_value in p_values]
 
 
 def find_change_points(

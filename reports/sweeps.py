@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from parbench.bench.files import convert_read_errors, decode_json, read_file
-from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.runs import Run, list_runs, load_run
 from parbench.bench.text import UserError
 
@@ -34,12 +33,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """The points of a sweep in the order in which they run."""
 
     points: tuple[Point, ...] = ()
-
-    def __post_init__(self) -> None:
-        ids = [point.id for point in self.points]
-        for point_id in ids:
-            if ids.count(point_id) > 1:
-                raise ValueError(f"points: {to_single_line(point_id)} occurs more than once")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,18 +224,22 @@ def predict_mesh(context: click.Context, /, **options: Any) -> None:
     help="Take the speed of links from the collectives of another run.",
 )
 @_JSON_OPTION
-def validate(run: Path, fits: Path | None, as_json: bool) -> None:
+@click.pass_context
+def validate(context: click.Context, run: Path, fits: Path | None, as_json: bool) -> None:
     """Compare predictions with the measured steps of RUN, and write RUN/plan.json."""
     from parbench.bench.files import encode_json, write_output
     from parbench.bench.results.details import PLAN_FILE
     from parbench.bench.results.runs import load_run
+    from parbench.workloads.planner.measured.validate import make_validation_document
     from parbench.workloads.planner.measured.validate import validate as compare_steps
-    from parbench.workloads.planner.measured.validate import validation_text
 
     validation = compare_steps(load_run(run), load_run(fits) if fits else None)
     content = encode_json(validation)
     write_output(run / PLAN_FILE, content)
-    click.echo(content.decode() if as_json else validation_text(validation))
+    if not as_json:
+        document = make_validation_document(validation)
+        content = context.ensure_object(AppHooks).render_document(document, "tables")
+    click.echo(content, nl=as_json)
 
 
 @plan.command(epilog=_format_examples("guide --model llama3-70b --gpus 256"))

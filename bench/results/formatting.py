@@ -71,7 +71,7 @@ format_count = make_formatter("{:.0f}")
 
 def format_case_size(value: object) -> str:
     """Return the size of a case in bytes as people write it: ``64K``."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if not isinstance(value, Real):
         return UNKNOWN
     return format_size(round(float(value)))
 

@@ -265,5 +265,5 @@ class Document:
     """The numbers to see first, with their titles."""
     problem: str = ""
     """Why the plan is impossible, if it is."""
-    is_prediction: bool = True
-    """False if the tables are quoted from publications."""
+    status: Literal["PREDICTED", "PUBLISHED", "VALIDATED"] = "PREDICTED"
+    """The origin of the numbers: formulas, publications, or formulas next to measurements."""

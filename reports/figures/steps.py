@@ -35,8 +35,11 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
     for label, step in steps.items():
         interval = read_interval(step.metrics.get(step.headline))
         if interval:
-            parts = _read_repetitions(step)
-            intervals.append(IntervalRow(label=label, interval=interval, parts=parts))
+            repetitions = list(step.by_repetition(step.headline).values())[:MAX_REPETITIONS]
+            parts = [(seconds, seconds, seconds) for seconds in repetitions]
+            is_single = len(step.measured) < 2
+            row = IntervalRow(label=label, interval=interval, parts=() if is_single else parts)
+            intervals.append(row)
     if not intervals:
         return None
     return Chart(
@@ -46,14 +49,6 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
         "95 % intervals, within the repetition if there is only one.",
         draw=partial(_draw_step_times, intervals),
     )
-
-
-def _read_repetitions(step: CaseResult) -> list[tuple[float, float, float]]:
-    """Return the intervals of the first repetitions, none if there is only one."""
-    if len(step.measured) < 2:
-        return []
-    intervals = [read_interval(record.metrics.get(step.headline)) for record in step.measured]
-    return [interval for interval in intervals if interval][:MAX_REPETITIONS]
 
 
 def _draw_step_times(rows: Sequence[IntervalRow]) -> "Figure":

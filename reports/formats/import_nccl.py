@@ -118,7 +118,8 @@ def _parse_text(text: str, source: str, nproc: int | None) -> ImportedRun:
         line = _LINE_LABEL.sub("", labeled_line)
         words = line.split()
         if _starts_header(line, bool(columns), is_complete=num_summaries == len(headers)):
-            header, columns = _Header(), []
+            header = _Header()
+            columns = []
         if "redop" in words and words[0] == "#":
             columns = words[1:]
             headers.append(header)

@@ -49,12 +49,15 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
     Raises ``UserError`` if it is cut short, or without ``nproc``, which OSU does not print.
     """
     num_ranks = resolve_num_ranks(None, nproc, source)
-    operation, version, dtype = None, "", ""
+    operation: OperationSpec | None = None
+    version = dtype = ""
     columns: list[str] = []
-    results = []
-    devices, versions, omissions = set[str](), list[str](), list[str]()
+    results: list[ImportedResult] = []
+    devices: set[str] = set()
+    versions: list[str] = []
+    omissions: list[str] = []
     for number, raw_line in enumerate(text.splitlines(), start=1):
-        line, place = raw_line.strip(), f"{source}, line {number}"
+        line = raw_line.strip()
         title = _TITLE.match(line)
         if title:
             name = title[2].lower().removesuffix(" latency")
@@ -64,13 +67,15 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
             devices.add(title[1].lower() or "cpu")  # Only accelerators are in the title.
             version = title[3] or ""
             versions.append(version)
-            dtype, columns = "", []
+            dtype = ""
+            columns = []
         elif line.startswith("# Datatype:"):
             dtype = line.partition(":")[2].strip(" .")
         elif line.startswith("# Size"):
             headings = re.split(r"\s{2,}", line.removeprefix("# "))
             columns = [heading.lower().replace(" ", "") for heading in headings]
         elif operation and columns and line[:1].isdecimal():
+            place = f"{source}, line {number}"
             row = parse_row(columns, line.split(), place, ("size",))
             method = f"OSU micro-benchmarks {version or 'of unknown version'}"
             results.append(_make_result(operation, row, num_ranks, dtype, method, place))

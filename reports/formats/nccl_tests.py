@@ -7,6 +7,7 @@ and src/common.cu). A line has a size and its two placements. Times are in us, b
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from parbench.bench.plan.cases import Case
@@ -164,7 +165,8 @@ def _explain_omission(result: CaseResult) -> str | None:
 def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
     """Yield the lines of a table, with its header and its summary."""
     case = results[0].case
-    operation, mode = _get_operation(case), _complete_params(case)["mode"]
+    operation = _get_operation(case)
+    mode = _complete_params(case)["mode"]
     program = PROGRAMS[operation.short_name]
     timed_results = [result for result in results if not _explain_omission(result)]
     lines = _arrange_lines(timed_results)
@@ -205,10 +207,12 @@ def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
     for line in lines:
         yield _render_line(line, repeated)
     for result in results:
-        if reason := _explain_omission(result):
+        reason = _explain_omission(result)
+        if reason:
             yield f"# Left out: {to_single_line(result.case.label)}: {reason}"
-    rates = [rate for result in timed_results if (rate := result.value("busbw")) is not None]
-    average = f"{sum(rates) / len(rates) / GIGA:g}" if rates else "N/A"
+    rates = [result.value("busbw") for result in timed_results]
+    known_rates = [rate / GIGA for rate in rates if rate is not None]
+    average = f"{fmean(known_rates):g}" if known_rates else "N/A"
     yield f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}"
     yield f"# Avg bus bandwidth    : {average} "
     yield "#"
@@ -252,7 +256,8 @@ def _get_environment(run: Run, name: str) -> Mapping[str, Any]:
 
 def _format_facts(result: CaseResult, ranks: int) -> str:
     """Return the facts without a column as ``name=value`` words, which the importer reads."""
-    params, world = _complete_params(result.case), result.world
+    params = _complete_params(result.case)
+    world = result.world
     facts = {
         "mode": params["mode"],
         "backend": world.backend,

@@ -48,11 +48,6 @@ def sum_memory(step: CaseResult) -> float | None:
     return sum_if_known(get_axis_values(step, "memory").values())
 
 
-def select_profiled(steps: Iterable[CaseResult]) -> list[CaseResult]:
-    """Return the steps whose parts are known."""
-    return [step for step in steps if step.value("compute") is not None]
-
-
 def get_parts(step: CaseResult) -> dict[str, float]:
     """Return the seconds of each known part of the profiled step."""
     exposed = get_axis_values(step, "exposed_comm")

@@ -39,8 +39,7 @@ def test_sweep_without_runs_is_refused(tmp_path: Path) -> None:
         load_runs([write_sweep(tmp_path / "waiting", [(FIRST, [])])])
 
 
-@pytest.mark.parametrize("content", [b"{", b'{"points": [{"id": "x"}, {"id": "x"}]}'])
-def test_damaged_sweep_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "sweep.json").write_bytes(content)
+def test_damaged_sweep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_bytes(b"{")
     with pytest.raises(UserError, match=r"sweep\.json is not what parbench wrote"):
         load_runs([tmp_path])

@@ -108,7 +108,7 @@ def recipe_document() -> Document:
         name="recipes",
         heading="Meshes with which large models were trained",
         sections=[Section(id="recipes", title="Recipes", tables=[table])],
-        is_prediction=False,
+        status="PUBLISHED",
     )
 
 

@@ -83,8 +83,8 @@ def pages(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pages:
         "sweep": [sample_sweep(folder / "links")],
     }
     for name, paths in folders.items():
-        page = render_report(load_report(paths), "html")
-        (folder / f"{name}.html").write_bytes(page)
+        content = render_report(load_report(paths), "html")
+        (folder / f"{name}.html").write_bytes(content)
     commands = {"plan": ["search", "--model", "llama3-8b"], "guide": ["guide"]}
     for name, options in commands.items():
         page = ["--gpus", "16", "-o", str(folder / f"{name}.html")]

@@ -30,7 +30,7 @@ def test_table_shows_bubble_and_idle_causes() -> None:
             "M": "8",
             "bubble fraction": "26.3 %",
             "simulated": "23.7 %",
-            "formula": "21.0 %",
+            "analytical": "21.0 %",
             "activations": "5.00 MiB",
         },
     )

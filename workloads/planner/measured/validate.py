@@ -13,10 +13,12 @@ from parbench.bench.results.details import (
     StepCheck,
     Validation,
 )
+from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.metrics import MetricValue, merge_metrics
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.bench.text import UserError, format_table
+from parbench.bench.results.tables import Document, Row, Section, SortedText, Table
+from parbench.bench.text import UserError
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.communication_pattern import (
     Call,
@@ -39,6 +41,7 @@ from parbench.workloads.planner.measured.step_time import (
     predict_step_time,
 )
 from parbench.workloads.planner.placement import Place
+from parbench.workloads.planner.report.columns import make_column
 from parbench.workloads.presets import PRESETS
 
 MAX_RANKS = 1 << 14
@@ -196,46 +199,44 @@ def spec_of_record(record: Record) -> StepSpec | str:
     return spec
 
 
-def validation_text(validation: Validation) -> str:
+def make_validation_document(validation: Validation) -> Document:
     """Return the components of all steps as a table, with the rules of their predictions."""
-    table = [["step", "component", "predicted", "measured", "error"]]
-    for row in validation.rows:
-        for i, component in enumerate(row.components):
-            cells = [row.label if i == 0 else "", component.name]
-            for value in (component.predicted, component.measured):
-                cells.append(_format_quantity(value, component.unit))
-            table.append([*cells, component.error_text])
-    is_own = validation.fits == validation.run
-    sources = "its own fits" if is_own else f"the fits of {validation.fits}"
-    if validation.rows:
-        kinds = dict.fromkeys(row.compute for row in validation.rows)
-        sources += f" and each row's {' or '.join(kinds)} compute"
-    notes: dict[str, None] = {}
-    for row in validation.rows:
-        notes |= dict.fromkeys(f"{row.label}: {note}" for note in (row.rule, *row.notes))
-    left_out = [f"not here: {label}: {reason}" for label, reason in validation.left_out.items()]
-    parts = [
-        f"{validation.run}, predicted from {sources}",
-        format_table(table, range(2, 5)),
-        "The host's idle time is not predicted. Communication is the time in which it moves bytes, "
-        "without waits for peers. Activations are the bytes saved for backward, not a peak.",
-        "\n".join(notes),
-        "\n".join(left_out),
+    rows: list[Row] = []
+    notes = [
+        "Idle time of the host is not predicted. Activations are the bytes saved for backward."
     ]
-    return "\n\n".join(part for part in parts if part)
+    for step in validation.rows:
+        rows += [_make_row(step, component) for component in step.components]
+        notes += [f"{step.label}: {note}." for note in (step.rule, *step.notes)]
+    notes += [f"{label} is left out: {reason}." for label, reason in validation.left_out.items()]
+    table = Table(
+        id="components",
+        title="Predictions and measurements",
+        columns=[
+            make_column("step"),
+            make_column("component"),
+            make_column("predicted", kind="number"),
+            make_column("measured", kind="number"),
+            make_column("error", description="predicted over measured, less 1"),
+        ],
+        rows=rows,
+        notes=list(dict.fromkeys(notes)),
+    )
+    return Document(
+        name=f"validation of {validation.run}",
+        heading=f"{validation.run}, predicted from the fits of {validation.fits}",
+        sections=[Section(id="validation", title="Validation", tables=[table])],
+        status="VALIDATED",
+    )
 
 
-def _format_quantity(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    return format_duration(value) if unit == "s" else f"{value:,.0f} {unit}"
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds with three digits, in s, ms or us."""
-    if seconds == 0:
-        return "0"
-    for factor, unit in ((1, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+def _make_row(step: StepCheck, component: ComponentCheck) -> Row:
+    predicted = format_quantity(component.predicted, component.unit)
+    measured = format_quantity(component.measured, component.unit)
+    return {
+        "step": step.label,
+        "component": component.name,
+        "predicted": SortedText(predicted, component.predicted),
+        "measured": SortedText(measured, component.measured),
+        "error": component.error_text,
+    }

@@ -30,7 +30,7 @@ from parbench.workloads.planner.measured.step_time import (
     list_buckets,
     predict_step_time,
 )
-from parbench.workloads.planner.measured.validate import validate, validation_text
+from parbench.workloads.planner.measured.validate import make_validation_document, validate
 from parbench.workloads.planner.placement import Place
 from parbench.workloads.presets import PRESETS
 from tests.support.reports_fixtures import (
@@ -155,9 +155,10 @@ def test_validation_round_trips_and_prints() -> None:
     metrics = {"bytes_sent.dp": counted_metric(1e6, "B")}
     validation = validate_records(make_record(metrics=metrics), make_record("ep_layer"))
     assert msgspec.json.decode(encode_json(validation), type=Validation) == validation
-    text = validation_text(validation)
-    assert "1,000,000 B" in text
-    assert "workload.ep_layer" in text
+    [table] = make_validation_document(validation).sections[0].tables
+    lines = [[column.format_cell(row) for column in table.columns] for row in table.rows]
+    assert "977 KiB" in {line[3] for line in lines}
+    assert any("workload.ep_layer" in note for note in table.notes)
 
 
 def make_step(name: str, ranks: int = 4, **params: Any) -> StepSpec:
