@@ -87,7 +87,9 @@ def count_verdicts(verdicts: Iterable[VerdictName]) -> dict[VerdictName, int]:
     return {verdict: counts[verdict] for verdict in WORST_FIRST if counts[verdict]}
 
 
-def combine_verdicts(verdicts: Iterable[VerdictName], *, fail_on_unknown: bool = False) -> ExitCode:
+def get_verdicts_exit_code(
+    verdicts: Iterable[VerdictName], *, fail_on_unknown: bool = False
+) -> ExitCode:
     """Return the exit code of several verdicts. Undecided ones count with ``fail_on_unknown``."""
     codes = [VERDICTS[verdict].exit_code for verdict in verdicts]
     if not fail_on_unknown:

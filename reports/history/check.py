@@ -27,8 +27,8 @@ from parbench.reports.history.levels import (
 )
 from parbench.reports.history.verdicts import (
     HistoryVerdict,
-    combine_verdicts,
     count_verdicts,
+    get_verdicts_exit_code,
     rank_verdict,
 )
 from parbench.reports.run_data import RunData
@@ -106,7 +106,7 @@ class Check:
         return max((len(check.times) for check in self.series), default=1) - 1
 
     def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
-        return combine_verdicts(self.verdict_counts, fail_on_unknown=fail_on_unknown)
+        return get_verdicts_exit_code(self.verdict_counts, fail_on_unknown=fail_on_unknown)
 
 
 def find_newest_run(history: History, branch: str) -> StoredRun:
