@@ -21,7 +21,7 @@ from parbench.bench.text import pluralize
 from parbench.reports.case_results import CaseResult
 from parbench.reports.fits import COPY, Ceiling
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_parts import get_exposed_share
+from parbench.reports.tables.step_parts import compute_exposed_share
 
 LimitVerdict = Literal["NOT MET", "NOT RUN", "UNKNOWN", "MET"]
 EXIT_CODES: Mapping[LimitVerdict, ExitCode] = {
@@ -158,7 +158,7 @@ def _format_metric(name: str, metric: MetricValue) -> str:
 def _collect_metrics(result: CaseResult, ceiling: Ceiling | None) -> dict[str, MetricValue]:
     """Return the metrics of a case, and those that depend on the whole run."""
     metrics = dict(result.metrics)
-    exposed = get_exposed_share(result)
+    exposed = compute_exposed_share(result)
     if exposed is not None:
         metrics["exposed_fraction"] = make_value("exposed_fraction", exposed)
     bus_bandwidth = result.value("busbw")

@@ -64,7 +64,7 @@ def count_verdicts(verdicts: Iterable[HistoryVerdict]) -> dict[HistoryVerdict, i
     return {verdict: counts[verdict] for verdict in HistoryVerdict if counts[verdict]}
 
 
-def get_verdicts_exit_code(
+def combine_verdicts(
     verdicts: Iterable[HistoryVerdict], *, fail_on_unknown: bool = False
 ) -> ExitCode:
     """Return the exit code of a check. Undecided verdicts count only with ``fail_on_unknown``."""
