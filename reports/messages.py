@@ -11,10 +11,10 @@ def add_subjects(message: str, names: Sequence[str]) -> str:
     """Add the other subjects of the same finding to a message."""
     if not names:
         return message
-    shown = ", ".join(names[:MAX_NAMED_SUBJECTS])
+    text = ", ".join(names[:MAX_NAMED_SUBJECTS])
     num_more = len(names) - MAX_NAMED_SUBJECTS
     more = f" and {num_more} more" if num_more > 0 else ""
-    return f"{message} Also: {shown}{more}."
+    return f"{message} Also: {text}{more}."
 
 
 def describe_no_finding(min_share: float) -> str:

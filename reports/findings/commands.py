@@ -86,9 +86,11 @@ class CaseStepCommand:
         return build_command([*target, *_list_rank_options(self.run)], params | settings)
 
     def _differs_only_in(self, settings: Mapping[str, object], other: Case) -> bool:
-        same = dict.fromkeys(settings)
-        is_same = {**other.all_params, **same} == {**self.case.all_params, **same}
-        return is_same and other.name == self.case.name and other.id != self.case.id
+        ignored = dict.fromkeys(settings)
+        other_params = {**other.all_params, **ignored}
+        if other.id == self.case.id or other.name != self.case.name:
+            return False
+        return other_params == {**self.case.all_params, **ignored}
 
 
 def _list_rank_options(run: Run) -> list[str]:

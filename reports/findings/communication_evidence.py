@@ -38,7 +38,7 @@ def collect_rates(data: RunData) -> Iterator[Rates]:
                 own_rates.setdefault(f"links of rank {rank}", []).extend(rates)
         for distance in by_distance:
             for by_name in (by_rank[distance], by_distance[distance]):
-                yield Rates(kind="slow-link", where=distance, by_name=by_name, command=command)
+                yield Rates(kind="slow-link", scope=distance, by_name=by_name, command=command)
     groups = [
         result
         for result in known
@@ -48,7 +48,7 @@ def collect_rates(data: RunData) -> Iterator[Rates]:
         operation = label_operation(results[0].case, ("group", "group_index"))
         yield Rates(
             kind="slow-group",
-            where=f"{operation} {format_case_size(get_size(results[0]))}",
+            scope=f"{operation} {format_case_size(get_size(results[0]))}",
             by_name={_name_group(result): _list_bandwidths(result) for result in results},
             command=_build_command(data, results[0], without=("group_index",)),
         )
@@ -145,7 +145,7 @@ def _group_without(results: Sequence[CaseResult], params: Sequence[str]) -> list
 
 
 def _make_key(result: CaseResult, *, name: str = "", without: Sequence[str] = ()) -> object:
-    """Return what identifies a case, with another operation if a name is given."""
+    """Return a key of a case, with another operation if a name is given."""
     params = {key: value for key, value in result.case.params.items() if key not in without}
     operation = name or result.case.short_name
     return operation, result.kind, result.world, result.num_ranks, frozenset(params.items())

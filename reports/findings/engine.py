@@ -26,6 +26,6 @@ def _join_kinds(findings: Iterable[Finding]) -> Iterator[Finding]:
     for finding in sorted(findings, key=lambda finding: finding.expected_share, reverse=True):
         by_kind.setdefault(finding.kind, {}).setdefault(finding.subject, finding)
     for by_subject in by_kind.values():
-        worst, *others = by_subject.values()
-        names = [finding.name for finding in others]
+        worst, *rest = by_subject.values()
+        names = [finding.name for finding in rest]
         yield replace(worst, message=add_subjects(worst.message, names))

@@ -30,6 +30,8 @@ class Communication:
     """False if the step has no setting for the size of gradient buckets."""
     largest_bytes: int = 0
     """The size of the largest reduction, 0 if it is unknown."""
+    reduced_bytes: float = 0
+    """The size of all reductions that sum the gradients once."""
     hideable_seconds: float
     """The part of the exposed time that an earlier start could hide."""
     is_on_demand: bool = False
@@ -55,6 +57,7 @@ class StepEvidence:
     """A training step. All times are seconds of one profiled step."""
 
     name: str
+    """The label of the case, empty for the step of a trace."""
     id: str
     seconds: float
     num_observations: int
@@ -73,6 +76,11 @@ class StepEvidence:
     bytes_ratios: Mapping[str, float] = field(default_factory=dict)
     """The sent bytes over the expected bytes, by axis."""
 
+    @property
+    def full_name(self) -> str:
+        """The step in a sentence."""
+        return f"the step of {self.name}" if self.name else "the step"
+
     def format_share(self, seconds: float) -> str:
         return format_percent(seconds / self.seconds)
 
@@ -83,7 +91,7 @@ class StragglerEvidence:
 
     rank: int
     observation: Literal["arrives last", "finishes last", "computes longest"]
-    where: str
+    occasions: str
     """The repetitions or calls in which it was observed: ``in 3 of 3 repetitions``."""
     waited_seconds: float
     waited_share: float
@@ -99,7 +107,7 @@ class Rates:
     """The bandwidths of links or groups of the same kind, in B/s of each repetition."""
 
     kind: Literal["slow-link", "slow-group"]
-    where: str
+    scope: str
     """The distance of the ranks, or the operation."""
     by_name: Mapping[str, Sequence[float]]
     command: str

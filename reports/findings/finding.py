@@ -48,5 +48,5 @@ def select_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return at most MAX_FINDINGS: those that cost most time first, then those without a time."""
     ordered = sorted(findings, key=lambda finding: finding.expected_share, reverse=True)
     timed = [finding for finding in ordered if finding.time_share is not None]
-    others = [finding for finding in ordered if finding.time_share is None]
-    return (*timed[: MAX_FINDINGS - len(others)], *others)
+    untimed = [finding for finding in ordered if finding.time_share is None]
+    return (*timed[: MAX_FINDINGS - len(untimed)], *untimed)

@@ -50,7 +50,7 @@ def _convert_straggler(
     return StragglerEvidence(
         rank=straggler.rank,
         observation=observation,
-        where=f"in {straggler.repetition_share}",
+        occasions=f"in {straggler.repetition_share}",
         waited_seconds=straggler.seconds,
         waited_share=straggler.time_share,
         command=_build_doctor_command(data, straggler.rank),
@@ -67,7 +67,7 @@ def _find_slow_rank(data: RunData, step: CaseResult) -> Iterator[StragglerEviden
         yield StragglerEvidence(
             rank=straggler.rank,
             observation="computes longest",
-            where=f"in {straggler.repetition_share} of {data.labels[step.case.id]}",
+            occasions=f"in {straggler.repetition_share} of {data.labels[step.case.id]}",
             waited_seconds=wait_seconds,
             waited_share=wait_seconds / step.seconds,
             compute_ratio=straggler.time_share,

@@ -39,7 +39,7 @@ def find_stragglers(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             kind="slow-rank" if is_slow else "late-rank",
             subject=rank,
-            message=f"{rank.capitalize()} {straggler.observation} {straggler.where}. The others "
+            message=f"{rank.capitalize()} {straggler.observation} {straggler.occasions}. The others "
             f"wait {format_seconds(straggler.waited_seconds)} ({format_percent(share)}).{cause}",
             command=straggler.command,
             time_share=share,
@@ -52,25 +52,25 @@ def find_slow_rates(evidence: Evidence) -> Iterator[Finding]:
     for rates in evidence.rates:
         medians = {name: median(values) for name, values in rates.by_name.items()}
         slowest = min(medians, key=lambda name: medians[name])
-        others = [rate for name, rate in medians.items() if name != slowest]
-        if not others:
+        other_rates = [rate for name, rate in medians.items() if name != slowest]
+        if not other_rates:
             continue
-        usual = median(others)
+        median_rate = median(other_rates)
         values = rates.by_name[slowest]
-        num_slow = sum(value < MAX_SLOW_RATE * usual for value in values)
+        num_slow = sum(value < MAX_SLOW_RATE * median_rate for value in values)
         if num_slow < MIN_AGREEMENT * len(values):
             continue
         rate = medians[slowest]
-        where = f" ({rates.where})" if rates.where else ""
+        scope = f" ({rates.scope})" if rates.scope else ""
         yield Finding(
             kind=rates.kind,
             subject=slowest,
-            message=f"{slowest.capitalize()} reached {format_quantity(rate, 'B/s')}. The median of "
-            f"the others is {format_quantity(usual, 'B/s')}{where}. {HINTS[rates.kind]}",
+            message=f"{slowest[0].upper()}{slowest[1:]} reached {format_quantity(rate, 'B/s')}. The median of "
+            f"the others is {format_quantity(median_rate, 'B/s')}{scope}. {HINTS[rates.kind]}",
             command=rates.command,
-            time_share=1 - rate / usual,
+            time_share=1 - rate / median_rate,
             confidence=1.0 if len(values) > 1 else 0.5,
-            evidence={"bytes_per_second": rate, "median_bytes_per_second": usual},
+            evidence={"bytes_per_second": rate, "median_bytes_per_second": median_rate},
         )
 
 

@@ -55,11 +55,13 @@ def _list_communication(step: CaseResult, label: str) -> Iterator[Communication]
         if axis == PIPELINE_AXIS or seconds is None:
             continue
         reductions = [call for call in calls if call.axis == axis and call.op in REDUCTIONS]
+        syncs = _count_syncs(step)
         yield Communication(
             label=f"{label} (axis {axis})",
             exposed_seconds=seconds,
             hideable_seconds=seconds,
-            reductions=sum(call.count for call in reductions) / _count_syncs(step),
+            reductions=sum(call.count for call in reductions) / syncs,
+            reduced_bytes=sum(call.count * call.num_bytes for call in reductions) / syncs,
             has_buckets=step.case.is_custom or "bucket_mb" in params,
             largest_bytes=max((call.num_bytes for call in reductions), default=0),
             is_on_demand=axis == SHARDED_AXIS and params.get("prefetch") == "default",

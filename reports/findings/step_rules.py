@@ -12,6 +12,8 @@ from parbench.reports.findings.evidence import Communication, StepEvidence
 from parbench.reports.findings.finding import MIN_GENERAL_SHARE, MIN_SHARE, Finding
 
 MIN_BUCKET_BYTES = 256 << 10  # Smaller gradients are not worth several buckets.
+MIN_BUCKET_SHARE = 0.9
+"""The share of the gradients from which a bucket counts as the only one."""
 DEFAULT_BUCKET_BYTES = 25 << 20
 """The bucket size of DDP."""
 SUGGESTED_BUCKETS = 4
@@ -47,13 +49,15 @@ def explain_sync_per_microbatch(step: StepEvidence, part: Communication) -> Caus
 def explain_one_bucket(step: StepEvidence, part: Communication) -> Cause | None:
     """All gradients are reduced in one call, when nothing is left that could hide it."""
     num_bytes = part.largest_bytes or DEFAULT_BUCKET_BYTES
-    if not part.has_buckets or part.reductions != 1 or num_bytes < MIN_BUCKET_BYTES:
+    has_most = part.largest_bytes > MIN_BUCKET_SHARE * part.reduced_bytes
+    is_single = part.reductions == 1 or (part.reductions > 1 and has_most)
+    if not part.has_buckets or not is_single or num_bytes < MIN_BUCKET_BYTES:
         return None
     bucket_bytes = min(num_bytes / SUGGESTED_BUCKETS, DEFAULT_BUCKET_BYTES)
     bucket_mb = 2.0 ** round(math.log2(bucket_bytes / 2**20))
     return Cause(
         kind="one-bucket",
-        explanation=f"All gradients ({format_bytes(num_bytes)}) are in one bucket, which probably "
+        explanation=f"The gradients ({format_bytes(num_bytes)}) are in one bucket, which probably "
         f"starts after the backward pass. DDP makes several with bucket_cap_mb={bucket_mb:g}.",
         seconds=part.hideable_seconds,
         command=step.command("ddp", bucket_mb=(bucket_mb, step.settings.get("bucket_mb", 25))),
@@ -122,7 +126,7 @@ def find_host_bound(step: StepEvidence) -> list[Finding]:
         "host-bound",
         step,
         step.idle_seconds,
-        f"Nothing runs for {step.format_share(step.idle_seconds)} of {step.name}. The host "
+        f"Nothing runs for {step.format_share(step.idle_seconds)} of {step.full_name}. The host "
         "probably does not keep up: many small kernels, synchronization or input.",
         _suggest_larger(step, "microbatch"),
         min_share=MIN_GENERAL_SHARE,
@@ -136,7 +140,7 @@ def find_exposed_copies(step: StepEvidence) -> list[Finding]:
         step,
         step.copy_seconds,
         f"Copies between host and device take {step.format_share(step.copy_seconds)} of "
-        f"{step.name}. Pinned memory and non_blocking=True may hide them.",
+        f"{step.full_name}. Pinned memory and non_blocking=True may hide them.",
     )
 
 
@@ -158,7 +162,7 @@ def find_uneven_stages(step: StepEvidence) -> list[Finding]:
         step,
         step.pipeline.uneven_seconds,
         f"Uneven stages ({stages}) cost {step.format_share(step.pipeline.uneven_seconds)} of "
-        f"{step.name}. The longest stage may have too many layers.",
+        f"{step.full_name}. The longest stage may have too many layers.",
         command,
     )
 
@@ -177,7 +181,7 @@ def find_pipeline_bubble(step: StepEvidence) -> list[Finding]:
         step,
         step.pipeline.bubble_seconds,
         f"Stages wait for each other for {step.format_share(step.pipeline.bubble_seconds)} of "
-        f"{step.name} ({count or 'unknown'} microbatches on {step.pipeline.ranks} ranks). "
+        f"{step.full_name} ({count or 'unknown'} microbatches on {step.pipeline.ranks} ranks). "
         "More microbatches may shorten the bubble.",
         command,
         min_share=MIN_GENERAL_SHARE,
@@ -193,7 +197,7 @@ def find_slow_messages(step: StepEvidence) -> list[Finding]:
         step,
         step.pipeline.message_seconds,
         f"Messages between stages cost {step.format_share(step.pipeline.message_seconds)} of "
-        f"{step.name}. The microbatches may be too small.",
+        f"{step.full_name}. The microbatches may be too small.",
         _suggest_larger(step, "microbatch"),
     )
 
@@ -211,7 +215,7 @@ def find_hot_experts(step: StepEvidence) -> list[Finding]:
         "hot-experts",
         step,
         seconds,
-        f"Balanced experts would probably save {step.format_share(seconds)} of {step.name}.{load}",
+        f"Balanced experts would probably save {step.format_share(seconds)} of {step.full_name}.{load}",
         command,
     )
 
@@ -261,7 +265,7 @@ def _report(
     return [
         Finding(
             kind=kind,
-            subject=subject or step.name,
+            subject=subject or step.name or "the step",
             message=message,
             command=command,
             time_share=share,

@@ -3,7 +3,7 @@
 The clocks of hosts are aligned by collectives, which end at about the same time on all their ranks.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,7 +27,7 @@ from parbench.bench.results.spans import (
 )
 from parbench.bench.results.step_trace import CallFacts, StepTrace, build_rank_timeline
 from parbench.bench.text import UserError
-from parbench.reports.traces.rank_trace import RankTrace, Source, list_trace_files, read_rank
+from parbench.reports.traces.rank_trace import Source, Window, list_trace_files, read_rank
 
 POINT_TO_POINT = {"send", "recv", "sendrecv"}
 
@@ -178,11 +178,14 @@ def read_job(paths: Sequence[Path]) -> TracedJob:
 def read_rank_steps(path: Path) -> RankSteps:
     """Read a rank's file and divide its steps into their parts."""
     rank_trace = read_rank(path)
-    calls_by_step = _split_calls(rank_trace)
-    steps = []
-    for window, calls in zip(rank_trace.steps, calls_by_step, strict=True):
-        steps.append(_build_step(window.name, window.span, rank_trace.trace, calls))
-    return RankSteps(source=rank_trace.source, steps=tuple(steps))
+    trace = rank_trace.trace
+    all_facts = trace.facts or [None] * len(trace.comm)
+    calls = [
+        Call(facts or CallFacts("communication"), span)
+        for facts, span in zip(all_facts, trace.comm, strict=True)
+    ]
+    steps = tuple(_build_step(window, trace, calls) for window in rank_trace.steps)
+    return RankSteps(source=rank_trace.source, steps=steps)
 
 
 def join_ranks(ranks: Sequence[RankSteps]) -> TracedJob:
@@ -267,33 +270,22 @@ def build_timeline(job: TracedJob) -> Timeline:
     )
 
 
-def _split_calls(rank_trace: RankTrace) -> list[list[Call]]:
-    """Return the calls of each step."""
-    starts = [window.span[0] for window in rank_trace.steps]
-    calls_by_step: list[list[Call]] = [[] for _ in starts]
-    spans = rank_trace.trace.comm
-    all_facts = rank_trace.trace.facts or [None] * len(spans)
-    for span, facts in zip(spans, all_facts, strict=True):
-        step = bisect_right(starts, span[0]) - 1
-        if step >= 0:
-            calls_by_step[step].append(Call(facts or CallFacts("communication"), span))
-    return calls_by_step
-
-
-def _build_step(name: str, window: Span, trace: StepTrace, calls: list[Call]) -> RankStep:
-    compute = intersection(_select_near(trace.compute, window), [window])
-    copies = intersection(_select_near(trace.copies, window), [window])
+def _build_step(window: Window, trace: StepTrace, all_calls: Sequence[Call]) -> RankStep:
+    start, stop = span = window.span
+    calls = [call for call in all_calls if start <= call.span[0] < stop]
+    compute = intersection(_select_near(trace.compute, span), [span])
+    copies = intersection(_select_near(trace.copies, span), [span])
     comm: dict[str, list[Span]] = defaultdict(list)
     for call in calls:
         comm[call.label].append(call.span)
     return RankStep(
-        name=name,
-        window=window,
+        name=window.name,
+        window=span,
         compute=compute,
         copies=copies,
         calls=calls,
-        phases=[phase for phase in trace.phases if window[0] <= phase[1][0] < window[1]],
-        parts=compute_breakdown(window, compute, comm, copies),
+        phases=[phase for phase in trace.phases if start <= phase[1][0] < stop],
+        parts=compute_breakdown(span, compute, comm, copies),
     )
 
 

@@ -45,7 +45,7 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> E
     pipeline_labels = _find_pipeline_labels(job)
     copy_seconds = [rank.compute_median(lambda parts: parts.copy_seconds) for rank in job.ranks]
     step = StepEvidence(
-        name="the step",
+        name="",
         id="",
         seconds=job.step_seconds,
         num_observations=job.num_steps,
@@ -102,6 +102,7 @@ def _make_communication(label: str, rank: RankSteps, exposed_seconds: float) -> 
     step = rank.steps[rank.median_step]
     calls = [call for call in step.calls if call.label == label]
     ops = {call.facts.op for call in calls}
+    sizes = [call.facts.num_bytes or 0 for call in calls]
     hideable_seconds = _measure_earlier_compute(step, calls)
     if hideable_seconds < MIN_HIDEABLE_SHARE * exposed_seconds:
         hideable_seconds = 0.0
@@ -110,7 +111,8 @@ def _make_communication(label: str, rank: RankSteps, exposed_seconds: float) -> 
         exposed_seconds=exposed_seconds,
         hideable_seconds=min(hideable_seconds, exposed_seconds),
         reductions=len(calls) if ops & REDUCTIONS else 0,
-        largest_bytes=max((call.facts.num_bytes or 0 for call in calls), default=0),
+        largest_bytes=max(sizes, default=0),
+        reduced_bytes=sum(sizes),
         is_on_demand=bool(ops & GATHERS),
     )
 
@@ -194,7 +196,7 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
     yield StragglerEvidence(
         rank=late_rank,
         observation="arrives last",
-        where=f"in {format_percent(share)} of collectives",
+        occasions=f"in {format_percent(share)} of collectives",
         waited_seconds=seconds,
         waited_share=seconds / job.step_seconds,
         compute_ratio=compute_seconds / max(other_compute_seconds, 1e-9) if is_computing else 1.0,

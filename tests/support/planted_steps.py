@@ -1,43 +1,125 @@
-"""FSDP with a fault that the environment plants: `--target tests.support.planted_steps:fsdp`.
+"""Training steps with a fault that the environment plants.
 
-A fault that an option plants would make another case, which is not compared.
+`--target tests.support.planted_steps:NAME` measures the step of a plant. `PLANTED=1` plants its
+fault. A fault that an option plants would make another case, which is not compared.
 """
 
 import os
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from torch import nn
+import torch
+import torch.distributed as dist
 
 from parbench import cli
 from parbench.bench.plan.cases import load_catalogue
+from parbench.bench.plan.params import Value
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
-from parbench.workloads.parallel import data_parallel
 from parbench.workloads.step.train_step import TrainStep
 
 VARIABLE = "PLANTED"
+SIZE: Mapping[str, Value] = {"shape": "tiny", "layers": 2, "microbatch": 1, "sequence": 32}
 
 
-def fsdp(world: World) -> TrainStep:
-    """Prepare a step of FSDP; `PLANTED=unsharded` never frees its parameters after forward."""
+@dataclass(frozen=True, kw_only=True)
+class Plant:
+    """A fault that changes counts of a step."""
+
+    workload: str
+    params: Mapping[str, Value] = field(default_factory=dict)
+    planted_params: Mapping[str, Value] = field(default_factory=dict)
+    """The parameters that the fault changes."""
+    change_step: Callable[[TrainStep, World], None] = lambda step, world: None
+    cause: str
+    """A regular expression of the change that a comparison has to report."""
+
+
+def add_gather(step: TrainStep, world: World) -> None:
+    """Let a step gather 4 KiB more."""
+    train = step.step
+
+    def train_and_gather() -> None:
+        train()
+        shard = torch.ones(1024, device=world.device)
+        gathered = [torch.empty_like(shard) for _ in range(world.size)]
+        dist.all_gather(gathered, shard, group=step.mesh.groups["dp"])
+
+    setattr(step, "step", train_and_gather)  # noqa: B010 - mypy refuses to assign to a method
+
+
+PLANTS = {
+    "smaller_buckets": Plant(
+        workload="ddp",
+        planted_params={"bucket_mb": 0.25},
+        cause=r"all_reduce on dp: \d+ -> \d+ calls a step",
+    ),
+    "extra_gather": Plant(
+        workload="ddp", change_step=add_gather, cause=r"all_gather on dp: 0 -> 1 calls a step"
+    ),
+    "gathered_units": Plant(
+        workload="fsdp",
+        planted_params={"reshard": False},
+        cause=r"all_gather on fsdp: \d+ -> \d+ calls a step",
+    ),
+    "sync_of_each_microbatch": Plant(
+        workload="ddp",
+        params={"microbatches": 2},
+        planted_params={"no_sync": False},
+        cause=r"all_reduce on dp: \d+ -> \d+ calls a step",
+    ),
+    "another_schedule": Plant(
+        workload="pp",
+        params={"microbatches": 4},
+        planted_params={"schedule": "gpipe"},
+        cause=r"schedule: 1f1b of 4 microbatches -> gpipe of 4 microbatches",
+    ),
+    "float32_reduction": Plant(
+        workload="ddp",
+        params={"precision": "bfloat16", "reduce_dtype": "bfloat16"},
+        planted_params={"reduce_dtype": "float32"},
+        cause=r"all_reduce on dp: .*",
+    ),
+}
+
+
+def _prepare(world: World, name: str) -> TrainStep:
+    plant = PLANTS[name]
+    is_planted = bool(os.environ.get(VARIABLE))
     [definition] = [
         definition
         for definition in load_catalogue(cli.DEFINITIONS)
-        if definition.name == "workload.fsdp"
+        if definition.name == f"workload.{plant.workload}"
     ]
-    if os.environ.get(VARIABLE) == "unsharded":
-        plant_gathered_units()
-    size = {"shape": "tiny", "layers": 2, "microbatch": 1, "sequence": 32}
-    step = load_target(definition.target)(world, **definition.complete(size))
+    params = {**SIZE, **plant.params}
+    if is_planted:
+        params |= plant.planted_params
+    step = load_target(definition.target)(world, **definition.complete(params))
     assert isinstance(step, TrainStep)
+    if is_planted:
+        plant.change_step(step, world)
     return step
 
 
-def plant_gathered_units() -> None:
-    """Let FSDP keep the parameters of every unit from forward to backward."""
-    shard_modules = data_parallel.shard_modules
+def smaller_buckets(world: World) -> TrainStep:
+    return _prepare(world, "smaller_buckets")
 
-    def shard(modules: list[nn.Module], mesh: Any, **options: Any) -> Any:
-        return shard_modules(modules, mesh, **{**options, "reshard": False})
 
-    data_parallel.shard_modules = shard
+def extra_gather(world: World) -> TrainStep:
+    return _prepare(world, "extra_gather")
+
+
+def gathered_units(world: World) -> TrainStep:
+    return _prepare(world, "gathered_units")
+
+
+def sync_of_each_microbatch(world: World) -> TrainStep:
+    return _prepare(world, "sync_of_each_microbatch")
+
+
+def another_schedule(world: World) -> TrainStep:
+    return _prepare(world, "another_schedule")
+
+
+def float32_reduction(world: World) -> TrainStep:
+    return _prepare(world, "float32_reduction")

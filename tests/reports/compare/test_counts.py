@@ -157,9 +157,9 @@ def test_every_format_shows_changed_counts() -> None:
 @pytest.mark.full
 def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
     options = ["--nproc", "2", "--repetitions", "1", "--budget", "6s", "--json"]
-    options += ["--target", "tests.support.planted_steps:fsdp"]
+    options += ["--target", "tests.support.planted_steps:gathered_units"]
     folders = []
-    for plant in ("", "", "unsharded"):
+    for plant in ("", "", "1"):
         result = parbench("run", *options, **{VARIABLE: plant})
         assert result.returncode == 0, result.stderr
         folders.append(result.stderr.splitlines()[-1])
