@@ -45,7 +45,8 @@ def find_trends(
             for level in find_levels(np.log(newest.to_numpy()), rule)
         ]
         label = labels[series.fingerprint]
-        trends.append(HistorySeries(label=label, seconds_by_place=seconds.to_dict(), levels=levels))
+        by_place = dict(zip(seconds.index.tolist(), seconds.tolist(), strict=True))
+        trends.append(HistorySeries(label=label, seconds_by_place=by_place, levels=levels))
     if not trends:
         hint = "write the name of a case or a glob, such as '*all_reduce*'"
         raise UserError(f"no series of the history matches {pattern!r}: {hint}")
