@@ -12,7 +12,7 @@ from parbench.reports.fits import Ceiling, get_size
 from parbench.reports.labels import AXES, label_differences, label_results
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_parts import get_share_of_profile, sum_exposed_communication
+from parbench.reports.tables.step_parts import compute_profiled_share, sum_exposed_communication
 from parbench.reports.verdicts import Verdict, judge_run
 
 MAX_LATENCY_BYTES = 64 << 10
@@ -52,7 +52,9 @@ class StepSummary:
             "exposed": sum_exposed_communication(self.result),
             "idle": self.result.value("idle"),
         }
-        shares = {name: get_share_of_profile(self.result, value) for name, value in seconds.items()}
+        shares = {
+            name: compute_profiled_share(self.result, value) for name, value in seconds.items()
+        }
         return {name: share for name, share in shares.items() if share is not None}
 
 

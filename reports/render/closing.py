@@ -6,21 +6,20 @@ over sizes instead of the largest bandwidth of each, and more lines if the table
 
 from collections.abc import Sequence
 from dataclasses import replace
-from textwrap import wrap
 from typing import Any
 
-from parbench.bench.results.formatting import format_quantity, to_single_line
+from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.tables import Column, SortedText, Table, is_missing, metric_column
 from parbench.bench.text import pluralize
 from parbench.reports.frames import list_rows
 from parbench.reports.operations import select_operations
 from parbench.reports.overview import OperationSummary, Overview, StepSummary
-from parbench.reports.render.terminal import Sheet, render_text, write_verdicts
+from parbench.reports.render.terminal import Sheet, render_text, wrap_text, write_verdicts
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import SIZE_COLUMN
-from parbench.reports.tables.step_parts import get_deviating_profile, sum_memory
+from parbench.reports.tables.step_parts import find_deviating_profile, sum_memory
 
 WIDTH = 80
 MAX_LINES = 40
@@ -143,7 +142,7 @@ def _make_operation_row(operation: OperationSummary) -> dict[str, Any]:
 
 def _make_step_table(steps: Sequence[StepSummary]) -> Table:
     rows = [_make_step_row(step) for step in steps]
-    num_different = sum(get_deviating_profile(step.result) is not None for step in steps)
+    num_different = sum(find_deviating_profile(step.result) is not None for step in steps)
     notes = []
     if num_different:
         traced = pluralize(num_different, "step")
@@ -210,15 +209,12 @@ def _number_sentences(
         return []
     lines = ["", title]
     for number, (sentence, command) in enumerate(sentences[:max_sentences], start=1):
-        wrapped = wrap(
-            to_single_line(sentence),
-            WIDTH - 5,
-            break_on_hyphens=False,
-            max_lines=MAX_LINES_OF_FINDING,
-            placeholder=" ...",
-        )
+        wrapped = wrap_text(sentence, WIDTH - 5)
+        if len(wrapped) > MAX_LINES_OF_FINDING:
+            last_line = wrapped[MAX_LINES_OF_FINDING - 1]
+            wrapped = [*wrapped[: MAX_LINES_OF_FINDING - 1], f"{last_line[: WIDTH - 9]} ..."]
         if command:
-            wrapped += wrap(f"-> {command}", WIDTH - 5, break_on_hyphens=False)
+            wrapped += wrap_text(f"-> {command}", WIDTH - 5)
         lines += [f"  {number}. {wrapped[0]}", *(f"     {line}" for line in wrapped[1:])]
     num_hidden = len(sentences) - max_sentences
     if num_hidden > 0:

@@ -20,8 +20,8 @@ from parbench.reports.render.terminal import print_report, render_text, width_of
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
+from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import expand_folders, is_sweep
-from parbench.reports.tables.several_runs import make_report_of_runs
 from parbench.reports.verdicts import Verdict
 
 REPORT_FILE = "report.html"
@@ -32,14 +32,14 @@ MAX_WATCH_LOAD = 0.2
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
-def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = False) -> int:
+def show_run(data: RunData, *more: Verdict, form: str = "tables", whole: bool = False) -> int:
     """Print a run and its folder, write its page, and return the exit code.
 
     ``form`` is ``tables`` or a format of ``parbench export``. Tables are a summary by default.
     ``whole`` prints all of them. A page that cannot be written does not hide the results: it is a
     warning, and the exit code is 4 if everything else is fine.
     """
-    data = RunData.load(path)
+    path = data.run.path
     report = make_report(data, more)
     code = report.code
     if form == "tables":

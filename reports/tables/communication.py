@@ -120,7 +120,7 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
     # A bound of an interval has the key of the value with a suffix.
     sweeps.columns = [
         f"seconds_{size}{name.removeprefix('seconds')}" if "seconds" in name else f"busbw_{size}"
-        for name, size in sweeps.columns
+        for name, size in sweeps.columns.to_list()
     ]
     rows = list_rows(sweeps.reset_index())
     sizes = sorted(int(size) for size in operations["size"].unique())

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
+from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import Point
-from parbench.reports.tables.several_runs import make_report_of_runs
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import failed_record, ok_record, step_case
 

@@ -12,7 +12,7 @@ from parbench.bench.results.tables import Column, Document, Section, Table
 from parbench.reports.render.data import render_csv, render_embedded_json, render_json
 from parbench.reports.report import Report, make_report_of_document
 from parbench.reports.run_set import RunSet
-from parbench.reports.tables.several_runs import make_report_of_runs
+from parbench.reports.several_runs import make_report_of_runs
 from tests.support.report_rows import report_of, run_from_records
 from tests.support.reports_fixtures import (
     collective_case,

@@ -7,7 +7,7 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
 from parbench.reports.one_run import describe_run
 from parbench.reports.report import Report
-from parbench.reports.run_set import NumberedRun, RunSet
+from parbench.reports.run_set import RunSet
 from parbench.reports.tables.scaling import make_node_scaling_section, make_rank_scaling_section
 from parbench.reports.tables.side_by_side import (
     make_environment_section,
@@ -74,7 +74,7 @@ def _make_runs_section(run_set: RunSet) -> Section:
             "point": run.point.name if run.point else None,
             "id": info.id,
             "verdicts": ", ".join(verdict.word for verdict in judge_run(run.data)),
-            "setup": None if has_points else _describe_setup(run),
+            "setup": None if has_points else describe_run(run.data),
         }
         if has_nodes:
             topology = run.data.nodes
@@ -91,7 +91,7 @@ def _make_runs_section(run_set: RunSet) -> Section:
         )
     if has_points:
         first = next((run for run in run_set.runs if run.data.measured), run_set.runs[0])
-        notes.append(f"Run {first.number}: {_describe_setup(first)}.")
+        notes.append(f"Run {first.number}: {describe_run(first.data)}.")
     table = Table(
         id="runs-table",
         title="Runs",
@@ -100,10 +100,6 @@ def _make_runs_section(run_set: RunSet) -> Section:
         rows=rows,
     )
     return Section(id="runs", title="Runs", tables=[table], notes=notes)
-
-
-def _describe_setup(run: NumberedRun) -> str:
-    return describe_run(run.data)
 
 
 def _make_problem_section(run_set: RunSet) -> Section | None:
