@@ -40,18 +40,15 @@ class AppHooks:
 
     modules: Sequence[str]
     """The modules with definitions of cases."""
-    show_run: Callable[[Path, str, bool], int]
-    """Prints a run in one of ``FORMATS``, with all tables or the first page, and returns its exit
-    code."""
-    compute_exit_code: Callable[[Path], int]
-    """Returns the exit code of a run."""
+    show_run: Callable[[Path, str, bool, Path | None], int]
+    """Prints a run in one of ``FORMATS``, with all tables or the first page, and how it meets a
+    file of limits. Returns the exit code."""
+    compute_exit_code: Callable[[Path, Path | None], int]
+    """Prints how a run meets a file of limits, and returns the exit code."""
     write_report: Callable[[Sequence[Path], Path], None]
     """Writes one page of several runs."""
     render_document: "Callable[[Document, str], bytes]"
     """Returns a plan in a form of reports, or as ``tables``."""
-    check_limits: Callable[[Path, Path, int], int]
-    """Prints whether a run meets the limits of a file, and returns the worse of its exit code and
-    another one."""
 
 
 FORMATS = ("tables", "nccl-tests")
@@ -257,11 +254,9 @@ def run(
         return
     if as_json:
         click.echo(path, err=True)
-        code = hooks.compute_exit_code(path)
+        code = hooks.compute_exit_code(path, limits)
     else:
-        code = hooks.show_run(path, output_format, show_all)
-    if limits is not None:
-        code = hooks.check_limits(path, limits, code)
+        code = hooks.show_run(path, output_format, show_all, limits)
     if "RANK" in os.environ:
         exit_now(code)
     sys.exit(code)

@@ -17,6 +17,7 @@ import click
 
 if TYPE_CHECKING:
     from parbench.bench.results.tables import Document
+    from parbench.reports.run_data import RunData
 
 COMMANDS = {
     "run": "parbench.bench.commands:run",
@@ -148,26 +149,34 @@ def main(ctx: click.Context) -> None:
         compute_exit_code=_exit_code,
         write_report=_report,
         render_document=_render,
-        check_limits=_check_limits,
     )
     if ctx.invoked_subcommand is None:
         click.echo(_FIRST)
 
 
-def _show(path: Path, form: str, whole: bool) -> int:
+def _show(path: Path, form: str, show_all: bool, limits: Path | None) -> int:
     from parbench.reports.history.baseline import judge_by_history
     from parbench.reports.render.show import show_run
     from parbench.reports.run_data import RunData
 
-    verdict = judge_by_history(RunData.load(path))
-    return show_run(path, verdict, form=form, whole=whole)
+    data = RunData.load(path)
+    code = show_run(data, judge_by_history(data), form=form, whole=show_all)
+    return _check_limits(data, limits, code)
 
 
-def _exit_code(path: Path) -> int:
-    from parbench.bench.results.runs import load_run
-    from parbench.reports.analysis.summary import summarize
+def _exit_code(path: Path, limits: Path | None) -> int:
+    from parbench.reports.run_data import RunData
 
-    return summarize(load_run(path)).tally.code
+    data = RunData.load(path)
+    return _check_limits(data, limits, data.exit_code)
+
+
+def _check_limits(data: "RunData", limits: Path | None, code: int) -> int:
+    if limits is None:
+        return code
+    from parbench.reports.limits import check_run
+
+    return check_run(data, limits, code)
 
 
 def _render(document: "Document", form: str) -> bytes:
@@ -175,12 +184,6 @@ def _render(document: "Document", form: str) -> bytes:
     from parbench.reports.report import make_report_of_document
 
     return render_report(make_report_of_document(document), form)
-
-
-def _check_limits(path: Path, limits: Path, code: int) -> int:
-    from parbench.reports.limits import check_run
-
-    return check_run(path, limits, code)
 
 
 def _report(runs: Sequence[Path], output: Path) -> None:

@@ -11,6 +11,7 @@ from parbench.bench.results.formatting import to_single_line
 from parbench.bench.text import pluralize
 from parbench.reports.case_results import CaseResult
 from parbench.reports.labels import label_differences
+from parbench.reports.operations import GROUP_PARAMS
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import (
     LEVEL,
@@ -23,7 +24,6 @@ from parbench.reports.stats import (
 if TYPE_CHECKING:
     import pandas as pd
 
-GROUP_PARAMS = ("group", "group_index", "concurrent")
 _OWN_TABLES = ("size_bytes", "dtype", "mode", "background", "source", "target", "mesh")
 """Parameters that other tables and figures compare."""
 MAX_SENTENCES = 5
@@ -46,13 +46,14 @@ class Comparison:
         return to_single_line(str(result.case.all_params.get(self.param)))
 
 
-def compare_with_loads(data: RunData, param: str = "background") -> list[Comparison]:
+def compare_with_loads(data: RunData, param: str) -> list[Comparison]:
     """Compare cases under a load with the same cases without it.
 
     ``param`` is ``background`` for a load on every rank, or ``concurrent`` for groups that run at
     the same time.
     """
-    return _compare(data, [param], requires_default=True)
+    comparisons = _compare(data, [param])
+    return [comparison for comparison in comparisons if param not in comparison.base.case.params]
 
 
 def compare_settings(data: RunData) -> list[Comparison]:
@@ -69,12 +70,11 @@ def compare_settings(data: RunData) -> list[Comparison]:
     )
 
 
-def _compare(
-    data: RunData, params: Sequence[str], *, requires_default: bool = False
-) -> list[Comparison]:
+def _compare(data: RunData, params: Sequence[str]) -> list[Comparison]:
+    cases = data.cases[data.cases["seconds"].notna()]
     effects = []
     for param in params:
-        for base, result in _list_pairs(data.cases, param, requires_default=requires_default):
+        for base, result in _list_pairs(cases, param):
             effect = estimate_paired_effect(
                 base.by_repetition(base.headline), result.by_repetition(base.headline)
             )
@@ -89,23 +89,21 @@ def _compare(
     ]
 
 
-def _list_pairs(
-    cases: "pd.DataFrame", param: str, *, requires_default: bool
-) -> Iterator[tuple[CaseResult, CaseResult]]:
-    """Yield each case with its base case, of cases that differ in this parameter only."""
+def _list_pairs(cases: "pd.DataFrame", param: str) -> Iterator[tuple[CaseResult, CaseResult]]:
+    """Yield the base case and another one, of cases that differ in this parameter only.
+
+    The base has the default value, which a case does not list. Otherwise it is the first case.
+    """
     column = f"param_{param}"
     if column not in cases:
         return
     params = [str(name) for name in cases if str(name).startswith("param_") and name != column]
-    keys = ["name", "world_size", "nodes", *params]
-    measured = cases[cases["seconds"].notna()]
-    with_peers = measured[measured.duplicated(keys, keep=False)]
-    for _, group in with_peers.groupby(keys, sort=False, dropna=False):
+    setting = ["name", "world_size", "nodes", *params]
+    with_peers = cases[cases.duplicated(setting, keep=False)]
+    for _, group in with_peers.groupby(setting, sort=False, dropna=False):
         results = list(group["result"])
         with_default = [result for result in results if param not in result.case.params]
-        if requires_default and not with_default:
-            continue
-        base = with_default[0] if with_default else results[0]
+        base = (with_default or results)[0]
         for result in results:
             if result is not base:
                 yield base, result

@@ -16,12 +16,12 @@ from parbench.bench.results.formatting import (
 )
 from parbench.bench.results.limits import MetricLimit, read_limits, resolve_metric
 from parbench.bench.results.metrics import MetricValue, make_value
-from parbench.bench.results.runs import load_run, require_complete
+from parbench.bench.results.runs import require_complete
 from parbench.bench.text import pluralize
 from parbench.reports.case_results import CaseResult
 from parbench.reports.fits import COPY, Ceiling
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_parts import get_exposed_share
+from parbench.reports.tables.step_parts import compute_exposed_share
 
 LimitVerdict = Literal["NOT MET", "NOT RUN", "UNKNOWN", "MET"]
 EXIT_CODES: Mapping[LimitVerdict, ExitCode] = {
@@ -53,12 +53,12 @@ class _LimitCheck:
     """How far the value is from the limit."""
 
 
-def check_run(path: Path, file: Path, code: int) -> int:
+def check_run(data: RunData, file: Path, code: int) -> int:
     """Print on standard error how a run meets the limits of a file, and return the exit code.
 
     ``code`` is that of the run itself. The worst of all is returned.
     """
-    data = RunData(require_complete(load_run(path)))
+    require_complete(data.run)
     results = check_limits(data, read_limits(file, data.plan.cases, data.plan.skipped))
     for sentence in describe_limits(results):
         click.echo(sentence, err=True)
@@ -158,7 +158,7 @@ def _format_metric(name: str, metric: MetricValue) -> str:
 def _collect_metrics(result: CaseResult, ceiling: Ceiling | None) -> dict[str, MetricValue]:
     """Return the metrics of a case, and those that depend on the whole run."""
     metrics = dict(result.metrics)
-    exposed = get_exposed_share(result)
+    exposed = compute_exposed_share(result)
     if exposed is not None:
         metrics["exposed_fraction"] = make_value("exposed_fraction", exposed)
     bus_bandwidth = result.value("busbw")

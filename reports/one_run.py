@@ -12,7 +12,7 @@ from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_overview
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.timeline import chart_timeline
-from parbench.reports.findings.engine import find
+from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.record_evidence import collect_evidence
 from parbench.reports.footnotes import list_footnotes
 from parbench.reports.labels import list_environment_facts
@@ -81,7 +81,7 @@ def make_report(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Report
         figures=partial(chart_first_screen, data),
         warnings=list_warnings(run),
         problems=list_problems(data),
-        findings=find(collect_evidence(data)),
+        findings=apply_rules(collect_evidence(data)),
         comparisons=tuple(describe_settings(data)),
         not_measured=list_unmeasured(data),
         environment=tuple(list_environment_facts(run.info.environment or {})),

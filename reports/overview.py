@@ -9,10 +9,10 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
 from parbench.reports.case_results import CaseResult
 from parbench.reports.fits import Ceiling, get_size
-from parbench.reports.labels import AXES, label_differences, label_results
+from parbench.reports.labels import AXES, label_differences
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_parts import get_share_of_profile, sum_exposed_communication
+from parbench.reports.tables.step_parts import compute_profiled_share, sum_exposed_communication
 from parbench.reports.verdicts import Verdict, judge_run
 
 MAX_LATENCY_BYTES = 64 << 10
@@ -52,7 +52,9 @@ class StepSummary:
             "exposed": sum_exposed_communication(self.result),
             "idle": self.result.value("idle"),
         }
-        shares = {name: get_share_of_profile(self.result, value) for name, value in seconds.items()}
+        shares = {
+            name: compute_profiled_share(self.result, value) for name, value in seconds.items()
+        }
         return {name: share for name, share in shares.items() if share is not None}
 
 
@@ -106,7 +108,6 @@ class Overview:
 
 def make_overview(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Overview:
     """Return the overview of a run with further verdicts after its own."""
-    labels = label_results(data.steps)
     return Overview(
         path=data.run.path,
         setup=_describe_setup(data),
@@ -114,7 +115,7 @@ def make_overview(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Over
         ceiling=data.ceiling,
         operations=_summarize_operations(data),
         steps=tuple(
-            StepSummary(name=labels[result.case.id], result=result) for result in data.steps
+            StepSummary(name=data.labels[result.case.id], result=result) for result in data.steps
         ),
     )
 

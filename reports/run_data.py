@@ -18,7 +18,7 @@ from parbench.reports.case_results import (
     merge_records,
 )
 from parbench.reports.fits import Ceiling, Curve, find_ceiling, fit_curves
-from parbench.reports.frames import build_cases_frame, build_repetitions_frame
+from parbench.reports.frames import build_cases_frame
 from parbench.reports.labels import label_cases
 from parbench.reports.timelines import StepTimeline, load_step_timelines
 from parbench.reports.topology import Topology, read_topology
@@ -74,15 +74,6 @@ class RunData:
         * ``result``: the ``CaseResult``, with details, notes and records.
         """
         return build_cases_frame(self.results, self.labels)
-
-    @cached_property
-    def repetitions(self) -> "pd.DataFrame":
-        """One row for each case and repetition with a record.
-
-        ``case_id``, ``repetition`` (from 0), ``status``, ``seconds`` and a column for every metric.
-        Only repetitions with the status ``ok`` of cases without a wrong result have numbers.
-        """
-        return build_repetitions_frame(self.results)
 
     @cached_property
     def labels(self) -> dict[str, str]:

@@ -52,8 +52,7 @@ class Straggler:
     seconds: float
     time_share: float
 
-    @property
-    def repetition_share(self) -> str:
+    def describe_repetitions(self) -> str:
         return f"{self.repetitions} of {self.of_repetitions} repetitions"
 
 

@@ -84,7 +84,7 @@ def get_axis(stream: str) -> str | None:
     return axis if kind == COMM else None
 
 
-def to_spans(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
+def convert_to_spans(intervals: Iterable[Interval | RankTimeline]) -> list[Span]:
     """Return intervals as spans, in nanoseconds. None stops before it starts."""
     return [
         (round(1e3 * interval.start_us), round(1e3 * max(interval.start_us, interval.stop_us)))
@@ -115,7 +115,7 @@ def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
         for interval in intervals:
             key = f"{PHASE} {interval.name}" if stream == PHASE else stream
             groups.setdefault(key, []).append(interval)
-    return {key: length(to_spans(intervals)) / 1e9 for key, intervals in groups.items()}
+    return {key: length(convert_to_spans(intervals)) / 1e9 for key, intervals in groups.items()}
 
 
 def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:

@@ -102,17 +102,14 @@ def _read_switches(paths: Mapping[str, str]) -> dict[str, str]:
 
 def _read_affinities(run: Run, num_ranks: int) -> dict[int, str]:
     """Return the cores of each rank. Values that differ between ranks are in the records."""
-    shared = _read_text(run.info.environment or {}, "process", "affinity")
-    rank_environments: Mapping[str, Any] = {}
-    for record in run.records:
-        if any(name.startswith("rank ") for name in record.environment):
-            rank_environments = record.environment
-            break
+    environments = [run.info.environment or {}, *(record.environment for record in run.records)]
     affinities = {}
     for rank in range(num_ranks):
-        cores = _read_text(rank_environments, f"rank {rank}", "process", "affinity") or shared
-        if cores:
-            affinities[rank] = cores
+        for environment in environments:
+            own = environment.get(f"rank {rank}", environment)
+            cores = _read_text(own, "process", "affinity")
+            if cores:
+                affinities.setdefault(rank, cores)
     return affinities
 
 

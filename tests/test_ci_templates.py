@@ -73,7 +73,7 @@ def test_gitlab_compares_merge_requests_and_keeps_branches(tmp_path: Path) -> No
     with open_history(tmp_path / "runs" / "history.sqlite", create=True) as history:
         fill_history(history, tmp_path, [1.0] * 8)
     script = USE_MEASURED_RUNS.format(runs=tmp_path / "slower") + script
-    variables = {"PARBENCH_FLOOR": "3%", "CI_COMMIT_REF_NAME": "topic"}
+    variables = {"PARBENCH_MIN_EFFECT": "3%", "CI_COMMIT_REF_NAME": "topic"}
     merge_request = run_script(
         script, tmp_path, **variables, CI_MERGE_REQUEST_TARGET_BRANCH_NAME="main"
     )

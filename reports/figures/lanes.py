@@ -97,7 +97,7 @@ def merge_spans(
     if num_bins is None:
         return {category: list(times) for category, times in spans.items()}
     edges = np.linspace(start, stop, num_bins + 1)
-    covered = [_cover(times, edges) for times in spans.values()]
+    covered = [_compute_coverage(times, edges) for times in spans.values()]
     empty = np.diff(edges) - sum(covered)
     winners = np.array([*covered, empty]).argmax(axis=0)
     merged = {}
@@ -109,7 +109,7 @@ def merge_spans(
     return merged
 
 
-def _cover(spans: Times, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_coverage(spans: Times, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the length that the spans cover of each bin."""
     if not spans:
         return np.zeros(len(edges) - 1)

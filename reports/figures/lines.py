@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def make_lines(rows: Iterable[Row], label: str, x: str, y: str, unit: float = 1.
     """
     points: dict[str, list[Point]] = defaultdict(list)
     for row in rows:
-        values = [row.get(key) for key in (y, f"{y}_low", f"{y}_high")]
+        values: list[Any] = [row.get(key) for key in (y, f"{y}_low", f"{y}_high")]
         if not is_missing(values[0]) and not is_missing(row[x]):
             known = [values[0] if is_missing(value) else value for value in values]
             points[row[label]].append(Point(row[x], *(value / unit for value in known)))

@@ -49,7 +49,7 @@ def chart_pipeline(
     recorded = {"simulated": details.predicted, "measured": details.measured}
     timelines = {name: timeline for name, timeline in recorded.items() if timeline}
     lanes = {name: make_lanes(details, timeline) for name, timeline in timelines.items()}
-    seconds = max(1e-6, *map(find_stop, timelines.values()))
+    seconds = max(1e-6, *map(get_end, timelines.values()))
     all_spans = [lane.spans for ranks in lanes.values() for lane in ranks]
     num_bins = choose_num_bins(all_spans, 0.0, seconds, max_boxes)
     return Chart(
@@ -77,7 +77,7 @@ def make_lanes(details: PipelineDetails, timeline: PipelineTimeline) -> list[Lan
     return lanes
 
 
-def find_stop(timeline: PipelineTimeline) -> float:
+def get_end(timeline: PipelineTimeline) -> float:
     """Return the end of the last action of a timeline in seconds."""
     return max((actions[-1].stop_us / 1e6 for actions in timeline if actions), default=0.0)
 
@@ -99,7 +99,7 @@ def _draw_pipeline(
         draw_lanes(axes, lanes[name], looks, seconds, num_bins)
         if num_bins is None and sum(map(len, timeline)) <= _MAX_NUMBERED_ACTIONS:
             _number_actions(axes, timeline)
-        axes.set_title(f"{name}: {format_seconds(find_stop(timeline))}")
+        axes.set_title(f"{name}: {format_seconds(get_end(timeline))}")
         axes.set_ylim(num_ranks, 0)
         axes.label_outer()
     add_patch_legend(figure, _make_legend(looks), columns=8 if is_wide else 3)

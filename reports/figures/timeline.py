@@ -20,7 +20,7 @@ from parbench.reports.figures.lanes import (
 from parbench.reports.figures.primitives import add_patch_legend, look_of_part, write_between
 from parbench.reports.figures.quantities import set_x_axis
 from parbench.reports.figures.style import new_figure
-from parbench.reports.timelines import group_by_stream, name_stream, to_spans
+from parbench.reports.timelines import convert_to_spans, group_by_stream, name_stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,13 +104,13 @@ def split_streams(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
     intervals = group_by_stream(rank)
     phases: dict[str, list[Span]] = {}
     for phase in intervals.pop(PHASE, []):
-        phases.setdefault(phase.name, []).extend(to_spans([phase]))
+        phases.setdefault(phase.name, []).extend(convert_to_spans([phase]))
     streams = {PHASE: phases} if phases else {}
-    spans = {stream: union(to_spans(work)) for stream, work in intervals.items()}
+    spans = {stream: union(convert_to_spans(work)) for stream, work in intervals.items()}
     busy = [*spans.get(COMPUTE, []), *spans.get(COPY, [])]
     for stream, work in spans.items():
         if stream == COMPUTE:
-            [step] = to_spans([rank])
+            [step] = convert_to_spans([rank])
             idle = gaps([span for times in spans.values() for span in times], step)
             streams[stream] = {"compute": work, "idle": idle}
         elif stream == COPY:

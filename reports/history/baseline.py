@@ -16,7 +16,7 @@ def judge_by_history(data: RunData) -> Verdict:
     """
     file = Path(os.environ.get("PARBENCH_HISTORY") or HISTORY_FILE)
     if not file.exists():
-        return _report_no_baseline("there is no history to compare with", data.run.path)
+        return _report_no_baseline("there is no history to compare with", data)
     try:
         return _judge(data, file)
     except UserError as error:
@@ -29,41 +29,35 @@ def _judge(data: RunData, file: Path) -> Verdict:
     from parbench.reports.history.check import check_candidate
     from parbench.reports.history.database import open_history
     from parbench.reports.history.levels import LevelRule
-    from parbench.reports.history.verdicts import FAILURES, NOT_COMPARED, HistoryVerdict
+    from parbench.reports.history.verdicts import HistoryVerdict
 
-    info = data.run.info
+    preset = data.plan.preset
     with open_history(file) as history:
         runs = history.list_runs()
-    same_preset = [run for run in runs if run.preset == info.plan.preset and run.id != info.id]
-    if not same_preset:
-        problem = f"the history has no run of preset {info.plan.preset}"
-        return _report_no_baseline(problem, data.run.path)
-    branch = same_preset[-1].branch
+    branches = [run.branch for run in runs if run.preset == preset and run.id != data.run.info.id]
+    if not branches:
+        return _report_no_baseline(f"the history has no run of preset {preset}", data)
     threshold, thresholds = find_thresholds(os.environ.get("PARBENCH_MIN_EFFECT"))
     rule = LevelRule(threshold=threshold)
-    check = check_candidate(file, data, branch, rule, thresholds)
-    hint = f"Try: parbench history check {data.run.path} --branch {branch}"
-    messages = [change.message for _, change, _ in check.count_changes if change.fails]
-    if messages:
-        more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
-        return Verdict(
-            word="COUNT CHANGED", level="doubtful", message=f"{messages[0]}{more}", hint=hint
-        )
-    untimed = {*FAILURES, *NOT_COMPARED} - {HistoryVerdict.SLOWER}
-    compared = [series for series in check.series if series.verdict not in untimed]
-    if not compared:
-        reason = f"no series has {rule.min_runs} earlier runs on {branch}"
-        reasons = [f"{series.verdict}: {series.reason}" for series in check.series]
-        return _report_no_baseline((reasons or [reason])[0], data.run.path)
-    runs_text = pluralize(check.num_earlier_runs, "earlier run")
-    slower = [series for series in compared if series.verdict == HistoryVerdict.SLOWER]
-    if slower:
-        text = f"{len(slower)} of {len(compared)} series are slower than in {runs_text}"
-        return Verdict(word="SLOWER", level="doubtful", message=text, hint=hint)
-    text = f"{len(compared)} series are not slower than in {runs_text} on {branch}"
-    return Verdict(word="NO CHANGE", level="good", message=text)
+    check = check_candidate(file, data, branches[-1], rule, thresholds)
+    hint = f"Try: parbench history check {data.run.path} --branch {branches[-1]}"
+    for result in check.series:
+        if result.count_changes:
+            message = result.count_changes[0]
+            return Verdict(word="COUNT CHANGED", level="doubtful", message=message, hint=hint)
+    num_slower = check.verdicts.get(HistoryVerdict.SLOWER, 0)
+    num_compared = num_slower + check.verdicts.get(HistoryVerdict.NO_CHANGE, 0)
+    earlier = pluralize(check.num_earlier_runs, "earlier run")
+    if num_slower:
+        message = f"{num_slower} of {num_compared} series are slower than in {earlier}"
+        return Verdict(word="SLOWER", level="doubtful", message=message, hint=hint)
+    if num_compared:
+        message = f"{num_compared} series are not slower than in {earlier} on {branches[-1]}"
+        return Verdict(word="NO CHANGE", level="good", message=message)
+    reasons = [f"{result.verdict}: {result.reason}" for result in check.series]
+    return _report_no_baseline(reasons[0] if reasons else "the run has no result", data)
 
 
-def _report_no_baseline(problem: str, path: Path) -> Verdict:
-    hint = f"Try: parbench history add {path}"
+def _report_no_baseline(problem: str, data: RunData) -> Verdict:
+    hint = f"Try: parbench history add {data.run.path}"
     return Verdict(word="NO BASELINE", level="doubtful", message=problem, hint=hint)

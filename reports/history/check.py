@@ -13,18 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from parbench.bench.exit_codes import ExitCode
-from parbench.bench.results.formatting import UNKNOWN, format_seconds
+from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.text import UserError, pluralize
-from parbench.reports.compare.counts import CountChange, compare_counts
+from parbench.reports.compare.counts import compare_counts
 from parbench.reports.compare.environment import SeriesIdentity, SeriesPoint, collect_points
 from parbench.reports.compare.thresholds import Threshold
-from parbench.reports.history.database import History, StoredRun, open_history
-from parbench.reports.history.levels import (
-    LevelChange,
-    LevelRule,
-    SeriesJudgement,
-    judge_series,
-)
+from parbench.reports.history.database import CANDIDATE, History, StoredRun, open_history
+from parbench.reports.history.levels import LevelChange, LevelRule, judge_series
 from parbench.reports.history.verdicts import (
     HistoryVerdict,
     combine_verdicts,
@@ -33,45 +28,31 @@ from parbench.reports.history.verdicts import (
 )
 from parbench.reports.run_data import RunData
 
-NOT_JUDGED = SeriesJudgement()
 NUM_SIMILAR_RUNS = 3  # A case is missing if one of so many similar earlier runs measured it.
+
+SeriesRuns = Sequence[tuple[StoredRun, SeriesPoint]]
+"""The points of a series with their runs, oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesCheck:
-    """The verdict on a series, with its times in the window and the judgement of its levels."""
+    """The verdict on a series, and what it is based on."""
 
     series: SeriesIdentity
-    verdict: HistoryVerdict = HistoryVerdict.NO_CHANGE
+    verdict: HistoryVerdict
     reason: str = ""
-    times: tuple[tuple[StoredRun, float], ...] = ()
-    judgement: SeriesJudgement = NOT_JUDGED
+    runs: Sequence[str] = ()
+    """The ids of the runs in the window that have a time."""
+    seconds: Sequence[float] = ()
+    change: LevelChange | None = None
     threshold: Threshold | None = None
-    environment_changes: tuple[str, ...] = ()
-    """What changed in the environment between the last run before a step and its first run."""
-
-    @property
-    def level_change(self) -> LevelChange | None:
-        return self.judgement.change
-
-    @property
-    def change(self) -> float | None:
-        """The change of the time as a fraction."""
-        return self.level_change.change if self.level_change else self.judgement.rise
+    num_counts: int = 0
+    count_changes: Sequence[str] = ()
 
     @property
     def since(self) -> str | None:
         """The id of the run that began the newest level."""
-        return self.times[self.level_change.start][0].id if self.level_change else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CountCheck:
-    """The exact counts of a series, and each change with the id of the run that began it."""
-
-    series: SeriesIdentity
-    num_compared: int
-    changes: tuple[tuple[CountChange, str], ...]
+        return self.runs[self.change.start] if self.change else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,33 +61,17 @@ class Check:
 
     run: StoredRun
     rule: LevelRule
-    is_candidate: bool
-    series: tuple[SeriesCheck, ...]
-    counts: tuple[CountCheck, ...] = ()
+    num_earlier_runs: int
+    """Of the series that has most of them."""
+    series: Sequence[SeriesCheck]
 
     @property
-    def count_changes(self) -> list[tuple[SeriesIdentity, CountChange, str]]:
-        return [
-            (check.series, change, since)
-            for check in self.counts
-            for change, since in check.changes
-        ]
-
-    @property
-    def verdict_counts(self) -> dict[HistoryVerdict, int]:
-        verdicts = [check.verdict for check in self.series]
-        for _, change, _ in self.count_changes:
-            is_sure = change.verdict == "CHANGED"
-            verdicts.append(HistoryVerdict.COUNT_CHANGED if is_sure else HistoryVerdict.UNCONFIRMED)
-        return count_verdicts(verdicts)
-
-    @property
-    def num_earlier_runs(self) -> int:
-        """The number of earlier runs of the series that has most of them."""
-        return max((len(check.times) for check in self.series), default=1) - 1
+    def verdicts(self) -> dict[HistoryVerdict, int]:
+        """The number of series with each verdict, the worst first."""
+        return count_verdicts(result.verdict for result in self.series)
 
     def compute_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
-        return combine_verdicts(self.verdict_counts, fail_on_unknown=fail_on_unknown)
+        return combine_verdicts(self.verdicts, fail_on_unknown=fail_on_unknown)
 
 
 def find_newest_run(history: History, branch: str) -> StoredRun:
@@ -124,8 +89,11 @@ def check_stored_run(
     rule: LevelRule,
     thresholds: Mapping[str, Threshold] | None = None,
 ) -> Check:
-    """Check a run of the history against the runs of its branch before it."""
-    return _Checker(history, run, history.read_points(run), rule, thresholds or {}).check()
+    """Check a run of the history against the runs of its branch before it.
+
+    ``thresholds`` are measured ones by fingerprint, which raise that of the rule.
+    """
+    return _Checker(history, run, rule, thresholds or {}).check(history.read_points(run))
 
 
 def check_candidate(
@@ -136,43 +104,38 @@ def check_candidate(
     thresholds: Mapping[str, Threshold] | None = None,
 ) -> Check:
     """Compare a run with the runs of a branch. The run is not added."""
-    run = data.run
+    info = data.run.info
     candidate = StoredRun(
-        number=-1,
-        id=run.info.id,
-        started=run.info.started,
-        host=run.info.host,
-        preset=run.info.plan.preset,
+        number=CANDIDATE,
+        id=info.id,
+        started=info.started,
+        host=info.host,
+        preset=info.plan.preset,
         branch=branch,
         commit="",
-        path=str(run.path),
+        path=str(data.run.path),
     )
-    points = collect_points(run, data.results)
+    points = collect_points(data.run, data.results)
     is_new = not file.exists()
     with open_history(Path(":memory:") if is_new else file, create=is_new) as history:
-        return _Checker(history, candidate, points, rule, thresholds or {}).check()
+        return _Checker(history, candidate, rule, thresholds or {}).check(points)
 
 
 class _Checker:
-    """Checks one run against the earlier runs of its branch.
-
-    ``thresholds`` are measured ones by fingerprint, which raise that of the rule.
-    """
+    """Checks one run against the earlier runs of its branch."""
 
     def __init__(
         self,
         history: History,
         run: StoredRun,
-        points: Sequence[SeriesPoint],
         rule: LevelRule,
         thresholds: Mapping[str, Threshold],
     ) -> None:
         self.history = history
         self.run = run
-        self.points = points
         self.rule = rule
         self.thresholds = thresholds
-        self.is_candidate = run.number < 0
+        self.is_candidate = run.is_candidate
         self.earlier_runs = [
             other
             for other in history.list_runs(run.branch)
@@ -183,221 +146,203 @@ class _Checker:
             for note in history.list_annotations()
             if note.branch == run.branch and note.started <= run.started
         ]
-        self.similar_runs = self._find_similar_runs()
 
-    def check(self) -> Check:
-        checks = []
-        counts = []
-        for point in self.points:
-            earlier = self._read_earlier_points(point.series)
-            checks.append(self._collect_times(point, earlier))
-            counts += self._compare_counts(point, earlier)
-        checks = self._judge(checks)
+    def check(self, points: Sequence[SeriesPoint]) -> Check:
+        similar_runs = self._find_similar_runs(points)
+        windows = [self._read_window(point) for point in points]
+        changes = self._find_changes(windows)
         results = []
-        for point, check in zip(self.points, checks, strict=True):
-            verdict, reason = self._decide(point, check)
-            results.append(replace(check, verdict=verdict, reason=reason))
-        results += self._find_missing()
-        results.sort(key=lambda check: rank_verdict(check.verdict))
+        for point, window, change in zip(points, windows, changes, strict=True):
+            result = self._describe_times(point, window, change)
+            if result.verdict == HistoryVerdict.TOO_FEW_RUNS and similar_runs:
+                result = _explain_new_series(result, similar_runs[0])
+            result = self._add_counts(result, point, window)
+            if point.status in ("wrong", "failed", "hang"):
+                is_wrong = point.status == "wrong"
+                verdict = HistoryVerdict.WRONG if is_wrong else HistoryVerdict.FAILED
+                result = replace(result, verdict=verdict, reason=point.reason or point.status)
+            results.append(result)
+        results += _find_missing(points, similar_runs)
+        results.sort(key=lambda result: rank_verdict(result.verdict))
         return Check(
             run=self.run,
             rule=self.rule,
-            is_candidate=self.is_candidate,
-            series=tuple(results),
-            counts=tuple(counts),
+            num_earlier_runs=max((len(result.runs) for result in results), default=1) - 1,
+            series=results,
         )
 
-    def _read_earlier_points(self, series: SeriesIdentity) -> list[tuple[StoredRun, SeriesPoint]]:
-        """Return the points of a series since its newest annotation."""
-        label = series.case.label
+    def _read_window(self, point: SeriesPoint) -> SeriesRuns:
+        """Return the newest points of a series since its last annotation, ending with this run."""
+        label = point.series.case.label
         matching = [note for note in self.annotations if fnmatchcase(label, note.series)]
         newest = max((note.started for note in matching), default="")
         runs = [run for run in self.earlier_runs if run.started >= newest]
-        return self.history.read_series(series.fingerprint, runs)
+        earlier = self.history.read_series(point.series.fingerprint, runs)
+        return [*earlier[-self.rule.window + (not self.is_candidate) :], (self.run, point)]
 
-    def _collect_times(
-        self, point: SeriesPoint, earlier: Sequence[tuple[StoredRun, SeriesPoint]]
+    def _find_changes(self, windows: Sequence[SeriesRuns]) -> list[LevelChange | None]:
+        """Judge all series with enough runs together, because they share the noise of runs."""
+        places = [i for i, window in enumerate(windows) if self._has_enough_runs(window)]
+        rules = []
+        for i in places:
+            threshold = self.thresholds.get(windows[i][-1][1].series.fingerprint)
+            measured = threshold.min_effect if threshold else 0.0
+            rules.append(replace(self.rule, threshold=max(self.rule.threshold, measured)))
+        logs = [np.log([point.seconds for _, point in _select_timed(windows[i])]) for i in places]
+        judged = judge_series(logs, rules, newest_is_candidate=self.is_candidate)
+        changes: list[LevelChange | None] = [None] * len(windows)
+        for i, change in zip(places, judged, strict=True):
+            changes[i] = change
+        return changes
+
+    def _has_enough_runs(self, window: SeriesRuns) -> bool:
+        is_timed = window[-1][1].seconds is not None
+        return is_timed and len(_select_timed(window)) >= self.rule.min_runs + self.is_candidate
+
+    def _describe_times(
+        self, point: SeriesPoint, window: SeriesRuns, change: LevelChange | None
     ) -> SeriesCheck:
-        times = [(run, point.seconds) for run, point in earlier if point.seconds]
-        num_earlier = self.rule.window if self.is_candidate else self.rule.window - 1
-        times = times[-num_earlier:]
-        if point.seconds:
-            times.append((self.run, point.seconds))
-        return SeriesCheck(
+        timed = _select_timed(window)
+        result = SeriesCheck(
             series=point.series,
-            times=tuple(times),
+            verdict=HistoryVerdict.NO_CHANGE,
+            runs=[run.id for run, _ in timed],
+            seconds=[point.seconds for _, point in timed if point.seconds],
+            change=change,
             threshold=self.thresholds.get(point.series.fingerprint),
         )
+        if not self._has_enough_runs(window):
+            number = len(timed) - (self.is_candidate and point.seconds is not None)
+            reason = f"{number} of {self.rule.min_runs} required runs"
+            return replace(result, verdict=HistoryVerdict.TOO_FEW_RUNS, reason=reason)
+        if change is None or (not change.is_significant and change.kind == "drift"):
+            return replace(result, change=None)
+        parts = [_describe_change(change, len(timed))]
+        if not change.is_significant:
+            parts.append("not significant after FDR correction")
+        if change.kind == "step":
+            parts += _describe_environments(*timed[change.start - 1 : change.start + 1])
+        verdict = _decide(change, is_candidate=self.is_candidate)
+        return replace(result, verdict=verdict, reason=", ".join(parts))
 
-    def _compare_counts(
-        self, point: SeriesPoint, earlier: Sequence[tuple[StoredRun, SeriesPoint]]
-    ) -> list[CountCheck]:
-        """Compare counts with the first run of the window, those of a candidate with the last.
-
-        Return nothing if a side has no counts.
-        """
-        counted = [(run, point.counts) for run, point in earlier if point.counts]
-        counted = counted[-self.rule.window :]
+    def _add_counts(
+        self, result: SeriesCheck, point: SeriesPoint, window: SeriesRuns
+    ) -> SeriesCheck:
+        """Compare counts with the first run of the window, those of a candidate with the last."""
+        counted = [(run, earlier.counts) for run, earlier in window[:-1] if earlier.counts]
         if not counted or not point.counts:
-            return []
-        base = counted[-1 if self.is_candidate else 0][1]
-        comparison = compare_counts(base, point.counts)
-        changes = []
+            return result
+        comparison = compare_counts(counted[-1 if self.is_candidate else 0][1], point.counts)
+        messages = []
         for change in comparison.changes:
-            since = self.run
+            since = self.run.id
             for run, counts in () if self.is_candidate else reversed(counted):
                 differing = compare_counts(counts, point.counts).changes
                 if change.path in [difference.path for difference in differing]:
                     break
-                since = run
-            changes.append((change, since.id))
-        if not comparison.num_compared and not changes:
-            return []
-        check = CountCheck(
-            series=point.series, num_compared=comparison.num_compared, changes=tuple(changes)
+                since = run.id
+            messages.append(f"{change.message} (since {since})")
+        result = replace(result, num_counts=comparison.num_compared, count_changes=tuple(messages))
+        if not messages:
+            return result
+        is_sure = any(change.verdict == "CHANGED" for change in comparison.changes)
+        verdict = HistoryVerdict.COUNT_CHANGED if is_sure else HistoryVerdict.UNCONFIRMED
+        return replace(
+            result,
+            verdict=min(verdict, result.verdict, key=rank_verdict),
+            reason="; ".join(filter(None, [*messages, result.reason])),
         )
-        return [check]
 
-    def _has_enough_runs(self, check: SeriesCheck) -> bool:
-        needed = self.rule.min_runs + self.is_candidate
-        is_measured = bool(check.times) and check.times[-1][0] is self.run
-        return is_measured and len(check.times) >= needed
-
-    def _judge(self, checks: Sequence[SeriesCheck]) -> list[SeriesCheck]:
-        """Judge all series with enough runs together, because they share the noise of runs."""
-        places = [i for i, check in enumerate(checks) if self._has_enough_runs(check)]
-        rules = []
-        for i in places:
-            threshold = checks[i].threshold
-            measured = threshold.min_effect if threshold else 0.0
-            rules.append(replace(self.rule, threshold=max(self.rule.threshold, measured)))
-        logs = [np.log([seconds for _, seconds in checks[i].times]) for i in places]
-        judgements = judge_series(logs, rules, newest_is_candidate=self.is_candidate)
-        results = list(checks)
-        for i, judgement in zip(places, judgements, strict=True):
-            results[i] = replace(checks[i], judgement=judgement)
-            change = judgement.change
-            if change and change.start:
-                runs = [run for run, _ in checks[i].times[change.start - 1 : change.start + 1]]
-                differences = self._compare_environments(checks[i].series, *runs)
-                results[i] = replace(results[i], environment_changes=differences)
-        return results
-
-    def _compare_environments(
-        self, series: SeriesIdentity, before: StoredRun, after: StoredRun
-    ) -> tuple[str, ...]:
-        points = self.history.read_series(series.fingerprint, [before, after])
-        values = [{**point.explanatory, "commit": run.commit or UNKNOWN} for run, point in points]
-        return format_differences(*values)
-
-    def _decide(self, point: SeriesPoint, check: SeriesCheck) -> tuple[HistoryVerdict, str]:
-        if point.status == "wrong":
-            return HistoryVerdict.WRONG, point.reason or "the result is wrong"
-        if point.status in ("failed", "hang"):
-            return HistoryVerdict.FAILED, point.reason or point.status
-        if not self._has_enough_runs(check):
-            return self._explain_too_few_runs(point, check)
-        if self.is_candidate:
-            return _describe_candidate(check)
-        return _describe_levels(check)
-
-    def _explain_too_few_runs(
-        self, point: SeriesPoint, check: SeriesCheck
-    ) -> tuple[HistoryVerdict, str]:
-        number = len(check.times) - (self.is_candidate and bool(point.seconds))
-        few = f"{number} of {self.rule.min_runs} required runs"
-        previous = self.similar_runs[0] if self.similar_runs else []
-        same_case = [series for series in previous if series.case.id == point.series.case.id]
-        fingerprints = [series.fingerprint for series in same_case]
-        if not same_case or point.series.fingerprint in fingerprints:
-            return HistoryVerdict.TOO_FEW_RUNS, few
-        differences = format_differences(same_case[0].environment, point.series.environment)
-        reason = ", ".join(differences) or "the ranks or nodes differ"
-        return HistoryVerdict.ENVIRONMENT_CHANGED, f"{reason} ({few})"
-
-    def _find_similar_runs(self) -> list[list[SeriesIdentity]]:
+    def _find_similar_runs(self, points: Sequence[SeriesPoint]) -> list[list[SeriesIdentity]]:
         """Return the series of the newest earlier runs that share a case with this run.
 
-        Without any point in this run, all runs of its preset are similar.
+        If this run has no case, all runs of its preset are similar.
         """
-        measured = {_get_measured_key(point.series) for point in self.points}
+        measured = {_get_benchmark(point.series) for point in points}
         similar = []
         same_preset = [run for run in self.earlier_runs if run.preset == self.run.preset]
         for run in reversed(same_preset[-self.rule.window :]):
             identities = self.history.list_series(run)
-            if not measured or measured & set(map(_get_measured_key, identities)):
+            if not measured or measured & set(map(_get_benchmark, identities)):
                 similar.append(identities)
             if len(similar) == NUM_SIMILAR_RUNS:
                 break
         return similar
 
-    def _find_missing(self) -> list[SeriesCheck]:
-        measured = {_get_measured_key(point.series) for point in self.points}
-        missing = {}
-        for identities in reversed(self.similar_runs):
-            for series in identities:
-                if _get_measured_key(series) not in measured:
-                    missing[_get_measured_key(series)] = series
-        number = pluralize(len(self.similar_runs), "similar run")
-        reason = f"measured in the last {number}, but not in this one"
-        return [
-            SeriesCheck(series=series, verdict=HistoryVerdict.MISSING, reason=reason)
-            for series in missing.values()
-        ]
+
+def _select_timed(window: SeriesRuns) -> SeriesRuns:
+    return [(run, point) for run, point in window if point.seconds is not None]
 
 
-def _get_measured_key(series: SeriesIdentity) -> tuple[object, ...]:
-    """Return what was measured: the case, the ranks, the backend and the device."""
+def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:
+    """Return what a series measures, without its environment."""
     world = series.world
     return (series.case.id, world.size, world.backend, world.device)
 
 
-def _describe_candidate(check: SeriesCheck) -> tuple[HistoryVerdict, str]:
-    if check.judgement.rise is None:
-        return HistoryVerdict.NO_CHANGE, ""
-    return HistoryVerdict.SLOWER, _describe_rise(check, check.judgement.rise)
+def _find_missing(
+    points: Sequence[SeriesPoint], similar_runs: Sequence[Sequence[SeriesIdentity]]
+) -> list[SeriesCheck]:
+    measured = {_get_benchmark(point.series) for point in points}
+    missing = {
+        _get_benchmark(series): series for identities in similar_runs for series in identities
+    }
+    number = pluralize(len(similar_runs), "similar run")
+    reason = f"measured in the last {number}, but not in this one"
+    return [
+        SeriesCheck(series=series, verdict=HistoryVerdict.MISSING, reason=reason)
+        for benchmark, series in missing.items()
+        if benchmark not in measured
+    ]
 
 
-def _describe_levels(check: SeriesCheck) -> tuple[HistoryVerdict, str]:
-    """Return the verdict on a stored run, and a sentence with its numbers."""
-    change = check.level_change
-    rise = check.judgement.rise
-    if change and check.judgement.is_significant:
-        if change.change < 0:
-            verdict = HistoryVerdict.FASTER
-        elif change.slope is not None:
-            verdict = HistoryVerdict.DRIFT
-        else:
-            verdict = HistoryVerdict.SLOWER
-        return verdict, _describe_change(change, len(check.times))
-    if rise is not None:
-        return HistoryVerdict.UNCONFIRMED, _describe_rise(check, rise)
-    if change and change.slope is None and change.change > 0:
-        text = _describe_change(change, len(check.times))
-        return HistoryVerdict.UNCONFIRMED, f"{text}, not significant after FDR correction"
-    return HistoryVerdict.NO_CHANGE, ""
+def _explain_new_series(result: SeriesCheck, previous: Sequence[SeriesIdentity]) -> SeriesCheck:
+    """Name the changes if the similar run before measured the case in another environment."""
+    series = result.series
+    same_case = [other for other in previous if other.case.id == series.case.id]
+    if not same_case or series.fingerprint in [other.fingerprint for other in same_case]:
+        return result
+    differences = format_differences(same_case[0].environment, series.environment)
+    reason = f"{', '.join(differences) or 'other ranks or nodes'} ({result.reason})"
+    return replace(result, verdict=HistoryVerdict.ENVIRONMENT_CHANGED, reason=reason)
+
+
+def _decide(change: LevelChange, *, is_candidate: bool) -> HistoryVerdict:
+    if change.change < 0:
+        return HistoryVerdict.FASTER if change.is_significant else HistoryVerdict.NO_CHANGE
+    if change.kind == "drift":
+        return HistoryVerdict.DRIFT
+    if is_candidate or (change.kind == "step" and change.is_significant):
+        return HistoryVerdict.SLOWER
+    return HistoryVerdict.UNCONFIRMED
 
 
 def _describe_change(change: LevelChange, num_runs: int) -> str:
     percent = f"{100 * change.change:+.1f} %"
     interval = f"95 % CI {100 * change.low:+.1f} to {100 * change.high:+.1f} %"
-    if change.slope is not None:
-        slope = f"{100 * change.slope:+.2f} % per run"
-        return f"{slope}, {percent} over {num_runs} runs ({interval})"
-    return f"{percent} for {pluralize(num_runs - change.start, 'run')} ({interval})"
+    duration = {
+        "step": f"for {pluralize(num_runs - change.start, 'run')}",
+        "drift": f"gradually over {num_runs} runs",
+        "rise": "in this run",
+    }
+    return f"{percent} {duration[change.kind]} ({interval})"
 
 
-def _describe_rise(check: SeriesCheck, rise: float) -> str:
-    earlier = [seconds for _, seconds in check.times[:-1]]
-    limits = f"{format_seconds(min(earlier))} to {format_seconds(max(earlier))}"
-    return f"{100 * rise:+.1f} % in this run, earlier runs took {limits}"
+def _describe_environments(
+    before: tuple[StoredRun, SeriesPoint], after: tuple[StoredRun, SeriesPoint]
+) -> tuple[str, ...]:
+    """Return what changed around a step, which may explain it."""
+    values = [
+        {**point.explanatory, "commit": run.commit or UNKNOWN} for run, point in (before, after)
+    ]
+    return format_differences(*values)
 
 
 def format_differences(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values that differ, as ``path: old -> new``."""
-    differences = []
-    for path in sorted({*base, *new}):
-        old, current = base.get(path, UNKNOWN), new.get(path, UNKNOWN)
-        if old != current:
-            differences.append(f"{path}: {old} -> {current}")
-    return tuple(differences)
+    pairs = {path: (base.get(path, UNKNOWN), new.get(path, UNKNOWN)) for path in {**base, **new}}
+    return tuple(
+        f"{path}: {old} -> {current}"
+        for path, (old, current) in sorted(pairs.items())
+        if old != current
+    )

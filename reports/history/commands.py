@@ -111,24 +111,23 @@ def list_runs(branch: str | None, file: Path) -> None:
 @history.command(epilog="Example: parbench history show '*all_reduce*' --figure trend.svg")
 @click.argument("pattern", default="*")
 @click.option("--branch", help="Only runs of this branch.")
-@form_option(type=click.Choice(("text", "json")), default="text")
 @figure_option(help="Draw the trend of the first six series to this file: .png, .svg or .pdf.")
 @_file_option
-def show(pattern: str, branch: str | None, form: str, figure: Path | None, file: Path) -> None:
+def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> None:
     """Show the levels of series, and the runs that began them.
 
     PATTERN is a glob for the names of cases.
     """
     from parbench.reports.history.database import open_history
     from parbench.reports.history.levels import LevelRule
-    from parbench.reports.history.trends import draw_trends, find_trends, render_json, render_trends
+    from parbench.reports.history.trends import draw_trends, find_trends, render_trends
 
     with open_history(file) as opened:
         runs = opened.list_runs(branch)
         trends = find_trends(opened, pattern, runs, LevelRule())
     if figure is not None:
         draw_trends(trends, runs, figure)
-    click.echo(render_json(trends) if form == "json" else render_trends(trends), nl=False)
+    click.echo(render_trends(trends), nl=False)
 
 
 @history.command(

@@ -19,6 +19,7 @@ AddResult = Literal["added", "updated", "moved", "unchanged"]
 SCHEMA_VERSION = 3
 APPLICATION_ID = 0x70627268  # "pbrh", which distinguishes SQLite files
 RESERVED_BRANCH = "last"
+CANDIDATE = -1  # the number of a run that is not part of the history
 _WAIT_SECONDS = 60.0
 _TABLES = """
 CREATE TABLE run (
@@ -60,7 +61,7 @@ class RunEntry:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run of the history. The number is -1 if the run is only compared with the history."""
+    """A run of the history, or one that is only compared with it."""
 
     number: int
     id: str
@@ -70,6 +71,10 @@ class StoredRun:
     branch: str
     commit: str
     path: str
+
+    @property
+    def is_candidate(self) -> bool:
+        return self.number == CANDIDATE
 
 
 @dataclass(frozen=True)

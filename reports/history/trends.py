@@ -1,10 +1,11 @@
-"""Series over runs: their levels as text and JSON, a trend figure, and CSV."""
+"""Series over runs: their levels as text, a trend figure, and CSV."""
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +13,8 @@ from parbench.bench.results.formatting import format_seconds
 from parbench.bench.text import UserError, pluralize
 from parbench.reports.compare.environment import SeriesIdentity
 from parbench.reports.compare.pool import describe_world
-from parbench.reports.compare.verdicts import encode_report
 from parbench.reports.history.database import History, StoredRun
-from parbench.reports.history.levels import Level, LevelRule, RunSeries, estimate_noise
+from parbench.reports.history.levels import Level, LevelRule, find_levels
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -61,11 +61,9 @@ def find_trends(
 def find_newest_levels(seconds: Sequence[float], rule: LevelRule) -> tuple[Level, ...]:
     """Return the levels of the newest runs. Their places count from the first run of all."""
     first = max(0, len(seconds) - rule.window)
-    logs = np.log(seconds[first:])
-    [noise] = estimate_noise([logs])
     return tuple(
-        Level(start=first + level.start, stop=first + level.stop, log=level.log)
-        for level in RunSeries(logs, noise, rule).find_levels()
+        replace(level, start=first + level.start, stop=first + level.stop)
+        for level in find_levels(np.log(seconds[first:]), rule)
     )
 
 
@@ -105,29 +103,8 @@ def render_trends(trends: Sequence[Trend]) -> str:
         for level in trend.levels:
             first_run = trend.times[level.start][0].id
             number = pluralize(level.num_runs, "run")
-            lines.append(f"    {format_seconds(level.seconds)} since {first_run} ({number})")
+            lines.append(f"    {format_seconds(math.exp(level.log))} since {first_run} ({number})")
     return "\n".join(lines) + "\n"
-
-
-def render_json(trends: Sequence[Trend]) -> str:
-    """Return all times as JSON, in seconds."""
-    series = []
-    for trend in trends:
-        content: dict[str, Any] = {
-            "fingerprint": trend.series.fingerprint,
-            "label": trend.label,
-            "case": trend.series.case,
-            "world": trend.series.world,
-            "environment": trend.series.environment,
-            "runs": [run.id for run, _ in trend.times],
-            "seconds": [seconds for _, seconds in trend.times],
-            "levels": [
-                {"start": trend.times[level.start][0].id, "seconds": level.seconds}
-                for level in trend.levels
-            ],
-        }
-        series.append(content)
-    return encode_report({"series": series})
 
 
 def draw_trends(trends: Sequence[Trend], runs: Sequence[StoredRun], file: Path) -> None:
@@ -140,7 +117,8 @@ def draw_trends(trends: Sequence[Trend], runs: Sequence[StoredRun], file: Path) 
     for trend in trends:
         numbers = [places[run.number] for run, _ in trend.times]
         levels = [
-            (numbers[level.start], numbers[level.stop - 1], level.seconds) for level in trend.levels
+            (numbers[level.start], numbers[level.stop - 1], math.exp(level.log))
+            for level in trend.levels
         ]
         seconds = [value for _, value in trend.times]
         series.append(

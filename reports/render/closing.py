@@ -18,7 +18,7 @@ from parbench.reports.overview import OperationSummary, Overview, StepSummary
 from parbench.reports.render.terminal import Sheet, render_text, write_verdicts
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_parts import get_deviating_profile, sum_memory
+from parbench.reports.tables.step_parts import find_deviating_profile, sum_memory
 
 WIDTH = 80
 MAX_LINES = 40
@@ -156,7 +156,7 @@ def _make_step_table(steps: Sequence[StepSummary]) -> Table:
         Column(key="memory", title="memory", kind="B", is_result=True),
     ]
     rows = [_make_step_row(step) for step in steps]
-    num_different = sum(get_deviating_profile(step.result) is not None for step in steps)
+    num_different = sum(find_deviating_profile(step.result) is not None for step in steps)
     notes = []
     if num_different:
         traced = pluralize(num_different, "step")

@@ -28,15 +28,17 @@ def render_json(report: Report) -> str:
 def render_embedded_json(report: Report, max_bytes: int = MAX_EMBEDDED_BYTES) -> str:
     """Return the content of ``render_json`` that a page does not show otherwise.
 
-    It has no tables and no details of cases. If it is still too long, it has no cases either.
+    It has no tables and no details of cases. If it is still too long, it has no cases and no plan.
     """
     content = _describe_report(report, has_details=False)
     text = _encode(content)
     if len(text) <= max_bytes:
         return text
-    for run in content["runs"]:
-        run["num_cases"] = len(run.pop("cases"))
-    return _encode(content)
+    runs = [
+        {"id": data.run.info.id, "started": data.run.info.started, "num_cases": len(data.results)}
+        for data in report.runs
+    ]
+    return _encode(content | {"runs": runs})
 
 
 def render_csv(report: Report) -> str:

@@ -18,14 +18,20 @@ from parbench.reports.render.data import MAX_EMBEDDED_BYTES, render_embedded_jso
 from parbench.reports.report import Report
 
 MAX_PAGE_BYTES = 1_000_000
-LIMITS = ((1000, MAX_EMBEDDED_BYTES), (200, MAX_EMBEDDED_BYTES // 2), (50, 0), (10, 0))
-"""The rows of a table and the bytes of embedded data, from which the first that fit are used."""
+LIMITS = (
+    (1000, MAX_EMBEDDED_BYTES, 100),
+    (200, MAX_EMBEDDED_BYTES // 2, 30),
+    (50, 0, 10),
+    (10, 0, 3),
+)
+"""The rows of a table, the bytes of embedded data, and the figures of a page. The first that make
+the page small enough are used."""
 METHOD_TERMS = ("sample", "repetition", "interval", "noise")
 _FOLDER = Path(__file__).parent
 
 
 def render_page(report: Report) -> str:
-    """Return the page of a report. Long tables are cut if it would be too large."""
+    """Return the page of a report. Tables and figures are cut if it would be too large."""
     figures: dict[str, Markup] = {}
 
     def render_figure(chart: Chart) -> Markup:
@@ -33,8 +39,9 @@ def render_page(report: Report) -> str:
             figures[chart.name] = render_inline(chart)
         return figures[chart.name]
 
+    names = [chart.name for chart in report.charts]
     page = ""
-    for max_rows, max_bytes in LIMITS:
+    for max_rows, max_bytes, max_figures in LIMITS:
         page = _render_template(
             "page.html.j2",
             title="several runs" if len(report.runs) > 1 else report.name,
@@ -44,6 +51,8 @@ def render_page(report: Report) -> str:
             duration=format_duration,
             data=_escape_json(render_embedded_json(report, max_bytes)),
             max_rows=max_rows,
+            figure_names=names[:max_figures],
+            num_hidden_figures=max(0, len(names) - max_figures),
             render_figure=render_figure,
         )
         if len(page.encode(errors="replace")) <= MAX_PAGE_BYTES:

@@ -32,14 +32,14 @@ MAX_WATCH_LOAD = 0.2
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
-def show_run(path: Path, *more: Verdict, form: str = "tables", whole: bool = False) -> int:
+def show_run(data: RunData, *more: Verdict, form: str = "tables", whole: bool = False) -> int:
     """Print a run and its folder, write its page, and return the exit code.
 
     ``form`` is ``tables`` or a format of ``parbench export``. Tables are a summary by default.
     ``whole`` prints all of them. A page that cannot be written does not hide the results: it is a
     warning, and the exit code is 4 if everything else is fine.
     """
-    data = RunData.load(path)
+    path = data.run.path
     report = make_report(data, more)
     code = report.code
     if form == "tables":

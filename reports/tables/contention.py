@@ -50,7 +50,7 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
         columns=[
             Column(key="label", title="case", help="case without the load"),
             metric_column("time", key="seconds", has_interval=True),
-            *map(_make_load_column, loads),
+            *(_make_load_column(param, load) for load in loads),
         ],
         rows=list(rows.values()),
         notes=[
@@ -60,10 +60,11 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
     )
 
 
-def _make_load_column(load: str) -> Column:
+def _make_load_column(param: str, load: str) -> Column:
+    name = load if param == "background" else "all groups"
     return Column(
         key=load,
-        title="slow-down by all groups" if load == "True" else f"slow-down by {load}",
+        title=f"slow-down by {name}",
         kind="number",
         help="time under this load relative to the time without it, with its 95 % CI",
         has_interval=True,

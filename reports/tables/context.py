@@ -18,14 +18,18 @@ from parbench.reports.figures.lines import chart_context_methods
 from parbench.reports.labels import label_differences
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import estimate_paired_effect
-from parbench.reports.tables.step_parts import find_worst_ratio, get_share_of_profile, sum_if_known
+from parbench.reports.tables.step_parts import (
+    compute_profiled_share,
+    find_worst_ratio,
+    sum_if_known,
+)
 from parbench.reports.tables.step_rows import (
     ACTIVATIONS_COLUMN,
     STEP_TIME_COLUMN,
     StepRow,
-    get_model,
     list_metric_columns,
     list_rows_with_details,
+    make_group_key,
 )
 
 _METHOD_PARAMS = ("cp_method", "ulysses", "sequence")
@@ -97,7 +101,7 @@ def _read_values(row: StepRow) -> StepRow:
         "cp": details.sequence // details.tokens_per_rank,
         "sequence": details.sequence,
         "bytes_sent": sum_if_known(result.value(f"bytes_sent.{axis}") for axis in axes),
-        "exposed": get_share_of_profile(result, exposed),
+        "exposed": compute_profiled_share(result, exposed),
     }
     if "ulysses" in axes:
         values["method"] += f" ulysses={row['axes']['ulysses'].get('ranks')}"
@@ -133,7 +137,7 @@ def _group_by_setup(rows: Iterable[StepRow]) -> list[list[StepRow]]:
     """Return the steps of each model and world that ran with several methods."""
     groups: dict[object, list[StepRow]] = {}
     for row in rows:
-        setup = (get_model(row, _METHOD_PARAMS), row["cp"], row["result"].world)
+        setup = (make_group_key(row, _METHOD_PARAMS), row["cp"], row["result"].world)
         groups.setdefault(setup, []).append(row)
     return [group for group in groups.values() if len({row["method"] for row in group}) > 1]
 

@@ -19,9 +19,9 @@ from parbench.reports.tables.step_rows import (
     STEP_COLUMN,
     STEP_TIME_COLUMN,
     StepRow,
-    get_model,
     list_metric_columns,
     list_rows_with_details,
+    make_group_key,
 )
 
 MAX_LISTED_EXPERTS = 16
@@ -138,7 +138,7 @@ def _make_load_table(rows: Sequence[StepRow]) -> Table:
     """Return the load of each rank, once for all capacities and variants of a routing."""
     first_rows: dict[object, StepRow] = {}
     for row in rows:
-        first_rows.setdefault(get_model(row, ("capacity", "variant")), row)
+        first_rows.setdefault(make_group_key(row, ("capacity", "variant")), row)
     return Table(
         id="experts-load",
         title="Expert load",

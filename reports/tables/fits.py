@@ -1,6 +1,5 @@
 """The table of fits: latency, bandwidth and breakpoints of each operation."""
 
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,9 @@ from parbench.bench.results.formatting import (
     format_quantity,
 )
 from parbench.bench.results.tables import Column, SortedText, Table, keep_known_columns
-from parbench.reports.figures.chart import Chart, list_charts
+from parbench.reports.figures.chart import list_charts
 from parbench.reports.figures.lines import chart_efficiency
-from parbench.reports.fits import Ceiling, Curve, describe_fits
+from parbench.reports.fits import Curve, describe_fits
 from parbench.reports.labels import label_operation
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import OPERATION_COLUMNS
@@ -66,37 +65,27 @@ FIT_COLUMNS = (
         help="median distance of times from the fit",
         is_result=True,
     ),
+    Column(
+        key="efficiency",
+        title="efficiency",
+        kind="percent",
+        help="fitted bus bandwidth relative to the link speed, or to a memory copy on the host",
+        is_result=True,
+    ),
 )
 
 
 def make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
     rows = [_make_row(curve) for curve in data.curves]
-    columns = [*OPERATION_COLUMNS, *FIT_COLUMNS]
-    if data.ceiling:
-        columns.append(_make_efficiency_column(data.ceiling))
     return Table(
         id="fits",
         title="Fits: latency and bandwidth",
         caption="model of time over size, and its error",
-        columns=keep_known_columns(columns, rows),
+        columns=[*OPERATION_COLUMNS, *keep_known_columns(FIT_COLUMNS, rows)],
         rows=rows,
         notes=describe_fits(data.curves, data.ceiling),
-        figures=partial(_chart_efficiency, operations, data.ceiling),
+        figures=lambda: list_charts(chart_efficiency(operations, data.ceiling)),
     )
-
-
-def _make_efficiency_column(ceiling: Ceiling) -> Column:
-    return Column(
-        key="efficiency",
-        title=f"of {ceiling.name}",
-        kind="percent",
-        help="fitted bus bandwidth relative to the link speed, or to a memory copy on the host",
-        is_result=True,
-    )
-
-
-def _chart_efficiency(operations: "pd.DataFrame", ceiling: Ceiling | None) -> list[Chart]:
-    return list_charts(chart_efficiency(operations, ceiling))
 
 
 def _make_row(curve: Curve) -> dict[str, Any]:
@@ -118,21 +107,21 @@ def _make_row(curve: Curve) -> dict[str, Any]:
         "efficiency": curve.efficiency,
         "is_within_repetition": fit.repetitions < 2,
     }
-    for key, factor in (("algbw", 1.0), ("busbw", curve.busbw_factor)):
-        row[key] = _scale(last.bytes_per_second, factor)
-        row[f"{key}_low"] = _scale(last.bytes_per_second_low, factor)
-        row[f"{key}_high"] = _scale(last.bytes_per_second_high, factor)
+    bounds = {
+        "": last.bytes_per_second,
+        "_low": last.bytes_per_second_low,
+        "_high": last.bytes_per_second_high,
+    }
+    for suffix, bandwidth in bounds.items():
+        if bandwidth is not None:
+            row[f"algbw{suffix}"] = bandwidth
+            if curve.busbw_factor is not None:
+                row[f"busbw{suffix}"] = bandwidth * curve.busbw_factor
     row |= {"latency_low": first.latency_low, "latency_high": first.latency_high}
     if fit.repetitions == 2:
         # Two repetitions are too few for an interval.
         return {key: row[key] for key in row if not key.endswith(("_low", "_high"))}
     return row
-
-
-def _scale(bytes_per_second: float | None, factor: float | None) -> float | None:
-    if bytes_per_second is None or factor is None:
-        return None
-    return bytes_per_second * factor
 
 
 def _format_breakpoints(fit: CurveFit) -> SortedText:

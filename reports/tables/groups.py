@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING
 from parbench.bench.results.formatting import GIGA
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns, metric_column
 from parbench.reports.case_results import CaseResult
-from parbench.reports.comparisons import GROUP_PARAMS
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, list_charts, number_name
 from parbench.reports.figures.lines import chart_lines, make_lines
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import OPERATION, SETTING, add_setting, select_operations
+from parbench.reports.operations import (
+    CASE_KEYS,
+    GROUP_PARAMS,
+    OPERATION_KEYS,
+    add_operation_columns,
+    select_operations,
+)
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.columns import SETTING_COLUMNS
+from parbench.reports.tables.columns import CASE_COLUMNS
 from parbench.reports.topology import Topology
 
 if TYPE_CHECKING:
@@ -46,82 +51,63 @@ _RATIO_COLUMNS = (
 
 def make_group_section(data: RunData) -> Section | None:
     """Return the bandwidth of operations that several groups of ranks ran."""
-    cases = _select_groups(data)
-    tables = [_make_scope_table(cases[cases["scope"].notna()])]
-    tables.append(_make_group_table(cases[cases["members"].notna()]))
-    known_tables = [table for table in tables if table.rows]
-    if not known_tables:
-        return None
-    return Section(id="groups", title="Groups", tables=known_tables, terms=["busbw"])
-
-
-def _select_groups(data: RunData) -> "pd.DataFrame":
-    """Return the operations with a known bus bandwidth, and the group of ranks that ran each.
-
-    ``scope`` is that of the group, ``definition`` the one of all such groups with their scope, and
-    ``members`` the ranks of the group. They are missing if unknown.
-    """
-    cases = add_setting(select_operations(data), without=GROUP_PARAMS)
+    cases = add_operation_columns(select_operations(data), without=GROUP_PARAMS)
     cases = cases[cases["busbw"] > 0]
-    results = list(cases["result"])
-    names = [str(result.case.params.get("group", "world")) for result in results]
-    scopes = [_find_scope(result, data.nodes) for result in results]
-    cases = cases.assign(
-        suffix=[CONCURRENT if result.case.params.get("concurrent") else "" for result in results],
-        scope=scopes,
-        definition=[
-            f"{name}, {scope}" if scope else None for name, scope in zip(names, scopes, strict=True)
-        ],
-        members=[_name_members(result) for result in results],
-    )
-    columns = ["scope", "definition", "members"]
-    cases[columns] = cases[columns].add(cases["suffix"], axis="index")
-    return cases
-
-
-def _find_scope(result: CaseResult, topology: Topology | None) -> str | None:
-    """Return the scope of the ranks of a case, None on a single node or if they are unknown."""
-    if topology is None:
+    tables = []
+    if data.nodes:
+        tables.append(_make_scope_table(cases, data.nodes))
+    if "param_group" in cases:
+        tables.append(_make_group_table(cases[cases["param_group"].notna()]))
+    tables = [table for table in tables if table.rows]
+    if not tables:
         return None
-    ranks = result.details.get("group_ranks")
-    if ranks is None:
-        if result.case.params.get("group_index"):
-            return None
-        # A group of all ranks does not list them.
-        ranks = range(len(topology.hosts))
+    return Section(id="groups", title="Groups", tables=tables, terms=["busbw"])
+
+
+def _find_scope(result: CaseResult, topology: Topology) -> str:
+    """Return the scope of the group of ranks that ran a case."""
+    # A group of all ranks does not list them.
+    ranks = result.details.get("group_ranks") or range(len(topology.hosts))
     hosts = {topology.get_host(rank) for rank in ranks}
     if len(hosts) == 1:
         return WITHIN_NODE
     return INTER_NODE if len(hosts) == len(ranks) else MULTI_NODE
 
 
-def _name_members(result: CaseResult) -> str | None:
-    """Return the group with its ranks, such as ``pairs 0,1``, None for all ranks."""
+def _get_suffix(result: CaseResult) -> str:
+    return CONCURRENT if result.case.params.get("concurrent") else ""
+
+
+def _name_group(result: CaseResult) -> str:
+    """Return a group with its ranks, such as ``pairs 0,1``."""
     params = result.case.params
-    if "group" not in params:
-        return None
     ranks = result.details.get("group_ranks") or []
     members = ",".join(map(str, ranks)) or f"number {params.get('group_index', 0)}"
-    return f"{params['group']} {members}"
+    return f"{params['group']} {members}{_get_suffix(result)}"
 
 
-def _make_scope_table(cases: "pd.DataFrame") -> Table:
+def _make_scope_table(cases: "pd.DataFrame", topology: Topology) -> Table:
     """Return the median bandwidth of the groups of each definition, and the ratios of scopes."""
-    ordered = cases.sort_values(["suffix", "scope"], ascending=[True, False])
-    names = list(ordered["definition"].unique())
+    scopes, definitions = [], []
+    for result in cases["result"]:
+        scope = f"{_find_scope(result, topology)}{_get_suffix(result)}"
+        scopes.append(scope)
+        definitions.append(f"{result.case.params.get('group', 'world')}, {scope}")
+    cases = cases.assign(scope=scopes, definition=definitions)
     bandwidths = _pivot_bandwidth(cases, "definition")
+    names = list(bandwidths.columns)
     for suffix in ("", CONCURRENT):
-        scopes = [f"{scope}{suffix}" for scope in (WITHIN_NODE, INTER_NODE, MULTI_NODE)]
-        by_scope = _pivot_bandwidth(cases, "scope").reindex(bandwidths.index, columns=scopes)
-        within, inter, multi = (by_scope[scope] for scope in scopes)
+        columns = [f"{scope}{suffix}" for scope in (WITHIN_NODE, INTER_NODE, MULTI_NODE)]
+        by_scope = _pivot_bandwidth(cases, "scope").reindex(bandwidths.index, columns=columns)
+        within, inter, multi = (by_scope[column] for column in columns)
         bandwidths[f"ratio{suffix}"] = inter.fillna(multi) / within
     rows = list_rows(bandwidths.reset_index())
-    columns = [*SETTING_COLUMNS, *map(_make_bandwidth_column, names), *_RATIO_COLUMNS]
+    table_columns = [*CASE_COLUMNS, *map(_make_bandwidth_column, names), *_RATIO_COLUMNS]
     return Table(
         id="group-scopes",
         title="Bandwidth by group scope, GB/s",
         caption="bus bandwidth within a node and between nodes, median of the groups",
-        columns=keep_known_columns(columns, rows),
+        columns=keep_known_columns(table_columns, rows),
         rows=rows,
         figures=partial(_chart_scopes, cases),
     )
@@ -129,7 +115,8 @@ def _make_scope_table(cases: "pd.DataFrame") -> Table:
 
 def _make_group_table(cases: "pd.DataFrame") -> Table:
     """Return the bandwidth of each group, and the slowest of those that ran on their own."""
-    bandwidths = _pivot_bandwidth(cases, "members")
+    cases = cases.assign(group=[_name_group(result) for result in cases["result"]])
+    bandwidths = _pivot_bandwidth(cases, "group")
     names = list(bandwidths.columns)
     isolated = bandwidths[[name for name in names if not name.endswith(CONCURRENT)]]
     bandwidths["slowest"] = isolated[isolated.count(axis="columns") > 1].idxmin(axis="columns")
@@ -138,7 +125,7 @@ def _make_group_table(cases: "pd.DataFrame") -> Table:
         id="operation-group",
         title="Bandwidth by group, GB/s",
         caption="bus bandwidth of each group of ranks on its own and concurrently",
-        columns=[*SETTING_COLUMNS, *map(_make_bandwidth_column, names), slowest],
+        columns=[*CASE_COLUMNS, *map(_make_bandwidth_column, names), slowest],
         rows=list_rows(bandwidths.reset_index()),
     )
 
@@ -146,7 +133,7 @@ def _make_group_table(cases: "pd.DataFrame") -> Table:
 def _pivot_bandwidth(cases: "pd.DataFrame", column: str) -> "pd.DataFrame":
     """Return the median bandwidth by setting and ``column``, of settings with two or more."""
     bandwidths = cases.pivot_table(
-        index=SETTING, columns=column, values="busbw", aggfunc="median", sort=False
+        index=CASE_KEYS, columns=column, values="busbw", aggfunc="median", sort=False
     )
     return bandwidths[bandwidths.count(axis="columns") > 1]
 
@@ -157,8 +144,8 @@ def _make_bandwidth_column(name: str) -> Column:
 
 def _chart_scopes(cases: "pd.DataFrame") -> Iterator[Chart]:
     """Yield the bandwidth over size of the first operations, with a line for each scope."""
-    medians = cases.groupby([*SETTING, "definition"], sort=False)["busbw"].median().reset_index()
-    operations = medians.groupby(OPERATION, sort=False)
+    medians = cases.groupby([*CASE_KEYS, "definition"], sort=False)["busbw"].median().reset_index()
+    operations = medians.groupby(OPERATION_KEYS, sort=False)
     for number, (setting, rows) in enumerate(operations, start=1):
         if number <= MAX_FIGURES and rows["definition"].nunique() > 1:
             chart = chart_lines(

@@ -20,8 +20,8 @@ from parbench.reports.tables.step_rows import (
     STEP_TIME_COLUMN,
     StepRow,
     find_record,
-    get_model,
     list_metric_columns,
+    make_group_key,
 )
 
 _SCHEDULE_PARAMS = ("schedule", "microbatches", "chunks", "order", "split")
@@ -113,7 +113,7 @@ def _make_schedule_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
     models = label_differences([row["result"] for row in rows], _SCHEDULE_PARAMS)
     groups: dict[object, list[StepRow]] = {}
     for row in rows:
-        setup = (get_model(row, _SCHEDULE_PARAMS), row["ranks"], row["microbatches"])
+        setup = (make_group_key(row, _SCHEDULE_PARAMS), row["ranks"], row["microbatches"])
         groups.setdefault(setup, []).append(row)
     for number, group in enumerate(groups.values(), start=1):
         schedules = [*({**row, "source": "measured"} for row in group), *_simulate(group)]

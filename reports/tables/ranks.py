@@ -1,17 +1,16 @@
 """The rank by rank matrix of bandwidths."""
 
 from collections import defaultdict
-from functools import partial
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_case_size, format_quantity
 from parbench.bench.results.stats import median
 from parbench.bench.results.tables import Column, Section, Table, metric_column
 from parbench.bench.text import pluralize
-from parbench.reports.figures.chart import Chart, list_charts
+from parbench.reports.figures.chart import list_charts
 from parbench.reports.figures.pairs import chart_links
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import LINKS, add_setting
+from parbench.reports.operations import LINKS, add_operation_columns
 from parbench.reports.run_data import RunData
 from parbench.reports.topology import DISTANCES, Topology
 
@@ -21,13 +20,12 @@ if TYPE_CHECKING:
 
 def make_link_section(data: RunData) -> Section | None:
     """Return the bandwidth from each rank to each other rank, for each size, type and mode."""
-    cases = add_setting(data.cases[data.cases["name"] == LINKS])
+    cases = add_operation_columns(data.cases[data.cases["name"] == LINKS])
     tables: list[Table] = []
     for (size, dtype, mode), links in cases.groupby(["size", "dtype", "mode"], sort=False):
         if links["busbw"].count() > 1:
             title = f"Rank to rank: bus bandwidth in GB/s, {format_case_size(size)} {dtype}, {mode}"
-            bandwidths = pivot_links(links, data.nodes)
-            tables.append(_make_table(len(tables) + 1, title, bandwidths, data.nodes))
+            tables.append(_make_table(len(tables) + 1, title, links, data.nodes))
     if not tables:
         return None
     return Section(id="pairs", title="Rank to rank", tables=tables)
@@ -47,9 +45,8 @@ def pivot_links(links: "pd.DataFrame", topology: Topology | None) -> "pd.DataFra
     return bandwidths.reindex(index=ranks, columns=ranks)
 
 
-def _make_table(
-    number: int, title: str, bandwidths: "pd.DataFrame", topology: Topology | None
-) -> Table:
+def _make_table(number: int, title: str, links: "pd.DataFrame", topology: Topology | None) -> Table:
+    bandwidths = pivot_links(links, topology)
     names = {
         str(rank): f"{rank} {topology.get_host(rank)}" if topology else str(rank)
         for rank in bandwidths.index
@@ -63,23 +60,17 @@ def _make_table(
         caption="a row for each sender, a column for each receiver",
         columns=columns,
         rows=list_rows(labeled),
-        notes=describe_distances(bandwidths, topology) if topology else (),
-        figures=partial(_chart, number, title, bandwidths, topology),
+        notes=describe_distances(links, topology) if topology else (),
+        figures=lambda: list_charts(chart_links(number, title, bandwidths, topology)),
     )
 
 
-def _chart(
-    number: int, title: str, bandwidths: "pd.DataFrame", topology: Topology | None
-) -> list[Chart]:
-    return list_charts(chart_links(number, title, bandwidths, topology))
-
-
-def describe_distances(bandwidths: "pd.DataFrame", topology: Topology) -> list[str]:
+def describe_distances(links: "pd.DataFrame", topology: Topology) -> list[str]:
     """Return a sentence with the median bandwidth at each distance."""
     by_distance: dict[str, list[float]] = defaultdict(list)
-    for rank, row in bandwidths.iterrows():
-        for peer, bandwidth in row.dropna().items():
-            by_distance[topology.get_distance(rank, peer)].append(bandwidth)
+    for link in list_rows(links[links["busbw"].notna()]):
+        distance = topology.get_distance(link["param_source"], link["param_target"])
+        by_distance[distance].append(link["busbw"])
     texts = [
         f"{distance} {format_quantity(median(by_distance[distance]), 'B/s')} "
         f"({pluralize(len(by_distance[distance]), 'pair')})"

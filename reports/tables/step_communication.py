@@ -1,6 +1,6 @@
 """The communication of steps: its volume by mesh axis, and its time predicted from fits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parbench.bench.results.details import (
@@ -38,8 +38,8 @@ _COLUMNS = (
 )
 
 
-def make_volume_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
-    """Yield the communication volume of steps, with a row for each axis that has counted bytes."""
+def make_volume_table(steps: Sequence[StepRow]) -> Table:
+    """Return the communication volume of steps, with a row for each axis that has counted bytes."""
     rows = []
     for step in steps:
         result = step["result"]
@@ -50,14 +50,13 @@ def make_volume_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
             ranks = step["axes"].get(axis, {}).get("ranks")
             identity = {"label": step["label"], "axis": axis, "ranks": ranks}
             rows.append({**identity, **row, "formula": formulas.get(axis)})
-    if rows:
-        yield Table(
-            id="communication-volume",
-            title="Communication volume",
-            caption="bytes that a rank sends in a step on each axis, analytical and counted",
-            columns=keep_known_columns(_COLUMNS, rows),
-            rows=rows,
-        )
+    return Table(
+        id="communication-volume",
+        title="Communication volume",
+        caption="bytes that a rank sends in a step on each axis, analytical and counted",
+        columns=keep_known_columns(_COLUMNS, rows),
+        rows=rows,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,21 +121,21 @@ def _select_curves(call: CountedCall, step: CaseResult, curves: Sequence[Curve])
 
     Curves of whole worlds are preferred, then those of all groups at once, as on a mesh axis.
     """
-    candidates = [curve for curve in curves if _fits_call(curve.rows[0], call, step)]
+    candidates = [curve for curve in curves if _is_same_operation(curve.rows[0], call, step)]
     worlds = [curve for curve in candidates if "group" not in curve.rows[0].case.params]
     concurrent = [curve for curve in candidates if curve.rows[0].case.params.get("concurrent")]
     return worlds or concurrent or candidates
 
 
-def _fits_call(row: CaseResult, call: CountedCall, step: CaseResult) -> bool:
-    """Return True if a case is the call's operation, measured like the communication of steps."""
-    params = row.case.params
+def _is_same_operation(result: CaseResult, call: CountedCall, step: CaseResult) -> bool:
+    """Return True if a case measures the operation of a call under the conditions of a step."""
+    params = result.case.params
     return (
-        row.case.short_name == call.op
-        and row.num_ranks == call.ranks
+        result.case.short_name == call.op
+        and result.num_ranks == call.ranks
         and params.get("mode") == "blocking"
         and params.get("dtype") == "float32"
         and params.keys() <= _PLAIN_PARAMS
-        and row.world.backend == step.world.backend
-        and row.world.device == step.world.device
+        and result.world.backend == step.world.backend
+        and result.world.device == step.world.device
     )

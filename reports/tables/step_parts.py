@@ -68,7 +68,7 @@ def get_profiled_seconds(step: CaseResult) -> float | None:
     return sum(parts.values()) + (step.value("residual") or 0.0) or None
 
 
-def get_deviating_profile(step: CaseResult) -> float | None:
+def find_deviating_profile(step: CaseResult) -> float | None:
     """Return the wall time of the profiled step if it deviates from the step time."""
     profiled = get_profiled_seconds(step)
     if not profiled or not step.seconds:
@@ -76,12 +76,12 @@ def get_deviating_profile(step: CaseResult) -> float | None:
     return profiled if abs(profiled / step.seconds - 1) > _MAX_DEVIATION else None
 
 
-def get_share_of_profile(step: CaseResult, seconds: float | None) -> float | None:
+def compute_profiled_share(step: CaseResult, seconds: float | None) -> float | None:
     """Return the share of the profiled step that some of its seconds are."""
     profiled = get_profiled_seconds(step)
     return None if seconds is None or not profiled else seconds / profiled
 
 
-def get_exposed_share(step: CaseResult) -> float | None:
+def compute_exposed_share(step: CaseResult) -> float | None:
     """Return the share of the profiled step in which communication is exposed."""
-    return get_share_of_profile(step, sum_exposed_communication(step))
+    return compute_profiled_share(step, sum_exposed_communication(step))

@@ -85,7 +85,7 @@ def read_first_details(result: CaseResult, kind: type[T]) -> T | str | None:
     return read_details(record, kind) if record else None
 
 
-def get_model(row: StepRow, varied_params: Collection[str]) -> object:
+def make_group_key(row: StepRow, varied_params: Collection[str]) -> object:
     """Return a key that is equal for steps which differ at most in some parameters."""
     case = row["result"].case
     params = {name: value for name, value in case.params.items() if name not in varied_params}

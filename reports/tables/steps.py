@@ -18,14 +18,14 @@ from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import QUALITY_COLUMNS
 from parbench.reports.tables.pipelines import make_pipeline_tables
-from parbench.reports.tables.step_communication import make_volume_tables, predict_communication
+from parbench.reports.tables.step_communication import make_volume_table, predict_communication
 from parbench.reports.tables.step_parts import (
+    compute_exposed_share,
+    compute_profiled_share,
     find_worst_ratio,
     get_axis_values,
-    get_exposed_share,
     get_parts,
     get_profiled_seconds,
-    get_share_of_profile,
     sum_memory,
 )
 from parbench.reports.tables.step_rows import (
@@ -85,12 +85,13 @@ def make_step_section(data: RunData) -> Section | None:
     pipelines, problems = list_rows_with_details(data, PipelineDetails)
     tables = [
         _make_step_table(data, rows),
-        *_make_part_tables(rows),
-        *make_volume_tables(rows),
-        *_make_timeline_tables(data),
+        _make_part_table(rows),
+        make_volume_table(rows),
+        _make_timeline_table(data),
         *make_pipeline_tables(pipelines),
-        *_make_memory_tables(rows),
+        _make_memory_table(rows),
     ]
+    tables = [table for table in tables if table.rows or table.notes]
     return Section(
         id="steps",
         title="Training steps",
@@ -109,7 +110,7 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow]) -> Table:
         rows.append(
             {
                 **step,
-                "exposed_fraction": get_exposed_share(result),
+                "exposed_fraction": compute_exposed_share(result),
                 "bytes_ratio": _format_worst_ratio(step),
                 "memory": sum_memory(result),
                 "predicted": prediction.seconds if prediction else None,
@@ -166,7 +167,7 @@ def _attribute_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
     return attributed
 
 
-def _make_part_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
+def _make_part_table(steps: Sequence[StepRow]) -> Table:
     rows = []
     stacks = {}
     for step in steps:
@@ -174,24 +175,23 @@ def _make_part_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
         profiled = get_profiled_seconds(result)
         if profiled is None:
             continue
-        residual = get_share_of_profile(result, result.value("residual"))
+        residual = compute_profiled_share(result, result.value("residual"))
         # Adding zero turns a negative zero into zero.
         percent = None if residual is None else round(100 * residual, 2) + 0.0
         rows.append({**step, "profiled": profiled, "residual_percent": percent})
         stacks[step["label"]] = get_parts(result)
     columns = [STEP_COLUMN, _PROFILED_COLUMN, *list_metric_columns("times", rows), _RESIDUAL_COLUMN]
-    if rows:
-        yield Table(
-            id="step-time",
-            title="Where the time goes",
-            caption="parts of the profiled step, with communication by axis of the mesh",
-            columns=keep_known_columns(columns, rows),
-            rows=rows,
-            figures=lambda: list_charts(chart_breakdown(stacks)),
-        )
+    return Table(
+        id="step-time",
+        title="Where the time goes",
+        caption="parts of the profiled step, with communication by axis of the mesh",
+        columns=keep_known_columns(columns, rows),
+        rows=rows,
+        figures=lambda: list_charts(chart_breakdown(stacks)),
+    )
 
 
-def _make_timeline_tables(data: RunData) -> Iterator[Table]:
+def _make_timeline_table(data: RunData) -> Table:
     rows = []
     notes = []
     for step in data.timelines:
@@ -203,16 +203,15 @@ def _make_timeline_tables(data: RunData) -> Iterator[Table]:
             wall = (rank.stop_us - rank.start_us) / 1e6
             identity = {"label": label, "rank": rank.rank, "wall": wall}
             rows.append(identity | measure_busy_seconds(rank))
-    if data.timelines:
-        yield Table(
-            id="step-timelines",
-            title="Profiled steps by rank",
-            caption="busy time of each rank; parbench export --format chrome-trace has all events",
-            columns=_make_timeline_columns(rows),
-            rows=rows,
-            notes=notes,
-            figures=lambda: _chart_timelines(data),
-        )
+    return Table(
+        id="step-timelines",
+        title="Profiled steps by rank",
+        caption="busy time of each rank; parbench export --format chrome-trace has all events",
+        columns=_make_timeline_columns(rows),
+        rows=rows,
+        notes=notes,
+        figures=lambda: _chart_timelines(data),
+    )
 
 
 def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
@@ -242,7 +241,7 @@ def _chart_timelines(data: RunData) -> Iterator[Chart]:
             )
 
 
-def _make_memory_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
+def _make_memory_table(steps: Sequence[StepRow]) -> Table:
     rows = [row for step in steps for row in _make_memory_rows(step)]
     columns = [
         STEP_COLUMN,
@@ -252,15 +251,14 @@ def _make_memory_tables(steps: Sequence[StepRow]) -> Iterator[Table]:
     stacks: dict[str, dict[str, float]] = {}
     for row in rows:
         stacks.setdefault(row["label"], {})[row["component"]] = row["memory"] or 0.0
-    if rows:
-        yield Table(
-            id="step-memory",
-            title="Memory by component",
-            caption="analytical, counted and measured bytes",
-            columns=columns,
-            rows=rows,
-            figures=lambda: list_charts(chart_memory(stacks)),
-        )
+    return Table(
+        id="step-memory",
+        title="Memory by component",
+        caption="analytical, counted and measured bytes",
+        columns=columns,
+        rows=rows,
+        figures=lambda: list_charts(chart_memory(stacks)),
+    )
 
 
 def _make_memory_rows(step: StepRow) -> Iterator[dict[str, Any]]:

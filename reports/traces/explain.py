@@ -13,16 +13,16 @@ from parbench.bench.results.tables import Column, Row, Section, Table, keep_know
 from parbench.bench.text import format_size, pluralize
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.timeline import chart_timeline
-from parbench.reports.findings.engine import find
+from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.finding import MIN_SHARE
 from parbench.reports.labels import AXES
 from parbench.reports.messages import describe_no_finding
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.traces.job import (
-    RankSteps,
     SharedCall,
     TracedJob,
+    TracedRank,
     build_timeline,
     compute_waits,
     read_job,
@@ -133,7 +133,7 @@ def build_trace_report(
     job: TracedJob, name: str, predict: PredictSeconds | None = None, run_name: str = ""
 ) -> Report:
     """Return the report on a job. ``run_name`` is the run with the fits of ``predict``."""
-    findings = find(collect_evidence(job, predict))
+    findings = apply_rules(collect_evidence(job, predict))
     tables = [_make_rank_table(job), _make_call_table(job, predict)]
     if job.shared_calls and len(job.ranks) > 1:
         tables.append(_make_wait_table(job))
@@ -188,7 +188,7 @@ def _make_rank_table(job: TracedJob) -> Table:
     )
 
 
-def _make_rank_row(rank: RankSteps) -> Row:
+def _make_rank_row(rank: TracedRank) -> Row:
     parts = [step.parts for step in rank.steps]
     hidden = sum(part.hidden_comm_seconds for part in parts)
     comm = hidden + sum(part.exposed_seconds for part in parts)

@@ -1,14 +1,19 @@
 """The frames of a run: their rows, columns and unknown values."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from parbench import cli
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.formatting import format_case_size
 from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import Check
-from parbench.bench.results.tables import Row, is_missing
+from parbench.bench.results.records import Check, Record, read_records
+from parbench.bench.results.tables import is_missing
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from tests.support.report_rows import run_from_records
@@ -20,12 +25,13 @@ from tests.support.reports_fixtures import (
     sample_run,
     seconds_metric,
     step_case,
+    write_run,
 )
 
 CASE = collective_case(size_bytes=65536)
 
 
-def list_cases(*records: Any, repetitions: int = 1) -> list[Row]:
+def list_cases(*records: Any, repetitions: int = 1) -> list[dict[str, Any]]:
     return list_rows(RunData(run_from_records(*records, repetitions=repetitions)).cases)
 
 
@@ -67,15 +73,6 @@ def test_wrong_result_has_no_times() -> None:
     (row,) = list_rows(data.cases)
     assert row["check"] == "3 wrong"
     assert is_missing(row["seconds"])
-    assert data.repetitions["seconds"].isna().all()
-
-
-def test_repetitions_have_a_row_per_record() -> None:
-    records = [ok_record(CASE, 0, 1e-3), failed_record(CASE, 1), ok_record(CASE, 2, 2e-3)]
-    data = RunData(run_from_records(*records, repetitions=3))
-    assert list(data.repetitions["repetition"]) == [0, 1, 2]
-    assert list(data.repetitions["seconds"].dropna()) == [1e-3, 2e-3]
-    assert list(data.repetitions["busbw"].dropna()) == pytest.approx([98304e3, 49152e3])
 
 
 def test_metric_does_not_hide_a_column() -> None:
@@ -94,3 +91,25 @@ def test_ceiling_is_a_copy_of_all_ranks_in_memory(name: str, params: dict[str, A
     data = RunData(run_from_records(ok_record(case, metrics=metrics)))
     is_copy = name == "memory.copy" and not params
     assert (data.ceiling is not None) == is_copy
+
+
+def test_command_reads_a_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path, run_from_records(ok_record(CASE)))
+    limits = tmp_path / "limits.toml"
+    limits.write_text('"collective.all_reduce" = { time = "<1s" }')
+    history = tmp_path / "history.sqlite"
+    monkeypatch.setenv("PARBENCH_HISTORY", str(history))
+    assert CliRunner().invoke(cli.main, ["history", "add", str(path)]).exit_code == 0
+    paths = []
+
+    def record_path(path: Path, damaged: list[str] | None = None) -> Iterator[Record]:
+        paths.append(path)
+        return read_records(path, damaged)
+
+    monkeypatch.setattr("parbench.bench.results.runs.read_records", record_path)
+    context = click.Context(cli.main)
+    with context:
+        assert cli.main.callback is not None
+        cli.main.callback()
+    assert context.obj.show_run(path, "tables", False, limits) == 0
+    assert paths == [path / "records.jsonl"]

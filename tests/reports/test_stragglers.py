@@ -6,7 +6,7 @@ import pytest
 
 from parbench.bench.results.runs import load_run
 from parbench.bench.results.samples import make_samples_path
-from parbench.reports.analysis.summary import summarize
+from parbench.reports.case_results import merge_records
 from parbench.reports.stragglers import StragglerVote, compute_arrival_delays, elect_straggler
 from tests.support.late import late_record, samples
 from tests.support.report_rows import run_from_records
@@ -20,7 +20,7 @@ def test_arrival_delay_is_the_median_of_repetitions(tmp_path: Path) -> None:
         arrivals_ns = [[0, 100, 0], [arrival_ns, 0, 10 * arrival_ns]]
         (path / make_samples_path(record)).write_bytes(samples(arrivals_ns, ranks=(2, 6)))
     run = load_run(path)
-    [row] = summarize(run).rows
+    [row] = merge_records(run)
     assert compute_arrival_delays(run, row) == pytest.approx({2: 0.0, 6: 2e-6})
 
 

@@ -29,7 +29,8 @@ RUNS_AFTER_STEP = 5
 SPIKE_LOG = math.log(1.3)
 RULE = LevelRule()
 VERDICTS = ("SLOWER", "FASTER", "DRIFT", "UNCONFIRMED", "PR")
-SLOWER, DRIFT, PR = 0, 2, 4
+SLOWER, PR = 0, 4
+VERDICT_BY_KIND = {"step": "SLOWER", "drift": "DRIFT", "rise": "UNCONFIRMED"}
 STEPS = (0.03, 0.05, 0.1, 0.2)
 
 
@@ -101,19 +102,11 @@ def find_verdicts(model: Model, seed: Sequence[int], runs: Iterable[int]) -> lis
     for run in runs:
         window = list(logs[:, max(0, run - RULE.window) : run])
         verdicts = set()
-        for judgement in judge_series(window, rules):
-            change = judgement.change
-            if change and judgement.is_significant:
-                if change.change < 0:
-                    verdicts.add("FASTER")
-                elif change.slope is not None:
-                    verdicts.add("DRIFT")
-                else:
-                    verdicts.add("SLOWER")
-            elif judgement.rise is not None:
-                verdicts.add("UNCONFIRMED")
+        for change in judge_series(window, rules):
+            if change and change.is_significant:
+                verdicts.add("FASTER" if change.change < 0 else VERDICT_BY_KIND[change.kind])
         candidates = judge_series(window, rules, newest_is_candidate=True)
-        if any(judgement.rise is not None for judgement in candidates):
+        if any(change and change.is_significant for change in candidates):
             verdicts.add("PR")
         rows.append([verdict in verdicts for verdict in VERDICTS])
     return rows

@@ -8,7 +8,7 @@ import pytest
 from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.summary import summarize
+from parbench.reports.case_results import merge_records
 from parbench.reports.compare.pool import pool_runs
 from tests.support.compare_fixtures import (
     CASE,
@@ -171,6 +171,6 @@ def test_pool_has_the_repetitions_of_all_runs() -> None:
     run = run_from_records(BOTH_CASES)
     pooled = pool_runs([run, run, run], "last:3")
     assert pooled.info.id == "last:3"
-    assert [row.repetitions for row in summarize(pooled).rows] == [15, 15]
+    assert [row.repetitions for row in merge_records(pooled)] == [15, 15]
     repetitions = [record.repetition for record in pooled.records if record.case == CASE]
     assert sorted(repetitions) == list(range(15))

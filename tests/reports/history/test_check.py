@@ -37,9 +37,9 @@ def with_value(group: str, name: str, value: str) -> dict[str, Any]:
 
 
 def test_check_needs_eight_runs(runs: DailyRuns) -> None:
-    assert runs.check("run-007").verdict_counts == {"NO CHANGE": 2}
+    assert runs.check("run-007").verdicts == {"NO CHANGE": 2}
     result = runs.check("run-006")
-    assert result.verdict_counts == {"TOO FEW RUNS": 2}
+    assert result.verdicts == {"TOO FEW RUNS": 2}
     assert result.compute_exit_code() == 0
     assert result.compute_exit_code(fail_on_unknown=True) == 3
     assert "7 of 8 required runs" in find_series(result).reason
@@ -47,16 +47,17 @@ def test_check_needs_eight_runs(runs: DailyRuns) -> None:
 
 def test_check_reports_a_step_since_its_first_run(runs: DailyRuns) -> None:
     runs.add(2, 1.1)
-    assert runs.check().verdict_counts == {"UNCONFIRMED": 2}  # two runs are not a level yet
+    assert runs.check().verdicts == {"UNCONFIRMED": 2}  # two runs are not a level yet
     runs.add(2, 1.1)
     result = runs.check()
     assert result.compute_exit_code() == 1
     series = find_series(result)
     assert series.verdict == "SLOWER"
     assert series.since == "run-012"
-    assert series.change == pytest.approx(0.1, abs=0.01)
+    assert series.change is not None
+    assert series.change.change == pytest.approx(0.1, abs=0.01)
     short_window = runs.check(rule=LevelRule(window=9))
-    assert len(find_series(short_window).times) == 9
+    assert len(find_series(short_window).seconds) == 9
 
 
 def test_check_uses_earlier_runs_of_the_branch(runs: DailyRuns) -> None:
@@ -65,7 +66,7 @@ def test_check_uses_earlier_runs_of_the_branch(runs: DailyRuns) -> None:
     runs.add(3, 1.5)
     assert runs.check("run-011") == result
     series = find_series(runs.check())
-    assert len(series.times) == 15
+    assert len(series.seconds) == 15
 
 
 def test_check_starts_a_series_for_a_new_version(runs: DailyRuns) -> None:
@@ -87,7 +88,7 @@ def test_check_names_changes_at_a_step(runs: DailyRuns) -> None:
     newer = with_value("host", "kernel", "6.99")
     runs.add(4, 1.1, environment=newer, commit="abc")
     series = find_series(runs.check())
-    assert series.environment_changes == ("commit: - -> abc", "host.kernel: - -> 6.99")
+    assert series.reason.endswith("commit: - -> abc, host.kernel: - -> 6.99")
 
 
 def test_annotation_restarts_matching_series(runs: DailyRuns) -> None:
@@ -96,7 +97,7 @@ def test_annotation_restarts_matching_series(runs: DailyRuns) -> None:
     result = runs.check()
     annotated = find_series(result)
     assert annotated.verdict == "NO CHANGE"
-    assert len(annotated.times) == 9
+    assert len(annotated.seconds) == 9
     assert find_series(result, OTHER_CASE).verdict == "SLOWER"
 
 
@@ -123,13 +124,13 @@ def test_check_reports_a_missing_case_three_times(runs: DailyRuns) -> None:
         assert find_series(result).verdict == "MISSING"
         assert result.compute_exit_code() == 4
     result = runs.add_records(records)
-    assert result.verdict_counts == {"NO CHANGE": 1}
+    assert result.verdicts == {"NO CHANGE": 1}
 
 
 def test_alternating_runs_miss_nothing(no_runs: DailyRuns) -> None:
     for case in (CASE, OTHER_CASE, CASE):
         result = no_runs.add_records(make_repetitions(case))
-        assert result.verdict_counts == {"TOO FEW RUNS": 1}
+        assert result.verdicts == {"TOO FEW RUNS": 1}
 
 
 OPERATIONS = [collective_case(f"op{i}") for i in range(60)]
@@ -157,24 +158,26 @@ def test_check_controls_false_discoveries(
     factors = [[1.0, *steady]] * 9 + [[factor, *steady]] * 3
     series = find_series(check_noisy_runs(no_runs, factors, noise=0.02), OPERATIONS[0])
     assert series.verdict == verdict
-    assert series.reason.endswith("after FDR correction") == (verdict == "UNCONFIRMED")
+    assert series.reason.endswith("not significant after FDR correction") == (
+        verdict == "UNCONFIRMED"
+    )
 
 
 def test_check_reports_a_drift(no_runs: DailyRuns) -> None:
     factors = [[1.004**i] * 3 for i in range(24)]
     result = check_noisy_runs(no_runs, factors, noise=0.01)
-    assert result.verdict_counts == {"DRIFT": 3}
+    assert result.verdicts == {"DRIFT": 3}
     assert result.compute_exit_code() == 0
     assert result.compute_exit_code(fail_on_unknown=True) == 3
     [series, *_] = json.loads(render_json(result, 0))["series"]
-    assert series["slope"] == pytest.approx(0.004, abs=0.001)
+    assert series["change"]["change"] == pytest.approx(1.004**23 - 1, abs=0.02)
 
 
 def test_check_suspects_one_slow_run(no_runs: DailyRuns) -> None:
     base = [1.0, 1.0, 1.0]
     slower = [1.0, 1.0, 2.0]
     result = check_noisy_runs(no_runs, [base] * 15 + [slower], noise=0.01)
-    assert result.verdict_counts == {"UNCONFIRMED": 1, "NO CHANGE": 2}
+    assert result.verdicts == {"UNCONFIRMED": 1, "NO CHANGE": 2}
     assert find_series(result, OPERATIONS[2]).verdict == "UNCONFIRMED"
     assert result.compute_exit_code() == 0
     assert result.compute_exit_code(fail_on_unknown=True) == 3
@@ -182,11 +185,11 @@ def test_check_suspects_one_slow_run(no_runs: DailyRuns) -> None:
 
 def test_folder_is_compared_with_the_newest_level(runs: DailyRuns) -> None:
     runs.add(2, 1.1)
-    assert runs.check_candidate(0.8).verdict_counts == {"NO CHANGE": 2}
-    assert runs.check_candidate(1.1).verdict_counts == {
+    assert runs.check_candidate(0.8).verdicts == {"NO CHANGE": 2}
+    assert runs.check_candidate(1.1).verdicts == {
         "NO CHANGE": 2
     }  # the branch is as slow already
-    assert runs.check_candidate(1.3).verdict_counts == {"SLOWER": 2}
+    assert runs.check_candidate(1.3).verdicts == {"SLOWER": 2}
 
 
 def make_step(counts: dict[str, float]) -> list[Record]:
@@ -205,38 +208,35 @@ TWO_TO_FIVE = "all_reduce on dp: 2 -> 5 calls a step, same number of bytes"
 FIVE_TO_TWO = "all_reduce on dp: 5 -> 2 calls a step, same number of bytes"
 
 
-def list_failures(result: Check) -> list[tuple[str, str]]:
+def list_changes(result: Check) -> list[str]:
     """Return each changed count with the first run that has it."""
-    return [
-        (change.message, run_id) for _, change, run_id in result.count_changes if change.fails
-    ]
+    return [message for series in result.series for message in series.count_changes]
 
 
 def test_changed_count_fails_until_it_is_intended(no_runs: DailyRuns) -> None:
-    assert no_runs.add_records(TWO_CALLS).counts == ()
-    assert list_failures(no_runs.add_records(TWO_CALLS)) == []
+    assert no_runs.add_records(TWO_CALLS).series[0].num_counts == 0
+    assert list_changes(no_runs.add_records(TWO_CALLS)) == []
     for _ in range(2):
         result = no_runs.add_records(FIVE_CALLS)
-        assert list_failures(result) == [(TWO_TO_FIVE, "run-002")]
+        assert list_changes(result) == [f"{TWO_TO_FIVE} (since run-002)"]
         assert result.compute_exit_code() == 1
     no_runs.history.annotate("run-002", "*ddp*", "smaller buckets")
-    assert list_failures(no_runs.add_records(FIVE_CALLS)) == []
+    assert list_changes(no_runs.add_records(FIVE_CALLS)) == []
     result = no_runs.add_records(TWO_CALLS)
-    assert list_failures(result) == [(FIVE_TO_TWO, "run-005")]
+    assert list_changes(result) == [f"{FIVE_TO_TWO} (since run-005)"]
 
 
 def test_run_without_counts_is_passed_over(no_runs: DailyRuns) -> None:
     no_runs.add_records(TWO_CALLS)
     result = no_runs.add_records(make_step({}))
-    assert result.counts == ()
     assert result.compute_exit_code() == 0
     result = no_runs.add_records(FIVE_CALLS)
-    assert list_failures(result) == [(TWO_TO_FIVE, "run-002")]
+    assert list_changes(result) == [f"{TWO_TO_FIVE} (since run-002)"]
 
 
-def test_folder_is_compared_with_the_newest_counts(no_runs: DailyRuns) -> None:
+def test_candidate_is_compared_with_the_newest_counts(no_runs: DailyRuns) -> None:
     no_runs.add_records(make_calls(9.0))
     no_runs.add_records(TWO_CALLS)
     result = no_runs.check_candidate(records=FIVE_CALLS)
-    assert list_failures(result) == [(TWO_TO_FIVE, "run-099")]
+    assert list_changes(result) == [f"{TWO_TO_FIVE} (since run-099)"]
     assert summarize_check(result).startswith("FAIL: 1 COUNT CHANGED of 1 series")

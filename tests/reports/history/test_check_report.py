@@ -43,6 +43,6 @@ def test_markdown_is_an_intact_table(slower: Check) -> None:
     head, _, *rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2
     for row in (head, *rows):
-        assert row.replace("\\|", "").count("|") == 7
+        assert row.replace("\\|", "").count("|") == 6
     assert "<script>" not in text
     assert "\x1b" not in text

@@ -60,7 +60,7 @@ def test_show_run_prints_summary_and_writes_page(
 ) -> None:
     wrong = failed_record(step_case("tp"), 0, "wrong", "3 gradients differ")
     run = write_traced_run(tmp_path, [(traced_record(), make_timeline()), (wrong, None)])
-    assert show_run(run.path) == 1
+    assert show_run(RunData(run)) == 1
     assert capsys.readouterr().out == render_closing(report_of(run)) + f"{run.path}\n"
     assert (run.path / "report.html").read_text() == render_page(report_of(run))
 
@@ -83,7 +83,7 @@ def test_show_run_survives_an_unwritable_page(
 ) -> None:
     path = write(tmp_path, record)
     (path / "report.html").mkdir()
-    assert show_run(path) == code
+    assert show_run(RunData.load(path)) == code
     captured = capsys.readouterr()
     assert captured.out.endswith(f"\n{path}\n")
     assert str(path / "report.html") in captured.err
@@ -102,7 +102,7 @@ def test_truncated_record_is_reported_everywhere(tmp_path: Path) -> None:
         report = render_report(load_report([path]), form)
         assert b"is incomplete" in report
         assert b"1 of 2 measurements have no record" in report
-    assert show_run(path) == 4
+    assert show_run(RunData.load(path)) == 4
 
 
 def test_write_output_replaces_or_leaves_no_trace(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 import pytest
 
 from parbench.bench.plan.cases import Case, make_case
-from parbench.reports.analysis.labels import (
-    short_labels,
-)
+from parbench.reports.labels import label_cases
 from tests.support.report_rows import summarize_rows
 from tests.support.reports_fixtures import ok_record, step_case
 
@@ -18,6 +16,6 @@ from tests.support.reports_fixtures import ok_record, step_case
         ([step_case("a", b="\x1b[1m"), step_case("a", b="c")], ["a b=\\x1b[1m", "a b=c"]),
     ],
 )
-def test_short_labels_tell_steps_apart(cases: list[Case], labels: list[str]) -> None:
+def test_labels_have_the_differing_parameters(cases: list[Case], labels: list[str]) -> None:
     rows = summarize_rows(*(ok_record(case) for case in cases))
-    assert list(short_labels(rows).values()) == labels
+    assert list(label_cases(rows).values()) == labels

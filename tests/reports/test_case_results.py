@@ -6,7 +6,7 @@ from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check, Record, Status
 from parbench.bench.results.stats import Grade, estimate_mean, t_quantile
-from parbench.reports.analysis.summary import summarize
+from parbench.reports.run_data import RunData
 from tests.support.report_rows import run_from_records, summarize_row
 from tests.support.reports_fixtures import (
     collective_case,
@@ -141,20 +141,21 @@ def test_row_uses_the_last_record_of_a_repetition() -> None:
 def test_missing_records_are_counted_by_case() -> None:
     absent = collective_case("broadcast")
     plan = make_plan([CASE, absent], repetitions=3)
-    summary = summarize(make_run(plan, [ok_record(CASE, 0), ok_record(CASE, 1)]))
-    assert [gap.repetitions for gap in summary.missing] == [1, 3]
-    assert summary.tally.missing == 4
-    assert summary.tally.planned == 6
-    assert summary.tally.code == 4
+    data = RunData(make_run(plan, [ok_record(CASE, 0), ok_record(CASE, 1)]))
+    assert [gap.repetitions for gap in data.missing] == [1, 3]
+    assert data.num_missing == 4
+    assert data.num_planned == 6
+    assert data.exit_code == 4
 
 
 def test_case_skipped_by_the_plan_is_counted_once() -> None:
     skipped = SkippedCase(case=collective_case(size_bytes=1001), reason="does not divide")
     plan = make_plan([CASE], skipped=[skipped])
     records = [ok_record(CASE), failed_record(skipped.case, 0, "skipped")]
-    summary = summarize(make_run(plan, records))
-    assert summary.tally.skipped == 1
-    assert summary.tally.code == 0
+    data = RunData(make_run(plan, records))
+    assert data.results[0].case == CASE
+    assert len(data.results) == 1
+    assert data.exit_code == 0
 
 
 OK = ok_record(step_case())
@@ -173,7 +174,7 @@ UNABLE = failed_record(CASE, 0, "skipped", "no float8")
     ],
 )
 def test_exit_code_is_that_of_the_worst_case(records: list[Record], code: int) -> None:
-    assert summarize(run_from_records(*records)).tally.code == code
+    assert RunData(run_from_records(*records)).exit_code == code
 
 
 def test_cut_run_needs_two_repetitions_per_case() -> None:
@@ -182,6 +183,6 @@ def test_cut_run_needs_two_repetitions_per_case() -> None:
     second_cut = out_of_budget_record(CASE, 1)
     third_cut = out_of_budget_record(CASE, 2)
     complete = run_from_records(first, second, third_cut, repetitions=3)
-    assert summarize(complete).tally.code == 0
+    assert RunData(complete).exit_code == 0
     cut = run_from_records(first, second_cut, third_cut, repetitions=3)
-    assert summarize(cut).tally.code == 4
+    assert RunData(cut).exit_code == 4

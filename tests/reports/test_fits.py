@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.fits import COPY, LINK, Ceiling, Curve, ceiling_of, fit_curves
-from parbench.reports.analysis.summary import summarize
+from parbench.reports.fits import COPY, LINK, Ceiling, Curve, fit_curves
+from parbench.reports.run_data import RunData
 from tests.support.report_rows import run_from_records, summarize_rows
 from tests.support.reports_fixtures import (
     WORLD,
@@ -56,7 +56,7 @@ def test_efficiency_is_that_of_the_last_segment() -> None:
 
 
 def find_ceiling(run: Run) -> Ceiling | None:
-    return ceiling_of(run, summarize(run).rows)
+    return RunData(run).ceiling
 
 
 def copy_record(size_bytes: int, rate: float, nodes: int = 1) -> Record:
