@@ -188,7 +188,7 @@ class _Checker:
             threshold = self.thresholds.get(windows[i][-1][1].series.fingerprint)
             measured = threshold.min_effect if threshold else 0.0
             rules.append(replace(self.rule, threshold=max(self.rule.threshold, measured)))
-        logs = [np.log([point.seconds for _, point in _select_timed(windows[i])]) for i in places]
+        logs = [np.log(_list_seconds(windows[i])) for i in places]
         judged = judge_series(logs, rules, newest_is_candidate=self.is_candidate)
         changes: list[LevelChange | None] = [None] * len(windows)
         for i, change in zip(places, judged, strict=True):
@@ -207,7 +207,7 @@ class _Checker:
             series=point.series,
             verdict=HistoryVerdict.NO_CHANGE,
             runs=[run.id for run, _ in timed],
-            seconds=[point.seconds for _, point in timed if point.seconds],
+            seconds=_list_seconds(window),
             change=change,
             threshold=self.thresholds.get(point.series.fingerprint),
         )
@@ -272,6 +272,10 @@ class _Checker:
 
 def _select_timed(window: SeriesRuns) -> SeriesRuns:
     return [(run, point) for run, point in window if point.seconds is not None]
+
+
+def _list_seconds(window: SeriesRuns) -> list[float]:
+    return [point.seconds for _, point in window if point.seconds is not None]
 
 
 def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:

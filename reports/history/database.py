@@ -15,7 +15,7 @@ from parbench.bench.results.runs import Run, RunInfo, load_run, require_complete
 from parbench.bench.text import UserError
 from parbench.reports.compare.environment import SeriesIdentity, SeriesPoint
 
-AddResult = Literal["added", "updated", "moved", "unchanged"]
+AddResult = Literal["added", "updated", "unchanged"]
 SCHEMA_VERSION = 3
 APPLICATION_ID = 0x70627268  # "pbrh", which distinguishes SQLite files
 RESERVED_BRANCH = "last"
@@ -97,7 +97,7 @@ class History:
         self._documents: dict[int, Any] = {}
 
     def add(self, entry: RunEntry, explicit: Iterable[str] = ()) -> AddResult:
-        """Add a run, or replace it if it has grown.
+        """Add a run, or update it if it has grown or its folder, branch or commit changed.
 
         A run that exists keeps its branch and commit unless ``explicit`` contains these names.
         """
@@ -105,25 +105,19 @@ class History:
             hint = f"a branch is not {RESERVED_BRANCH!r} and contains no space, ~ or :"
             raise UserError(f"--branch {entry.branch!r} cannot be used in the history: {hint}")
         with _transaction(self._connection):
-            query = "SELECT digest, branch, commit_id FROM run WHERE id = ?"
+            query = "SELECT digest, path, branch, commit_id FROM run WHERE id = ?"
             rows = self._execute(query, entry.info.id)
-            if not rows:
-                self._insert_run(entry)
-                return "added"
-            [(digest, branch, commit)] = rows
-            stored = {"branch": branch, "commit": commit}
-            kept = {name: value for name, value in stored.items() if name not in explicit}
-            entry = replace(entry, **kept)
-            if digest != entry.digest:
-                self._execute("DELETE FROM run WHERE id = ?", entry.info.id)
-                self._insert_run(entry)
-            change = "UPDATE run SET branch = ?, commit_id = ?, path = ? WHERE id = ?"
-            self._execute(change, entry.branch, entry.commit, str(entry.path), entry.info.id)
+            for _, _, branch, commit in rows:
+                stored = {"branch": branch, "commit": commit}
+                kept = {name: value for name, value in stored.items() if name not in explicit}
+                entry = replace(entry, **kept)
+            if (entry.digest, str(entry.path), entry.branch, entry.commit) in rows:
+                return "unchanged"
+            self._execute("DELETE FROM run WHERE id = ?", entry.info.id)
+            self._insert_run(entry)
             change = "UPDATE annotation SET branch = ? WHERE run_id = ?"
             self._execute(change, entry.branch, entry.info.id)
-        if (entry.branch, entry.commit) != (branch, commit):
-            return "moved"
-        return "unchanged" if digest == entry.digest else "updated"
+        return "updated" if rows else "added"
 
     def _insert_run(self, entry: RunEntry) -> None:
         info = entry.info
@@ -193,12 +187,10 @@ class History:
         rows = self._execute(f"SELECT run, count(*), {failed} FROM point GROUP BY run")
         return {run: (num_series, num_failed) for run, num_series, num_failed in rows}
 
-    def read_times(self, branch: str | None = None) -> list[dict[str, Any]]:
-        """Return one row per time: run number, fingerprint and seconds, runs in order of time."""
-        columns = "run.number AS run, fingerprint, seconds"
-        tables = "point JOIN run ON run = run.number JOIN series ON series = series.number"
-        condition = "seconds > 0 AND branch = coalesce(?, branch) ORDER BY started, run.number"
-        rows = self._execute(f"SELECT {columns} FROM {tables} WHERE {condition}", branch)
+    def read_times(self) -> list[dict[str, Any]]:
+        """Return one row per time: run number, fingerprint and seconds."""
+        tables = "point JOIN series ON series = number"
+        rows = self._execute(f"SELECT run, fingerprint, seconds FROM {tables} WHERE seconds > 0")
         return [dict(zip(("run", "fingerprint", "seconds"), row, strict=True)) for row in rows]
 
     def annotate(self, run_id: str, series: str, note: str) -> None:

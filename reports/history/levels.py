@@ -144,7 +144,8 @@ class SeriesModel:
         """
         if len(self.logs) < self.rule.min_runs:
             return None
-        places = np.arange(len(self.logs)) - (len(self.logs) - 1) / 2
+        n = len(self.logs)
+        places = np.arange(n, dtype=np.float64) - (n - 1) / 2
         slope = float(places @ self._clipped) / float(places @ places)
         drift = self._find_drift(places, slope)
         if drift is None:
