@@ -50,7 +50,7 @@ class SeriesCheck:
     count_changes: Sequence[str] = ()
 
     @property
-    def since(self) -> str | None:
+    def first_run(self) -> str | None:
         """The id of the run that began the newest level."""
         return self.runs[self.change.start] if self.change else None
 
@@ -235,13 +235,13 @@ class _Checker:
         comparison = compare_counts(counted[-1 if self.is_candidate else 0][1], point.counts)
         messages = []
         for change in comparison.changes:
-            since = self.run.id
+            first_run = self.run.id
             for run, counts in () if self.is_candidate else reversed(counted):
                 differing = compare_counts(counts, point.counts).changes
                 if change.path in [difference.path for difference in differing]:
                     break
-                since = run.id
-            messages.append(f"{change.message} (since {since})")
+                first_run = run.id
+            messages.append(f"{change.message} (since {first_run})")
         result = replace(result, num_counts=comparison.num_compared, count_changes=tuple(messages))
         if not messages:
             return result
