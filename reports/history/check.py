@@ -182,16 +182,16 @@ class _Checker:
 
     def _find_changes(self, windows: Sequence[SeriesRuns]) -> list[LevelChange | None]:
         """Judge all series with enough runs together, because they share the noise of runs."""
-        places = [i for i, window in enumerate(windows) if self._has_enough_runs(window)]
+        indices = [i for i, window in enumerate(windows) if self._has_enough_runs(window)]
         rules = []
-        for i in places:
+        for i in indices:
             threshold = self.thresholds.get(windows[i][-1][1].series.fingerprint)
             measured = threshold.min_effect if threshold else 0.0
             rules.append(replace(self.rule, threshold=max(self.rule.threshold, measured)))
-        logs = [np.log(_list_seconds(windows[i])) for i in places]
+        logs = [np.log(_list_seconds(windows[i])) for i in indices]
         judged = judge_series(logs, rules, newest_is_candidate=self.is_candidate)
         changes: list[LevelChange | None] = [None] * len(windows)
-        for i, change in zip(places, judged, strict=True):
+        for i, change in zip(indices, judged, strict=True):
             changes[i] = change
         return changes
 
