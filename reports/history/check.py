@@ -279,7 +279,7 @@ def _list_seconds(window: SeriesRuns) -> list[float]:
 
 
 def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:
-    """Return what a series measures, without its environment."""
+    """Return the benchmark of a series: the case, the ranks, the backend and the device."""
     world = series.world
     return (series.case.id, world.size, world.backend, world.device)
 
@@ -335,7 +335,7 @@ def _describe_change(change: LevelChange, num_runs: int) -> str:
 def _describe_environments(
     before: tuple[StoredRun, SeriesPoint], after: tuple[StoredRun, SeriesPoint]
 ) -> tuple[str, ...]:
-    """Return what changed around a step, which may explain it."""
+    """Return the changes of the environment at a step, which may explain it."""
     values = [
         {**point.explanatory, "commit": run.commit or UNKNOWN} for run, point in (before, after)
     ]

@@ -148,7 +148,7 @@ def _build_row(group: Sequence[SeriesCheck]) -> Row:
 
 
 def explain_check(check: Check) -> list[str]:
-    """Return what was checked, what the verdicts mean and what to do, one fact per sentence."""
+    """Return sentences on the check, the meaning of its verdicts and the next command."""
     rule, branch, verdicts = check.rule, check.run.branch, check.verdicts
     numbers = _format_verdicts(check, HistoryVerdict) or "no series"
     relation = "compared with" if check.run.is_candidate else "of"

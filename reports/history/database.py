@@ -267,8 +267,7 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the file of the history with --history FILE")
     if not create and not path.exists():
-        hint = "parbench history add RUN creates it"
-        raise UserError(f"there is no history at {path}: {hint}")
+        raise UserError(f"the history {path} does not exist: parbench history add RUN creates it")
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
