@@ -147,7 +147,7 @@ def explain_comparison(comparison: RunComparison) -> list[str]:
 
 
 def _describe_method(comparison: RunComparison) -> list[str]:
-    if not any(series.effect for series in comparison.series):
+    if not comparison.num_judged:
         return []
     rule = comparison.rule
     if comparison.is_paired:
