@@ -34,7 +34,7 @@ from parbench.reports.tables.repetitions import make_repetition_section
 from parbench.reports.tables.steps import make_step_section
 from parbench.reports.tables.stragglers import make_arrival_section
 from parbench.reports.verdicts import (
-    Verdict,
+    ReportVerdict,
     describe_emulations,
     list_problems,
     list_unmeasured,
@@ -62,7 +62,7 @@ HARDWARE_FACTS = (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "ve
 """The group and the name of facts of the environment in the heading, with a prefix."""
 
 
-def make_report(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Report:
+def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> Report:
     """Return the report of a run, with further verdicts after its own."""
     run = data.run
     overview = make_overview(data, extra_verdicts)

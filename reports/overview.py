@@ -13,7 +13,7 @@ from parbench.reports.labels import AXES, label_differences
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_parts import compute_profiled_share, sum_exposed_communication
-from parbench.reports.verdicts import Verdict, judge_run
+from parbench.reports.verdicts import ReportVerdict, judge_run
 
 MAX_LATENCY_BYTES = 64 << 10
 """The latency of an operation is the time of its smallest size up to this one."""
@@ -65,7 +65,7 @@ class Overview:
     path: Path
     setup: str
     """The host, the ranks, the backend and the time that measuring took."""
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ReportVerdict, ...]
     ceiling: Ceiling | None
     operations: tuple[OperationSummary, ...]
     """From the largest bus bandwidth to the smallest."""
@@ -106,7 +106,7 @@ class Overview:
         return tiles
 
 
-def make_overview(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Overview:
+def make_overview(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> Overview:
     """Return the overview of a run with further verdicts after its own."""
     return Overview(
         path=data.run.path,

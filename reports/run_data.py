@@ -17,7 +17,7 @@ from parbench.reports.case_results import (
     is_conclusive,
     merge_records,
 )
-from parbench.reports.fits import Ceiling, Curve, find_ceiling, fit_curves
+from parbench.reports.fits import Ceiling, OperationCurve, find_ceiling, fit_curves
 from parbench.reports.frames import build_cases_frame
 from parbench.reports.labels import label_cases
 from parbench.reports.timelines import StepTimeline, load_step_timelines
@@ -131,7 +131,7 @@ class RunData:
         return find_ceiling(self.run, self.measured)
 
     @cached_property
-    def curves(self) -> tuple[Curve, ...]:
+    def curves(self) -> tuple[OperationCurve, ...]:
         """The fits of time over size of each operation."""
         return fit_curves(self.communication, self.ceiling)
 

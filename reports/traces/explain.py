@@ -28,7 +28,7 @@ from parbench.reports.traces.job import (
     read_job,
 )
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
-from parbench.reports.verdicts import Verdict
+from parbench.reports.verdicts import ReportVerdict
 
 MAX_RANK_ROWS = 16
 MAX_BOXES = 4000
@@ -162,14 +162,14 @@ def _chart_median_step(job: TracedJob) -> Chart:
     return chart_timeline("step", "Profiled step", caption, timeline, max_boxes=MAX_BOXES)
 
 
-def _judge_completeness(job: TracedJob) -> Verdict:
+def _judge_completeness(job: TracedJob) -> ReportVerdict:
     num_ranks = len(job.ranks)
     world_size = max(rank.source.world_size or num_ranks for rank in job.ranks)
     message = f"{num_ranks} of {world_size} ranks, {pluralize(job.num_steps, 'step')} each"
     if num_ranks < world_size or any(rank.source.notes for rank in job.ranks):
         message += "; the notes list what is missing"
-        return Verdict(word="PARTIAL", level="doubtful", message=message)
-    return Verdict(word="COMPLETE", level="good", message=message)
+        return ReportVerdict(word="PARTIAL", level="doubtful", message=message)
+    return ReportVerdict(word="COMPLETE", level="good", message=message)
 
 
 def _make_rank_table(job: TracedJob) -> Table:
