@@ -103,7 +103,7 @@ def report(
     """
     from parbench.reports.render.show import build_report
 
-    click.get_current_context().exit(build_report(runs, form, output, figures, formats))
+    build_report(runs, form, output, figures, formats)
 
 
 @click.command(epilog="Example: parbench show --all latest")

@@ -14,6 +14,7 @@ CASE_KEYS = [*OPERATION_KEYS, "size"]
 GROUP_PARAMS = ("group", "group_index", "concurrent")
 """The parameters that choose the ranks of an operation."""
 LINKS = "p2p.matrix"
+# Tables and figures read these metrics even if no case has them.
 _METRICS = ("busbw", "algbw", "time_p99", "time_q10")
 
 

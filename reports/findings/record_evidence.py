@@ -8,7 +8,7 @@ from parbench.reports.findings.communication_evidence import collect_rates, comp
 from parbench.reports.findings.evidence import CollectedEvidence, StragglerEvidence
 from parbench.reports.findings.step_evidence import make_step_evidence
 from parbench.reports.run_data import RunData
-from parbench.reports.stragglers import Straggler, find_last_rank, find_late_rank
+from parbench.reports.stragglers import Straggler, find_last_arriving_rank, find_last_finishing_rank
 from parbench.reports.timelines import find_slow_computing_rank
 
 UNEQUAL_WORK_DETAILS = {"pipeline", "attention_bytes", "expert_load"}
@@ -33,10 +33,10 @@ def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
     results = [
         result for result in data.measured if not result.details.keys() & UNEQUAL_WORK_DETAILS
     ]
-    late = find_late_rank(results)
+    late = find_last_arriving_rank(results)
     if late:
         yield _convert_straggler(data, late, "arrives last")
-    slow = find_last_rank(data.run, results)
+    slow = find_last_finishing_rank(data.run, results)
     if slow:
         yield _convert_straggler(data, slow, "finishes last")
     for result in results:

@@ -39,8 +39,8 @@ def find_stragglers(evidence: CollectedEvidence) -> Iterator[Finding]:
         yield Finding(
             kind="slow-rank" if is_slow else "late-rank",
             subject=rank,
-            message=f"{rank.capitalize()} {straggler.observation} {straggler.occasions}. The others "
-            f"wait {format_seconds(straggler.waited_seconds)} ({format_percent(share)}).{cause}",
+            message=f"{rank.capitalize()} {straggler.observation} {straggler.occasions}. "
+            f"The others wait {format_seconds(straggler.waited_seconds)} ({format_percent(share)}).{cause}",
             command=straggler.command,
             time_share=share,
             evidence={"rank": straggler.rank, "seconds": straggler.waited_seconds},
@@ -65,8 +65,8 @@ def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
         yield Finding(
             kind=rates.kind,
             subject=slowest,
-            message=f"{slowest[0].upper()}{slowest[1:]} reached {format_quantity(rate, 'B/s')}. The median of "
-            f"the others is {format_quantity(median_rate, 'B/s')}{scope}. {HINTS[rates.kind]}",
+            message=f"{slowest[0].upper()}{slowest[1:]} reached {format_quantity(rate, 'B/s')}. "
+            f"The median of the others is {format_quantity(median_rate, 'B/s')}{scope}. {HINTS[rates.kind]}",
             command=rates.command,
             time_share=1 - rate / median_rate,
             confidence=1.0 if len(values) > 1 else 0.5,

@@ -16,7 +16,7 @@ def judge_by_history(data: RunData) -> Verdict:
     """
     file = Path(os.environ.get("PARBENCH_HISTORY") or HISTORY_FILE)
     if not file.exists():
-        return _report_no_baseline("there is no history to compare with", data)
+        return _report_no_baseline(f"the history {file} does not exist", data)
     try:
         return _judge(data, file)
     except UserError as error:

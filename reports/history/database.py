@@ -33,7 +33,8 @@ CREATE TABLE series (
 );
 CREATE TABLE document (number INTEGER PRIMARY KEY, content TEXT NOT NULL UNIQUE);
 CREATE TABLE point (
-    series INTEGER NOT NULL REFERENCES series, run INTEGER NOT NULL REFERENCES run ON DELETE CASCADE,
+    series INTEGER NOT NULL REFERENCES series,
+    run INTEGER NOT NULL REFERENCES run ON DELETE CASCADE,
     status TEXT NOT NULL, seconds REAL, repetitions INTEGER NOT NULL, reason TEXT NOT NULL,
     environment INTEGER NOT NULL REFERENCES document, counts INTEGER NOT NULL REFERENCES document,
     PRIMARY KEY (series, run)
@@ -174,11 +175,11 @@ class History:
 
     def list_series(self, run: StoredRun | None = None) -> list[SeriesIdentity]:
         """Return the series of a run, or those of all runs."""
-        query = "SELECT identity FROM series ORDER BY number"
-        if run is not None:
-            query = f"SELECT identity FROM series JOIN point ON series = number WHERE run = {run.number}"
+        condition = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
+        query = f"SELECT identity FROM series WHERE {condition} ORDER BY number"
+        number = None if run is None else run.number
+        rows = self._execute(query, number, number)
         with convert_read_errors(f"{self._path}, a series"):
-            rows = self._execute(query)
             return [msgspec.json.decode(identity, type=SeriesIdentity) for (identity,) in rows]
 
     def count_series(self) -> dict[int, tuple[int, int]]:
@@ -266,8 +267,7 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the file of the history with --history FILE")
     if not create and not path.exists():
-        hint = "parbench history add RUN creates it"
-        raise UserError(f"there is no history at {path}: {hint}")
+        raise UserError(f"the history {path} does not exist: parbench history add RUN creates it")
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)

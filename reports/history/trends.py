@@ -58,9 +58,10 @@ def read_time_table(history: History, runs: Sequence[StoredRun]) -> "DataFrame":
     import pandas as pd
 
     numbers = [run.number for run in runs]
-    rows = [row for row in history.read_times() if row["run"] in numbers]
-    times = pd.DataFrame(rows, columns=["run", "fingerprint", "seconds"])
-    table = times.pivot(index="run", columns="fingerprint", values="seconds")
+    times = pd.DataFrame(history.read_times(), columns=["run", "fingerprint", "seconds"])
+    table = times[times["run"].isin(numbers)].pivot(
+        index="run", columns="fingerprint", values="seconds"
+    )
     return table.reindex(numbers).reset_index(drop=True)
 
 

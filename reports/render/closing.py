@@ -1,23 +1,24 @@
 """The summary that a run ends with: verdicts, operations, steps and findings on one screen.
 
-The summary has at most 40 lines of 80 columns. A run of at most three operations has their tables
+The summary has about 40 lines of 80 columns. A run of at most three operations has their tables
 over sizes instead of the largest bandwidth of each, and more lines if the tables need them.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from textwrap import wrap
 from typing import Any
 
-from parbench.bench.results.formatting import format_quantity, to_single_line
-from parbench.bench.results.tables import Column, Row, SortedText, Table, metric_column
+from parbench.bench.results.formatting import format_quantity
+from parbench.bench.results.metrics import MetricValue
+from parbench.bench.results.tables import Column, SortedText, Table, is_missing, metric_column
 from parbench.bench.text import pluralize
 from parbench.reports.frames import list_rows
-from parbench.reports.labels import label_operation
+from parbench.reports.operations import select_operations
 from parbench.reports.overview import OperationSummary, Overview, StepSummary
-from parbench.reports.render.terminal import Sheet, render_text, write_verdicts
+from parbench.reports.render.terminal import Sheet, render_text, wrap_text, write_verdicts
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
+from parbench.reports.tables.columns import SIZE_COLUMN
 from parbench.reports.tables.step_parts import find_deviating_profile, sum_memory
 
 WIDTH = 80
@@ -28,9 +29,27 @@ MAX_TABULATED_OPERATIONS = 3
 MAX_TABULATED_ROWS = 60
 MAX_STEPS = 6
 MIN_OPERATIONS = 3
-MAX_FINDINGS = 4
+MAX_FINDINGS = 3
 MAX_COMPARISONS = 2
 MAX_LINES_OF_FINDING = 3
+_TIME_COLUMN = Column(key="seconds", title="time", kind="s", has_interval=True, is_result=True)
+_SIZE_TABLE_COLUMNS = (
+    SIZE_COLUMN,
+    _TIME_COLUMN,
+    metric_column("algbw"),
+    metric_column("busbw"),
+    Column(key="variation", title="variation", kind="percent", is_result=True, grade_key="noise"),
+    Column(key="repetitions", title="repetitions"),
+)
+_STEP_COLUMNS = (
+    Column(key="name", title="step"),
+    _TIME_COLUMN,
+    *(
+        Column(key=part, title=part, kind="number", number_format="{:.0f} %")
+        for part in ("compute", "exposed", "idle", "overlap")
+    ),
+    Column(key="memory", title="memory", kind="B", is_result=True),
+)
 
 
 def render_closing(report: Report, width: int | None = None, color: bool = False) -> str:
@@ -46,11 +65,11 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     write_verdicts(sheet, overview.verdicts)
     last_lines = [*_list_findings(report), "", f"All rows  parbench show --all {overview.path}"]
     num_free = MAX_LINES - 1 - sheet.num_lines - len(last_lines)
-    series = _list_series(report.runs[0])
+    size_tables = _make_size_tables(report.runs[0])
     operations = _make_operation_table(overview)
-    if series:
-        for title, rows in series.items():
-            sheet.write_table(_make_size_table(title, rows))
+    if size_tables:
+        for table in size_tables:
+            sheet.write_table(table)
         operations = replace(operations, rows=[])
     steps = _make_step_table(overview.steps)
     max_operations, max_steps = _choose_numbers_of_rows(operations, steps, num_free)
@@ -79,43 +98,23 @@ def _count_lines(table: Table, max_rows: int) -> int:
     return sheet.num_lines
 
 
-def _list_series(data: RunData) -> dict[str, list[Row]]:
-    """Return the measured rows by operation, mode and element type if there are few operations."""
-    rows = [
-        row for row in list_rows(data.cases) if row["is_communication"] and row["result"].metrics
-    ]
-    if len({row["name"] for row in rows}) > MAX_TABULATED_OPERATIONS:
-        return {}
-    series: dict[str, list[Row]] = {}
-    for row in rows[:MAX_TABULATED_ROWS]:
-        params = row["result"].case.params
-        settings = [str(params[name]) for name in ("mode", "dtype") if name in params]
-        title = ", ".join([label_operation(row["result"].case), *settings])
-        series.setdefault(title, []).append(row)
-    return series
-
-
-def _make_size_table(title: str, rows: Sequence[Row]) -> Table:
-    """Return the table of one operation over its sizes."""
-    by_size = sorted(rows, key=lambda row: row["result"].size_bytes or 0)
-    with_repetitions = [
-        {**row, "repetitions": f"{row['repetitions']}/{row['planned']}"} for row in by_size
-    ]
-    columns = [
-        Column(key="param_size_bytes", title="size", kind="size"),
-        Column(key="seconds", title="time", kind="s", has_interval=True, is_result=True),
-        metric_column("algbw"),
-        metric_column("busbw"),
-        Column(
-            key="variation",
-            title="variation",
-            kind="percent",
-            is_result=True,
-            grade_key="noise",
-        ),
-        Column(key="repetitions", title="repetitions"),
-    ]
-    return Table(id="series", title=title, columns=columns, rows=with_repetitions)
+def _make_size_tables(data: RunData) -> list[Table]:
+    """Return the table over sizes of each operation, mode and type if there are few operations."""
+    operations = select_operations(data)
+    if operations["operation"].nunique() > MAX_TABULATED_OPERATIONS:
+        return []
+    tables = []
+    settings = operations[:MAX_TABULATED_ROWS].groupby(
+        ["operation", "mode", "dtype"], sort=False, dropna=False
+    )
+    for names, cases in settings:
+        rows = [
+            {**row, "repetitions": f"{row['repetitions']}/{row['planned']}"}
+            for row in list_rows(cases.sort_values("size"))
+        ]
+        title = ", ".join(str(name) for name in names if not is_missing(name))
+        tables.append(Table(id="sizes", title=title, columns=_SIZE_TABLE_COLUMNS, rows=rows))
+    return tables
 
 
 def _make_operation_table(overview: Overview) -> Table:
@@ -133,48 +132,43 @@ def _make_operation_table(overview: Overview) -> Table:
 
 
 def _make_operation_row(operation: OperationSummary) -> dict[str, Any]:
-    rate = operation.busbw
     return {
         "name": _shorten(operation.name),
         "latency": operation.latency,
-        "busbw": rate.value if rate else None,
-        "busbw_low": rate.low if rate else None,
-        "busbw_high": rate.high if rate else None,
-        "is_within_repetition": rate.is_within_repetition if rate else False,
+        **_make_metric_cells("busbw", operation.busbw),
         "share": _format_bar(operation.share),
     }
 
 
 def _make_step_table(steps: Sequence[StepSummary]) -> Table:
-    columns = [
-        Column(key="name", title="step"),
-        Column(key="seconds", title="time", kind="s", has_interval=True, is_result=True),
-        Column(key="compute", title="compute", kind="number", number_format="{:.0f} %"),
-        Column(key="exposed", title="exposed", kind="number", number_format="{:.0f} %"),
-        Column(key="idle", title="idle", kind="number", number_format="{:.0f} %"),
-        Column(key="overlap", title="overlap", kind="number", number_format="{:.0f} %"),
-        Column(key="memory", title="memory", kind="B", is_result=True),
-    ]
     rows = [_make_step_row(step) for step in steps]
     num_different = sum(find_deviating_profile(step.result) is not None for step in steps)
     notes = []
     if num_different:
         traced = pluralize(num_different, "step")
         notes.append(f"Shares are of profiled steps. {traced} took another time when profiled.")
-    return Table(id="steps", title="Training steps", columns=columns, rows=rows, notes=notes)
+    return Table(id="steps", title="Training steps", columns=_STEP_COLUMNS, rows=rows, notes=notes)
 
 
 def _make_step_row(step: StepSummary) -> dict[str, Any]:
-    time = step.result.metrics.get(step.result.headline)
     shares = {**step.parts, "overlap": step.overlap}
     return {
         "name": _shorten(step.name),
-        "seconds": time.value if time else None,
-        "seconds_low": time.low if time else None,
-        "seconds_high": time.high if time else None,
-        "is_within_repetition": time.is_within_repetition if time else False,
+        **_make_metric_cells("seconds", step.result.metrics.get(step.result.headline)),
         **{name: 100 * share for name, share in shares.items() if share is not None},
         "memory": sum_memory(step.result),
+    }
+
+
+def _make_metric_cells(key: str, metric: MetricValue | None) -> dict[str, Any]:
+    """Return the cells of a column with an interval."""
+    if metric is None:
+        return {}
+    return {
+        key: metric.value,
+        f"{key}_low": metric.low,
+        f"{key}_high": metric.high,
+        "is_within_repetition": metric.is_within_repetition,
     }
 
 
@@ -192,30 +186,36 @@ def _write_first_rows(sheet: Sheet, table: Table, max_rows: int) -> None:
 
 def _list_findings(report: Report) -> list[str]:
     """Return the lines of what failed and of what stands out."""
-    problems = [
-        f"{problem.case}: {problem.status} ({problem.repetitions} repetitions): {problem.reason}"
+    findings = [
+        (
+            f"{problem.case}: {problem.status} ({problem.repetitions} repetitions): {problem.reason}",
+            "",
+        )
         for problem in report.problems
     ]
-    findings = [*problems, *(finding.text for finding in report.findings)]
-    lines = ["", "Nothing stands out."]
-    if findings:
-        lines = _number_sentences("Look at first", findings, MAX_FINDINGS)
-    return lines + _number_sentences("Settings compared", report.comparisons, MAX_COMPARISONS)
+    findings += [(finding.message, finding.command) for finding in report.findings]
+    comparisons = [(sentence, "") for sentence in report.comparisons]
+    lines = _number_sentences("Look at first", findings, MAX_FINDINGS)
+    if not findings:
+        lines = ["", "Nothing stands out."]
+    return lines + _number_sentences("Settings compared", comparisons, MAX_COMPARISONS)
 
 
-def _number_sentences(title: str, sentences: Sequence[str], max_sentences: int) -> list[str]:
+def _number_sentences(
+    title: str, sentences: Sequence[tuple[str, str]], max_sentences: int
+) -> list[str]:
+    """Return sentences, of which long ones are cut, each with its complete command below."""
     if not sentences:
         return []
     lines = ["", title]
-    for number, sentence in enumerate(sentences[:max_sentences], start=1):
-        first, *others = wrap(
-            to_single_line(sentence),
-            WIDTH - 5,
-            break_on_hyphens=False,
-            max_lines=MAX_LINES_OF_FINDING,
-            placeholder=" ...",
-        )
-        lines += [f"  {number}. {first}", *(f"     {line}" for line in others)]
+    for number, (sentence, command) in enumerate(sentences[:max_sentences], start=1):
+        wrapped = wrap_text(sentence, WIDTH - 5)
+        if len(wrapped) > MAX_LINES_OF_FINDING:
+            last_line = wrapped[MAX_LINES_OF_FINDING - 1]
+            wrapped = [*wrapped[: MAX_LINES_OF_FINDING - 1], f"{last_line[: WIDTH - 9]} ..."]
+        if command:
+            wrapped += wrap_text(f"-> {command}", WIDTH - 5)
+        lines += [f"  {number}. {wrapped[0]}", *(f"     {line}" for line in wrapped[1:])]
     num_hidden = len(sentences) - max_sentences
     if num_hidden > 0:
         lines.append(f"  and {num_hidden} more")

@@ -43,7 +43,6 @@ def render_page(report: Report) -> str:
     page = ""
     for max_rows, max_bytes, max_figures in LIMITS:
         page = _render_template(
-            "page.html.j2",
             title="several runs" if len(report.runs) > 1 else report.name,
             report=report,
             run=report.runs[0].run.info if len(report.runs) == 1 else None,
@@ -60,14 +59,7 @@ def render_page(report: Report) -> str:
     return page
 
 
-def render_refusal(name: str, reason: str) -> str:
-    """Return the page of a run that cannot be read."""
-    return _render_template(
-        "refusal.html.j2", title=name, name=name, reason=reason, data=_escape_json("{}")
-    )
-
-
-def _render_template(template: str, **context: Any) -> str:
+def _render_template(**context: Any) -> str:
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
@@ -80,7 +72,7 @@ def _render_template(template: str, **context: Any) -> str:
     # Macros see globals, but not the context of the page.
     environment.globals.update(context)
     environment.globals.update(list_table_charts=list_table_charts, list_terms=list_terms)
-    return environment.get_template(template).render(
+    return environment.get_template("page.html.j2").render(
         policy=_make_policy(script),
         style=Markup(style_sheet() + (_FOLDER / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),

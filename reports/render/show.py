@@ -102,46 +102,25 @@ def build_report(
     out: Path | None = None,
     figures: Path | None = None,
     formats: Sequence[str] = (),
-) -> int:
-    """Write the report of one run, of several, or of a sweep, and return the exit code.
+) -> None:
+    """Write the report of one run, of several, or of a sweep.
 
     A page goes to ``out``, by default ``report.html`` in the folder of the run or of the sweep, or
     in the current folder for several runs. Its path is printed. Other formats go to ``out`` or to
-    standard output. The page of a run that cannot be read contains the reason, with exit code 4.
-    ``figures`` is a folder for the figures in each of the ``formats``.
+    standard output. ``figures`` is a folder for the figures in each of the ``formats``.
     """
     target = out
     if target is None and form == "html":
         target = paths[0] / REPORT_FILE if len(paths) == 1 else Path(REPORT_FILE)
-    code = 0
-    try:
-        report = load_report(paths)
-    except UserError as error:
-        if form != "html" or not _is_damaged_run(expand_folders(paths)):
-            raise
-        content = _render_refusal(paths[0], error)
-        code = ExitCode.DID_NOT_RUN
-    else:
-        if figures is not None:
-            write_figures(report, figures, formats)
-        content = render_report(report, form)
+    report = load_report(paths)
+    if figures is not None:
+        write_figures(report, figures, formats)
+    content = render_report(report, form)
     if target is None:
         click.echo(content, nl=False)
     else:
         write_output(target, content)
         click.echo(str(target))
-    return code
-
-
-def _is_damaged_run(paths: Sequence[Path]) -> bool:
-    """Return whether the paths are a single folder of a run, which exists."""
-    return len(paths) == 1 and (paths[0] / "run.json").is_file()
-
-
-def _render_refusal(path: Path, error: UserError) -> bytes:
-    from parbench.reports.render.page import render_refusal
-
-    return render_refusal(path.resolve().name, str(error)).encode(errors="replace")
 
 
 def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:

@@ -76,6 +76,7 @@ FIT_COLUMNS = (
 
 
 def make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
+    """Return the fit of each operation, with a figure of the efficiency over size."""
     rows = [_make_row(curve) for curve in data.curves]
     return Table(
         id="fits",

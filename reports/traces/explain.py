@@ -173,7 +173,7 @@ def _judge_completeness(job: TracedJob) -> Verdict:
 
 
 def _make_rank_table(job: TracedJob) -> Table:
-    """Return how the step of each rank divides."""
+    """Return the parts of the step of each rank."""
     rows = [_make_rank_row(rank) for rank in job.ranks]
     rows.sort(key=lambda row: row["step"], reverse=True)
     num_omitted = len(rows) - MAX_RANK_ROWS
@@ -262,7 +262,7 @@ def _round_size(num_bytes: int | None) -> str:
 
 
 def _make_wait_table(job: TracedJob) -> Table:
-    """Return how long the others wait for each rank."""
+    """Return the time that the others wait for each rank."""
     rows: list[Row] = []
     for rank, seconds in compute_waits(job).items():
         last = fmean(shared.last_rank == rank for shared in job.shared_calls)

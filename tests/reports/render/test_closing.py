@@ -1,9 +1,11 @@
 """The summary that a run ends with: at most 40 lines of 80 columns."""
 
 import re
+from dataclasses import replace
 
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
+from parbench.reports.findings.finding import Finding
 from parbench.reports.render.closing import render_closing
 from tests.support.report_rows import report_of, run_from_records
 from tests.support.reports_fixtures import (
@@ -75,3 +77,18 @@ def test_summary_never_exceeds_its_columns() -> None:
     lines = render(*records)
     assert any(line.startswith("Operations") for line in lines)
     assert max(map(len, lines)) <= 80
+
+
+def test_summary_shows_complete_commands() -> None:
+    """Long sentences are cut, but their command can be copied."""
+    report = report_of(run_from_records(ok_record(collective_case())))
+    finding = Finding(
+        kind="idle",
+        subject="ddp",
+        message="why " * 100,
+        command="parbench doctor",
+        time_share=0.5,
+    )
+    lines = render_closing(replace(report, findings=[finding])).splitlines()
+    assert lines[lines.index("Look at first") + 3].endswith("...")
+    assert "     -> parbench doctor" in lines
