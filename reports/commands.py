@@ -200,7 +200,8 @@ def compare(
     Times are compared by Welch's t-test on the logarithms of at least five repetitions per side. A
     series is SLOWER or FASTER if its change is significantly larger than the threshold among all
     series (false discovery rate), SAME if the 95 % interval lies within the threshold, otherwise
-    AMBIGUOUS. The report then states how many repetitions would decide; parbench ab measures them.
+    AMBIGUOUS. The report then states how many repetitions would decide. parbench ab
+    measures them.
 
     --limits apply to NEW, as in parbench run.
     """
