@@ -1,7 +1,7 @@
 # The same three words here and in CI. PYTHON picks the environment: make check PYTHON=.venv/bin/python
 PYTHON ?= python
 
-.PHONY: format check test test-full test-cuda-stub golden pictures
+.PHONY: format check test test-full test-cuda-stub golden pictures docs
 
 format:
 	$(PYTHON) -m ruff format .
@@ -28,3 +28,7 @@ pictures:
 
 golden:
 	$(PYTHON) -m tests.support.golden
+
+# the documentation site, in site/
+docs:
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q

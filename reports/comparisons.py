@@ -11,6 +11,7 @@ from parbench.bench.results.formatting import to_single_line
 from parbench.bench.text import pluralize
 from parbench.reports.case_results import CaseResult
 from parbench.reports.labels import label_differences
+from parbench.reports.operations import GROUP_PARAMS
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import (
     LEVEL,
@@ -23,7 +24,6 @@ from parbench.reports.stats import (
 if TYPE_CHECKING:
     import pandas as pd
 
-GROUP_PARAMS = ("group", "group_index", "concurrent")
 _OWN_TABLES = ("size_bytes", "dtype", "mode", "background", "source", "target", "mesh")
 """Parameters that other tables and figures compare."""
 MAX_SENTENCES = 5
@@ -46,7 +46,7 @@ class Comparison:
         return to_single_line(str(result.case.all_params.get(self.param)))
 
 
-def compare_with_loads(data: RunData, param: str = "background") -> list[Comparison]:
+def compare_with_loads(data: RunData, param: str) -> list[Comparison]:
     """Compare cases under a load with the same cases without it.
 
     ``param`` is ``background`` for a load on every rank, or ``concurrent`` for groups that run at

@@ -21,7 +21,7 @@ class Ceiling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class OperationCurve:
     """Cases of one operation that differ only in size, from the smallest, with their fit."""
 
     rows: tuple[CaseResult, ...]
@@ -65,7 +65,9 @@ def _is_memory_copy(result: CaseResult) -> bool:
     )
 
 
-def fit_curves(results: Sequence[CaseResult], ceiling: Ceiling | None) -> tuple[Curve, ...]:
+def fit_curves(
+    results: Sequence[CaseResult], ceiling: Ceiling | None
+) -> tuple[OperationCurve, ...]:
     """Return a fit for each operation, settings and ranks that have enough sizes."""
     curves = []
     for group in _group_by_operation(results):
@@ -73,7 +75,9 @@ def fit_curves(results: Sequence[CaseResult], ceiling: Ceiling | None) -> tuple[
         fit = fit_curve(make_points(rows))
         if fit:
             factor = _find_busbw_factor(rows)
-            curves.append(Curve(rows=tuple(rows), fit=fit, busbw_factor=factor, ceiling=ceiling))
+            curves.append(
+                OperationCurve(rows=tuple(rows), fit=fit, busbw_factor=factor, ceiling=ceiling)
+            )
     return tuple(curves)
 
 
@@ -122,7 +126,7 @@ def get_size(result: CaseResult) -> int:
     return result.size_bytes or 0
 
 
-def describe_fits(curves: Sequence[Curve], ceiling: Ceiling | None) -> tuple[str, ...]:
+def describe_fits(curves: Sequence[OperationCurve], ceiling: Ceiling | None) -> tuple[str, ...]:
     """Return sentences about the method of the fits and about the ceiling."""
     if not curves:
         return ()

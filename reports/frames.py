@@ -41,31 +41,12 @@ _CASE_DTYPES = {
     "is_within_repetition": "bool",
     "result": "object",
 }
-_REPETITION_DTYPES = {
-    "case_id": "object",
-    "repetition": "int64",
-    "status": "object",
-    "seconds": "float64",
-}
 
 
 def build_cases_frame(results: Sequence[CaseResult], labels: Mapping[str, str]) -> "pd.DataFrame":
     """Return a frame with one row for each result. ``RunData.cases`` documents its columns."""
     rows = [_make_case_row(result, labels[result.case.id]) for result in results]
     return _build_frame(rows, _CASE_DTYPES)
-
-
-def build_repetitions_frame(results: Sequence[CaseResult]) -> "pd.DataFrame":
-    """Return a frame with one row for each repetition of each result.
-
-    ``RunData.repetitions`` documents its columns.
-    """
-    rows = [
-        _make_repetition_row(result, index)
-        for result in results
-        for index in range(len(result.records))
-    ]
-    return _build_frame(rows, _REPETITION_DTYPES)
 
 
 def join_frames(frames: Mapping[str, "pd.DataFrame"], column: str) -> "pd.DataFrame":
@@ -129,20 +110,6 @@ def _get_interval(
     if metric is None or (metric.is_within_repetition and not is_within_repetition):
         return None, None
     return metric.low, metric.high
-
-
-def _make_repetition_row(result: CaseResult, index: int) -> dict[str, Any]:
-    record = result.records[index]
-    has_values = record.status == "ok" and result.status != "wrong"
-    metrics = record.metrics if has_values else {}
-    headline = metrics.get(result.headline)
-    values = {name: metric.value for name, metric in metrics.items()}
-    return values | {
-        "case_id": result.case.id,
-        "repetition": record.repetition,
-        "status": record.status,
-        "seconds": (headline.value if headline else None) or None,
-    }
 
 
 def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":

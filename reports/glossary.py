@@ -32,6 +32,11 @@ def get_terms(names: Iterable[str]) -> tuple[Term, ...]:
     return tuple(Term(name=name, text=_DEFINITIONS[name]) for name in dict.fromkeys(names))
 
 
+def list_all_terms() -> tuple[Term, ...]:
+    """Return every term, without those of metrics."""
+    return get_terms(_DEFINITIONS)
+
+
 def _define_metric(metric: Metric) -> Term:
     name = metric.title
     if metric.name.replace("_", " ") != metric.title:

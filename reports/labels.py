@@ -27,21 +27,6 @@ def label_communication(case: Case) -> str:
     return " ".join(str(part) for part in parts if part)
 
 
-def label_results(results: Sequence[CaseResult]) -> dict[str, str]:
-    """Return by case id the name of a case with the parameters in which cases of its name differ.
-
-    The name includes the kind of benchmark, such as ``workload.``, if the results have several.
-    """
-    differing = _find_differing_params(results)
-    is_one_kind = len({result.kind for result in results}) == 1
-    labels = {}
-    for result in results:
-        case = result.case
-        name = case.short_name if is_one_kind else case.name
-        labels[case.id] = _join(name, case, differing[case.name])
-    return labels
-
-
 def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()) -> dict[str, str]:
     """Return by case id the parameters in which cases of its name differ, such as ``split=3+1``.
 
@@ -57,15 +42,22 @@ def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()
 
 
 def label_cases(results: Sequence[CaseResult]) -> dict[str, str]:
-    """Return by case id the label of a case among all cases of a run.
+    """Return the label of each case by its id.
 
     Communication has its size, mode and type. Other cases have the parameters in which cases of
-    their name differ.
+    their name differ, and the kind of benchmark if there are several, such as ``workload.``.
     """
-    labels = label_results([result for result in results if not result.is_communication])
+    steps = [result for result in results if not result.is_communication]
+    differing = _find_differing_params(steps)
+    has_one_kind = len({step.kind for step in steps}) == 1
+    labels = {}
     for result in results:
+        case = result.case
         if result.is_communication:
-            labels[result.case.id] = label_communication(result.case)
+            labels[case.id] = label_communication(case)
+        else:
+            name = case.short_name if has_one_kind else case.name
+            labels[case.id] = _join(name, case, differing[case.name])
     return labels
 
 

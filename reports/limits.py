@@ -62,7 +62,7 @@ def check_run(data: RunData, file: Path, code: int) -> int:
     results = check_limits(data, read_limits(file, data.plan.cases, data.plan.skipped))
     for sentence in describe_limits(results):
         click.echo(sentence, err=True)
-    return combine_limits(results, code)
+    return get_limits_exit_code(results, code)
 
 
 def check_limits(data: RunData, limits: Sequence[MetricLimit]) -> tuple[LimitResult, ...]:
@@ -80,7 +80,7 @@ def check_limits(data: RunData, limits: Sequence[MetricLimit]) -> tuple[LimitRes
     return tuple(results)
 
 
-def combine_limits(results: Sequence[LimitResult], code: int = 0) -> ExitCode:
+def get_limits_exit_code(results: Sequence[LimitResult], code: int = 0) -> ExitCode:
     """Return the exit code of the limits and of everything else, which is ``code``."""
     return combine_exit_codes([code, *(EXIT_CODES[result.verdict] for result in results)])
 

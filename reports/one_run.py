@@ -12,7 +12,7 @@ from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_overview
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.timeline import chart_timeline
-from parbench.reports.findings.engine import find
+from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.record_evidence import collect_evidence
 from parbench.reports.footnotes import list_footnotes
 from parbench.reports.labels import list_environment_facts
@@ -34,7 +34,7 @@ from parbench.reports.tables.repetitions import make_repetition_section
 from parbench.reports.tables.steps import make_step_section
 from parbench.reports.tables.stragglers import make_arrival_section
 from parbench.reports.verdicts import (
-    Verdict,
+    ReportVerdict,
     describe_emulations,
     list_problems,
     list_unmeasured,
@@ -62,7 +62,7 @@ HARDWARE_FACTS = (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "ve
 """The group and the name of facts of the environment in the heading, with a prefix."""
 
 
-def make_report(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Report:
+def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> Report:
     """Return the report of a run, with further verdicts after its own."""
     run = data.run
     overview = make_overview(data, extra_verdicts)
@@ -81,7 +81,7 @@ def make_report(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Report
         figures=partial(chart_first_screen, data),
         warnings=list_warnings(run),
         problems=list_problems(data),
-        findings=find(collect_evidence(data)),
+        findings=apply_rules(collect_evidence(data)),
         comparisons=tuple(describe_settings(data)),
         not_measured=list_unmeasured(data),
         environment=tuple(list_environment_facts(run.info.environment or {})),

@@ -8,10 +8,13 @@ from parbench.reports.run_data import RunData
 if TYPE_CHECKING:
     import pandas as pd
 
-OPERATION = ["operation", "mode", "dtype"]
+OPERATION_KEYS = ["operation", "mode", "dtype"]
 """The columns that identify an operation over sizes."""
-SETTING = [*OPERATION, "size"]
+CASE_KEYS = [*OPERATION_KEYS, "size"]
+GROUP_PARAMS = ("group", "group_index", "concurrent")
+"""The parameters that choose the ranks of an operation."""
 LINKS = "p2p.matrix"
+# Tables and figures read these metrics even if no case has them.
 _METRICS = ("busbw", "algbw", "time_p99", "time_q10")
 
 
@@ -23,10 +26,10 @@ def select_operations(data: RunData) -> "pd.DataFrame":
     """
     cases = data.cases
     is_operation = cases["is_communication"] & (cases["name"] != LINKS) & cases["seconds"].notna()
-    return add_setting(cases[is_operation])
+    return add_operation_columns(cases[is_operation])
 
 
-def add_setting(cases: "pd.DataFrame", without: tuple[str, ...] = ()) -> "pd.DataFrame":
+def add_operation_columns(cases: "pd.DataFrame", without: tuple[str, ...] = ()) -> "pd.DataFrame":
     """Add the columns of ``select_operations``. ``operation`` leaves out parameters ``without``."""
     missing = [name for name in _METRICS if name not in cases]
     cases = cases.reindex(columns=[*cases.columns, *missing])

@@ -9,11 +9,11 @@ from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
 from parbench.reports.case_results import CaseResult
 from parbench.reports.fits import Ceiling, get_size
-from parbench.reports.labels import AXES, label_differences, label_results
+from parbench.reports.labels import AXES, label_differences
 from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_parts import compute_profiled_share, sum_exposed_communication
-from parbench.reports.verdicts import Verdict, judge_run
+from parbench.reports.verdicts import ReportVerdict, judge_run
 
 MAX_LATENCY_BYTES = 64 << 10
 """The latency of an operation is the time of its smallest size up to this one."""
@@ -65,7 +65,7 @@ class Overview:
     path: Path
     setup: str
     """The host, the ranks, the backend and the time that measuring took."""
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ReportVerdict, ...]
     ceiling: Ceiling | None
     operations: tuple[OperationSummary, ...]
     """From the largest bus bandwidth to the smallest."""
@@ -106,9 +106,8 @@ class Overview:
         return tiles
 
 
-def make_overview(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Overview:
+def make_overview(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> Overview:
     """Return the overview of a run with further verdicts after its own."""
-    labels = label_results(data.steps)
     return Overview(
         path=data.run.path,
         setup=_describe_setup(data),
@@ -116,7 +115,7 @@ def make_overview(data: RunData, extra_verdicts: Sequence[Verdict] = ()) -> Over
         ceiling=data.ceiling,
         operations=_summarize_operations(data),
         steps=tuple(
-            StepSummary(name=labels[result.case.id], result=result) for result in data.steps
+            StepSummary(name=data.labels[result.case.id], result=result) for result in data.steps
         ),
     )
 

@@ -73,7 +73,7 @@ RANK_SAMPLE_ARRAYS = {"arrival_ns", "exit_ns", "duration_ns", "issue_ns", "steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repetition:
+class CaseRepetition:
     """A case in one repetition of a run, with its record if there is one."""
 
     run: Run
@@ -169,12 +169,12 @@ def _build_rank_samples(samples: Mapping[str, Any], file: Path) -> "pd.DataFrame
     )
 
 
-def list_repetitions(runs: Runs) -> list[Repetition]:
+def list_repetitions(runs: Runs) -> list[CaseRepetition]:
     """Return the repetitions of all runs: those with a record, then skipped and missing ones."""
     return [repetition for run, point in runs for repetition in _iterate_repetitions(run, point)]
 
 
-def _iterate_repetitions(run: Run, point: str | None) -> Iterator[Repetition]:
+def _iterate_repetitions(run: Run, point: str | None) -> Iterator[CaseRepetition]:
     plan = run.info.plan
     skip_reasons = {skipped.case.id: skipped.reason for skipped in plan.skipped}
     cases = {(record.case.id, record.repetition): record.case for record in run.records}
@@ -185,7 +185,7 @@ def _iterate_repetitions(run: Run, point: str | None) -> Iterator[Repetition]:
             cases.setdefault((case.id, index), case)
     records = {(record.case.id, record.repetition): record for record in run.records}
     for (case_id, index), case in cases.items():
-        yield Repetition(
+        yield CaseRepetition(
             run=run,
             point=point,
             case=case,
@@ -195,7 +195,7 @@ def _iterate_repetitions(run: Run, point: str | None) -> Iterator[Repetition]:
         )
 
 
-def _build_repetitions(repetitions: Sequence[Repetition]) -> "pd.DataFrame":
+def _build_repetitions(repetitions: Sequence[CaseRepetition]) -> "pd.DataFrame":
     import pandas as pd
 
     rows = [
@@ -215,7 +215,7 @@ def _build_repetitions(repetitions: Sequence[Repetition]) -> "pd.DataFrame":
     return pd.concat([*parts, frame.iloc[:, num_run_columns:]], axis="columns")
 
 
-def _describe_run(repetition: Repetition) -> dict[str, Any]:
+def _describe_run(repetition: CaseRepetition) -> dict[str, Any]:
     info = repetition.run.info
     return {
         "run": info.id,
@@ -229,7 +229,7 @@ def _describe_run(repetition: Repetition) -> dict[str, Any]:
     }
 
 
-def _describe_record(repetition: Repetition) -> dict[str, Any]:
+def _describe_record(repetition: CaseRepetition) -> dict[str, Any]:
     record = repetition.record
     if record is None:
         is_skipped = repetition.skip_reason is not None

@@ -10,7 +10,7 @@ from parbench.reports.findings.finding import Finding
 from parbench.reports.labels import Fact
 from parbench.reports.overview import Overview
 from parbench.reports.run_data import RunData
-from parbench.reports.verdicts import Problem, Verdict
+from parbench.reports.verdicts import Problem, ReportVerdict
 
 _STATUS_MESSAGES = {
     "PREDICTED": "every number follows from formulas and declared rates, nothing was measured",
@@ -26,7 +26,7 @@ class Report:
     name: str
     heading: str = ""
     """What was run. For several runs, what they differ in."""
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[ReportVerdict]
     code: int
     """The exit code."""
     runs: Sequence[RunData]
@@ -72,9 +72,9 @@ class Report:
 def make_report_of_document(document: Document) -> Report:
     """Return the report of a plan, which has no runs."""
     message = _STATUS_MESSAGES[document.status]
-    verdict = Verdict(word=document.status, level="good", message=message)
+    verdict = ReportVerdict(word=document.status, level="good", message=message)
     if document.problem:
-        verdict = Verdict(word="TOO LARGE", level="bad", message=document.problem)
+        verdict = ReportVerdict(word="TOO LARGE", level="bad", message=document.problem)
     return Report(
         name=document.name,
         heading=document.heading,

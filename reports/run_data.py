@@ -17,8 +17,8 @@ from parbench.reports.case_results import (
     is_conclusive,
     merge_records,
 )
-from parbench.reports.fits import Ceiling, Curve, find_ceiling, fit_curves
-from parbench.reports.frames import build_cases_frame, build_repetitions_frame
+from parbench.reports.fits import Ceiling, OperationCurve, find_ceiling, fit_curves
+from parbench.reports.frames import build_cases_frame
 from parbench.reports.labels import label_cases
 from parbench.reports.timelines import StepTimeline, load_step_timelines
 from parbench.reports.topology import Topology, read_topology
@@ -76,15 +76,6 @@ class RunData:
         return build_cases_frame(self.results, self.labels)
 
     @cached_property
-    def repetitions(self) -> "pd.DataFrame":
-        """One row for each case and repetition with a record.
-
-        ``case_id``, ``repetition`` (from 0), ``status``, ``seconds`` and a column for every metric.
-        Only repetitions with the status ``ok`` of cases without a wrong result have numbers.
-        """
-        return build_repetitions_frame(self.results)
-
-    @cached_property
     def labels(self) -> dict[str, str]:
         """The label of each case by its id."""
         return label_cases(self.results)
@@ -140,7 +131,7 @@ class RunData:
         return find_ceiling(self.run, self.measured)
 
     @cached_property
-    def curves(self) -> tuple[Curve, ...]:
+    def curves(self) -> tuple[OperationCurve, ...]:
         """The fits of time over size of each operation."""
         return fit_curves(self.communication, self.ceiling)
 

@@ -16,7 +16,7 @@ from parbench.reports.labels import PAIRS, flatten, label_cases, list_environmen
 from parbench.reports.run_data import RunData
 from parbench.reports.sweeps import Point, load_runs
 from parbench.reports.topology import ONE_RANK_PER_NODE
-from parbench.reports.verdicts import Verdict
+from parbench.reports.verdicts import ReportVerdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,7 +186,7 @@ class RunSet:
         return combine_exit_codes(codes)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReportVerdict:
         failed = [str(run.number) for run in self.current_runs if run.data.exit_code]
         total = pluralize(len(self.current_runs), "run")
         num_missing = len(self.missing)
@@ -194,11 +194,11 @@ class RunSet:
         if failed:
             names = f"run {format_list(failed, 'and')}"
             message = f"{len(failed)} of {total} failed ({names}){missing}"
-            return Verdict(word="FAILED", level="bad", message=message)
+            return ReportVerdict(word="FAILED", level="bad", message=message)
         message = f"{len(self.current_runs)} of {total} passed{missing}"
         if missing:
-            return Verdict(word="INCOMPLETE", level="bad", message=message)
-        return Verdict(word="PASSED", level="good", message=message)
+            return ReportVerdict(word="INCOMPLETE", level="bad", message=message)
+        return ReportVerdict(word="PASSED", level="good", message=message)
 
 
 def _list_facts(run: Run) -> dict[str, str]:

@@ -52,12 +52,12 @@ class Straggler:
     seconds: float
     time_share: float
 
-    @property
-    def repetition_share(self) -> str:
+    def describe_repetitions(self) -> str:
+        """Return the number of repetitions that name the rank: ``4 of 5 repetitions``."""
         return f"{self.repetitions} of {self.of_repetitions} repetitions"
 
 
-def find_late_rank(results: Sequence[CaseResult]) -> Straggler | None:
+def find_last_arriving_rank(results: Sequence[CaseResult]) -> Straggler | None:
     """Return the rank that arrives last, by more than a barrier explains."""
     transfers = [result.value("transfer") for result in results]
     known_transfers = [seconds for seconds in transfers if seconds]
@@ -71,7 +71,7 @@ def find_late_rank(results: Sequence[CaseResult]) -> Straggler | None:
     return _find_straggler(results, read_delay)
 
 
-def find_last_rank(run: Run, results: Sequence[CaseResult]) -> Straggler | None:
+def find_last_finishing_rank(run: Run, results: Sequence[CaseResult]) -> Straggler | None:
     """Return the rank that finishes last in operations and steps in which ranks do the same."""
     symmetric = [
         result

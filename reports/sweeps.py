@@ -70,7 +70,8 @@ def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> LoadedRuns:
                 raise
             missing.append(f"A run cannot be read: {error}.")
     if not runs:
-        raise UserError(f"there is no run to report. {' '.join(missing[:1])}".strip().rstrip("."))
+        reason = missing[0].rstrip(".") if missing else "name at least one folder"
+        raise UserError(f"the folders contain no run to report: {reason}")
     return LoadedRuns(runs=runs, missing=missing)
 
 

@@ -47,6 +47,7 @@ class Topology:
         return self.hosts[rank] if rank < len(self.hosts) else ""
 
     def get_ranks(self, host: str) -> tuple[int, ...]:
+        """Return the ranks on a host."""
         return tuple(rank for rank, name in enumerate(self.hosts) if name == host)
 
     def order_by_node(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -69,6 +70,7 @@ class Topology:
         return BLOCK if self.hosts == tuple(counts.elements()) else UNEVEN
 
     def get_distance(self, rank: int, peer: int) -> str:
+        """Return the distance of two ranks, one of DISTANCES."""
         host = self.get_host(rank)
         peer_host = self.get_host(peer)
         if host and host == peer_host:
@@ -103,7 +105,7 @@ def _read_switches(paths: Mapping[str, str]) -> dict[str, str]:
 def _read_affinities(run: Run, num_ranks: int) -> dict[int, str]:
     """Return the cores of each rank. Values that differ between ranks are in the records."""
     environments = [run.info.environment or {}, *(record.environment for record in run.records)]
-    affinities = {}
+    affinities: dict[int, str] = {}
     for rank in range(num_ranks):
         for environment in environments:
             own = environment.get(f"rank {rank}", environment)

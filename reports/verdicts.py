@@ -25,7 +25,7 @@ STATUS_VERBS = {"hang": "hung", "failed": "failed"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ReportVerdict:
     """The outcome of a run in one respect, with the numbers that lead to it."""
 
     word: str
@@ -41,7 +41,7 @@ class Verdict:
         return f"{message} {self.hint}" if self.hint else message
 
 
-def judge_run(data: RunData) -> tuple[Verdict, ...]:
+def judge_run(data: RunData) -> tuple[ReportVerdict, ...]:
     """Return the verdicts on correctness, completeness and noise, as far as they apply."""
     checked = [result for result in data.results if result.status == "wrong" or result.repetitions]
     measured = [result for result in data.results if result.repetitions]
@@ -53,24 +53,24 @@ def judge_run(data: RunData) -> tuple[Verdict, ...]:
     return tuple(verdicts)
 
 
-def _judge_correctness(results: Sequence[CaseResult]) -> Verdict:
+def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
     num_unchecked = sum(result.check.passed is None for result in results)
     num_wrong = sum(result.status == "wrong" for result in results)
     if num_wrong:
-        return Verdict(
+        return ReportVerdict(
             word="WRONG",
             level="bad",
             message=f"{num_wrong} of {len(results)} results differ from the reference",
             hint="Do not use their times",
         )
-    return Verdict(
+    return ReportVerdict(
         word="UNCHECKED" if num_unchecked == len(results) else "CORRECT",
         level="doubtful" if num_unchecked else "good",
         message=f"{len(results) - num_unchecked} of {len(results)} results match the reference",
     )
 
 
-def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Verdict:
+def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> ReportVerdict:
     path = data.run.path
     failures: dict[Status, int] = {
         status: count for status, count in data.status_counts.items() if status in STATUS_VERBS
@@ -78,17 +78,19 @@ def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Verdic
     if failures:
         parts = [f"{count} {STATUS_VERBS[status]}" for status, count in failures.items()]
         message = f"{' and '.join(parts)} of {pluralize(len(data.plan.cases), 'case')}"
-        return Verdict(word="BROKEN", level="bad", message=message, hint=f"Logs: {path / 'logs'}")
+        return ReportVerdict(
+            word="BROKEN", level="bad", message=message, hint=f"Logs: {path / 'logs'}"
+        )
     if data.num_missing:
         message = f"{data.num_missing} of {data.num_planned} measurements have no record"
         hint = f"Finish: parbench run --resume {path}"
-        return Verdict(word="UNFINISHED", level="bad", message=message, hint=hint)
+        return ReportVerdict(word="UNFINISHED", level="bad", message=message, hint=hint)
     if not measured:
         return _explain_nothing_measured(data)
     return _count_repetitions(data, measured)
 
 
-def _explain_nothing_measured(data: RunData) -> Verdict:
+def _explain_nothing_measured(data: RunData) -> ReportVerdict:
     if _count_out_of_budget(data):
         budget = format_duration(data.plan.budget_seconds)
         message = f"the time budget of {budget} ended before the first case"
@@ -98,7 +100,7 @@ def _explain_nothing_measured(data: RunData) -> Verdict:
         reasons += [reason for result in data.results for reason in result.reasons]
         message = Counter(reasons).most_common(1)[0][0] if reasons else "the plan has no cases"
         hint = ""
-    return Verdict(word="NOTHING MEASURED", level="bad", message=message, hint=hint)
+    return ReportVerdict(word="NOTHING MEASURED", level="bad", message=message, hint=hint)
 
 
 def _count_out_of_budget(data: RunData) -> int:
@@ -109,7 +111,7 @@ def _count_out_of_budget(data: RunData) -> int:
     )
 
 
-def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> Verdict:
+def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> ReportVerdict:
     """Return whether all cases ran in all repetitions, or how many repetitions they lack."""
     plan = data.plan
     num_out_of_budget = _count_out_of_budget(data)
@@ -125,7 +127,7 @@ def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> Verdict
     if not counts:
         repetitions = pluralize(plan.repetitions, "repetition")
         message = f"{pluralize(len(measured), 'case')} ran {repetitions} each{suffix}"
-        return Verdict(word="COMPLETE", level="good", message=message)
+        return ReportVerdict(word="COMPLETE", level="good", message=message)
     cases = pluralize(len(plan.cases), "case")
     shares = [
         f"{count} of {cases} ran {repetitions} of {plan.repetitions} repetitions"
@@ -134,7 +136,7 @@ def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> Verdict
     budget = format_duration(plan.budget_seconds)
     num_repetitions = len({info.repetition for info in data.run.info.repetitions})
     sufficient_budget = suggest_budget(plan, compute_costs(data.run), num_repetitions)
-    return Verdict(
+    return ReportVerdict(
         word="PARTIAL",
         level="bad" if data.exit_code == 4 else "doubtful",
         message=f"within the budget of {budget} {' and '.join(shares)}{suffix}",
@@ -154,24 +156,24 @@ def find_noisy(results: Sequence[CaseResult]) -> tuple[CaseResult, ...]:
     return tuple(noisy) if len(noisy) > MAX_NOISY_SHARE * len(known) else ()
 
 
-def _judge_noise(run: Run, results: Sequence[CaseResult]) -> Verdict:
+def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
     variations = [result.variation for result in results if result.variation is not None]
     if not variations:
         count = pluralize(max(result.repetitions for result in results), "repetition")
         message = f"the variation between repetitions is unknown ({count})"
         hint = "Use --repetitions 5"
-        return Verdict(word="NOISE UNKNOWN", level="doubtful", message=message, hint=hint)
+        return ReportVerdict(word="NOISE UNKNOWN", level="doubtful", message=message, hint=hint)
     noisy = find_noisy(results)
     message = f"the median variation between repetitions is {format_percent(median(variations))}"
     if not noisy:
-        return Verdict(word="QUIET", level="good", message=message)
+        return ReportVerdict(word="QUIET", level="good", message=message)
     cases = pluralize(len(variations), "case")
     message += f", and over 15 % in {len(noisy)} of {cases}"
     causes = _list_disturbances(run)
     if causes:
         message += f". Possible cause: {', '.join(causes)}"
     hint = "Find causes: parbench doctor"
-    return Verdict(word="NOISY", level="doubtful", message=message, hint=hint)
+    return ReportVerdict(word="NOISY", level="doubtful", message=message, hint=hint)
 
 
 def _list_disturbances(run: Run) -> list[str]:

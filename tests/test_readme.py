@@ -1,5 +1,6 @@
-"""The commands of the README files exist and run, and their generated tables are current."""
+"""The commands of the README and of the documentation exist and run."""
 
+import importlib.util
 import json
 import re
 import shlex
@@ -18,13 +19,12 @@ from parbench.reports.render import show
 from tests.support.exchange_fixtures import OSU
 from tests.support.fake_runs import FakeRanks, isolate_driver
 from tests.support.fakes import make_outcome
-from tests.support.golden import BASE, NEW, STEPS, insert_tables
+from tests.support.golden import BASE, NEW, STEPS
 from tests.support.paths import ROOT, Command
 
 README = ROOT / "README.md"
-PACKAGE_READMES = [
-    ROOT / package / "README.md" for package in ("bench", "workloads", "reports", "slurm")
-]
+GUIDES = ROOT / "docs" / "guides"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_PLACEHOLDERS = {"RUN": STEPS, "RUN2": STEPS, "RUN4": STEPS, "RUN8": BASE, "BASE": BASE}
 QWEN3_CONFIG = {
     "model_type": "qwen3",
@@ -65,9 +65,7 @@ def find_commands(path: Path) -> list[str]:
     return commands
 
 
-ALL_COMMANDS = [
-    command for path in (README, *PACKAGE_READMES) for command in find_commands(path)
-]
+ALL_COMMANDS = [command for path in PAGES for command in find_commands(path)]
 COMMANDS = sorted(set(ALL_COMMANDS))
 COMMANDS_WITH_FAKE_RANKS = [
     command
@@ -116,7 +114,7 @@ def command_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(OSU)
     [plan] = [
         block
-        for block in find_blocks(ROOT / "bench" / "README.md", "toml")
+        for block in find_blocks(ROOT / "docs" / "reference" / "files.md", "toml")
         if "preset" in block
     ]
     (tmp_path / "plan.toml").write_text(plan)
@@ -164,7 +162,7 @@ def test_command_runs_with_fake_ranks(
 @pytest.mark.full
 @pytest.mark.parametrize("line", COMMANDS_OF_FULL_TIER)
 def test_command_measures(line: str, parbench: Command, tmp_path: Path) -> None:
-    for block in find_blocks(ROOT / "workloads" / "README.md", "python"):
+    for block in find_blocks(GUIDES / "own-step.md", "python"):
         name, source = block.split("\n", 1)
         (tmp_path / name.removeprefix("# ")).write_text(source)
     (tmp_path / "limits.toml").write_text('"workload.ddp" = { step_time = "<60s" }')
@@ -175,18 +173,25 @@ def test_command_measures(line: str, parbench: Command, tmp_path: Path) -> None:
     assert completed.stdout.splitlines()[-1].startswith("runs/")
 
 
-@pytest.mark.parametrize("path", PACKAGE_READMES, ids=lambda path: path.parent.name)
-def test_generated_tables_are_current(path: Path) -> None:
-    text = path.read_text()
-    assert insert_tables(text) == text, "run: make golden"
-    is_generated = "<!-- parbench list" in text
-    assert is_generated == (path.parent.name in ("bench", "workloads"))
+def test_generated_tables_are_complete() -> None:
+    specification = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert specification is not None
+    assert specification.loader is not None
+    hooks = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(hooks)
+    for name, text in (
+        ("benchmarks", "workload.ddp"),
+        ("metrics", "busbw"),
+        ("glossary", "n_eff"),
+    ):
+        page = (ROOT / "docs" / "reference" / f"{name}.md").read_text()
+        complete = hooks.on_page_markdown(page)
+        assert text in complete
+        assert "<!--" not in complete
 
 
 def test_linked_files_exist() -> None:
-    pattern = r"(?:\]\(|srcset=\"|src=\"|uses: OWNER/parbench/)([^)#\"@]+)"
+    pattern = r"(?:\]\(|srcset=\"|src=\")([^)#\"@]+)"
     names = set(re.findall(pattern, README.read_text()))
-    local_names = {name for name in names if "://" not in name}
-    assert {"docs/report-dark.webp", ".github/actions/parbench"} < local_names
-    missing = [name for name in local_names if not (ROOT / name).exists()]
-    assert missing == []
+    assert "docs/report-dark.webp" in names
+    assert [name for name in names if not (ROOT / name).exists()] == []

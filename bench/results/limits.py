@@ -113,7 +113,7 @@ def _parse_limit(path: Path, cases: str, name: str, text: str) -> MetricLimit:
     if metric is None:
         names = [metric.name.partition(".")[0] for metric in METRICS]
         hint = suggest_similar(name, names)
-        raise UserError(f"{place} is not a metric{hint} (bench/README.md lists them)")
+        raise UserError(f"{place} is not a metric{hint} (docs/reference/metrics.md lists them)")
     factors = _UNIT_FACTORS.get(metric.unit, {metric.unit: 1.0, "": 1.0})
     match = _LIMIT.fullmatch(text)
     if match is None or match[3] not in factors:

@@ -119,14 +119,11 @@ class PairedSession:
                 return
 
     def _measure_pair(self) -> None:
-        a, b = self._sides
-        if len(self.pairs) % 2 == 0:
-            a_run = self._measure(a, self._repetition_seconds)
-            b_run = self._measure(b, self._repetition_seconds)
-        else:
-            b_run = self._measure(b, self._repetition_seconds)
-            a_run = self._measure(a, self._repetition_seconds)
-        self.pairs.append((a_run, b_run))
+        """Measure A first in even pairs, and B first in odd ones."""
+        is_reversed = len(self.pairs) % 2 == 1
+        order = self._sides[::-1] if is_reversed else self._sides
+        first, second = (self._measure(side, self._repetition_seconds) for side in order)
+        self.pairs.append((second, first) if is_reversed else (first, second))
 
     def _plan(self, pair_seconds: float) -> None:
         """Set the length of a repetition and check the budget after the first pair."""
@@ -219,12 +216,12 @@ def compare_pairs(
     intended: Sequence[str] = (),
 ) -> RunComparison:
     """Compare two sides, whose repetitions are paired in the order in which they were measured."""
-    a, b = (
+    base, new = (
         pool_runs([pair[i] for pair in pairs], f"{side.name.upper()} ({side.text})")
         for i, side in enumerate(sides)
     )
-    comparison = compare(RunData(a), RunData(b), rule, intended, is_paired=True)
-    return replace(comparison, notes=collect_exclusions((a, b)))
+    comparison = compare(RunData(base), RunData(new), rule, intended, is_paired=True)
+    return replace(comparison, notes=collect_exclusions((base, new)))
 
 
 def _find_intended_differences(sides: tuple[Side, Side]) -> list[str]:

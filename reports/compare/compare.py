@@ -39,10 +39,10 @@ from parbench.reports.compare.thresholds import Threshold, find_fingerprints
 from parbench.reports.compare.verdicts import (
     WORST_FIRST,
     VerdictName,
-    combine_verdicts,
     count_verdicts,
+    get_verdicts_exit_code,
 )
-from parbench.reports.limits import LimitResult, combine_limits
+from parbench.reports.limits import LimitResult, get_limits_exit_code
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import Effect, Repetitions
 
@@ -135,8 +135,8 @@ class RunComparison:
         if self.overall is not None:
             verdicts.append(self.overall.verdict)
         is_unchecked = not self.counted_series and not self.num_judged
-        code = combine_verdicts(verdicts, fail_on_unknown=fail_on_unknown or is_unchecked)
-        return combine_limits(self.limits, code)
+        code = get_verdicts_exit_code(verdicts, fail_on_unknown=fail_on_unknown or is_unchecked)
+        return get_limits_exit_code(self.limits, code)
 
 
 def compare(

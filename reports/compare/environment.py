@@ -23,7 +23,7 @@ from parbench.bench.results.runs import Run
 from parbench.reports.case_results import CaseResult, merge_records
 from parbench.reports.compare.counts import ExactCounts, collect_counts
 
-HARMLESS = (
+HARMLESS_PATHS = (
     "gpu.uuid",
     "host.address",
     "host.boot_id",
@@ -35,7 +35,7 @@ HARMLESS = (
     "variables.SLURM_RESTART_COUNT",
 )
 """Values that change between runs on one machine and do not affect its speed."""
-EXPLANATORY = frozenset(
+EXPLANATORY_PATHS = frozenset(
     {
         "host.clock_source",
         "host.governor",
@@ -115,7 +115,7 @@ def find_environment_changes(
                 path=path,
                 base=_join_values(base_values),
                 new=_join_values(new_values),
-                is_blocking=not (is_intended or is_unknown or path in HARMLESS),
+                is_blocking=not (is_intended or is_unknown or path in HARMLESS_PATHS),
                 is_intended=is_intended,
                 changed_during=" and ".join(changed_during),
             )
@@ -234,10 +234,10 @@ def _build_point(run: Run, result: CaseResult) -> SeriesPoint:
     identifying = {}
     explanatory = {}
     for path, values in collect_environment(run, result.measured or result.records).items():
-        if path in EXPLANATORY or path.startswith("gpu."):
-            if path not in HARMLESS:
+        if path in EXPLANATORY_PATHS or path.startswith("gpu."):
+            if path not in HARMLESS_PATHS:
                 explanatory[path] = _join_values(values)
-        elif path not in HARMLESS:
+        elif path not in HARMLESS_PATHS:
             identifying[path] = _join_values(values)
     injected = sorted({record.injected for record in result.records if record.injected})
     if injected:

@@ -23,7 +23,7 @@ from parbench.reports.stats import (
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a comparison requires to decide."""
+    """The threshold, the error rate and the number of repetitions of a comparison."""
 
     min_effect: float = 0.03
     """The threshold: smaller changes of the time are ignored. A fraction."""
@@ -64,7 +64,10 @@ def estimate_effect(
 def judge_series(
     series: Sequence[SeriesTimes], rule: Rule, *, is_paired: bool
 ) -> list[TimeJudgement | None]:
-    """Return the judgement of each series among all of them, None if nothing can be compared."""
+    """Judge each series among all of them.
+
+    The judgement is None if no repetition can be compared.
+    """
     effects = [
         estimate_effect(times, rule.level, is_paired=is_paired, num_series=len(series))
         for times in series
@@ -84,7 +87,7 @@ def judge_series(
 def judge_overall(
     series: Sequence[SeriesTimes], rule: Rule, *, is_paired: bool
 ) -> TimeJudgement | None:
-    """Return the judgement of the median series, None for fewer than two series."""
+    """Judge the change of the median series. There is none for fewer than two series."""
     if len(series) < 2:
         return None
     base, new = compute_overall_times(

@@ -27,7 +27,7 @@ SCHEMA_VERSION = 2  # of the JSON that compare and history print
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictDefinition:
-    """What a verdict stands for in exit codes, in JUnit XML and in the legend."""
+    """The exit code of a verdict, its element in JUnit XML and its meaning."""
 
     exit_code: ExitCode
     junit_tag: Literal["error", "failure", "skipped", ""]
@@ -87,7 +87,9 @@ def count_verdicts(verdicts: Iterable[VerdictName]) -> dict[VerdictName, int]:
     return {verdict: counts[verdict] for verdict in WORST_FIRST if counts[verdict]}
 
 
-def combine_verdicts(verdicts: Iterable[VerdictName], *, fail_on_unknown: bool = False) -> ExitCode:
+def get_verdicts_exit_code(
+    verdicts: Iterable[VerdictName], *, fail_on_unknown: bool = False
+) -> ExitCode:
     """Return the exit code of several verdicts. Undecided ones count with ``fail_on_unknown``."""
     codes = [VERDICTS[verdict].exit_code for verdict in verdicts]
     if not fail_on_unknown:

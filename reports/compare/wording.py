@@ -68,12 +68,12 @@ def describe_counts(comparison: RunComparison) -> str:
     if not changed:
         return f"Counts: none of {total} changed."
     num_intended = sum(change.is_intended for _, change in changed)
-    intended = f" ({num_intended} intended)" if num_intended else ""
+    intended_suffix = f" ({num_intended} intended)" if num_intended else ""
     series, change = changed[0]
-    others = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
     return (
-        f"Counts: {len(changed)} of {total} changed{intended}: "
-        f"{series.case.short_name}: {change.message}{others}."
+        f"Counts: {len(changed)} of {total} changed{intended_suffix}: "
+        f"{series.case.short_name}: {change.message}{more}."
     )
 
 
@@ -147,7 +147,7 @@ def explain_comparison(comparison: RunComparison) -> list[str]:
 
 
 def _describe_method(comparison: RunComparison) -> list[str]:
-    if not any(series.effect for series in comparison.series):
+    if not comparison.num_judged:
         return []
     rule = comparison.rule
     if comparison.is_paired:
@@ -195,7 +195,8 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
         )
     if "INSUFFICIENT" in verdicts:
         actions.append(
-            f"Measure more repetitions: parbench run --repetitions {comparison.rule.min_repetitions}"
+            "Measure more repetitions: "
+            f"parbench run --repetitions {comparison.rule.min_repetitions}"
         )
     failing = [change.path for _, change in comparison.count_changes if change.fails]
     if failing:

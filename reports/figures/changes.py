@@ -92,14 +92,12 @@ def _format_change(value: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class HistorySeries:
-    """The seconds of a series by the place of each run, and its levels.
-
-    A level is the first and the last place, and the seconds.
-    """
+    """The seconds of a series by the place of each run, and its levels."""
 
     label: str
     seconds_by_place: Mapping[int, float]
     levels: Sequence[tuple[int, int, float]]
+    """The first place, the last place and the seconds of each level."""
 
 
 def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart:
@@ -119,10 +117,10 @@ def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart
 
 def _draw_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> "Figure":
     figure, all_axes = new_figure(0.4 + 1.1 * len(series), is_wide=True, num_rows=len(series))
-    for axes, one in zip(all_axes, series, strict=True):
-        draw_levels(axes, one.seconds_by_place, one.levels)
-        seconds = one.seconds_by_place.values()
-        quantity = Quantity(title=shorten(one.label, 120), text=format_seconds, is_log=False)
+    for axes, history in zip(all_axes, series, strict=True):
+        draw_levels(axes, history.seconds_by_place, history.levels)
+        seconds = history.seconds_by_place.values()
+        quantity = Quantity(title=shorten(history.label, 120), text=format_seconds, is_log=False)
         margin = 0.1 * (max(seconds) - min(seconds)) or 0.1 * max(seconds)
         set_y_axis(axes, quantity, min(seconds) - margin, max(seconds) + margin)
         axes.set_xlim(-0.5, len(runs) - 0.5)

@@ -52,7 +52,7 @@ def draw_lanes(
 ) -> None:
     """Draw lanes from zero to ``seconds``, with their labels at the left."""
     for lane in lanes:
-        merged = merge_spans(lane.spans, 0.0, seconds, num_bins)
+        merged = merge_spans(lane.spans, seconds, num_bins)
         for category in sorted(merged, key=list(looks).index):
             look = looks[category]
             boxes = []
@@ -72,7 +72,7 @@ def describe_bins(seconds: float, num_bins: int | None) -> str:
 
 
 def choose_num_bins(
-    lanes: Sequence[SpansByCategory[K]], start: float, stop: float, max_boxes: int
+    lanes: Sequence[SpansByCategory[K]], seconds: float, max_boxes: int
 ) -> int | None:
     """Return the finest number of bins with at most ``max_boxes`` boxes; None to draw every span.
 
@@ -83,7 +83,7 @@ def choose_num_bins(
         return None
     num_bins = MAX_BINS
     while num_bins > _MIN_BINS:
-        merged = [merge_spans(spans, start, stop, num_bins) for spans in lanes]
+        merged = [merge_spans(spans, seconds, num_bins) for spans in lanes]
         if sum(len(spans) for lane in merged for spans in lane.values()) <= max_boxes:
             break
         num_bins //= 2
@@ -91,12 +91,12 @@ def choose_num_bins(
 
 
 def merge_spans(
-    spans: SpansByCategory[K], start: float, stop: float, num_bins: int | None
+    spans: SpansByCategory[K], seconds: float, num_bins: int | None
 ) -> dict[K, list[tuple[float, float]]]:
     """Return spans that consist of full bins, or the spans themselves without a number of bins."""
     if num_bins is None:
         return {category: list(times) for category, times in spans.items()}
-    edges = np.linspace(start, stop, num_bins + 1)
+    edges = np.linspace(0.0, seconds, num_bins + 1)
     covered = [_compute_coverage(times, edges) for times in spans.values()]
     empty = np.diff(edges) - sum(covered)
     winners = np.array([*covered, empty]).argmax(axis=0)

@@ -31,7 +31,7 @@ from parbench.reports.figures.primitives import (
 )
 from parbench.reports.figures.quantities import Quantity, set_x_axis, set_y_axis
 from parbench.reports.figures.style import OPERATIONS, new_figure
-from parbench.reports.fits import Ceiling, Curve
+from parbench.reports.fits import Ceiling, OperationCurve
 from parbench.reports.frames import list_rows
 from parbench.reports.labels import label_operation
 
@@ -184,7 +184,7 @@ def chart_bandwidth_and_time(
     number: int,
     title: str,
     operations: "pd.DataFrame",
-    curves: Sequence[Curve],
+    curves: Sequence[OperationCurve],
     ceiling: Ceiling | None,
 ) -> Iterator[Chart]:
     """Yield bandwidth and time over size of the operations of one mode and data type."""

@@ -51,7 +51,7 @@ def chart_pipeline(
     lanes = {name: make_lanes(details, timeline) for name, timeline in timelines.items()}
     seconds = max(1e-6, *map(get_end, timelines.values()))
     all_spans = [lane.spans for ranks in lanes.values() for lane in ranks]
-    num_bins = choose_num_bins(all_spans, 0.0, seconds, max_boxes)
+    num_bins = choose_num_bins(all_spans, seconds, max_boxes)
     return Chart(
         name=name,
         title=title,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_seconds
@@ -53,7 +54,7 @@ def chart_timeline(
     seconds = max(stop_us - start_us, 1e-3) / 1e6
     ranks = choose_ranks(timeline.ranks)
     lanes = make_lanes(ranks, start_us)
-    num_bins = choose_num_bins([lane.spans for lane in lanes], 0.0, seconds, max_boxes)
+    num_bins = choose_num_bins([lane.spans for lane in lanes], seconds, max_boxes)
     uncertainty = format_seconds(timeline.uncertainty_seconds)
     caption += f" {format_seconds(seconds)} on one clock ({timeline.clock}, +/- {uncertainty})."
     if len(ranks) < len(timeline.ranks):
@@ -111,7 +112,7 @@ def split_streams(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
     for stream, work in spans.items():
         if stream == COMPUTE:
             [step] = convert_to_spans([rank])
-            idle = gaps([span for times in spans.values() for span in times], step)
+            idle = gaps(chain.from_iterable(spans.values()), step)
             streams[stream] = {"compute": work, "idle": idle}
         elif stream == COPY:
             streams[stream] = {"copy": work}
@@ -129,15 +130,16 @@ def _draw_timeline(
     set_x_axis(axes, _TIME, 0.0, seconds)
     looks = _list_looks(lanes)
     draw_lanes(axes, lanes, looks, seconds, num_bins)
+    axes.set_ylim(bottom, 0.0)
+    drawn_parts = set()
     for lane in lanes:
         for part, spans in lane.spans.items():
-            for start, stop in spans if part not in _PART_NAMES else ():
-                write_between(axes, start, stop, lane.middle, part)
-    axes.set_ylim(bottom, 0.0)
-    drawn = {part for lane in lanes for part, spans in lane.spans.items() if spans}
-    legend = {
-        look.name: look.fill for part, look in looks.items() if part in drawn & {*_PART_NAMES}
-    }
+            if part not in _PART_NAMES:
+                for start, stop in spans:
+                    write_between(axes, start, stop, lane.middle, part)
+            elif spans:
+                drawn_parts.add(part)
+    legend = {looks[part].name: looks[part].fill for part in _PART_NAMES if part in drawn_parts}
     if legend:
         add_patch_legend(figure, legend, columns=5 if is_wide else 2)
     return figure

@@ -8,7 +8,7 @@ from parbench.bench.results.formatting import format_case_size
 from parbench.reports.case_results import CaseResult
 from parbench.reports.findings.commands import build_case_command
 from parbench.reports.findings.evidence import Rates, TimeComparison
-from parbench.reports.fits import Curve, get_size
+from parbench.reports.fits import OperationCurve, get_size
 from parbench.reports.labels import label_communication, label_operation
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import Repetitions, estimate_paired_effect
@@ -82,7 +82,7 @@ def compare_operations(data: RunData) -> Iterator[TimeComparison]:
             )
 
 
-def _compare_with_fit(data: RunData, curve: Curve) -> Iterator[TimeComparison]:
+def _compare_with_fit(data: RunData, curve: OperationCurve) -> Iterator[TimeComparison]:
     """Compare the outliers of a fit with the fit."""
     total_seconds = sum(result.seconds or 0.0 for result in curve.rows)
     outliers = {size for size, _ in curve.fit.outliers}

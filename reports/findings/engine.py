@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from parbench.reports.findings import run_rules, step_rules
-from parbench.reports.findings.evidence import Evidence
+from parbench.reports.findings.evidence import CollectedEvidence
 from parbench.reports.findings.finding import Finding, select_findings
 from parbench.reports.messages import add_subjects
 
 
-def find(evidence: Evidence) -> tuple[Finding, ...]:
+def apply_rules(evidence: CollectedEvidence) -> tuple[Finding, ...]:
     """Return the most important findings, those that cost most first."""
     findings: list[Finding] = []
     for run_rule in run_rules.RULES:

@@ -130,7 +130,7 @@ class TimeComparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class CollectedEvidence:
     """All evidence of a run, or of the traces of a job."""
 
     steps: Sequence[StepEvidence] = ()

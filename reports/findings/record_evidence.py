@@ -5,10 +5,10 @@ from typing import Literal
 
 from parbench.reports.case_results import CaseResult
 from parbench.reports.findings.communication_evidence import collect_rates, compare_operations
-from parbench.reports.findings.evidence import Evidence, StragglerEvidence
+from parbench.reports.findings.evidence import CollectedEvidence, StragglerEvidence
 from parbench.reports.findings.step_evidence import make_step_evidence
 from parbench.reports.run_data import RunData
-from parbench.reports.stragglers import Straggler, find_last_rank, find_late_rank
+from parbench.reports.stragglers import Straggler, find_last_arriving_rank, find_last_finishing_rank
 from parbench.reports.timelines import find_slow_computing_rank
 
 UNEQUAL_WORK_DETAILS = {"pipeline", "attention_bytes", "expert_load"}
@@ -17,10 +17,10 @@ MIN_READ_SHARE = 0.01
 """The share of waiting from which the traces of a step are searched for a slow rank."""
 
 
-def collect_evidence(data: RunData) -> Evidence:
+def collect_evidence(data: RunData) -> CollectedEvidence:
     """Return the evidence of a run."""
     steps = (make_step_evidence(data, result) for result in data.steps)
-    return Evidence(
+    return CollectedEvidence(
         steps=[step for step in steps if step is not None],
         stragglers=list(_find_stragglers(data)),
         rates=list(collect_rates(data)),
@@ -33,10 +33,10 @@ def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:
     results = [
         result for result in data.measured if not result.details.keys() & UNEQUAL_WORK_DETAILS
     ]
-    late = find_late_rank(results)
+    late = find_last_arriving_rank(results)
     if late:
         yield _convert_straggler(data, late, "arrives last")
-    slow = find_last_rank(data.run, results)
+    slow = find_last_finishing_rank(data.run, results)
     if slow:
         yield _convert_straggler(data, slow, "finishes last")
     for result in results:
@@ -50,7 +50,7 @@ def _convert_straggler(
     return StragglerEvidence(
         rank=straggler.rank,
         observation=observation,
-        occasions=f"in {straggler.repetition_share}",
+        occasions=f"in {straggler.describe_repetitions()}",
         waited_seconds=straggler.seconds,
         waited_share=straggler.time_share,
         command=_build_doctor_command(data, straggler.rank),
@@ -67,7 +67,7 @@ def _find_slow_rank(data: RunData, step: CaseResult) -> Iterator[StragglerEviden
         yield StragglerEvidence(
             rank=straggler.rank,
             observation="computes longest",
-            occasions=f"in {straggler.repetition_share} of {data.labels[step.case.id]}",
+            occasions=f"in {straggler.describe_repetitions()} of {data.labels[step.case.id]}",
             waited_seconds=wait_seconds,
             waited_share=wait_seconds / step.seconds,
             compute_ratio=straggler.time_share,

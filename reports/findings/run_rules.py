@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from parbench.bench.results.formatting import format_percent, format_quantity, format_seconds
 from parbench.bench.results.stats import median
-from parbench.reports.findings.evidence import Evidence
+from parbench.reports.findings.evidence import CollectedEvidence
 from parbench.reports.findings.finding import MIN_SHARE, Finding
 
 MIN_COMPUTE_RATIO = 1.1
@@ -21,7 +21,7 @@ HINTS = {
 }
 
 
-def find_stragglers(evidence: Evidence) -> Iterator[Finding]:
+def find_stragglers(evidence: CollectedEvidence) -> Iterator[Finding]:
     """A rank is late, or it computes longer than the others."""
     for straggler in evidence.stragglers:
         share = min(straggler.waited_share, 1.0)
@@ -39,15 +39,15 @@ def find_stragglers(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             kind="slow-rank" if is_slow else "late-rank",
             subject=rank,
-            message=f"{rank.capitalize()} {straggler.observation} {straggler.occasions}. The others "
-            f"wait {format_seconds(straggler.waited_seconds)} ({format_percent(share)}).{cause}",
+            message=f"{rank.capitalize()} {straggler.observation} {straggler.occasions}. "
+            f"The others wait {format_seconds(straggler.waited_seconds)} ({format_percent(share)}).{cause}",
             command=straggler.command,
             time_share=share,
             evidence={"rank": straggler.rank, "seconds": straggler.waited_seconds},
         )
 
 
-def find_slow_rates(evidence: Evidence) -> Iterator[Finding]:
+def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
     """A link or a group is slower than the others of its kind."""
     for rates in evidence.rates:
         medians = {name: median(values) for name, values in rates.by_name.items()}
@@ -65,8 +65,8 @@ def find_slow_rates(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             kind=rates.kind,
             subject=slowest,
-            message=f"{slowest[0].upper()}{slowest[1:]} reached {format_quantity(rate, 'B/s')}. The median of "
-            f"the others is {format_quantity(median_rate, 'B/s')}{scope}. {HINTS[rates.kind]}",
+            message=f"{slowest[0].upper()}{slowest[1:]} reached {format_quantity(rate, 'B/s')}. "
+            f"The median of the others is {format_quantity(median_rate, 'B/s')}{scope}. {HINTS[rates.kind]}",
             command=rates.command,
             time_share=1 - rate / median_rate,
             confidence=1.0 if len(values) > 1 else 0.5,
@@ -74,7 +74,7 @@ def find_slow_rates(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def find_slow_operations(evidence: Evidence) -> Iterator[Finding]:
+def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
     """An operation takes longer than its fit, or than one that includes its work."""
     for comparison in evidence.comparisons:
         low_ratio = comparison.low_ratio or 0.0
@@ -92,7 +92,7 @@ def find_slow_operations(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[CollectedEvidence], Iterator[Finding]], ...] = (
     find_stragglers,
     find_slow_rates,
     find_slow_operations,

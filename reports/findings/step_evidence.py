@@ -69,7 +69,7 @@ def _list_communication(step: CaseResult, label: str) -> Iterator[Communication]
 
 
 def _count_syncs(step: CaseResult) -> int:
-    """Return how often a step sums gradients: once, or for every microbatch."""
+    """Return the number of gradient sums per step: one, or one per microbatch."""
     params = step.case.all_params
     microbatches = params.get("microbatches")
     if params.get("no_sync") is False and isinstance(microbatches, int):

@@ -215,7 +215,8 @@ def find_hot_experts(step: StepEvidence) -> list[Finding]:
         "hot-experts",
         step,
         seconds,
-        f"Balanced experts would probably save {step.format_share(seconds)} of {step.full_name}.{load}",
+        f"Balanced experts would probably save {step.format_share(seconds)} of "
+        f"{step.full_name}.{load}",
         command,
     )
 

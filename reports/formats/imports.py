@@ -16,7 +16,7 @@ from parbench.bench.results.records import Record, Samples, WorldInfo, compute_n
 from parbench.bench.results.runs import create_run, open_writer, utc_now, write_run_info
 from parbench.bench.text import UserError, format_list
 from parbench.reports.formats.imported import UNKNOWN, ImportedResult, ImportedRun
-from parbench.reports.formats.registry import IMPORT_FORMATS, parse_output
+from parbench.reports.formats.registry import IMPORT_FORMATS, load_function
 
 
 def detect_tool(text: str, source: str) -> str:
@@ -41,7 +41,8 @@ def import_file(
     with convert_read_errors(path, "cannot be imported"):
         text = read_file(path).decode(errors="replace")
         tool = tool or detect_tool(text, str(path))
-        imported = parse_output(tool, text, str(path), nproc)
+        parse = load_function(IMPORT_FORMATS[tool].parser)
+        imported: ImportedRun = parse(text, str(path), nproc)
         if not imported.results:
             reason = "; ".join(imported.omissions)
             hint = f": not imported: {reason}" if reason else ""

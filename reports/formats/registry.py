@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
-    from parbench.reports.formats.imported import ImportedRun
     from parbench.reports.run_data import RunData
 
 
@@ -72,7 +71,7 @@ EXPORT_FORMATS = {
         ),
         ExportFormat(
             name="chrome-trace",
-            help="timelines for Perfetto; a folder has a file per step",
+            help="timelines for Perfetto, a folder has a file per step",
             file="chrome_trace:render_trace",
             folder="chrome_trace:render_traces",
         ),
@@ -98,12 +97,6 @@ EXPORT_FORMATS = {
         ),
     )
 }
-
-
-def parse_output(tool: str, text: str, source: str, nproc: int | None) -> "ImportedRun":
-    """Return the results in the output of a tool; ``source`` is the name of its file."""
-    imported: ImportedRun = load_function(IMPORT_FORMATS[tool].parser)(text, source, nproc)
-    return imported
 
 
 def render_file(name: str, data: "RunData") -> bytes:

@@ -50,7 +50,7 @@ class SeriesCheck:
     count_changes: Sequence[str] = ()
 
     @property
-    def since(self) -> str | None:
+    def first_run(self) -> str | None:
         """The id of the run that began the newest level."""
         return self.runs[self.change.start] if self.change else None
 
@@ -182,16 +182,16 @@ class _Checker:
 
     def _find_changes(self, windows: Sequence[SeriesRuns]) -> list[LevelChange | None]:
         """Judge all series with enough runs together, because they share the noise of runs."""
-        places = [i for i, window in enumerate(windows) if self._has_enough_runs(window)]
+        indices = [i for i, window in enumerate(windows) if self._has_enough_runs(window)]
         rules = []
-        for i in places:
+        for i in indices:
             threshold = self.thresholds.get(windows[i][-1][1].series.fingerprint)
             measured = threshold.min_effect if threshold else 0.0
             rules.append(replace(self.rule, threshold=max(self.rule.threshold, measured)))
-        logs = [np.log([point.seconds for _, point in _select_timed(windows[i])]) for i in places]
+        logs = [np.log(_list_seconds(windows[i])) for i in indices]
         judged = judge_series(logs, rules, newest_is_candidate=self.is_candidate)
         changes: list[LevelChange | None] = [None] * len(windows)
-        for i, change in zip(places, judged, strict=True):
+        for i, change in zip(indices, judged, strict=True):
             changes[i] = change
         return changes
 
@@ -207,7 +207,7 @@ class _Checker:
             series=point.series,
             verdict=HistoryVerdict.NO_CHANGE,
             runs=[run.id for run, _ in timed],
-            seconds=[point.seconds for _, point in timed if point.seconds],
+            seconds=_list_seconds(window),
             change=change,
             threshold=self.thresholds.get(point.series.fingerprint),
         )
@@ -235,13 +235,13 @@ class _Checker:
         comparison = compare_counts(counted[-1 if self.is_candidate else 0][1], point.counts)
         messages = []
         for change in comparison.changes:
-            since = self.run.id
+            first_run = self.run.id
             for run, counts in () if self.is_candidate else reversed(counted):
                 differing = compare_counts(counts, point.counts).changes
                 if change.path in [difference.path for difference in differing]:
                     break
-                since = run.id
-            messages.append(f"{change.message} (since {since})")
+                first_run = run.id
+            messages.append(f"{change.message} (since {first_run})")
         result = replace(result, num_counts=comparison.num_compared, count_changes=tuple(messages))
         if not messages:
             return result
@@ -274,8 +274,12 @@ def _select_timed(window: SeriesRuns) -> SeriesRuns:
     return [(run, point) for run, point in window if point.seconds is not None]
 
 
+def _list_seconds(window: SeriesRuns) -> list[float]:
+    return [point.seconds for _, point in window if point.seconds is not None]
+
+
 def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:
-    """Return what a series measures, without its environment."""
+    """Return the benchmark of a series: the case, the ranks, the backend and the device."""
     world = series.world
     return (series.case.id, world.size, world.backend, world.device)
 
@@ -331,7 +335,7 @@ def _describe_change(change: LevelChange, num_runs: int) -> str:
 def _describe_environments(
     before: tuple[StoredRun, SeriesPoint], after: tuple[StoredRun, SeriesPoint]
 ) -> tuple[str, ...]:
-    """Return what changed around a step, which may explain it."""
+    """Return the changes of the environment at a step, which may explain it."""
     values = [
         {**point.explanatory, "commit": run.commit or UNKNOWN} for run, point in (before, after)
     ]

@@ -26,7 +26,7 @@ COLUMNS = (
     Column(key="verdict", title="verdict", is_result=True),
     Column(key="series", title="series", is_result=True),
     Column(key="seconds", title="time", kind="s", is_result=True),
-    Column(key="since", title="since run", is_result=True),
+    Column(key="first_run", title="since run", is_result=True),
     Column(key="reason", title="observation", is_result=True),
 )
 
@@ -139,11 +139,16 @@ def _build_row(group: Sequence[SeriesCheck]) -> Row:
     if len(group) > 1:
         return {**row, "series": f"{len(group)} series"}
     seconds = first.seconds[-1] if first.seconds else None
-    return {**row, "series": first.series.case.label, "seconds": seconds, "since": first.since}
+    return {
+        **row,
+        "series": first.series.case.label,
+        "seconds": seconds,
+        "first_run": first.first_run,
+    }
 
 
 def explain_check(check: Check) -> list[str]:
-    """Return what was checked, what the verdicts mean and what to do, one fact per sentence."""
+    """Return sentences on the check, the meaning of its verdicts and the next command."""
     rule, branch, verdicts = check.rule, check.run.branch, check.verdicts
     numbers = _format_verdicts(check, HistoryVerdict) or "no series"
     relation = "compared with" if check.run.is_candidate else "of"

@@ -67,20 +67,13 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 
     get_source = click.get_current_context().get_parameter_source
     # The variables of a CI job do not apply to runs of earlier jobs.
-    options = {"branch": branch, "commit": commit}
-    explicit = {
-        name: value
-        for name, value in options.items()
-        if get_source(name) is ParameterSource.COMMANDLINE
-    }
-    target = ", ".join(f"{name} {value}" for name, value in explicit.items())
+    explicit = [
+        name for name in ("branch", "commit") if get_source(name) is ParameterSource.COMMANDLINE
+    ]
     if not file.exists():
         click.echo(f"Creating a new history: {file.absolute()}", err=True)
-    for run_id, result in add_folders(
-        file, runs, branch=branch, commit=commit, explicit=explicit.keys()
-    ):
-        suffix = f": {target}" if result == "moved" else ""
-        click.echo(f"{result} {run_id}{suffix}")
+    for run_id, result in add_folders(file, runs, branch=branch, commit=commit, explicit=explicit):
+        click.echo(f"{result} {run_id}")
 
 
 @history.command("list", epilog="Example: parbench history list --branch main")
@@ -127,7 +120,7 @@ def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> N
         trends = find_trends(opened, pattern, runs, LevelRule())
     if figure is not None:
         draw_trends(trends, runs, figure)
-    click.echo(render_trends(trends), nl=False)
+    click.echo(render_trends(trends, runs), nl=False)
 
 
 @history.command(
@@ -250,7 +243,7 @@ def export(target: Path, branch: str | None, file: Path) -> None:
     """Write the times of all runs as CSV in seconds, a row per run and a column per series."""
     from parbench.bench.files import convert_write_errors
     from parbench.reports.history.database import open_history
-    from parbench.reports.history.trends import build_time_table
+    from parbench.reports.history.trends import build_export_table
 
     with open_history(file) as opened, convert_write_errors(target):
-        build_time_table(opened, branch).to_csv(target, index=False)
+        build_export_table(opened, branch).to_csv(target, index=False)

@@ -15,7 +15,7 @@ from parbench.bench.results.runs import Run, RunInfo, load_run, require_complete
 from parbench.bench.text import UserError
 from parbench.reports.compare.environment import SeriesIdentity, SeriesPoint
 
-AddResult = Literal["added", "updated", "moved", "unchanged"]
+AddResult = Literal["added", "updated", "unchanged"]
 SCHEMA_VERSION = 3
 APPLICATION_ID = 0x70627268  # "pbrh", which distinguishes SQLite files
 RESERVED_BRANCH = "last"
@@ -33,7 +33,8 @@ CREATE TABLE series (
 );
 CREATE TABLE document (number INTEGER PRIMARY KEY, content TEXT NOT NULL UNIQUE);
 CREATE TABLE point (
-    series INTEGER NOT NULL REFERENCES series, run INTEGER NOT NULL REFERENCES run ON DELETE CASCADE,
+    series INTEGER NOT NULL REFERENCES series,
+    run INTEGER NOT NULL REFERENCES run ON DELETE CASCADE,
     status TEXT NOT NULL, seconds REAL, repetitions INTEGER NOT NULL, reason TEXT NOT NULL,
     environment INTEGER NOT NULL REFERENCES document, counts INTEGER NOT NULL REFERENCES document,
     PRIMARY KEY (series, run)
@@ -97,7 +98,7 @@ class History:
         self._documents: dict[int, Any] = {}
 
     def add(self, entry: RunEntry, explicit: Iterable[str] = ()) -> AddResult:
-        """Add a run, or replace it if it has grown.
+        """Add a run, or update it if it has grown or its folder, branch or commit changed.
 
         A run that exists keeps its branch and commit unless ``explicit`` contains these names.
         """
@@ -105,25 +106,19 @@ class History:
             hint = f"a branch is not {RESERVED_BRANCH!r} and contains no space, ~ or :"
             raise UserError(f"--branch {entry.branch!r} cannot be used in the history: {hint}")
         with _transaction(self._connection):
-            query = "SELECT digest, branch, commit_id FROM run WHERE id = ?"
+            query = "SELECT digest, path, branch, commit_id FROM run WHERE id = ?"
             rows = self._execute(query, entry.info.id)
-            if not rows:
-                self._insert_run(entry)
-                return "added"
-            [(digest, branch, commit)] = rows
-            stored = {"branch": branch, "commit": commit}
-            kept = {name: value for name, value in stored.items() if name not in explicit}
-            entry = replace(entry, **kept)
-            if digest != entry.digest:
-                self._execute("DELETE FROM run WHERE id = ?", entry.info.id)
-                self._insert_run(entry)
-            change = "UPDATE run SET branch = ?, commit_id = ?, path = ? WHERE id = ?"
-            self._execute(change, entry.branch, entry.commit, str(entry.path), entry.info.id)
+            for _, _, branch, commit in rows:
+                stored = {"branch": branch, "commit": commit}
+                kept = {name: value for name, value in stored.items() if name not in explicit}
+                entry = replace(entry, **kept)
+            if (entry.digest, str(entry.path), entry.branch, entry.commit) in rows:
+                return "unchanged"
+            self._execute("DELETE FROM run WHERE id = ?", entry.info.id)
+            self._insert_run(entry)
             change = "UPDATE annotation SET branch = ? WHERE run_id = ?"
             self._execute(change, entry.branch, entry.info.id)
-        if (entry.branch, entry.commit) != (branch, commit):
-            return "moved"
-        return "unchanged" if digest == entry.digest else "updated"
+        return "updated" if rows else "added"
 
     def _insert_run(self, entry: RunEntry) -> None:
         info = entry.info
@@ -180,11 +175,11 @@ class History:
 
     def list_series(self, run: StoredRun | None = None) -> list[SeriesIdentity]:
         """Return the series of a run, or those of all runs."""
-        query = "SELECT identity FROM series ORDER BY number"
-        if run is not None:
-            query = f"SELECT identity FROM series JOIN point ON series = number WHERE run = {run.number}"
+        condition = "? IS NULL OR number IN (SELECT series FROM point WHERE run = ?)"
+        query = f"SELECT identity FROM series WHERE {condition} ORDER BY number"
+        number = None if run is None else run.number
+        rows = self._execute(query, number, number)
         with convert_read_errors(f"{self._path}, a series"):
-            rows = self._execute(query)
             return [msgspec.json.decode(identity, type=SeriesIdentity) for (identity,) in rows]
 
     def count_series(self) -> dict[int, tuple[int, int]]:
@@ -193,12 +188,10 @@ class History:
         rows = self._execute(f"SELECT run, count(*), {failed} FROM point GROUP BY run")
         return {run: (num_series, num_failed) for run, num_series, num_failed in rows}
 
-    def read_times(self, branch: str | None = None) -> list[dict[str, Any]]:
-        """Return one row per time: run number, fingerprint and seconds, runs in order of time."""
-        columns = "run.number AS run, fingerprint, seconds"
-        tables = "point JOIN run ON run = run.number JOIN series ON series = series.number"
-        condition = "seconds > 0 AND branch = coalesce(?, branch) ORDER BY started, run.number"
-        rows = self._execute(f"SELECT {columns} FROM {tables} WHERE {condition}", branch)
+    def read_times(self) -> list[dict[str, Any]]:
+        """Return one row per time: run number, fingerprint and seconds."""
+        tables = "point JOIN series ON series = number"
+        rows = self._execute(f"SELECT run, fingerprint, seconds FROM {tables} WHERE seconds > 0")
         return [dict(zip(("run", "fingerprint", "seconds"), row, strict=True)) for row in rows]
 
     def annotate(self, run_id: str, series: str, note: str) -> None:
@@ -274,8 +267,7 @@ def open_history(path: Path, *, create: bool = False) -> Iterator[History]:
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the file of the history with --history FILE")
     if not create and not path.exists():
-        hint = "parbench history add RUN creates it"
-        raise UserError(f"there is no history at {path}: {hint}")
+        raise UserError(f"the history {path} does not exist: parbench history add RUN creates it")
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)

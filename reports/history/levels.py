@@ -144,12 +144,13 @@ class SeriesModel:
         """
         if len(self.logs) < self.rule.min_runs:
             return None
-        places = np.arange(len(self.logs)) - (len(self.logs) - 1) / 2
-        slope = float(places @ self._clipped) / float(places @ places)
-        drift = self._find_drift(places, slope)
+        n = len(self.logs)
+        positions = np.arange(n, dtype=np.float64) - (n - 1) / 2
+        slope = float(positions @ self._clipped) / float(positions @ positions)
+        drift = self._find_drift(positions, slope)
         if drift is None:
             return self._find_step()
-        detrended = SeriesModel(self.logs - slope * places, self.noise, self.rule)
+        detrended = SeriesModel(self.logs - slope * positions, self.noise, self.rule)
         return detrended._find_step() or drift
 
     def _find_step(self) -> LevelChange | None:
@@ -172,13 +173,13 @@ class SeriesModel:
         variance += self.noise.compute_variance_of_mean(newest.num_runs)
         return self._build_change("step", newest.start, newest.log - base.log, variance)
 
-    def _find_drift(self, places: Logs, slope: float) -> LevelChange | None:
+    def _find_drift(self, positions: Logs, slope: float) -> LevelChange | None:
         """Return the change along a line, if it fits better than the levels."""
-        n = len(places)
+        n = len(positions)
         if abs(slope) * (n - 1) <= math.log1p(self.rule.threshold):
             return None
         variance = n * self.noise.compute_variance_of_mean(n)
-        line = self._clipped.mean() + slope * places
+        line = self._clipped.mean() + slope * positions
         level_score, line_score = (
             float(((self._clipped - fit) ** 2).sum()) / variance
             for fit in (self._fit_levels(), line)
@@ -186,7 +187,7 @@ class SeriesModel:
         parameters_saved = 2 * len(self.levels) - 3
         if line_score >= level_score + parameters_saved * math.log(n) + STRONG_EVIDENCE:
             return None
-        weight = float(places @ places)
+        weight = float(positions @ positions)
         drift = self._build_change("drift", 0, slope * (n - 1), variance / weight * (n - 1) ** 2)
         return drift if drift.p_value <= self.rule.significance else None
 

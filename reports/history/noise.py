@@ -1,16 +1,16 @@
 """The variation of a series between runs.
 
-Model: the logarithm of the time of a run is a level plus noise. Noise is normal, has variance v, and
-consecutive runs correlate by rho (AR(1)), which all series share.
+Model: the logarithm of the time of a run is a level plus noise. Noise is normal and has variance v.
+Consecutive runs correlate by rho (AR(1)), which all series share.
 
 1. Outliers are clipped at 3 standard deviations from the median of 7 neighboring runs.
 2. The mean squares of differences of runs one and two apart are 2 v (1 - rho) and 2 v (1 - rho^2),
    except at steps, which are excluded. Their ratio is 1 + rho, pooled over series (Chakar et al.,
    Bernoulli 2017). They have 2/3 of the degrees of freedom of n - 1 independent runs (von Neumann
    et al. 1941).
-3. Variances shrink toward their common prior (Smyth, Stat. Appl. Genet. Mol. Biol. 2004). Its weight
-   follows from the variation of their logarithms. The digamma and trigamma functions of x are
-   approximated by log x - 1 / (2 x) - 1 / (12 x^2) and 1 / x + 1 / (2 x^2).
+3. Variances shrink toward their common prior (Smyth, Stat. Appl. Genet. Mol. Biol. 2004). Its
+   weight follows from the variation of their logarithms. The digamma and trigamma functions of x
+   are approximated by log x - 1 / (2 x) - 1 / (12 x^2) and 1 / x + 1 / (2 x^2).
 """
 
 import math

@@ -1,20 +1,20 @@
 """Series over runs: their levels as text, a trend figure, and CSV."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parbench.bench.results.formatting import format_seconds
+from parbench.bench.results.formatting import UNKNOWN, format_seconds
 from parbench.bench.text import UserError, pluralize
 from parbench.reports.compare.environment import SeriesIdentity
 from parbench.reports.compare.pool import describe_world
+from parbench.reports.figures.changes import HistorySeries, chart_history
 from parbench.reports.history.database import History, StoredRun
-from parbench.reports.history.levels import Level, LevelRule, find_levels
+from parbench.reports.history.levels import LevelRule, find_levels
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,55 +22,64 @@ if TYPE_CHECKING:
 MAX_DIFFERENCES = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trend:
-    """The times of a series by run, and the levels of the newest runs."""
-
-    series: SeriesIdentity
-    label: str
-    """Distinguishes the series from all others, also from those of the same case."""
-    times: tuple[tuple[StoredRun, float], ...]
-    levels: tuple[Level, ...]
-
-
 def find_trends(
     history: History, pattern: str, runs: Sequence[StoredRun], rule: LevelRule
-) -> list[Trend]:
-    """Return the series whose label or name matches a glob, ``UserError`` if there is none."""
-    identities = {
-        series.fingerprint: series
-        for series in history.list_series()
-        if fnmatchcase(series.case.label, pattern) or fnmatchcase(series.case.name, pattern)
-    }
-    labels = label_series(identities.values())
+) -> list[HistorySeries]:
+    """Return the times of each series and the levels of its newest runs, by the place of the run.
+
+    ``pattern`` is a glob for labels or names. ``UserError`` if no series matches.
+    """
+    identities = history.list_series()
+    labels = label_series(identities)
+    times = read_time_table(history, runs)
     trends = []
-    for fingerprint, series in identities.items():
-        points = history.read_series(fingerprint, runs)
-        times = tuple((run, point.seconds) for run, point in points if point.seconds)
-        if times:
-            levels = find_newest_levels([seconds for _, seconds in times], rule)
-            trends.append(
-                Trend(series=series, label=labels[fingerprint], times=times, levels=levels)
-            )
+    for series in identities:
+        names = (series.case.label, series.case.name)
+        is_matching = any(fnmatchcase(name, pattern) for name in names)
+        if not is_matching or series.fingerprint not in times:
+            continue
+        seconds = times[series.fingerprint].dropna()
+        newest = seconds[-rule.window :]
+        levels = [
+            (newest.index[level.start], newest.index[level.stop - 1], math.exp(level.log))
+            for level in find_levels(np.log(newest.to_numpy()), rule)
+        ]
+        label = labels[series.fingerprint]
+        by_place = dict(zip(seconds.index.tolist(), seconds.tolist(), strict=True))
+        trends.append(HistorySeries(label=label, seconds_by_place=by_place, levels=levels))
     if not trends:
         hint = "write the name of a case or a glob, such as '*all_reduce*'"
         raise UserError(f"no series of the history matches {pattern!r}: {hint}")
     return trends
 
 
-def find_newest_levels(seconds: Sequence[float], rule: LevelRule) -> tuple[Level, ...]:
-    """Return the levels of the newest runs. Their places count from the first run of all."""
-    first = max(0, len(seconds) - rule.window)
-    return tuple(
-        replace(level, start=first + level.start, stop=first + level.stop)
-        for level in find_levels(np.log(seconds[first:]), rule)
+def read_time_table(history: History, runs: Sequence[StoredRun]) -> "DataFrame":
+    """Return the seconds of all series with a time: a row per run, a column per fingerprint."""
+    import pandas as pd
+
+    numbers = [run.number for run in runs]
+    times = pd.DataFrame(history.read_times(), columns=["run", "fingerprint", "seconds"])
+    table = times[times["run"].isin(numbers)].pivot(
+        index="run", columns="fingerprint", values="seconds"
     )
+    return table.reindex(numbers).reset_index(drop=True)
 
 
-def label_series(identities: Iterable[SeriesIdentity]) -> dict[str, str]:
+def build_export_table(history: History, branch: str | None) -> "DataFrame":
+    """Return the seconds of all series with their labels, and the time and commit of each run."""
+    runs = history.list_runs(branch)
+    table = read_time_table(history, runs)
+    table = table.rename(columns=label_series(history.list_series()))
+    table.insert(0, "time", [run.started for run in runs])
+    table.insert(1, "commit", [run.commit for run in runs])
+    table.insert(2, "id", [run.id for run in runs])
+    return table
+
+
+def label_series(identities: Sequence[SeriesIdentity]) -> dict[str, str]:
     """Return a distinct label for each series by fingerprint.
 
-    Series of one case get the world or the values of the environment in which they differ.
+    Series of the same case and world get the values of the environment in which they differ.
     """
     groups: dict[str, list[SeriesIdentity]] = {}
     for series in identities:
@@ -78,71 +87,40 @@ def label_series(identities: Iterable[SeriesIdentity]) -> dict[str, str]:
         groups.setdefault(label, []).append(series)
     labels = {}
     for label, group in groups.items():
-        values = [series.environment for series in group]
-        paths = {path for environment in values for path in environment}
-        differing = [
-            path
-            for path in sorted(paths)
-            if len({environment.get(path, "-") for environment in values}) > 1
-        ]
+        differing = _find_differing_paths([series.environment for series in group])
         for series in group:
-            shown = [f"{path} {series.environment.get(path, '-')}" for path in differing]
-            if len(shown) > MAX_DIFFERENCES:
-                shown = [*shown[:MAX_DIFFERENCES], f"series {series.fingerprint[:8]}"]
-            labels[series.fingerprint] = f"{label} ({', '.join(shown)})" if shown else label
+            values = [f"{path} {series.environment.get(path, UNKNOWN)}" for path in differing]
+            if len(values) > MAX_DIFFERENCES:
+                values = [*values[:MAX_DIFFERENCES], f"series {series.fingerprint[:8]}"]
+            labels[series.fingerprint] = f"{label} ({', '.join(values)})" if values else label
     return labels
 
 
-def render_trends(trends: Sequence[Trend]) -> str:
-    """Return each series with its levels: the time, the number of runs and the first run."""
+def _find_differing_paths(environments: Sequence[dict[str, str]]) -> list[str]:
+    values_by_path: dict[str, set[str]] = {}
+    for path in sorted({path for environment in environments for path in environment}):
+        values = {environment.get(path, UNKNOWN) for environment in environments}
+        values_by_path[path] = values
+    return [path for path, values in values_by_path.items() if len(values) > 1]
+
+
+def render_trends(trends: Sequence[HistorySeries], runs: Sequence[StoredRun]) -> str:
+    """Return each series with its levels: the time, the first run and the number of runs."""
     lines = []
     for trend in trends:
-        seconds = [value for _, value in trend.times]
+        seconds = trend.seconds_by_place.values()
         limits = f"{format_seconds(min(seconds))} to {format_seconds(max(seconds))}"
         lines += [trend.label, f"    {pluralize(len(seconds), 'run')}, {limits}"]
-        for level in trend.levels:
-            first_run = trend.times[level.start][0].id
-            number = pluralize(level.num_runs, "run")
-            lines.append(f"    {format_seconds(math.exp(level.log))} since {first_run} ({number})")
+        for first, last, level in trend.levels:
+            num_runs = sum(first <= place <= last for place in trend.seconds_by_place)
+            number = pluralize(num_runs, "run")
+            lines.append(f"    {format_seconds(level)} since {runs[first].id} ({number})")
     return "\n".join(lines) + "\n"
 
 
-def draw_trends(trends: Sequence[Trend], runs: Sequence[StoredRun], file: Path) -> None:
+def draw_trends(trends: Sequence[HistorySeries], runs: Sequence[StoredRun], file: Path) -> None:
     """Draw the times of each series over the runs, with the levels of its newest runs."""
-    from parbench.reports.figures.changes import HistorySeries, chart_history
     from parbench.reports.figures.svg import save_chart
 
-    places = {run.number: place for place, run in enumerate(runs)}
-    series = []
-    for trend in trends:
-        numbers = [places[run.number] for run, _ in trend.times]
-        levels = [
-            (numbers[level.start], numbers[level.stop - 1], math.exp(level.log))
-            for level in trend.levels
-        ]
-        seconds = [value for _, value in trend.times]
-        series.append(
-            HistorySeries(
-                label=trend.label,
-                seconds_by_place=dict(zip(numbers, seconds, strict=True)),
-                levels=levels,
-            )
-        )
     names = [run.commit[:8] or run.started[:10] for run in runs]
-    save_chart(chart_history(names, series), file)
-
-
-def build_time_table(history: History, branch: str | None) -> "DataFrame":
-    """Return the seconds of all series, a row per run and a column per series."""
-    import pandas as pd
-
-    runs = history.list_runs(branch)
-    labels = label_series(history.list_series())
-    times = pd.DataFrame(history.read_times(branch), columns=["run", "fingerprint", "seconds"])
-    times["label"] = times["fingerprint"].map(labels)
-    table = times.pivot(index="run", columns="label", values="seconds")
-    table = table.reindex([run.number for run in runs])
-    table.insert(0, "time", [run.started for run in runs])
-    table.insert(1, "commit", [run.commit for run in runs])
-    table.insert(2, "id", [run.id for run in runs])
-    return table
+    save_chart(chart_history(names, trends), file)

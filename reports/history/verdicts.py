@@ -44,7 +44,7 @@ NOT_COMPARED = (
 MEANINGS: Mapping[HistoryVerdict, str] = {
     HistoryVerdict.COUNT_CHANGED: "An exact count differs from earlier runs.",
     HistoryVerdict.UNCONFIRMED: "The time increased, but more runs are needed to confirm it.",
-    HistoryVerdict.DRIFT: "The time increases gradually. There is no single change point.",
+    HistoryVerdict.DRIFT: "The time increases gradually, without a single change point.",
     HistoryVerdict.ENVIRONMENT_CHANGED: (
         "The environment differs from that of the run before, so times were not compared."
     ),
@@ -59,7 +59,7 @@ def rank_verdict(verdict: HistoryVerdict) -> int:
 
 
 def count_verdicts(verdicts: Iterable[HistoryVerdict]) -> dict[HistoryVerdict, int]:
-    """Return how often each verdict occurs, the worst first."""
+    """Return the number of times that each verdict occurs, the worst first."""
     counts = Counter(verdicts)
     return {verdict: counts[verdict] for verdict in HistoryVerdict if counts[verdict]}
 

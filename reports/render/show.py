@@ -22,7 +22,7 @@ from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
 from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import expand_folders, is_sweep
-from parbench.reports.verdicts import Verdict
+from parbench.reports.verdicts import ReportVerdict
 
 REPORT_FILE = "report.html"
 WATCH_SECONDS = 1.0
@@ -32,7 +32,9 @@ MAX_WATCH_LOAD = 0.2
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
-def show_run(data: RunData, *more: Verdict, form: str = "tables", show_all: bool = False) -> int:
+def show_run(
+    data: RunData, *more: ReportVerdict, form: str = "tables", show_all: bool = False
+) -> int:
     """Print a run and its folder, write its page, and return the exit code.
 
     ``form`` is ``tables`` or a format of ``parbench export``. Tables are a summary by default.

@@ -17,7 +17,7 @@ from rich.text import Text
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.bench.results.tables import Column, Row, Table
 from parbench.reports.report import Report
-from parbench.reports.verdicts import Verdict
+from parbench.reports.verdicts import ReportVerdict
 
 UNBOUNDED = 1_000_000
 MIN_WIDTH = 40
@@ -83,7 +83,7 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
     return sheet.text()
 
 
-def write_verdicts(sheet: "Sheet", verdicts: Sequence[Verdict]) -> None:
+def write_verdicts(sheet: "Sheet", verdicts: Sequence[ReportVerdict]) -> None:
     """Write each verdict with its word in the color of its level."""
     indent = max(len(verdict.word) for verdict in verdicts) + GAP
     for verdict in verdicts:

@@ -10,7 +10,7 @@ OPERATION_COLUMNS = (
 SIZE_COLUMN = Column(
     key="size", title="size", kind="size", help="total bytes as in nccl-tests, 1024-based"
 )
-SETTING_COLUMNS = (*OPERATION_COLUMNS, SIZE_COLUMN)
+CASE_COLUMNS = (*OPERATION_COLUMNS, SIZE_COLUMN)
 QUALITY_COLUMNS = (
     metric_column("time_p99"),
     metric_column("time_q10"),

@@ -1,5 +1,6 @@
 """The tables of collectives and point-to-point operations, and of their time over size."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,12 +18,12 @@ from parbench.bench.results.tables import (
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_and_time, chart_latency
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import OPERATION, select_operations
+from parbench.reports.operations import OPERATION_KEYS, select_operations
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
+    CASE_COLUMNS,
     OPERATION_COLUMNS,
     QUALITY_COLUMNS,
-    SETTING_COLUMNS,
 )
 from parbench.reports.tables.fits import make_fit_table
 
@@ -66,7 +67,7 @@ def _chart_operations(
 
 def _make_terminal_tables(operations: "pd.DataFrame") -> list[Table]:
     """Return operations over sizes, and a table of those with one size."""
-    num_sizes = operations.groupby(OPERATION)["size"].transform("nunique")
+    num_sizes = operations.groupby(OPERATION_KEYS)["size"].transform("nunique")
     swept = operations[num_sizes > 1]
     others = operations[num_sizes <= 1]
     tables = [] if swept.empty else _make_sweep_tables(swept)
@@ -83,7 +84,7 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
         repetitions = row["repetitions"]
         row["repetitions"] = SortedText(f"{repetitions}/{row['planned']}", repetitions)
     columns = (
-        *SETTING_COLUMNS,
+        *CASE_COLUMNS,
         metric_column("time", key="seconds", has_interval=True),
         metric_column("algbw"),
         metric_column("busbw"),
@@ -111,16 +112,18 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
         operations = operations.copy()
         operations.loc[is_within_repetition, ["seconds_low", "seconds_high"]] = None
     sweeps = operations.pivot_table(
-        index=OPERATION,
+        index=OPERATION_KEYS,
         columns="size",
         values=["seconds", "seconds_low", "seconds_high", "busbw"],
         aggfunc="last",
         sort=False,
     )
-    # A bound of an interval has the key of the value with a suffix.
+    names = sweeps.columns.get_level_values(0)
+    column_sizes = sweeps.columns.get_level_values("size")
+    # A bound of an interval has the key of its value with a suffix.
     sweeps.columns = [
-        f"seconds_{size}{name.removeprefix('seconds')}" if "seconds" in name else f"busbw_{size}"
-        for name, size in sweeps.columns.to_list()
+        re.sub("seconds|busbw", rf"\g<0>_{size}", name)
+        for name, size in zip(names, column_sizes, strict=True)
     ]
     rows = list_rows(sweeps.reset_index())
     sizes = sorted(int(size) for size in operations["size"].unique())

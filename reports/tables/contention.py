@@ -42,7 +42,6 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
         row[load] = effect.ratio
         if effect.low is not None and effect.high is not None:
             row |= {f"{load}_low": 1 + effect.low, f"{load}_high": 1 + effect.high}
-    num_significant = sum(comparison.is_significant for comparison in comparisons)
     return Table(
         id=f"contention-{param}",
         title=TITLES[param],
@@ -50,22 +49,31 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
         columns=[
             Column(key="label", title="case", help="case without the load"),
             metric_column("time", key="seconds", has_interval=True),
-            *map(_make_load_column, loads),
+            *(_make_load_column(param, load) for load in loads),
         ],
         rows=list(rows.values()),
-        notes=[
-            f"{num_significant} of {len(comparisons)} differences are significant "
-            f"(false discovery rate {100 * LEVEL:.0f} %)."
-        ],
+        notes=[_describe_significance(comparisons)],
     )
 
 
-def _make_load_column(load: str) -> Column:
+def _make_load_column(param: str, load: str) -> Column:
+    name = load if param == "background" else "all groups"
     return Column(
         key=load,
-        title="slow-down by all groups" if load == "True" else f"slow-down by {load}",
+        title=f"slow-down by {name}",
         kind="number",
         help="time under this load relative to the time without it, with its 95 % CI",
         has_interval=True,
         is_result=True,
+    )
+
+
+def _describe_significance(comparisons: Sequence[Comparison]) -> str:
+    effects = [comparison.effect for comparison in comparisons]
+    if all(effect.p_value is None for effect in effects):
+        return f"Not significant (n={max(effect.num_repetitions for effect in effects)})."
+    num_significant = sum(comparison.is_significant for comparison in comparisons)
+    return (
+        f"{num_significant} of {len(comparisons)} differences are significant "
+        f"(false discovery rate {100 * LEVEL:.0f} %)."
     )

@@ -11,7 +11,7 @@ from parbench.bench.results.formatting import (
 from parbench.bench.results.tables import Column, SortedText, Table, keep_known_columns
 from parbench.reports.figures.chart import list_charts
 from parbench.reports.figures.lines import chart_efficiency
-from parbench.reports.fits import Curve, describe_fits
+from parbench.reports.fits import OperationCurve, describe_fits
 from parbench.reports.labels import label_operation
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import OPERATION_COLUMNS
@@ -76,6 +76,7 @@ FIT_COLUMNS = (
 
 
 def make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
+    """Return the fit of each operation, with a figure of the efficiency over size."""
     rows = [_make_row(curve) for curve in data.curves]
     return Table(
         id="fits",
@@ -88,7 +89,7 @@ def make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
     )
 
 
-def _make_row(curve: Curve) -> dict[str, Any]:
+def _make_row(curve: OperationCurve) -> dict[str, Any]:
     fit = curve.fit
     first, last = fit.segments[0], fit.segments[-1]
     result = curve.rows[0]

@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING
 from parbench.bench.results.formatting import GIGA
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns, metric_column
 from parbench.reports.case_results import CaseResult
-from parbench.reports.comparisons import GROUP_PARAMS
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, list_charts, number_name
 from parbench.reports.figures.lines import chart_lines, make_lines
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import OPERATION, SETTING, add_setting, select_operations
+from parbench.reports.operations import (
+    CASE_KEYS,
+    GROUP_PARAMS,
+    OPERATION_KEYS,
+    add_operation_columns,
+    select_operations,
+)
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.columns import SETTING_COLUMNS
+from parbench.reports.tables.columns import CASE_COLUMNS
 from parbench.reports.topology import Topology
 
 if TYPE_CHECKING:
@@ -46,7 +51,7 @@ _RATIO_COLUMNS = (
 
 def make_group_section(data: RunData) -> Section | None:
     """Return the bandwidth of operations that several groups of ranks ran."""
-    cases = add_setting(select_operations(data), without=GROUP_PARAMS)
+    cases = add_operation_columns(select_operations(data), without=GROUP_PARAMS)
     cases = cases[cases["busbw"] > 0]
     tables = []
     if data.nodes:
@@ -97,7 +102,7 @@ def _make_scope_table(cases: "pd.DataFrame", topology: Topology) -> Table:
         within, inter, multi = (by_scope[column] for column in columns)
         bandwidths[f"ratio{suffix}"] = inter.fillna(multi) / within
     rows = list_rows(bandwidths.reset_index())
-    table_columns = [*SETTING_COLUMNS, *map(_make_bandwidth_column, names), *_RATIO_COLUMNS]
+    table_columns = [*CASE_COLUMNS, *map(_make_bandwidth_column, names), *_RATIO_COLUMNS]
     return Table(
         id="group-scopes",
         title="Bandwidth by group scope, GB/s",
@@ -120,7 +125,7 @@ def _make_group_table(cases: "pd.DataFrame") -> Table:
         id="operation-group",
         title="Bandwidth by group, GB/s",
         caption="bus bandwidth of each group of ranks on its own and concurrently",
-        columns=[*SETTING_COLUMNS, *map(_make_bandwidth_column, names), slowest],
+        columns=[*CASE_COLUMNS, *map(_make_bandwidth_column, names), slowest],
         rows=list_rows(bandwidths.reset_index()),
     )
 
@@ -128,7 +133,7 @@ def _make_group_table(cases: "pd.DataFrame") -> Table:
 def _pivot_bandwidth(cases: "pd.DataFrame", column: str) -> "pd.DataFrame":
     """Return the median bandwidth by setting and ``column``, of settings with two or more."""
     bandwidths = cases.pivot_table(
-        index=SETTING, columns=column, values="busbw", aggfunc="median", sort=False
+        index=CASE_KEYS, columns=column, values="busbw", aggfunc="median", sort=False
     )
     return bandwidths[bandwidths.count(axis="columns") > 1]
 
@@ -139,8 +144,8 @@ def _make_bandwidth_column(name: str) -> Column:
 
 def _chart_scopes(cases: "pd.DataFrame") -> Iterator[Chart]:
     """Yield the bandwidth over size of the first operations, with a line for each scope."""
-    medians = cases.groupby([*SETTING, "definition"], sort=False)["busbw"].median().reset_index()
-    operations = medians.groupby(OPERATION, sort=False)
+    medians = cases.groupby([*CASE_KEYS, "definition"], sort=False)["busbw"].median().reset_index()
+    operations = medians.groupby(OPERATION_KEYS, sort=False)
     for number, (setting, rows) in enumerate(operations, start=1):
         if number <= MAX_FIGURES and rows["definition"].nunique() > 1:
             chart = chart_lines(

@@ -10,7 +10,7 @@ from parbench.bench.text import pluralize
 from parbench.reports.figures.chart import list_charts
 from parbench.reports.figures.pairs import chart_links
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import LINKS, add_setting
+from parbench.reports.operations import LINKS, add_operation_columns
 from parbench.reports.run_data import RunData
 from parbench.reports.topology import DISTANCES, Topology
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def make_link_section(data: RunData) -> Section | None:
     """Return the bandwidth from each rank to each other rank, for each size, type and mode."""
-    cases = add_setting(data.cases[data.cases["name"] == LINKS])
+    cases = add_operation_columns(data.cases[data.cases["name"] == LINKS])
     tables: list[Table] = []
     for (size, dtype, mode), links in cases.groupby(["size", "dtype", "mode"], sort=False):
         if links["busbw"].count() > 1:

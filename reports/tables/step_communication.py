@@ -12,7 +12,7 @@ from parbench.bench.results.details import (
 from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
 from parbench.bench.text import format_size
 from parbench.reports.case_results import CaseResult
-from parbench.reports.fits import Curve, get_size
+from parbench.reports.fits import OperationCurve, get_size
 from parbench.reports.tables.step_parts import get_axis_values
 from parbench.reports.tables.step_rows import STEP_COLUMN, StepRow, read_first_details
 
@@ -68,7 +68,7 @@ class PredictedCommunication:
 
 
 def predict_communication(
-    step: CaseResult, curves: Sequence[Curve]
+    step: CaseResult, curves: Sequence[OperationCurve]
 ) -> PredictedCommunication | None:
     """Predict the communication of a step from this run's fits, None without fits or calls.
 
@@ -116,7 +116,9 @@ def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:
     return calls[0]
 
 
-def _select_curves(call: CountedCall, step: CaseResult, curves: Sequence[Curve]) -> list[Curve]:
+def _select_curves(
+    call: CountedCall, step: CaseResult, curves: Sequence[OperationCurve]
+) -> list[OperationCurve]:
     """Return the curves of the call's operation on as many ranks.
 
     Curves of whole worlds are preferred, then those of all groups at once, as on a mesh axis.

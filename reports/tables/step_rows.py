@@ -62,13 +62,11 @@ def list_rows_with_details(data: RunData, kind: type[Details]) -> tuple[list[Ste
 def list_metric_columns(table: str, rows: Sequence[StepRow]) -> list[Column]:
     """Return the columns of the metrics that are declared for a table and that a step has."""
     names = dict.fromkeys(name for row in rows for name in row["result"].metrics)
-    return [
-        metric_column(name)
-        for metric in METRICS
-        if table in metric.tables
-        for name in names
-        if metric.specialize(name)
-    ]
+    columns = []
+    for metric in METRICS:
+        if table in metric.tables:
+            columns += [metric_column(name) for name in names if metric.specialize(name)]
+    return columns
 
 
 def find_record(result: CaseResult, kind: type[Details]) -> Record | None:

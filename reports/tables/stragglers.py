@@ -24,7 +24,10 @@ COLUMNS = (
         help="share of iterations in which the late rank arrives last",
     ),
     Column(
-        key="last_rank", title="last out", kind="count", help="rank that most often finishes last"
+        key="last_rank",
+        title="last to finish",
+        kind="count",
+        help="rank that most often finishes last",
     ),
 )
 

@@ -13,22 +13,22 @@ from parbench.bench.results.tables import Column, Row, Section, Table, keep_know
 from parbench.bench.text import format_size, pluralize
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.timeline import chart_timeline
-from parbench.reports.findings.engine import find
+from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.finding import MIN_SHARE
 from parbench.reports.labels import AXES
 from parbench.reports.messages import describe_no_finding
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.traces.job import (
-    RankSteps,
     SharedCall,
     TracedJob,
+    TracedRank,
     build_timeline,
     compute_waits,
     read_job,
 )
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
-from parbench.reports.verdicts import Verdict
+from parbench.reports.verdicts import ReportVerdict
 
 MAX_RANK_ROWS = 16
 MAX_BOXES = 4000
@@ -133,7 +133,7 @@ def build_trace_report(
     job: TracedJob, name: str, predict: PredictSeconds | None = None, run_name: str = ""
 ) -> Report:
     """Return the report on a job. ``run_name`` is the run with the fits of ``predict``."""
-    findings = find(collect_evidence(job, predict))
+    findings = apply_rules(collect_evidence(job, predict))
     tables = [_make_rank_table(job), _make_call_table(job, predict)]
     if job.shared_calls and len(job.ranks) > 1:
         tables.append(_make_wait_table(job))
@@ -162,18 +162,18 @@ def _chart_median_step(job: TracedJob) -> Chart:
     return chart_timeline("step", "Profiled step", caption, timeline, max_boxes=MAX_BOXES)
 
 
-def _judge_completeness(job: TracedJob) -> Verdict:
+def _judge_completeness(job: TracedJob) -> ReportVerdict:
     num_ranks = len(job.ranks)
     world_size = max(rank.source.world_size or num_ranks for rank in job.ranks)
     message = f"{num_ranks} of {world_size} ranks, {pluralize(job.num_steps, 'step')} each"
     if num_ranks < world_size or any(rank.source.notes for rank in job.ranks):
         message += "; the notes list what is missing"
-        return Verdict(word="PARTIAL", level="doubtful", message=message)
-    return Verdict(word="COMPLETE", level="good", message=message)
+        return ReportVerdict(word="PARTIAL", level="doubtful", message=message)
+    return ReportVerdict(word="COMPLETE", level="good", message=message)
 
 
 def _make_rank_table(job: TracedJob) -> Table:
-    """Return how the step of each rank divides."""
+    """Return the parts of the step of each rank."""
     rows = [_make_rank_row(rank) for rank in job.ranks]
     rows.sort(key=lambda row: row["step"], reverse=True)
     num_omitted = len(rows) - MAX_RANK_ROWS
@@ -188,7 +188,7 @@ def _make_rank_table(job: TracedJob) -> Table:
     )
 
 
-def _make_rank_row(rank: RankSteps) -> Row:
+def _make_rank_row(rank: TracedRank) -> Row:
     parts = [step.parts for step in rank.steps]
     hidden = sum(part.hidden_comm_seconds for part in parts)
     comm = hidden + sum(part.exposed_seconds for part in parts)
@@ -262,7 +262,7 @@ def _round_size(num_bytes: int | None) -> str:
 
 
 def _make_wait_table(job: TracedJob) -> Table:
-    """Return how long the others wait for each rank."""
+    """Return the time that the others wait for each rank."""
     rows: list[Row] = []
     for rank, seconds in compute_waits(job).items():
         last = fmean(shared.last_rank == rank for shared in job.shared_calls)

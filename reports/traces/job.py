@@ -33,7 +33,7 @@ POINT_TO_POINT = {"send", "recv", "sendrecv"}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TracedCall:
     """A call of communication on one rank, with its span on the clock of this rank."""
 
     facts: CallFacts
@@ -54,7 +54,7 @@ class Call:
 class SharedCall:
     """A collective with its span on each of its ranks."""
 
-    call: Call
+    call: TracedCall
     """The call of one of the ranks."""
     step: int
     spans: Mapping[int, Span]
@@ -94,14 +94,14 @@ class _CallKey(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankStep:
+class TracedStep:
     """A step of one rank: its spans within the window, and the breakdown of its time."""
 
     name: str
     window: Span
     compute: list[Span]
     copies: list[Span]
-    calls: list[Call]
+    calls: list[TracedCall]
     phases: list[tuple[str, Span]]
     parts: Breakdown
 
@@ -112,18 +112,18 @@ class RankStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSteps:
+class TracedRank:
     """The traced steps of one rank in order."""
 
     source: Source
-    steps: tuple[RankStep, ...]
+    steps: tuple[TracedStep, ...]
 
     @property
     def rank(self) -> int:
         return self.source.rank
 
     @property
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[TracedCall]:
         return (call for step in self.steps for call in step.calls)
 
     @property
@@ -141,7 +141,7 @@ class RankSteps:
 class TracedJob:
     """The traces of all ranks of a job."""
 
-    ranks: tuple[RankSteps, ...]
+    ranks: tuple[TracedRank, ...]
     shared_calls: tuple[SharedCall, ...]
     offsets_ns: Mapping[int, int]
     """The difference between the common clock and each rank's. Empty if it is unknown."""
@@ -175,20 +175,20 @@ def read_job(paths: Sequence[Path]) -> TracedJob:
         return join_ranks(list(executor.map(read_rank_steps, files)))
 
 
-def read_rank_steps(path: Path) -> RankSteps:
+def read_rank_steps(path: Path) -> TracedRank:
     """Read a rank's file and divide its steps into their parts."""
     rank_trace = read_rank(path)
     trace = rank_trace.trace
     all_facts = trace.facts or [None] * len(trace.comm)
     calls = [
-        Call(facts or CallFacts("communication"), span)
+        TracedCall(facts or CallFacts("communication"), span)
         for facts, span in zip(all_facts, trace.comm, strict=True)
     ]
     steps = tuple(_build_step(window, trace, calls) for window in rank_trace.steps)
-    return RankSteps(source=rank_trace.source, steps=steps)
+    return TracedRank(source=rank_trace.source, steps=steps)
 
 
-def join_ranks(ranks: Sequence[RankSteps]) -> TracedJob:
+def join_ranks(ranks: Sequence[TracedRank]) -> TracedJob:
     """Return the job of these ranks, with the steps that all of them traced.
 
     Raises ``UserError`` if two files are of the same rank, or if there is no common step.
@@ -270,7 +270,7 @@ def build_timeline(job: TracedJob) -> Timeline:
     )
 
 
-def _build_step(window: Window, trace: StepTrace, all_calls: Sequence[Call]) -> RankStep:
+def _build_step(window: Window, trace: StepTrace, all_calls: Sequence[TracedCall]) -> TracedStep:
     start, stop = span = window.span
     calls = [call for call in all_calls if start <= call.span[0] < stop]
     compute = intersection(_select_near(trace.compute, span), [span])
@@ -278,7 +278,7 @@ def _build_step(window: Window, trace: StepTrace, all_calls: Sequence[Call]) -> 
     comm: dict[str, list[Span]] = defaultdict(list)
     for call in calls:
         comm[call.label].append(call.span)
-    return RankStep(
+    return TracedStep(
         name=window.name,
         window=span,
         compute=compute,
@@ -295,7 +295,7 @@ def _select_near(spans: Sequence[Span], window: Span) -> Sequence[Span]:
     return spans[first : bisect_left(spans, (window[1], window[1]))]
 
 
-def _keep_common_steps(ranks: Sequence[RankSteps]) -> list[RankSteps]:
+def _keep_common_steps(ranks: Sequence[TracedRank]) -> list[TracedRank]:
     """Return the ranks with the steps that all of them traced."""
     names_by_rank = {rank.rank: [step.name for step in rank.steps] for rank in ranks}
     common = set.intersection(*map(set, names_by_rank.values()))
@@ -313,13 +313,13 @@ def _keep_common_steps(ranks: Sequence[RankSteps]) -> list[RankSteps]:
     ]
 
 
-def _match_calls(ranks: Sequence[RankSteps]) -> list[SharedCall]:
+def _match_calls(ranks: Sequence[TracedRank]) -> list[SharedCall]:
     """Return the calls that all traced ranks of a group made, on each rank's own clock.
 
     The ranks of a group make the same calls in the same order, so the k-th call of a step on one
     rank is the k-th on another.
     """
-    calls: dict[_CallKey, dict[int, tuple[Call, int]]] = defaultdict(dict)
+    calls: dict[_CallKey, dict[int, tuple[TracedCall, int]]] = defaultdict(dict)
     for rank in ranks:
         counts: Counter[_CallKey] = Counter()
         group_stops: dict[object, int] = {}
@@ -392,12 +392,12 @@ def _shift_clock(shared: SharedCall, offsets_ns: Mapping[int, int]) -> SharedCal
     return replace(shared, spans=spans)
 
 
-def _compute_idle_wait(step: RankStep, waits: Sequence[Span]) -> float:
+def _compute_idle_wait(step: TracedStep, waits: Sequence[Span]) -> float:
     """Return the seconds of waits within a step in which the rank is not busy."""
     return length(difference(intersection(waits, [step.window]), step.busy)) / 1e9
 
 
-def _describe_limits(ranks: Sequence[RankSteps], error_ns: int | None) -> list[str]:
+def _describe_limits(ranks: Sequence[TracedRank], error_ns: int | None) -> list[str]:
     """Return notes about what the traces lack."""
     sources = [rank.source for rank in ranks]
     notes = [f"rank {source.rank}: {note}" for source in sources for note in source.notes]

@@ -10,19 +10,19 @@ from parbench.bench.results.spans import difference, gaps, intersection, length
 from parbench.reports.findings.commands import build_command, build_preset_command
 from parbench.reports.findings.communication_evidence import compare_times
 from parbench.reports.findings.evidence import (
+    CollectedEvidence,
     Communication,
-    Evidence,
     PipelineIdle,
     StepEvidence,
     StragglerEvidence,
     TimeComparison,
 )
 from parbench.reports.traces.job import (
-    Call,
-    RankStep,
-    RankSteps,
     SharedCall,
+    TracedCall,
     TracedJob,
+    TracedRank,
+    TracedStep,
     compute_waits,
 )
 
@@ -39,7 +39,7 @@ PIPELINE_GROUP = re.compile(r"(^|[^a-z])(pp|pipe[a-z]*)([^a-z]|$)", re.IGNORECAS
 """The names of process groups of pipelines: ``mesh_pp``, ``PIPELINE_MODEL_PARALLEL_GROUP``."""
 
 
-def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> Evidence:
+def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> CollectedEvidence:
     """Return the evidence of a job, compared with the fits of a run if they are given."""
     exposed = compute_exposed_seconds(job)
     pipeline_labels = _find_pipeline_labels(job)
@@ -59,19 +59,19 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> E
         idle_seconds=min(map(_measure_idle, job.ranks)),
         pipeline=_measure_pipeline(job, [exposed[label][1] for label in pipeline_labels]),
     )
-    return Evidence(
+    return CollectedEvidence(
         steps=[step],
         stragglers=list(_find_stragglers(job)),
         comparisons=list(_compare_with_fits(job, exposed, predict)) if predict else (),
     )
 
 
-def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[RankSteps, float]]:
+def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float]]:
     """Return for each kind of call the rank on which it is exposed least, and the time per step.
 
     The least exposed rank is the one that waits least for the others.
     """
-    exposed: dict[str, tuple[RankSteps, float]] = {}
+    exposed: dict[str, tuple[TracedRank, float]] = {}
     for rank in job.ranks:
         for label, by_step in _compute_exposed_of_rank(rank).items():
             seconds = median(by_step)
@@ -80,7 +80,7 @@ def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[RankSteps, float]
     return exposed
 
 
-def _compute_exposed_of_rank(rank: RankSteps) -> dict[str, list[float]]:
+def _compute_exposed_of_rank(rank: TracedRank) -> dict[str, list[float]]:
     """Return the exposed seconds of each kind of call by step.
 
     Exposed time that a gathering shares with other calls counts for the gathering: computation
@@ -98,7 +98,7 @@ def _compute_exposed_of_rank(rank: RankSteps) -> dict[str, list[float]]:
     return exposed
 
 
-def _make_communication(label: str, rank: RankSteps, exposed_seconds: float) -> Communication:
+def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) -> Communication:
     step = rank.steps[rank.median_step]
     calls = [call for call in step.calls if call.label == label]
     ops = {call.facts.op for call in calls}
@@ -117,7 +117,7 @@ def _make_communication(label: str, rank: RankSteps, exposed_seconds: float) -> 
     )
 
 
-def _measure_earlier_compute(step: RankStep, calls: Sequence[Call]) -> float:
+def _measure_earlier_compute(step: TracedStep, calls: Sequence[TracedCall]) -> float:
     """Return the seconds of computation before calls in which no communication was running.
 
     Each call can use at most as much of it as the call is exposed.
@@ -134,7 +134,7 @@ def _measure_earlier_compute(step: RankStep, calls: Sequence[Call]) -> float:
     return total_ns / 1e9
 
 
-def _measure_idle(rank: RankSteps) -> float:
+def _measure_idle(rank: TracedRank) -> float:
     """Return the median over steps of the seconds in which nothing runs."""
     min_ns = 0 if rank.source.has_device else MIN_HOST_GAP_NS
     idle_ns = []
@@ -145,7 +145,7 @@ def _measure_idle(rank: RankSteps) -> float:
     return median(idle_ns) / 1e9
 
 
-def _compute_seconds(rank: RankSteps) -> float:
+def _compute_seconds(rank: TracedRank) -> float:
     return rank.compute_median(lambda parts: parts.compute_seconds)
 
 
@@ -205,7 +205,7 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
 
 
 def _compare_rank(
-    job: TracedJob, rank_number: int, measure: Callable[[RankSteps], float]
+    job: TracedJob, rank_number: int, measure: Callable[[TracedRank], float]
 ) -> tuple[float, float]:
     """Return the value of a rank and the median of the others."""
     values = {rank.rank: measure(rank) for rank in job.ranks}
@@ -214,7 +214,7 @@ def _compare_rank(
 
 
 def _compare_with_fits(
-    job: TracedJob, exposed: Mapping[str, tuple[RankSteps, float]], predict: PredictSeconds
+    job: TracedJob, exposed: Mapping[str, tuple[TracedRank, float]], predict: PredictSeconds
 ) -> Iterator[TimeComparison]:
     """Compare the transfer times of each kind of collective with the fits of a run."""
     calls: dict[str, list[SharedCall]] = defaultdict(list)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.fits import COPY, LINK, Ceiling, Curve, fit_curves
+from parbench.reports.fits import COPY, LINK, Ceiling, OperationCurve, fit_curves
 from parbench.reports.run_data import RunData
 from tests.support.report_rows import run_from_records, summarize_rows
 from tests.support.reports_fixtures import (
@@ -25,12 +25,12 @@ SIZES = [1024 * 4**i for i in range(8)]
 LINK_9 = Ceiling(name=LINK, bytes_per_second=9e9)
 
 
-def fit_curve(records: Sequence[Record], ceiling: Ceiling | None = None) -> Curve:
+def fit_curve(records: Sequence[Record], ceiling: Ceiling | None = None) -> OperationCurve:
     (curve,) = fit_curves(summarize_rows(*records), ceiling)
     return curve
 
 
-def sizes_of(curve: Curve) -> list[int | None]:
+def sizes_of(curve: OperationCurve) -> list[int | None]:
     return [row.size_bytes for row in curve.rows]
 
 
@@ -59,15 +59,16 @@ def find_ceiling(run: Run) -> Ceiling | None:
     return RunData(run).ceiling
 
 
-def copy_record(size_bytes: int, rate: float, nodes: int = 1) -> Record:
-    params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": "blocking"}
+def copy_record(size_bytes: int, rate: float, nodes: int = 1, mode: str = "blocking") -> Record:
+    params: dict[str, Any] = {"size_bytes": size_bytes, "dtype": "float32", "mode": mode}
     case = make_case("memory.copy", "parbench.bench.operations.local:copy", params)
     metrics = {"time": seconds_metric(size_bytes / rate), "algbw": rate_metric(rate)}
     return ok_record(case, metrics=metrics, world=replace(WORLD, nodes=nodes))
 
 
 def test_ceiling_is_the_link_or_the_largest_local_copy() -> None:
-    copies = run_from_records(copy_record(1 << 24, 4e9), copy_record(1 << 10, 9e9))
+    pipelined = copy_record(1 << 26, 8e9, mode="pipelined")
+    copies = run_from_records(copy_record(1 << 24, 4e9), copy_record(1 << 10, 9e9), pipelined)
     assert find_ceiling(copies) == Ceiling(name=COPY, bytes_per_second=4e9)
     plan = replace(copies.info.plan, link_bytes_per_second=9e9)
     linked = replace(copies, info=replace(copies.info, plan=plan))

@@ -3,7 +3,7 @@
 import pytest
 
 from parbench.bench.plan.cases import Case, make_case
-from parbench.reports.labels import label_results
+from parbench.reports.labels import label_cases
 from tests.support.report_rows import summarize_rows
 from tests.support.reports_fixtures import ok_record, step_case
 
@@ -18,4 +18,4 @@ from tests.support.reports_fixtures import ok_record, step_case
 )
 def test_labels_have_the_differing_parameters(cases: list[Case], labels: list[str]) -> None:
     rows = summarize_rows(*(ok_record(case) for case in cases))
-    assert list(label_results(rows).values()) == labels
+    assert list(label_cases(rows).values()) == labels

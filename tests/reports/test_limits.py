@@ -10,7 +10,7 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.limits import MetricLimit
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.limits import check_limits, combine_limits
+from parbench.reports.limits import check_limits, get_limits_exit_code
 from parbench.reports.run_data import RunData
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
@@ -38,7 +38,7 @@ def make_limit(metric: str, operator: str, number: float, cases: str = "*") -> M
 def check(run: Run, limit: MetricLimit) -> tuple[str, int]:
     """Return the sentence on a limit and the exit code."""
     (result,) = check_limits(RunData(run), [limit])
-    return result.message, combine_limits([result])
+    return result.message, get_limits_exit_code([result])
 
 
 def train_record(**metrics: float | None) -> Record:
@@ -134,7 +134,7 @@ def test_exit_code_is_the_worst_of_limits_and_run(
     limits: list[MetricLimit], run_code: int, code: int
 ) -> None:
     run = run_from_records(train_record(), failed_record(LARGE))
-    assert combine_limits(check_limits(RunData(run), limits), run_code) == code
+    assert get_limits_exit_code(check_limits(RunData(run), limits), run_code) == code
 
 
 @pytest.mark.parametrize(

@@ -73,15 +73,6 @@ def test_wrong_result_has_no_times() -> None:
     (row,) = list_rows(data.cases)
     assert row["check"] == "3 wrong"
     assert is_missing(row["seconds"])
-    assert data.repetitions["seconds"].isna().all()
-
-
-def test_repetitions_have_a_row_per_record() -> None:
-    records = [ok_record(CASE, 0, 1e-3), failed_record(CASE, 1), ok_record(CASE, 2, 2e-3)]
-    data = RunData(run_from_records(*records, repetitions=3))
-    assert list(data.repetitions["repetition"]) == [0, 1, 2]
-    assert list(data.repetitions["seconds"].dropna()) == [1e-3, 2e-3]
-    assert list(data.repetitions["busbw"].dropna()) == pytest.approx([98304e3, 49152e3])
 
 
 def test_metric_does_not_hide_a_column() -> None:

@@ -35,7 +35,7 @@ def test_damaged_run_of_a_sweep_is_missing(sweep: Path) -> None:
 
 
 def test_sweep_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no run to report\. Point 2 nodes x 1 has no run"):
+    with pytest.raises(UserError, match="no run to report: Point 2 nodes x 1 has no run"):
         load_runs([write_sweep(tmp_path / "waiting", [(FIRST, [])])])
 
 

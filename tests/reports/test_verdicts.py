@@ -10,7 +10,7 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check, Record
 from parbench.reports.run_data import RunData
-from parbench.reports.verdicts import Verdict, describe_emulations, judge_run
+from parbench.reports.verdicts import ReportVerdict, describe_emulations, judge_run
 from tests.support.nodes_fixtures import EMULATION
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (
@@ -29,7 +29,7 @@ STEP = step_case()
 NO_SPACE = SkippedCase(case=step_case("large"), reason="needs 4 ranks")
 
 
-def judge(plan: Plan, *records: Record, environment: Any = None) -> dict[str, Verdict]:
+def judge(plan: Plan, *records: Record, environment: Any = None) -> dict[str, ReportVerdict]:
     """Return the verdicts on a run by their word."""
     run = make_run(plan, records, environment)
     return {verdict.word: verdict for verdict in judge_run(RunData(run))}

@@ -1,12 +1,10 @@
 """Golden files: what parbench prints of stored runs and plans, as text with a readable diff.
 
-``make golden`` writes them and the generated tables of the README files. ``runs/steps`` is one
+``make golden`` writes them. ``runs/steps`` is one
 repetition of every kind of benchmark. ``runs/base`` and ``runs/new`` are five repetitions before
 and after a rank became late. They are real runs on two ranks.
 """
 
-import re
-import shlex
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
@@ -25,7 +23,7 @@ from parbench.reports.render.page import render_page
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.plan_command import StepOptions, build_step_on_mesh
-from tests.support.paths import ROOT, TESTS
+from tests.support.paths import TESTS
 from tests.support.report_rows import report_of
 
 GOLDEN = TESTS / "golden"
@@ -163,23 +161,10 @@ FILES: dict[str, Callable[[], str]] = {
 """The function that makes each golden file."""
 
 
-def insert_tables(page: str) -> str:
-    """Return a page with current tables after each comment ``<!-- parbench list ... -->``."""
-
-    def make_table(match: re.Match[str]) -> str:
-        table = run_parbench(*shlex.split(match["args"]))
-        return f"{match['comment']}\n{table.rstrip()}\n\n<!-- end -->"
-
-    pattern = r"(?P<comment><!-- parbench (?P<args>list --markdown .*?) -->)\n.*?<!-- end -->"
-    return re.sub(pattern, make_table, page, flags=re.DOTALL)
-
-
 def renew() -> None:
-    """Write the golden files and the generated tables."""
+    """Write the golden files."""
     for name, make_text in FILES.items():
         (GOLDEN / name).write_text(make_text())
-    for path in ROOT.glob("*/README.md"):
-        path.write_text(insert_tables(path.read_text()))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from parbench.reports.compare.ab import (
     run_repetition,
 )
 from parbench.reports.compare.thresholds import read_thresholds
+from tests.studies.compare_study import simulate_session
 from tests.support.compare_fixtures import NOISE, find_series, run_from_records
 from tests.support.fakes import wait_until
 from tests.support.history_fixtures import write_history_run
@@ -120,6 +121,13 @@ def test_ambiguous_sides_continue_to_a_limit(options: dict[str, Any], repetition
     outcome = measure(Machine(factor=1.03, noise=4.0), **options)
     assert verdict(outcome) == "AMBIGUOUS"
     assert outcome.num_pairs == repetitions
+
+
+@pytest.mark.parametrize(("effect", "verdict"), [(0.06, "SLOWER"), (0.0, "SAME")])
+def test_ab_decides_under_drift(effect: float, verdict: str) -> None:
+    for trial in range(3):
+        result = simulate_session(drift=0.15, effect=effect, noise=0.01, seed=(trial,))
+        assert {series.verdict for series in result.comparison.series} == {verdict}
 
 
 def test_short_budget_ends_after_one_pair() -> None:

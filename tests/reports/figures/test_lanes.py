@@ -11,9 +11,9 @@ ALTERNATING = {
 
 
 def test_bins_have_the_category_that_fills_most() -> None:
-    merged = merge_spans({"a": [(0.0, 6.0)], "b": [(6.0, 9.0)]}, 0.0, 20.0, 4)
+    merged = merge_spans({"a": [(0.0, 6.0)], "b": [(6.0, 9.0)]}, 20.0, 4)
     assert merged == {"a": [(0.0, 5.0)], "b": [(5.0, 10.0)]}
-    assert merge_spans(ALTERNATING, 0.0, 10_000.0, 100) == {
+    assert merge_spans(ALTERNATING, 10_000.0, 100) == {
         "long": [(0.0, 10_000.0)],
         "short": [],
     }
@@ -21,6 +21,6 @@ def test_bins_have_the_category_that_fills_most() -> None:
 
 @pytest.mark.parametrize("max_boxes", [2000, 300, 50])
 def test_number_of_boxes_is_limited(max_boxes: int) -> None:
-    num_bins = choose_num_bins([ALTERNATING], 0.0, 10_000.0, max_boxes)
-    merged = merge_spans(ALTERNATING, 0.0, 10_000.0, num_bins)
+    num_bins = choose_num_bins([ALTERNATING], 10_000.0, max_boxes)
+    merged = merge_spans(ALTERNATING, 10_000.0, num_bins)
     assert sum(map(len, merged.values())) <= max_boxes

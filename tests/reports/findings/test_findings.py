@@ -15,7 +15,7 @@ from parbench.bench.results.records import Interval, Record
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.samples import make_samples_path
 from parbench.reports.findings.commands import STEP_DEFAULTS
-from parbench.reports.findings.engine import find
+from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.finding import MAX_FINDINGS, Finding
 from parbench.reports.findings.record_evidence import collect_evidence
 from parbench.reports.run_data import RunData
@@ -53,7 +53,7 @@ Params = dict[str, Any]
 
 
 def find_in(run: Run) -> tuple[Finding, ...]:
-    return find(collect_evidence(RunData(run)))
+    return apply_rules(collect_evidence(RunData(run)))
 
 
 def get_finding(records: Sequence[Record]) -> Finding:

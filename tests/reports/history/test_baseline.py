@@ -10,7 +10,7 @@ from parbench.bench.results.records import Record
 from parbench.reports.history.baseline import judge_by_history
 from parbench.reports.history.database import open_history
 from parbench.reports.run_data import RunData
-from parbench.reports.verdicts import Verdict
+from parbench.reports.verdicts import ReportVerdict
 from tests.support.compare_fixtures import CASE
 from tests.support.history_fixtures import fill_history, make_entry, write_history_run
 from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return write_history_run(tmp_path / "new", 99)
 
 
-def judge(path: Path) -> Verdict:
+def judge(path: Path) -> ReportVerdict:
     return judge_by_history(RunData.load(path))
 
 

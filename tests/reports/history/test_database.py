@@ -59,7 +59,7 @@ def test_add_moves_a_run_with_its_annotations(history: History, entry: RunEntry)
     history.annotate("run-001", "*", "intended")
     corrected = replace(entry, branch="main", commit="def")
     assert history.add(corrected) == "unchanged"  # a default branch moves nothing
-    assert history.add(corrected, {"branch"}) == "moved"
+    assert history.add(corrected, {"branch"}) == "updated"
     assert find_place(history) == ("main", "abc")
     [annotation] = history.list_annotations()
     assert annotation.branch == "main"
@@ -109,7 +109,7 @@ def test_history_reads_a_run_where_its_folder_was_added_last(
     line = history.find_run("run-001")
     assert str(tmp_path / "added" / "run-001") in usage_error(history.load_run, line)
     path = tmp_path / "renamed" / "run-001"
-    assert history.add(read_entry(path, entry.branch)) == "unchanged"
+    assert history.add(read_entry(path, entry.branch)) == "updated"
     assert history.load_run(history.find_run("run-001")).path == path
 
 

@@ -8,7 +8,7 @@ import pytest
 from parbench.reports.history.database import History
 from parbench.reports.history.levels import LevelRule
 from parbench.reports.history.trends import (
-    build_time_table,
+    build_export_table,
     draw_trends,
     find_trends,
     render_trends,
@@ -19,24 +19,17 @@ from tests.support.reports_fixtures import ENVIRONMENT
 
 
 def show(history: History, pattern: str = "*all_reduce*") -> str:
-    return render_trends(find_trends(history, pattern, history.list_runs(), LevelRule()))
+    runs = history.list_runs()
+    return render_trends(find_trends(history, pattern, runs, LevelRule()), runs)
 
 
 def test_trends_distinguish_series_of_one_case(runs: DailyRuns) -> None:
-    newer = {**ENVIRONMENT, "torch": {**ENVIRONMENT["torch"], "version": "2.14.0"}}
+    newer = {**ENVIRONMENT, "torch": {"version": "2.14.0", "cuda": None, "threads": 1}}
     runs.add(1, environment=newer)
-    first, second = [line for line in show(runs.history).splitlines() if line[0] != " "]
-    assert first.endswith("(torch.version 2.13.0)")
-    assert second.endswith("(torch.version 2.14.0)")
+    runs.add_records(make_repetitions(CASE, injected="delay 1 ms"))
+    assert "(injected -, torch.version 2.14.0)" in show(runs.history)
+    assert "(injected delay 1 ms, torch.version 2.13.0)" in show(runs.history)
     assert "    1 run, " in show(runs.history)
-
-
-def test_trends_distinguish_injected_delays(no_runs: DailyRuns) -> None:
-    records = make_repetitions(CASE)
-    no_runs.add_records(records)
-    no_runs.add_records(make_repetitions(CASE, injected="delay 1 ms"))
-    assert "(injected -)" in show(no_runs.history)
-    assert "(injected delay 1 ms)" in show(no_runs.history)
 
 
 def test_trend_figure_has_levels(runs: DailyRuns, tmp_path: Path) -> None:
@@ -49,7 +42,7 @@ def test_trend_figure_has_levels(runs: DailyRuns, tmp_path: Path) -> None:
 
 def export_csv(history: History, branch: str | None = None) -> list[dict[str, str]]:
     return list(
-        csv.DictReader(build_time_table(history, branch).to_csv(index=False).splitlines())
+        csv.DictReader(build_export_table(history, branch).to_csv(index=False).splitlines())
     )
 
 

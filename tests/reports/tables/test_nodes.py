@@ -40,7 +40,7 @@ def test_arrivals_show_the_late_rank_and_the_clock() -> None:
         {
             "late rank": "3",
             "late share": "80.0 %",
-            "last out": "-",
+            "last to finish": "-",
             "skew": "50.0 us",
         },
     )

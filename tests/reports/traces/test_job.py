@@ -14,7 +14,7 @@ from parbench.bench.text import UserError
 from parbench.bench.world.world import World
 from parbench.reports.traces import job as job_module
 from parbench.reports.traces.job import (
-    RankSteps,
+    TracedRank,
     build_timeline,
     join_ranks,
     read_job,
@@ -29,7 +29,7 @@ from tests.support.ranks import Ranks
 from tests.support.training_steps import build_small_step
 
 
-def read_drawn_rank(folder: Path, rank: int, durations_us: dict[int, int]) -> RankSteps:
+def read_drawn_rank(folder: Path, rank: int, durations_us: dict[int, int]) -> TracedRank:
     """Return the steps of one of four ranks, from the durations by number of its steps."""
     file = RankFile(rank, 4)
     for number, duration_us in durations_us.items():

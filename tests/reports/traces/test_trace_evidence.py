@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parbench.reports.findings.engine import find
+from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.finding import Finding
 from parbench.reports.traces.job import TracedJob, compute_waits, join_ranks, read_rank_steps
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
@@ -20,7 +20,7 @@ from tests.support.kineto_files import RankFile
 
 
 def find_in(job: TracedJob, predict: PredictSeconds | None = None) -> tuple[Finding, ...]:
-    return find(collect_evidence(job, predict))
+    return apply_rules(collect_evidence(job, predict))
 
 
 @pytest.mark.parametrize("kind", FAULTS)
