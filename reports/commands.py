@@ -108,9 +108,9 @@ def report(
 
 @click.command(epilog="Example: parbench show --all latest")
 @click.argument("run", type=RunPath())
-@click.option("--all", "whole", is_flag=True, help="Print all tables with all rows.")
+@click.option("--all", "show_all", is_flag=True, help="Print all tables with all rows.")
 @click.option("--watch", is_flag=True, help="Follow a run until it ends.")
-def show(run: Path, whole: bool, watch: bool) -> None:
+def show(run: Path, show_all: bool, watch: bool) -> None:
     """Print the results of a run in the terminal.
 
     RUN is the folder of a run, latest, or the folder of a sweep. The exit code is that of the run:
@@ -119,10 +119,10 @@ def show(run: Path, whole: bool, watch: bool) -> None:
     if watch:
         from parbench.reports.render.show import follow
 
-        click.get_current_context().exit(follow(run, whole=whole))
+        click.get_current_context().exit(follow(run, show_all=show_all))
     from parbench.reports.render.show import show_again
 
-    click.get_current_context().exit(show_again(run, whole=whole))
+    click.get_current_context().exit(show_again(run, show_all=show_all))
 
 
 @click.command(epilog="Example: parbench explain traces/ --against latest -o explained.html")
