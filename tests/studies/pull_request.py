@@ -18,7 +18,7 @@ from tests.support.ci_action import ActionResult, run_action
 
 OPTIONS = (
     "--target checked_step:prepare --set num_elements=1024,65536 --nproc 2 --repetitions 5 "
-    "--budget 15s"
+    "--budget 40s"
 )
 STEP = '''"""A training step that computes, and reduces its gradients."""
 import time
