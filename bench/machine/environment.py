@@ -108,7 +108,7 @@ def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _read_nccl_files(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     """Return the variables that NCCL reads from its files; those of the user's file win."""
     user_file = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '-')}/.nccl.conf"
-    variables = {}
+    variables: dict[str, str] = {}
     for file in (root / "etc/nccl.conf", root / user_file.lstrip("/")):
         text = read_text(file) or ""
         variables |= dict(re.findall(r"^\s*(NCCL_\w+)\s*=\s*(.*?)\s*$", text, re.MULTILINE))
