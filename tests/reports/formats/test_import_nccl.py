@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from parbench.reports.formats.import_nccl import parse_nccl
-from parbench.reports.formats.imported import ImportedResult, ImportedRun
+from parbench.reports.formats.imported import OPERATIONS_BY_NAME, ImportedResult, ImportedRun
+from parbench.reports.formats.nccl_tests import PROGRAMS
 from tests.support.exchange_fixtures import NCCL, nccl_report
 from tests.support.refusals import usage_error
 
@@ -14,6 +15,27 @@ LINES = NCCL.splitlines(keepends=True)
 SMALL_ROW, LARGE_ROW = (line for line in LINES if line.lstrip()[:1].isdigit())
 NO_PROGRAM = NCCL.replace("# Collective test starting: all_reduce_perf\n", "")
 NO_RANKS = "".join(line for line in LINES if " Rank " not in line)
+
+
+RANKS = "".join(
+    f"#  Rank {rank} Group 0 Pid {rank} on a device {rank} GPU\n" for rank in range(4)
+)
+HEADING = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
+OLD_HEADING = "# size count type redop time algbw busbw error time algbw busbw error\n"
+
+
+def make_table(operation: str, header: str = RANKS, seconds: float = 1e-4) -> str:
+    """Return a table of two sizes on four ranks, as nccl-tests prints it since 2.13."""
+    spec = OPERATIONS_BY_NAME[operation]
+    assert spec.busbw is not None
+    redop = "sum" if spec.is_reduction else "none"
+    text = f"# Collective test starting: {PROGRAMS[operation]}\n{header}{HEADING}"
+    for size in (1 << 20, 1 << 26):
+        count = size // 4 // (4 if spec.sharded else 1)
+        algbw = size / seconds / 1e9
+        cells = f"{seconds * 1e6:.2f} {algbw:.2f} {algbw * spec.busbw.compute(4):.2f} 0"
+        text += f"{size} {count} float {redop} -1 {cells} {cells}\n"
+    return text + "# Out of bounds values : 0 OK\n"
 
 
 def parse(text: str, nproc: int | None = None) -> ImportedRun:
@@ -63,7 +85,7 @@ def test_rounded_rates_are_computed_from_the_time() -> None:
 
 
 def test_row_keeps_root_and_type() -> None:
-    row = "1024 256 bfloat16 none 3 18.93 0.05 0.08 0 17.02 0.06 0.09 0"
+    row = "1024 512 bfloat16 none 3 18.93 0.05 0.08 0 17.02 0.06 0.09 0"
     result = parse_row(row, "broadcast")[0]
     assert result.name == "collective.broadcast"
     assert result.params["root"] == 3
@@ -94,7 +116,7 @@ def test_labels_and_messages_are_skipped(label: str) -> None:
 
 def test_program_is_read_from_the_command_line() -> None:
     """Older versions of nccl-tests print neither their version nor their program."""
-    _, _, text = NO_PROGRAM.partition("\n")
+    _, _, text = make_table("all_gather").partition("\n")
     run = parse(f"$ mpirun -np 4 ./build/alltoall_perf -b 1K\n{text}")
     assert {result.name for result in run.results} == {"collective.all_to_all"}
 
@@ -102,7 +124,6 @@ def test_program_is_read_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "fact"),
     [
-        (NO_PROGRAM, "line 13", "Collective test starting: all_reduce_perf"),
         (NCCL[: NCCL.index("   70.80")], "line 15", "9 of 13 values"),
         (NCCL.replace("18.93", "-18.9"), "line 14", "-18.9"),
         (NCCL[:200], "f contains no table", "nccl-tests"),
@@ -132,7 +153,7 @@ def test_json_results_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        (json.dumps({"version": 4, "results": "moved"}), "version 4"),
+        (json.dumps({"version": 5, "results": "moved"}), "as text"),
         (json.dumps(nccl_report(), indent=1)[:-20], "line 73"),
         (write_report({"size": "big"}), "`$.results"),
         (write_report(config={"devices": []}), "--nproc"),
