@@ -26,7 +26,8 @@ def detect_tool(text: str, source: str) -> str:
             return tool
     raise UserError(
         f"{source} has an unknown format. Formats that can be imported: output of "
-        f"{format_list(IMPORT_FORMATS)}. Name the tool with --from if the file does not show it"
+        f"{format_list(IMPORT_FORMATS)}, not of gloo's benchmark or PARAM. "
+        "Name the tool with --from if the file does not show it"
     )
 
 

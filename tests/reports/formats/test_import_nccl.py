@@ -85,7 +85,7 @@ def test_rounded_rates_are_computed_from_the_time() -> None:
 
 
 def test_row_keeps_root_and_type() -> None:
-    row = "1024 512 bfloat16 none 3 18.93 0.05 0.08 0 17.02 0.06 0.09 0"
+    row = "1024 512 bfloat16 none 3 18.93 0.05 0.05 0 17.02 0.06 0.06 0"
     result = parse_row(row, "broadcast")[0]
     assert result.name == "collective.broadcast"
     assert result.params["root"] == 3
