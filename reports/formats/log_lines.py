@@ -62,7 +62,7 @@ def _strip_known_prefixes(line: str) -> str:
                 break
         else:
             return line
-    return line
+    return line.lstrip()
 
 
 def _find_unknown_form(lines: list[str]) -> re.Pattern[str] | None:
@@ -70,8 +70,10 @@ def _find_unknown_form(lines: list[str]) -> re.Pattern[str] | None:
     for line in lines:
         match = _PREFIXED_HEADING.match(line)
         if match:
-            parts = re.split(r"(\w+|\s+)", match[1].rstrip())
-            return re.compile(r"^\s*" + "".join(map(_generalize, parts)) + r"(?:\s|$)")
+            prefix = match[1].strip()
+            parts = map(_generalize, re.split(r"(\w+|\s+)", prefix))
+            border = r"(?:\s|$)" if re.search(r"\w$", prefix) else r"\s?"
+            return re.compile(r"^\s*" + "".join(parts) + border)
     return None
 
 

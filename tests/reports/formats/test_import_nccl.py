@@ -106,12 +106,109 @@ def test_text_without_summary_may_be_cut_short() -> None:
     assert "cut short" in run.omissions[0]
 
 
-@pytest.mark.parametrize("label", [" 0: ", "[1,0]<stdout>:"])
-def test_labels_and_messages_are_skipped(label: str) -> None:
-    message = "hopper1:41231:41240 [0] NCCL INFO Connected all rings\n"
-    noisy = NCCL.replace(LARGE_ROW, message + LARGE_ROW)
-    labeled = "".join(label + line for line in noisy.splitlines(keepends=True))
-    assert parse(labeled).results == parse(NCCL).results
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        " 0: ",
+        "[1,0]<stdout>:",
+        "2026-02-16T10:00:01.123456789Z ",
+        "[pod/bench-launcher-x7/launcher] ",
+        "2026-02-16T10:00:01.1Z stdout F ",
+        "Feb 16 10:00:01 node1 slurmd[42]: ",
+        "worker-0  | ",
+        "(Worker pid=7) ",
+        "INFO:root:",
+        "@@ job-7 ## ",
+    ],
+)
+def test_prefixes_and_messages_are_skipped(prefix: str) -> None:
+    messages = (
+        "hopper1:41231:41240 [0] NCCL INFO Connected all rings\n15 more processes sent help\n"
+    )
+    noisy = NCCL.replace(LARGE_ROW, messages + LARGE_ROW)
+    prefixed = "".join(prefix + line for line in noisy.splitlines(keepends=True))
+    assert parse(prefixed).results == parse(NCCL).results
+
+
+def test_lines_of_json_are_unwrapped() -> None:
+    text = "".join(json.dumps({"log": line}) + "\n" for line in LINES)
+    assert parse(text).results == parse(NCCL).results
+
+
+def test_columns_of_old_versions_are_read() -> None:
+    """Until 2.13 there was no root, and the largest error instead of a count of wrong values."""
+    row = "4194304 1048576 float sum 71.36 58.78 88.16 5e-07 70.80 59.24 88.86 1e-02\n"
+    out_of_place, in_place = parse(RANKS + OLD_HEADING + row).results
+    assert out_of_place.name == "collective.all_reduce"
+    assert out_of_place.check.passed is True
+    assert in_place.check.passed is False
+    assert out_of_place.metrics["busbw"].value == pytest.approx(88.16e9)
+
+
+def test_algbw_before_2020_is_computed() -> None:
+    heading = "# size count type time algbw busbw error time algbw busbw error\n"
+    row = "67108864 4194304 float 1000.0 50.33 50.33 0e+00 1000.0 50.33 50.33 0e+00\n"
+    result = parse(f"$ all_gather_perf\n{RANKS}{heading}{row}").results[0]
+    assert result.metrics["algbw"].value == pytest.approx(67.108864e9)
+    assert result.metrics["busbw"].value == pytest.approx(50.33e9)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "sendrecv"])
+def test_operation_is_inferred_from_the_rows(operation: str) -> None:
+    ranks = RANKS.replace("Group 0 ", "")  # Until 2025 rccl-tests printed no group.
+    _, _, text = make_table(operation, ranks).partition("\n")
+    run = parse(text)
+    assert run.num_ranks == 4
+    assert {result.name.partition(".")[2] for result in run.results} == {operation}
+    assert "does not name its program" in run.notes[0]
+
+
+def test_ambiguous_operation_is_read_from_the_file_name() -> None:
+    _, _, text = make_table("all_gather").partition("\n")
+    assert (
+        parse_nccl(text, "logs/alltoall.log", None).results[0].name == "collective.all_to_all"
+    )
+    assert "all_gather_perf, alltoall_perf" in usage_error(parse, text)
+
+
+def test_several_operations_are_read_from_one_file() -> None:
+    run = parse(make_table("all_reduce") + make_table("all_gather"))
+    assert [result.name for result in run.results[::4]] == [
+        "collective.all_reduce",
+        "collective.all_gather",
+    ]
+    assert all(result.metrics["time"].value == pytest.approx(1e-4) for result in run.results)
+
+
+def test_split_groups_have_their_own_factor() -> None:
+    ranks = RANKS.replace("1 Group 0", "1 Group 1").replace("3 Group 0", "3 Group 1")
+    row = "1024 256 float sum -1 20.00 0.05 0.05 0 20.00 0.05 0.05 0\n"
+    run = parse(f"# Collective test starting: all_reduce_perf\n{ranks}{HEADING}{row}")
+    assert run.num_ranks == 4
+    assert run.results[0].group_size == 2
+    assert run.results[0].params["group"] == "strided:2"
+    assert run.results[0].metrics["busbw"].value == pytest.approx(1024 / 20e-6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fact"),
+    [
+        (" 58.78 ", " 88.16 ", "line 15: out-of-place algbw 88.16 GB/s contradicts 4194304 B"),
+        ("1048576  ", "1048567  ", "line 15: the size is 4194304 B, but 1048567 elements"),
+        (" 88.16 ", " 90.16 ", "line 15: out-of-place busbw 90.16 GB/s contradicts 88.1"),
+        ("44.2975", "54.2975", "rows may be missing"),
+        ("1 FAILED", "0 OK", "line 16: 0 values are wrong, but some rows are wrong"),
+    ],
+)
+def test_contradiction_is_named_with_its_line(old: str, new: str, fact: str) -> None:
+    assert any(fact in note for note in parse(NCCL.replace(old, new)).notes)
+
+
+def test_bandwidths_of_another_world_stay_as_printed() -> None:
+    lines = [line for line in LINES if "Rank  3" not in line]
+    run = parse("".join(lines))
+    assert "agree with 4 ranks, but the file lists 3" in run.notes[0]
+    assert run.results[2].metrics["busbw"].value == pytest.approx(88.16e9)
 
 
 def test_program_is_read_from_the_command_line() -> None:
@@ -127,7 +224,11 @@ def test_program_is_read_from_the_command_line() -> None:
         (NCCL[: NCCL.index("   70.80")], "line 15", "9 of 13 values"),
         (NCCL.replace("18.93", "-18.9"), "line 14", "-18.9"),
         (NCCL[:200], "f contains no table", "nccl-tests"),
-        (NO_RANKS, "line 10", "number of ranks"),
+        (NO_RANKS, "line 10", "only with --nproc 4"),
+        (NCCL.replace("Rank  1", "Rank  0"), "line 7", "make MPI=1"),
+        (NCCL.replace(LINES[6], ""), "line 8", "no line lists rank 1"),
+        (NCCL.replace(" root ", "      "), "line 14", "13 values for 12 columns"),
+        (NCCL.replace(" time ", "      "), "f contains no table", "nccl-tests"),
     ],
 )
 def test_damaged_text_is_refused(text: str, line: str, fact: str) -> None:
@@ -136,8 +237,9 @@ def test_damaged_text_is_refused(text: str, line: str, fact: str) -> None:
     assert fact in message
 
 
-def test_json_results_are_read() -> None:
-    run = parse(write_report())
+@pytest.mark.parametrize("version", [3, 4])
+def test_json_results_are_read(version: int) -> None:
+    run = parse(write_report({"tuning": {"algo": "RING"}}, version=version))
     assert run.num_ranks == 4
     assert run.hosts == ["hopper0", "hopper1"]
     assert run.variables == {"NCCL_ALGO": "Ring"}
