@@ -160,7 +160,7 @@ def _show(path: Path, form: str, show_all: bool, limits: Path | None) -> int:
     from parbench.reports.run_data import RunData
 
     data = RunData.load(path)
-    code = show_run(data, judge_by_history(data), form=form, whole=show_all)
+    code = show_run(data, judge_by_history(data), form=form, show_all=show_all)
     return _check_limits(data, limits, code)
 
 

@@ -108,9 +108,9 @@ def report(
 
 @click.command(epilog="Example: parbench show --all latest")
 @click.argument("run", type=RunPath())
-@click.option("--all", "whole", is_flag=True, help="Print all tables with all rows.")
+@click.option("--all", "show_all", is_flag=True, help="Print all tables with all rows.")
 @click.option("--watch", is_flag=True, help="Follow a run until it ends.")
-def show(run: Path, whole: bool, watch: bool) -> None:
+def show(run: Path, show_all: bool, watch: bool) -> None:
     """Print the results of a run in the terminal.
 
     RUN is the folder of a run, latest, or the folder of a sweep. The exit code is that of the run:
@@ -119,10 +119,10 @@ def show(run: Path, whole: bool, watch: bool) -> None:
     if watch:
         from parbench.reports.render.show import follow
 
-        click.get_current_context().exit(follow(run, whole=whole))
+        click.get_current_context().exit(follow(run, show_all=show_all))
     from parbench.reports.render.show import show_again
 
-    click.get_current_context().exit(show_again(run, whole=whole))
+    click.get_current_context().exit(show_again(run, show_all=show_all))
 
 
 @click.command(epilog="Example: parbench explain traces/ --against latest -o explained.html")
@@ -200,7 +200,8 @@ def compare(
     Times are compared by Welch's t-test on the logarithms of at least five repetitions per side. A
     series is SLOWER or FASTER if its change is significantly larger than the threshold among all
     series (false discovery rate), SAME if the 95 % interval lies within the threshold, otherwise
-    AMBIGUOUS. The report then states how many repetitions would decide; parbench ab measures them.
+    AMBIGUOUS. The report then states how many repetitions would decide. parbench ab
+    measures them.
 
     --limits apply to NEW, as in parbench run.
     """

@@ -148,7 +148,7 @@ def ab(
 )
 @_budget_option(default="20m")
 @click.option(
-    "--min-effect",
+    "--thresholds",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="PARBENCH_MIN_EFFECT",
@@ -186,7 +186,7 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
     check_run_options(options, "aa")
     if file.name.strip().endswith("%"):
         raise UserError(
-            f"--min-effect {file} is a percentage, but aa writes a file: "
+            f"--thresholds {file} is a percentage, but aa writes a file: "
             "name the file, or unset PARBENCH_MIN_EFFECT"
         )
     if file.exists():

@@ -59,7 +59,7 @@ def describe_world(world: WorldInfo) -> str:
 
 
 def get_rank_layout(world: WorldInfo) -> tuple[int, str, str]:
-    """Return what is known of a world even if nothing was measured, which excludes the nodes."""
+    """Return the size, backend and device of a world. A skipped case knows them as well."""
     return world.size, world.backend, world.device
 
 

@@ -12,9 +12,9 @@ from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.tables import Column, SortedText, Table, is_missing, metric_column
 from parbench.bench.text import pluralize
+from parbench.reports.analysis.operations import select_operations
+from parbench.reports.analysis.overview import OperationSummary, Overview, StepSummary
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import select_operations
-from parbench.reports.overview import OperationSummary, Overview, StepSummary
 from parbench.reports.render.terminal import Sheet, render_text, wrap_text, write_verdicts
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
@@ -84,9 +84,9 @@ def _choose_numbers_of_rows(operations: Table, steps: Table, num_free: int) -> t
     for max_steps in range(MAX_STEPS, 0, -1):
         num_left = num_free - _count_lines(steps, max_steps)
         num_operations = len(operations.rows)
-        first = min(num_operations, num_left)
-        last = min(num_operations, MIN_OPERATIONS)
-        for max_operations in range(first, last - 1, -1):
+        upper_limit = min(num_operations, num_left)
+        lower_limit = min(num_operations, MIN_OPERATIONS)
+        for max_operations in range(upper_limit, lower_limit - 1, -1):
             if _count_lines(operations, max_operations) <= num_left:
                 return max_operations, max_steps
     return MIN_OPERATIONS, 1
@@ -176,8 +176,8 @@ def _write_first_rows(sheet: Sheet, table: Table, max_rows: int) -> None:
     """Write the first rows of a table, the number of the others, and its notes."""
     if not table.rows:
         return
-    first = replace(table, rows=table.rows[:max_rows])
-    sheet.write_table(first, drops_columns=True)
+    short_table = replace(table, rows=table.rows[:max_rows])
+    sheet.write_table(short_table, drops_columns=True)
     num_hidden = len(table.rows) - max_rows
     if num_hidden > 0:
         sheet.write(f"  and {num_hidden} more")

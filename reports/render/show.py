@@ -12,6 +12,7 @@ import click
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.text import UserError, format_duration, pluralize
+from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.one_run import make_report
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
@@ -22,7 +23,6 @@ from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
 from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import expand_folders, is_sweep
-from parbench.reports.verdicts import ReportVerdict
 
 REPORT_FILE = "report.html"
 WATCH_SECONDS = 1.0
@@ -32,18 +32,20 @@ MAX_WATCH_LOAD = 0.2
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
-def show_run(data: RunData, *more: ReportVerdict, form: str = "tables", whole: bool = False) -> int:
+def show_run(
+    data: RunData, *more: ReportVerdict, form: str = "tables", show_all: bool = False
+) -> int:
     """Print a run and its folder, write its page, and return the exit code.
 
     ``form`` is ``tables`` or a format of ``parbench export``. Tables are a summary by default.
-    ``whole`` prints all of them. A page that cannot be written does not hide the results: it is a
+    ``show_all`` prints all of them. A page that cannot be written does not hide the results: it is a
     warning, and the exit code is 4 if everything else is fine.
     """
     path = data.run.path
     report = make_report(data, more)
     code = report.code
     if form == "tables":
-        print_report(report, render=render_text if whole else render_closing)
+        print_report(report, render=render_text if show_all else render_closing)
     else:
         from parbench.reports.formats.registry import render_file
 
@@ -58,11 +60,11 @@ def show_run(data: RunData, *more: ReportVerdict, form: str = "tables", whole: b
     return code
 
 
-def show_again(path: Path, *, whole: bool = False) -> int:
+def show_again(path: Path, *, show_all: bool = False) -> int:
     """Print a run or the runs of a sweep without writing anything, and return the exit code."""
     is_set = is_sweep(path)
     report = make_report_of_runs(RunSet.load([path])) if is_set else make_report(RunData.load(path))
-    print_report(report, render=render_text if whole else render_closing)
+    print_report(report, render=render_text if show_all else render_closing)
     click.echo(str(path))
     return report.code
 
@@ -99,17 +101,17 @@ def load_report(paths: Sequence[Path]) -> Report:
 def build_report(
     paths: Sequence[Path],
     form: str = "html",
-    out: Path | None = None,
+    output: Path | None = None,
     figures: Path | None = None,
     formats: Sequence[str] = (),
 ) -> None:
     """Write the report of one run, of several, or of a sweep.
 
-    A page goes to ``out``, by default ``report.html`` in the folder of the run or of the sweep, or
-    in the current folder for several runs. Its path is printed. Other formats go to ``out`` or to
+    A page goes to ``output``, by default ``report.html`` in the folder of the run or of the sweep, or
+    in the current folder for several runs. Its path is printed. Other formats go to ``output`` or to
     standard output. ``figures`` is a folder for the figures in each of the ``formats``.
     """
-    target = out
+    target = output
     if target is None and form == "html":
         target = paths[0] / REPORT_FILE if len(paths) == 1 else Path(REPORT_FILE)
     report = load_report(paths)
@@ -152,10 +154,10 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
 
 def follow(
     path: Path,
-    out: TextIO | None = None,
+    stream: TextIO | None = None,
     pause: Callable[[float], None] = time.sleep,
     *,
-    whole: bool = False,
+    show_all: bool = False,
 ) -> int:
     """Show a run until its writer ends, then its tables once more. Return its exit code.
 
@@ -163,8 +165,8 @@ def follow(
     error. Nothing is read unless the records have changed, and a run that takes long to analyze is
     read less often.
     """
-    out = sys.stdout if out is None else out
-    render = render_text if whole else render_closing
+    stream = sys.stdout if stream is None else stream
+    render = render_text if show_all else render_closing
     num_bytes = -1
     while True:
         started = time.monotonic()
@@ -172,10 +174,10 @@ def follow(
         previous_bytes, num_bytes = num_bytes, _count_record_bytes(path)
         if is_over or num_bytes != previous_bytes:
             data = RunData.load(path)
-            if out.isatty():
-                out.write(_CLEAR)
-            if is_over or out.isatty():
-                print_report(make_report(data), out, render)
+            if stream.isatty():
+                stream.write(_CLEAR)
+            if is_over or stream.isatty():
+                print_report(make_report(data), stream, render)
             if is_over:
                 return data.exit_code
             click.echo(_format_progress(data), err=True)

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.bench.results.tables import Column, Row, Table
+from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.report import Report
-from parbench.reports.verdicts import ReportVerdict
 
 UNBOUNDED = 1_000_000
 MIN_WIDTH = 40
@@ -46,16 +46,16 @@ def print_report(
     render: Callable[[Report, int | None, bool], str] | None = None,
 ) -> None:
     """Write a report to ``file``, by default standard output, as suits a terminal or a pipe."""
-    out = sys.stdout if file is None else file
-    color = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    text = (render or render_text)(report, width_of(out), color)
-    encoding = out.encoding or "utf-8"
-    out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream = sys.stdout if file is None else file
+    color = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    text = (render or render_text)(report, width_of(stream), color)
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def width_of(out: TextIO) -> int | None:
+def width_of(stream: TextIO) -> int | None:
     """Return the columns of a terminal or of ``COLUMNS``, None for a pipe, which has long lines."""
-    if out.isatty() or os.environ.get("COLUMNS"):
+    if stream.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
 
@@ -67,10 +67,10 @@ def render_text(report: Report, width: int | None = None, color: bool = False) -
         sheet.write_text(report.heading)
     sheet.write_text(*report.emulated, style=_GRADE_STYLES["very noisy"])
     for section in report.sections:
-        shown = [table for table in section.tables if table.where != "page"]
-        if shown or not section.tables:
+        visible_tables = [table for table in section.tables if table.where != "page"]
+        if visible_tables or not section.tables:
             sheet.write_text(*section.notes)
-        for table in shown:
+        for table in visible_tables:
             sheet.write_table(table)
             sheet.write_text(*table.notes)
     sheet.write_table(report.problem_table)
@@ -87,9 +87,9 @@ def write_verdicts(sheet: "Sheet", verdicts: Sequence[ReportVerdict]) -> None:
     """Write each verdict with its word in the color of its level."""
     indent = max(len(verdict.word) for verdict in verdicts) + GAP
     for verdict in verdicts:
-        first, *others = wrap_text(verdict.sentence, sheet.width - indent)
+        first_line, *other_lines = wrap_text(verdict.sentence, sheet.width - indent)
         word = sheet.style(f"{verdict.word:{indent}}", _LEVEL_STYLES[verdict.level])
-        sheet.write(word + first, *(" " * indent + line for line in others))
+        sheet.write(word + first_line, *(" " * indent + line for line in other_lines))
 
 
 def wrap_text(text: str, width: int) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parbench.bench.results.tables import Column, Section, Table, metric_column
-from parbench.reports.comparisons import Comparison, compare_with_loads
+from parbench.reports.analysis.comparisons import Comparison, compare_with_loads
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import LEVEL
@@ -42,7 +42,6 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
         row[load] = effect.ratio
         if effect.low is not None and effect.high is not None:
             row |= {f"{load}_low": 1 + effect.low, f"{load}_high": 1 + effect.high}
-    num_significant = sum(comparison.is_significant for comparison in comparisons)
     return Table(
         id=f"contention-{param}",
         title=TITLES[param],
@@ -53,10 +52,7 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
             *(_make_load_column(param, load) for load in loads),
         ],
         rows=list(rows.values()),
-        notes=[
-            f"{num_significant} of {len(comparisons)} differences are significant "
-            f"(false discovery rate {100 * LEVEL:.0f} %)."
-        ],
+        notes=[_describe_significance(comparisons)],
     )
 
 
@@ -69,4 +65,15 @@ def _make_load_column(param: str, load: str) -> Column:
         help="time under this load relative to the time without it, with its 95 % CI",
         has_interval=True,
         is_result=True,
+    )
+
+
+def _describe_significance(comparisons: Sequence[Comparison]) -> str:
+    effects = [comparison.effect for comparison in comparisons]
+    if all(effect.p_value is None for effect in effects):
+        return f"Not significant (n={max(effect.num_repetitions for effect in effects)})."
+    num_significant = sum(comparison.is_significant for comparison in comparisons)
+    return (
+        f"{num_significant} of {len(comparisons)} differences are significant "
+        f"(false discovery rate {100 * LEVEL:.0f} %)."
     )

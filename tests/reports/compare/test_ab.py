@@ -242,7 +242,7 @@ def test_ab_command_prints_its_comparison(tmp_path: Path, fake_python: str) -> N
         ("ab --a X=1 -- --budget=5s", "--budget"),
         ("ab --a X=1 --a-python absent-python", "absent-python"),
         ("ab --a X=1 --min-effect 3", "--min-effect '3'"),
-        ("aa --min-effect thresholds.json", "thresholds.json"),
+        ("aa --thresholds thresholds.json", "thresholds.json"),
     ],
 )
 def test_bad_options_are_refused_before_any_run(
@@ -267,7 +267,7 @@ def test_aa_writes_thresholds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("parbench.reports.compare.ab.run_repetition", measure_side)
     file = tmp_path / "thresholds.json"
     result = invoke(
-        "aa", "--min-effect", str(file), "--repetitions", "6", "--", "--only", "all_reduce"
+        "aa", "--thresholds", str(file), "--repetitions", "6", "--", "--only", "all_reduce"
     )
     assert result.exit_code == 0, result.output
     assert str(file) in result.stdout

@@ -10,6 +10,7 @@ import pytest
 from parbench.bench.files import write_output
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run, open_writer
+from parbench.reports.analysis.verdicts import list_warnings
 from parbench.reports.render import show
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.page import render_page
@@ -23,7 +24,6 @@ from parbench.reports.render.show import (
 )
 from parbench.reports.render.terminal import render_text
 from parbench.reports.run_data import RunData
-from parbench.reports.verdicts import list_warnings
 from tests.support.nodes_fixtures import scaling_run
 from tests.support.refusals import usage_error
 from tests.support.report_rows import report_of
@@ -70,7 +70,7 @@ def test_show_again_prints_tables_and_writes_nothing(
 ) -> None:
     path = write(tmp_path, ok_record(CASE))
     files = sorted(path.rglob("*"))
-    assert show_again(path, whole=True) == 0
+    assert show_again(path, show_all=True) == 0
     assert capsys.readouterr().out == render_tables(path) + f"{path}\n"
     assert sorted(path.rglob("*")) == files
 
@@ -127,7 +127,7 @@ def test_newer_schema_is_an_error(name: str, tmp_path: Path) -> None:
 def test_build_report_needs_every_run(tmp_path: Path) -> None:
     paths = [write_run(tmp_path, scaling_run(nodes)) for nodes in (1, 2)]
     page = tmp_path / "page.html"
-    build_report(paths, out=page)
+    build_report(paths, output=page)
     assert 'id="over-nodes"' in page.read_text()
     (paths[0] / "run.json").write_text("{")
     assert "run.json" in usage_error(build_report, paths, "html")
@@ -152,7 +152,7 @@ def make_pause(path: Path, *records: Record) -> Callable[[float], None]:
 def test_follow_of_a_finished_run_prints_tables(tmp_path: Path) -> None:
     path = write(tmp_path, ok_record(CASE), repetitions=3)
     output = io.StringIO()
-    code = follow(path, output, pause=lambda seconds: pytest.fail("it waited"), whole=True)
+    code = follow(path, output, pause=lambda seconds: pytest.fail("it waited"), show_all=True)
     assert code == 4
     assert output.getvalue() == render_tables(path)
 
@@ -163,7 +163,7 @@ def test_follow_prints_progress_then_tables(
     path = write(tmp_path, ok_record(CASE), repetitions=3)
     output = io.StringIO()
     pause = make_pause(path, ok_record(CASE, 1), failed_record(CASE, 2))
-    assert follow(path, output, pause, whole=True) == 4
+    assert follow(path, output, pause, show_all=True) == 4
     first, second, third = capsys.readouterr().err.splitlines()
     assert first == "1 of 3 measurements, cases: 1 ok, about 1 s left"
     assert second == "2 of 3 measurements, cases: 1 ok, about 500 ms left"
@@ -179,7 +179,7 @@ class Terminal(io.StringIO):
 def test_follow_redraws_a_terminal(tmp_path: Path) -> None:
     path = write(tmp_path, ok_record(CASE), repetitions=3)
     output = Terminal()
-    follow(path, output, make_pause(path, ok_record(CASE, 1)), whole=True)
+    follow(path, output, make_pause(path, ok_record(CASE, 1)), show_all=True)
     blank, first, *later = output.getvalue().split("\x1b[2J\x1b[3J\x1b[H")
     assert blank == ""
     assert not re.search(r"^n +240", first, re.M)

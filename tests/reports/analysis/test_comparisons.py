@@ -6,9 +6,9 @@ import pytest
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
-from parbench.reports.comparisons import compare_with_loads, describe_settings
+from parbench.reports.analysis.comparisons import compare_with_loads, describe_settings
 from parbench.reports.run_data import RunData
-from tests.support.report_rows import report_lines, run_from_records
+from tests.support.report_rows import find_table_of_run, report_lines, run_from_records
 from tests.support.reports_fixtures import collective_case, ok_record
 
 
@@ -40,6 +40,7 @@ def test_concurrent_groups_are_compared_with_one() -> None:
     base = repeat(collective_case(**group), 1e-3)
     concurrent = repeat(collective_case(**group, concurrent=True), 3e-3)
     data = RunData(run_from_records(*base, *concurrent))
+    assert find_table_of_run(data, "contention-concurrent").notes == ["Not significant (n=1)."]
     [comparison] = compare_with_loads(data, "concurrent")
     assert comparison.effect.ratio == pytest.approx(3.0)
     assert not comparison.is_significant
