@@ -138,7 +138,7 @@ def test_trace_without_steps_is_one_step(tmp_path: Path) -> None:
 
 def test_non_finite_numbers_lose_no_event(tmp_path: Path) -> None:
     text = make_file().text()
-    odd_text = text.replace('"correlation": 1}', '"correlation": 1, "GB/s": inf}')
+    odd_text = text.replace('"correlation": 1\n', '"correlation": 1, "GB/s": inf\n')
     assert odd_text != text
     assert read_text(tmp_path, odd_text, "rank1.json").trace == read_text(tmp_path, text).trace
 
