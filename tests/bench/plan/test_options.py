@@ -396,7 +396,7 @@ def test_target_is_imported_from_folder(
     assert [param.name for param in definition.params] == ["mode", "depth"]
     assert capsys.readouterr().out == ""
     assert "RANK" not in os.environ
-    options = Options(target="steps.mine:prepare", settings={"depth": "1,2"})
+    options = Options(targets=("steps.mine:prepare",), settings={"depth": "1,2"})
     run_plan = plan(options)
     assert run_plan.path == str(step_folder)
     assert list_values(run_plan, "depth") == [1, 2]
@@ -414,12 +414,8 @@ def test_target_is_imported_from_folder(
 def test_broken_target_is_refused(step_folder: Path, code: str, reason: str) -> None:
     (step_folder / "broken.py").write_text(code)
     message = usage_error(define_custom_step, "broken:prepare", step_folder)
-    assert "--target 'broken:prepare'" in message
+    assert "custom step 'broken:prepare'" in message
     assert reason in message
-
-
-def test_target_without_function_is_refused(step_folder: Path) -> None:
-    assert "package.module:function" in usage_error(define_custom_step, "mine", step_folder)
 
 
 def measure_readme_step(world: World, folder: str) -> Outcome:
@@ -435,7 +431,7 @@ def measure_readme_step(world: World, folder: str) -> Outcome:
 
 def test_step_of_readme_is_right_and_can_fail(two_ranks: Ranks, tmp_path: Path) -> None:
     target = "tests.bench.plan.test_options:measure_readme_step"
-    readme = (ROOT / "workloads" / "README.md").read_text()
+    readme = (ROOT / "docs" / "guides" / "own-step.md").read_text()
     code = re.findall(r"^```python\n(# mystep\.py\n.*?)^```", readme, re.DOTALL | re.MULTILINE)[
         0
     ]
