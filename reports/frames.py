@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from parbench.bench.results.formatting import format_word_counts
 from parbench.bench.results.metrics import MetricValue
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,8 +18,8 @@ from parbench.bench.results.limits import MetricLimit, read_limits, resolve_metr
 from parbench.bench.results.metrics import MetricValue, make_value
 from parbench.bench.results.runs import require_complete
 from parbench.bench.text import pluralize
-from parbench.reports.case_results import CaseResult
-from parbench.reports.fits import COPY, Ceiling
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.fits import COPY, Ceiling
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_parts import compute_exposed_share
 

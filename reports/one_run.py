@@ -7,18 +7,25 @@ from msgspec.structs import replace
 
 from parbench.bench.results.tables import Section
 from parbench.bench.text import pluralize
-from parbench.reports.comparisons import describe_settings
+from parbench.reports.analysis.comparisons import describe_settings
+from parbench.reports.analysis.footnotes import list_footnotes
+from parbench.reports.analysis.labels import list_environment_facts
+from parbench.reports.analysis.operations import select_operations
+from parbench.reports.analysis.overview import make_overview
+from parbench.reports.analysis.repetitions import describe_measuring_time
+from parbench.reports.analysis.verdicts import (
+    ReportVerdict,
+    describe_emulations,
+    list_problems,
+    list_unmeasured,
+    list_warnings,
+)
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_overview
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.record_evidence import collect_evidence
-from parbench.reports.footnotes import list_footnotes
-from parbench.reports.labels import list_environment_facts
-from parbench.reports.operations import select_operations
-from parbench.reports.overview import make_overview
-from parbench.reports.repetitions import describe_measuring_time
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.communication import make_communication_section
@@ -33,13 +40,6 @@ from parbench.reports.tables.ranks import make_link_section
 from parbench.reports.tables.repetitions import make_repetition_section
 from parbench.reports.tables.steps import make_step_section
 from parbench.reports.tables.stragglers import make_arrival_section
-from parbench.reports.verdicts import (
-    ReportVerdict,
-    describe_emulations,
-    list_problems,
-    list_unmeasured,
-    list_warnings,
-)
 
 SECTIONS: tuple[Callable[[RunData], Section | None], ...] = (
     make_node_section,

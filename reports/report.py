@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from parbench.bench.results.tables import Column, Document, Section, Table
+from parbench.reports.analysis.labels import Fact
+from parbench.reports.analysis.overview import Overview
+from parbench.reports.analysis.verdicts import Problem, ReportVerdict
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
 from parbench.reports.findings.finding import Finding
-from parbench.reports.labels import Fact
-from parbench.reports.overview import Overview
 from parbench.reports.run_data import RunData
-from parbench.reports.verdicts import Problem, ReportVerdict
 
 _STATUS_MESSAGES = {
     "PREDICTED": "every number follows from formulas and declared rates, nothing was measured",

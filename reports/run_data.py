@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from parbench.bench.plan.plan import Plan
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run, load_run
-from parbench.reports.case_results import (
+from parbench.reports.analysis.case_results import (
     WORST_FIRST,
     CaseResult,
     MissingCase,
@@ -17,11 +17,11 @@ from parbench.reports.case_results import (
     is_conclusive,
     merge_records,
 )
-from parbench.reports.fits import Ceiling, OperationCurve, find_ceiling, fit_curves
+from parbench.reports.analysis.fits import Ceiling, OperationCurve, find_ceiling, fit_curves
+from parbench.reports.analysis.labels import label_cases
+from parbench.reports.analysis.timelines import StepTimeline, load_step_timelines
+from parbench.reports.analysis.topology import Topology, read_topology
 from parbench.reports.frames import build_cases_frame
-from parbench.reports.labels import label_cases
-from parbench.reports.timelines import StepTimeline, load_step_timelines
-from parbench.reports.topology import Topology, read_topology
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,13 +10,13 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_list, pluralize
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.labels import PAIRS, flatten, label_cases, list_environment_facts
+from parbench.reports.analysis.topology import ONE_RANK_PER_NODE
+from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.frames import build_cases_frame
-from parbench.reports.labels import PAIRS, flatten, label_cases, list_environment_facts
 from parbench.reports.run_data import RunData
 from parbench.reports.sweeps import Point, load_runs
-from parbench.reports.topology import ONE_RANK_PER_NODE
-from parbench.reports.verdicts import ReportVerdict
 
 if TYPE_CHECKING:
     import pandas as pd

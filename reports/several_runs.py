@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
+from parbench.reports.analysis.verdicts import describe_emulations, judge_run, list_problems
 from parbench.reports.one_run import describe_run
 from parbench.reports.report import Report
 from parbench.reports.run_set import RunSet
@@ -13,7 +14,6 @@ from parbench.reports.tables.side_by_side import (
     make_environment_section,
     make_side_by_side_section,
 )
-from parbench.reports.verdicts import describe_emulations, judge_run, list_problems
 
 _RUN_COLUMNS = (
     Column(key="run", title="run", help="its name in the tables below"),

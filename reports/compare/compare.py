@@ -12,7 +12,7 @@ from parbench.bench.exit_codes import ExitCode
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import WorldInfo
 from parbench.bench.text import UserError, pluralize
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.compare.counts import (
     NOTHING_COUNTED,
     CountChange,

@@ -21,7 +21,7 @@ from parbench.bench.results.formatting import (
 from parbench.bench.results.metrics import find_metric
 from parbench.bench.results.records import Record
 from parbench.bench.text import pluralize
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 
 CountValues = Sequence[float | str]
 """The distinct values of a count over the repetitions. There is one if all repetitions agree."""

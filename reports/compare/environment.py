@@ -20,7 +20,7 @@ from parbench.bench.plan.plan import Plan
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.bench.results.records import Record, Status, WorldInfo
 from parbench.bench.results.runs import Run
-from parbench.reports.case_results import CaseResult, merge_records
+from parbench.reports.analysis.case_results import CaseResult, merge_records
 from parbench.reports.compare.counts import ExactCounts, collect_counts
 
 HARMLESS_PATHS = (

@@ -26,7 +26,7 @@ from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import quantile
 from parbench.bench.text import UserError, format_table
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.compare.environment import collect_points
 from parbench.reports.compare.rule import Rule
 from parbench.reports.stats import Repetitions, estimate_paired_effect, estimate_unpaired_effect

@@ -6,13 +6,13 @@ from datetime import datetime
 from parbench.bench.results.formatting import UNKNOWN, format_number, format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_duration, pluralize
+from parbench.reports.analysis.labels import label_cases
+from parbench.reports.analysis.verdicts import describe_emulations
 from parbench.reports.compare.compare import RunComparison, SeriesComparison
 from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import VERDICTS, VerdictName, count_verdicts
-from parbench.reports.labels import label_cases
 from parbench.reports.limits import describe_limits
 from parbench.reports.stats import Effect
-from parbench.reports.verdicts import describe_emulations
 
 MAX_NAMED_SERIES = 3
 

@@ -19,6 +19,8 @@ from parbench.bench.results.formatting import (
 )
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.tables import Row, is_missing
+from parbench.reports.analysis.fits import Ceiling, OperationCurve
+from parbench.reports.analysis.labels import label_operation
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.primitives import (
@@ -31,9 +33,7 @@ from parbench.reports.figures.primitives import (
 )
 from parbench.reports.figures.quantities import Quantity, set_x_axis, set_y_axis
 from parbench.reports.figures.style import OPERATIONS, new_figure
-from parbench.reports.fits import Ceiling, OperationCurve
 from parbench.reports.frames import list_rows
-from parbench.reports.labels import label_operation
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,10 +5,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_gigabytes
+from parbench.reports.analysis.topology import Topology
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.primitives import draw_heat_map
 from parbench.reports.figures.style import color, new_figure
-from parbench.reports.topology import Topology
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_bytes
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import read_interval

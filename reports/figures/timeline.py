@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline, Timeline
 from parbench.bench.results.spans import Span, difference, gaps, intersection, union
+from parbench.reports.analysis.timelines import convert_to_spans, group_by_stream, name_stream
 from parbench.reports.figures import quantities, style
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lanes import (
@@ -21,7 +22,6 @@ from parbench.reports.figures.lanes import (
 from parbench.reports.figures.primitives import add_patch_legend, look_of_part, write_between
 from parbench.reports.figures.quantities import set_x_axis
 from parbench.reports.figures.style import new_figure
-from parbench.reports.timelines import convert_to_spans, group_by_stream, name_stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,11 +5,11 @@ from statistics import fmean
 from typing import Any
 
 from parbench.bench.results.formatting import format_case_size
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.fits import OperationCurve, get_size
+from parbench.reports.analysis.labels import label_communication, label_operation
 from parbench.reports.findings.commands import build_case_command
 from parbench.reports.findings.evidence import Rates, TimeComparison
-from parbench.reports.fits import OperationCurve, get_size
-from parbench.reports.labels import label_communication, label_operation
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import Repetitions, estimate_paired_effect
 

@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.stragglers import (
+    Straggler,
+    find_last_arriving_rank,
+    find_last_finishing_rank,
+)
+from parbench.reports.analysis.timelines import find_slow_computing_rank
 from parbench.reports.findings.communication_evidence import collect_rates, compare_operations
 from parbench.reports.findings.evidence import CollectedEvidence, StragglerEvidence
 from parbench.reports.findings.step_evidence import make_step_evidence
 from parbench.reports.run_data import RunData
-from parbench.reports.stragglers import Straggler, find_last_arriving_rank, find_last_finishing_rank
-from parbench.reports.timelines import find_slow_computing_rank
 
 UNEQUAL_WORK_DETAILS = {"pipeline", "attention_bytes", "expert_load"}
 """The details of steps whose ranks have different work by design."""

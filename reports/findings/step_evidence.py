@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from parbench.bench.results.details import PipelineDetails, read_details
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.findings.commands import CaseStepCommand
 from parbench.reports.findings.evidence import Communication, PipelineIdle, StepEvidence
 from parbench.reports.run_data import RunData

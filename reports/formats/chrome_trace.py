@@ -14,10 +14,15 @@ from parbench.bench.files import make_file_name
 from parbench.bench.results.details import PipelineDetails, TimedAction
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline
 from parbench.bench.text import UserError
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.timelines import (
+    get_axis,
+    group_by_stream,
+    name_stream,
+    split_into_lanes,
+)
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.pipelines import RecordedPipeline, read_pipeline
-from parbench.reports.timelines import get_axis, group_by_stream, name_stream, split_into_lanes
 
 Event = dict[str, Any]
 

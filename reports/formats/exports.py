@@ -5,7 +5,7 @@ from typing import Any
 
 from parbench.bench.files import encode_json
 from parbench.bench.results.metrics import MetricValue
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.record_frames import build_metrics_frame
 from parbench.reports.run_data import RunData
 from parbench.reports.sweeps import find_point

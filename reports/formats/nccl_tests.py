@@ -15,7 +15,7 @@ from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, Operat
 from parbench.bench.results.formatting import GIGA, to_single_line
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_list
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.formats.imported import MICRO, OPERATIONS_BY_NAME, UNKNOWN
 from parbench.reports.run_data import RunData
 

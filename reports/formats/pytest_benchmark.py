@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from parbench.bench.files import encode_json
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.run_data import RunData
 
 VERSION = "5.3.1"

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from parbench.bench.text import UserError, pluralize
+from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.options import HISTORY_FILE
 from parbench.reports.run_data import RunData
-from parbench.reports.verdicts import ReportVerdict
 
 
 def judge_by_history(data: RunData) -> ReportVerdict:

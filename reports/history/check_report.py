@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from parbench.bench.results.formatting import format_case_size
 from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
 from parbench.bench.text import pluralize
+from parbench.reports.analysis.labels import label_operation
 from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import encode_report
 from parbench.reports.history.check import Check, SeriesCheck
@@ -16,7 +17,6 @@ from parbench.reports.history.verdicts import (
     UNDECIDED,
     HistoryVerdict,
 )
-from parbench.reports.labels import label_operation
 from parbench.reports.render.markdown import escaped, markdown_table
 from parbench.reports.render.terminal import Sheet
 

@@ -12,9 +12,9 @@ from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.tables import Column, SortedText, Table, is_missing, metric_column
 from parbench.bench.text import pluralize
+from parbench.reports.analysis.operations import select_operations
+from parbench.reports.analysis.overview import OperationSummary, Overview, StepSummary
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import select_operations
-from parbench.reports.overview import OperationSummary, Overview, StepSummary
 from parbench.reports.render.terminal import Sheet, render_text, wrap_text, write_verdicts
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData

@@ -12,6 +12,7 @@ import click
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.text import UserError, format_duration, pluralize
+from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.one_run import make_report
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.data import render_csv, render_json
@@ -22,7 +23,6 @@ from parbench.reports.run_data import RunData
 from parbench.reports.run_set import RunSet
 from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import expand_folders, is_sweep
-from parbench.reports.verdicts import ReportVerdict
 
 REPORT_FILE = "report.html"
 WATCH_SECONDS = 1.0

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from parbench.bench.results.formatting import UNKNOWN, to_single_line
 from parbench.bench.results.tables import Column, Row, Table
+from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.report import Report
-from parbench.reports.verdicts import ReportVerdict
 
 UNBOUNDED = 1_000_000
 MIN_WIDTH = 40

@@ -15,10 +15,10 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
+from parbench.reports.analysis.operations import OPERATION_KEYS, select_operations
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_and_time, chart_latency
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import OPERATION_KEYS, select_operations
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
     CASE_COLUMNS,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parbench.bench.results.tables import Column, Section, Table, metric_column
-from parbench.reports.comparisons import Comparison, compare_with_loads
+from parbench.reports.analysis.comparisons import Comparison, compare_with_loads
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import LEVEL

@@ -12,10 +12,10 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.labels import label_differences
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import chart_context_methods
-from parbench.reports.labels import label_differences
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import estimate_paired_effect
 from parbench.reports.tables.step_parts import (

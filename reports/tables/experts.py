@@ -13,7 +13,7 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
-from parbench.reports.labels import label_differences
+from parbench.reports.analysis.labels import label_differences
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_rows import (
     STEP_COLUMN,

@@ -9,10 +9,10 @@ from parbench.bench.results.formatting import (
     format_quantity,
 )
 from parbench.bench.results.tables import Column, SortedText, Table, keep_known_columns
+from parbench.reports.analysis.fits import OperationCurve, describe_fits
+from parbench.reports.analysis.labels import label_operation
 from parbench.reports.figures.chart import list_charts
 from parbench.reports.figures.lines import chart_efficiency
-from parbench.reports.fits import OperationCurve, describe_fits
-from parbench.reports.labels import label_operation
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import OPERATION_COLUMNS
 

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import GIGA
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns, metric_column
-from parbench.reports.case_results import CaseResult
-from parbench.reports.figures import quantities
-from parbench.reports.figures.chart import Chart, list_charts, number_name
-from parbench.reports.figures.lines import chart_lines, make_lines
-from parbench.reports.frames import list_rows
-from parbench.reports.operations import (
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.operations import (
     CASE_KEYS,
     GROUP_PARAMS,
     OPERATION_KEYS,
     add_operation_columns,
     select_operations,
 )
+from parbench.reports.analysis.topology import Topology
+from parbench.reports.figures import quantities
+from parbench.reports.figures.chart import Chart, list_charts, number_name
+from parbench.reports.figures.lines import chart_lines, make_lines
+from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import CASE_COLUMNS
-from parbench.reports.topology import Topology
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.results.tables import Column, Section, Table
+from parbench.reports.analysis.topology import ONE_RANK_PER_NODE, Topology
 from parbench.reports.run_data import RunData
-from parbench.reports.topology import ONE_RANK_PER_NODE, Topology
 
 COLUMNS = (
     Column(key="host", title="host", help="host name of the node"),

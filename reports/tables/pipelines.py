@@ -11,10 +11,10 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.labels import label_differences
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.pipeline import chart_pipeline
-from parbench.reports.labels import label_differences
 from parbench.reports.tables.step_rows import (
     ACTIVATIONS_COLUMN,
     STEP_TIME_COLUMN,

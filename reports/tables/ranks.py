@@ -7,12 +7,12 @@ from parbench.bench.results.formatting import format_case_size, format_quantity
 from parbench.bench.results.stats import median
 from parbench.bench.results.tables import Column, Section, Table, metric_column
 from parbench.bench.text import pluralize
+from parbench.reports.analysis.operations import LINKS, add_operation_columns
+from parbench.reports.analysis.topology import DISTANCES, Topology
 from parbench.reports.figures.chart import list_charts
 from parbench.reports.figures.pairs import chart_links
 from parbench.reports.frames import list_rows
-from parbench.reports.operations import LINKS, add_operation_columns
 from parbench.reports.run_data import RunData
-from parbench.reports.topology import DISTANCES, Topology
 
 if TYPE_CHECKING:
     import pandas as pd

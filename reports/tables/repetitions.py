@@ -1,7 +1,7 @@
 """The table of a run's repetitions, with the load of its host."""
 
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
-from parbench.reports.repetitions import list_repetitions
+from parbench.reports.analysis.repetitions import list_repetitions
 from parbench.reports.run_data import RunData
 
 COLUMNS = (

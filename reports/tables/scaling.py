@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from parbench.bench.results.formatting import GIGA, format_quantity
 from parbench.bench.results.tables import Column, Row, Section, SortedText, Table
 from parbench.bench.text import pluralize
+from parbench.reports.analysis.labels import label_cases
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, list_charts, number_name
 from parbench.reports.figures.lines import chart_scaling
-from parbench.reports.labels import label_cases
 from parbench.reports.run_set import RunSet
 
 if TYPE_CHECKING:

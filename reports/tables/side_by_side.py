@@ -5,8 +5,8 @@ from statistics import median
 from typing import Any
 
 from parbench.bench.results.tables import Column, Row, Section, Table
+from parbench.reports.analysis.labels import label_cases
 from parbench.reports.frames import list_rows
-from parbench.reports.labels import label_cases
 from parbench.reports.run_set import RunSet
 from parbench.reports.stats import estimate_unpaired_effect
 

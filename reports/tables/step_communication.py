@@ -11,8 +11,8 @@ from parbench.bench.results.details import (
 )
 from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
 from parbench.bench.text import format_size
-from parbench.reports.case_results import CaseResult
-from parbench.reports.fits import OperationCurve, get_size
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.fits import OperationCurve, get_size
 from parbench.reports.tables.step_parts import get_axis_values
 from parbench.reports.tables.step_rows import STEP_COLUMN, StepRow, read_first_details
 

@@ -5,7 +5,7 @@ They are measured in a profiled step, to whose wall time they add up together wi
 
 from collections.abc import Iterable, Mapping
 
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 
 _MAX_DEVIATION = 0.1
 """A profiled step deviates if its time differs by more from that of the uninstrumented steps."""

@@ -7,7 +7,7 @@ from parbench.bench.results.details import Details, MeshDetails, read_details
 from parbench.bench.results.metrics import METRICS
 from parbench.bench.results.records import Record
 from parbench.bench.results.tables import Column, SortedText, is_missing, metric_column
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 

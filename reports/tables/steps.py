@@ -12,6 +12,7 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
+from parbench.reports.analysis.timelines import measure_busy_seconds, name_stream
 from parbench.reports.figures.chart import Chart, list_charts, number_name
 from parbench.reports.figures.steps import chart_breakdown, chart_memory, chart_step_times
 from parbench.reports.figures.timeline import chart_timeline
@@ -36,7 +37,6 @@ from parbench.reports.tables.step_rows import (
     list_rows_with_details,
     list_step_rows,
 )
-from parbench.reports.timelines import measure_busy_seconds, name_stream
 
 MEMORY_SOURCES = ("memory_formula", "memory_counted", "memory")
 _MAX_BOXES = 8000

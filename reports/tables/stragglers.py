@@ -2,9 +2,9 @@
 
 from parbench.bench.results.formatting import format_seconds
 from parbench.bench.results.tables import Column, Section, Table, metric_column
+from parbench.reports.analysis.stragglers import compute_arrival_delays, find_arrival
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
-from parbench.reports.stragglers import compute_arrival_delays, find_arrival
 
 TITLE = "Arrival skew and stragglers"
 MAX_CASES = 24

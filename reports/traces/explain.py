@@ -11,11 +11,12 @@ from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.spans import Span, difference, length
 from parbench.bench.results.tables import Column, Row, Section, Table, keep_known_columns
 from parbench.bench.text import format_size, pluralize
+from parbench.reports.analysis.labels import AXES
+from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.finding import MIN_SHARE
-from parbench.reports.labels import AXES
 from parbench.reports.messages import describe_no_finding
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
@@ -28,7 +29,6 @@ from parbench.reports.traces.job import (
     read_job,
 )
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
-from parbench.reports.verdicts import ReportVerdict
 
 MAX_RANK_ROWS = 16
 MAX_BOXES = 4000

@@ -153,12 +153,12 @@ def test_load_samples_by_rank_is_in_seconds(tmp_path: Path) -> None:
     assert set(frame["steps_per_sample"]) == {10}
 
 
-def test_readme_example_runs(
+def test_documented_example_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readme = (ROOT / "reports" / "README.md").read_text()
-    pattern = r"^```python\n(import parbench\n.*?)^```"
-    (code,) = re.findall(pattern, readme, re.DOTALL | re.MULTILINE)
+    page = (ROOT / "docs" / "guides" / "reports.md").read_text()
+    pattern = r"^```python\n(import parbench\n\nruns.*?)^```"
+    (code,) = re.findall(pattern, page, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(GOLDEN)
     exec(code, {})
     records = load_run(STEPS).records

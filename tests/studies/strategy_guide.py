@@ -8,12 +8,10 @@ Nothing is measured. Every number is a prediction for H100 nodes of eight GPUs.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from parbench.bench.results.formatting import format_number, format_quantity
 from parbench.bench.text import UserError
 from parbench.workloads.costs.communication_pattern import attention_bytes
-from parbench.workloads.costs.memory import layers_equation
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.shapes import CHECKPOINTINGS, Shape
+from parbench.workloads.model.shapes import CHECKPOINTINGS
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.bubbles import (
     EQUAL_PASSES,
@@ -33,13 +31,6 @@ GPUS = 64
 GLOBAL_BATCH = 4 * GPUS
 PIPELINE_RANKS = 8
 SCHEDULES = ("1f1b", "interleaved", "zb_h1", "interleaved_zb", "zb_v", "dualpipe_v")
-
-GPT_SIZES = {  # layers, hidden, heads
-    "22 B": (48, 6144, 64),
-    "175 B": (96, 12288, 96),
-    "530 B": (105, 20480, 128),
-    "1 T": (128, 25600, 160),
-}
 
 PAGE = """\
 # Choose a parallelism
@@ -241,37 +232,6 @@ def iterate_context_rows(step: StepSpec) -> Iterator[tuple[str, ...]]:
         yield (str(ranks), *cells)
 
 
-def format_saved_bytes(step: StepSpec, checkpointing: str) -> str:
-    num_bytes = layers_equation(step.rank_view(0), checkpointing).value
-    return format_quantity(num_bytes / GIGA, "GB")
-
-
-def render_activations() -> str:
-    """Render activations by model size (Korthikanti et al., 2022, table 3 and figure 7)."""
-    rows = []
-    for name, (layers, hidden, heads) in GPT_SIZES.items():
-        shape = Shape("gpt", layers, hidden, heads, heads, 4 * hidden, 2048, 51200)
-        step = place_step(StepSpec(shape=shape), ParallelDims(tp=8))
-        without_sp = replace(step, sequence_parallel=False)
-        cells = [format_saved_bytes(step, checkpointing) for checkpointing in CHECKPOINTINGS]
-        rows.append([name, format_saved_bytes(without_sp, "none"), *cells])
-    return render_table(("GPT", "TP", "TP + SP", "selective", "full"), rows)
-
-
-def render_pipelines() -> str:
-    """Render TFLOP/s by pipeline size for two batches (Narayanan et al., 2021, figure 11)."""
-    rows = []
-    for pp in (1, 2, 4, 8):
-        shape = Shape("gpt", 3 * pp, 20480, 128, 128, 81920, 2048, 51200)
-        spec = place_step(StepSpec(shape=shape), ParallelDims(pp=pp, tp=8))
-        cells = []
-        for batch in (8, 128):
-            run = dry_run(spec.with_batch(batch).with_checkpointing("full"), PRESETS["a100"])
-            cells.append(format_number(run.model_flops_per_second / 1e12))
-        rows.append([f"pp={pp}, {3 * pp} layers", *cells])
-    return render_table(("pipeline", "batch 8", "batch 128"), rows)
-
-
 def render_page() -> str:
     small, large = model_of(SMALL_MODEL), model_of(LARGE_MODEL)
     tables = render_guide_tables(small)
@@ -286,8 +246,8 @@ def render_page() -> str:
         state_table=render_state(small),
         batch_table=tables["regimes"],
         recomputation_table=tables["recomputation"],
-        activation_table=render_activations(),
-        pipeline_table=render_pipelines(),
+        activation_table=tables["activations"],
+        pipeline_table=tables["pipelines"],
         mesh_table=render_meshes(large),
         bubble_table=render_bubbles(),
         context_table=render_table(

@@ -7,7 +7,7 @@ from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table
-from parbench.reports.case_results import CaseResult, merge_records
+from parbench.reports.analysis.case_results import CaseResult, merge_records
 from parbench.reports.one_run import SECTIONS, make_report
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData

@@ -429,12 +429,11 @@ def measure_readme_step(world: World, folder: str) -> Outcome:
         sys.path.remove(folder)
 
 
-def test_step_of_readme_is_right_and_can_fail(two_ranks: Ranks, tmp_path: Path) -> None:
+def test_documented_step_is_right_and_can_fail(two_ranks: Ranks, tmp_path: Path) -> None:
     target = "tests.bench.plan.test_options:measure_readme_step"
-    readme = (ROOT / "docs" / "guides" / "own-step.md").read_text()
-    code = re.findall(r"^```python\n(# mystep\.py\n.*?)^```", readme, re.DOTALL | re.MULTILINE)[
-        0
-    ]
+    page = (ROOT / "docs" / "guides" / "own-step.md").read_text()
+    pattern = r"^```python\n(# mystep\.py\n.*?)^```"
+    [code] = re.findall(pattern, page, re.DOTALL | re.MULTILINE)
     file = tmp_path / "mystep.py"
     file.write_text(code)
     [outcome, _] = two_ranks.call(target, folder=str(tmp_path))

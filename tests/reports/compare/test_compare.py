@@ -8,7 +8,7 @@ import pytest
 from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
-from parbench.reports.case_results import merge_records
+from parbench.reports.analysis.case_results import merge_records
 from parbench.reports.compare.pool import pool_runs
 from tests.support.compare_fixtures import (
     CASE,

@@ -4,6 +4,8 @@ import pandas as pd
 import pytest
 
 from parbench.bench.results.records import Record
+from parbench.reports.analysis.fits import Ceiling
+from parbench.reports.analysis.operations import select_operations
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import (
     chart_bandwidth_and_time,
@@ -12,8 +14,6 @@ from parbench.reports.figures.lines import (
     chart_scaling,
 )
 from parbench.reports.figures.quantities import BANDWIDTH
-from parbench.reports.fits import Ceiling
-from parbench.reports.operations import select_operations
 from parbench.reports.run_data import RunData
 from tests.support.figure_parts import find_lines
 from tests.support.report_rows import run_from_records

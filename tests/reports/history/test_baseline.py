@@ -7,10 +7,10 @@ import pytest
 
 from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record
+from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.history.baseline import judge_by_history
 from parbench.reports.history.database import open_history
 from parbench.reports.run_data import RunData
-from parbench.reports.verdicts import ReportVerdict
 from tests.support.compare_fixtures import CASE
 from tests.support.history_fixtures import fill_history, make_entry, write_history_run
 from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics

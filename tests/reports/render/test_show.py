@@ -10,6 +10,7 @@ import pytest
 from parbench.bench.files import write_output
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run, open_writer
+from parbench.reports.analysis.verdicts import list_warnings
 from parbench.reports.render import show
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.page import render_page
@@ -23,7 +24,6 @@ from parbench.reports.render.show import (
 )
 from parbench.reports.render.terminal import render_text
 from parbench.reports.run_data import RunData
-from parbench.reports.verdicts import list_warnings
 from tests.support.nodes_fixtures import scaling_run
 from tests.support.refusals import usage_error
 from tests.support.report_rows import report_of

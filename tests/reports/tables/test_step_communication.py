@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from parbench.bench.results.records import Record
-from parbench.reports.fits import fit_curves
+from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.tables.step_communication import (
     PredictedCommunication,
     predict_communication,

@@ -9,8 +9,8 @@ from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check, Record
+from parbench.reports.analysis.verdicts import ReportVerdict, describe_emulations, judge_run
 from parbench.reports.run_data import RunData
-from parbench.reports.verdicts import ReportVerdict, describe_emulations, judge_run
 from tests.support.nodes_fixtures import EMULATION
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import (

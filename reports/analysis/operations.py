@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from parbench.reports.labels import label_operation
+from parbench.reports.analysis.labels import label_operation
 from parbench.reports.run_data import RunData
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from pathlib import Path
 from parbench.bench.results.formatting import format_quantity, format_seconds
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.text import pluralize
-from parbench.reports.case_results import CaseResult
-from parbench.reports.fits import Ceiling, get_size
-from parbench.reports.labels import AXES, label_differences
-from parbench.reports.repetitions import describe_measuring_time
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.fits import Ceiling, get_size
+from parbench.reports.analysis.labels import AXES, label_differences
+from parbench.reports.analysis.repetitions import describe_measuring_time
+from parbench.reports.analysis.verdicts import ReportVerdict, judge_run
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_parts import compute_profiled_share, sum_exposed_communication
-from parbench.reports.verdicts import ReportVerdict, judge_run
 
 MAX_LATENCY_BYTES = 64 << 10
 """The latency of an operation is the time of its smallest size up to this one."""

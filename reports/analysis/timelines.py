@@ -18,8 +18,8 @@ from parbench.bench.results.runs import Run, load_timeline
 from parbench.bench.results.spans import Span, length
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
-from parbench.reports.case_results import CaseResult
-from parbench.reports.stragglers import Straggler, StragglerVote, elect_straggler
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.stragglers import Straggler, StragglerVote, elect_straggler
 
 _MIN_SLOWDOWN = 1.1
 """A rank stands out if it computes that many times as long as the median of the others."""

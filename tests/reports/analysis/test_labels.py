@@ -3,7 +3,7 @@
 import pytest
 
 from parbench.bench.plan.cases import Case, make_case
-from parbench.reports.labels import label_cases
+from parbench.reports.analysis.labels import label_cases
 from tests.support.report_rows import summarize_rows
 from tests.support.reports_fixtures import ok_record, step_case
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.results.records import Record, Timeline
+from parbench.reports.analysis.timelines import StepTimeline
 from parbench.reports.run_data import RunData
-from parbench.reports.timelines import StepTimeline
 from tests.support.reports_fixtures import collective_case, ok_record
 from tests.support.traced import make_timeline, traced_record, write_traced_run
 

@@ -6,8 +6,12 @@ import pytest
 
 from parbench.bench.results.runs import load_run
 from parbench.bench.results.samples import make_samples_path
-from parbench.reports.case_results import merge_records
-from parbench.reports.stragglers import StragglerVote, compute_arrival_delays, elect_straggler
+from parbench.reports.analysis.case_results import merge_records
+from parbench.reports.analysis.stragglers import (
+    StragglerVote,
+    compute_arrival_delays,
+    elect_straggler,
+)
 from tests.support.late import late_record, samples
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import write_run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parbench.reports.topology import Topology, read_topology
+from parbench.reports.analysis.topology import Topology, read_topology
 from tests.support.nodes_fixtures import sample_node_run
 
 

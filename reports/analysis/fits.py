@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from parbench.bench.results.fit import METHOD, CurveFit, CurvePoint, describe_intervals, fit_curve
 from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.runs import Run
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 
 LINK, COPY = "link", "copy"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.formatting import UNKNOWN, format_case_size, to_single_line
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 
 AXES = ("size_bytes", "dtype", "mode")
 """The parameters of communication that have a column, an axis or a figure of their own."""

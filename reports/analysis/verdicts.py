@@ -13,8 +13,8 @@ from parbench.bench.results.records import Status
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
 from parbench.bench.text import format_duration, pluralize
-from parbench.reports.case_results import CaseResult
-from parbench.reports.repetitions import describe_host_disturbance
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.repetitions import describe_host_disturbance
 from parbench.reports.run_data import RunData
 
 Level = Literal["good", "doubtful", "bad"]

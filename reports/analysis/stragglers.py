@@ -17,7 +17,7 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.samples import load_rank_samples
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
-from parbench.reports.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult
 
 MIN_ITERATION_SHARE = 0.5
 """A repetition names a rank that is the last one in more of its iterations."""

@@ -4,8 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from parbench.reports.case_results import CaseResult
-from parbench.reports.repetitions import describe_measuring_time
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.repetitions import describe_measuring_time
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.step_communication import get_calls
 from parbench.reports.tables.step_parts import get_profiled_seconds

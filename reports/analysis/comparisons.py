@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.text import pluralize
-from parbench.reports.case_results import CaseResult
-from parbench.reports.labels import label_differences
-from parbench.reports.operations import GROUP_PARAMS
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.labels import label_differences
+from parbench.reports.analysis.operations import GROUP_PARAMS
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import (
     LEVEL,

@@ -6,7 +6,7 @@ import pytest
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
-from parbench.reports.comparisons import compare_with_loads, describe_settings
+from parbench.reports.analysis.comparisons import compare_with_loads, describe_settings
 from parbench.reports.run_data import RunData
 from tests.support.report_rows import find_table_of_run, report_lines, run_from_records
 from tests.support.reports_fixtures import collective_case, ok_record

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.fits import COPY, LINK, Ceiling, OperationCurve, fit_curves
+from parbench.reports.analysis.fits import COPY, LINK, Ceiling, OperationCurve, fit_curves
 from parbench.reports.run_data import RunData
 from tests.support.report_rows import run_from_records, summarize_rows
 from tests.support.reports_fixtures import (
