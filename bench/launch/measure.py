@@ -68,7 +68,10 @@ class Display(ExitStack):
     ) -> None:
         super().__init__()
         self._as_json = as_json
-        self._console = console or Console(stderr=True, soft_wrap=True, highlight=False)
+        # FORCE_COLOR makes no terminal of a pipe, which has lines instead of a bar.
+        self._console = console or Console(
+            stderr=True, soft_wrap=True, highlight=False, force_terminal=sys.stderr.isatty()
+        )
         self._num_cases = num_cases
         self._num_records = 0
         self._expected_seconds = expected_seconds
@@ -177,7 +180,12 @@ def run_options(
 
 def _refuse_options_of_plan(options: Options) -> None:
     """Refuse options of a run that is resumed, except those that may differ from its plan."""
-    names = {"settings": "--set, --sizes and --dtype", "plan_file": "--plan"}
+    names = {
+        "settings": "--set, --sizes and --dtype",
+        "plan_file": "--plan",
+        "only": "the cases",
+        "targets": "the cases",
+    }
     for field in fields(Options):
         value = getattr(options, field.name)
         may_differ = field.name in ("nodelist", "budget", "usual")
