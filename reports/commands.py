@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from parbench.bench.commands import RunPath, limits_option
+from parbench.bench.command_line import RunPath
+from parbench.bench.commands import limits_option
 from parbench.bench.text import format_list
 from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
 from parbench.reports.options import (
@@ -242,10 +243,14 @@ _TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
 )
 @runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
+    from parbench.bench.results.runs import load_run
     from parbench.reports.formats.imports import import_file
 
     for file in files:
-        click.echo(str(import_file(file, out, nproc=nproc, tool=tool)))
+        run = import_file(file, out, nproc=nproc, tool=tool)
+        for note in load_run(run).info.plan.notes:
+            click.echo(f"parbench: {note}", err=True)
+        click.echo(str(run))
 
 
 @click.command(

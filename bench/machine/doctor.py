@@ -6,6 +6,7 @@ The examination uses captured facts only, so that any machine can be examined on
 import ipaddress
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from parbench.bench.machine.environment import (
     parse_cpus,
 )
 from parbench.bench.machine.gpu import Gpu, has_library
+from parbench.bench.machine.gpu_host import GpuHost, inspect_gpu_host
 from parbench.bench.machine.gpu_topics import (
     DRIVER_FIX,
     UNKNOWN,
@@ -40,6 +42,7 @@ CLOCK_SOURCES = ("tsc", "arch_sys_counter")
 _MIN_TORCH = (2, 11)
 _MIN_MEMORY_BYTES = 1 << 30
 _MIN_SHM_BYTES = 10**9
+_MIN_OPEN_FILES = 1 << 14
 _SAMPLE_SECONDS = 0.3
 _VIRTUAL_FACTS = {None: None, True: "yes", False: "no"}
 FIXES = {
@@ -52,6 +55,13 @@ FIXES = {
     "(--repetitions)",
     "virtual machine": "others share the hardware: use more repetitions (--repetitions), and compare within a run",
     "interface": "fine on one node; between nodes set GLOO_SOCKET_IFNAME to the network's interface (ip -br addr)",
+    "open files": f"ulimit -n {_MIN_OPEN_FILES}: many ranks need a socket for each other rank",
+    "numa balancing": "sudo sysctl kernel.numa_balancing=0: it moves pages away from GPUs",
+    "iommu": "boot with iommu=pt: translation slows transfers between GPUs, NICs and the host",
+    "acs": "sudo setpci -s BRIDGE ECAP_ACS+6.w=0: transfers between GPUs and NICs pass the CPU",
+    "peer memory": "sudo modprobe nvidia_peermem: NICs copy through the host without it",
+    "memlock": "ulimit -l unlimited (containers: --ulimit memlock=-1): NICs lock memory",
+    "gpu errors": "look them up at docs.nvidia.com/deploy/xid-errors, then sudo nvidia-smi -r -i GPU",
     "memory": "free some: large sizes will be skipped",
     "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
     "swap": "free memory, then sudo swapoff -a && sudo swapon -a: ranks wait for pages that were swapped out",
@@ -94,7 +104,10 @@ def examine_this_host(
     environment[VOLATILE] |= {**sample_load(), "has_nvml": gpus and has_library(environ)}
     if not gpus:
         machine = replace(machine, gpus=(), silent_gpus=(), driver_cuda_version=None)
-    return examine(machine, environment)
+    findings = examine(machine, environment)
+    if not machine.gpus:
+        return findings
+    return (*findings, *examine_gpu_host(inspect_gpu_host(machine.gpus)))
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -110,6 +123,40 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
         _examine_threads(machine.cores, world, environment["variables"].get("OMP_NUM_THREADS")),
         *_examine_gpus(machine, has_nvml=environment[VOLATILE]["has_nvml"]),
     )
+
+
+def examine_gpu_host(host: GpuHost) -> tuple[Finding, ...]:
+    """Return the findings about a host with GPUs, and about its NICs if it has any."""
+    xids = host.xids
+    bridges = host.acs_bridges
+    findings = [
+        _make_finding("open files", f"{host.open_files}", (host.open_files or 0) < _MIN_OPEN_FILES),
+        _examine_switch("numa balancing", host.numa_balancing, host.numa_balancing),
+        _examine_switch("iommu", host.iommu_translates, host.iommu_translates),
+        _make_finding("acs", _format_names(bridges), bool(bridges)),
+        _make_finding("gpu errors", _format_names(xids, "Xid "), bool(xids)),
+    ]
+    if host.nics:
+        is_limited = host.locked_bytes is not None and host.locked_bytes < sys.maxsize
+        locked = format_gibibytes(host.locked_bytes, "may be locked") if is_limited else "unlimited"
+        has_no_peer_memory = host.has_peer_memory is False
+        findings += [
+            _make_finding("memlock", locked, is_limited),
+            _examine_switch("peer memory", host.has_peer_memory, has_no_peer_memory),
+            Finding(topic="nearest nics", facts="; ".join(host.nics_by_gpu)),
+        ]
+    return tuple(findings)
+
+
+def _examine_switch(topic: str, is_on: bool | None, disturbs: bool | None) -> Finding:
+    facts = None if is_on is None else ("on" if is_on else "off")
+    return _make_finding(topic, facts, bool(disturbs))
+
+
+def _format_names(names: Sequence[str] | None, prefix: str = "") -> str | None:
+    if names is None:
+        return None
+    return f"{prefix}{', '.join(names)}" if names else "none"
 
 
 def render(findings: Sequence[Finding]) -> str:

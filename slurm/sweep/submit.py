@@ -13,6 +13,7 @@ from parbench.bench.results.runs import utc_now
 from parbench.bench.text import (
     UserError,
     format_duration,
+    format_error,
     format_table,
     pluralize,
 )
@@ -143,7 +144,7 @@ def submit_points(
             shutil.rmtree(jobs_folder, ignore_errors=True)
         if isinstance(error, UserError):
             raise UserError(f"{message}: {error}") from error
-        click.echo(f"parbench: interrupted: {message}", err=True)
+        click.echo(format_error(f"interrupted: {message}"), err=True)
         raise
     return jobs
 

@@ -117,6 +117,20 @@ def test_capture_reads_clock_governors_and_quota(
     assert captured["process"]["cores"] == 1
 
 
+def test_variables_include_those_of_nccl_files(tmp_path: Path) -> None:
+    files = {
+        "etc/nccl.conf": "NCCL_ALGO=Ring\nNCCL_PROTO = LL\n# NCCL_DEBUG=INFO\n",
+        "home/me/.nccl.conf": "NCCL_PROTO=Simple\n",
+    }
+    environ = {"HOME": "/home/me", "NCCL_ALGO": "Tree", "CUDA_LAUNCH_BLOCKING": "1"}
+    captured = capture_environment(environ, root=write_tree(tmp_path, files))
+    assert captured["variables"] == {
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "NCCL_ALGO": "Tree",
+        "NCCL_PROTO": "Simple",
+    }
+
+
 INTERFACES = {
     "lo": ["127.0.0.1", "::1"],
     "eth0": ["10.0.0.1", "fe80::1%eth0"],
@@ -208,6 +222,7 @@ CPU_PLACE = replace(PLACE, gpu=None)
         (PLACE, "same GPU"),
         (replace(PLACE, gpu="c"), "NVLink"),
         (replace(PLACE, host="b", switches=None), "other node"),
+        (replace(PLACE, host="b", gpu="c"), "NVLink"),
         (replace(PLACE, host="b", switches="s.1.b"), "same switch"),
         (replace(PLACE, host="b", switches="s.2.b"), "other node"),
         (replace(PLACE, boot_id="2", switches=None), "other node"),

@@ -389,7 +389,7 @@ def test_target_is_imported_from_folder(
     assert [param.name for param in definition.params] == ["mode", "depth"]
     assert capsys.readouterr().out == ""
     assert "RANK" not in os.environ
-    options = Options(target="steps.mine:prepare", settings={"depth": "1,2"})
+    options = Options(targets=("steps.mine:prepare",), settings={"depth": "1,2"})
     run_plan = plan(options)
     assert run_plan.path == str(step_folder)
     assert list_values(run_plan, "depth") == [1, 2]
@@ -407,12 +407,8 @@ def test_target_is_imported_from_folder(
 def test_broken_target_is_refused(step_folder: Path, code: str, reason: str) -> None:
     (step_folder / "broken.py").write_text(code)
     message = usage_error(define_custom_step, "broken:prepare", step_folder)
-    assert "--target 'broken:prepare'" in message
+    assert "custom step 'broken:prepare'" in message
     assert reason in message
-
-
-def test_target_without_function_is_refused(step_folder: Path) -> None:
-    assert "package.module:function" in usage_error(define_custom_step, "mine", step_folder)
 
 
 def measure_readme_step(world: World, folder: str) -> Outcome:

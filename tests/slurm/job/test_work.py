@@ -159,7 +159,7 @@ def test_work_continues_after_a_failed_point(
 @pytest.mark.parametrize(
     ("ending", "state", "reason"),
     [
-        ("bad-input", "absent", "exit code 2: parbench: --nodes 9: job 7 has 4"),
+        ("bad-input", "absent", "exit code 2: error: --nodes 9: job 7 has 4"),
         ("killed", "partial", "1 of 2 measurements are missing, the run ended with SIGKILL"),
     ],
 )
