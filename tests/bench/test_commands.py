@@ -176,6 +176,7 @@ def test_run_json_prints_the_records(call_parbench: CallParbench, ranks: FakeRan
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.usefixtures("no_page")
 def test_run_prints_its_folder_last_and_writes_a_page(
     call_parbench: CallParbench, ranks: FakeRanks
 ) -> None:

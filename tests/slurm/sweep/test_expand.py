@@ -156,7 +156,7 @@ def test_point_id_depends_on_what_is_measured() -> None:
         assert changed.with_id().id != point.id
 
 
-def test_sweep_of_the_guide_has_ten_points() -> None:
+def test_sweep_of_the_tutorial_has_ten_points() -> None:
     text = (ROOT / "docs" / "guides" / "slurm.md").read_text()
     block = text.partition("```toml\n")[2].partition("```")[0]
     points, _ = expand(msgspec.toml.decode(block, type=SweepFile), DEFINITIONS)
