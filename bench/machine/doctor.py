@@ -69,7 +69,7 @@ FIXES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Disturbance:
     """The facts about one topic, whether they disturb, and the fix or a note."""
 
     topic: str
@@ -94,7 +94,7 @@ def sample_load() -> dict[str, Any]:
 
 def examine_this_host(
     environ: Mapping[str, str], machine: Machine | None = None, *, gpus: bool = True
-) -> tuple[Finding, ...]:
+) -> tuple[Disturbance, ...]:
     """Examine this machine, without its ``gpus`` for a run on the CPU.
 
     ``machine`` is known from an earlier step.
@@ -110,7 +110,7 @@ def examine_this_host(
     return (*findings, *examine_gpu_host(inspect_gpu_host(machine.gpus)))
 
 
-def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, ...]:
+def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturbance, ...]:
     try:
         world = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
     except UserError:
@@ -125,7 +125,7 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
     )
 
 
-def examine_gpu_host(host: GpuHost) -> tuple[Finding, ...]:
+def examine_gpu_host(host: GpuHost) -> tuple[Disturbance, ...]:
     """Return the findings about a host with GPUs, and about its NICs if it has any."""
     xids = host.xids
     bridges = host.acs_bridges
@@ -143,12 +143,12 @@ def examine_gpu_host(host: GpuHost) -> tuple[Finding, ...]:
         findings += [
             _make_finding("memlock", locked, is_limited),
             _examine_switch("peer memory", host.has_peer_memory, has_no_peer_memory),
-            Finding(topic="nearest nics", facts="; ".join(host.nics_by_gpu)),
+            Disturbance(topic="nearest nics", facts="; ".join(host.nics_by_gpu)),
         ]
     return tuple(findings)
 
 
-def _examine_switch(topic: str, is_on: bool | None, disturbs: bool | None) -> Finding:
+def _examine_switch(topic: str, is_on: bool | None, disturbs: bool | None) -> Disturbance:
     facts = None if is_on is None else ("on" if is_on else "off")
     return _make_finding(topic, facts, bool(disturbs))
 
@@ -159,7 +159,7 @@ def _format_names(names: Sequence[str] | None, prefix: str = "") -> str | None:
     return f"{prefix}{', '.join(names)}" if names else "none"
 
 
-def render(findings: Sequence[Finding]) -> str:
+def render(findings: Sequence[Disturbance]) -> str:
     rows = []
     for finding in findings:
         verdict = "disturbs" if finding.disturbs else "ok"
@@ -171,15 +171,15 @@ def render(findings: Sequence[Finding]) -> str:
     return format_table(rows)
 
 
-def _make_finding(topic: str, facts: str | None, disturbs: bool, fix: str = "") -> Finding:
+def _make_finding(topic: str, facts: str | None, disturbs: bool, fix: str = "") -> Disturbance:
     """Return a finding, with a fix if it disturbs. Unknown facts do not disturb."""
     if not facts:
-        return Finding(topic=topic, facts=UNKNOWN)
+        return Disturbance(topic=topic, facts=UNKNOWN)
     fix = fix or FIXES[topic] if disturbs else ""
-    return Finding(topic=topic, facts=facts, disturbs=disturbs, fix=fix)
+    return Disturbance(topic=topic, facts=facts, disturbs=disturbs, fix=fix)
 
 
-def _examine_torch(machine: Machine) -> Finding:
+def _examine_torch(machine: Machine) -> Disturbance:
     version = machine.torch_version
     if version is None:
         facts = "not installed" if machine.torch_has_cuda is None else None
@@ -188,14 +188,14 @@ def _examine_torch(machine: Machine) -> Finding:
     return _make_finding("torch", version, is_older(version, _MIN_TORCH), fix)
 
 
-def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> list[Finding]:
+def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> list[Disturbance]:
     cores = _examine_cores(machine, affinity)
     if world is None:
-        unknown = [Finding(topic=topic, facts=UNKNOWN) for topic in ("device", "ranks")]
+        unknown = [Disturbance(topic=topic, facts=UNKNOWN) for topic in ("device", "ranks")]
         return [*unknown, cores]
     gpus = f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
     facts = f"{world.device} with {world.backend}; {gpus}"
-    device = Finding(topic="device", facts=facts, fix="; ".join(world.notes))
+    device = Disturbance(topic="device", facts=facts, fix="; ".join(world.notes))
     num_physical = min(machine.cores, machine.physical_cores or machine.cores)
     physical = f" ({num_physical} physical)" if num_physical < machine.cores else ""
     facts = f"{world.nproc} on {pluralize(machine.cores, 'core')}{physical}"
@@ -206,7 +206,7 @@ def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> 
     return [device, _make_finding("ranks", facts, world.nproc > num_physical, fix), cores]
 
 
-def _examine_cores(machine: Machine, affinity: str) -> Finding:
+def _examine_cores(machine: Machine, affinity: str) -> Disturbance:
     num_allowed = len(parse_cpus(affinity))
     has_quota = machine.cores < num_allowed
     facts = f"{machine.cores} available"
@@ -217,7 +217,7 @@ def _examine_cores(machine: Machine, affinity: str) -> Finding:
     return _make_finding("cores", facts, has_quota)
 
 
-def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Finding]:
+def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Disturbance]:
     host = environment["host"]
     load = environment[VOLATILE]
     host_cores = machine.host_cores or 0  # The load average counts all of them.
@@ -250,7 +250,7 @@ def _format(value: float | None, template: str) -> str | None:
     return None if value is None else template.format(value)
 
 
-def _examine_interface(environment: Mapping[str, Any]) -> Finding:
+def _examine_interface(environment: Mapping[str, Any]) -> Disturbance:
     host = environment["host"]
     chosen_interface = environment["variables"].get("GLOO_SOCKET_IFNAME")
     if chosen_interface:
@@ -262,7 +262,7 @@ def _examine_interface(environment: Mapping[str, Any]) -> Finding:
     return _make_finding("interface", facts, is_local)
 
 
-def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) -> Finding:
+def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) -> Disturbance:
     num_ranks = world.nproc if world is not None else 0
     match = re.match(r"\d+", variable or "")  # "4,2" is four threads, each of which may start two.
     num_threads = int(match[0]) * num_ranks if match else 0
@@ -272,7 +272,7 @@ def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) 
     return _make_finding("threads", facts, num_threads > cores, fix)
 
 
-def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Finding]:
+def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Disturbance]:
     """Return the findings about GPUs; without a GPU only if one is expected."""
     findings = []
     if machine.silent_gpus:
@@ -289,17 +289,17 @@ def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Finding]:
     return findings
 
 
-def _examine_cuda_version(machine: Machine) -> Finding:
+def _examine_cuda_version(machine: Machine) -> Disturbance:
     """Examine whether the driver is new enough for torch."""
     old_driver = describe_driver_mismatch(machine)
     if old_driver:
         return _make_finding("gpu cuda", old_driver, True, suggest_driver(machine))
     driver = f"driver supports CUDA up to {machine.driver_cuda_version}"
     facts = f"{driver}, torch is built for CUDA {machine.torch_cuda_version}"
-    return Finding(topic="gpu cuda", facts=facts)
+    return Disturbance(topic="gpu cuda", facts=facts)
 
 
-def _examine_topic(topic: GpuTopic, gpus: Sequence[Gpu]) -> Finding:
+def _examine_topic(topic: GpuTopic, gpus: Sequence[Gpu]) -> Disturbance:
     """Return a finding about all GPUs; those with the same facts are named together."""
     indices: dict[str, list[int]] = {}
     for position, gpu in enumerate(gpus):
