@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from parbench.bench.command_line import RunPath
+from parbench.bench.command_line import RunPath, format_option
 from parbench.bench.commands import limits_option
 from parbench.bench.text import format_list
 from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
@@ -16,7 +16,6 @@ from parbench.reports.options import (
     FIGURE_FORMATS,
     REPORT_FORMATS,
     figure_option,
-    form_option,
     history_option,
     min_effect_option,
     runs_option,
@@ -74,7 +73,7 @@ def _split_formats(
     help="File to write. Default for html: report.html in the folder of the run, or in the current "
     "folder for several runs. Other formats go to standard output by default.",
 )
-@form_option(type=click.Choice(REPORT_FORMATS), default="html")
+@format_option(type=click.Choice(REPORT_FORMATS), default="html")
 @click.option(
     "--figures",
     metavar="FOLDER",
@@ -168,7 +167,7 @@ def explain(
 @click.command(epilog=_COMPARE_EXAMPLES)
 @click.argument("base", type=RunPath())
 @click.argument("new", type=RunPath())
-@form_option(type=click.Choice(COMPARE_FORMATS), default="table")
+@format_option(type=click.Choice(COMPARE_FORMATS), default="tables")
 @_output_option(help="File to write, instead of standard output.")
 @min_effect_option
 @click.option(

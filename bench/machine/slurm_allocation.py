@@ -1,5 +1,6 @@
 """The nodes of a Slurm job: the layout of ranks, their machines, and the driver's addresses."""
 
+import math
 import os
 import re
 import shutil
@@ -72,6 +73,29 @@ def _parse_tasks(text: str) -> int | None:
     return parse_count(re.sub(r"\(x\d+\)$", "", text))
 
 
+def parse_nodes(text: str) -> tuple[int, str | None]:
+    """Return a number of nodes, and the nodes if the text is a list such as ``n1,n[3-4]``."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text), None
+    num_nodes = 0
+    # Commas inside brackets separate numbers of nodes.
+    for name in re.split(r",(?![^\[]*\])", text):
+        ranges = re.findall(r"\[([^\]]*)\]", name)
+        num_nodes += math.prod(map(_count_numbers, ranges))
+    return num_nodes, text
+
+
+def _count_numbers(ranges: str) -> int:
+    """Return how many numbers ``1,3-4`` contains."""
+    count = 0
+    for text in ranges.split(","):
+        first, _, last = text.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise UserError(f"--nodes: {text!r} is not a number or a range such as 3-4")
+        count += int(last or first) - int(first) + 1
+    return count
+
+
 def check_srun() -> None:
     if shutil.which("srun") is None:
         raise UserError(
@@ -105,7 +129,7 @@ def choose_layout(
         raise UserError(f"--nodes {num_nodes}: job {allocation.job} has {available}")
     if num_nodes * ntasks_per_node < 2:
         raise UserError(
-            "needs at least 2 ranks, and this is one node with one: use --nodes 2 or --ntasks-per-node 2"
+            "needs at least 2 ranks, and this is one node with one: use --nodes 2 or --nproc 2"
         )
     check_known("--distribution", distribution, ("block", "cyclic"))
     return NodeLayout(

@@ -76,7 +76,7 @@ def choose_world(
     backend: str | None,
     device: str | None,
     allow_single: bool,
-    one_gpu_options: str = "--nproc 1 --allow-single --device cuda",
+    one_gpu_options: str = "--nproc 1 --device cuda",
 ) -> WorldSpec:
     """Choose the world for these options, of which None is the default.
 
@@ -232,7 +232,7 @@ def _check_world(
         is_single_gpu = device == "cuda" and num_gpus == 1
         gpu = " (one GPU was found)" if is_single_gpu else ""
         cpu = " --device cpu" if is_single_gpu else ""
-        fix = f"use --nproc 2{cpu}, or --allow-single if one rank is meant"
+        fix = f"use --nproc 2{cpu}, or --nproc 1 if one rank is meant"
         raise UserError(f"--nproc 1{gpu}: needs at least 2 ranks; did each node start alone? {fix}")
     if backend == "nccl" and ranks > num_gpus:
         _check_sharing(machine, ranks)

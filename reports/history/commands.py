@@ -6,11 +6,10 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from parbench.bench.command_line import BranchName, RunPath
+from parbench.bench.command_line import BranchName, RunPath, format_option
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.reports.options import (
     figure_option,
-    form_option,
     history_option,
     min_effect_option,
     unknown_option,
@@ -144,7 +143,7 @@ def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> N
     show_default=True,
     help="Number of most recent runs to compare with.",
 )
-@form_option(type=click.Choice(("table", "markdown", "json")), default="table")
+@format_option(type=click.Choice(("tables", "markdown", "json")), default="tables")
 @unknown_option
 @_file_option
 def check(
