@@ -89,7 +89,7 @@ def build_options(case: str | None, arguments: Mapping[str, object]) -> list[str
 def run_parbench(options: Sequence[str]) -> tuple[Record, ...]:
     """Return the records of ``parbench run``. The test fails if there is no run."""
     with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
-        command = [*PARBENCH, "run", *options, "--out", folder, "--format", "json"]
+        command = [*PARBENCH, "run", *options, "--out", folder, "--format=json"]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
         for path in Path(folder).glob("*/run.json"):
             return load_run(path.parent).records

@@ -257,7 +257,7 @@ def run_repetition(
     log(f"{side.name.upper()}: {side.text}")
     command = [side.python or sys.executable, "-m", "parbench", "run", *options]
     command += ["--repetitions", "1", "--budget", f"{seconds:.0f}s", "--out", str(folder)]
-    command += ["--format", "json"]
+    command += ["--format=json"]
     try:
         child = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
     except OSError as error:

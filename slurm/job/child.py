@@ -31,7 +31,7 @@ Command = Callable[[PointRequest], list[str]]
 
 def build_command(request: PointRequest) -> list[str]:
     """Return the command ``parbench run`` of a point. With ``--format json`` it writes no report."""
-    command = [*PARBENCH, "run", "--format", "json"]
+    command = [*PARBENCH, "run", "--format=json"]
     nodes = ",".join(request.nodes)
     if request.run is not None and nodes:
         command += ["--nodes", nodes]

@@ -51,7 +51,7 @@ def measure_rounds(
     write_output(plan, encode_json(make_plan_file(rounds, setup)))
     command = [*PARBENCH, "run", "--launcher", "srun", "--nodes", ",".join(nodes)]
     command += ["--nproc", str(setup.rails), "--distribution", "block"]
-    command += ["--cases", str(plan), "--out", str(folder), "--format", "json"]
+    command += ["--cases", str(plan), "--out", str(folder), "--format=json"]
     code = run_child(command).returncode
     runs = list_runs(folder)
     if not runs:
