@@ -110,7 +110,8 @@ def report(
 @click.argument("run", type=RunPath())
 @click.option("--all", "show_all", is_flag=True, help="Print all tables with all rows.")
 @click.option("--watch", is_flag=True, help="Follow a run until it ends.")
-def show(run: Path, show_all: bool, watch: bool) -> None:
+@format_option(type=click.Choice(("tables", "json")), default="tables")
+def show(run: Path, show_all: bool, watch: bool, form: str) -> None:
     """Print the results of a run in the terminal.
 
     RUN is the folder of a run, latest, or the folder of a sweep. The exit code is that of the run:
@@ -120,8 +121,10 @@ def show(run: Path, show_all: bool, watch: bool) -> None:
         from parbench.reports.render.show import follow
 
         click.get_current_context().exit(follow(run, show_all=show_all))
-    from parbench.reports.render.show import show_again
+    from parbench.reports.render.show import build_report, show_again
 
+    if form == "json":
+        click.get_current_context().exit(build_report([run], form))
     click.get_current_context().exit(show_again(run, show_all=show_all))
 
 

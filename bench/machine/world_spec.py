@@ -232,8 +232,10 @@ def _check_world(
         is_single_gpu = device == "cuda" and num_gpus == 1
         gpu = " (one GPU was found)" if is_single_gpu else ""
         cpu = " --device cpu" if is_single_gpu else ""
-        fix = f"use --nproc 2{cpu}, or --nproc 1 if one rank is meant"
-        raise UserError(f"--nproc 1{gpu}: needs at least 2 ranks; did each node start alone? {fix}")
+        raise UserError(
+            f"one rank{gpu}: at least 2 ranks are needed. Did each node start alone?",
+            hint=f"--nproc 2{cpu}, or --nproc 1 if one rank is meant",
+        )
     if backend == "nccl" and ranks > num_gpus:
         _check_sharing(machine, ranks)
 

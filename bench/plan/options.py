@@ -338,7 +338,7 @@ def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> 
 def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldSpec, NodeLayout]:
     machine = inspect_rank_machine(os.environ, allocation)
     has_several_nodes = allocation.nodes > 1
-    ntasks_per_node = options.nproc or allocation.ntasks_per_node
+    ntasks_per_node = allocation.ntasks_per_node if options.nproc is None else options.nproc
     has_one_gpu = machine.torch_has_cuda and len(machine.gpus) == 1
     if ntasks_per_node is None and has_one_gpu and has_several_nodes and options.device != "cpu":
         ntasks_per_node = 1

@@ -103,8 +103,8 @@ def build_report(
     output: Path | None = None,
     figures: Path | None = None,
     formats: Sequence[str] = (),
-) -> None:
-    """Write the report of one run, of several, or of a sweep.
+) -> int:
+    """Write the report of one run, of several, or of a sweep, and return its exit code.
 
     A page goes to ``output``, by default ``report.html`` in the folder of the run or of the sweep, or
     in the current folder for several runs. Its path is printed. Other formats go to ``output`` or to
@@ -122,6 +122,7 @@ def build_report(
     else:
         write_output(target, content)
         click.echo(str(target))
+    return report.code
 
 
 def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:
