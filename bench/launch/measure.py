@@ -162,7 +162,7 @@ def run_options(
         )
     if joined is not None:
         problem = "--resume starts its own ranks, and this one is there already (RANK)"
-        raise UserError(f"{problem}: start it by itself")
+        raise UserError(problem, hint="start parbench run without a launcher")
     _refuse_options_of_plan(options)
     if limits is not None:
         plan = load_run(resume_path).info.plan
@@ -192,7 +192,7 @@ def _refuse_options_of_plan(options: Options) -> None:
         may_differ = field.name in ("nodelist", "budget")
         if value and value != field.default and not may_differ:
             name = names.get(field.name, f"--{field.name.replace('_', '-')}")
-            raise UserError(f"--resume goes on with the run's own plan; leave out {name}")
+            raise UserError("--resume goes on with the run's own plan", hint=f"leave out {name}")
 
 
 def resume(
@@ -244,8 +244,8 @@ def refuse_few_open_files() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < MIN_OPEN_FILES:
         raise UserError(
-            f"ulimit -n = {limit}: ranks need at least {MIN_OPEN_FILES} open files; "
-            "write ulimit -n 1024 before parbench"
+            f"ulimit -n = {limit}: ranks need at least {MIN_OPEN_FILES} open files",
+            hint="ulimit -n 1024",
         )
 
 

@@ -56,9 +56,9 @@ class Allocation:
     def find(environ: Mapping[str, str]) -> "Allocation":
         """Return the allocation of this process; raises UserError if it has none."""
         if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NUM_NODES" not in environ:
-            fix = "start it in an sbatch script or under salloc, or let parbench slurm submit do so"
             raise UserError(
-                f"--launcher srun needs an allocation, and SLURM_JOB_ID is not set: {fix}"
+                "--launcher srun needs an allocation, and SLURM_JOB_ID is not set",
+                hint="start it in an sbatch script or under salloc, or use parbench slurm submit",
             )
         return Allocation(
             job=environ["SLURM_JOB_ID"],
@@ -99,7 +99,8 @@ def _count_numbers(ranges: str) -> int:
 def check_srun() -> None:
     if shutil.which("srun") is None:
         raise UserError(
-            "--launcher srun: srun is not in the PATH; load Slurm's module, or leave out --launcher"
+            "--launcher srun: srun is not in the PATH",
+            hint="load Slurm's module, or leave out --launcher",
         )
 
 
@@ -129,7 +130,8 @@ def choose_layout(
         raise UserError(f"--nodes {num_nodes}: job {allocation.job} has {available}")
     if num_nodes * ntasks_per_node < 2:
         raise UserError(
-            "needs at least 2 ranks, and this is one node with one: use --nodes 2 or --nproc 2"
+            "one rank on one node: at least 2 ranks are needed",
+            hint="--nodes 2 or --nproc 2",
         )
     check_known("--distribution", distribution, ("block", "cyclic"))
     return NodeLayout(

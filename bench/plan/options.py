@@ -231,7 +231,7 @@ def _check_settings(
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
     if "mesh" in settings and "mesh" not in declared:
-        raise UserError(f"mesh is not a parameter of {owner}: write --group AXIS with --mesh")
+        raise UserError(f"mesh is not a parameter of {owner}", hint="--mesh MESH --group AXIS")
     refuse_unknown(settings, declared, owner)
 
 
@@ -322,7 +322,7 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
 def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> WorldSpec:
     if options.nproc not in (None, joined.size):
         problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
-        raise UserError(f"--nproc {options.nproc}: {problem}; leave it out")
+        raise UserError(f"--nproc {options.nproc}: {problem}", hint="leave out --nproc")
     # A launcher that binds each rank to cores leaves this rank only its own.
     cores_of_launcher = try_call(lambda: count_available_cores(pid=os.getppid())) or 1
     spec = choose_world(
@@ -378,7 +378,7 @@ def _find_allocation(options: Options, joined: Joined | None) -> Allocation | No
         }
         for option, value in values.items():
             if value is not None:
-                raise UserError(f"{option} {value} requires --launcher srun")
+                raise UserError(f"{option} {value} requires srun", hint="add --launcher srun")
         return None
     if joined is not None:
         raise UserError("--launcher srun starts ranks, and RANK is set: this one is there already")
@@ -412,7 +412,8 @@ def _apply_mesh(options: Options, joined: Joined | None) -> Options:
     if mesh is None:
         return options
     if "mesh" in settings:
-        raise UserError(f"--mesh {mesh} and --set mesh={settings['mesh']} conflict: leave out one")
+        conflict = f"--mesh {mesh} and --set mesh={settings['mesh']} conflict"
+        raise UserError(conflict, hint="leave out one of them")
     options = replace(options, settings={**settings, "mesh": mesh})
     sizes = {_count_mesh_ranks(text) for text in mesh.split(";")}
     is_possible = len(sizes) == 1 and (sizes != {1} or options.allows_single_rank)
