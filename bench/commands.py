@@ -9,29 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from parbench.bench.choices import (
+    BACKENDS,
+    DEVICES,
+    DISTRIBUTIONS,
+    LAUNCHERS,
+    PRESET_NAMES,
+)
+from parbench.bench.command_line import RUNS_FOLDER, CaseName, RunPath
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
     from parbench.bench.results.tables import Document
-
-
-class RunPath(click.Path):
-    """The folder of a run. ``latest`` is the newest in ``runs``, ``DIR/latest`` that in DIR."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the folder. Raises ``UserError`` for ``latest`` without a run."""
-        from parbench.bench.results.runs import list_runs
-
-        path = Path(value)
-        if path.name != "latest" or path.exists():
-            return path
-        folder = path.parent if path.parent != Path() else Path("runs")
-        runs = list_runs(folder)
-        if not runs:
-            raise UserError(f"{path}: {folder} contains no run; parbench run makes one")
-        return runs[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +74,17 @@ limits_option = click.option(
 
 
 @click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
+@click.argument("cases", metavar="[CASE]...", nargs=-1, type=CaseName())
 @click.option(
     "--preset",
+    type=click.Choice(PRESET_NAMES),
     help="smoke (90 s), node (under 2 min; the default without --only) or full (10 min).",
 )
 @click.option(
     "--only",
     multiple=True,
-    metavar="GLOB",
-    help="Only cases of this name, such as ddp or 'p2p.*'.",
+    hidden=True,
+    help="Deprecated.",
 )
 @click.option(
     "--set",
@@ -106,8 +100,12 @@ limits_option = click.option(
     type=int,
     help="Ranks on this node; default: the mesh's, one per GPU, or one per core up to 8.",
 )
-@click.option("--backend", help="gloo or nccl; default: what fits the device.")
-@click.option("--device", help="cpu or cuda; default: cuda where there are two GPUs.")
+@click.option(
+    "--backend", type=click.Choice(BACKENDS), help="Default: nccl on GPUs, otherwise gloo."
+)
+@click.option(
+    "--device", type=click.Choice(DEVICES), help="Default: cuda where there are two GPUs."
+)
 @click.option(
     "--repetitions",
     type=int,
@@ -127,7 +125,7 @@ limits_option = click.option(
 )
 @click.option(
     "--launcher",
-    type=click.Choice(("local", "srun")),
+    type=click.Choice(LAUNCHERS),
     default="local",
     help="What starts the ranks: parbench on this node, or srun on a Slurm allocation's nodes.",
 )
@@ -143,8 +141,8 @@ limits_option = click.option(
 )
 @click.option(
     "--distribution",
-    metavar="ORDER",
-    help="With srun: block (fill a node first; the default) or cyclic.",
+    type=click.Choice(DISTRIBUTIONS),
+    help="With srun: block fills a node first. Default: block.",
 )
 @click.option(
     "--nodelist",
@@ -172,7 +170,7 @@ limits_option = click.option(
     metavar="SPEED",
     help="The links' speed, such as 400Gbit; efficiency is printed against it.",
 )
-@click.option("--target", metavar="MODULE:FUNCTION", help="Measure a custom step.")
+@click.option("--target", hidden=True, help="Deprecated.")
 @click.option(
     "--plan",
     "plan_file",
@@ -180,7 +178,7 @@ limits_option = click.option(
     help="A TOML or JSON file of cases, and of: preset, nproc, backend, device, repetitions, budget, timeout.",
 )
 @limits_option
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs go.")
+@click.option("--out", type=click.Path(path_type=Path), default=RUNS_FOLDER, help="Where runs go.")
 @click.option(
     "--resume",
     type=RunPath(),
@@ -211,9 +209,9 @@ def run(
     hooks: AppHooks,
     /,
     *,
-    settings: tuple[str, ...],
-    sizes: str | None,
-    dtype: str | None,
+    cases: tuple[str, ...],
+    only: tuple[str, ...],
+    target: str | None,
     limits: Path | None,
     out: Path,
     resume: Path | None,
@@ -223,6 +221,9 @@ def run(
     **options: Any,
 ) -> None:
     """Measure collectives, point-to-point and training steps.
+
+    CASE is a name or a glob, such as ddp or 'p2p.*', or module:function for a custom step. parbench
+    list shows all names. Without a CASE the preset chooses.
 
     Results are verified before timing counts. The last line printed is the run's folder, which
     holds report.html.
@@ -235,10 +236,22 @@ def run(
     if as_json and output_format != "tables":
         problem = f"--json and --format {output_format} are different forms of the output"
         raise UserError(f"{problem}: leave out one of them")
-    short_settings = {"size_bytes": sizes, "dtype": dtype}
-    texts = [f"{name}={text}" for name, text in short_settings.items() if text is not None]
+    names = (*only, *cases)
+    targets = tuple(name for name in names if ":" in name)
+    if target is not None:
+        targets = (*targets, target)
+    if resume is not None:
+        # It has its own plan, whatever the defaults of the project are.
+        options = {name: value for name, value in options.items() if _is_typed(name)}
+    settings = list(options.pop("settings", ()))
+    for option, name in (("sizes", "size_bytes"), ("dtype", "dtype")):
+        text = options.pop(option, None)
+        if text is not None:
+            settings.append(f"{name}={text}")
     plan_options = Options(
-        settings=parse_settings([*settings, *texts]),
+        only=tuple(name for name in names if ":" not in name),
+        targets=targets,
+        settings=parse_settings(settings),
         preset_overrides=_NCCL_TESTS_OVERRIDES if output_format == "nccl-tests" else {},
         **options,
     )
@@ -262,6 +275,12 @@ def run(
     sys.exit(code)
 
 
+def _is_typed(name: str) -> bool:
+    """Return whether an option is on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE
+
+
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     """Return ``NAME=VALUE`` options by name.
 
@@ -273,10 +292,10 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
         name = name.strip()
         if not equals or not name:
             hint = "write NAME=VALUE, or NAME=VALUE,VALUE"
-            raise UserError(f"--set {setting!r} is not understood: {hint}")
+            raise UserError(f"--set {setting!r} is not understood", hint=hint)
         if name in texts:
             hint = f"write its values together: {name}=VALUE,VALUE"
-            raise UserError(f"--set {name} is given twice; {hint}")
+            raise UserError(f"--set {name} is given twice", hint=hint)
         texts[name] = text
     return texts
 
@@ -290,7 +309,7 @@ Examples:
 
 
 @click.command("list", epilog=_LIST_EXAMPLES)
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=CaseName())
 @click.option("--markdown", is_flag=True, help="Print tables of names and parameters as Markdown.")
 @click.pass_obj
 def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
@@ -353,7 +372,7 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
 
 
 @click.command(epilog=_CHECK_EXAMPLES, context_settings={"show_default": True})
-@click.option("--device", help="cpu or cuda; default: cuda where there is a GPU.")
+@click.option("--device", type=click.Choice(DEVICES), help="Default: cuda where there is a GPU.")
 @click.option(
     "--nproc",
     type=click.IntRange(min=1),

@@ -20,8 +20,20 @@ _LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 
 class UserError(ValueError):
     """A bad input, which ends the command with exit code 2.
 
-    The message has the value, its place and what is allowed.
+    The message has the value, its place and what is allowed. The hint is what to type instead.
     """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def format_error(message: str, hint: str = "") -> str:
+    """Return the lines ``error: MESSAGE`` and, if there is a hint, ``hint: HINT``."""
+    lines = [f"error: {message}"]
+    if hint:
+        lines.append(f"hint: {hint}")
+    return escape_unprintable("\n".join(lines), "\n")
 
 
 def escape_unprintable(text: str, allowed: str = "") -> str:
@@ -64,8 +76,11 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def get_last_line(output: str) -> str:
-    """Return the last line that is not blank, where programs report errors, or ``""``."""
-    return output.strip().rpartition("\n")[2].strip()
+    """Return the last line that is not blank and not a hint, where programs report errors."""
+    for line in reversed(output.splitlines()):
+        if line.strip() and not line.startswith("hint: "):
+            return line.strip()
+    return ""
 
 
 def parse_size(text: str) -> int:

@@ -9,11 +9,16 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
+
+from parbench.bench.commands import AppHooks
+from parbench.bench.text import UserError, format_error
+from parbench.defaults import read_defaults
 
 if TYPE_CHECKING:
     from parbench.bench.results.tables import Document
@@ -39,8 +44,41 @@ COMMANDS = {
 DEFINITIONS = ("parbench.bench.plan.catalogue", "parbench.workloads.catalogue")
 
 
+class CommandLineError(click.ClickException):
+    """A user's error, printed as ``error:`` and ``hint:``."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: Any = None) -> None:
+        """Print the error to standard error."""
+        click.echo(format_error(self.message, self.hint), file=file, err=True)
+
+
+@contextmanager
+def convert_user_errors() -> Iterator[None]:
+    """Raise ``CommandLineError`` for a user's error, and for one that click finds."""
+    try:
+        yield
+    except UserError as error:
+        raise CommandLineError(str(error), error.hint) from error
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        hint = f"{error.ctx.command_path} --help" if error.ctx else ""
+        raise CommandLineError(error.format_message(), hint) from error
+
+
 class LazyGroup(click.Group):
-    """A group that imports a command when it is asked for, and ends a user's error with one sentence and code 2."""
+    """A group that imports a command when it is used. A user's error ends it with exit code 2."""
+
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        """Return the context of the group. Errors in its own options are converted."""
+        with convert_user_errors():
+            return super().make_context(*args, **settings)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""
@@ -65,17 +103,12 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. A ``UserError`` prints one message and exits with 2, any other error exits with 4."""
+        """Run the command. A user's error exits with code 2, any other error with code 4."""
         try:
-            from parbench.bench.text import UserError, escape_unprintable
-
-            return super().invoke(ctx)
-        except KeyboardInterrupt:  # which may come while the line above is read
-            click.echo("parbench: interrupted", err=True)
-        except UserError as error:
-            message = escape_unprintable(str(error), "\n")
-            click.echo(f"parbench: {message}", err=True)
-            sys.exit(2)
+            with convert_user_errors():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(format_error("interrupted"), err=True)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
@@ -84,14 +117,14 @@ class LazyGroup(click.Group):
                 errno.ELOOP,
                 errno.ENOTDIR,
             ):
-                click.echo(f"parbench: {error.filename} cannot be used: {error.strerror}", err=True)
-                raise click.exceptions.Exit(2) from error  # whichever option named it
+                # Any option may have named the file.
+                message = f"{error.filename} cannot be used: {error.strerror}"
+                raise CommandLineError(message, "") from error
             if is_out_of_memory(error):
-                click.echo("parbench: the memory is full", err=True)
+                click.echo(format_error("the memory is full"), err=True)
             elif is_missing_package(error):
-                click.echo(
-                    f"parbench: the Python package {error.name!r} is not installed", err=True
-                )
+                message = f"the Python package {error.name!r} is not installed"
+                click.echo(format_error(message), err=True)
             else:
                 traceback.print_exc()
         sys.exit(4)
@@ -121,6 +154,13 @@ def run() -> None:
     main()
 
 
+_EPILOG = """\b
+Start with: parbench run
+
+\b
+Defaults of options: the environment, such as PARBENCH_RUN_OUT=/data/runs, or
+parbench.toml in the working folder, with a table such as [run] out = "/data/runs".
+"""
 _FIRST = """\
 parbench measures how this machine communicates, and what that costs a training step.
 
@@ -129,29 +169,6 @@ parbench measures how this machine communicates, and what that costs a training 
   parbench plan search --model llama3-8b --gpus 64    predict a training step, without GPUs
 
 All commands: parbench --help"""
-
-
-@click.group(
-    cls=LazyGroup,
-    invoke_without_command=True,
-    epilog="Start with: parbench run",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-@click.version_option(package_name="parbench", prog_name="parbench")
-@click.pass_context
-def main(ctx: click.Context) -> None:
-    """Measure how this machine communicates, and what that costs a training step."""
-    from parbench.bench.commands import AppHooks
-
-    ctx.obj = AppHooks(
-        modules=DEFINITIONS,
-        show_run=_show,
-        compute_exit_code=_exit_code,
-        write_report=_report,
-        render_document=_render,
-    )
-    if ctx.invoked_subcommand is None:
-        click.echo(_FIRST)
 
 
 def _show(path: Path, form: str, show_all: bool, limits: Path | None) -> int:
@@ -190,3 +207,37 @@ def _report(runs: Sequence[Path], output: Path) -> None:
     from parbench.reports.render.show import write_report
 
     write_report(runs, output)
+
+
+HOOKS = AppHooks(
+    modules=DEFINITIONS,
+    show_run=_show,
+    compute_exit_code=_exit_code,
+    write_report=_report,
+    render_document=_render,
+)
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    epilog=_EPILOG,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "PARBENCH",
+        "obj": HOOKS,
+    },
+)
+@click.version_option(package_name="parbench", prog_name="parbench", allow_from_autoenv=False)
+@click.option(
+    "--color/--no-color", default=None, help="Color the output. Default: only in a terminal."
+)
+@click.pass_context
+def main(ctx: click.Context, color: bool | None) -> None:
+    """Measure how this machine communicates, and what that costs a training step."""
+    if color is not None:
+        os.environ["NO_COLOR"] = "" if color else "1"
+        os.environ["FORCE_COLOR"] = "1" if color else ""
+    ctx.default_map = read_defaults(ctx)
+    if ctx.invoked_subcommand is None:
+        click.echo(_FIRST)

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from parbench.bench.commands import RunPath, limits_option
+from parbench.bench.command_line import RunPath
+from parbench.bench.commands import limits_option
 from parbench.bench.text import format_list
 from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
 from parbench.reports.options import (

@@ -50,9 +50,14 @@ def test_no_arguments_suggests_commands() -> None:
     [
         ("parbench history an", "annotate"),
         ("parbench run --lim", "--limits"),
+        ("parbench run all_red", "all_reduce all_reduce_two_step"),
+        ("parbench run --preset s", "smoke"),
+        ("parbench show la", "latest"),
     ],
 )
-def test_bash_completion(typed: str, completions: str) -> None:
+def test_bash_completion(typed: str, completions: str, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "1").mkdir(parents=True)
+    (tmp_path / "runs" / "1" / "run.json").touch()
     script = """
     eval "$(_PARBENCH_COMPLETE=bash_source parbench)"
     COMP_WORDS=($TYPED)
@@ -64,6 +69,7 @@ def test_bash_completion(typed: str, completions: str) -> None:
     completed = subprocess.run(
         ["bash", "--norc", "-ec", script],
         env={**os.environ, "PATH": path, "TYPED": typed},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
@@ -74,15 +80,15 @@ def test_bash_completion(typed: str, completions: str) -> None:
 @pytest.mark.parametrize(
     ("error", "last_line"),
     [
-        (KeyboardInterrupt(), "parbench: interrupted"),
-        (MemoryError(), "parbench: the memory is full"),
+        (KeyboardInterrupt(), "error: interrupted"),
+        (MemoryError(), "error: the memory is full"),
         (
             ImportError("x.so: failed to map segment from shared object"),
-            "parbench: the memory is full",
+            "error: the memory is full",
         ),
         (
             ModuleNotFoundError("No module named 'jinja2'", name="jinja2"),
-            "parbench: the Python package 'jinja2' is not installed",
+            "error: the Python package 'jinja2' is not installed",
         ),
         (
             ModuleNotFoundError(
@@ -118,8 +124,8 @@ def test_crash_exit_code_is_4(
         ("--set layers", ["'layers'", "NAME=VALUE"]),
         ("--only tp --nproc 4 --set heads=2", ["heads(2) % tp(4) != 0"]),
         ("--only tp_fsdp --nproc 4 --set tp=3", ["tp(3) != world size(4)"]),
-        ("--preset nodes", ["nodes", "did you mean 'node'"]),
-        ("--backend mpi", ["mpi", "gloo or nccl"]),
+        ("--preset nodes", ["nodes", "'node'"]),
+        ("--backend mpi", ["mpi", "'gloo', 'nccl'"]),
         ("--budget soon", ["soon", "90s"]),
         ("--timeout 99999999h", ["99999999h", "500h"]),
         ("--plan absent.toml", ["absent.toml"]),
@@ -137,9 +143,11 @@ def test_bad_option_is_one_line_and_starts_nothing(
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert not Path("runs").exists()
-    [line] = result.stderr.splitlines()
+    line, *hints = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert all(hint.startswith("hint: ") for hint in hints)
     for part in parts:
-        assert part in line
+        assert part in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -160,6 +168,18 @@ def test_bad_plan_file_names_the_place(
     assert result.exit_code == 2, result.output
     for part in parts:
         assert part in result.stderr
+
+
+def test_defaults_come_from_environment_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PARBENCH_RUN_NPROC", "0")
+    assert "--nproc 0" in invoke("run").stderr
+    Path("parbench.toml").write_text("run.budget = 'soon'")
+    assert "'soon'" in invoke("run", "--nproc", "2").stderr
+    Path("parbench.toml").write_text("run.budge = '5s'")
+    assert "run.budge is not known; did you mean 'budget'?" in invoke("run").stderr
 
 
 @pytest.mark.parametrize(

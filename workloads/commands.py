@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from parbench.bench.commands import AppHooks, RunPath
+from parbench.bench.command_line import RunPath
+from parbench.bench.commands import AppHooks
 
 if TYPE_CHECKING:
     from parbench.workloads.planner.plan_command import Answer, MachineOptions, StepOptions
@@ -305,6 +306,7 @@ class _Output:
     def write(self, context: click.Context, answer: "Answer") -> None:
         """Write or print the document. A problem ends the command with code 2."""
         from parbench.bench.files import write_output
+        from parbench.bench.text import format_error
 
         content = context.ensure_object(AppHooks).render_document(answer.document, self.form)
         if self.path is None:
@@ -313,7 +315,7 @@ class _Output:
             write_output(self.path, content)
             click.echo(str(self.path))
         if answer.problem:
-            click.echo(f"parbench: {answer.problem}", err=True)
+            click.echo(format_error(answer.problem), err=True)
             context.exit(2)
 
 

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from parbench.bench.choices import BACKENDS, DEVICES
 from parbench.bench.machine.machine import SHARING_VARIABLE, Machine, is_older
 from parbench.bench.text import UserError, format_list, pluralize, suggest_similar
 
-DEVICES = ("cpu", "cuda")
-BACKENDS = ("gloo", "nccl")
 _MAX_RANKS = 1 << 12
 _MAX_DEFAULT_RANKS = 8  # on cores
 _SHARING_NCCL = (2, 30)  # the first version with NCCL_MULTI_RANK_GPU_ENABLE

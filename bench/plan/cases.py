@@ -37,7 +37,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_custom(self) -> bool:
-        """True for a custom step, from ``--target``."""
+        """True for a custom step, from ``module:function``."""
         return self.name.startswith("custom.")
 
     @property

@@ -1,4 +1,4 @@
-"""Definitions of custom steps, from the function that ``--target`` names."""
+"""Definitions of custom steps, from the functions ``module:function`` that a run names."""
 
 import inspect
 import os
@@ -22,8 +22,6 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
     Modules in ``folder`` can be imported too. Raises ``UserError`` if the import fails or a
     parameter cannot be set.
     """
-    if ":" not in target:
-        raise UserError(f"--target {target!r} names no function: write package.module:function")
     from parbench.bench.rank.runner import load_target  # Other runs start without torch.
 
     if str(folder) not in sys.path:
@@ -36,7 +34,7 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
             params = list_params(load_target(target))
     except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raise UserError(f"--target {target!r} cannot be used: {kind}{error}") from error
+        raise UserError(f"custom step {target!r} cannot be used: {kind}{error}") from error
     finally:
         # Variables that the module sets are for the ranks, which import it themselves.
         os.environ.clear()

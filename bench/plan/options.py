@@ -66,7 +66,7 @@ class Options:
 
     preset: str | None = None
     only: tuple[str, ...] = ()
-    target: str | None = None
+    targets: tuple[str, ...] = ()  # the functions of custom steps
     settings: Mapping[str, str] = field(default_factory=dict)  # text of ``--set`` by parameter
     # Values that the output format needs. They take precedence over the preset, not the user.
     preset_overrides: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Options:
 
     @property
     def has_named_cases(self) -> bool:
-        return bool(self.only or self.entries or self.target)
+        return bool(self.only or self.entries or self.targets)
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
@@ -101,10 +101,11 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     impossible here.
     """
     folder = Path.cwd()
-    if options.target is None:
-        catalogue = load_catalogue(modules)
-    else:
-        catalogue = (define_custom_step(options.target, folder),)
+    catalogue = load_catalogue(modules)
+    if options.targets:
+        steps = [define_custom_step(target, folder) for target in options.targets]
+        catalogue = (*catalogue, *steps)
+        options = replace(options, only=(*options.only, *(step.name for step in steps)))
     has_budget = options.budget is not None  # on the command line
     options = _apply_plan_file(options)
     options = _apply_mesh(options, joined)
@@ -117,7 +118,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         plan,
         emulation=get_emulation(os.environ),
         notes=tuple(note for note in notes if note),
-        path=None if options.target is None else str(folder),
+        path=str(folder) if options.targets else None,
         injection=fault,
         measure=plan.measure.extend_to_budget()
         if has_budget and plan.repetitions > 1

@@ -118,7 +118,7 @@ class StepTrace:
 def parse_operation(name: str) -> str:
     """Return the operation of a call, a kernel or a range of gloo, its name if it is unknown."""
     short_name = name.removeprefix("c10d::").removeprefix("gloo:")
-    normalized = re.sub(r"^nccl(Dev)?Kernel_|_", "", short_name).lower()
+    normalized = re.sub(r"^nccl(Symk?)?(Dev)?Kernel_|_", "", short_name).lower()
     prefixes = [prefix for prefix in OPERATIONS if normalized.startswith(prefix)]
     return OPERATIONS[max(prefixes, key=len)] if prefixes else short_name
 

@@ -267,7 +267,7 @@ def run_repetition(
         raise SystemExit(4) from None
     created = set(folder.glob("*/run.json")) - existing
     if not created:
-        error_message = get_last_line(child.stderr).removeprefix("parbench: ")
+        error_message = get_last_line(child.stderr).removeprefix("error: ")
         if not error_message:
             error_message = f"parbench run exited with code {child.returncode}"
         raise UserError(f"side {side.name.upper()} has no run: {error_message}")

@@ -45,7 +45,7 @@ _run_options = click.argument(
 
 def _is_budget_given() -> bool:
     source = click.get_current_context().get_parameter_source("budget")
-    return source is ParameterSource.COMMANDLINE
+    return source is not ParameterSource.DEFAULT
 
 
 def _exit_without_result(reason: str, out: Path) -> NoReturn:

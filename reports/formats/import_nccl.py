@@ -17,7 +17,7 @@ from parbench.reports.formats.log_lines import read_log_lines
 from parbench.reports.formats.nccl_json import format_nccl_version, read_json
 from parbench.reports.formats.nccl_rows import (
     PLACEMENTS,
-    Header,
+    LogHeader,
     Measurement,
     Number,
     RankLine,
@@ -53,12 +53,12 @@ class _TextReader:
     """Reads the tables of a text, each with the header that precedes it."""
 
     def __init__(self, source: str) -> None:
-        self.headers: list[Header] = []
+        self.headers: list[LogHeader] = []
         """Those of the tables in order."""
         self.notes: list[str] = []
         self.num_summaries = 0
         self._source = source
-        self._header = Header()
+        self._header = LogHeader()
         self._columns: list[str] = []
 
     def read(self, number: int, line: str) -> None:
@@ -66,7 +66,7 @@ class _TextReader:
         place = f"{self._source}, line {number}"
         words = line.split()
         if self._starts_header(line):
-            self._header = Header()
+            self._header = LogHeader()
             self._columns = []
         if _is_heading(words):
             self._columns = words[1:]
@@ -229,7 +229,7 @@ def _is_document(text: str) -> bool:
 
 
 def _make_run(
-    headers: Sequence[Header],
+    headers: Sequence[LogHeader],
     source: str,
     nproc: int | None,
     notes: Sequence[str],

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from parbench.bench.text import UserError
-from parbench.reports.formats.nccl_rows import PLACEMENTS, Header, Measurement, Number, Row
+from parbench.reports.formats.nccl_rows import PLACEMENTS, LogHeader, Measurement, Number, Row
 
 _VERSIONS = (1, 2, 3, 4)
 _PRECISION = 1e-4
@@ -94,7 +94,7 @@ class _Document(msgspec.Struct, frozen=True):
     nccl_version: int = 0
 
 
-def read_json(text: str, source: str) -> Header:
+def read_json(text: str, source: str) -> LogHeader:
     """Return the header with the rows of a document.
 
     Raises ``UserError`` if its version is not supported, because fields may have moved.
@@ -102,7 +102,7 @@ def read_json(text: str, source: str) -> Header:
     document = _decode_document(text, source)
     config = document.config
     hosts = dict.fromkeys(device.hostname for device in config.devices if device.hostname)
-    header = Header(
+    header = LogHeader(
         program=PurePath(document.args[0]).name if document.args else "",
         version=f"JSON version {document.version}",
         nccl=format_nccl_version(document.nccl_version),

@@ -90,7 +90,7 @@ class RankLine(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Header:
+class LogHeader:
     """The facts that are printed before a table."""
 
     program: str = ""
@@ -185,7 +185,7 @@ def parse_printed(text: str) -> Number | None:
 
 
 def convert_table(
-    header: Header, source: str, nproc: int | None
+    header: LogHeader, source: str, nproc: int | None
 ) -> tuple[list[ImportedResult], list[str]]:
     """Return the results of a table, and sentences about its rows that contradict themselves.
 
@@ -224,7 +224,7 @@ def convert_table(
     return results, [*notes, *contradictions, *_check_average(header)]
 
 
-def _describe_unknown_ranks(header: Header, source: str, place: str) -> str:
+def _describe_unknown_ranks(header: LogHeader, source: str, place: str) -> str:
     problem = f"{place}: {source} does not state the number of ranks: add --nproc N"
     operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
     if operation is None:
@@ -235,7 +235,9 @@ def _describe_unknown_ranks(header: Header, source: str, place: str) -> str:
     return problem
 
 
-def _find_operation(header: Header, source: str, num_ranks: int, notes: list[str]) -> OperationSpec:
+def _find_operation(
+    header: LogHeader, source: str, num_ranks: int, notes: list[str]
+) -> OperationSpec:
     """Return the operation by the program's name, otherwise the only one that explains the rows."""
     if header.program:
         operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
@@ -353,7 +355,7 @@ def _overlaps(printed: Number, low: float, high: float) -> bool:
     )
 
 
-def _check_average(header: Header) -> Iterator[str]:
+def _check_average(header: LogHeader) -> Iterator[str]:
     """Yield a sentence if the printed average is not that of the rows."""
     average = header.average_busbw
     rates = [
@@ -381,7 +383,7 @@ def _describe_groups(groups: Sequence[Sequence[int]]) -> dict[str, Value]:
 
 
 def _make_results(
-    header: Header,
+    header: LogHeader,
     row: Row,
     operation: OperationSpec,
     num_ranks: int,
@@ -439,7 +441,7 @@ def _make_check(row: Row, printed: Mapping[str, float]) -> Check:
     return Check()
 
 
-def _make_params(header: Header, row: Row, operation: OperationSpec) -> dict[str, Value]:
+def _make_params(header: LogHeader, row: Row, operation: OperationSpec) -> dict[str, Value]:
     params: dict[str, Value] = {
         "size_bytes": row.size,
         "dtype": _DTYPES.get(row.type, row.type),

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from parbench.bench.commands import RunPath
+from parbench.bench.command_line import BranchName, RunPath
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.reports.options import (
     figure_option,
@@ -45,6 +45,7 @@ def history() -> None:
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "--branch",
+    type=BranchName(),
     envvar=["GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH"],
     default="main",
     show_default=True,
@@ -77,7 +78,7 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 
 
 @history.command("list", epilog="Example: parbench history list --branch main")
-@click.option("--branch", help="Only runs of this branch.")
+@click.option("--branch", type=BranchName(), help="Only runs of this branch.")
 @_file_option
 def list_runs(branch: str | None, file: Path) -> None:
     """List the runs in the history, newest first."""
@@ -103,7 +104,7 @@ def list_runs(branch: str | None, file: Path) -> None:
 
 @history.command(epilog="Example: parbench history show '*all_reduce*' --figure trend.svg")
 @click.argument("pattern", default="*")
-@click.option("--branch", help="Only runs of this branch.")
+@click.option("--branch", type=BranchName(), help="Only runs of this branch.")
 @figure_option(help="Draw the trend of the first six series to this file: .png, .svg or .pdf.")
 @_file_option
 def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> None:
@@ -130,6 +131,7 @@ def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> N
 @click.argument("run", required=False)
 @click.option(
     "--branch",
+    type=BranchName(),
     default="main",
     show_default=True,
     help="The branch to check, or to compare RUN with.",
@@ -237,7 +239,7 @@ def prune(keep: int, file: Path) -> None:
 
 @history.command(epilog="Example: parbench history export times.csv --branch main")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--branch", help="Only runs of this branch.")
+@click.option("--branch", type=BranchName(), help="Only runs of this branch.")
 @_file_option
 def export(target: Path, branch: str | None, file: Path) -> None:
     """Write the times of all runs as CSV in seconds, a row per run and a column per series."""

@@ -47,10 +47,18 @@ def print_report(
 ) -> None:
     """Write a report to ``file``, by default standard output, as suits a terminal or a pipe."""
     stream = sys.stdout if file is None else file
-    color = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    text = (render or render_text)(report, width_of(stream), color)
+    text = (render or render_text)(report, width_of(stream), uses_color(stream))
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def uses_color(stream: TextIO) -> bool:
+    """Return whether text is colored: in a terminal, unless NO_COLOR or FORCE_COLOR is set."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def width_of(stream: TextIO) -> int | None:

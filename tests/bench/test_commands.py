@@ -60,7 +60,6 @@ def run_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Options, dict[str, 
 
 PLAN_OPTIONS: dict[str, Any] = {
     "preset": "smoke",
-    "target": "a:b",
     "nproc": 3,
     "backend": "gloo",
     "device": "cpu",
@@ -83,7 +82,16 @@ CASE_ARGS = ("--only", "all_*", "--only", "ddp", "--set", "layers=2", "--sizes",
 def test_every_option_of_run_reaches_the_plan(
     call_parbench: CallParbench, run_calls: list[Any]
 ) -> None:
-    args = ["run", *CASE_ARGS, "--dtype", "float16", "--allow-single", "--plan", "p.toml"]
+    args = [
+        "run",
+        "a:b",
+        *CASE_ARGS,
+        "--dtype",
+        "float16",
+        "--allow-single",
+        "--plan",
+        "p.toml",
+    ]
     args += ["--out", "o", "--resume", "r", "--limits", "b", "--json"]
     for name, value in PLAN_OPTIONS.items():
         args += [f"--{name.replace('_', '-')}", str(value)]
@@ -92,6 +100,7 @@ def test_every_option_of_run_reaches_the_plan(
 
     values = dict(PLAN_OPTIONS)
     values["only"] = ("all_*", "ddp")
+    values["targets"] = ("a:b",)
     values["settings"] = {"layers": "2", "size_bytes": "1K", "dtype": "float16"}
     values["allow_single"] = True
     values["plan_file"] = Path("p.toml")
@@ -105,6 +114,7 @@ def test_every_option_of_run_reaches_the_plan(
     }
     # A new option must be added to this test. Plan files and formats set the other fields.
     others = {
+        "target",
         "sizes",
         "dtype",
         "limits",
@@ -115,7 +125,7 @@ def test_every_option_of_run_reaches_the_plan(
         "show_all",
     }
     names = {param.name for param in run.params if isinstance(param, click.Option)}
-    assert names == values.keys() | others
+    assert names | {"targets"} == values.keys() | others
     assert values.keys() == Options.__dataclass_fields__.keys() - {
         "entries",
         "preset_overrides",
@@ -166,6 +176,7 @@ def test_run_json_prints_the_records(call_parbench: CallParbench, ranks: FakeRan
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.usefixtures("no_page")
 def test_run_prints_its_folder_last_and_writes_a_page(
     call_parbench: CallParbench, ranks: FakeRanks
 ) -> None:

@@ -28,7 +28,7 @@ def assert_refused(message: str, *args: object) -> None:
     result = invoke(*args)
     assert result.exit_code == 2
     (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("parbench: ")
+    assert line.startswith("error: ")
     assert message in line
 
 

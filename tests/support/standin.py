@@ -59,7 +59,7 @@ def stand_in(
         if requests is not None:
             requests.append(request)
         if ending == "bad-input":
-            return ["sh", "-c", "echo 'parbench: --nodes 9: job 7 has 4' >&2; exit 2"]
+            return ["sh", "-c", "echo 'error: --nodes 9: job 7 has 4' >&2; exit 2"]
         run = request.run or _create_run(request, num_cases)
         records = _missing_records(run, ending)
         prepared = request.folder / "logs" / f"{request.point.id}.prepared"

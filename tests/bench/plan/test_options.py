@@ -275,13 +275,6 @@ def test_one_gpu_on_each_node_is_measured() -> None:
     assert run_plan.spread == NodeLayout(nodes=4, ntasks_per_node=1)
 
 
-@pytest.mark.usefixtures("_nodes_with_one_gpu")
-def test_note_on_one_gpu_names_option_of_srun() -> None:
-    [note] = [note for note in plan(replace(SRUN, ntasks_per_node=2)).notes if "GPU" in note]
-    assert "--ntasks-per-node 1" in note
-    assert "--nproc" not in note
-
-
 @pytest.mark.usefixtures("_allocation")
 @pytest.mark.parametrize(
     ("group", "distribution", "indexes"),
@@ -396,7 +389,7 @@ def test_target_is_imported_from_folder(
     assert [param.name for param in definition.params] == ["mode", "depth"]
     assert capsys.readouterr().out == ""
     assert "RANK" not in os.environ
-    options = Options(target="steps.mine:prepare", settings={"depth": "1,2"})
+    options = Options(targets=("steps.mine:prepare",), settings={"depth": "1,2"})
     run_plan = plan(options)
     assert run_plan.path == str(step_folder)
     assert list_values(run_plan, "depth") == [1, 2]
@@ -414,12 +407,8 @@ def test_target_is_imported_from_folder(
 def test_broken_target_is_refused(step_folder: Path, code: str, reason: str) -> None:
     (step_folder / "broken.py").write_text(code)
     message = usage_error(define_custom_step, "broken:prepare", step_folder)
-    assert "--target 'broken:prepare'" in message
+    assert "custom step 'broken:prepare'" in message
     assert reason in message
-
-
-def test_target_without_function_is_refused(step_folder: Path) -> None:
-    assert "package.module:function" in usage_error(define_custom_step, "mine", step_folder)
 
 
 def measure_readme_step(world: World, folder: str) -> Outcome:

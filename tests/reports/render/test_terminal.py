@@ -100,7 +100,8 @@ def test_terminal_color_can_be_refused(
 
 
 def test_pipe_output_has_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = print_sample(monkeypatch, io.StringIO(), FORCE_COLOR="1")
+    assert ESCAPE in print_sample(monkeypatch, io.StringIO(), FORCE_COLOR="1")
+    text = print_sample(monkeypatch, io.StringIO())
     assert ESCAPE not in text
     assert max(map(len, text.splitlines())) > 120
     text = print_sample(monkeypatch, io.StringIO(), COLUMNS="80")

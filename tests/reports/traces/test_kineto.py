@@ -88,6 +88,7 @@ def edit_first_call(**args: Any) -> str:
         ({"Collective_name": "nccl:coalesced"}, "all_reduce"),
         ({"kernel": "ncclDevKernel_Generic_1"}, "all_reduce"),
         ({"Collective_name": "", "kernel": "ncclDevKernel_Generic_1"}, "communication"),
+        ({"Collective_name": "", "kernel": "ncclSymkDevKernel_AllGather_LL"}, "all_gather"),
     ],
 )
 def test_operation_is_read_from_call_or_kernel(

@@ -34,7 +34,7 @@ def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
     result = plan_command("mesh --model llama3-70b --mesh tp=8 --json")
     assert result.exit_code == 2
     assert "memory" in json.loads(result.stdout)["tables"]
-    assert "parbench: llama3-70b with tp=8 needs" in result.stderr
+    assert "error: llama3-70b with tp=8 needs" in result.stderr
 
 
 @pytest.mark.parametrize(
