@@ -364,7 +364,8 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
 @click.option(
     "--hosts",
     metavar="FILE|HOST,...",
-    help="Check these hosts over ssh, each separately, all at the same time.",
+    help="Check these hosts over ssh, each separately, all at the same time. A list may be "
+    "n[01-03]. The file may be a hostfile of MPI.",
 )
 @click.option(
     "--ssh",

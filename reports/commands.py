@@ -245,10 +245,14 @@ _TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
 )
 @runs_option(default=Path("runs"), help="Where new runs go.")
 def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
+    from parbench.bench.results.runs import load_run
     from parbench.reports.formats.imports import import_file
 
     for file in files:
-        click.echo(str(import_file(file, out, nproc=nproc, tool=tool)))
+        run = import_file(file, out, nproc=nproc, tool=tool)
+        for note in load_run(run).info.plan.notes:
+            click.echo(f"parbench: {note}", err=True)
+        click.echo(str(run))
 
 
 @click.command(

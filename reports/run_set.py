@@ -16,7 +16,7 @@ from parbench.reports.analysis.topology import ONE_RANK_PER_NODE
 from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.frames import build_cases_frame
 from parbench.reports.run_data import RunData
-from parbench.reports.sweeps import Point, load_runs
+from parbench.reports.sweeps import MeasuredPoint, load_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,7 @@ class NumberedRun:
 
     number: int
     data: RunData
-    point: Point | None
+    point: MeasuredPoint | None
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class RunSet:
     """
 
     def __init__(
-        self, runs: Sequence[tuple[Run, Point | None]], missing: Sequence[str] = ()
+        self, runs: Sequence[tuple[Run, MeasuredPoint | None]], missing: Sequence[str] = ()
     ) -> None:
         self.missing = tuple(missing)
         self.runs = tuple(

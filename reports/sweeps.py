@@ -15,7 +15,7 @@ SWEEP_FILE = "sweep.json"
 RUNS_FOLDER = "runs"
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a sweep's point that reports read."""
 
     id: str
@@ -29,17 +29,17 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return self.label or self.id
 
 
-class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredSweep(msgspec.Struct, frozen=True, kw_only=True):
     """The points of a sweep in the order in which they run."""
 
-    points: tuple[Point, ...] = ()
+    points: tuple[MeasuredPoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedRuns:
     """Runs, each with the point of a sweep that it measured."""
 
-    runs: Sequence[tuple[Run, Point | None]]
+    runs: Sequence[tuple[Run, MeasuredPoint | None]]
     missing: Sequence[str]
     """A sentence for each point without a run, and for each run that cannot be read."""
 
@@ -50,7 +50,7 @@ def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> LoadedRuns:
     Raises ``UserError`` if there is no run, or, unless ``is_strict`` is false, if a folder outside
     sweeps cannot be read.
     """
-    candidates: list[tuple[Path, Point | None, bool]] = []
+    candidates: list[tuple[Path, MeasuredPoint | None, bool]] = []
     missing = []
     for folder in folders:
         if not is_sweep(folder):
@@ -61,7 +61,7 @@ def load_runs(folders: Sequence[Path], *, is_strict: bool = True) -> LoadedRuns:
             candidates += [(run_folder, point, False) for run_folder in run_folders]
             if not run_folders:
                 missing.append(f"Point {point.name} has no run.")
-    runs: list[tuple[Run, Point | None]] = []
+    runs: list[tuple[Run, MeasuredPoint | None]] = []
     for folder, candidate_point, is_required in candidates:
         try:
             runs.append((load_run(folder), candidate_point))
@@ -97,17 +97,17 @@ def is_sweep(path: Path) -> bool:
     return (path / SWEEP_FILE).is_file()
 
 
-def load_sweep(folder: Path) -> Sweep:
+def load_sweep(folder: Path) -> MeasuredSweep:
     with convert_read_errors(folder / SWEEP_FILE):
-        return decode_json(read_file(folder / SWEEP_FILE), Sweep)
+        return decode_json(read_file(folder / SWEEP_FILE), MeasuredSweep)
 
 
-def list_point_runs(folder: Path, point: Point) -> list[Path]:
+def list_point_runs(folder: Path, point: MeasuredPoint) -> list[Path]:
     """Return the runs of a point from the oldest."""
     return list_runs(folder / RUNS_FOLDER / point.id)
 
 
-def find_point(run: Path) -> Point | None:
+def find_point(run: Path) -> MeasuredPoint | None:
     """Return the point that a run in the folder of a sweep measured."""
     point_folder = run.resolve().parent
     sweep_folder = point_folder.parent.parent

@@ -106,6 +106,8 @@ def test_driver_and_reports_import_nothing_heavy() -> None:
         "parbench.bench.launch.measure",
         "parbench.workloads.catalogue",
         "parbench.reports.commands",
+        "parbench.reports.formats.chrome_trace",
+        "parbench.reports.render.page",
         "parbench.reports.render.show",
         "parbench.reports.run_data",
         "parbench.reports.record_frames",

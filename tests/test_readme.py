@@ -1,10 +1,12 @@
 """The commands of the README and of the documentation exist and run."""
 
 import importlib.util
+import itertools
 import json
 import re
 import shlex
 import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -15,7 +17,10 @@ from click.testing import CliRunner
 from parbench import cli
 from parbench.bench.launch import measure
 from parbench.bench.results.runs import Run, load_run
-from parbench.reports.render import show
+from parbench.reports.figures import svg
+from parbench.reports.figures.chart import Chart
+from parbench.reports.figures.svg import save_charts
+from parbench.reports.render import page, show
 from tests.support.exchange_fixtures import OSU
 from tests.support.fake_runs import FakeRanks, isolate_driver
 from tests.support.fakes import make_outcome
@@ -132,6 +137,12 @@ def load_first_repetition(path: Path) -> Run:
     return msgspec.structs.replace(run, info=info, records=records)
 
 
+def save_first_chart(
+    charts: Iterable[Chart], folder: Path, formats: Sequence[str]
+) -> list[Path]:
+    return save_charts(itertools.islice(charts, 1), folder, formats)
+
+
 @pytest.mark.parametrize("line", COMMANDS_WITH_FAKE_RANKS)
 def test_command_runs_with_fake_ranks(
     line: str, command_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,6 +159,10 @@ def test_command_runs_with_fake_ranks(
     if args[0] == "run":
         # Rendering the page takes seconds and has its own tests.
         monkeypatch.setattr(show, "render_report", lambda report, form: b"")
+    if args[0] == "report":
+        # So does drawing all figures.
+        monkeypatch.setattr(page, "render_inline", lambda chart: "")
+        monkeypatch.setattr(svg, "save_charts", save_first_chart)
     if args[0] == "run" and "--resume" not in args:
         args += ["--repetitions", "1"]
     if "last:10" in args or args[:2] == ["history", "show"]:

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from parbench.bench.results.step_trace import TraceEvent

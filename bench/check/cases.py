@@ -58,7 +58,7 @@ QUANTITIES = (
     Quantity(
         name="all ranks",
         case="all_reduce",
-        gpu_size="256M",
+        gpu_size="1G",  # 256M is below the plateau of eight GPUs with NVLink SHARP
         cpu_size="1M",
         has_alone=False,
         fix=LINK_FIX,

@@ -19,7 +19,11 @@ from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.text import UserError, format_list, get_last_line, pluralize
 
 OVERHEAD_SECONDS = 120.0  # of a check, in addition to its time budget
-_MPICH_HOST = re.compile(r"^([^:]+):\d+$")
+_NUM_RANKS = re.compile(r"^([^:]+):\d+$")
+_COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
+_BRACKETS = re.compile(r"\[([\d,-]+)\]")
+_HOST = re.compile(r"(?:[\w.-]+@)?[\w.:%-]+")
+_MAX_HOSTS = 1 << 14
 
 
 class HostResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,22 +41,47 @@ class HostResult(msgspec.Struct, frozen=True, kw_only=True):
 def parse_hosts(text: str) -> tuple[str, ...]:
     """Return the hosts of ``a,b``, or of a file with one a line.
 
-    A number of ranks may follow, as in MPI libraries: ``n1 slots=8`` of Open MPI, ``n1:8`` of
-    MPICH.
+    A list may be compressed as in Slurm: ``n[01-03,7]``. A number of ranks may follow, as in MPI
+    libraries: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH. A user may precede: ``me@n1``.
     """
     # A long list is too long for the name of a file.
     is_file = "," not in text and Path(text).is_file()
-    names = _read_hostfile(text) if is_file else [name for name in text.split(",") if name]
-    hosts = [_MPICH_HOST.sub(r"\1", name) for name in names]
-    if not hosts or any(name.startswith("-") for name in hosts):
+    entries = _read_hostfile(text) if is_file else _COMMA_OUTSIDE_BRACKETS.split(text)
+    hosts: list[str] = []
+    for entry in filter(None, map(str.strip, entries)):
+        hosts += _expand_host(_NUM_RANKS.sub(r"\1", entry), text)
+    if not hosts:
         raise UserError(f"--hosts {text!r} names no hosts: write a,b,c, or a file with one a line")
     return tuple(dict.fromkeys(hosts))
 
 
 def _read_hostfile(path: str) -> list[str]:
-    names = []
+    entries: list[str] = []
     for line in read_text(path, f"--hosts {path}").splitlines():
-        names += line.partition("#")[0].split()[:1]
+        words = line.partition("#")[0].split()
+        if words:
+            entries += _COMMA_OUTSIDE_BRACKETS.split(words[0])
+    return entries
+
+
+def _expand_host(entry: str, text: str) -> list[str]:
+    """Return the names of ``n[01-03]x[1,2]``. Raises ``UserError`` if it is not a host."""
+    match = _BRACKETS.search(entry)
+    if match is None:
+        if entry.startswith("-") or not _HOST.fullmatch(entry):
+            hint = "write a host as n1, me@n1, n1:8 or n[01-03]"
+            raise UserError(f"--hosts {text!r}: {entry!r} is not a host: {hint}")
+        return [entry]
+    names = []
+    for part in match[1].split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        is_range = first.isdecimal() and last.isdecimal() and int(first) <= int(last)
+        if not is_range or int(last) - int(first) >= _MAX_HOSTS:
+            raise UserError(f"--hosts {text!r}: {part!r} is not a range such as 01-03")
+        for number in range(int(first), int(last) + 1):
+            name = f"{entry[: match.start()]}{number:0{len(first)}d}{entry[match.end() :]}"
+            names += _expand_host(name, text)
     return names
 
 

@@ -274,7 +274,13 @@ class SrunRanks:
         env = {**os.environ, **variables, **own_variables}
         with self._log.open("wb") as file:
             self._process = Popen(
-                build_rank_command(layout, folder, os.environ, nodelist),
+                build_rank_command(
+                    layout,
+                    folder,
+                    os.environ,
+                    nodelist,
+                    on_gpus=variables.get("PARBENCH_DEVICE") == "cuda",
+                ),
                 env=env,
                 stdin=DEVNULL,
                 stdout=file,
@@ -318,12 +324,18 @@ class SrunRanks:
 
 
 def build_rank_command(
-    layout: NodeLayout, logs: Path, environ: Mapping[str, str], nodelist: str | None = None
+    layout: NodeLayout,
+    logs: Path,
+    environ: Mapping[str, str],
+    nodelist: str | None = None,
+    *,
+    on_gpus: bool = False,
 ) -> list[str]:
     """Return the command of a job step whose tasks are the ranks.
 
     The number of tasks on each node is an option, because ``-N2 -n4`` may place three and one. So
-    are the CPUs of a task, which srun does not inherit since Slurm 22.05. A step may overlap one
+    are the CPUs of a task, which srun does not inherit since Slurm 22.05. Without them, srun would
+    bind a rank on a GPU to a single core, which NCCL's threads need too. A step may overlap one
     that still dies on a node that does not answer.
     """
     options = [
@@ -335,6 +347,8 @@ def build_rank_command(
     ]
     if environ.get("SLURM_CPUS_PER_TASK"):
         options.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
+    elif on_gpus:
+        options.append("--cpu-bind=none")
     if nodelist:
         options.append(f"--nodelist={nodelist}")
     options += [f"--output={logs}/rank-%t.log", f"--error={logs}/rank-%t.log"]

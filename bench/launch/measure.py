@@ -22,7 +22,8 @@ from parbench.bench.launch.processes import convert_sigterm_to_interrupt
 from parbench.bench.launch.recorder import FAILED_STATUSES, Recorder
 from parbench.bench.machine.doctor import examine_this_host
 from parbench.bench.machine.environment import DISTURBANCES, VOLATILE
-from parbench.bench.machine.machine import find_package_version
+from parbench.bench.machine.gpu_host import choose_gpu_cpus
+from parbench.bench.machine.machine import find_package_version, inspect_machine
 from parbench.bench.machine.mpi import find_mpi_variables
 from parbench.bench.machine.slurm_allocation import (
     Allocation,
@@ -43,6 +44,10 @@ _STEP_SECONDS = 2.0  # for the check and the explanation of a training step
 _STARTUP_SECONDS = 4.0
 """The time for imports and the report."""
 MIN_OPEN_FILES = 64
+_OPEN_FILES = 1 << 16
+_LONG_STARTUP_SECONDS = 5.0
+_LAZY_GLOO_RANKS = 64
+"""From this number of ranks on, gloo connects only ranks that exchange data."""
 _LINE_SECONDS = 5.0
 """Where there is no terminal, a line of progress is printed this often."""
 
@@ -91,6 +96,14 @@ class Display(ExitStack):
         self._prefix = f"repetition {number}/{total}"
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
         self._print_unless_terminal(f"{self._prefix}: {pluralize(num_cases, 'case')}")
+
+    def show_startup(self, seconds: float) -> None:
+        if seconds >= _LONG_STARTUP_SECONDS:
+            duration = format_duration(seconds)
+            self.print_message(
+                f"starting ranks takes {duration} of each repetition; "
+                "fewer --repetitions leave more time to measure"
+            )
 
     def show_progress(self, case: Case, share: float) -> None:
         now = time.monotonic()
@@ -241,7 +254,11 @@ def _expected_seconds(plan: Plan) -> float:
 
 def refuse_few_open_files() -> None:
     """Raise ``UserError`` if processes may not open the files that starting ranks takes."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if max_limit == resource.RLIM_INFINITY or max_limit > limit:
+        # Gloo connects each rank to all others. Ranks inherit this limit.
+        limit = _OPEN_FILES if max_limit == resource.RLIM_INFINITY else min(max_limit, _OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
     if limit < MIN_OPEN_FILES:
         raise UserError(
             f"ulimit -n = {limit}: ranks need at least {MIN_OPEN_FILES} open files",
@@ -332,6 +349,8 @@ def choose_launcher(
     defaults = {"OMP_NUM_THREADS": str(max(1, threads))}
     if layout is None:
         defaults |= find_loopback_variables()
+    if plan.nproc >= _LAZY_GLOO_RANKS:
+        defaults["TORCH_GLOO_LAZY_INIT"] = "1"
     own = {name: value for name, value in defaults.items() if name not in os.environ}
     if layout is not None:
         return lambda folder, variables: SrunRanks(layout, folder, {**own, **variables}, nodelist)
@@ -339,4 +358,6 @@ def choose_launcher(
     targets = {EXPLAINER if case.is_custom else case.target for case in plan.cases}
     modules = sorted({target.partition(":")[0] for target in targets})
     server = stack.enter_context(ForkServer(modules, own, run.path / "logs"))
+    if plan.device == "cuda" and not cpus:
+        cpus = choose_gpu_cpus(inspect_machine(os.environ).gpus, plan.nproc)
     return lambda folder, variables: server.start_ranks(plan.nproc, folder, variables, cpus)

@@ -60,10 +60,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One sample per iteration."""
     visits: list[int] = []
     """The number of samples in each block."""
+    rank_mean_seconds: list[float] = []
     skew_seconds: list[float] = []
     transfer_seconds: list[float] = []
     issue_seconds: list[float] = []
-    last_arriver_seconds: list[float] = []
     arrival: Stragglers | None = None
     injected: str = ""
     ranks: list[RankState] = []

@@ -158,7 +158,7 @@ def compute_metrics(outcome: Outcome) -> dict[str, MetricValue]:
         "wait_time": [],
         "skew": outcome.skew_seconds,
         "transfer": outcome.transfer_seconds,
-        "last_arriver": outcome.last_arriver_seconds,
+        "rank_mean_time": outcome.rank_mean_seconds,
     }
     if outcome.issue_seconds:
         durations = zip(outcome.seconds, outcome.issue_seconds, strict=True)

@@ -6,6 +6,7 @@ The examination uses captured facts only, so that any machine can be examined on
 import ipaddress
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from parbench.bench.machine.environment import (
     parse_cpus,
 )
 from parbench.bench.machine.gpu import Gpu, has_library
+from parbench.bench.machine.gpu_host import GpuHost, inspect_gpu_host
 from parbench.bench.machine.gpu_topics import (
     DRIVER_FIX,
     UNKNOWN,
@@ -40,6 +42,7 @@ CLOCK_SOURCES = ("tsc", "arch_sys_counter")
 _MIN_TORCH = (2, 11)
 _MIN_MEMORY_BYTES = 1 << 30
 _MIN_SHM_BYTES = 10**9
+_MIN_OPEN_FILES = 1 << 14
 _SAMPLE_SECONDS = 0.3
 _VIRTUAL_FACTS = {None: None, True: "yes", False: "no"}
 FIXES = {
@@ -52,6 +55,13 @@ FIXES = {
     "(--repetitions)",
     "virtual machine": "others share the hardware: use more repetitions (--repetitions), and compare within a run",
     "interface": "fine on one node; between nodes set GLOO_SOCKET_IFNAME to the network's interface (ip -br addr)",
+    "open files": f"ulimit -n {_MIN_OPEN_FILES}: many ranks need a socket for each other rank",
+    "numa balancing": "sudo sysctl kernel.numa_balancing=0: it moves pages away from GPUs",
+    "iommu": "boot with iommu=pt: translation slows transfers between GPUs, NICs and the host",
+    "acs": "sudo setpci -s BRIDGE ECAP_ACS+6.w=0: transfers between GPUs and NICs pass the CPU",
+    "peer memory": "sudo modprobe nvidia_peermem: NICs copy through the host without it",
+    "memlock": "ulimit -l unlimited (containers: --ulimit memlock=-1): NICs lock memory",
+    "gpu errors": "look them up at docs.nvidia.com/deploy/xid-errors, then sudo nvidia-smi -r -i GPU",
     "memory": "free some: large sizes will be skipped",
     "/dev/shm": "nccl moves data through it: start the container with --shm-size 1g or more, or --ipc host",
     "swap": "free memory, then sudo swapoff -a && sudo swapon -a: ranks wait for pages that were swapped out",
@@ -59,7 +69,7 @@ FIXES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Disturbance:
     """The facts about one topic, whether they disturb, and the fix or a note."""
 
     topic: str
@@ -84,7 +94,7 @@ def sample_load() -> dict[str, Any]:
 
 def examine_this_host(
     environ: Mapping[str, str], machine: Machine | None = None, *, gpus: bool = True
-) -> tuple[Finding, ...]:
+) -> tuple[Disturbance, ...]:
     """Examine this machine, without its ``gpus`` for a run on the CPU.
 
     ``machine`` is known from an earlier step.
@@ -94,10 +104,13 @@ def examine_this_host(
     environment[VOLATILE] |= {**sample_load(), "has_nvml": gpus and has_library(environ)}
     if not gpus:
         machine = replace(machine, gpus=(), silent_gpus=(), driver_cuda_version=None)
-    return examine(machine, environment)
+    findings = examine(machine, environment)
+    if not machine.gpus:
+        return findings
+    return (*findings, *examine_gpu_host(inspect_gpu_host(machine.gpus)))
 
 
-def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, ...]:
+def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturbance, ...]:
     try:
         world = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
     except UserError:
@@ -112,7 +125,41 @@ def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Finding, 
     )
 
 
-def render(findings: Sequence[Finding]) -> str:
+def examine_gpu_host(host: GpuHost) -> tuple[Disturbance, ...]:
+    """Return the findings about a host with GPUs, and about its NICs if it has any."""
+    xids = host.xids
+    bridges = host.acs_bridges
+    findings = [
+        _make_finding("open files", f"{host.open_files}", (host.open_files or 0) < _MIN_OPEN_FILES),
+        _examine_switch("numa balancing", host.numa_balancing, host.numa_balancing),
+        _examine_switch("iommu", host.iommu_translates, host.iommu_translates),
+        _make_finding("acs", _format_names(bridges), bool(bridges)),
+        _make_finding("gpu errors", _format_names(xids, "Xid "), bool(xids)),
+    ]
+    if host.nics:
+        is_limited = host.locked_bytes is not None and host.locked_bytes < sys.maxsize
+        locked = format_gibibytes(host.locked_bytes, "may be locked") if is_limited else "unlimited"
+        has_no_peer_memory = host.has_peer_memory is False
+        findings += [
+            _make_finding("memlock", locked, is_limited),
+            _examine_switch("peer memory", host.has_peer_memory, has_no_peer_memory),
+            Disturbance(topic="nearest nics", facts="; ".join(host.nics_by_gpu)),
+        ]
+    return tuple(findings)
+
+
+def _examine_switch(topic: str, is_on: bool | None, disturbs: bool | None) -> Disturbance:
+    facts = None if is_on is None else ("on" if is_on else "off")
+    return _make_finding(topic, facts, bool(disturbs))
+
+
+def _format_names(names: Sequence[str] | None, prefix: str = "") -> str | None:
+    if names is None:
+        return None
+    return f"{prefix}{', '.join(names)}" if names else "none"
+
+
+def render(findings: Sequence[Disturbance]) -> str:
     rows = []
     for finding in findings:
         verdict = "disturbs" if finding.disturbs else "ok"
@@ -124,15 +171,15 @@ def render(findings: Sequence[Finding]) -> str:
     return format_table(rows)
 
 
-def _make_finding(topic: str, facts: str | None, disturbs: bool, fix: str = "") -> Finding:
+def _make_finding(topic: str, facts: str | None, disturbs: bool, fix: str = "") -> Disturbance:
     """Return a finding, with a fix if it disturbs. Unknown facts do not disturb."""
     if not facts:
-        return Finding(topic=topic, facts=UNKNOWN)
+        return Disturbance(topic=topic, facts=UNKNOWN)
     fix = fix or FIXES[topic] if disturbs else ""
-    return Finding(topic=topic, facts=facts, disturbs=disturbs, fix=fix)
+    return Disturbance(topic=topic, facts=facts, disturbs=disturbs, fix=fix)
 
 
-def _examine_torch(machine: Machine) -> Finding:
+def _examine_torch(machine: Machine) -> Disturbance:
     version = machine.torch_version
     if version is None:
         facts = "not installed" if machine.torch_has_cuda is None else None
@@ -141,14 +188,14 @@ def _examine_torch(machine: Machine) -> Finding:
     return _make_finding("torch", version, is_older(version, _MIN_TORCH), fix)
 
 
-def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> list[Finding]:
+def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> list[Disturbance]:
     cores = _examine_cores(machine, affinity)
     if world is None:
-        unknown = [Finding(topic=topic, facts=UNKNOWN) for topic in ("device", "ranks")]
+        unknown = [Disturbance(topic=topic, facts=UNKNOWN) for topic in ("device", "ranks")]
         return [*unknown, cores]
     gpus = f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
     facts = f"{world.device} with {world.backend}; {gpus}"
-    device = Finding(topic="device", facts=facts, fix="; ".join(world.notes))
+    device = Disturbance(topic="device", facts=facts, fix="; ".join(world.notes))
     num_physical = min(machine.cores, machine.physical_cores or machine.cores)
     physical = f" ({num_physical} physical)" if num_physical < machine.cores else ""
     facts = f"{world.nproc} on {pluralize(machine.cores, 'core')}{physical}"
@@ -159,7 +206,7 @@ def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> 
     return [device, _make_finding("ranks", facts, world.nproc > num_physical, fix), cores]
 
 
-def _examine_cores(machine: Machine, affinity: str) -> Finding:
+def _examine_cores(machine: Machine, affinity: str) -> Disturbance:
     num_allowed = len(parse_cpus(affinity))
     has_quota = machine.cores < num_allowed
     facts = f"{machine.cores} available"
@@ -170,7 +217,7 @@ def _examine_cores(machine: Machine, affinity: str) -> Finding:
     return _make_finding("cores", facts, has_quota)
 
 
-def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Finding]:
+def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Disturbance]:
     host = environment["host"]
     load = environment[VOLATILE]
     host_cores = machine.host_cores or 0  # The load average counts all of them.
@@ -203,7 +250,7 @@ def _format(value: float | None, template: str) -> str | None:
     return None if value is None else template.format(value)
 
 
-def _examine_interface(environment: Mapping[str, Any]) -> Finding:
+def _examine_interface(environment: Mapping[str, Any]) -> Disturbance:
     host = environment["host"]
     chosen_interface = environment["variables"].get("GLOO_SOCKET_IFNAME")
     if chosen_interface:
@@ -215,7 +262,7 @@ def _examine_interface(environment: Mapping[str, Any]) -> Finding:
     return _make_finding("interface", facts, is_local)
 
 
-def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) -> Finding:
+def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) -> Disturbance:
     num_ranks = world.nproc if world is not None else 0
     match = re.match(r"\d+", variable or "")  # "4,2" is four threads, each of which may start two.
     num_threads = int(match[0]) * num_ranks if match else 0
@@ -225,7 +272,7 @@ def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) 
     return _make_finding("threads", facts, num_threads > cores, fix)
 
 
-def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Finding]:
+def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Disturbance]:
     """Return the findings about GPUs; without a GPU only if one is expected."""
     findings = []
     if machine.silent_gpus:
@@ -242,17 +289,17 @@ def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Finding]:
     return findings
 
 
-def _examine_cuda_version(machine: Machine) -> Finding:
+def _examine_cuda_version(machine: Machine) -> Disturbance:
     """Examine whether the driver is new enough for torch."""
     old_driver = describe_driver_mismatch(machine)
     if old_driver:
         return _make_finding("gpu cuda", old_driver, True, suggest_driver(machine))
     driver = f"driver supports CUDA up to {machine.driver_cuda_version}"
     facts = f"{driver}, torch is built for CUDA {machine.torch_cuda_version}"
-    return Finding(topic="gpu cuda", facts=facts)
+    return Disturbance(topic="gpu cuda", facts=facts)
 
 
-def _examine_topic(topic: GpuTopic, gpus: Sequence[Gpu]) -> Finding:
+def _examine_topic(topic: GpuTopic, gpus: Sequence[Gpu]) -> Disturbance:
     """Return a finding about all GPUs; those with the same facts are named together."""
     indices: dict[str, list[int]] = {}
     for position, gpu in enumerate(gpus):

@@ -31,7 +31,8 @@ EMULATED_VARIABLE = "PARBENCH_EMULATED"
 
 _RECORDED_VARIABLES = re.compile(
     r"(TORCH_)?NCCL_.*|(GLOO|UCX|FI)_.*|PYTORCH_.*ALLOC_CONF"
-    r"|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS)|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING)"
+    r"|CUBLAS_WORKSPACE_CONFIG|NVIDIA_TF32_OVERRIDE|(OMP|MKL)_NUM_THREADS"
     r"|SLURM_(CLUSTER_NAME|JOB_(ID|NODELIST|NUM_NODES|PARTITION)|NNODES|NTASKS(_PER_NODE)?"
     r"|TASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND|DISTRIBUTION|GPUS_ON_NODE|RESTART_COUNT"
     r"|TOPOLOGY_ADDR(_PATTERN)?)"
@@ -49,7 +50,7 @@ def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -
     ``root`` holds the ``proc`` and ``sys`` to read.
     """
     address = find_host_address()
-    variables = select_recorded_variables(environ)
+    variables = select_recorded_variables({**_read_nccl_files(environ, root), **environ})
     versions = {name: find_package_version(name) for name in ("torch", "numpy", "parbench")}
     return {
         "host": _capture_host(root, address),
@@ -101,6 +102,16 @@ def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
         if _RECORDED_VARIABLES.fullmatch(name) and not is_secret:
             # JSON cannot hold bytes that are not text.
             variables[name] = value.encode("utf-8", "backslashreplace").decode()
+    return variables
+
+
+def _read_nccl_files(environ: Mapping[str, str], root: Path) -> dict[str, str]:
+    """Return the variables that NCCL reads from its files; those of the user's file win."""
+    user_file = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '-')}/.nccl.conf"
+    variables: dict[str, str] = {}
+    for file in (root / "etc/nccl.conf", root / user_file.lstrip("/")):
+        text = read_text(file) or ""
+        variables |= dict(re.findall(r"^\s*(NCCL_\w+)\s*=\s*(.*?)\s*$", text, re.MULTILINE))
     return variables
 
 
@@ -278,13 +289,18 @@ def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, s
 
 def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
     """Return the relation of two ranks, such as ``same NUMA node``; None if it is unknown."""
+    gpu_link = None
+    if a.gpu is not None and b.gpu is not None:
+        gpu_link = "same GPU" if a.gpu == b.gpu else links.get(frozenset((a.gpu, b.gpu)))
     # As in NCCL: containers of one host may have several names, and hosts may have equal names.
     if (a.host, a.boot_id) != (b.host, b.boot_id):
+        if gpu_link == "NVLink":
+            return gpu_link
         # The last part of a path is the node itself.
         switches = [(place.switches or "").rpartition(".")[0] for place in (a, b)]
         return "same switch" if switches[0] and switches[0] == switches[1] else "other node"
     if a.gpu is not None and b.gpu is not None:
-        return "same GPU" if a.gpu == b.gpu else links.get(frozenset((a.gpu, b.gpu)))
+        return gpu_link
     if len(a.cpus) == 1 and a.cpus == b.cpus:
         return "same core"
     if len(a.numa_nodes) != 1 or len(b.numa_nodes) != 1:

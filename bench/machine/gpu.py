@@ -20,11 +20,12 @@ from parbench.bench.text import UserError, get_last_line
 
 LIBRARY = "libnvidia-ml.so.1"
 IDLE = "idle"
+FABRIC_READY = "completed"
 POWER_CAP = "software power cap"
 # Without persistence mode the driver first initializes each GPU, which takes up to 3 s for each.
 _TIMEOUT_SECONDS = 60.0
 _KILL_SECONDS = 1.0
-_NOT_RECORDED = ("name", "index", "minor", "nvlink_errors")
+_NOT_RECORDED = ("name", "index", "minor", "pci_address", "nvlink_errors")
 _VARYING = (
     "sm_clock",
     "memory_clock",
@@ -53,6 +54,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     index: int | None = None  # among all GPUs of the host, in the order of PCI addresses
     uuid: str | None = None
     minor: int | None = None  # the number of its device node
+    pci_address: str | None = None  # as the kernel writes it
     driver: str | None = None
     compute_capability: str | None = None
     memory_bytes: int | None = None
@@ -66,6 +68,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
     nvlinks: int | None = None
+    nvlink_bytes_per_second: int | None = None  # of one link in one direction
+    fabric: str | None = None  # the state of its registration with the fabric manager
+    nvlink_domain: str | None = None  # GPUs in one domain have NVLink, also between hosts
     active_nvlinks: int | None = None
     sm_clock: int | None = None
     memory_clock: int | None = None

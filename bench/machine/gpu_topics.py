@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from parbench.bench.machine.gpu import IDLE, Gpu
+from parbench.bench.machine.gpu import FABRIC_READY, IDLE, Gpu
 
 UNKNOWN = "-"
 DRIVER_FIX = (
@@ -73,6 +73,12 @@ def list_gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
             lambda gpu: _format_share(gpu.active_nvlinks, gpu.nvlinks, " active"),
             lambda gpu: _is_less(gpu.active_nvlinks, max_links),
             NVLINK_FIX,
+        ),
+        GpuTopic(
+            "fabric",
+            lambda gpu: gpu.fabric,
+            lambda gpu: gpu.fabric not in (None, FABRIC_READY),
+            "sudo systemctl restart nvidia-fabricmanager, and see its log: CUDA cannot start without it",
         ),
         GpuTopic(
             "persistence",

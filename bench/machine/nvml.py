@@ -4,6 +4,7 @@ It prints a ``GpuReport`` as JSON. ``watch`` samples the GPUs each second until 
 ends, and reports the maxima.
 """
 
+import ctypes
 import os
 import select
 import sys
@@ -17,7 +18,15 @@ import msgspec
 import pynvml  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
-from parbench.bench.machine.gpu import IDLE, NO_FAILURE, POWER_CAP, Gpu, GpuFailure, GpuReport
+from parbench.bench.machine.gpu import (
+    FABRIC_READY,
+    IDLE,
+    NO_FAILURE,
+    POWER_CAP,
+    Gpu,
+    GpuFailure,
+    GpuReport,
+)
 
 WATCH_SECONDS = 1.0
 _CLOCK_REASONS = {
@@ -63,6 +72,11 @@ _MAXIMA = (
     "pcie_generation",
     "pcie_width",
 )
+_FABRIC_STATES = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: "not started",
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
+    pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: FABRIC_READY,
+}
 _VALUE_FIELDS = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
@@ -163,9 +177,15 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
     capability = ask(pynvml.nvmlDeviceGetCudaComputeCapability)
     utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
     rows = ask(pynvml.nvmlDeviceGetRemappedRows) if has_details else None
-    [num_links] = (
-        _read_fields(handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT]) if has_details else [None]
-    )
+    num_links = link_speed = None
+    fabric = nvlink_domain = None
+    if has_details:
+        fields = [
+            pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT,
+            pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON,
+        ]
+        num_links, link_speed = _read_fields(handle, fields)
+        fabric, nvlink_domain = _read_fabric(handle)
     links = range(num_links or 0)
     active_links = [link for link in links if ask(pynvml.nvmlDeviceGetNvLinkState, link)]
     return Gpu(
@@ -173,6 +193,7 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
         index=index,
         uuid=ask(pynvml.nvmlDeviceGetUUID),
         minor=ask(pynvml.nvmlDeviceGetMinorNumber),
+        pci_address=_format_address(ask(pynvml.nvmlDeviceGetPciInfo_v3)),
         driver=_ask(pynvml.nvmlSystemGetDriverVersion),
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         memory_bytes=None if memory is None else memory.total,
@@ -186,6 +207,9 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
         pcie_generation_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
         pcie_width_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth),
         nvlinks=num_links or None,
+        nvlink_bytes_per_second=10**6 * link_speed if num_links and link_speed else None,
+        fabric=fabric,
+        nvlink_domain=nvlink_domain,
         active_nvlinks=len(active_links) if num_links else None,
         sm_clock=ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
         memory_clock=ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
@@ -203,6 +227,22 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
         processes=_read_processes(handle) if has_details else None,
         nvlink_errors=_read_link_errors(handle, active_links),
     )
+
+
+def _format_address(pci: Any) -> str | None:
+    return None if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+
+
+def _read_fabric(handle: Any) -> tuple[str | None, str | None]:
+    """Return the state of a GPU's fabric and its NVLink domain, None without a fabric."""
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    if _ask(pynvml.nvmlDeviceGetGpuFabricInfo, handle, ctypes.byref(info)) is None:
+        return None, None
+    state = _FABRIC_STATES.get(info.state)
+    if state == FABRIC_READY and info.status:
+        return f"failed ({pynvml.NVMLError(info.status)})", None
+    cluster = bytes(info.clusterUuid)
+    return state, f"{cluster.hex()}.{info.cliqueId}" if any(cluster) else None
 
 
 def _to_bool(mode: Any) -> bool | None:

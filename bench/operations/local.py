@@ -1,15 +1,17 @@
 """Work of a single rank as benchmarks, and a background load during a measurement."""
 
+import mmap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from parbench.bench.launch.messages import Work
-from parbench.bench.operations.data_pattern import DataPattern, dtype_of
+from parbench.bench.operations.data_pattern import DataPattern, dtype_of, poison
 from parbench.bench.operations.operation import Operation, make_pattern
 from parbench.bench.plan.catalogue import NO_LOAD
 from parbench.bench.world.benchmark import Benchmark, Description
@@ -120,7 +122,13 @@ def _make_host_copy(world: World, size_bytes: int, dtype: str, *, to_device: boo
     source, target = (on_host, on_device) if to_device else (on_device, on_host)
     notes = () if on_host.is_pinned() else ("the device is the CPU: a copy within its memory",)
     details = {"moved_bytes": size_bytes}
-    return _make_copy(world, pattern, size_bytes, source, target, details, notes)
+    operation = _make_copy(world, pattern, size_bytes, source, target, details, notes)
+    if to_device:
+        return operation
+    # To poison all of the host's memory would take longer than the copy. An element of each page
+    # shows which pages were not written.
+    stride = mmap.PAGESIZE // pattern.itemsize
+    return replace(operation, restore=lambda: poison(target[::stride]))
 
 
 def _make_copy(

@@ -61,6 +61,7 @@ class DeviceTimer:
         self._least_host_ns: dict[int, int] = {}  # to hide behind a spin, by number of steps
         self._margins_ns: dict[int, int] = {}  # by number of steps
         self._start_line_ns = 0  # of the host, to queue it
+        self._least_launch_ns: int | None = None  # of a single step
         self._is_behind_spin = False
 
     def queue_start_line(self, steps: int, *, is_late: bool = False) -> None:
@@ -88,6 +89,11 @@ class DeviceTimer:
             return None
         return min(needed_ns + self._margins_ns.get(steps, _MARGIN_NS), max_spin_ns)
 
+    def count_hideable_steps(self) -> int:
+        """Return the number of steps whose launch the longest spin hides, at least 1."""
+        free_ns = (_MAX_SPIN_OF_MANY_STEPS_NS - _MARGIN_NS) // 2 - self._start_line_ns
+        return max(free_ns // max(self._least_launch_ns or 1, 1), 1)
+
     def measure(self, sampler: Callable[[], int | None], steps: int) -> Stamp:
         """Time one sample; its arrival is when the device began it."""
         start = self._device.event()
@@ -100,6 +106,8 @@ class DeviceTimer:
         is_hidden = not start.query()  # type: ignore[no-untyped-call]
         end.synchronize()  # not the device, which may run a background load
         exit_ns = time.perf_counter_ns()
+        if steps == 1:
+            self._least_launch_ns = min(launch_ns, self._least_launch_ns or launch_ns)
         host_ns = self._start_line_ns + launch_ns
         self._least_host_ns[steps] = min(host_ns, self._least_host_ns.get(steps, host_ns))
         if self._is_behind_spin and not is_hidden:

@@ -19,6 +19,7 @@ from parbench.bench.plan.plan import FaultSpec, Measure
 from parbench.bench.rank.device_timer import HOST_NS
 from parbench.bench.rank.timing import CaseTimer, Progress, TimedSamples
 from parbench.bench.results.records import (
+    MIN_HIDDEN,
     Check,
     SkipReason,
     Status,
@@ -153,15 +154,17 @@ class CaseRun:
             self._resources.callback(benchmark.close)
         except UserError as error:
             refusal = str(error)
-        refusals = world.gather(refusal)
-        if benchmark is None or subgroup is None or any(refusals):
+        if world.is_any_true(benchmark is None or subgroup is None):
+            refusals = world.gather(refusal)
             active = range(len(refusals)) if subgroup is None else subgroup.active
             raise _make_refusal(refusals, active)
+        assert benchmark is not None
+        assert subgroup is not None
         self._ranks = subgroup.ranks
         self._refuse_fault_without_effect()
         self._benchmark = benchmark = self._make_explainable(benchmark)
         check = getattr(benchmark.check, "__func__", None)
-        self._has_check = any(world.gather(check is not Benchmark.check))
+        self._has_check = world.is_any_true(check is not Benchmark.check)
         self._timer = self._make_timer(benchmark, subgroup)
         self._resources.callback(self._timer.close)
         descriptions = world.gather(benchmark.describe())
@@ -209,7 +212,7 @@ class CaseRun:
             # The result of many steps can be checked if a second step does not change it.
             benchmark.step()
             self._world.sync()
-            self._is_repeatable = not any(self._world.gather(benchmark.check()))
+            self._is_repeatable = not self._world.is_any_true(benchmark.check() > 0)
             self._check("in a replay before the timed region", self._timer.replay)
         if self._load != NO_LOAD:
             # CUDA may wait for an idle device to load a kernel, and none is idle during a load.
@@ -350,7 +353,7 @@ def _make_notes(case: Case, world: World, num_ranks: int, hidden: float | None) 
     if mode == "blocking":
         start_line = "each alone from a start line on the device"
         notes.append(f"{start_line}: mode pipelined or graph compares with nccl-tests")
-    if mode != "async" and hidden < 0.9:
+    if mode != "async" and hidden < MIN_HIDDEN:
         iterations = f"{1 - hidden:.0%} of iterations"
         notes.append(f"{iterations} {_LAUNCH_NOTE}")
     if num_ranks == 1 and world.backend == "nccl":
@@ -431,9 +434,6 @@ def _add_samples(
 ) -> Outcome:
     """Return the outcome with its samples and the description of a step."""
     lists = timed.samples(description.hops)
-    arrivals, exits, _, _ = timed.stamps
-    last_in = [ranks[index] for index in arrivals.argmax(axis=0)]
-    last_out = [ranks[index] for index in exits.argmax(axis=0)]
     details = dict(description.details)
     if len(ranks) < len(world.hosts):
         details |= {"group_size": len(ranks), "group_ranks": ranks}
@@ -444,15 +444,23 @@ def _add_samples(
         details["launch_hidden"] = round(timed.hidden, 4)
         method = f"{method}; a device's events by its host"
         uncertainty_ns += HOST_NS
+    arrival = None
+    if timed.has_arrivals:
+        arrivals, exits, _, _ = timed.stamps
+        arrival = find_stragglers(
+            [ranks[index] for index in arrivals.argmax(axis=0)],
+            [ranks[index] for index in exits.argmax(axis=0)],
+            lists["skew_seconds"],
+            method,
+            uncertainty_ns / 1e9,
+        )
     return replace(
         outcome,
         stop=timed.stop,
         visits=list(timed.visits),
         headline=description.headline,
         **lists,
-        arrival=find_stragglers(
-            last_in, last_out, lists["skew_seconds"], method, uncertainty_ns / 1e9
-        ),
+        arrival=arrival,
         work=list(description.work),
         details=details,
         notes=list(description.notes),

@@ -19,7 +19,7 @@ from parbench.bench.launch.blocks import BLOCKS
 from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer, Stamp
-from parbench.bench.results.records import Stop
+from parbench.bench.results.records import MIN_HIDDEN, Stop
 from parbench.bench.results.stats import compute_relative_iqr, estimate_median
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import coalesce_calls
@@ -29,6 +29,8 @@ ARRIVAL, EXIT, DURATION, ISSUE, HIDDEN = range(5)
 """Rows of stamps; ``HIDDEN`` is only taken on a device."""
 _MIN_BLOCK = 3  # the median of an odd number is as often above the true one as below
 _MANY_STEPS_NS = 5_000_000  # duration of a sample of many steps
+_MIN_MANY_STEPS = 4
+_MAX_MANY_STEPS = 64
 _STOPS: tuple[Stop, ...] = get_args(Stop)
 _CONTINUE = -1
 
@@ -130,29 +132,31 @@ class TimedSamples:
     hidden: float | None = None
     """On CUDA, the share of samples that all ranks had launched before their device began."""
 
+    @property
+    def has_arrivals(self) -> bool:
+        """False if devices began together, so that arrivals show when their hosts woke up."""
+        return self.hidden is None or self.hidden < MIN_HIDDEN
+
     def samples(self, hops: int = 1) -> dict[str, list[float]]:
         """Return a record's lists of seconds, with one value for each sample.
 
         A sample's time is that of its slowest rank, divided by its steps and ``hops``.
         """
         arrivals, exits, durations, issues = self.stamps
-        transfers = exits.max(axis=0) - arrivals.max(axis=0)
-        num_samples = durations.shape[1]
-        of_last_arriver = durations[arrivals.argmax(axis=0), np.arange(num_samples)]
         samples = {
             "seconds": _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops),
-            "skew_seconds": _to_seconds(np.ptp(arrivals, axis=0)),
+            "rank_mean_seconds": _to_seconds(durations.mean(axis=0) / self.steps_per_sample, hops),
+            "skew_seconds": [],
             "transfer_seconds": [],
             "issue_seconds": [],
-            "last_arriver_seconds": [],
         }
-        if self.steps_per_sample == 1:
-            samples["transfer_seconds"] = _to_seconds(transfers, hops)
+        if self.has_arrivals:
+            samples["skew_seconds"] = _to_seconds(np.ptp(arrivals, axis=0))
+            if self.steps_per_sample == 1:
+                transfers = exits.max(axis=0) - arrivals.max(axis=0)
+                samples["transfer_seconds"] = _to_seconds(transfers, hops)
         if issues.any():
             samples["issue_seconds"] = _to_seconds(issues.max(axis=0))
-        if self.hidden is not None:
-            per_step = of_last_arriver / self.steps_per_sample
-            samples["last_arriver_seconds"] = _to_seconds(per_step, hops)
         return samples
 
 
@@ -258,7 +262,7 @@ class CaseTimer:
         self._measure = measure
         self._subgroup = subgroup
         self._mode = mode
-        self._is_on_device = timer is not None
+        self._timer = timer
         self._sampler: Sampler | None = None  # None before the warm-up
         self._replay: Sampler | None = None
         self._steps_per_sample = 1
@@ -395,18 +399,25 @@ class CaseTimer:
             # The warm-up takes at most a fifth of the time.
             max_warmup = int(0.2 * seconds / step_seconds)
             warmup = max(0, min(self._measure.warmup - 1, max_warmup))
-            steps = 1
-            if self.takes_many_steps:
-                steps = min(max(int(_MANY_STEPS_NS / max(step_ns, 1)), 4), 64)
-            warmup, steps = map(int, self._world.broadcast_from_rank_0([warmup, steps]))
+            warmup = self._broadcast_from_rank_0(warmup)
             self.stopwatch.take(single_step, warmup)
             self._warmup = warmup + 1
+            steps = self._broadcast_from_rank_0(self._choose_steps(step_ns))
             self._steps_per_sample = steps
             self._sample_seconds = step_seconds * steps
             own_world = self._subgroup.world
             self._sampler = make_sampler(self._mode, self._benchmark, own_world, steps)
         self._progress.phase = "timed"
         return self._sampler
+
+    def _choose_steps(self, step_ns: int) -> int:
+        """Return the steps of a sample, whose launches a spin can hide if that is possible."""
+        if not self.takes_many_steps:
+            return 1
+        limit = _MAX_MANY_STEPS
+        if self._timer is not None and self._mode != "graph":  # a graph has a single launch
+            limit = min(limit, self._timer.count_hideable_steps())
+        return max(min(_MANY_STEPS_NS // max(step_ns, 1), limit), _MIN_MANY_STEPS)
 
     def _take_block(self, sampler: Sampler, count: int) -> None:
         began = time.perf_counter()
@@ -416,7 +427,7 @@ class CaseTimer:
         if gathered is None:
             return
         self._stamps = np.concatenate([self._stamps, gathered[:HIDDEN]], axis=2)
-        if self._is_on_device:
+        if self._timer is not None:
             # The slowest rank is the sample's time, so the launch must be hidden on all ranks.
             self._hidden += gathered[HIDDEN].all(axis=0).tolist()
 

@@ -108,9 +108,8 @@ METRICS = (
            "last arrival - first", kind="from zero"),
     Metric("transfer", "s", "lower", "transfer", "time from the last rank's arrival to the end",
            "last exit - last arrival", kind="from zero"),
-    Metric("last_arriver", "s", "lower", "last arriver",
-           "time of the rank that arrives last and does not wait, on CUDA; compares with "
-           "nccl-tests"),
+    Metric("rank_mean_time", "s", "lower", "mean over ranks",
+           "time as the mean over ranks, which nccl-tests reports, instead of the maximum"),
     # ---- a training step; tables show metrics in this order, idle after the bubbles that it makes
     Metric("tokens_per_second", "tokens/s", "higher", "tokens/s",
            "tokens per second of all ranks"),

@@ -118,6 +118,8 @@ def encode_timeline(timeline: Timeline) -> bytes:
     return gzip.compress(msgspec.json.encode(timeline), mtime=0)
 
 
+MIN_HIDDEN = 0.9
+"""The share of iterations on GPUs whose launch must be hidden for a time of the device."""
 Status = Literal["ok", "failed", "hang", "wrong", "skipped"]
 Stop = Literal["precision", "converged", "max-iters", "budget", "visits"]
 

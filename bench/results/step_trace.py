@@ -39,6 +39,21 @@ OPERATIONS = {
 """Operations by the prefix of calls, kernels and ranges of gloo, without underscores."""
 
 
+_COMMUNICATION_KERNEL = re.compile(
+    r"^(void )?nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce"
+    r"|multimem_|symmetric_memory::|quickreduce|nvshmem|mscclpp|deep_ep::|pplx",
+    re.IGNORECASE,
+)
+"""Kernels of NCCL, of symmetric memory, of custom all-reduces and of expert dispatch libraries."""
+_FUSED_KERNEL = re.compile(r"gemm|matmul|_mm_", re.IGNORECASE)
+_KERNEL_OPERATIONS = (
+    (re.compile(r"all_?reduce|cross_device_reduce|quickreduce", re.IGNORECASE), "all_reduce"),
+    (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
+    (re.compile(r"all_?gather", re.IGNORECASE), "all_gather"),
+    (re.compile(r"all_?to_?all|dispatch|combine", re.IGNORECASE), "all_to_all"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class CallFacts:
     """The facts about a call of communication in a trace. None is unknown."""
@@ -103,9 +118,39 @@ class StepTrace:
 def parse_operation(name: str) -> str:
     """Return the operation of a call, a kernel or a range of gloo, its name if it is unknown."""
     short_name = name.removeprefix("c10d::").removeprefix("gloo:")
-    normalized = re.sub(r"^nccl(Dev)?Kernel_|_", "", short_name).lower()
+    normalized = re.sub(r"^nccl(Symk?)?(Dev)?Kernel_|_", "", short_name).lower()
     prefixes = [prefix for prefix in OPERATIONS if normalized.startswith(prefix)]
     return OPERATIONS[max(prefixes, key=len)] if prefixes else short_name
+
+
+@lru_cache(maxsize=1 << 12)
+def is_communication_kernel(name: str) -> bool:
+    """Return True for a kernel that only communicates."""
+    base_name = _get_base_name(name)
+    is_fused = _FUSED_KERNEL.search(base_name) is not None and not name.startswith("nccl")
+    return _COMMUNICATION_KERNEL.search(base_name) is not None and not is_fused
+
+
+@lru_cache(maxsize=1 << 12)
+def is_fused_kernel(name: str) -> bool:
+    """Return True for a kernel that computes and, by its name, also communicates."""
+    base_name = _get_base_name(name)
+    is_named = _COMMUNICATION_KERNEL.search(base_name) is not None
+    return is_named and not is_communication_kernel(name)
+
+
+def parse_kernel_operation(name: str) -> str:
+    """Return the operation in the name of a kernel, empty if it names none."""
+    base_name = _get_base_name(name)
+    for pattern, operation in _KERNEL_OPERATIONS:
+        if pattern.search(base_name):
+            return operation
+    return ""
+
+
+def _get_base_name(name: str) -> str:
+    """Return the name of a kernel without its template and its parameters."""
+    return re.split(r"[<(]", name.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
 
 
 def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
@@ -140,7 +185,7 @@ def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepT
 
 
 def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
-    """Return the trace of a step on the device: its kernels, with those of NCCL, and its copies."""
+    """Return the trace of a step on the device: its kernels of computation and communication, and its copies."""
     step = next(event for event in events if event.name == STEP and not event.is_device)
     host = [event for event in events if not event.is_device and not event.is_async]
     calls = [event for event in host if event.name.startswith(_ISSUE)]
@@ -150,9 +195,16 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
     launch_times = {event.correlation: event.start_ns for event in launches}
     work = [event for event in events if event.is_device and not event.is_annotation]
     work.sort(key=attrgetter("span"))
-    nccl = [event for event in work if event.name.startswith("nccl")]
-    copies = [event for event in work if event.name.startswith(("Memcpy", "Memset"))]
-    compute = [event for event in work if not event.name.startswith(("nccl", "Memcpy", "Memset"))]
+    copies = []
+    comm = []
+    compute = []
+    for event in work:
+        if event.name.startswith(("Memcpy", "Memset")):
+            copies.append(event)
+        elif is_communication_kernel(event.name):
+            comm.append(event)
+        else:
+            compute.append(event)
 
     def find_launch(kernel: TraceEvent) -> int | None:
         """Return the start of the call that launched a kernel, otherwise that of its launch."""
@@ -165,11 +217,11 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
         step=step.span,
         wall_seconds=wall_seconds,
         compute=union(_list_spans(compute)),
-        comm=_list_spans(nccl),
+        comm=_list_spans(comm),
         copies=union(_list_spans(copies)),
         issue_spans=_list_spans(calls),
-        launch_times=[find_launch(kernel) for kernel in nccl],
-        facts=[kernel.call for kernel in nccl],
+        launch_times=[find_launch(kernel) for kernel in comm],
+        facts=[kernel.call for kernel in comm],
     )
 
 

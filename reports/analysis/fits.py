@@ -8,7 +8,15 @@ from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.case_results import CaseResult
 
-LINK, COPY = "link", "copy"
+LINK, COPY, NVLINK, PCIE = "link", "copy", "nvlink", "pcie"
+_REFERENCES = {
+    LINK: "the declared link speed",
+    COPY: "the memory-copy bandwidth of all ranks",
+    NVLINK: "the bandwidth of all NVLinks of a GPU in one direction",
+    PCIE: "the bandwidth of a GPU's PCIe lanes in one direction",
+}
+_PCIE_LANE_BYTES_PER_SECOND = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+"""By generation, after encoding (PCI Express Base Specification)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +24,8 @@ class Ceiling:
     """The bandwidth in one direction that communication is compared with."""
 
     name: str
-    """``link`` if the speed of a link was declared, ``copy`` for a copy in memory on one host."""
+    """``link`` if the speed of a link was declared. On one host ``nvlink`` or ``pcie`` of GPUs, and
+    ``copy`` for a copy in the memory of CPUs."""
     bytes_per_second: float
 
 
@@ -40,19 +49,34 @@ class OperationCurve:
 
 
 def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
-    """Return the declared speed of a link, by default the largest copy in memory on one host.
+    """Return the declared speed of a link, by default that of GPUs or of memory on one host.
 
+    Memory is the link between ranks on CPUs, but not between GPUs.
     Copies to and from a device are no ceiling, and neither are copies of a part of the ranks.
     Blocking copies are preferred to pipelined ones, because only they are synchronized.
     """
     link = run.info.plan.link_bytes_per_second
     if link is not None:
         return Ceiling(name=LINK, bytes_per_second=link)
+    if any(result.world.device == "cuda" for result in results):
+        return _find_gpu_link(run) if all(result.world.nodes == 1 for result in results) else None
     copies = [result for result in results if _is_memory_copy(result)]
     blocking = [result for result in copies if result.case.params.get("mode") == "blocking"]
     largest = max(blocking or copies, key=get_size, default=None)
     bytes_per_second = largest.value("algbw") if largest else None
     return Ceiling(name=COPY, bytes_per_second=bytes_per_second) if bytes_per_second else None
+
+
+def _find_gpu_link(run: Run) -> Ceiling | None:
+    """Return the speed of the links that all GPUs of a run have, None if it is unknown."""
+    gpu = (run.info.environment or {}).get("gpu") or {}
+    links = gpu.get("active_nvlinks")
+    if links:
+        link_speed = gpu.get("nvlink_bytes_per_second")
+        return Ceiling(name=NVLINK, bytes_per_second=links * link_speed) if link_speed else None
+    lane_speed = _PCIE_LANE_BYTES_PER_SECOND.get(gpu.get("pcie_generation_max") or 0)
+    lanes = gpu.get("pcie_width_max")
+    return Ceiling(name=PCIE, bytes_per_second=lanes * lane_speed) if lanes and lane_speed else None
 
 
 def _is_memory_copy(result: CaseResult) -> bool:
@@ -137,11 +161,11 @@ def describe_fits(curves: Sequence[OperationCurve], ceiling: Ceiling | None) -> 
     ]
     if ceiling is None:
         return tuple(notes)
-    is_link = ceiling.name == LINK
-    reference = "the declared link speed" if is_link else "the memory-copy bandwidth of all ranks"
     bandwidth = format_quantity(ceiling.bytes_per_second, "B/s")
+    reference = _REFERENCES[ceiling.name]
     notes.append(f"Efficiency: fitted bus bandwidth over {reference}, {bandwidth}.")
     if any((curve.efficiency or 0) > 1 for curve in curves):
-        causes = "in-network reduction or caches" if is_link else "caches or shared memory"
+        is_copy = ceiling.name == COPY
+        causes = "caches or shared memory" if is_copy else "in-network reduction or caches"
         notes.append(f"Efficiency above 100 % may be due to {causes}.")
     return tuple(notes)

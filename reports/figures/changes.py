@@ -15,7 +15,7 @@ from parbench.reports.figures.primitives import (
     draw_pareto,
     shorten,
 )
-from parbench.reports.figures.quantities import Quantity, set_x_axis, set_y_axis
+from parbench.reports.figures.quantities import AxisQuantity, set_x_axis, set_y_axis
 from parbench.reports.figures.style import color, new_figure
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def chart_pareto(
     caption: str,
     points: Mapping[str, tuple[float, float]],
     front: Sequence[str],
-    axes: tuple[Quantity, Quantity],
+    axes: tuple[AxisQuantity, AxisQuantity],
 ) -> Chart | None:
     """Return points on log axes and the front of those that no other beats in both."""
     if len(set(points.values())) < 2:
@@ -48,7 +48,7 @@ def chart_pareto(
 def _draw_pareto(
     points: Mapping[str, tuple[float, float]],
     front: Sequence[str],
-    quantities_of_axes: tuple[Quantity, Quantity],
+    quantities_of_axes: tuple[AxisQuantity, AxisQuantity],
 ) -> "Figure":
     figure, [axes] = new_figure(2.3)
     draw_pareto(axes, points, front)
@@ -81,7 +81,7 @@ def _draw_effects(rows: Sequence[IntervalRow], threshold: float) -> "Figure":
     draw_intervals(axes, rows)
     ends = [end for row in rows for end in row.interval]
     width = max(threshold, *map(abs, ends)) * 1.08
-    quantity = Quantity(title="change of time, + is slower", text=_format_change, is_log=False)
+    quantity = AxisQuantity(title="change of time, + is slower", text=_format_change, is_log=False)
     set_x_axis(axes, quantity, max(-1.0, -width), width)
     return figure
 
@@ -120,7 +120,9 @@ def _draw_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> "Figu
     for axes, history in zip(all_axes, series, strict=True):
         draw_levels(axes, history.seconds_by_place, history.levels)
         seconds = history.seconds_by_place.values()
-        quantity = Quantity(title=shorten(history.label, 120), text=format_seconds, is_log=False)
+        quantity = AxisQuantity(
+            title=shorten(history.label, 120), text=format_seconds, is_log=False
+        )
         margin = 0.1 * (max(seconds) - min(seconds)) or 0.1 * max(seconds)
         set_y_axis(axes, quantity, min(seconds) - margin, max(seconds) + margin)
         axes.set_xlim(-0.5, len(runs) - 0.5)

@@ -25,13 +25,13 @@ from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.primitives import (
     Line,
-    Point,
+    LinePoint,
     add_line_legend,
     draw_ecdf,
     draw_lines,
     draw_reference,
 )
-from parbench.reports.figures.quantities import Quantity, set_x_axis, set_y_axis
+from parbench.reports.figures.quantities import AxisQuantity, set_x_axis, set_y_axis
 from parbench.reports.figures.style import OPERATIONS, new_figure
 from parbench.reports.frames import list_rows
 
@@ -63,12 +63,12 @@ def make_lines(rows: Iterable[Row], label: str, x: str, y: str, unit: float = 1.
 
     A row may also have ``y_low`` and ``y_high``. Values are divided by ``unit``.
     """
-    points: dict[str, list[Point]] = defaultdict(list)
+    points: dict[str, list[LinePoint]] = defaultdict(list)
     for row in rows:
         values: list[Any] = [row.get(key) for key in (y, f"{y}_low", f"{y}_high")]
         if not is_missing(values[0]) and not is_missing(row[x]):
             known = [values[0] if is_missing(value) else value for value in values]
-            points[row[label]].append(Point(row[x], *(value / unit for value in known)))
+            points[row[label]].append(LinePoint(row[x], *(value / unit for value in known)))
     return [
         Line(label=name, points=tuple(sorted(line)))
         for name, line in points.items()
@@ -81,8 +81,8 @@ def chart_lines(
     title: str,
     caption: str,
     lines: Sequence[Line],
-    x: Quantity,
-    y: Quantity,
+    x: AxisQuantity,
+    y: AxisQuantity,
     reference: tuple[float, str] | None = None,
 ) -> Chart | None:
     """Return a chart of lines, None without a line of two points that its axes can show.
@@ -103,7 +103,7 @@ def chart_lines(
 
 
 def _draw_lines(
-    lines: Sequence[Line], x: Quantity, y: Quantity, reference: tuple[float, str] | None
+    lines: Sequence[Line], x: AxisQuantity, y: AxisQuantity, reference: tuple[float, str] | None
 ) -> "Figure":
     figure, [axes] = new_figure(LINES_INCHES)
     draw_lines(axes, lines)
@@ -232,7 +232,7 @@ def chart_scaling(
     caption: str,
     values: Mapping[str, Mapping[int, float]],
     count: str,
-    quantity: Quantity,
+    quantity: AxisQuantity,
 ) -> Chart | None:
     """Return a quantity over the number of nodes or ranks, which ``count`` names."""
     rows = [
@@ -248,8 +248,10 @@ def chart_scaling(
 
 _CONTEXT_QUANTITIES = {
     "seconds": quantities.STEP_TIME,
-    "bytes_sent": Quantity(title="bytes that attention sends per step", text=format_bytes, base=2),
-    "exposed": Quantity(title="exposed cp communication of the step", text=format_percent),
+    "bytes_sent": AxisQuantity(
+        title="bytes that attention sends per step", text=format_bytes, base=2
+    ),
+    "exposed": AxisQuantity(title="exposed cp communication of the step", text=format_percent),
 }
 
 

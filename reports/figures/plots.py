@@ -5,7 +5,7 @@ from parbench.bench.results.tables import Column, Table
 from parbench.reports.figures.changes import chart_pareto
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.pipeline import chart_pipeline
-from parbench.reports.figures.quantities import Quantity
+from parbench.reports.figures.quantities import AxisQuantity
 from parbench.reports.figures.steps import chart_stacks
 from parbench.reports.figures.style import MEMORY, STEP
 
@@ -38,5 +38,5 @@ def _chart_plot(name: str, plot: Plot) -> Chart | None:
     return chart_pareto(name, plot.title, plot.caption, plot.points, plot.front, axes)
 
 
-def _make_quantity(axis: Column, is_log: bool = True) -> Quantity:
-    return Quantity(title=axis.title, text=axis.format_value, is_log=is_log)
+def _make_quantity(axis: Column, is_log: bool = True) -> AxisQuantity:
+    return AxisQuantity(title=axis.title, text=axis.format_value, is_log=is_log)

@@ -31,7 +31,7 @@ _PALEST = 0.06
 _FULLEST = 0.72
 
 
-class Point(NamedTuple):
+class LinePoint(NamedTuple):
     """A value at a place on the x axis, and its interval, which is empty without one."""
 
     x: float
@@ -45,7 +45,7 @@ class Line:
     """A named series of points, and the pieces of a curve that was fitted to it."""
 
     label: str
-    points: tuple[Point, ...]
+    points: tuple[LinePoint, ...]
     fit: tuple[tuple[tuple[float, float], ...], ...] = ()
 
 

@@ -18,7 +18,7 @@ _FACTORS_OF_TEN = ((1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0), (1.0, 2.0, 5.0), (1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity:
+class AxisQuantity:
     """What an axis shows: its title, the text of a value, and its scale.
 
     Ticks of ``base`` 2 are powers of two, as of bytes. A linear axis starts at zero.
@@ -43,21 +43,21 @@ def format_share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.0f} %"
 
 
-BANDWIDTH = Quantity(title="bus bandwidth (GB/s)", text=format_number)
-TIME = Quantity(title="time", text=format_seconds)
-SIZE = Quantity(title="message size (bytes, 1024-based)", text=_format_bytes, base=2)
-EFFICIENCY = Quantity(title="efficiency", text=format_share, is_log=False)
-STEP_TIME = Quantity(title="step time", text=format_seconds, is_log=False)
-ITERATIONS = Quantity(title="share of iterations", text=format_share, is_log=False)
-TIME_SINCE_START = Quantity(title="time since the start", text=format_seconds, is_log=False)
+BANDWIDTH = AxisQuantity(title="bus bandwidth (GB/s)", text=format_number)
+TIME = AxisQuantity(title="time", text=format_seconds)
+SIZE = AxisQuantity(title="message size (bytes, 1024-based)", text=_format_bytes, base=2)
+EFFICIENCY = AxisQuantity(title="efficiency", text=format_share, is_log=False)
+STEP_TIME = AxisQuantity(title="step time", text=format_seconds, is_log=False)
+ITERATIONS = AxisQuantity(title="share of iterations", text=format_share, is_log=False)
+TIME_SINCE_START = AxisQuantity(title="time since the start", text=format_seconds, is_log=False)
 
 
-def count_of(title: str) -> Quantity:
+def count_of(title: str) -> AxisQuantity:
     """Return the quantity of a number of things, such as ranks, which mostly doubles."""
-    return Quantity(title=title, text=format_count, base=2)
+    return AxisQuantity(title=title, text=format_count, base=2)
 
 
-def set_x_axis(axes: "Axes", quantity: Quantity, low: float, high: float) -> None:
+def set_x_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) -> None:
     """Scale the x axis from ``low`` to ``high``, and label it below."""
     axes.set_xscale("log" if quantity.is_log else "linear")
     axes.set_xlim(low, high)
@@ -65,7 +65,7 @@ def set_x_axis(axes: "Axes", quantity: Quantity, low: float, high: float) -> Non
     axes.set_xlabel(_full_title(quantity))
 
 
-def set_y_axis(axes: "Axes", quantity: Quantity, low: float, high: float) -> None:
+def set_y_axis(axes: "Axes", quantity: AxisQuantity, low: float, high: float) -> None:
     """Scale the y axis from ``low`` to ``high``, and label it above, where no text is rotated."""
     axes.set_yscale("log" if quantity.is_log else "linear")
     axes.set_ylim(low, high)
@@ -74,11 +74,11 @@ def set_y_axis(axes: "Axes", quantity: Quantity, low: float, high: float) -> Non
     axes.grid(axis="y")
 
 
-def _full_title(quantity: Quantity) -> str:
+def _full_title(quantity: AxisQuantity) -> str:
     return f"{quantity.title}, log axis" if quantity.is_log else quantity.title
 
 
-def _set_ticks(axis: "Axis", quantity: Quantity, ticks: Sequence[float]) -> None:
+def _set_ticks(axis: "Axis", quantity: AxisQuantity, ticks: Sequence[float]) -> None:
     from matplotlib.ticker import NullLocator
 
     axis.set_ticks(ticks, [_shorten_number(quantity.text(tick)) for tick in ticks])

@@ -17,7 +17,7 @@ from parbench.reports.figures.primitives import (
     draw_stacks,
     look_of_part,
 )
-from parbench.reports.figures.quantities import Quantity, set_x_axis
+from parbench.reports.figures.quantities import AxisQuantity, set_x_axis
 from parbench.reports.figures.style import color, new_figure
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def chart_breakdown(stacks: Stacks) -> Chart | None:
 
 def chart_memory(stacks: Stacks) -> Chart | None:
     """Return the memory of each step by component, in bytes."""
-    quantity = Quantity(title="memory, maximum over ranks", text=format_bytes, is_log=False, base=2)
+    quantity = AxisQuantity(
+        title="memory, maximum over ranks", text=format_bytes, is_log=False, base=2
+    )
     return chart_stacks(
         "memory",
         "Memory by component, measured",
@@ -95,7 +97,7 @@ def chart_stacks(
     caption: str,
     stacks: Sequence[tuple[str, Mapping[str, float]]],
     hues: Mapping[str, str],
-    quantity: Quantity,
+    quantity: AxisQuantity,
     limit: tuple[float, str] | None = None,
 ) -> Chart | None:
     """Return a bar for each stack that has a part above zero, with a limit across if there is one."""
@@ -113,7 +115,7 @@ def chart_stacks(
 def _draw_stacked_bars(
     stacks: Sequence[tuple[str, Mapping[str, float]]],
     hues: Mapping[str, str],
-    quantity: Quantity,
+    quantity: AxisQuantity,
     limit: tuple[float, str] | None,
 ) -> "Figure":
     part_names = list(dict.fromkeys(part for _, stack in stacks for part in stack))

@@ -1,11 +1,14 @@
-"""Results that the OSU micro-benchmarks print.
+"""Results that the OSU micro-benchmarks print, of all versions.
 
 They (mvapich.cse.ohio-state.edu/benchmarks) print a time, the mean over iterations and ranks, and
 the message size of one rank. If every rank contributes such a message (allgather, alltoall, gather,
 scatter), the size S of nccl-tests is that size times the number of ranks. Rates are computed.
+Tests of bandwidth print MB/s of one pair of ranks, from which the time of a message follows.
 """
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from parbench.bench.plan.catalogue import OperationSpec
 from parbench.bench.plan.params import Value
@@ -23,6 +26,7 @@ from parbench.reports.formats.imported import (
     parse_row,
     resolve_num_ranks,
 )
+from parbench.reports.formats.log_lines import read_log_lines
 
 OPERATIONS = {
     "allreduce": "all_reduce",
@@ -37,10 +41,61 @@ OPERATIONS = {
     "gather": "gather",
     "scatter": "scatter",
     "latency": "pingpong",
+    "multi": "pingpong",
+    "multi-pair": "pingpong",
+    "bandwidth": "unidirectional",
+    "multiple bandwidth / message rate": "unidirectional",
+    "bi-directional bandwidth": "bidirectional",
 }
-"""The operations by the titles of the benchmarks."""
+"""The operations by the titles of the benchmarks, without the word latency."""
+_POINT_TO_POINT = ("pingpong", "unidirectional", "bidirectional")
 _DTYPES = {"MPI_FLOAT": "float32", "MPI_DOUBLE": "float64", "MPI_INT": "int32", "MPI_CHAR": "char"}
-_TITLE = re.compile(r"^# OSU MPI-?(\S*) (.*?)(?: Test)?(?: v(\S+))?$")
+_TITLE = re.compile(
+    r"^# OSU (\w+)(?:-(\S+))? (.*?)(?: Test)?(?:\s+v(\S+)|\s+\(Version\s+(\S+)\))?$"
+)
+_PAIRS = re.compile(r"^# \[ *pairs: *(\d+) *\]")
+_HEADING = re.compile(r"(?:(?:Avg|Min|Max|P\d+ Tail|Pure|Coll\.) )?[\w./]+ ?\([^)]*\)|\S+")
+_CELL = re.compile(r"[\d.]+(?:e[+-]?\d+)?|pass|fail", re.IGNORECASE)
+_LATENCIES = ("avglatency(us)", "latency(us)")
+_BANDWIDTHS = ("bandwidth(mb/s)", "mb/s")
+_MIN_CELL_SHARE = 0.5
+_RATE_TOLERANCE = 0.01
+"""OSU rounds bandwidths and message rates to two decimals."""
+
+
+@dataclass(kw_only=True)
+class _Benchmark:
+    """The output of one benchmark."""
+
+    title: str
+    device: str
+    version: str
+    backend: str
+    operation: OperationSpec | None
+    dtype: str = ""
+    num_pairs: int = 1
+    columns: list[str] = field(default_factory=list)
+    rows: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    """Place and cells of each row."""
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self.operation is not None and self.operation.short_name in _POINT_TO_POINT
+
+    def add_row(self, words: Sequence[str], place: str) -> None:
+        """Add a row. Raises ``UserError`` if it does not belong to the table."""
+        if not self.columns:
+            raise UserError(f"{place}: no heading names the columns of this row")
+        row = parse_row(self.columns, words, place, ("size",))
+        if len(words) > len(self.columns):
+            counts = f"{len(words)} values for {len(self.columns)} columns"
+            raise UserError(f"{place}: {counts}, so values cannot be assigned to columns")
+        size = parse_count(row["size"], place)
+        if self.rows and size <= int(self.rows[-1][1]["size"]):
+            problem = "the size does not ascend, so a title or a heading may be missing"
+            raise UserError(f"{place}: {problem}")
+        _check_row(row, size, place)
+        self.rows.append((place, row))
 
 
 def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
@@ -48,79 +103,164 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
 
     Raises ``UserError`` if it is cut short, or without ``nproc``, which OSU does not print.
     """
-    num_ranks = resolve_num_ranks(None, nproc, source)
-    operation: OperationSpec | None = None
-    version = dtype = ""
-    columns: list[str] = []
+    benchmarks = _read_benchmarks(text, source)
+    omissions = []
+    last_rows = benchmarks[-1].rows if benchmarks else []
+    last_line = text.count("\n") + 1
+    if last_rows and last_rows[-1][0] == f"{source}, line {last_line}":
+        last_rows.pop()
+        omissions.append(f"line {last_line}: it has no end, so its last number may be cut short")
+    num_listed_ranks = None
+    if all(benchmark.is_point_to_point for benchmark in benchmarks) and nproc is None:
+        num_listed_ranks = 2 * max((benchmark.num_pairs for benchmark in benchmarks), default=1)
+    num_ranks = resolve_num_ranks(num_listed_ranks, nproc, source)
     results: list[ImportedResult] = []
-    devices: set[str] = set()
-    versions: list[str] = []
-    omissions: list[str] = []
-    for number, raw_line in enumerate(text.splitlines(), start=1):
-        line = raw_line.strip()
-        title = _TITLE.match(line)
-        if title:
-            name = title[2].lower().removesuffix(" latency")
-            operation = OPERATIONS_BY_NAME.get(OPERATIONS.get(name, ""))
-            if operation is None:
-                omissions.append(f"OSU {title[2]}: parbench has no equivalent case")
-            devices.add(title[1].lower() or "cpu")  # Only accelerators are in the title.
-            version = title[3] or ""
-            versions.append(version)
-            dtype = ""
-            columns = []
-        elif line.startswith("# Datatype:"):
-            dtype = line.partition(":")[2].strip(" .")
-        elif line.startswith("# Size"):
-            headings = re.split(r"\s{2,}", line.removeprefix("# "))
-            columns = [heading.lower().replace(" ", "") for heading in headings]
-        elif operation and columns and line[:1].isdecimal():
-            place = f"{source}, line {number}"
-            row = parse_row(columns, line.split(), place, ("size",))
-            method = f"OSU micro-benchmarks {version or 'of unknown version'}"
-            results.append(_make_result(operation, row, num_ranks, dtype, method, place))
+    for benchmark in benchmarks:
+        operation = benchmark.operation
+        if operation is None:
+            omissions.append(f"OSU {benchmark.title}: parbench has no equivalent case")
+        elif benchmark.num_pairs > 1:
+            pairs = f"{benchmark.num_pairs} pairs at once"
+            omissions.append(f"OSU {benchmark.title}: parbench has no case of {pairs}")
+        else:
+            for place, row in benchmark.rows:
+                results.append(_make_result(benchmark, operation, row, num_ranks, place))
+    devices = {benchmark.device for benchmark in benchmarks}
+    backends = {benchmark.backend for benchmark in benchmarks}
+    versions = [benchmark.version for benchmark in benchmarks if benchmark.version]
     return ImportedRun(
-        version=", ".join(dict.fromkeys(filter(None, versions))) or None,
+        version=", ".join(dict.fromkeys(versions)) or None,
         num_ranks=num_ranks,
-        backend="mpi",
+        backend=backends.pop() if len(backends) == 1 else UNKNOWN,
         device=devices.pop() if len(devices) == 1 else UNKNOWN,
         results=results,
         omissions=list(dict.fromkeys(omissions)),
     )
 
 
+def _read_benchmarks(text: str, source: str) -> list[_Benchmark]:
+    benchmarks: list[_Benchmark] = []
+    for number, raw_line in enumerate(read_log_lines(text), start=1):
+        place = f"{source}, line {number}"
+        line = raw_line.strip()
+        title = _TITLE.match(line)
+        if title:
+            benchmarks.append(_read_title(title))
+        elif not benchmarks:
+            if line.startswith("# Size"):
+                raise UserError(f"{place}: no title of OSU precedes this heading")
+        else:
+            _read_line(benchmarks[-1], line, place)
+    return benchmarks
+
+
+def _read_title(title: re.Match[str]) -> _Benchmark:
+    library, device, name, version, old_version = title.groups()
+    key = name.lower().removesuffix(" latency")
+    return _Benchmark(
+        title=name,
+        backend=library.lower(),
+        device=(device or "cpu").lower(),  # Only accelerators are in the title.
+        version=version or old_version or "",
+        operation=OPERATIONS_BY_NAME.get(OPERATIONS.get(key, "")),
+    )
+
+
+def _read_line(benchmark: _Benchmark, line: str, place: str) -> None:
+    words = line.split()
+    pairs = _PAIRS.match(line)
+    if pairs:
+        benchmark.num_pairs = int(pairs[1])
+    elif line.startswith("# Datatype:"):
+        benchmark.dtype = line.partition(":")[2].strip(" .")
+    elif line.startswith("# Send Buffer on HOST (H) and Receive Buffer on HOST (H)"):
+        benchmark.device = "cpu"
+    elif line.startswith("# Size"):
+        if benchmark.columns:
+            raise UserError(f"{place}: no title of OSU precedes this heading")
+        headings = _HEADING.findall(line.removeprefix("# "))
+        benchmark.columns = [heading.lower().replace(" ", "") for heading in headings]
+    elif benchmark.operation and _is_row(words):
+        benchmark.add_row(words, place)
+
+
+def _is_row(words: Sequence[str]) -> bool:
+    cells = [word for word in words if _CELL.fullmatch(word)]
+    return words[:1] == cells[:1] and len(cells) >= max(1, _MIN_CELL_SHARE * len(words))
+
+
+def _check_row(row: Mapping[str, str], size: int, place: str) -> None:
+    """Compare the numbers of a row. Raises ``UserError`` if they contradict each other."""
+    low, mean, high = (row.get(f"{part}latency(us)") for part in ("min", "avg", "max"))
+    if low and mean and high:
+        numbers = [parse_number(word, place) for word in (low, mean, high)]
+        if numbers != sorted(numbers):
+            latencies = f"minimum {low}, mean {mean} and maximum {high} us"
+            raise UserError(f"{place}: {latencies} contradict each other")
+    if "mb/s" in row and "messages/s" in row:
+        rate = parse_number(row["mb/s"], place) * 1e6
+        rate_of_messages = parse_number(row["messages/s"], place) * size
+        tolerance = _RATE_TOLERANCE * 1e6 + _RATE_TOLERANCE * size + 1e-4 * rate
+        if abs(rate - rate_of_messages) > tolerance:
+            raise UserError(
+                f"{place}: {row['mb/s']} MB/s contradict {row['messages/s']} messages/s of {size} B"
+            )
+
+
+def _find_seconds(
+    benchmark: _Benchmark, row: Mapping[str, str], size_bytes: int, place: str
+) -> float | None:
+    """Return the time of a message. Raises ``UserError`` if no column has a latency or a rate."""
+    assert benchmark.operation is not None
+    latency = next((row[name] for name in _LATENCIES if name in row), None)
+    rate = next((row[name] for name in _BANDWIDTHS if name in row), None)
+    if benchmark.operation.short_name in ("unidirectional", "bidirectional"):
+        if rate is None:
+            raise UserError(f"{place}: none of the columns {', '.join(row)} is a bandwidth")
+        bytes_per_second = parse_number(rate, place) * 1e6
+        directions = 2 if benchmark.operation.short_name == "bidirectional" else 1
+        return directions * size_bytes / bytes_per_second if bytes_per_second else None
+    if latency is None:
+        raise UserError(f"{place}: none of the columns {', '.join(row)} is a latency")
+    return parse_number(latency, place) * MICRO or None
+
+
 def _make_result(
+    benchmark: _Benchmark,
     operation: OperationSpec,
     row: dict[str, str],
     num_ranks: int,
-    dtype: str,
-    method: str,
     place: str,
 ) -> ImportedResult:
-    latency = row.get("avglatency(us)", row.get("latency(us)"))
-    if latency is None:
-        raise UserError(f"{place}: none of the columns {', '.join(row)} is a latency")
     size_bytes = parse_count(row["size"], place)
+    seconds = _find_seconds(benchmark, row, size_bytes, place)
     notes = ["OSU prints only a time: bandwidths are computed from size and time"]
-    if operation.sharded and not operation.is_reduction:  # Every rank contributes a message.
-        size_bytes *= num_ranks
-        notes.append(f"OSU's size is the message of one rank: S is {num_ranks} times that")
-    params: dict[str, Value] = {"size_bytes": size_bytes, "mode": "blocking"}
-    if dtype:
-        params["dtype"] = _DTYPES.get(dtype, dtype)
+    mode = "blocking"
     scope = "mean over iterations and ranks"
     if operation.short_name == "pingpong":
         scope = "half a round trip, mean over iterations"
-    seconds = parse_number(latency, place) * MICRO or None
+    elif benchmark.is_point_to_point:
+        mode = "pipelined"
+        scope = "size over the bandwidth of a window of messages"
+        notes = ["OSU prints only a bandwidth: the time is size over bandwidth"]
+        if operation.short_name == "bidirectional":
+            notes.append("OSU's bandwidth is the sum of both directions: half of it is algbw")
+    elif operation.sharded and not operation.is_reduction:  # Every rank contributes a message.
+        size_bytes *= num_ranks
+        notes.append(f"OSU's size is the message of one rank: S is {num_ranks} times that")
+    params: dict[str, Value] = {"size_bytes": size_bytes, "mode": mode}
+    if benchmark.dtype:
+        params["dtype"] = _DTYPES.get(benchmark.dtype, benchmark.dtype)
     check = Check()
     if "validation" in row:
         passed = row["validation"].lower() == "pass"
         check = Check(passed=passed, wrong=0 if passed else None)  # OSU counts no wrong elements.
     iterations = row.get("iterations")
+    method = f"{scope}, OSU micro-benchmarks {benchmark.version or 'of unknown version'}"
     return ImportedResult(
         name=operation.name,
         params=params,
-        metrics=make_metrics(operation, num_ranks, size_bytes, seconds, f"{scope}, {method}"),
+        metrics=make_metrics(operation, num_ranks, size_bytes, seconds, method),
         check=check,
         iterations=None if iterations is None else parse_count(iterations, place),
         printed=row,

@@ -46,6 +46,10 @@ class ImportedRun:
     results: Sequence[ImportedResult]
     hosts: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    library_versions: Mapping[str, str] = field(default_factory=dict)
+    """The versions of libraries that the tool used, such as NCCL."""
+    notes: Sequence[str] = ()
+    """Sentences about content that contradicts itself or was inferred."""
     omissions: Sequence[str] = ()
     """Sentences about content that could not be imported."""
 

@@ -26,7 +26,8 @@ def detect_tool(text: str, source: str) -> str:
             return tool
     raise UserError(
         f"{source} has an unknown format. Formats that can be imported: output of "
-        f"{format_list(IMPORT_FORMATS)}. Name the tool with --from if the file does not show it"
+        f"{format_list(IMPORT_FORMATS)}, not of gloo's benchmark or PARAM. "
+        "Name the tool with --from if the file does not show it"
     )
 
 
@@ -65,12 +66,19 @@ def import_file(
         budget_seconds=0.0,
         timeout_seconds=0.0,
         measure=Measure(),
-        notes=tuple(f"not imported: {omission}" for omission in imported.omissions),
+        notes=(
+            *imported.notes,
+            *(f"not imported: {omission}" for omission in imported.omissions),
+        ),
     )
     run, info = create_run(out, plan, find_package_version("parbench") or UNKNOWN)
-    environment = {"variables": dict(imported.variables)} if imported.variables else None
+    environment: dict[str, Any] = {}
+    if imported.variables:
+        environment["variables"] = dict(imported.variables)
+    if imported.library_versions:
+        environment["torch"] = dict(imported.library_versions)
     host = ", ".join(imported.hosts) or UNKNOWN
-    write_run_info(run, msgspec.structs.replace(info, host=host, environment=environment))
+    write_run_info(run, msgspec.structs.replace(info, host=host, environment=environment or None))
     with open_writer(run) as writer:
         for record in records:
             writer.write(record)

@@ -13,6 +13,7 @@ from typing import Any
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, OperationSpec
 from parbench.bench.results.formatting import GIGA, to_single_line
+from parbench.bench.results.records import MIN_HIDDEN
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_list
 from parbench.reports.analysis.case_results import CaseResult
@@ -188,6 +189,7 @@ def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
         f"graph: {_GRAPH_OPTION.get(mode, 0)} unalign: 0"
     )
     yield f"# Written by parbench {run.info.parbench}: {_format_facts(results[0], ranks)}"
+    yield from _describe_differences(timed_results)
     repeated = _find_repeated_placement(operation, lines)
     for placement in _PLACEMENTS:
         name = placement.replace("_", "-")
@@ -210,13 +212,38 @@ def _render_table(run: Run, results: Sequence[CaseResult]) -> Iterator[str]:
         reason = _explain_omission(result)
         if reason:
             yield f"# Left out: {to_single_line(result.case.label)}: {reason}"
-    rates = [result.value("busbw") for result in timed_results]
+    rates = [_get_rate(result, "busbw") for result in timed_results]
     known_rates = [rate / GIGA for rate in rates if rate is not None]
     average = f"{fmean(known_rates):g}" if known_rates else "N/A"
     yield f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}"
     yield f"# Avg bus bandwidth    : {average} "
     yield "#"
     yield f"# Collective test concluded: {program}"
+
+
+def _describe_differences(results: Sequence[CaseResult]) -> Iterator[str]:
+    """Yield comments about what times mean, where nccl-tests times otherwise."""
+    on_gpus = [result for result in results if result.world.device == "cuda"]
+    if on_gpus:
+        yield "# One buffer is used again, which caches may hold, and only graphs register it"
+    if any(result.value("rank_mean_time") is None for result in on_gpus):
+        yield "# Times are maxima over ranks, those of nccl-tests means over ranks"
+    for result in results:
+        shares = [record.details.get("launch_hidden", 1.0) for record in result.measured]
+        if min(shares, default=1.0) < MIN_HIDDEN:
+            share = 1 - min(shares)
+            yield f"# {result.case.label}: {share:.0%} of iterations include launches of the host"
+
+
+def _get_time(result: CaseResult) -> float | None:
+    """Return the time as nccl-tests reports it, the mean over ranks, if it is known."""
+    return result.value("rank_mean_time") or result.value(result.headline)
+
+
+def _get_rate(result: CaseResult, name: str) -> float | None:
+    """Return a bandwidth of the time that is printed."""
+    rate, time = result.value(name), _get_time(result)
+    return rate * result.seconds / time if rate is not None and result.seconds and time else rate
 
 
 def _arrange_lines(results: Sequence[CaseResult]) -> list[dict[str, CaseResult]]:
@@ -315,9 +342,9 @@ def _describe_step(sizes: Sequence[int]) -> str:
 
 def _render_numbers(result: CaseResult, *, is_checked: bool) -> str:
     """Return time, algbw, busbw and #wrong in their columns."""
-    time = _fit_number(result.value(result.headline), MICRO, 7)
-    algbw = _fit_number(result.value("algbw"), GIGA, 6)
-    busbw = _fit_number(result.value("busbw"), GIGA, 6)
+    time = _fit_number(_get_time(result), MICRO, 7)
+    algbw = _fit_number(_get_rate(result, "algbw"), GIGA, 6)
+    busbw = _fit_number(_get_rate(result, "busbw"), GIGA, 6)
     # nccl-tests also prints one blank less where it does not check.
     wrong = "       0" if is_checked else "    N/A"
     return f"  {time}  {algbw}  {busbw}{wrong}"

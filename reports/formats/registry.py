@@ -44,14 +44,14 @@ IMPORT_FORMATS = {
     for entry in (
         ImportFormat(
             name="nccl-tests",
-            title="nccl-tests",
-            markers=(("redop", "algbw", "busbw"), ('"nccl_version"', '"results"')),
+            title="nccl-tests and rccl-tests",
+            markers=(("time", "algbw", "busbw"), ('"nccl_version"', '"results"')),
             parser="import_nccl:parse_nccl",
         ),
         ImportFormat(
             name="osu",
             title="OSU micro-benchmarks",
-            markers=(("# OSU MPI",),),
+            markers=(("# OSU ",),),
             parser="import_osu:parse_osu",
         ),
     )

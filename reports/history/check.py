@@ -56,7 +56,7 @@ class SeriesCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class HistoryCheck:
     """The result of a run, the worst series first."""
 
     run: StoredRun
@@ -88,7 +88,7 @@ def check_stored_run(
     run: StoredRun,
     rule: LevelRule,
     thresholds: Mapping[str, Threshold] | None = None,
-) -> Check:
+) -> HistoryCheck:
     """Check a run of the history against the runs of its branch before it.
 
     ``thresholds`` are measured ones by fingerprint, which raise that of the rule.
@@ -102,7 +102,7 @@ def check_candidate(
     branch: str,
     rule: LevelRule,
     thresholds: Mapping[str, Threshold] | None = None,
-) -> Check:
+) -> HistoryCheck:
     """Compare a run with the runs of a branch. The run is not added."""
     info = data.run.info
     candidate = StoredRun(
@@ -147,7 +147,7 @@ class _Checker:
             if note.branch == run.branch and note.started <= run.started
         ]
 
-    def check(self, points: Sequence[SeriesPoint]) -> Check:
+    def check(self, points: Sequence[SeriesPoint]) -> HistoryCheck:
         similar_runs = self._find_similar_runs(points)
         windows = [self._read_window(point) for point in points]
         changes = self._find_changes(windows)
@@ -164,7 +164,7 @@ class _Checker:
             results.append(result)
         results += _find_missing(points, similar_runs)
         results.sort(key=lambda result: rank_verdict(result.verdict))
-        return Check(
+        return HistoryCheck(
             run=self.run,
             rule=self.rule,
             num_earlier_runs=max((len(result.runs) for result in results), default=1) - 1,

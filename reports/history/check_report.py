@@ -8,7 +8,7 @@ from parbench.bench.text import pluralize
 from parbench.reports.analysis.labels import label_operation
 from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import encode_report
-from parbench.reports.history.check import Check, SeriesCheck
+from parbench.reports.history.check import HistoryCheck, SeriesCheck
 from parbench.reports.history.levels import FALSE_DISCOVERY_RATE
 from parbench.reports.history.verdicts import (
     FAILURES,
@@ -31,7 +31,7 @@ COLUMNS = (
 )
 
 
-def render_text(check: Check, width: int | None = None) -> str:
+def render_text(check: HistoryCheck, width: int | None = None) -> str:
     """Return the check for a terminal of so many columns. None stands for a pipe."""
     sheet = Sheet(width)
     sheet.write_text(summarize_check(check))
@@ -43,7 +43,7 @@ def render_text(check: Check, width: int | None = None) -> str:
     return sheet.text()
 
 
-def render_markdown(check: Check) -> str:
+def render_markdown(check: HistoryCheck) -> str:
     """Return the check as Markdown, the worst series first."""
     table = build_table(check)
     lines = [f"## {escaped(summarize_check(check))}", ""]
@@ -56,7 +56,7 @@ def render_markdown(check: Check) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render_json(check: Check, exit_code: int) -> str:
+def render_json(check: HistoryCheck, exit_code: int) -> str:
     """Return the check as JSON. Times are in seconds, changes are fractions, unknown is null."""
     return encode_report(
         {
@@ -70,7 +70,7 @@ def render_json(check: Check, exit_code: int) -> str:
     )
 
 
-def summarize_check(check: Check) -> str:
+def summarize_check(check: HistoryCheck) -> str:
     """Return the result in one sentence: pass, fail, or not enough history."""
     branch = check.run.branch
     failures = [result for result in check.series if result.verdict in FAILURES]
@@ -90,7 +90,7 @@ def summarize_check(check: Check) -> str:
     return f"{text} ({undecided})" if undecided else text
 
 
-def _count_runs(check: Check, result: SeriesCheck) -> int:
+def _count_runs(check: HistoryCheck, result: SeriesCheck) -> int:
     """Return the number of runs on the branch that measured a series."""
     return sum(run_id != check.run.id or not check.run.is_candidate for run_id in result.runs)
 
@@ -107,18 +107,18 @@ def _describe_failure(result: SeriesCheck) -> str:
     return f"{name} {100 * result.change.change:+.1f} %"
 
 
-def _format_verdicts(check: Check, verdicts: Iterable[HistoryVerdict]) -> str:
+def _format_verdicts(check: HistoryCheck, verdicts: Iterable[HistoryVerdict]) -> str:
     numbers = check.verdicts
     return ", ".join(f"{numbers[verdict]} {verdict}" for verdict in verdicts if verdict in numbers)
 
 
-def _summarize_counts(check: Check) -> str:
+def _summarize_counts(check: HistoryCheck) -> str:
     num_counts = sum(result.num_counts for result in check.series)
     num_changes = sum(len(result.count_changes) for result in check.series)
     return f"{num_changes} of {num_counts} exact counts changed." if num_counts else ""
 
 
-def build_table(check: Check) -> Table:
+def build_table(check: HistoryCheck) -> Table:
     """Return a row for each series that is not NO CHANGE.
 
     Series that are not compared for the same reason share a row.
@@ -147,7 +147,7 @@ def _build_row(group: Sequence[SeriesCheck]) -> Row:
     }
 
 
-def explain_check(check: Check) -> list[str]:
+def explain_check(check: HistoryCheck) -> list[str]:
     """Return sentences on the check, the meaning of its verdicts and the next command."""
     rule, branch, verdicts = check.rule, check.run.branch, check.verdicts
     numbers = _format_verdicts(check, HistoryVerdict) or "no series"
@@ -173,7 +173,7 @@ def explain_check(check: Check) -> list[str]:
     return list(filter(None, sentences))
 
 
-def _define_slower(check: Check) -> str:
+def _define_slower(check: HistoryCheck) -> str:
     rule = check.rule
     threshold = f"{100 * rule.threshold:g} %"
     test = f"significant by t-test, false discovery rate {100 * FALSE_DISCOVERY_RATE:g} %"

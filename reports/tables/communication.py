@@ -20,6 +20,7 @@ from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.lines import chart_bandwidth_and_time, chart_latency
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
+from parbench.reports.tables.bandwidth_levels import make_level_table
 from parbench.reports.tables.columns import (
     CASE_COLUMNS,
     OPERATION_COLUMNS,
@@ -49,6 +50,9 @@ def make_communication_section(data: RunData) -> Section | None:
         figures = partial(_chart_operations, data, index, title, cases)
         table = _make_operation_table(f"communication-{index}", title, cases)
         tables.append(replace(table, where="page", figures=figures))
+    levels = make_level_table(operations)
+    if levels is not None:
+        tables.append(levels)
     terms = ["busbw", "blocking, pipelined"]
     if data.curves:
         tables.append(make_fit_table(data, operations))

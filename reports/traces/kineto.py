@@ -8,8 +8,10 @@ import gzip
 import math
 import re
 import sys
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
@@ -19,7 +21,15 @@ import msgspec
 
 from parbench.bench.results import step_trace
 from parbench.bench.results.spans import Span
-from parbench.bench.results.step_trace import PHASE, CallFacts, TraceEvent, parse_operation
+from parbench.bench.results.step_trace import (
+    PHASE,
+    CallFacts,
+    TraceEvent,
+    is_communication_kernel,
+    is_fused_kernel,
+    parse_kernel_operation,
+    parse_operation,
+)
 from parbench.bench.text import UserError
 
 TORCH_PIPELINE_RANGE = re.compile(r"PP:|(Forward|Backward) \d+$")
@@ -43,7 +53,11 @@ _RANGE_CATEGORIES = {"user_annotation", "gpu_user_annotation"}
 _RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver"}
 _OPERATOR_CATEGORIES = {"cpu_op", "Operator"}
 _OPERATORS = ("aten::", "c10d::", "record_param_comms", "_c10d_functional::wait_tensor")
-_RANGES = ("ProfilerStep#", PHASE, "gloo:", "Optimizer.step#")
+_NCCL_RANGE = "nccl:"
+"""The prefix of the ranges in which torch issues a collective of NCCL."""
+_RANGES = ("ProfilerStep#", PHASE, "gloo:", _NCCL_RANGE, "Optimizer.step#")
+_NON_FINITE = re.compile(rb"([:,\[]\s*)-?(?:inf|infinity|nan)(?=\s*[,}\]])", re.IGNORECASE)
+"""Numbers that Kineto writes, although JSON has none of them."""
 _EMPTY_LIST = msgspec.Raw(b"[]")
 
 
@@ -122,7 +136,8 @@ class TraceFile:
                 events.append(_convert_event(event, span))
         if self._num_invalid:
             self.notes.append(f"{self._num_invalid} invalid events are left out")
-        return events
+        self.notes.extend(_describe_fused_kernels(events))
+        return _complete_operations(events)
 
     def _read_batches(self) -> Iterator[list[_Event]]:
         pending = self._read_header()
@@ -176,7 +191,9 @@ class TraceFile:
             try:
                 return self._decode(b"[" + text[:stop] + b"]"), text[match.end() :]
             except msgspec.DecodeError:
-                continue
+                finite_text = _replace_non_finite(text[:stop])
+                if finite_text != text[:stop]:
+                    return self._decode_until(border, finite_text + text[stop:])
         return [], text
 
     def _decode(self, text: bytes) -> list[_Event]:
@@ -193,7 +210,7 @@ class TraceFile:
 
     def _update_header(self, text: bytes) -> None:
         try:
-            header = _HEADER_DECODER.decode(text)
+            header = _HEADER_DECODER.decode(_replace_non_finite(text))
         except msgspec.DecodeError:
             return  # Kineto copies values of the user into the metadata without escaping them.
         self.header = Header(
@@ -201,6 +218,58 @@ class TraceFile:
             host=header.host or self.header.host,
             base_ns=header.base_ns or self.header.base_ns,
         )
+
+
+def _replace_non_finite(text: bytes) -> bytes:
+    return _NON_FINITE.sub(rb"\1null", text)
+
+
+def _describe_fused_kernels(events: Sequence[TraceEvent]) -> Iterator[str]:
+    """Yield a note on kernels that may communicate, but count as computation."""
+    fused = [event for event in events if event.is_device and is_fused_kernel(event.name)]
+    if fused:
+        milliseconds = sum(event.stop_ns - event.start_ns for event in fused) / 1e6
+        names = ", ".join(sorted({event.name.split("<")[0] for event in fused})[:3])
+        yield (
+            f"kernels that may communicate count as computation: {names} ({milliseconds:.3g} ms)"
+        )
+
+
+def _complete_operations(events: list[TraceEvent]) -> list[TraceEvent]:
+    """Return the events, with the operation of calls that a kernel does not state.
+
+    NCCL names a kernel after one of several operations that it implements: SendRecv is also the
+    kernel of all_to_all. The range of torch around the launch has the name of the operation.
+    """
+    ranges = [
+        event
+        for event in events
+        if event.is_annotation and not event.is_device and event.name.startswith(_NCCL_RANGE)
+    ]
+    if not ranges:
+        return events
+    ranges.sort(key=lambda event: event.start_ns)
+    starts = [event.start_ns for event in ranges]
+    names = {event.correlation: event.name for event in ranges if event.correlation}
+    launches = {
+        event.correlation: event.start_ns
+        for event in events
+        if event.correlation and not event.is_device and not event.is_annotation
+    }
+    completed = []
+    for event in events:
+        call = event.call
+        if call and event.is_device and call.group is None and call.num_bytes is None:
+            name = names.get(event.operator_correlation, "")
+            launch = launches.get(event.correlation)
+            if not name and launch is not None:
+                index = bisect_right(starts, launch) - 1
+                if index >= 0 and launch <= ranges[index].stop_ns:
+                    name = ranges[index].name
+            op = _find_operation(name.removeprefix(_NCCL_RANGE), call.op)
+            event = replace(event, call=replace(call, op=op))
+        completed.append(event)
+    return completed
 
 
 def _read_blocks(file: BufferedReader) -> Iterator[bytes]:
@@ -232,7 +301,7 @@ def _convert_event(event: _Event, span: Span) -> TraceEvent:
     call = None
     if is_gloo:
         call = _read_gloo_call(name, args)
-    elif is_device and name.startswith("nccl"):
+    elif event.cat in _DEVICE_CATEGORIES and is_communication_kernel(name):
         call = _read_nccl_call(name, args)
     return TraceEvent(
         name=name,
@@ -287,7 +356,8 @@ def _find_operation(*names: str) -> str:
     """Return the operation of the first known name: torch joins calls under names of its own."""
     operations = map(parse_operation, names)
     known = [op for op in operations if op in step_trace.OPERATIONS.values()]
-    return known[0] if known else "communication"
+    by_kernel = list(filter(None, map(parse_kernel_operation, names)))
+    return [*known, *by_kernel, "communication"][0]
 
 
 def _count_elements(dims: Any) -> int:

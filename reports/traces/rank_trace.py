@@ -61,20 +61,34 @@ class RankTrace:
 
 
 def list_trace_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, and those in folders in the order of their names."""
+    """Return the files, and those in folders in the order of their names.
+
+    A folder without traces may contain a single folder that has some.
+    """
     files: list[Path] = []
     for path in paths:
-        inside = [path]
         with convert_read_errors(path):
-            if path.is_dir():
-                inside = sorted(
-                    file for file in path.iterdir() if file.name.endswith(TRACE_SUFFIXES)
-                )
-        if not inside:
-            suffixes = " or ".join(TRACE_SUFFIXES)
-            raise UserError(f"{path} contains no trace: traces end with {suffixes}")
-        files += inside
+            files += _list_folder(path) if path.is_dir() else [path]
     return files
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    files = _list_traces(folder)
+    if files:
+        return files
+    inner_folders = [path for path in sorted(folder.rglob("*")) if path.is_dir()]
+    inner_folders = [path for path in inner_folders if _list_traces(path)]
+    if len(inner_folders) == 1:
+        return _list_traces(inner_folders[0])
+    if inner_folders:
+        count = f"{len(inner_folders)} folders in it contain traces"
+        raise UserError(f"{folder}: {count}. Explain one, such as {inner_folders[-1]}")
+    suffixes = " or ".join(TRACE_SUFFIXES)
+    raise UserError(f"{folder} contains no trace: traces end with {suffixes}")
+
+
+def _list_traces(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES))
 
 
 def read_rank(path: Path) -> RankTrace:

@@ -110,7 +110,7 @@ def _make_communication(label: str, rank: TracedRank, exposed_seconds: float) ->
         label=label,
         exposed_seconds=exposed_seconds,
         hideable_seconds=min(hideable_seconds, exposed_seconds),
-        reductions=len(calls) if ops & REDUCTIONS else 0,
+        reductions=len(calls) if ops & REDUCTIONS and all(sizes) else 0,
         largest_bytes=max(sizes, default=0),
         reduced_bytes=sum(sizes),
         is_on_demand=bool(ops & GATHERS),

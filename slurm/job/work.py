@@ -18,13 +18,13 @@ from parbench.bench.text import UserError
 from parbench.slurm.job.child import Child, Command, PointRequest, build_command
 from parbench.slurm.job.nodes import NodeMonitor
 from parbench.slurm.sweep.folder import (
-    Attempt,
+    JobAttempt,
     Point,
     Sweep,
     load_sweep,
     write_attempt,
 )
-from parbench.slurm.sweep.progress import ABANDONED, Progress, read_progress
+from parbench.slurm.sweep.progress import ABANDONED, SweepProgress, read_progress
 from parbench.slurm.sweep.status import compute_exit_code
 from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_time
 
@@ -108,7 +108,7 @@ class Worker:
             except SlurmError as error:
                 click.echo(f"job {self._job} is not requeued: {error}")
 
-    def _read_progress(self, point: Point) -> Progress:
+    def _read_progress(self, point: Point) -> SweepProgress:
         """Read the progress of a point, again if the file system does not answer."""
         for _ in range(_READ_ATTEMPTS):
             progress = read_progress(self._folder, point.id)
@@ -117,7 +117,7 @@ class Worker:
             time.sleep(_RECORDS_INTERVAL_SECONDS)
         return progress
 
-    def _find_obstacle(self, point: Point, progress: Progress) -> str:
+    def _find_obstacle(self, point: Point, progress: SweepProgress) -> str:
         """Return why a point cannot be measured now, empty if it can."""
         self._nodes.update()
         dead = self._nodes.describe()
@@ -144,7 +144,7 @@ class Worker:
             facts = self._slurm.show_job(self._job) if self._job else ()
         return end_time(facts[0]) if facts else math.inf
 
-    def _measure(self, point: Point, progress: Progress) -> None:
+    def _measure(self, point: Point, progress: SweepProgress) -> None:
         """Run a child for a point until the child, the job or one of the nodes ends."""
         nodes = self._nodes.list_alive()[: point.nodes]
         self._report(point, nodes=nodes, is_running=True)
@@ -173,7 +173,9 @@ class Worker:
             reason = reason or describe_end(latest, child)
         self._report(point, reason=reason, nodes=nodes)
 
-    def _watch(self, point: Point, child: Child, nodes: Sequence[str], earlier: Progress) -> str:
+    def _watch(
+        self, point: Point, child: Child, nodes: Sequence[str], earlier: SweepProgress
+    ) -> str:
         """Wait for the child, and return why it is to be stopped; empty if it has ended."""
         end_seconds = self._get_end()
         records_time = slurm_time = time.monotonic()
@@ -207,24 +209,26 @@ class Worker:
         """Write and print the attempt at a point."""
         state = "started" if is_running else reason or "measured"
         click.echo(f"{utc_now()} {point.id} ({point.label}) {state}", nl=True)
-        attempt = Attempt(job=self._job, nodes=tuple(nodes), reason=reason, is_running=is_running)
+        attempt = JobAttempt(
+            job=self._job, nodes=tuple(nodes), reason=reason, is_running=is_running
+        )
         with suppress(OSError):  # It only explains the state of the point.
             write_attempt(self._folder, point.id, attempt)
 
 
-def describe_end(progress: Progress, child: Child) -> str:
+def describe_end(progress: SweepProgress, child: Child) -> str:
     """Describe the end of a child that left measurements missing."""
     exit_text = describe_exit(child.exit_code or 0).removeprefix("ended by ")
     text = f"{progress.reason or 'the run did not begin'}, the run ended with {exit_text}"
     return f"{text}: {child.read_last_message()}".removesuffix(": ")
 
 
-def list_new_failures(progress: Progress, earlier: Progress) -> list[Record]:
+def list_new_failures(progress: SweepProgress, earlier: SweepProgress) -> list[Record]:
     """Return the failures of a point that it did not have before."""
     return [record for record in progress.failures if record not in earlier.failures]
 
 
-def remove_failures(progress: Progress, earlier: Progress) -> None:
+def remove_failures(progress: SweepProgress, earlier: SweepProgress) -> None:
     """Remove new failures from a run, which the end of the job may have caused."""
     failures = list_new_failures(progress, earlier)
     if progress.run is not None and failures:
@@ -233,7 +237,7 @@ def remove_failures(progress: Progress, earlier: Progress) -> None:
         replace_file(file, b"".join(map(encode_record, records)))
 
 
-def abandon_run(progress: Progress) -> None:
+def abandon_run(progress: SweepProgress) -> None:
     """Move a run in which a node died to another folder, so that it is not resumed."""
     if progress.run is not None and not progress.problem:
         target = progress.run.parent / ABANDONED / progress.run.name

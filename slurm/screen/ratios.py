@@ -124,14 +124,14 @@ def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
 
 
 @dataclass(frozen=True)
-class Level:
+class ScreeningLevel:
     """The median of the logarithms of durations."""
 
     value: float
     count: int
 
 
-Levels = dict[tuple[int | None, int], Level]
+Levels = dict[tuple[int | None, int], ScreeningLevel]
 """By round and rail. The level of a rail in all rounds has the round None."""
 
 
@@ -141,7 +141,7 @@ def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
         value = math.log(entry.seconds)
         groups[entry.round, entry.rail].append(value)
         groups[None, entry.rail].append(value)
-    return {key: Level(median(values), len(values)) for key, values in groups.items()}
+    return {key: ScreeningLevel(median(values), len(values)) for key, values in groups.items()}
 
 
 def _compute_excess(entry: Exchange, levels: Levels) -> float:

@@ -66,7 +66,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     working_directory: str
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class SweepJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job of a sweep, or an array of jobs, and the points that it is to measure."""
 
     id: str
@@ -76,7 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[str, ...]
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """The last attempt at a point. It explains the state of a point and does not decide it."""
 
     job: str = ""
@@ -124,31 +124,31 @@ def load_sweep(folder: Path) -> Sweep:
         return decode_json(read_file(file), Sweep)
 
 
-def write_job(file: Path, job: Job) -> None:
+def write_job(file: Path, job: SweepJob) -> None:
     """Write a job that Slurm has accepted, next to its script."""
     with convert_out_errors(f"{file} cannot be written"):
         replace_file(file, msgspec.json.encode(job))
 
 
-def load_jobs(folder: Path) -> tuple[Job, ...]:
+def load_jobs(folder: Path) -> tuple[SweepJob, ...]:
     """Return the jobs that were submitted for a sweep, oldest submission first."""
     jobs = []
     for file in sorted((folder / "jobs").glob("*/*.json")):
         with convert_read_errors(file):
-            jobs.append(decode_json(read_file(file), Job))
+            jobs.append(decode_json(read_file(file), SweepJob))
     return tuple(jobs)
 
 
-def write_attempt(folder: Path, point_id: str, attempt: Attempt) -> None:
+def write_attempt(folder: Path, point_id: str, attempt: JobAttempt) -> None:
     """Write the last attempt at a point; ``OSError`` if the disk refuses it."""
     replace_file(folder / "attempts" / f"{point_id}.json", msgspec.json.encode(attempt))
 
 
-def load_attempt(folder: Path, point_id: str) -> Attempt:
+def load_attempt(folder: Path, point_id: str) -> JobAttempt:
     """Return the last attempt at a point, an empty one if there is none that can be read."""
     with suppress(OSError, ValueError):
-        return decode_json(read_file(folder / "attempts" / f"{point_id}.json"), Attempt)
-    return Attempt()
+        return decode_json(read_file(folder / "attempts" / f"{point_id}.json"), JobAttempt)
+    return JobAttempt()
 
 
 def plan_path(folder: Path, point_id: str) -> Path:

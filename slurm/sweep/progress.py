@@ -15,7 +15,7 @@ ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class SweepProgress:
     """The measurements of a point: cases times repetitions."""
 
     run: Path | None = None
@@ -52,7 +52,7 @@ class Progress:
         return f"{self.planned - self.measured} of {self.planned} measurements are missing"
 
 
-def read_progress(folder: Path, point_id: str) -> Progress:
+def read_progress(folder: Path, point_id: str) -> SweepProgress:
     """Return the progress of a point in the folder of a sweep.
 
     An error of reading is temporary on a network file system. It is reported as a problem.
@@ -61,15 +61,15 @@ def read_progress(folder: Path, point_id: str) -> Progress:
     try:
         runs = list_runs(runs_folder)
         if not runs:
-            return Progress()
+            return SweepProgress()
         run = load_run(runs[-1])
     except (UserError, OSError) as error:
-        return Progress(run=runs_folder, problem=str(error))
+        return SweepProgress(run=runs_folder, problem=str(error))
     planned = len(run.info.plan.cases) * run.info.plan.repetitions
     failures = []
     for status in ("wrong", "hang", "failed"):
         failures += [record for record in run.records if record.status == status]
-    return Progress(
+    return SweepProgress(
         run=run.path,
         planned=planned,
         measured=planned - len(list_pending(run)),

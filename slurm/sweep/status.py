@@ -13,13 +13,13 @@ import msgspec
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.text import format_table
 from parbench.slurm.sweep.folder import (
-    Job,
     Point,
+    SweepJob,
     load_attempt,
     load_jobs,
     load_sweep,
 )
-from parbench.slurm.sweep.progress import Progress, read_progress
+from parbench.slurm.sweep.progress import SweepProgress, read_progress
 from parbench.slurm.system import SLURM, QueuedJob, Slurm, SlurmError
 
 PointState = Literal["done", "failed", "running", "waiting", "partial", "absent"]
@@ -115,7 +115,7 @@ def get_status(folder: Path, slurm: Slurm = SLURM) -> SweepStatus:
     )
 
 
-def compute_exit_code(points: Iterable[Progress]) -> int:
+def compute_exit_code(points: Iterable[SweepProgress]) -> int:
     """Return the exit code of a sweep from the progress of its points."""
     codes = []
     for progress in points:
@@ -126,7 +126,7 @@ def compute_exit_code(points: Iterable[Progress]) -> int:
     return combine_exit_codes(codes)
 
 
-def _get_job_status(job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm) -> JobStatus:
+def _get_job_status(job: SweepJob, queue: Sequence[QueuedJob] | None, slurm: Slurm) -> JobStatus:
     """Return the status of a job, or how it has ended."""
     if queue is None:
         return JobStatus(id=job.id, state="unknown", is_alive=None)
@@ -143,7 +143,7 @@ def _get_job_status(job: Job, queue: Sequence[QueuedJob] | None, slurm: Slurm) -
     return JobStatus(id=job.id, state=", ".join(texts).lower(), is_alive=bool(queued))
 
 
-def _has_point(entry: QueuedJob, jobs: Sequence[Job], index: int, point: Point) -> bool:
+def _has_point(entry: QueuedJob, jobs: Sequence[SweepJob], index: int, point: Point) -> bool:
     """Return True if a job in the queue, or a task of an array, measures a point."""
     if entry.task is not None and entry.task != index:
         return False
@@ -153,7 +153,7 @@ def _has_point(entry: QueuedJob, jobs: Sequence[Job], index: int, point: Point) 
 def _get_point_status(
     folder: Path,
     point: Point,
-    progress: Progress,
+    progress: SweepProgress,
     jobs: Sequence[JobStatus],
     tasks: Sequence[QueuedJob],
 ) -> PointStatus:

@@ -20,9 +20,9 @@ from parbench.bench.text import (
 from parbench.slurm.sweep.batch import build_batches, format_script
 from parbench.slurm.sweep.expand import expand
 from parbench.slurm.sweep.folder import (
-    Job,
     Point,
     Sweep,
+    SweepJob,
     create_folder,
     load_jobs,
     load_sweep,
@@ -107,7 +107,7 @@ def format_points(sweep: Sweep) -> str:
 
 def submit_points(
     sweep: Sweep, folder: Path, points: Sequence[Point], slurm: Slurm, number: int = 0
-) -> list[Job]:
+) -> list[SweepJob]:
     """Submit jobs for points of a sweep, all or none.
 
     ``number`` is that of the submission. Its folder can be created only once, so that two processes
@@ -122,14 +122,14 @@ def submit_points(
         raise UserError(
             f"another process may submit points of {folder} ({error}): {hint}"
         ) from error
-    jobs: list[Job] = []
+    jobs: list[SweepJob] = []
     try:
         for batch in build_batches(sweep, points):
             script = jobs_folder / f"{batch.name}.sh"
             with convert_write_errors(script):
                 script.write_text(format_script(sweep, folder, batch), encoding="utf-8")
             slurm.check_script(script)
-            job = Job(
+            job = SweepJob(
                 id=slurm.sbatch(script),
                 name=batch.name,
                 nodes=batch.nodes,
@@ -149,7 +149,7 @@ def submit_points(
     return jobs
 
 
-def _cancel_submitted(jobs: Sequence[Job], slurm: Slurm) -> str:
+def _cancel_submitted(jobs: Sequence[SweepJob], slurm: Slurm) -> str:
     """Cancel submitted jobs and return a message about them."""
     if not jobs:
         return "nothing was submitted"

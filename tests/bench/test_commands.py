@@ -176,6 +176,7 @@ def test_run_json_prints_the_records(call_parbench: CallParbench, ranks: FakeRan
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.usefixtures("no_page")
 def test_run_prints_its_folder_last_and_writes_a_page(
     call_parbench: CallParbench, ranks: FakeRanks
 ) -> None:
@@ -239,12 +240,13 @@ def test_bad_limit_is_refused_before_a_rank_starts(
         ('{ drop_rate = "<1%" }', 3, "<1%"),
     ],
 )
+@pytest.mark.usefixtures("no_page")
 def test_limit_decides_the_exit_code(
     call_parbench: CallParbench, ranks: FakeRanks, limits: str, code: int, fact: str
 ) -> None:
     Path("limits.toml").write_text(f'"collective.*" = {limits}')
-    args = ("--limits", "limits.toml", "--json")
-    result = call_parbench(*ONE_TABLE, "--sizes", "4K", *args)
+    args = ("--limits", "limits.toml")
+    result = call_parbench(*ONE_TABLE, "--sizes", "4K", "--json", *args)
     assert result.exit_code == code
     assert fact in result.stderr
     assert call_parbench("run", "--resume", "latest", *args).exit_code == code

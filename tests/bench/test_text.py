@@ -1,14 +1,12 @@
 """Texts of options and parameters: sizes, durations, links, faults and typed parameters."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parbench.bench.files import replace_file
 from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.params import Kind, Param, Setting, Value
 from parbench.bench.plan.plan import parse_fault
@@ -253,15 +251,3 @@ def test_definition_fills_in_defaults() -> None:
 def test_suggest_similar_names_close_words() -> None:
     assert "'blocking'" in suggest_similar("blockin", ("blocking", "pipelined"))
     assert suggest_similar("xyz", ("blocking", "pipelined")) == ""
-
-
-def test_replace_file_leaves_no_partial_file(tmp_path: Path) -> None:
-    target = tmp_path / "page.html"
-    target.write_text("old")
-    replace_file(target, b"new")
-    assert target.read_bytes() == b"new"
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with pytest.raises(OSError, match="directory"):
-        replace_file(folder, b"new")
-    assert sorted(tmp_path.iterdir()) == [folder, target]

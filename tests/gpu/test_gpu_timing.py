@@ -170,7 +170,7 @@ def test_collectives_are_correct_on_nccl(nccl_world: World, mode: str) -> None:
             run = CaseRun(case, nccl_world, measure, Progress(), None)
             outcome = run.run_block(1.0)
         results[case.label] = (outcome.status, outcome.reason)
-        assert len(outcome.last_arriver_seconds) == len(outcome.seconds)
+        assert len(outcome.rank_mean_seconds) == len(outcome.seconds)
     assert results
     assert set(results.values()) == {("ok", "")}, results
 

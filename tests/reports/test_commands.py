@@ -1,8 +1,5 @@
 """The commands report, show, import and export: output, files, and refused arguments."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -172,22 +169,3 @@ def test_export_writes_traces_into_a_folder(tmp_path: Path) -> None:
     files = [target / record.case.id / f"rank-{rank}.json" for rank in (0, 1)]
     assert text.splitlines() == [str(file) for file in files]
     assert "-o FOLDER" in read_error(export, run, "--format", "hta", "-o", tmp_path / "x.json")
-
-
-IMPORTS = {
-    "parbench.reports.commands": ["torch", "jinja2", "rich", "msgspec"],
-    "parbench.reports.formats.chrome_trace": ["torch"],
-    "parbench.reports.render.page": ["torch"],
-}
-PROGRAM = """
-import importlib, json, sys
-for module, heavy in json.loads(sys.argv[1]).items():
-    importlib.import_module(module)
-    print(*[name for name in heavy if name in sys.modules])
-"""
-
-
-def test_imports_are_light() -> None:
-    args = [sys.executable, "-c", PROGRAM, json.dumps(IMPORTS)]
-    result = subprocess.run(args, capture_output=True, check=True, text=True)
-    assert result.stdout.split() == []

@@ -9,7 +9,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
 from parbench.reports.several_runs import make_report_of_runs
-from parbench.reports.sweeps import Point
+from parbench.reports.sweeps import MeasuredPoint
 from tests.support.report_rows import run_from_records
 from tests.support.reports_fixtures import failed_record, ok_record, step_case
 
@@ -22,7 +22,9 @@ def plan_run(
     return replace(run, info=replace(run.info, plan=plan))
 
 
-def join(*runs: Run, points: tuple[Point, ...] = (), missing: tuple[str, ...] = ()) -> RunSet:
+def join(
+    *runs: Run, points: tuple[MeasuredPoint, ...] = (), missing: tuple[str, ...] = ()
+) -> RunSet:
     return RunSet(list(zip(runs, points or [None] * len(runs), strict=True)), missing)
 
 
@@ -72,9 +74,9 @@ def test_verdict_is_that_of_the_worst_run(run_set: RunSet, code: int, word: str)
 
 
 def test_last_run_of_a_point_decides() -> None:
-    point = Point(id="a")
+    point = MeasuredPoint(id="a")
     assert join(FAILED, GOOD, points=(point, point)).exit_code == 0
-    assert join(FAILED, GOOD, points=(point, Point(id="b"))).exit_code == 4
+    assert join(FAILED, GOOD, points=(point, MeasuredPoint(id="b"))).exit_code == 4
 
 
 def test_report_without_a_measurement_names_problems() -> None:

@@ -45,10 +45,12 @@ def should_run(condition: str, *, has_failed: bool, is_pull_request: bool) -> bo
     return condition in ("", "always()")
 
 
-def run_action(clone: Path, *, branch: str, base: str = "", prologue: str = "") -> ActionResult:
+def run_action(
+    clone: Path, *, branch: str, base: str = "", prologue: str = "", options: str = ""
+) -> ActionResult:
     """Run the action in a clone, for a push to a branch or a pull request to ``base``.
 
-    Every script of a step starts with ``prologue``.
+    Every script of a step starts with ``prologue``. ``options`` are those of ``parbench run``.
     """
     ref = "12/merge" if base else branch
     expressions = {
@@ -56,6 +58,8 @@ def run_action(clone: Path, *, branch: str, base: str = "", prologue: str = "") 
         "github.base_ref": base,
         "github.ref_name": ref,
     }
+    if options:
+        expressions["inputs.options"] = options
     summary = clone / "summary.md"
     github = {
         "GITHUB_SHA": "abc",

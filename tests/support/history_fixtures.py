@@ -10,7 +10,7 @@ import msgspec
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import Record, encode_record
 from parbench.reports.history.check import (
-    Check,
+    HistoryCheck,
     check_candidate,
     check_stored_run,
     find_newest_run,
@@ -91,12 +91,12 @@ class DailyRuns:
         factors = [factor] * count
         fill_history(self.history, self.folder, factors, first=self.num_runs, **entry)
 
-    def add_records(self, records: list[Record], **entry: Any) -> Check:
+    def add_records(self, records: list[Record], **entry: Any) -> HistoryCheck:
         """Add a run of these records, and check it."""
         self.history.add(make_entry(self.folder, self.num_runs, records=records, **entry))
         return self.check()
 
-    def check(self, run_id: str = "", rule: LevelRule = RULE) -> Check:
+    def check(self, run_id: str = "", rule: LevelRule = RULE) -> HistoryCheck:
         """Check a run, or the newest one of the branch main."""
         if run_id:
             run = self.history.find_run(run_id)
@@ -104,7 +104,7 @@ class DailyRuns:
             run = find_newest_run(self.history, "main")
         return check_stored_run(self.history, run, rule)
 
-    def check_candidate(self, factor: float = 1.0, **run: Any) -> Check:
+    def check_candidate(self, factor: float = 1.0, **run: Any) -> HistoryCheck:
         """Compare a run that is not part of the history with the branch main."""
         path = write_history_run(self.folder / f"new-{factor}", 99, factor, **run)
         return check_candidate(self.file, RunData.load(path), "main", RULE)

@@ -1,4 +1,4 @@
-"""Small pipeline and mesh steps, and records of their simulated compute."""
+"""Small pipeline steps, and records of their simulated compute."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,17 +11,10 @@ from tests.support.training_steps import build_small_step
 
 Params = dict[str, Any]
 
-EXPERT_PARAMS: Params = {"experts": 4, "ffn": 64}
-
 
 def build_small_pipeline(world: World, params: Params) -> TrainStep:
     defaults = {"microbatch": 1, "layers": 2 * world.size}
     return build_small_step(world, "pp", {**defaults, **params})
-
-
-def build_small_hybrid(world: World, params: Params) -> TrainStep:
-    defaults = {"kv_heads": 4, "microbatch": 1, "microbatches": 2}
-    return build_small_step(world, "hybrid", {**defaults, **params})
 
 
 def assert_calibration(

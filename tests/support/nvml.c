@@ -213,6 +213,32 @@ int nvmlSystemGetProcessName(unsigned pid, char *text, unsigned size) {
     return find(key, text, size) == SUCCESS ? SUCCESS : NOT_FOUND;
 }
 
+struct pci {
+    char legacy_id[16];
+    unsigned domain, bus, device, ids[2];
+    char id[32];
+};
+
+int nvmlDeviceGetPciInfo_v3(Device device, struct pci *pci) {
+    char text[64] = "";
+    int code = find_text(device, "pci", text, sizeof text);
+    sscanf(text, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device);
+    return code;
+}
+
+struct fabric {
+    unsigned char cluster[16];
+    unsigned status, clique, state;
+};
+
+/* The first byte of the cluster's UUID, the number of the clique, the state and its status. */
+int nvmlDeviceGetGpuFabricInfo(Device device, struct fabric *fabric) {
+    char text[64] = "";
+    int code = find_text(device, "fabric", text, sizeof text);
+    sscanf(text, "%hhu %u %u %u", fabric->cluster, &fabric->clique, &fabric->state, &fabric->status);
+    return code;
+}
+
 int nvmlDeviceGetNvLinkErrorCounter(Device device, unsigned link, int kind, Wide *count) {
     char key[64];
     snprintf(key, sizeof key, "link_errors.%d", kind);

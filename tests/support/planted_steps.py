@@ -49,11 +49,6 @@ def add_gather(step: TrainStep, world: World) -> None:
 
 
 PLANTS = {
-    "smaller_buckets": Plant(
-        workload="ddp",
-        planted_params={"bucket_mb": 0.25},
-        cause=r"all_reduce on dp: \d+ -> \d+ calls a step",
-    ),
     "extra_gather": Plant(
         workload="ddp", change_step=add_gather, cause=r"all_gather on dp: 0 -> 1 calls a step"
     ),
@@ -61,12 +56,6 @@ PLANTS = {
         workload="fsdp",
         planted_params={"reshard": False},
         cause=r"all_gather on fsdp: \d+ -> \d+ calls a step",
-    ),
-    "sync_of_each_microbatch": Plant(
-        workload="ddp",
-        params={"microbatches": 2},
-        planted_params={"no_sync": False},
-        cause=r"all_reduce on dp: \d+ -> \d+ calls a step",
     ),
     "another_schedule": Plant(
         workload="pp",
@@ -101,20 +90,12 @@ def _prepare(world: World, name: str) -> TrainStep:
     return step
 
 
-def smaller_buckets(world: World) -> TrainStep:
-    return _prepare(world, "smaller_buckets")
-
-
 def extra_gather(world: World) -> TrainStep:
     return _prepare(world, "extra_gather")
 
 
 def gathered_units(world: World) -> TrainStep:
     return _prepare(world, "gathered_units")
-
-
-def sync_of_each_microbatch(world: World) -> TrainStep:
-    return _prepare(world, "sync_of_each_microbatch")
 
 
 def another_schedule(world: World) -> TrainStep:

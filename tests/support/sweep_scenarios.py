@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from parbench.slurm.sweep.folder import (
-    Attempt,
+    JobAttempt,
     Point,
     create_folder,
     load_attempt,
@@ -127,7 +127,7 @@ def time_ends(workspace: Path) -> None:
     assert_done(folder, num_records=800)
 
 
-def load_first_attempt(folder: Path) -> Attempt:
+def load_first_attempt(folder: Path) -> JobAttempt:
     return load_attempt(folder, load_sweep(folder).points[0].id)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from parbench.bench.plan.plan import Entry
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import create_run, open_writer
-from parbench.slurm.sweep.folder import FOLDERS, Job, Point, Sweep, write_job, write_sweep
+from parbench.slurm.sweep.folder import FOLDERS, Point, Sweep, SweepJob, write_job, write_sweep
 from parbench.slurm.sweep.sweepfile import SweepFile
 from parbench.slurm.system import QueuedJob, Slurm, SlurmError
 from tests.support.fakes import make_fake_case, make_plan
@@ -51,14 +51,14 @@ def make_sweep(points: Sequence[Point], **fields: Any) -> Sweep:
     )
 
 
-def make_job(job_id: str, points: Sequence[Point], **fields: Any) -> Job:
+def make_job(job_id: str, points: Sequence[Point], **fields: Any) -> SweepJob:
     """Build a job of two nodes that measures points."""
     ids = tuple(point.id for point in points)
     defaults = {"name": "sweep", "nodes": 2, "submitted": SUBMITTED}
-    return Job(**{**defaults, "id": job_id, "points": ids, **fields})
+    return SweepJob(**{**defaults, "id": job_id, "points": ids, **fields})
 
 
-def make_folder(parent: Path, sweep: Sweep, *jobs: Job) -> Path:
+def make_folder(parent: Path, sweep: Sweep, *jobs: SweepJob) -> Path:
     """Write a sweep and its jobs to ``parent/sweep`` and return that folder."""
     folder = parent / "sweep"
     for name in FOLDERS:

@@ -4,11 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.paths import environment
-from tests.support.process_count.sitecustomize import FILE_VARIABLE, requested_budget
-from tests.support.work import TIER_LIMITS, Work, find_excess, read_work
+from tests.support.process_count.sitecustomize import FILE_VARIABLE
+from tests.support.work import Work, read_work
 
 
 def test_processes_and_forks_are_counted(tmp_path: Path) -> None:
@@ -17,29 +15,6 @@ def test_processes_and_forks_are_counted(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "--budget", "2m"]
     subprocess.run(command, env={**environment(), FILE_VARIABLE: str(file)}, check=True)
     assert read_work(file) == Work(processes=2, budget_seconds=120.0)
-
-
-@pytest.mark.parametrize(
-    ("args", "budget"),
-    [
-        (["run", "--budget", "20s"], "20s"),
-        (["run", "--budget=20s"], "20s"),
-        (["run", "--budget", "20s", "--budget", "1m"], "1m"),
-        (["run"], ""),
-    ],
-)
-def test_requested_budget_is_the_last(args: list[str], budget: str) -> None:
-    assert requested_budget(args) == budget
-
-
-@pytest.mark.parametrize("tier", TIER_LIMITS)
-def test_excess_names_the_exceeded_limit(tier: str) -> None:
-    limit = TIER_LIMITS[tier]
-    assert find_excess(tier, limit) == []
-    [sentence] = find_excess(tier, limit + Work(processes=1))
-    assert str(limit.processes + 1) in sentence
-    [sentence] = find_excess(tier, limit + Work(budget_seconds=10.0))
-    assert "time budgets" in sentence
 
 
 def test_session_fails_over_the_limit(tmp_path: Path) -> None:

@@ -23,14 +23,14 @@ from parbench.workloads.pipeline_parallel.order import PipelineOrder, get_output
 from parbench.workloads.pipeline_parallel.pipeline_case import split_layers
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
-from parbench.workloads.pipeline_parallel.simulation import Latency, Timeline, simulate
+from parbench.workloads.pipeline_parallel.simulation import Latency, SimulatedTimeline, simulate
 
 Key = TypeVar("Key", bound=Hashable)
 EQUAL_PASSES: Mapping[ActionKind, float] = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}
 """Seconds of each kind if F = I = W."""
 
 
-def bubble_fraction(timeline: Timeline) -> float:
+def bubble_fraction(timeline: SimulatedTimeline) -> float:
     """Return idle time as a share of all ranks' makespan."""
     total = timeline.ranks * timeline.makespan
     return timeline.idle / total if total else 0.0
@@ -46,7 +46,7 @@ def make_details(order: PipelineOrder) -> PipelineDetails:
     )
 
 
-def make_detail_rows(timeline: Timeline) -> PipelineTimeline:
+def make_detail_rows(timeline: SimulatedTimeline) -> PipelineTimeline:
     """Return the actions of each rank in microseconds."""
     rows = []
     for rank in range(timeline.ranks):
@@ -59,7 +59,7 @@ def make_detail_rows(timeline: Timeline) -> PipelineTimeline:
 
 
 def split_idle(
-    measured: Timeline, order: PipelineOrder, latency: Latency
+    measured: SimulatedTimeline, order: PipelineOrder, latency: Latency
 ) -> dict[IdleCause, float]:
     """Return the measured idle seconds by cause, mean per rank, which add up to all idle time.
 
@@ -88,18 +88,18 @@ def split_idle(
     return idle_by_cause
 
 
-def simulate_mean_actions(measured: Timeline, order: PipelineOrder) -> Timeline:
+def simulate_mean_actions(measured: SimulatedTimeline, order: PipelineOrder) -> SimulatedTimeline:
     """Simulate the measured mean time of each kind of action, without latency."""
     return simulate_kinds(order, compute_kind_seconds([measured]))
 
 
 def simulate_kinds(
     order: PipelineOrder, seconds_by_kind: Mapping[ActionKind, float], latency: float = 0.0
-) -> Timeline:
+) -> SimulatedTimeline:
     return simulate(order, lambda action: seconds_by_kind[action.kind], latency)
 
 
-def compute_kind_seconds(timelines: Sequence[Timeline]) -> dict[ActionKind, float]:
+def compute_kind_seconds(timelines: Sequence[SimulatedTimeline]) -> dict[ActionKind, float]:
     """Return the mean seconds of each kind. Of I and W, those of torch's first stage do not count.
 
     Its input gradient takes no time, and its weight gradient has both.
@@ -113,7 +113,7 @@ def compute_kind_seconds(timelines: Sequence[Timeline]) -> dict[ActionKind, floa
 
 
 def _compute_means(
-    actions: Iterable[simulation.TimedAction], key: Callable[[Action], Key]
+    actions: Iterable[simulation.SimulatedAction], key: Callable[[Action], Key]
 ) -> dict[Key, float]:
     seconds: defaultdict[Key, list[float]] = defaultdict(list)
     for timed in actions:
@@ -122,7 +122,7 @@ def _compute_means(
 
 
 def measure_latency(
-    timelines: Sequence[Timeline], order: PipelineOrder
+    timelines: Sequence[SimulatedTimeline], order: PipelineOrder
 ) -> dict[tuple[int, int], float]:
     """Return the seconds of messages by sender and receiver. The ranks' clocks must agree.
 
@@ -143,7 +143,7 @@ def measure_latency(
     return {link: max(0.0, median(waits[link])) for link in sorted(waits)}
 
 
-def measure_passes(timelines: Sequence[Timeline], stages_per_rank: int) -> PassSeconds:
+def measure_passes(timelines: Sequence[SimulatedTimeline], stages_per_rank: int) -> PassSeconds:
     """Return mean seconds of a rank's passes. If backward is not split, its halves are equal."""
     means = compute_kind_seconds(timelines)
     half_seconds = means.get("B", 0.0) / 2

@@ -23,10 +23,10 @@ from parbench.workloads.pipeline_parallel.pipeline_case import Pipeline
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.simulation import (
     Latency,
-    TimedAction,
-    Timeline,
+    SimulatedAction,
+    SimulatedTimeline,
 )
-from parbench.workloads.pipeline_parallel.stages import Recorder
+from parbench.workloads.pipeline_parallel.stages import ActionRecorder
 from parbench.workloads.step.probe import ResetFn, Step, repeat_within_budget, time_step
 
 MAX_TIMELINE_ACTIONS = 20_000
@@ -56,12 +56,12 @@ class RankSteps:
 class PipelineSteps:
     """The measured steps of all ranks of a pipeline."""
 
-    timelines: tuple[Timeline, ...]
+    timelines: tuple[SimulatedTimeline, ...]
     outside_seconds: tuple[float, ...]
     """The time of each step before and after the pipeline, such as that of the optimizer."""
 
     @property
-    def median(self) -> Timeline:
+    def median(self) -> SimulatedTimeline:
         """The step of median makespan, which reports show."""
         by_makespan = sorted(self.timelines, key=lambda timeline: timeline.makespan)
         return by_makespan[(len(by_makespan) - 1) // 2]
@@ -82,7 +82,7 @@ class BubbleProbe:
     pipeline: Pipeline
     pipeline_ranks: Sequence[Sequence[int]]
     """The ranks of each pipeline, first stage first."""
-    recorder: Recorder
+    recorder: ActionRecorder
     layer_bytes: float
     """Bytes of the activations of one layer and microbatch, for the comparison of schedules."""
     simulated_seconds: float | None
@@ -184,14 +184,14 @@ def merge_steps(rank_steps: Sequence[RankSteps]) -> PipelineSteps:
         actions = []
         for rank, stamps in enumerate(stamps_by_rank):
             for action, start, stop in stamps:
-                timed_action = TimedAction(
+                timed_action = SimulatedAction(
                     rank=rank,
                     action=action,
                     start=(start - first_ns) / 1e9,
                     stop=(stop - first_ns) / 1e9,
                 )
                 actions.append(timed_action)
-        timeline = Timeline(actions=tuple(actions), ranks=len(rank_steps))
+        timeline = SimulatedTimeline(actions=tuple(actions), ranks=len(rank_steps))
         timelines.append(timeline)
         outside_seconds.append(max(walls) - timeline.makespan)
     return PipelineSteps(timelines=tuple(timelines), outside_seconds=tuple(outside_seconds))
@@ -217,7 +217,7 @@ def summarize_bubble(
 
 
 def _compute_analytical_bubble(
-    timeline: Timeline, pipeline: Pipeline, simulated_seconds: float | None
+    timeline: SimulatedTimeline, pipeline: Pipeline, simulated_seconds: float | None
 ) -> dict[str, MetricValue]:
     """Return the analytical bubble of the mean times, or of the times that simulated compute has.
 
@@ -238,7 +238,7 @@ def _compute_analytical_bubble(
 
 
 def add_timelines(
-    facts: PipelineDetails, timeline: Timeline, order: PipelineOrder
+    facts: PipelineDetails, timeline: SimulatedTimeline, order: PipelineOrder
 ) -> PipelineDetails:
     """Add the measured and the simulated timeline, unless they are too long."""
     if len(timeline.actions) > MAX_TIMELINE_ACTIONS:

@@ -22,7 +22,7 @@ Latency = float | Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimedAction:
+class SimulatedAction:
     """An action of a rank, with its start and stop in seconds."""
 
     rank: int
@@ -36,13 +36,13 @@ class TimedAction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline:
+class SimulatedTimeline:
     """All actions of one step, measured or simulated."""
 
-    actions: tuple[TimedAction, ...]
+    actions: tuple[SimulatedAction, ...]
     ranks: int
 
-    def actions_of(self, rank: int) -> tuple[TimedAction, ...]:
+    def actions_of(self, rank: int) -> tuple[SimulatedAction, ...]:
         """Return the actions of a rank in order of their start."""
         return self._actions_by_rank[rank]
 
@@ -67,8 +67,8 @@ class Timeline:
         return self.ranks * self.makespan - sum(map(self.busy, range(self.ranks)))
 
     @cached_property
-    def _actions_by_rank(self) -> list[tuple[TimedAction, ...]]:
-        rows: list[list[TimedAction]] = [[] for _ in range(self.ranks)]
+    def _actions_by_rank(self) -> list[tuple[SimulatedAction, ...]]:
+        rows: list[list[SimulatedAction]] = [[] for _ in range(self.ranks)]
         for timed in self.actions:
             rows[timed.rank].append(timed)
         return [tuple(sorted(row, key=lambda timed: timed.start)) for row in rows]
@@ -80,7 +80,7 @@ def simulate(
     latency: Latency = 0.0,
     *,
     rendezvous: bool = False,
-) -> Timeline:
+) -> SimulatedTimeline:
     """Start each action once its rank is free and its inputs have arrived.
 
     A message from another rank arrives ``latency`` seconds after the end of the action that sends
@@ -89,9 +89,9 @@ def simulate(
     """
     queues = [deque(actions) for actions in order.actions_by_rank]
     free_times = [0.0] * order.ranks
-    producers: dict[Output, TimedAction] = {}
+    producers: dict[Output, SimulatedAction] = {}
 
-    def compute_arrival(source: TimedAction, rank: int) -> float:
+    def compute_arrival(source: SimulatedAction, rank: int) -> float:
         if source.rank == rank:
             return source.stop
         departure = max(source.stop, free_times[rank]) if rendezvous else source.stop
@@ -106,7 +106,7 @@ def simulate(
             start = max(start, compute_arrival(producers[received], rank))
         stop = start + action_seconds(action)
         free_times[rank] = stop
-        timed = TimedAction(rank=rank, action=action, start=start, stop=stop)
+        timed = SimulatedAction(rank=rank, action=action, start=start, stop=stop)
         producers[get_output(action)] = timed
 
     while any(queues):
@@ -118,7 +118,7 @@ def simulate(
             waits = [f"rank {rank} at {queue[0]}" for rank, queue in enumerate(queues) if queue]
             listed = ", ".join(waits[:MAX_NAMED_RANKS])
             raise UserError(f"{order.name} deadlocks: inputs never arrive for {listed}")
-    return Timeline(actions=tuple(producers.values()), ranks=order.ranks)
+    return SimulatedTimeline(actions=tuple(producers.values()), ranks=order.ranks)
 
 
 def check(order: PipelineOrder) -> None:

@@ -23,7 +23,7 @@ from parbench.workloads.pipeline_parallel.torch_pipelines import PlainStage, mak
 from parbench.workloads.step.probe import Moment, make_moment_clock, record_moment
 
 
-class Recorder:
+class ActionRecorder:
     """Records the actions of a step. On CUDA its events in the stream take no time of the host."""
 
     def __init__(self, device: torch.device, prepare: Callable[[Action], None]) -> None:
@@ -65,7 +65,7 @@ class Stage(PlainStage):
     def __init__(
         self,
         parallel_part: ParallelPart,
-        recorder: Recorder,
+        recorder: ActionRecorder,
         **options: Any,
     ) -> None:
         super().__init__(parallel_part.part, **options)
@@ -108,7 +108,7 @@ class Stage(PlainStage):
 def make_stages(
     parts: Mapping[int, ParallelPart],
     spec: StepSpec,
-    recorder: Recorder,
+    recorder: ActionRecorder,
     world: World,
     group: dist.ProcessGroup,
 ) -> list[Stage]:
@@ -160,7 +160,7 @@ def list_notes(schedule: Schedule, world: World) -> tuple[str, ...]:
 def make_train(
     order: PipelineOrder,
     stages: Sequence[Stage],
-    recorder: Recorder,
+    recorder: ActionRecorder,
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[[Tensor, Tensor], Tensor | None]:
     """Return ``train(tokens, targets)``, which computes the gradients of all microbatches.

@@ -35,7 +35,7 @@ class ComputeSeconds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemm:
+class GemmShape:
     """Equal multiplications of (m, k) by (k, n), which one kernel computes."""
 
     m: float
@@ -53,7 +53,7 @@ class Gemm:
         return self.count * (self.m * self.n + self.n * self.k + self.m * self.k)
 
 
-def compute_gemm_seconds(gemm: Gemm, hardware: Hardware, bytes_per_element: int) -> float:
+def compute_gemm_seconds(gemm: GemmShape, hardware: Hardware, bytes_per_element: int) -> float:
     """Return the seconds of a GEMM."""
     efficiency = hardware.efficiency
     moved = efficiency.gemm_traffic * gemm.elements * bytes_per_element
@@ -79,7 +79,7 @@ def compute_microbatch(view: RankView, hardware: Hardware) -> ComputeSeconds:
         backward += count * (layer.backward + layer.repeated * recomputed_share)
         attention += count * layer.attention * (1 + ATTENTION_BACKWARD)
     if view.has_head:
-        head = Gemm(
+        head = GemmShape(
             m=spec.local_tokens, n=spec.shape.vocabulary / spec.dims.tp, k=spec.shape.hidden
         )
         seconds = compute_gemm_seconds(head, hardware, spec.bytes_per_element)
@@ -144,7 +144,7 @@ def _compute_attention(spec: StepSpec, hardware: Hardware) -> float:
     )
 
 
-def _make_gemm(spec: StepSpec, part: ParameterPart) -> Gemm | None:
+def _make_gemm(spec: StepSpec, part: ParameterPart) -> GemmShape | None:
     """Return the GEMM of a parameter, None for those of norms and for biases."""
     if part.name.endswith("bias") or len(part.size) < 2:
         return None
@@ -152,12 +152,12 @@ def _make_gemm(spec: StepSpec, part: ParameterPart) -> Gemm | None:
         assert spec.moe is not None
         experts, k, n = part.size
         rows = spec.sharded_tokens * spec.moe.top_k * spec.dims.ep * spec.dims.etp
-        return Gemm(m=rows / spec.moe.experts, n=n, k=k, count=experts)
+        return GemmShape(m=rows / spec.moe.experts, n=n, k=k, count=experts)
     n, k = part.size
     tokens = float(spec.local_tokens)
     if part.kind == "replicated":
         tokens /= spec.dims.tp
-    return Gemm(m=tokens, n=n, k=k)
+    return GemmShape(m=tokens, n=n, k=k)
 
 
 def count_elementwise_bytes(spec: StepSpec, parts: Parts) -> float:

@@ -18,7 +18,7 @@ from parbench.workloads.costs.memory import RankMemory, rank_memory, updated_ele
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import find_schedule
-from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
+from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
 from parbench.workloads.planner.compute_time import ComputeSeconds, compute_microbatch
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
@@ -143,7 +143,7 @@ class DryRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class PlannedWork:
     """One microbatch of a rank. Its passes include the communication that blocks them."""
 
     view: RankView
@@ -194,7 +194,7 @@ def plan_ranks(spec: StepSpec) -> tuple[PlannedRank, ...]:
     return tuple(PlannedRank(view=view, memory=rank_memory(view)) for view in spec.distinct_views)
 
 
-def _merge_axes(works: Sequence[Work], busiest: Work) -> tuple[Axis, ...]:
+def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axis, ...]:
     """Return each axis as the busiest rank has it, or else as the rank with most exposed time."""
     axes = []
     for name in dict.fromkeys(name for work in works for name in work.axes):
@@ -206,7 +206,7 @@ def _merge_axes(works: Sequence[Work], busiest: Work) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> Work:
+def estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> PlannedWork:
     """Return the microbatch of a rank.
 
     Communication that blocks a pass is a part of it. All other communication stays with its axis.
@@ -224,7 +224,7 @@ def estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> Work:
     blocking = sum(axis.exposed_seconds for name, axis in axes.items() if name in _BLOCKING_AXES)
     blocking /= spec.microbatches
     forward_share = 1 / (1 + spec.forward_passes)
-    return Work(
+    return PlannedWork(
         view=view,
         compute_seconds=compute.forward + compute.backward,
         forward=compute.forward + blocking * forward_share,
@@ -284,7 +284,7 @@ def _make_axis(
 
 
 def _compute_bubble(
-    spec: StepSpec, works: Sequence[Work], busiest: Work, *, exact: bool
+    spec: StepSpec, works: Sequence[PlannedWork], busiest: PlannedWork, *, exact: bool
 ) -> tuple[float, str]:
     """Return the seconds that the busiest rank waits for its pipeline, and the method."""
     pp = spec.dims.pp
@@ -304,7 +304,7 @@ def _compute_bubble(
     return form.seconds + 2 * (pp - 1) * hop, f"analytical: {form.note}, and 2(P-1) messages"
 
 
-def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
+def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> SimulatedTimeline:
     """Return every action of a predicted pipeline, however its bubble was found.
 
     ``seconds`` is that of ``dry_run``.
@@ -315,13 +315,13 @@ def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> Timeline:
     return _simulate_step(run.spec, _list_works_by_rank(run.spec, works), _compute_hop(busiest))
 
 
-def _list_works_by_rank(spec: StepSpec, works: Sequence[Work]) -> Sequence[Work]:
+def _list_works_by_rank(spec: StepSpec, works: Sequence[PlannedWork]) -> Sequence[PlannedWork]:
     """Return the work of every rank of the pipeline: that of a rank of the same kind."""
     work_by_kind = {work.view.kind: work for work in works}
     return [work_by_kind[spec.stage_view(rank).kind] for rank in range(spec.dims.pp)]
 
 
-def _compute_hop(busiest: Work) -> float:
+def _compute_hop(busiest: PlannedWork) -> float:
     """Return the mean seconds of a message between stages."""
     if "pp" not in busiest.axes:
         return 0.0
@@ -329,7 +329,7 @@ def _compute_hop(busiest: Work) -> float:
     return busiest.axes["pp"].seconds / messages
 
 
-def _simulate_step(spec: StepSpec, works: Sequence[Work], hop: float) -> Timeline:
+def _simulate_step(spec: StepSpec, works: Sequence[PlannedWork], hop: float) -> SimulatedTimeline:
     """Return the actions of the schedule. A rank's times are spread over its stages by layers."""
     seconds: dict[tuple[int, str], float] = {}
     for rank, work in enumerate(works):

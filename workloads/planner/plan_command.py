@@ -72,7 +72,7 @@ class MachineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class PlannedMachine:
     """The hardware of a plan, the time of a call if runs have it, and notes for the reader."""
 
     hardware: Hardware
@@ -234,7 +234,7 @@ def check_options(options: StepOptions) -> None:
             raise UserError(f"--{name} {text!r} is not {format_choices(allowed, text)}")
 
 
-def load_machine(options: MachineOptions) -> Machine:
+def load_machine(options: MachineOptions) -> PlannedMachine:
     """Return declared hardware, or with the links and efficiencies that runs measured.
 
     ``fits`` is a run whose collectives give the time of calls. ``calibrate`` are runs whose steps
@@ -264,4 +264,4 @@ def load_machine(options: MachineOptions) -> Machine:
     if runs:
         hardware, efficiencies = calibrated(runs, hardware)
         notes = (*notes, *efficiencies)
-    return Machine(hardware=hardware, seconds=seconds, notes=notes)
+    return PlannedMachine(hardware=hardware, seconds=seconds, notes=notes)

@@ -21,6 +21,8 @@ from parbench.workloads.torch_internals import (
     find_group,
     make_fake_group,
     make_finished_work,
+    tree_leaves,
+    tree_map_only,
     unbox_group,
 )
 
@@ -130,9 +132,11 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
 
 
 class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
-    """While entered, communication goes to fake groups, where it takes no time.
+    """While entered, communication takes no time. Results have the right shapes, arbitrary values.
 
-    Results have the right shapes and arbitrary values. See ``make_fake_groups``.
+    On a device nothing is launched for floating-point data. Fake groups (see ``make_fake_groups``)
+    copy within this rank what decides sizes, such as counts of tokens, and all data of CPUs, where
+    uninitialized floats may slow the computation.
     """
 
     def __init__(self, fake_groups: Groups) -> None:
@@ -143,6 +147,8 @@ class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
         name = group.group_name
         if name not in self._fake_groups:
             return func(*args, **kwargs)
+        if _is_float_on_device(args):
+            return _make_empty_results(func, args, kwargs)
         fake = self._fake_groups[name]
         result = func(*(_replace_group(arg, name, fake) for arg in args), **kwargs)
         is_sequence = isinstance(result, tuple | list) and len(result) > 0
@@ -150,6 +156,26 @@ class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
             # DDP's reducer reads the tensors from the future of the work.
             return (*result[:-1], make_finished_work(result[0]))
         return result
+
+
+def _is_float_on_device(args: Any) -> bool:
+    tensors = [arg for arg in tree_leaves(args) if isinstance(arg, Tensor)]
+    return bool(tensors) and all(
+        tensor.is_floating_point() and tensor.device.type != "cpu" for tensor in tensors
+    )
+
+
+def _make_empty_results(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the results of a collective without calling it: its outputs, and finished work."""
+    if func.name().startswith("c10d::"):
+        work = make_finished_work(tree_leaves(args[0]))
+        return work if len(func._schema.returns) == 1 else (args[0], work)
+    if func._schema.is_mutable:
+        return args[0]
+    meta_args = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), args)
+    device = next(leaf.device for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+    results = func(*meta_args, **kwargs)
+    return tree_map_only(Tensor, lambda result: torch.empty_like(result, device=device), results)
 
 
 def make_fake_groups(axes: Groups) -> dict[str, dist.ProcessGroup]:

@@ -140,7 +140,7 @@ class TrainStep(Benchmark):
         self.parts = self._build_parts()
         self.model: nn.Module = merge_parts([part.part for part in self.parts.values()])
         self.optimizer = self._make_optimizer()
-        self._recorder = pipeline_stages.Recorder(world.device, self._prepare_action)
+        self._recorder = pipeline_stages.ActionRecorder(world.device, self._prepare_action)
         self._run_pipeline = self._make_pipeline()
         self._verifier = self._make_verifier()
         self._peak = self._agree_on_peak()

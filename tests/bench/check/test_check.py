@@ -96,13 +96,6 @@ def test_host_whose_gpus_do_not_answer_is_bad(
     assert "nothing was measured" in text
 
 
-def test_reason_of_several_gpus_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = dataclasses.replace(ALL_LOST, silent_gpus=("0000:19:00.0", "0000:2a:00.0"))
-    text = show.render(check_machine(machine, monkeypatch))
-    assert text.count("does not answer") == 1
-    assert "bad  GPU 0000:19:00.0 and GPU 0000:2a:00.0: does not answer" in text
-
-
 def test_lost_gpu_of_several_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = tuple(Gpu(name="H100", index=index) for index in range(NUM_RANKS))
     run = build_run(tmp_path)

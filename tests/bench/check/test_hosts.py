@@ -43,13 +43,21 @@ def answer(host: str, speed: float, **fields: Any) -> HostResult:
 
 def test_hosts_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    file.write_text("# rack 3\nn1 slots=8\nn2:8\n\nn1\nfe80::12\n")
-    assert parse_hosts(str(file)) == ("n1", "n2", "fe80::12")
+    file.write_text("# rack 3\nn1 slots=8\nn2:8  # MPICH\n\nn1\nfe80::12\nn[08-10] slots=4\n")
+    assert parse_hosts(str(file)) == ("n1", "n2", "fe80::12", "n08", "n09", "n10")
 
 
-def test_hosts_are_read_from_a_list() -> None:
-    assert parse_hosts("a,b,,a") == ("a", "b")
-    assert parse_hosts("n1:8,n2:8") == ("n1", "n2"), "as mpiexec -hosts of MPICH"
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a,b,,a", ("a", "b")),
+        ("gpu-a:8,me@gpu-b:8", ("gpu-a", "me@gpu-b")),
+        ("n[01-03]", ("n01", "n02", "n03")),
+        ("r[1-2]n[1,4]:8,x", ("r1n1", "r1n4", "r2n1", "r2n4", "x")),
+    ],
+)
+def test_hosts_are_read_from_a_list(text: str, hosts: tuple[str, ...]) -> None:
+    assert parse_hosts(text) == hosts
 
 
 def test_long_list_of_hosts_is_not_read_as_file() -> None:
@@ -57,7 +65,7 @@ def test_long_list_of_hosts_is_not_read_as_file() -> None:
     assert parse_hosts(",".join(names)) == names
 
 
-@pytest.mark.parametrize("text", [",", "-oProxyCommand=x,b"])
+@pytest.mark.parametrize("text", [",", "-oProxyCommand=x,b", "n[3-1]", "n[1", "^n1"])
 def test_invalid_hosts_are_refused(text: str) -> None:
     assert repr(text) in usage_error(parse_hosts, text)
 

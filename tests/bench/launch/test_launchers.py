@@ -205,6 +205,11 @@ def test_srun_command() -> None:
     ]
 
 
+def test_ranks_on_gpus_are_not_bound_to_one_core() -> None:
+    command = build_rank_command(LAYOUT, Path("/shared"), {}, on_gpus=True)
+    assert "--cpu-bind=none" in command
+
+
 def test_missing_srun_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "srun is not in the PATH" in usage_error(check_srun)

@@ -1,6 +1,8 @@
 """``parbench run`` from its options to a finished folder, with fake ranks and its display."""
 
 import io
+import resource
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from parbench.bench.launch.measure import Display, resume, run_options
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Record, SkipReason
-from parbench.bench.results.runs import create_run, load_run, open_writer
+from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError
 from tests.support.fake_runs import (
     MODULES,
@@ -75,6 +77,60 @@ def test_skipped_cases_are_recorded_first_and_once(
     assert "2 of 3 cases measured" in capsys.readouterr().err
     resume(path, as_json=False)
     assert statuses(path) == ["skipped", "ok", "ok"]
+
+
+class RecordingServer(AbstractContextManager["RecordingServer"]):
+    """A fork server that only keeps the variables and CPUs of ranks."""
+
+    def __init__(self, modules: object, variables: dict[str, str], logs: Path) -> None:
+        self.variables = variables
+
+    def __exit__(self, *exception: object) -> None:
+        """Leave nothing behind."""
+
+    def start_ranks(self, *args: Any) -> Any:
+        return self.variables, args[-1]
+
+
+@pytest.mark.parametrize(("nproc", "is_lazy"), [(2, False), (64, True)])
+def test_local_ranks_on_gpus_get_their_cpus(
+    monkeypatch: pytest.MonkeyPatch, nproc: int, is_lazy: bool
+) -> None:
+    """Gloo connects all pairs of many ranks only where data is exchanged."""
+    monkeypatch.setattr(measuring, "ForkServer", RecordingServer)
+    monkeypatch.setattr(measuring, "choose_gpu_cpus", lambda gpus, nproc: ((7,),) * nproc)
+    cases = [make_fake_case(0)]
+    for device, cpus in (("cuda", ((7,),) * nproc), ("cpu", ())):
+        plan = make_plan(cases, device=device, nproc=nproc)
+        path, info = create_run(Path("runs"), plan, "0.1.0")
+        with ExitStack() as stack:
+            start = measuring.choose_launcher(
+                Run(path=path, info=info, records=()), None, None, stack, ()
+            )
+            started: Any = start(path, {})
+        variables, own_cpus = started
+        assert own_cpus == cpus
+        assert ("TORCH_GLOO_LAZY_INIT" in variables) is is_lazy
+
+
+def test_ranks_may_open_as_many_files_as_the_system_allows() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
+    try:
+        measuring.refuse_few_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 128
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(4.0, ""), (11.0, "starting ranks takes 11 s")])
+def test_long_startup_is_printed(seconds: float, text: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with Display(1, 60.0, console) as display:
+        display.show_startup(seconds)
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text in output
+    assert bool(text) == bool(output.strip())
 
 
 def test_run_keeps_disturbances_of_gpus(

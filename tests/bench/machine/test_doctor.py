@@ -8,7 +8,7 @@ import pytest
 
 from parbench.bench.machine import doctor
 from parbench.bench.machine.doctor import (
-    Finding,
+    Disturbance,
     examine,
     examine_this_host,
     render,
@@ -49,7 +49,7 @@ NO_TORCH = {"torch_version": None, "torch_has_cuda": None}
 TWO_GPUS = {"gpus": (GPU, GPU), "torch_has_cuda": True}
 
 
-def diagnose(machine: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Finding]:
+def diagnose(machine: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Disturbance]:
     """Return the findings by topic on a good machine with these changes."""
     environment = {}
     for group, values in ENVIRONMENT.items():
@@ -218,8 +218,8 @@ def test_unequal_nvlinks_disturb() -> None:
 
 
 def test_render_has_verdict_and_fix() -> None:
-    governor = Finding(topic="cpu governor", facts="powersave", disturbs=True, fix="set it")
-    swap = Finding(topic="swap", facts=UNKNOWN)
+    governor = Disturbance(topic="cpu governor", facts="powersave", disturbs=True, fix="set it")
+    swap = Disturbance(topic="swap", facts=UNKNOWN)
     lines = [line.split() for line in render((governor, swap)).splitlines()]
     assert lines == [
         ["cpu", "governor", "disturbs", "powersave"],

@@ -38,6 +38,9 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
     changes = {
         "memory_used": str(4 << 20),
         "rows": "1 0 0",
+        "pci": "0:19:0",
+        "fabric": "7 2 3 0",
+        "field.90": "26562",
         "processes": f"17 {os.getpid()} 18",
         **describe_links([True, False]),
     }
@@ -48,6 +51,7 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
         index=0,
         uuid="GPU-00000000-0000-0000-0000-000000000000",
         minor=0,
+        pci_address="0000:19:00.0",
         driver="580.95.05",
         compute_capability="9.0",
         memory_bytes=81559 << 20,
@@ -62,6 +66,9 @@ def test_facts_of_h100_are_read(tmp_path: Path) -> None:
         pcie_width_max=16,
         nvlinks=2,
         active_nvlinks=1,
+        nvlink_bytes_per_second=26_562_000_000,
+        fabric="completed",
+        nvlink_domain=f"07{15 * '00'}.2",
         sm_clock=345,
         memory_clock=2619,
         slowed_by=("idle",),

@@ -275,13 +275,6 @@ def test_one_gpu_on_each_node_is_measured() -> None:
     assert run_plan.spread == NodeLayout(nodes=4, ntasks_per_node=1)
 
 
-@pytest.mark.usefixtures("_nodes_with_one_gpu")
-def test_note_on_one_gpu_names_option_of_srun() -> None:
-    [note] = [note for note in plan(replace(SRUN, ntasks_per_node=2)).notes if "GPU" in note]
-    assert "--ntasks-per-node 1" in note
-    assert "--nproc" not in note
-
-
 @pytest.mark.usefixtures("_allocation")
 @pytest.mark.parametrize(
     ("group", "distribution", "indexes"),

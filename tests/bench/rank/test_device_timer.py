@@ -228,6 +228,34 @@ def test_launch_is_hidden_if_it_is_on_all_measured_ranks(
     assert shares == [share, None]
 
 
+def measure_many_steps(world: World, launch_us: int) -> tuple[int, float | None]:
+    device = FakeDevice(HeldTime())
+    timer = CaseTimer(
+        LaunchingBenchmark(device, [launch_us]),
+        world,
+        Progress(),
+        Measure(warmup=3, min_iterations=4, max_iterations=4),
+        Subgroup(ranks=(0, 1), active=(0, 1), world=world),
+        mode="pipelined",
+        device=cast(DeviceQueue, device),
+    )
+    with (
+        mock.patch.object(timing, "time", device.clock),
+        mock.patch.object(device_timer, "time", device.clock),
+    ):
+        timer.measure_until_precise(1e9)
+    samples = timer.samples
+    return (0, None) if samples is None else (samples.steps_per_sample, samples.hidden)
+
+
+@pytest.mark.parametrize(("launch_us", "steps"), [(20, 64), (100, 24)])
+def test_pipelined_steps_are_as_many_as_a_spin_hides(
+    two_ranks: Ranks, launch_us: int, steps: int
+) -> None:
+    result, _ = two_ranks.call(f"{MODULE}:measure_many_steps", launch_us=launch_us)
+    assert result == (steps, 1.0)
+
+
 def test_torch_has_the_private_spin_kernel() -> None:
     """Start lines on GPUs need it, and no other test without a GPU uses it."""
     assert callable(torch.cuda._sleep)

@@ -256,8 +256,11 @@ def test_samples_of_stamps() -> None:
     assert samples["seconds"] == [1e-6, 0.5e-6, 4.5e-6]
     assert samples["skew_seconds"] == [1e-6, 3e-6, 0.9e-6]
     assert samples["transfer_seconds"] == [1e-6, 0.5e-6, 4.05e-6]
-    assert samples["last_arriver_seconds"] == [1e-6, 0.5e-6, 0.005e-6]
+    assert samples["rank_mean_seconds"] == [516.5e-9, 0.35e-6, 1668.5e-9]
     assert samples["issue_seconds"] == []
+    # Devices that begin together have no arrivals: the host's wake-up would look like skew.
+    hidden = replace(timed, hidden=1.0).samples()
+    assert hidden["skew_seconds"] == hidden["transfer_seconds"] == []
 
 
 class AsyncBenchmark(NotingBenchmark):

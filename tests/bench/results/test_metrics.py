@@ -3,7 +3,6 @@
 import pytest
 
 from parbench.bench.results.metrics import METRICS, find_metric, make_values
-from tests.support.paths import ROOT
 
 
 def test_declared_names_are_unique() -> None:
@@ -18,12 +17,3 @@ def test_declared_names_are_unique() -> None:
 def test_undeclared_metric_is_refused() -> None:
     with pytest.raises(LookupError, match="mine"):
         make_values({"mine": 1.0})
-
-
-def test_readme_lists_all_metrics() -> None:
-    readme = (ROOT / "bench" / "README.md").read_text()
-    for metric in METRICS:
-        formula = f" ({metric.formula})" if metric.formula else ""
-        cells = [f"`{metric.name}`", metric.unit or "-", metric.better or "-"]
-        row = f"| {' | '.join(cells)} | {metric.help}{formula} |"
-        assert row in readme, row

@@ -9,7 +9,15 @@ from msgspec.structs import replace
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.fits import COPY, LINK, Ceiling, OperationCurve, fit_curves
+from parbench.reports.analysis.fits import (
+    COPY,
+    LINK,
+    NVLINK,
+    PCIE,
+    Ceiling,
+    OperationCurve,
+    fit_curves,
+)
 from parbench.reports.run_data import RunData
 from tests.support.report_rows import run_from_records, summarize_rows
 from tests.support.reports_fixtures import (
@@ -74,3 +82,19 @@ def test_ceiling_is_the_link_or_the_largest_local_copy() -> None:
     linked = replace(copies, info=replace(copies.info, plan=plan))
     assert find_ceiling(linked) == LINK_9
     assert find_ceiling(run_from_records(copy_record(1 << 24, 4e9, nodes=2))) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "rate"),
+    [
+        ({"active_nvlinks": 18, "nvlink_bytes_per_second": 26_562_000_000}, NVLINK, 478.116e9),
+        ({"pcie_generation_max": 4, "pcie_width_max": 16}, PCIE, 31.504e9),
+    ],
+)
+def test_ceiling_of_gpus_is_their_links(gpu: dict[str, Any], name: str, rate: float) -> None:
+    """A copy in the memory of a GPU is several times as fast as any link."""
+    copies = copy_record(1 << 24, 1.5e12)
+    record = replace(copies, world=replace(WORLD, device="cuda"))
+    ceiling = Ceiling(name=name, bytes_per_second=rate)
+    assert find_ceiling(run_from_records(record, environment={"gpu": gpu})) == ceiling
+    assert find_ceiling(run_from_records(record, environment={})) is None

@@ -19,7 +19,7 @@ from tests.support.compare_fixtures import (
     run_from_records,
 )
 from tests.support.paths import Command
-from tests.support.planted_steps import VARIABLE
+from tests.support.planted_steps import PLANTS, VARIABLE
 from tests.support.reports_fixtures import ok_record, step_case, step_metrics
 
 MIB = float(1 << 20)
@@ -155,9 +155,10 @@ def test_every_format_shows_changed_counts() -> None:
 
 
 @pytest.mark.full
-def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
+@pytest.mark.parametrize("name", PLANTS)
+def test_planted_fault_is_named_after_one_repetition(parbench: Command, name: str) -> None:
     options = ["--nproc", "2", "--repetitions", "1", "--budget", "6s", "--json"]
-    options += ["--target", "tests.support.planted_steps:gathered_units"]
+    options += ["--target", f"tests.support.planted_steps:{name}"]
     folders = []
     for plant in ("", "", "1"):
         result = parbench("run", *options, **{VARIABLE: plant})
@@ -169,5 +170,5 @@ def test_planted_fault_is_named_after_one_repetition(parbench: Command) -> None:
     assert unchanged.stdout.splitlines()[1].startswith("Counts: none of ")
     changed = parbench("compare", base, planted)
     assert changed.returncode == 1
-    assert re.search(r"all_gather on fsdp: \d+ -> \d+ calls a step", changed.stdout)
+    assert re.search(PLANTS[name].cause, changed.stdout)
     assert parbench("compare", base, planted, "--across", "counts.*").returncode == 0

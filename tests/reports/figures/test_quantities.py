@@ -3,12 +3,12 @@
 import pytest
 
 from parbench.bench.results.formatting import format_bytes, format_seconds
-from parbench.reports.figures.quantities import SIZE, TIME, Quantity, set_x_axis
+from parbench.reports.figures.quantities import SIZE, TIME, AxisQuantity, set_x_axis
 from parbench.reports.figures.style import new_figure
 
-BYTES = Quantity(title="bytes", text=format_bytes, base=2)
-LINEAR_BYTES = Quantity(title="bytes", text=format_bytes, is_log=False, base=2)
-LINEAR_TIME = Quantity(title="time", text=format_seconds, is_log=False)
+BYTES = AxisQuantity(title="bytes", text=format_bytes, base=2)
+LINEAR_BYTES = AxisQuantity(title="bytes", text=format_bytes, is_log=False, base=2)
+LINEAR_TIME = AxisQuantity(title="time", text=format_seconds, is_log=False)
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -25,7 +25,7 @@ KIB, MIB = 1 << 10, 1 << 20
     ],
 )
 def test_ticks_are_round(
-    quantity: Quantity, low: float, high: float, expected: list[str]
+    quantity: AxisQuantity, low: float, high: float, expected: list[str]
 ) -> None:
     _, [axes] = new_figure(1.0)
     set_x_axis(axes, quantity, low, high)

@@ -49,11 +49,41 @@ def test_size_of_one_rank_is_scaled_to_the_total(
     assert result.metrics["busbw"].value == pytest.approx(factor * total_bytes / 10e-6)
 
 
-def test_point_to_point_latency_is_a_pingpong() -> None:
-    text = "# OSU MPI Latency Test v5.8\n# Size          Latency (us)\n8            1.25\n"
-    result = parse_single(text, 2)
-    assert result.name == "p2p.pingpong"
-    assert result.metrics["time"].value == pytest.approx(1.25e-6)
+@pytest.mark.parametrize(
+    ("title", "rows", "name", "seconds"),
+    [
+        ("Latency Test (Version 2.1)", "Latency (us)\n8 1.25", "pingpong", 1.25e-6),
+        ("Bandwidth Test v7.4", "Bandwidth (MB/s)\n1000000 500.00", "unidirectional", 2e-3),
+        ("Bi-Directional Bandwidth Test v5.8", "MB/s\n1000000 500.0", "bidirectional", 4e-3),
+        (
+            "Multiple Bandwidth / Message Rate Test v5.7\n# [ pairs: 1 ] [ window size: 64 ]",
+            "MB/s  Messages/s\n1000000  500.00  500.00",
+            "unidirectional",
+            2e-3,
+        ),
+    ],
+)
+def test_point_to_point_needs_no_nproc(
+    title: str, rows: str, name: str, seconds: float
+) -> None:
+    text = f"[1,0]<stdout>:# OSU MPI {title}\n# Size   {rows}\n"
+    run = parse_osu(text, "f", None)
+    assert run.num_ranks == 2
+    assert run.results[0].name == f"p2p.{name}"
+    assert run.results[0].metrics["time"].value == pytest.approx(seconds)
+
+
+def test_several_pairs_are_not_imported() -> None:
+    text = "# OSU MPI Multi Latency Test v7.4\n# [ pairs: 2 ]\n# Size  Latency (us)\n8  1.25\n"
+    run = parse_osu(text, "f", None)
+    assert not run.results
+    assert "2 pairs at once" in run.omissions[0]
+
+
+def test_last_line_without_end_is_left_out() -> None:
+    run = parse_osu(OSU_CUDA + "2048    23.1", "f", 4)
+    assert len(run.results) == 1
+    assert "line 4" in run.omissions[0]
 
 
 def test_device_is_read_from_the_title() -> None:
@@ -69,6 +99,9 @@ def test_device_is_read_from_the_title() -> None:
         (OSU[: OSU.index("         100 ")], "line 6: 4 of 6 values"),
         (OSU_CUDA.replace("Avg Latency(us)", "Overall(us)"), "overall(us)"),
         (OSU.replace("3.17", "1e999"), "line 5: '1e999'"),
+        (OSU.replace("3.17", "7.17"), "line 5: minimum 2.90, mean 7.17"),
+        (OSU + OSU_CUDA.partition("\n")[2], "line 7: no title"),
+        (OSU + "4  3.17  2.90  3.51  1000  Pass\n", "line 7: the size does not ascend"),
     ],
 )
 def test_damaged_text_is_refused(text: str, fact: str) -> None:

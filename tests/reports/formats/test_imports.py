@@ -60,7 +60,8 @@ def test_wrong_results_stay_wrong(tmp_path: Path) -> None:
 
 def test_json_keeps_samples_and_no_secrets(tmp_path: Path) -> None:
     run = import_text(tmp_path, NCCL_JSON)
-    assert run.info.environment == {"variables": {"NCCL_ALGO": "Ring"}}
+    variables = {"NCCL_ALGO": "Ring"}
+    assert run.info.environment == {"variables": variables, "torch": {"nccl": "2.29.7"}}
     for name in ("run.json", "records.jsonl"):
         assert "s3cret" not in (run.path / name).read_text()
     assert run.records[0].samples.values == pytest.approx([70e-6, 72e-6])

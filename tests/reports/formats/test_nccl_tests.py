@@ -18,6 +18,7 @@ from tests.support.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,
+    seconds_metric,
     step_case,
 )
 
@@ -72,6 +73,20 @@ def test_cuda_tables_have_modes_of_nccl_tests() -> None:
     assert len(find_tables(render(records[0], failed))) == 2
     cpu_records = [ok_record(collective_case(mode=mode)) for mode in modes]
     assert len(find_tables(render(*cpu_records))) == 4
+
+
+def test_times_are_means_over_ranks_with_their_limits() -> None:
+    cuda = msgspec.structs.replace(WORLD, device="cuda", backend="nccl")
+    case = collective_case(size_bytes=1 << 20, mode="pipelined")
+    record = ok_record(case, seconds=2e-3, world=cuda, details={"launch_hidden": 0.25})
+    metrics = {**record.metrics, "rank_mean_time": seconds_metric(1e-3)}
+    text = render(msgspec.structs.replace(record, metrics=metrics))
+    [slower] = find_rows(render(record))
+    [row] = find_rows(text)
+    assert (slower[-4], row[-4]) == ("2000.00", "1000.00")
+    assert float(row[-2]) == pytest.approx(2 * float(slower[-2]), rel=0.02)
+    assert "maxima over ranks" not in text
+    assert "75% of iterations include launches" in text
 
 
 @pytest.mark.parametrize(

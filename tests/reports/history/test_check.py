@@ -10,7 +10,7 @@ import pytest
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record, Status
-from parbench.reports.history.check import Check, SeriesCheck
+from parbench.reports.history.check import HistoryCheck, SeriesCheck
 from parbench.reports.history.check_report import render_json, summarize_check
 from parbench.reports.history.levels import LevelRule
 from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions
@@ -25,7 +25,7 @@ from tests.support.reports_fixtures import (
 )
 
 
-def find_series(result: Check, case: Case = CASE) -> SeriesCheck:
+def find_series(result: HistoryCheck, case: Case = CASE) -> SeriesCheck:
     [series] = [series for series in result.series if series.series.case == case]
     return series
 
@@ -138,7 +138,7 @@ OPERATIONS = [collective_case(f"op{i}") for i in range(60)]
 
 def check_noisy_runs(
     runs: DailyRuns, factors: Sequence[Sequence[float]], noise: float
-) -> Check:
+) -> HistoryCheck:
     """Check the last of some runs, whose operations are slower by one factor each."""
     generator = random.Random(0)
     for run_factors in factors:
@@ -198,7 +198,7 @@ TWO_TO_FIVE = "all_reduce on dp: 2 -> 5 calls a step, same number of bytes"
 FIVE_TO_TWO = "all_reduce on dp: 5 -> 2 calls a step, same number of bytes"
 
 
-def list_changes(result: Check) -> list[str]:
+def list_changes(result: HistoryCheck) -> list[str]:
     """Return each changed count with the first run that has it."""
     return [message for series in result.series for message in series.count_changes]
 

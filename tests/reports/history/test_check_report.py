@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from parbench.reports.history.check import Check, SeriesCheck
+from parbench.reports.history.check import HistoryCheck, SeriesCheck
 from parbench.reports.history.check_report import render_markdown, render_text, summarize_check
 from parbench.reports.history.verdicts import HistoryVerdict
 from tests.support.history_fixtures import DailyRuns
@@ -12,13 +12,13 @@ from tests.support.reports_fixtures import HOSTILE_TEXT
 
 
 @pytest.fixture
-def slower(runs: DailyRuns) -> Check:
+def slower(runs: DailyRuns) -> HistoryCheck:
     """The check of twelve runs and four more that are 10 % slower."""
     runs.add(4, 1.1)
     return runs.check()
 
 
-def test_text_has_verdict_change_and_run(slower: Check) -> None:
+def test_text_has_verdict_change_and_run(slower: HistoryCheck) -> None:
     text = render_text(slower)
     assert "FAIL: 2 SLOWER of 2 series, compared with the last 15 runs on main" in text
     assert "all_reduce 1K +9.8 %" in text
@@ -34,7 +34,7 @@ def test_short_history_says_that_nothing_was_checked(no_runs: DailyRuns) -> None
     assert text == "Not enough history: 1 of 8 runs on main. Times were not checked."
 
 
-def test_markdown_is_an_intact_table(slower: Check) -> None:
+def test_markdown_is_an_intact_table(slower: HistoryCheck) -> None:
     [result, _] = slower.series
     hostile = SeriesCheck(
         series=result.series, verdict=HistoryVerdict.WRONG, reason=HOSTILE_TEXT + "|"

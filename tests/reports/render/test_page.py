@@ -190,6 +190,9 @@ def test_page_of_an_empty_run_reports_it(records: list[Record]) -> None:
 
 def test_page_is_cut_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parbench.reports.render.page.MAX_PAGE_BYTES", 150_000)
+    monkeypatch.setattr(
+        "parbench.reports.render.page.render_inline", lambda chart: "x" * 20_000
+    )
     records = [*sample_run().records]
     records += [ok_record(collective_case(f"op{i}", 1 << 10)) for i in range(300)]
     html = render(run_from_records(*records))

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
-from parbench.reports.sweeps import Point
+from parbench.reports.sweeps import MeasuredPoint
 from parbench.reports.tables.scaling import make_node_scaling_section, make_rank_scaling_section
 from tests.support.nodes_fixtures import (
     group_record,
@@ -20,7 +20,7 @@ from tests.support.reports_fixtures import WORLD, collective_case, ok_record, st
 SIZE = 1 << 22
 
 
-def node_lines(*runs: Run, points: tuple[Point, ...] = ()) -> dict[str, dict[str, str]]:
+def node_lines(*runs: Run, points: tuple[MeasuredPoint, ...] = ()) -> dict[str, dict[str, str]]:
     """Return the lines of the table of nodes by their cases."""
     section = make_node_scaling_section(
         RunSet(list(zip(runs, points or [None] * len(runs), strict=True)))
@@ -73,7 +73,7 @@ def test_repeats_use_the_median_or_the_last(
     rates: tuple[float, ...], point_ids: str, rate: str
 ) -> None:
     runs = [rate_run(1, 4e9), *(rate_run(2, value) for value in rates)]
-    points = tuple(Point(id=name) for name in point_ids)
+    points = tuple(MeasuredPoint(id=name) for name in point_ids)
     (line,) = node_lines(*runs, points=points).values()
     assert line["2 nodes"] == rate
 

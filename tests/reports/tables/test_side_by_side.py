@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
-from parbench.reports.sweeps import Point
+from parbench.reports.sweeps import MeasuredPoint
 from parbench.reports.tables.side_by_side import (
     make_environment_section,
     make_side_by_side_section,
@@ -68,10 +68,10 @@ def test_more_runs_than_columns_have_a_note() -> None:
 
 
 def test_environments_are_compared_on_equal_nodes() -> None:
-    runs: list[tuple[Run, Point | None]] = []
+    runs: list[tuple[Run, MeasuredPoint | None]] = []
     for environment, factor in (("plain", 1.0), ("tuned", 2.0)):
         for nodes in (2, 4):
-            point = Point(id=f"{environment} {nodes}", environment=environment)
+            point = MeasuredPoint(id=f"{environment} {nodes}", environment=environment)
             runs.append((scaling_run(nodes, factor=factor), point))
     section = make_environment_section(RunSet(runs))
     assert section is not None

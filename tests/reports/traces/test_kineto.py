@@ -9,8 +9,9 @@ import pytest
 from parbench.bench.results.step_trace import CallFacts
 from parbench.bench.text import UserError
 from parbench.reports.traces import kineto
-from parbench.reports.traces.rank_trace import RankTrace, read_rank
+from parbench.reports.traces.rank_trace import RankTrace, list_trace_files, read_rank
 from tests.support.kineto_files import RankFile
+from tests.support.refusals import usage_error
 
 MB = 1 << 20
 TWO_STEPS = [(0, 1_000_000), (1_000_000, 2_000_000)]
@@ -87,6 +88,7 @@ def edit_first_call(**args: Any) -> str:
         ({"Collective_name": "nccl:coalesced"}, "all_reduce"),
         ({"kernel": "ncclDevKernel_Generic_1"}, "all_reduce"),
         ({"Collective_name": "", "kernel": "ncclDevKernel_Generic_1"}, "communication"),
+        ({"Collective_name": "", "kernel": "ncclSymkDevKernel_AllGather_LL"}, "all_gather"),
     ],
 )
 def test_operation_is_read_from_call_or_kernel(
@@ -133,3 +135,58 @@ def test_trace_without_steps_is_one_step(tmp_path: Path) -> None:
     trace = read_text(tmp_path, make_file().text().replace("ProfilerStep#", "Other#"))
     assert [step.name for step in trace.steps] == ["all"]
     assert "no step is marked" in trace.source.notes[0]
+
+
+def test_non_finite_numbers_lose_no_event(tmp_path: Path) -> None:
+    text = make_file().text()
+    odd_text = text.replace('"correlation": 1\n', '"correlation": 1, "GB/s": inf\n')
+    assert odd_text != text
+    assert read_text(tmp_path, odd_text, "rank1.json").trace == read_text(tmp_path, text).trace
+
+
+@pytest.mark.parametrize(
+    ("kernel", "op"),
+    [
+        ("void multimem_all_reduce_kernel<c10::BFloat16, 16, 8>(int)", "all_reduce"),
+        ("void vllm::cross_device_reduce_2stage<__half, 8>(int)", "all_reduce"),
+        ("void deep_ep::internode_ll::dispatch<true, 3>(int)", "all_to_all"),
+        ("void (anonymous namespace)::multimem_all_gather(int)", "all_gather"),
+        ("void reduce_kernel<512, 1, all_reduce>(int)", None),
+    ],
+)
+def test_kernels_communicate_without_nccl(tmp_path: Path, kernel: str, op: str | None) -> None:
+    file = RankFile(0, 2)
+    file.step(0, 0.0, 100.0)
+    file.event("kernel", kernel, 10.0, 50.0, 7, correlation=1)
+    facts = read_rank(file.write(tmp_path)).trace.facts
+    assert [call.op for call in facts if call] == ([op] if op else [])
+
+
+def test_kernel_that_may_communicate_is_noted(tmp_path: Path) -> None:
+    file = RankFile(0, 2)
+    file.step(0, 0.0, 100.0)
+    file.event("kernel", "all_gather_matmul_kernel", 10.0, 50.0, 7, correlation=1)
+    notes = read_rank(file.write(tmp_path)).source.notes
+    assert "all_gather_matmul_kernel (0.04 ms)" in notes[0]
+
+
+def test_operation_is_that_of_the_range_around_the_launch(tmp_path: Path) -> None:
+    """SendRecv is the kernel of several operations."""
+    file = RankFile(0, 2)
+    file.step(0, 0.0, 100.0)
+    file.event("user_annotation", "nccl:all_to_all", 5.0, 9.0, 1)
+    file.event("cuda_runtime", "cudaLaunchKernelExC", 6.0, 7.0, 1, correlation=5)
+    file.event("kernel", "ncclDevKernel_SendRecv(int)", 10.0, 50.0, 7, correlation=5)
+    facts = read_rank(file.write(tmp_path)).trace.facts
+    assert [call.op for call in facts if call] == ["all_to_all"]
+
+
+def test_folder_of_iterations_is_searched(tmp_path: Path) -> None:
+    first = tmp_path / "iteration_1"
+    first.mkdir()
+    path = make_file().write(first)
+    assert list_trace_files([tmp_path]) == [path]
+    second = tmp_path / "iteration_2"
+    second.mkdir()
+    make_file().write(second)
+    assert "such as" in usage_error(list_trace_files, [tmp_path])

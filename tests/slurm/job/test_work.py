@@ -16,7 +16,7 @@ from parbench.slurm.job import work as work_module
 from parbench.slurm.job.child import Command, PointRequest
 from parbench.slurm.job.work import get_task_point, work
 from parbench.slurm.sweep import progress as progress_module
-from parbench.slurm.sweep.folder import Attempt, Point, load_attempt, load_sweep
+from parbench.slurm.sweep.folder import JobAttempt, Point, load_attempt, load_sweep
 from parbench.slurm.sweep.progress import read_progress
 from tests.support.fakes import time_limit, wait_until
 from tests.support.processes import find_processes
@@ -71,9 +71,9 @@ def list_states(folder: Path) -> list[str]:
     return [read_progress(folder, point.id).state for point in points]
 
 
-def load_attempts(folder: Path) -> list[Attempt]:
+def load_attempts(folder: Path) -> list[JobAttempt]:
     attempts = [load_attempt(folder, point.id) for point in load_sweep(folder).points]
-    return [attempt for attempt in attempts if attempt != Attempt()]
+    return [attempt for attempt in attempts if attempt != JobAttempt()]
 
 
 def list_reasons(folder: Path) -> list[str]:
@@ -104,7 +104,7 @@ def test_work_measures_each_point_once(tmp_path: Path) -> None:
     assert {request.nodes for request in requests} == {("n1", "n2")}
     assert_measured_once(folder, 6)
     assert list_states(folder) == ["complete", "complete", "complete"]
-    assert load_attempts(folder)[0] == Attempt(job="7", nodes=("n1", "n2"))
+    assert load_attempts(folder)[0] == JobAttempt(job="7", nodes=("n1", "n2"))
 
 
 def test_work_resumes_a_run_after_sigkill(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_point_id_depends_on_what_is_measured() -> None:
 
 
 def test_sweep_of_the_tutorial_has_ten_points() -> None:
-    text = (ROOT / "docs" / "guides" / "slurm-tutorial.md").read_text()
+    text = (ROOT / "docs" / "guides" / "slurm.md").read_text()
     block = text.partition("```toml\n")[2].partition("```")[0]
     points, _ = expand(msgspec.toml.decode(block, type=SweepFile), DEFINITIONS)
     assert len(points) == 10

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from parbench.cli import main
-from parbench.slurm.sweep.folder import Attempt, Point, load_sweep, write_attempt
+from parbench.slurm.sweep.folder import JobAttempt, Point, load_sweep, write_attempt
 from parbench.slurm.sweep.status import (
     SweepStatus,
     collect,
@@ -43,7 +43,7 @@ def submit_points(parent: Path, points: Sequence[Point] = POINTS) -> Path:
 
 def save_attempt(folder: Path, number: int, **fields: Any) -> None:
     point = load_sweep(folder).points[number]
-    write_attempt(folder, point.id, Attempt(**{"job": "7", **fields}))
+    write_attempt(folder, point.id, JobAttempt(**{"job": "7", **fields}))
 
 
 def point_states(status: SweepStatus) -> list[str]:

@@ -15,7 +15,11 @@ from parbench.workloads.pipeline_parallel.bubbles import (
 from parbench.workloads.pipeline_parallel.order import read_order
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
-from parbench.workloads.pipeline_parallel.simulation import TimedAction, Timeline, simulate
+from parbench.workloads.pipeline_parallel.simulation import (
+    SimulatedAction,
+    SimulatedTimeline,
+    simulate,
+)
 
 EQUAL = PassSeconds(1.0, 1.0, 1.0)
 SLOW_WEIGHTS = PassSeconds(0.5, 1.0, 2.0)
@@ -24,7 +28,7 @@ SLOW_INPUTS = PassSeconds(0.3, 3.0, 0.6)
 
 def run(
     name: str, ranks: int, microbatches: int, chunks: int = 0, passes: PassSeconds = EQUAL
-) -> Timeline:
+) -> SimulatedTimeline:
     size = SCHEDULES[name].size(ranks, microbatches, chunks)
     seconds = {
         "F": passes.forward,
@@ -79,13 +83,13 @@ def test_causes_sum_to_idle_time(name: str) -> None:
     assert sum(causes.values()) == pytest.approx(measured.idle / 4)
 
 
-def make_timeline(times: Mapping[str, tuple[float, float]]) -> Timeline:
+def make_timeline(times: Mapping[str, tuple[float, float]]) -> SimulatedTimeline:
     """Return a timeline of two ranks, each of which has the stage of its number."""
     rows = []
     for name, (start, stop) in times.items():
         action = Action.parse(name)
-        rows.append(TimedAction(rank=action.stage, action=action, start=start, stop=stop))
-    return Timeline(ranks=2, actions=tuple(rows))
+        rows.append(SimulatedAction(rank=action.stage, action=action, start=start, stop=stop))
+    return SimulatedTimeline(ranks=2, actions=tuple(rows))
 
 
 def test_idle_time_by_cause() -> None:

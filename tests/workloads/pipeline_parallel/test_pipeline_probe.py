@@ -17,7 +17,7 @@ from parbench.workloads.pipeline_parallel.pipeline_probe import (
     merge_steps,
     summarize_bubble,
 )
-from parbench.workloads.pipeline_parallel.simulation import Timeline, simulate
+from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
 from tests.support.ranks import Ranks
 from tests.support.training_steps import Params, build_small_step
 
@@ -36,7 +36,7 @@ def imbalanced_seconds(action: Action) -> float:
     return balanced_seconds(action) * (1.5 - action.stage)
 
 
-def make_record(timelines: list[Timeline], rank: int, outside: float) -> RankSteps:
+def make_record(timelines: list[SimulatedTimeline], rank: int, outside: float) -> RankSteps:
     """Return a rank's record of steps that take some seconds outside of the pipeline."""
     stamps = []
     for timeline in timelines:

@@ -9,7 +9,7 @@ from parbench.bench.results.details import Action
 from parbench.workloads.pipeline_parallel.order import get_output, list_inputs, read_order
 from parbench.workloads.pipeline_parallel.schedule import PipelineSize
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
-from parbench.workloads.pipeline_parallel.simulation import Timeline, check, simulate
+from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, check, simulate
 from tests.support.refusals import usage_error
 
 GPIPE = SCHEDULES["gpipe"].make_order(PipelineSize(2, 3))
@@ -19,7 +19,7 @@ def one_second(action: Action) -> float:
     return 1.0
 
 
-def list_times(timeline: Timeline, rank: int) -> list[tuple[str, float, float]]:
+def list_times(timeline: SimulatedTimeline, rank: int) -> list[tuple[str, float, float]]:
     return [(str(a.action), a.start, a.stop) for a in timeline.actions_of(rank)]
 
 

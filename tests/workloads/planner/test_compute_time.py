@@ -4,7 +4,7 @@ import pytest
 
 from parbench.workloads.costs.flops import stage_flops
 from parbench.workloads.planner.compute_time import (
-    Gemm,
+    GemmShape,
     compute_gemm_seconds,
     compute_microbatch,
 )
@@ -17,7 +17,7 @@ from tests.support.planner_asks import SIMPLE_HARDWARE, make_spec
     [("a100", 8192, 0.72), ("a100", 2048, 0.59), ("h100", 8192, 0.64), ("h100", 1024, 0.24)],
 )
 def test_gemm_efficiency_falls_with_size(name: str, size: int, efficiency: float) -> None:
-    gemm = Gemm(m=size, n=size, k=size)
+    gemm = GemmShape(m=size, n=size, k=size)
     seconds = compute_gemm_seconds(gemm, PRESETS[name], 2)
     share = gemm.flops / seconds / PRESETS[name].flops_per_second
     assert share == pytest.approx(efficiency, abs=0.02)

@@ -7,11 +7,9 @@ import pytest
 
 from parbench.workloads.planner.describe import (
     describe_bottleneck,
-    describe_parameters,
     describe_settings,
 )
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
-from parbench.workloads.planner.models import model_of
 from tests.support.planner_asks import H100, make_spec
 
 
@@ -52,7 +50,3 @@ def test_settings_count_equal_stages() -> None:
     spec = make_spec("pp=4,dp=2", "llama3-8b", split="7+9+9+7", microbatches=8)
     text = "microbatch 1, checkpointing none, ZeRO 0, 1f1b, layers 7+2x9+7"
     assert describe_settings(spec) == text
-
-
-def test_parameters_of_experts_include_active_ones() -> None:
-    assert describe_parameters(model_of("deepseek-v3")) == "671 B parameters (37.55 B active)"

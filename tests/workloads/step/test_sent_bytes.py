@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from parbench.bench.world.torch_compat import all_gather_single
 from parbench.bench.world.world import World
 from parbench.workloads.step.sent_bytes import (
     OTHER,
@@ -71,6 +72,28 @@ def step_on_rank_0(world: World, name: str) -> None:
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "tp_sp", "ep_step"])
 def test_step_without_comm_needs_no_other_rank(two_ranks: Ranks, name: str) -> None:
     two_ranks.call(f"{__name__}:step_on_rank_0", name=name)
+
+
+def communicate_without_devices(world: World) -> list[tuple[int, ...]]:
+    """Return the shapes of results of tensors that no backend could communicate."""
+    ops = torch.ops._c10d_functional
+    group = world.group
+    shard = torch.ones(3, 2, device="meta")
+    output = torch.empty(6, 2, device="meta")
+    with NoCommMode({group.group_name: group}):
+        work = all_gather_single(output, shard, group, async_op=True)
+        assert work is not None
+        work.wait()
+        dist.all_reduce(shard, group=group)
+        name = group.group_name
+        gathered = ops.all_gather_into_tensor(shard, world.size, name)
+        scattered = ops.reduce_scatter_tensor(output, "sum", world.size, name)
+    return [tuple(tensor.shape) for tensor in (gathered, scattered)]
+
+
+def test_data_on_a_device_is_not_copied_without_comm(two_ranks: Ranks) -> None:
+    shapes = two_ranks.call(f"{__name__}:communicate_without_devices")
+    assert shapes == [[(6, 2), (3, 2)]] * 2
 
 
 def sent_call(axis: str, op: str, sent: float, depends_on_data: bool = False) -> SentCall:

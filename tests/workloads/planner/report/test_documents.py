@@ -1,6 +1,5 @@
 """Documents of a plan: the decision, the meshes, the pipeline and the variants."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.report.documents import (
     SearchAnswer,
     dry_run_document,
-    list_assumptions,
     search_document,
 )
 from parbench.workloads.planner.search import find_pareto_front, search
@@ -71,12 +69,6 @@ def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
     assert ("40 of 512 microbatches" in gantt.caption) == (num_drawn < microbatches)
 
 
-def test_assumptions_contain_efficiencies() -> None:
-    text = "\n".join(list_assumptions(H100))
-    assert "80% of 450 GB/s" in text
-    assert f"fsdp {H100.efficiency.overlap['fsdp']:.0%}" in text
-
-
 def test_page_is_complete_offline(tmp_path: Path, plan_command: PlanCommand) -> None:
     page = tmp_path / "plan.html"
     result = plan_command(
@@ -89,15 +81,6 @@ def test_page_is_complete_offline(tmp_path: Path, plan_command: PlanCommand) -> 
         assert text not in html
     for title in ("Decision path", "Memory of a rank", "What if", "Formulas"):
         assert title in html
-
-
-def test_page_of_too_large_step(tmp_path: Path, plan_command: PlanCommand) -> None:
-    path = tmp_path / "plan.json"
-    result = plan_command(f"mesh --model llama3-70b --mesh tp=8 -o {path}")
-    assert result.exit_code == 2
-    assert "llama3-70b with tp=8 needs" in result.stderr
-    tables = json.loads(path.read_text())["tables"]
-    assert {"time", "memory", "what-if", "equations"} <= tables.keys()
 
 
 def test_page_needs_known_suffix(plan_command: PlanCommand) -> None:

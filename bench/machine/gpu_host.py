@@ -1,0 +1,188 @@
+"""Settings of a host that slow or break its GPUs and NICs, from files of its kernel."""
+
+import errno
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from parbench.bench.machine.environment import parse_cpus
+from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.machine import get_affinity, read_text
+
+_PCI_DEVICES = "sys/bus/pci/devices"
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_BRIDGE_CLASS = "0x0604"
+_ACS = 0x0D
+"""The number of the capability Access Control Services (PCI Express, section 7.7.11)."""
+_ACS_REDIRECTS = 0b1_1101
+"""Bits of its control register that send traffic between GPUs and NICs through the CPU."""
+_KMSG_BYTES = 8192
+_UNLIMITED = sys.maxsize
+
+
+class GpuHost(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel shows about GPUs and NICs. None is unknown."""
+
+    numa_balancing: bool | None = None
+    iommu_translates: bool | None = None  # addresses of the GPUs
+    acs_bridges: tuple[str, ...] | None = None  # PCI bridges that redirect traffic to the CPU
+    nics: tuple[str, ...] = ()  # RDMA devices
+    has_peer_memory: bool | None = None  # so that NICs read the memory of GPUs
+    locked_bytes: int | None = None  # that a process may lock for NICs
+    open_files: int | None = None  # that a process may have, after it has raised its limit
+    xids: tuple[str, ...] | None = None  # errors of GPUs in the kernel's log, as ADDRESS: NUMBER
+    nics_by_gpu: tuple[str, ...] = ()  # the nearest NICs of each GPU
+
+
+def inspect_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> GpuHost:
+    """Inspect the host of these GPUs; ``root`` holds the ``dev``, ``proc`` and ``sys`` to read."""
+    balancing = read_text(root / "proc/sys/kernel/numa_balancing")
+    nics = _find_nics(root)
+    return GpuHost(
+        numa_balancing=None if balancing is None else balancing != "0",
+        iommu_translates=_read_iommu(gpus, root),
+        acs_bridges=_find_acs_bridges(root),
+        nics=tuple(nics),
+        has_peer_memory=_has_peer_memory(root),
+        locked_bytes=_read_limit(resource.RLIMIT_MEMLOCK, is_hard=False),
+        open_files=_read_limit(resource.RLIMIT_NOFILE, is_hard=True),
+        xids=_read_xids(root / "dev/kmsg"),
+        nics_by_gpu=tuple(_describe_nearest_nics(gpu, nics, root) for gpu in gpus if nics),
+    )
+
+
+def choose_gpu_cpus(
+    gpus: Sequence[Gpu], nproc: int, root: Path = Path("/")
+) -> tuple[tuple[int, ...], ...]:
+    """Return the CPUs next to the GPU of each rank; nothing if those of a GPU are unknown.
+
+    They are the CPUs of the GPU's NUMA node that this process may use.
+    """
+    cpus_by_rank = []
+    for rank in range(nproc):
+        address = gpus[rank % len(gpus)].pci_address if gpus else None
+        local_cpus = read_text(root / _PCI_DEVICES / (address or "-") / "local_cpulist")
+        cpus = parse_cpus(local_cpus or "") & get_affinity()
+        if not cpus:
+            return ()
+        cpus_by_rank.append(tuple(sorted(cpus)))
+    return tuple(cpus_by_rank)
+
+
+def _read_limit(kind: int, *, is_hard: bool) -> int:
+    limit = resource.getrlimit(kind)[is_hard]
+    return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
+
+
+def _read_iommu(gpus: Sequence[Gpu], root: Path) -> bool | None:
+    """Return whether an IOMMU translates the addresses of a GPU, None if it is unknown."""
+    types = []
+    for gpu in gpus:
+        if gpu.pci_address:
+            folder = root / _PCI_DEVICES / gpu.pci_address
+            if folder.exists():
+                types.append(read_text(folder / "iommu_group/type") or "none")
+    return any(kind.startswith("DMA") for kind in types) if types else None
+
+
+def _find_acs_bridges(root: Path) -> tuple[str, ...] | None:
+    """Return the addresses of bridges that redirect; only root may read what shows it."""
+    bridges = []
+    is_known = False
+    for folder in sorted((root / _PCI_DEVICES).glob("*")):
+        if (read_text(folder / "class") or "").startswith(_BRIDGE_CLASS):
+            try:
+                config = (folder / "config").read_bytes()
+            except OSError:
+                continue
+            is_known |= len(config) > 0x100
+            if _read_acs_control(config) & _ACS_REDIRECTS:
+                bridges.append(folder.name)
+    return tuple(bridges) if is_known else None
+
+
+def _read_acs_control(config: bytes) -> int:
+    """Return the control register of ACS in a device's configuration space, 0 without ACS."""
+    offset = 0x100
+    seen: set[int] = set()
+    while offset >= 0x100 and offset + 8 <= len(config) and offset not in seen:
+        seen.add(offset)
+        header = int.from_bytes(config[offset : offset + 4], "little")
+        if header & 0xFFFF == _ACS:
+            return int.from_bytes(config[offset + 6 : offset + 8], "little")
+        offset = header >> 20
+    return 0
+
+
+def _has_peer_memory(root: Path) -> bool | None:
+    """Return whether NICs can reach the memory of GPUs, by a module or by DMA-BUF.
+
+    NVIDIA's open kernel modules export memory as DMA-BUF (NCCL documentation, NCCL_DMABUF_ENABLE).
+    """
+    version = read_text(root / "proc/driver/nvidia/version")
+    if version is None:
+        return None
+    modules = (root / "sys/module/nvidia_peermem", root / "sys/module/nv_peer_mem")
+    return "Open Kernel Module" in version or any(module.exists() for module in modules)
+
+
+def _read_xids(log: Path) -> tuple[str, ...] | None:
+    """Return the errors of GPUs in the kernel's log, None if it may not be read."""
+    try:
+        text = "".join(_read_kmsg(log))
+    except OSError:
+        return None
+    return tuple(dict.fromkeys(f"{address}: {number}" for address, number in _XID.findall(text)))
+
+
+def _read_kmsg(log: Path) -> Iterator[str]:
+    """Yield the messages of the kernel, each of which is one read."""
+    file = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            try:
+                message = os.read(file, _KMSG_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # The message has been overwritten meanwhile.
+                    continue
+                raise
+            if not message:
+                return
+            yield message.decode(errors="replace")
+    finally:
+        os.close(file)
+
+
+def _find_nics(root: Path) -> dict[str, tuple[str, ...]]:
+    """Return the PCI path of each RDMA device by its name."""
+    nics = {}
+    for folder in sorted((root / "sys/class/infiniband").glob("*")):
+        nics[folder.name] = (folder / "device").resolve().parts
+    return nics
+
+
+def _describe_nearest_nics(gpu: Gpu, nics: dict[str, tuple[str, ...]], root: Path) -> str:
+    """Return the NICs with the longest common PCI path to a GPU, and how far they are."""
+    gpu_path = (root / _PCI_DEVICES / (gpu.pci_address or "-")).resolve()
+    ancestors = {name: os.path.commonpath([gpu_path, Path(*path)]) for name, path in nics.items()}
+    nearest = max(ancestors.values(), key=len)
+    names = ", ".join(name for name, ancestor in ancestors.items() if ancestor == nearest)
+    common_name = Path(nearest).name
+    if re.fullmatch(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", common_name):
+        return f"{names} (same PCIe switch)"
+    if common_name.startswith("pci"):
+        return f"{names} (same host bridge)"
+    gpu_node = read_text(gpu_path / "numa_node")
+    near = [name for name, path in nics.items() if _is_on_node(Path(*path), gpu_node)]
+    return f"{', '.join(near)} (same NUMA node)" if near else "no NIC on its NUMA node"
+
+
+def _is_on_node(device: Path, node: str | None) -> bool:
+    return node is not None and read_text(device / "numa_node") == node

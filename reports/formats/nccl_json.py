@@ -1,0 +1,176 @@
+"""JSON of nccl-tests, versions 3 and 4. Sizes and rates need no conversion."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Annotated
+
+import msgspec
+
+from parbench.bench.text import UserError
+from parbench.reports.formats.nccl_rows import PLACEMENTS, LogHeader, Measurement, Number, Row
+
+_VERSIONS = (1, 2, 3, 4)
+_PRECISION = 1e-4
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Number = float | str | None  # nccl-tests writes the text nan for an unknown number.
+
+
+class _Numbers(msgspec.Struct, frozen=True):
+    """The numbers of a placement, in us and GB/s."""
+
+    time: _Number = None
+    cpu_time: _Number = None
+    alg_bw: _Number = None
+    bus_bw: _Number = None
+    nwrong: _Number = None
+
+    def list_finite(self) -> dict[str, Number]:
+        """Return the known numbers by their columns in text."""
+        numbers = {
+            "time": self.cpu_time if self.time is None else self.time,
+            "algbw": self.alg_bw,
+            "busbw": self.bus_bw,
+            "#wrong": self.nwrong,
+        }
+        return {
+            name: Number(number, _PRECISION * abs(number))
+            for name, number in numbers.items()
+            if isinstance(number, int | float) and math.isfinite(number)
+        }
+
+
+class _Iterations(msgspec.Struct, frozen=True):
+    times_us: list[_Seconds] = []
+    skipped_iterations: _Count = 0
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """The results of one message size."""
+
+    size: _Count
+    type: str
+    redop: str
+    root: str
+    count: _Count | None = None
+    out_of_place: _Numbers | None = None
+    in_place: _Numbers | None = None
+    out_of_place_per_iter: _Iterations | None = None
+    in_place_per_iter: _Iterations | None = None
+    actual_iterations: _Count | None = None
+
+
+class _Device(msgspec.Struct, frozen=True):
+    rank: int | None = None
+    hostname: str | None = None
+
+
+class _Config(msgspec.Struct, frozen=True):
+    """The options and the processes of nccl-tests."""
+
+    devices: list[_Device] = []
+    nthreads: int = 1
+    ngpus: int = 1
+    blocking_collectives: str = "false"
+
+    @property
+    def num_ranks(self) -> int | None:
+        """The number of ranks. A process may list one of its devices, or all of them."""
+        ranks = [device.rank for device in self.devices]
+        if len(ranks) > 1 and ranks == list(range(len(ranks))):
+            return len(ranks)
+        return len(ranks) * self.nthreads * self.ngpus or None
+
+
+class _Document(msgspec.Struct, frozen=True):
+    version: int
+    config: _Config
+    results: list[_Result]
+    args: list[str] = []
+    env: list[str] = []
+    nccl_version: int = 0
+
+
+def read_json(text: str, source: str) -> LogHeader:
+    """Return the header with the rows of a document.
+
+    Raises ``UserError`` if its version is not supported, because fields may have moved.
+    """
+    document = _decode_document(text, source)
+    config = document.config
+    hosts = dict.fromkeys(device.hostname for device in config.devices if device.hostname)
+    header = LogHeader(
+        program=PurePath(document.args[0]).name if document.args else "",
+        version=f"JSON version {document.version}",
+        nccl=format_nccl_version(document.nccl_version),
+        mode="blocking" if config.blocking_collectives == "true" else "pipelined",
+        num_json_ranks=config.num_ranks,
+        json_hosts=list(hosts),
+        variables=dict(word.split("=", 1) for word in document.env if "=" in word),
+    )
+    header.rows = [
+        _convert_result(result, f"{source}, result {number}")
+        for number, result in enumerate(document.results, start=1)
+    ]
+    return header
+
+
+def _decode_document(text: str, source: str) -> _Document:
+    try:
+        content = json.loads(text)
+        version = content.get("version")
+        if isinstance(version, int) and version not in _VERSIONS:
+            raise UserError(
+                f"{source}: JSON version {version} of nccl-tests is not supported. Versions up "
+                f"to {_VERSIONS[-1]} are. Import what nccl-tests prints as text instead"
+            )
+        return msgspec.convert(content, _Document)
+    except json.JSONDecodeError as error:
+        problem = f"{error.msg}, so the file seems to be cut short"
+        raise UserError(f"{source}, line {error.lineno}: {problem}") from error
+    except msgspec.ValidationError as error:
+        raise UserError(f"{source} is not what nccl-tests writes: {error}") from error
+
+
+def _convert_result(result: _Result, place: str) -> Row:
+    root = result.root.strip()
+    if not root.removeprefix("-").isdecimal():
+        raise UserError(f"{place}: root {root!r} is not a whole number")
+    return Row(
+        place=place,
+        size=result.size,
+        count=result.count,
+        type=result.type,
+        redop=result.redop,
+        root=int(root),
+        iterations=result.actual_iterations,
+        measurements=dict(_list_measurements(result)),
+    )
+
+
+def _list_measurements(result: _Result) -> Iterator[tuple[str, Measurement]]:
+    numbers = (result.out_of_place, result.in_place)
+    iterations = (result.out_of_place_per_iter, result.in_place_per_iter)
+    for placement, printed, times in zip(PLACEMENTS, numbers, iterations, strict=True):
+        if printed is not None:
+            num_skipped = times.skipped_iterations if times else 0
+            yield (
+                placement,
+                Measurement(
+                    numbers=printed.list_finite(),
+                    samples=times.times_us[num_skipped:] if times else (),
+                    num_skipped=num_skipped,
+                ),
+            )
+
+
+def format_nccl_version(code: int) -> str | None:
+    """Return the version of NCCL that its headers encode: 22809 is 2.28.9. None if unknown."""
+    if code < 1000:
+        return None
+    if code < 10000:  # Until 2.8 a minor version had one digit: 2708 is 2.7.8.
+        return f"{code // 1000}.{code // 100 % 10}.{code % 100}"
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"

@@ -1,0 +1,466 @@
+"""Rows of nccl-tests become results, after checks that their numbers agree with each other."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import PurePath
+from typing import NamedTuple
+
+from parbench.bench.plan.catalogue import DTYPES, IN_PLACE, OUT_OF_PLACE, OperationSpec
+from parbench.bench.plan.groups import form_groups
+from parbench.bench.plan.params import Value
+from parbench.bench.results.formatting import GIGA
+from parbench.bench.results.records import Check
+from parbench.bench.text import UserError, format_list, pluralize
+from parbench.reports.formats.imported import (
+    MICRO,
+    OPERATIONS_BY_NAME,
+    UNKNOWN,
+    ImportedResult,
+    make_metrics,
+    resolve_num_ranks,
+)
+from parbench.reports.formats.nccl_tests import PROGRAMS, REDOPS, TYPES
+
+PLACEMENTS = (OUT_OF_PLACE, IN_PLACE)
+RATES = ("algbw", "busbw")
+REBUILD_HINT = "If mpirun started several ranks, build nccl-tests with: make MPI=1"
+_OPERATIONS = {program: name for name, program in PROGRAMS.items()}
+_DTYPES = {nccl_type: dtype for dtype, nccl_type in TYPES.items()}
+_REDOPS = {nccl_redop: redop for redop, nccl_redop in REDOPS.items()}
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_EXPORT_FACTS = ("parbench", "mode", "backend", "device", "nodes", "world")
+_MAX_ERRORS = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
+"""The largest errors that nccl-tests accepted before version 2.13, 0 for other types."""
+_RATE_TOLERANCE = 1e-4
+_MAX_GUESSED_RANKS = 1024
+
+
+class Number(NamedTuple):
+    """A printed number, with half of its last digit."""
+
+    value: float
+    half_step: float
+
+    @property
+    def low(self) -> float:
+        return max(self.value - self.half_step, 0.0)
+
+    @property
+    def high(self) -> float:
+        return self.value + self.half_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The numbers of one placement: us, GB/s, wrong values or the largest error."""
+
+    numbers: Mapping[str, Number]
+    samples: Sequence[float] = ()
+    """The time of each iteration in us, without warm-up."""
+    num_skipped: int = 0
+
+    def get(self, name: str) -> Number | None:
+        return self.numbers.get(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The results of one message size. None is a column that the table does not have."""
+
+    place: str
+    size: int
+    type: str
+    count: int | None = None
+    redop: str | None = None
+    root: int | None = None
+    measurements: Mapping[str, Measurement]
+    iterations: int | None = None
+
+
+class RankLine(NamedTuple):
+    """The line of a rank before a table."""
+
+    place: str
+    rank: int
+    group: int
+    pid: str
+    host: str
+
+
+@dataclass(kw_only=True)
+class LogHeader:
+    """The facts that are printed before a table."""
+
+    program: str = ""
+    version: str | None = None
+    nccl: str | None = None
+    mode: str = "pipelined"
+    repeated_placement: str = ""
+    """A placement whose numbers were not measured, in an export of parbench."""
+    is_reversed: bool = False
+    """Whether the columns in place come first."""
+    rank_lines: list[RankLine] = field(default_factory=list)
+    num_json_ranks: int | None = None
+    json_hosts: list[str] = field(default_factory=list)
+    export_fields: dict[str, str] = field(default_factory=dict)
+    """The facts and parameters that parbench adds to its export."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    average_busbw: Number | None = None
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host names, each once."""
+        names = [*self.json_hosts, *(line.host for line in self.rank_lines)]
+        return [host for host in dict.fromkeys(names) if host != UNKNOWN]
+
+    @property
+    def num_listed_ranks(self) -> int | None:
+        """The number of ranks that the file lists, None if it lists none."""
+        return len(self.rank_lines) or self.num_json_ranks
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of all ranks, which is larger than that of a group."""
+        world = self.export_fields.get("world", "")
+        return int(world) if world.isdecimal() else self.num_listed_ranks
+
+    @property
+    def method(self) -> str:
+        """The method by which times were computed."""
+        if self.export_fields:
+            return f"exported by parbench {self.export_fields['parbench']}"
+        version = self.version or "of unknown version"
+        return f"mean over iterations and ranks, nccl-tests {version}"
+
+    def list_groups(self) -> list[list[int]]:
+        """Return the ranks of each group by its number, from NCCL_TESTS_SPLIT.
+
+        Raises ``UserError`` if a rank occurs twice or is missing, or if groups differ in size.
+        """
+        self._check_ranks()
+        groups: dict[int, list[int]] = {}
+        for line in self.rank_lines:
+            groups.setdefault(line.group, []).append(line.rank)
+        sizes = {len(ranks) for ranks in groups.values()}
+        if len(sizes) > 1:
+            place = self.rank_lines[0].place
+            counts = format_list(sorted(sizes), "and")
+            raise UserError(f"{place}: groups of {counts} ranks cannot be imported together")
+        return [sorted(groups[number]) for number in sorted(groups)]
+
+    def _check_ranks(self) -> None:
+        numbers = [line.rank for line in self.rank_lines]
+        is_per_group = len(set(numbers)) < len(numbers) and 0 < len(
+            {line.group for line in self.rank_lines if line.rank == 0}
+        ) == numbers.count(0)
+        seen: dict[tuple[int, int], RankLine] = {}
+        for line in self.rank_lines:
+            key = line.rank, line.group if is_per_group else 0
+            if key in seen:
+                first = seen[key]
+                processes = f"{first.host} pid {first.pid}, {line.host} pid {line.pid}"
+                raise UserError(
+                    f"{line.place}: rank {line.rank} occurs twice ({processes}), so several jobs "
+                    f"wrote this log and their rows cannot be separated. {REBUILD_HINT}"
+                )
+            seen[key] = line
+        missing = sorted(set(range(max(numbers, default=-1) + 1)) - set(numbers))
+        if missing:
+            ranks = format_list(missing[:3], "and")
+            raise UserError(f"{self.rank_lines[-1].place}: no line lists rank {ranks}")
+
+
+def parse_printed(text: str) -> Number | None:
+    """Return a printed number, None if it is N/A. Raises ``ValueError`` for other text."""
+    if text.lower() in ("n/a", "nan", "-nan", "inf"):
+        return None
+    value = float(text)
+    if not math.isfinite(value):
+        return None
+    exponent = Decimal(text).as_tuple().exponent
+    return Number(value, 0.5 * 10.0 ** int(exponent))
+
+
+def convert_table(
+    header: LogHeader, source: str, nproc: int | None
+) -> tuple[list[ImportedResult], list[str]]:
+    """Return the results of a table, and sentences about its rows that contradict themselves.
+
+    Raises ``UserError`` if the operation or the number of ranks is unknown, or if no row is
+    consistent.
+    """
+    groups = header.list_groups()
+    place = header.rows[0].place
+    group_size = len(groups[0]) if groups else header.num_listed_ranks
+    if group_size is None and nproc is None:
+        raise UserError(_describe_unknown_ranks(header, source, place))
+    num_ranks = resolve_num_ranks(group_size, None if len(groups) > 1 else nproc, place)
+    notes: list[str] = []
+    operation = _find_operation(header, source, num_ranks, notes)
+    params: dict[str, Value] = {}
+    if len(groups) > 1:
+        params = _describe_groups(groups)
+    results: list[ImportedResult] = []
+    contradictions: list[str] = []
+    fitting_ranks = list_fitting_ranks(header.rows, operation)
+    is_other_world = bool(fitting_ranks) and num_ranks not in fitting_ranks
+    for row in header.rows:
+        contradiction = None
+        if not header.export_fields:  # Parbench exports medians, of each column by itself.
+            contradiction = find_contradiction(row, operation, num_ranks)
+        if contradiction:
+            contradictions.append(f"{row.place}: {contradiction}")
+        if is_other_world or not contradiction:
+            results += _make_results(header, row, operation, num_ranks, params, is_other_world)
+    if contradictions and is_other_world:
+        contradictions[0] += _describe_other_world(num_ranks, fitting_ranks)
+    if contradictions and not results:
+        raise UserError(contradictions[0])
+    if num_ranks == 1:
+        notes.append(f"1 rank transfers nothing, so bus bandwidths are 0. {REBUILD_HINT}")
+    return results, [*notes, *contradictions, *_check_average(header)]
+
+
+def _describe_unknown_ranks(header: LogHeader, source: str, place: str) -> str:
+    problem = f"{place}: {source} does not state the number of ranks: add --nproc N"
+    operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
+    if operation is None:
+        return problem
+    fitting = list_fitting_ranks(header.rows, operation)
+    if len(fitting) == 1:
+        return f"{problem}. The printed numbers agree only with --nproc {fitting[0]}"
+    return problem
+
+
+def _find_operation(
+    header: LogHeader, source: str, num_ranks: int, notes: list[str]
+) -> OperationSpec:
+    """Return the operation by the program's name, otherwise the only one that explains the rows."""
+    if header.program:
+        operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
+        if operation is None:
+            programs = format_list(PROGRAMS.values(), "and")
+            raise UserError(
+                f"{header.rows[0].place}: {header.program} has no equivalent case; "
+                f"the programs with one are {programs}"
+            )
+        return operation
+    candidates = [
+        OPERATIONS_BY_NAME[name]
+        for name in PROGRAMS
+        if _explains_rows(OPERATIONS_BY_NAME[name], header.rows, num_ranks)
+    ]
+    file_name = PurePath(source).name.lower().replace("_", "")
+    named = [spec for spec in candidates if spec.short_name.replace("_", "") in file_name]
+    if len(candidates) > 1 and named:
+        candidates = [max(named, key=lambda spec: len(spec.short_name))]
+    if len(candidates) == 1:
+        program = PROGRAMS[candidates[0].short_name]
+        notes.append(f"the file does not name its program: the columns are those of {program}")
+        return candidates[0]
+    programs = [PROGRAMS[spec.short_name] for spec in candidates]
+    cause = f"it may be {format_list(programs)}" if programs else "its numbers fit none"
+    example = programs[0] if programs else "all_reduce_perf"
+    raise UserError(
+        f"{header.rows[0].place}: the file does not name the program of nccl-tests: {cause}. "
+        f"Add the line '# Collective test starting: {example}' before the table"
+    )
+
+
+def _explains_rows(operation: OperationSpec, rows: Sequence[Row], num_ranks: int) -> bool:
+    """Return True if the columns of the rows and their numbers are those of an operation."""
+    is_rooted = operation.short_name in _ROOTED
+    for row in rows:
+        has_root = row.root is not None and row.root >= 0
+        is_reduction = row.redop not in (None, "none")
+        if has_root != is_rooted or is_reduction != operation.is_reduction:
+            return False
+        if find_contradiction(row, operation, num_ranks):
+            return False
+    return True
+
+
+def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[int]:
+    """Return the numbers of ranks with which the numbers of all rows agree."""
+    fitting = list(range(2, _MAX_GUESSED_RANKS))
+    for row in rows:
+        fitting = [ranks for ranks in fitting if not find_contradiction(row, operation, ranks)]
+    return fitting
+
+
+def _describe_other_world(num_ranks: int, fitting_ranks: Sequence[int]) -> str:
+    """Return a sentence about bandwidths that are those of another number of ranks."""
+    fitting = f"{fitting_ranks[0]} ranks"
+    if len(fitting_ranks) > 1:
+        fitting = f"{fitting_ranks[0]} to {fitting_ranks[-1]} ranks"
+    return (
+        f". The numbers of all rows agree with {fitting}, but the file lists {num_ranks}: "
+        "lines may be missing. Bus bandwidths are as printed"
+    )
+
+
+def find_contradiction(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
+    """Return a sentence about numbers of a row that contradict each other, None if they agree."""
+    if row.redop == "none" and operation.is_reduction:
+        return f"redop is none, but {operation.short_name} reduces"
+    return _check_count(row, operation, num_ranks) or _check_rates(row, operation, num_ranks)
+
+
+def _check_count(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
+    dtype = DTYPES.get(_DTYPES.get(row.type, ""))
+    if row.count is None or dtype is None or operation.short_name == "all_to_all_v":
+        return None
+    shards = num_ranks if operation.sharded else 1
+    expected = row.count * dtype.itemsize * shards
+    if expected == row.size:
+        return None
+    ranks = f" for each of {num_ranks} ranks" if operation.sharded else ""
+    return (
+        f"the size is {row.size} B, but {row.count} elements of {row.type}{ranks} are {expected} B"
+    )
+
+
+def _check_rates(row: Row, operation: OperationSpec, num_ranks: int) -> str | None:
+    factor = operation.busbw.compute(num_ranks) if operation.busbw else 1.0
+    for placement, measurement in row.measurements.items():
+        time, algbw, busbw = map(measurement.get, ("time", *RATES))
+        if time is None:
+            continue
+        low = row.size / (time.high * MICRO) / GIGA
+        high = row.size / (time.low * MICRO) / GIGA if time.low else math.inf
+        name = placement.replace("_", "-")
+        # Until 2020 nccl-tests printed busbw also as the algbw of sharded operations.
+        is_old_algbw = operation.sharded and algbw == busbw
+        if algbw and not is_old_algbw and not _overlaps(algbw, low, high):
+            return (
+                f"{name} algbw {algbw.value:g} GB/s contradicts {row.size} B "
+                f"in {time.value:g} us, which are {low:.4g} GB/s"
+            )
+        if algbw and not is_old_algbw:
+            low, high = max(low, algbw.low), min(high, algbw.high)
+        if busbw and not _overlaps(busbw, factor * low, factor * high):
+            return (
+                f"{name} busbw {busbw.value:g} GB/s contradicts {factor * low:.4g} GB/s, "
+                f"which {operation.short_name} on {pluralize(num_ranks, 'rank')} implies"
+            )
+    return None
+
+
+def _overlaps(printed: Number, low: float, high: float) -> bool:
+    return printed.high >= low * (1 - _RATE_TOLERANCE) and printed.low <= high * (
+        1 + _RATE_TOLERANCE
+    )
+
+
+def _check_average(header: LogHeader) -> Iterator[str]:
+    """Yield a sentence if the printed average is not that of the rows."""
+    average = header.average_busbw
+    rates = [
+        measurement.get("busbw") for row in header.rows for measurement in row.measurements.values()
+    ]
+    if average is None or not rates or None in rates or header.export_fields:
+        return
+    low = sum(rate.low for rate in rates if rate) / len(rates)
+    high = sum(rate.high for rate in rates if rate) / len(rates)
+    if not _overlaps(average, low, high):
+        yield (
+            f"the file states an average busbw of {average.value:g} GB/s, "
+            f"but that of its rows is {(low + high) / 2:.4g} GB/s: rows may be missing"
+        )
+
+
+def _describe_groups(groups: Sequence[Sequence[int]]) -> dict[str, Value]:
+    """Return the parameters of groups that ran at once."""
+    num_ranks = sum(map(len, groups))
+    size = len(groups[0])
+    for text in (f"strided:{size}", f"contiguous:{size}"):
+        if sorted(form_groups(text, num_ranks)) == sorted(map(tuple, groups)):
+            return {"group": text, "concurrent": True}
+    return {"concurrent": True}
+
+
+def _make_results(
+    header: LogHeader,
+    row: Row,
+    operation: OperationSpec,
+    num_ranks: int,
+    group_params: Mapping[str, Value],
+    is_other_world: bool,
+) -> Iterator[ImportedResult]:
+    """Yield the results of a row by placement.
+
+    If ``is_other_world``, bus bandwidths are as printed, because the number of ranks is in doubt.
+    """
+    params = {**_make_params(header, row, operation), **group_params}
+    for placement, measurement in row.measurements.items():
+        if placement == header.repeated_placement or not measurement.numbers:
+            continue
+        printed = {name: number.value for name, number in measurement.numbers.items()}
+        for name, value in printed.items():
+            if value < 0:
+                raise UserError(f"{row.place}: {name} {value:g} at {row.size} B is negative")
+        num_wrong = printed.get("#wrong", 0.0)
+        if not num_wrong.is_integer():
+            raise UserError(f"{row.place}: #wrong {num_wrong:g} is not a whole number")
+        rates = {name: printed[name] * GIGA for name in RATES if name in printed}
+        is_old_algbw = operation.sharded and printed.get("algbw") == printed.get("busbw")
+        if is_old_algbw or is_other_world:
+            rates.pop("algbw", None)
+        steps = [2 * measurement.numbers[name].half_step for name in rates]
+        time = printed.get("time")
+        yield ImportedResult(
+            name=operation.name,
+            params={**params, "placement": placement},
+            group_size=None if header.world_size in (num_ranks, None) else num_ranks,
+            metrics=make_metrics(
+                operation,
+                num_ranks,
+                row.size,
+                None if time is None else time * MICRO,
+                header.method,
+                rates,
+                0.0 if is_other_world else max(steps, default=0.0) * GIGA,
+            ),
+            check=_make_check(row, printed),
+            samples=[sample * MICRO for sample in measurement.samples],
+            iterations=row.iterations,
+            printed=printed,
+            notes=_make_notes(row, measurement.num_skipped),
+        )
+
+
+def _make_check(row: Row, printed: Mapping[str, float]) -> Check:
+    if "#wrong" in printed:
+        num_wrong = int(printed["#wrong"])
+        return Check(passed=num_wrong == 0, wrong=num_wrong)
+    if "error" in printed:
+        return Check(passed=printed["error"] <= _MAX_ERRORS.get(row.type, 0.0))
+    return Check()
+
+
+def _make_params(header: LogHeader, row: Row, operation: OperationSpec) -> dict[str, Value]:
+    params: dict[str, Value] = {
+        "size_bytes": row.size,
+        "dtype": _DTYPES.get(row.type, row.type),
+        "mode": header.mode,
+    }
+    if operation.is_reduction and row.redop is not None:
+        params["redop"] = _REDOPS.get(row.redop, row.redop)
+    if row.root is not None and row.root >= 0:
+        params["root"] = row.root
+    for name, text in header.export_fields.items():
+        if name not in _EXPORT_FACTS:
+            params[name] = text
+    return params
+
+
+def _make_notes(row: Row, num_skipped: int) -> list[str]:
+    notes = []
+    if row.size == 0:
+        notes.append("size 0: nccl-tests rounds the share of each rank down to 16 bytes")
+    if num_skipped:
+        notes.append(f"the first {num_skipped} iterations are warm-up, by --per_iter_skip")
+    return notes

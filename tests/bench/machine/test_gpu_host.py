@@ -1,0 +1,128 @@
+"""The kernel's files show what slows GPUs and NICs, and the CPUs and NICs next to a GPU."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from parbench.bench.machine import gpu_host
+from parbench.bench.machine.doctor import examine_gpu_host
+from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.gpu_host import GpuHost, choose_gpu_cpus, inspect_gpu_host
+from tests.support.trees import write_tree
+
+DEVICES = "sys/bus/pci/devices"
+GPU_ADDRESSES = ("0000:19:00.0", "0000:9a:00.0")
+GPUS = tuple(Gpu(pci_address=address) for address in GPU_ADDRESSES)
+GOOD = GpuHost(
+    numa_balancing=False,
+    iommu_translates=False,
+    acs_bridges=(),
+    nics=("mlx5_0",),
+    has_peer_memory=True,
+    locked_bytes=gpu_host._UNLIMITED,
+    open_files=1 << 20,
+    xids=(),
+    nics_by_gpu=("mlx5_0 (same PCIe switch)",),
+)
+
+
+@pytest.mark.parametrize(
+    ("topic", "change", "fact"),
+    [
+        ("open files", {"open_files": 1024}, "1024"),
+        ("numa balancing", {"numa_balancing": True}, "on"),
+        ("iommu", {"iommu_translates": True}, "on"),
+        ("acs", {"acs_bridges": ("0000:15:01.0",)}, "0000:15:01.0"),
+        ("memlock", {"locked_bytes": 1 << 26}, "0.06 GiB"),
+        ("peer memory", {"has_peer_memory": False}, "off"),
+        ("gpu errors", {"xids": ("0000:19:00: 79",)}, "Xid 0000:19:00: 79"),
+    ],
+)
+def test_bad_setting_of_a_gpu_host_disturbs(
+    topic: str, change: dict[str, Any], fact: str
+) -> None:
+    assert not any(finding.disturbs for finding in examine_gpu_host(GOOD))
+    [finding] = [bad for bad in examine_gpu_host(replace(GOOD, **change)) if bad.disturbs]
+    assert finding.topic == topic
+    assert fact in finding.facts
+    assert finding.fix
+
+
+def write_device(root: Path, path: str, files: dict[str, str]) -> None:
+    """Write a device below its PCI root, with a link by its address as the kernel has it."""
+    folder = root / "sys/devices" / path
+    folder.mkdir(parents=True)
+    write_tree(folder, files)
+    link = root / DEVICES / folder.name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(folder)
+
+
+def add_nic(root: Path, name: str, path: str) -> None:
+    write_device(root, path, {"numa_node": "1\n"})
+    folder = root / "sys/class/infiniband" / name
+    folder.mkdir(parents=True)
+    (folder / "device").symlink_to(root / "sys/devices" / path)
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path) -> Path:
+    """A host with a GPU on each NUMA node, a NIC at the switch of the first one, and errors."""
+    switch = "pci0000:15/0000:15:01.0/0000:16:00.0"
+    first, second = GPU_ADDRESSES
+    write_device(tmp_path, f"{switch}/0000:17:00.0/{first}", {"local_cpulist": "0-1\n"})
+    other_root = "pci0000:97/0000:97:01.0"
+    files = {"local_cpulist": "2-3\n", "numa_node": "1\n"}
+    write_device(tmp_path, f"{other_root}/{second}", files)
+    add_nic(tmp_path, "mlx5_0", f"{switch}/0000:17:01.0/0000:18:00.0")
+    (tmp_path / DEVICES / first / "iommu_group").mkdir()
+    kernel_files = {
+        f"{DEVICES}/{first}/iommu_group/type": "DMA-FQ\n",
+        "proc/sys/kernel/numa_balancing": "1\n",
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module\n",
+        "dev/kmsg": "6,1,0,-;usb 1\n4,2,0,-;NVRM: Xid (PCI:0000:19:00): 79, pid=1\n",
+    }
+    write_tree(tmp_path, kernel_files)
+    header = (0x0D | 1 << 16).to_bytes(4, "little")
+    config = bytes(0x100) + header + bytes(2) + (0x1D).to_bytes(2, "little") + bytes(64)
+    bridge = tmp_path / DEVICES / "0000:15:01.0"
+    write_tree(bridge, {"class": "0x060400\n"})
+    (bridge / "config").write_bytes(config)
+    return tmp_path
+
+
+def test_host_is_read_from_files(two_gpus: Path) -> None:
+    host = inspect_gpu_host(GPUS, two_gpus)
+    assert host == GpuHost(
+        numa_balancing=True,
+        iommu_translates=True,
+        acs_bridges=("0000:15:01.0",),
+        nics=("mlx5_0",),
+        has_peer_memory=False,
+        locked_bytes=host.locked_bytes,
+        open_files=host.open_files,
+        xids=("0000:19:00: 79",),
+        nics_by_gpu=("mlx5_0 (same PCIe switch)", "mlx5_0 (same NUMA node)"),
+    )
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert host.open_files == (gpu_host._UNLIMITED if hard_limit == -1 else hard_limit)
+    write_tree(two_gpus, {"sys/module/nvidia_peermem/version": "1"})
+    assert inspect_gpu_host(GPUS, two_gpus).has_peer_memory
+
+
+def test_nothing_is_known_without_files(tmp_path: Path) -> None:
+    findings = examine_gpu_host(inspect_gpu_host((Gpu(),), tmp_path))
+    known = {finding.topic for finding in findings if finding.facts != "-"}
+    assert known == {"open files"}
+
+
+def test_ranks_use_the_cores_of_their_gpu(
+    two_gpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_host, "get_affinity", lambda: frozenset({0, 2, 3}))
+    assert choose_gpu_cpus(GPUS, 3, two_gpus) == ((0,), (2, 3), (0,))
+    monkeypatch.setattr(gpu_host, "get_affinity", lambda: frozenset({0}))
+    assert choose_gpu_cpus(GPUS, 2, two_gpus) == (), "not to bind some ranks only"
