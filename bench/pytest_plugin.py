@@ -27,7 +27,6 @@ OPTIONS = (
     "device",
     "preset",
     "timeout",
-    "target",
     "group",
     "mesh",
 )
@@ -40,8 +39,8 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
 
     Example: ``parbench("all_reduce", mode="blocking", size_bytes="1M", nproc=2)``.
 
-    The arguments are the name of a case, its parameters, and options of ``parbench run``: nproc,
-    repetitions, budget, backend, device, preset, timeout, target, group and mesh. The result is one
+    The arguments are the name of a case or ``module:function``, its parameters, and options of ``parbench run``: nproc,
+    repetitions, budget, backend, device, preset, timeout, group and mesh. The result is one
     record for each repetition that the budget allowed. The test fails if the case fails, hangs,
     computes wrongly, cannot run here or was not measured at all.
     """

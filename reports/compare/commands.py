@@ -13,9 +13,9 @@ from parbench.reports.options import COMPARE_FORMATS, runs_option, unknown_optio
 
 _AB_EXAMPLES = """\b
 Examples:
-  parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- --only all_reduce --sizes 1M:64M:x4
-  parbench ab --a OMP_NUM_THREADS=1 --b OMP_NUM_THREADS=2 --budget 5m -- --only ddp
-  parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- --only fsdp
+  parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- all_reduce --sizes 1M:64M:x4
+  parbench ab --a OMP_NUM_THREADS=1 --b OMP_NUM_THREADS=2 --budget 5m -- ddp
+  parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- fsdp
 
 \b
 Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be compared, or undecided with
@@ -24,7 +24,7 @@ Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be comp
 
 _AA_EXAMPLES = """\b
 Examples:
-  parbench aa -- --only all_reduce --sizes 1M:64M:x4
+  parbench aa -- all_reduce --sizes 1M:64M:x4
   parbench aa --repetitions 10 --budget 30m -- --preset smoke
   parbench compare BASE NEW                                     uses the thresholds
 
