@@ -337,7 +337,7 @@ def doctor(hooks: AppHooks, /, *, form: str, selftest: bool, nproc: int | None) 
 
 _CHECK_EXAMPLES = """\b
 Examples:
-  parbench check                          this host, in under a minute
+  parbench check                          this host, in about a minute
   parbench check --hosts n1,n2,n3         several over ssh, at the same time
   parbench check --inject slow:1:20%      does it name a slow device?
   parbench slurm screen --nodes 64        every node of a Slurm cluster, and the links between them
@@ -354,7 +354,7 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
     type=click.IntRange(min=1),
     help="GPUs, or groups of cores; default: all GPUs, up to 8 groups.",
 )
-@click.option("--budget", metavar="TIME", default="40s", help="Time for all repetitions.")
+@click.option("--budget", metavar="TIME", default="60s", help="Time for all repetitions.")
 @click.option(
     "--timeout",
     metavar="TIME",
