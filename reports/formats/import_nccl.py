@@ -40,6 +40,8 @@ _REPEATED = re.compile(r"^# (in-place|out-of-place) repeats ")
 _AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)")
 _OUT_OF_BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)")
 _MEASURED = ("time", "algbw", "busbw", "#wrong", "error")
+_HEADINGS = {"size", "count", "type", "redop", "root", *_MEASURED}
+_MIN_HEADINGS = 4
 _REQUIRED = ("size", "type")
 _MAX_SENTENCES = 3
 _CELL = re.compile(r"-?[\d.]+(?:e[+-]?\d+)?|N/A|-?nan|inf", re.IGNORECASE)
@@ -104,8 +106,8 @@ class _TextReader:
         elif match := _LIBRARY.match(line):
             header.nccl = header.nccl or match[1]
         elif match := _EXPORTER.match(line):
-            words = [word.split("=", 1) for word in match[2].split() if "=" in word]
-            header.export_fields = {"parbench": match[1], **dict(words)}
+            pairs = [word.split("=", 1) for word in match[2].split() if "=" in word]
+            header.export_fields = {"parbench": match[1], **dict(pairs)}
             header.mode = header.export_fields.get("mode", header.mode)
         elif match := _REPEATED.match(line):
             header.repeated_placement = match[1].replace("-", "_")
@@ -183,7 +185,9 @@ class _TextReader:
 
 
 def _is_heading(words: Sequence[str]) -> bool:
-    return words[:1] == ["#"] and "time" in words and ("algbw" in words or "busbw" in words)
+    """Return True if a comment has several headings, so that a row can name a missing one."""
+    num_headings = len(_HEADINGS & set(words))
+    return words[:1] == ["#"] and num_headings >= _MIN_HEADINGS
 
 
 def _is_row(words: Sequence[str]) -> bool:

@@ -105,6 +105,11 @@ def parse_osu(text: str, source: str, nproc: int | None) -> ImportedRun:
     """
     benchmarks = _read_benchmarks(text, source)
     omissions = []
+    last_rows = benchmarks[-1].rows if benchmarks else []
+    last_line = text.count("\n") + 1
+    if last_rows and last_rows[-1][0] == f"{source}, line {last_line}":
+        last_rows.pop()
+        omissions.append(f"line {last_line}: it has no end, so its last number may be cut short")
     num_listed_ranks = None
     if all(benchmark.is_point_to_point for benchmark in benchmarks) and nproc is None:
         num_listed_ranks = 2 * max((benchmark.num_pairs for benchmark in benchmarks), default=1)

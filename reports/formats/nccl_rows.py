@@ -261,9 +261,9 @@ def _find_operation(
         program = PROGRAMS[candidates[0].short_name]
         notes.append(f"the file does not name its program: the columns are those of {program}")
         return candidates[0]
-    programs = format_list([PROGRAMS[spec.short_name] for spec in candidates], "or")
-    cause = f"it may be {programs}" if candidates else "its numbers fit none"
-    example = PROGRAMS[candidates[0].short_name] if candidates else "all_reduce_perf"
+    programs = [PROGRAMS[spec.short_name] for spec in candidates]
+    cause = f"it may be {format_list(programs)}" if programs else "its numbers fit none"
+    example = programs[0] if programs else "all_reduce_perf"
     raise UserError(
         f"{header.rows[0].place}: the file does not name the program of nccl-tests: {cause}. "
         f"Add the line '# Collective test starting: {example}' before the table"

@@ -80,6 +80,12 @@ def test_several_pairs_are_not_imported() -> None:
     assert "2 pairs at once" in run.omissions[0]
 
 
+def test_last_line_without_end_is_left_out() -> None:
+    run = parse_osu(OSU_CUDA + "2048    23.1", "f", 4)
+    assert len(run.results) == 1
+    assert "line 4" in run.omissions[0]
+
+
 def test_device_is_read_from_the_title() -> None:
     assert parse_osu(OSU_CUDA, "f", 4).device == "cuda"
     run = parse_osu(OSU + OSU_CUDA, "f", 4)
