@@ -99,7 +99,6 @@ def make_options(
         entries=tuple(entries),
         device=device,
         nproc=nproc,
-        allow_single=True,
         repetitions=MIN_REPETITIONS,
         budget=budget,
         timeout=timeout,

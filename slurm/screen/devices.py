@@ -41,7 +41,7 @@ def check_nodes(
     options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
     options += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]
     options += [f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
-    command = [*build_srun_command(environ, *options), *PARBENCH, "check", "--json"]
+    command = [*build_srun_command(environ, *options), *PARBENCH, "check", "--format=json"]
     command += ["--budget", f"{seconds:.0f}s", "--out", str(folder)]
     limit = seconds + OVERHEAD_SECONDS
     problem = f"no answer within {limit:.0f} s"
