@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from click.shell_completion import CompletionItem
 from parbench.bench.text import UserError
 
 RUNS_FOLDER = Path("runs")
+format_option = partial(
+    click.option, "--format", "form", show_default=True, help="The output format."
+)
 
 
 class GroupedCommand(click.Command):
@@ -31,7 +35,7 @@ class GroupedCommand(click.Command):
         records = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(param, click.Option):
                 records[param.name] = record
         for title, names in self.option_groups.items():
             with formatter.section(title):
@@ -40,7 +44,7 @@ class GroupedCommand(click.Command):
             formatter.write_dl(list(records.values()))
 
 
-class CaseName(click.ParamType):
+class CaseName(click.types.StringParamType):
     """The name of a case, a glob, or ``module:function`` for a custom step."""
 
     name = "case"
@@ -89,7 +93,7 @@ class RunPath(click.Path):
         return items or [CompletionItem(incomplete, type="dir")]
 
 
-class BranchName(click.ParamType):
+class BranchName(click.types.StringParamType):
     """The name of a branch in the history file."""
 
     name = "branch"

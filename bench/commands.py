@@ -17,8 +17,15 @@ from parbench.bench.choices import (
     DISTRIBUTIONS,
     LAUNCHERS,
     PRESET_NAMES,
+    RUN_FORMATS,
 )
-from parbench.bench.command_line import RUNS_FOLDER, CaseName, RunPath
+from parbench.bench.command_line import (
+    RUNS_FOLDER,
+    CaseName,
+    GroupedCommand,
+    RunPath,
+    format_option,
+)
 from parbench.bench.exit_codes import ExitCode
 from parbench.bench.text import UserError
 
@@ -32,9 +39,9 @@ class AppHooks:
 
     modules: Sequence[str]
     """The modules with definitions of cases."""
-    show_run: Callable[[Path, str, bool, Path | None], int]
-    """Prints a run in one of ``FORMATS``, with all tables or the first page, and how it meets a
-    file of limits. Returns the exit code."""
+    show_run: Callable[[Path, str, Path | None], int]
+    """Prints a run as ``tables``, ``verdicts`` or ``nccl-tests``, and how it meets a file of
+    limits. Returns the exit code."""
     compute_exit_code: Callable[[Path, Path | None], int]
     """Prints how a run meets a file of limits, and returns the exit code."""
     write_report: Callable[[Sequence[Path], Path], None]
@@ -43,48 +50,52 @@ class AppHooks:
     """Returns a plan in a form of reports, or as ``tables``."""
 
 
-FORMATS = ("tables", "nccl-tests")
 _NCCL_TESTS_OVERRIDES = {"mode": "pipelined", "placement": "out_of_place,in_place"}
+_RUN_OPTIONS = {
+    "What to measure": ("preset", "settings", "sizes", "dtype", "mesh", "group", "cases_file"),
+    "How long": ("repetitions", "budget", "timeout", "resume"),
+    "Ranks": ("nproc", "device", "backend", "launcher", "nodes", "distribution"),
+    "Output": ("form", "quiet", "out", "limits", "link"),
+}
 _RUN_EXAMPLES = """\b
 Examples:
-  parbench run                                        measure this node, in under 2 min
-  parbench run --preset smoke --only 'collective.*'
-  parbench run --only all_reduce --sizes 1M           one operation at one size, in 10 s
-  parbench run --only all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
-  parbench run --only ddp --set layers=2,4 --repetitions 3
-  parbench run --only 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
-  parbench run --only hybrid --mesh dp=2,pp=2,tp=2    one step on a mesh of 8 ranks
-  parbench run --only all_reduce --inject late:1:3ms
-  parbench run --only all_reduce --sizes 1K:64M:x4 --format nccl-tests
-  parbench run --launcher srun --nodes 4 --ntasks-per-node 8    within an allocation
-  parbench run --target mypackage.mystep:prepare      a custom step
-  parbench run --only ddp --limits limits.toml      exit code 1 if a metric exceeds its limit
+  parbench run                                      measure this node, in under 2 min
+  parbench run --preset smoke 'collective.*'
+  parbench run all_reduce --sizes 1M                one operation at one size, in 10 s
+  parbench run all_reduce ddp p2p.sendrecv          several cases
+  parbench run all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
+  parbench run ddp --set layers=2,4 --repetitions 3
+  parbench run 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
+  parbench run hybrid --mesh dp=2,pp=2,tp=2         one step on a mesh of 8 ranks
+  parbench run all_reduce --sizes 1K:64M:x4 --format nccl-tests
+  parbench run --launcher srun --nodes 4 --nproc 8  8 ranks on each of 4 nodes
+  parbench run mypackage.mystep:prepare             a custom step
+  parbench run ddp --limits limits.toml             exit code 1 if a metric exceeds its limit
   parbench run --resume runs/20260101T000000Z-host-1a2b3c
 
 \b
-Exit codes: 0 fine; 1 a wrong result, or a limit that is not met; 2 bad input; 3 a limit that is undecided;
-4 something did not run.
+Exit codes: 0 fine; 1 a wrong result, or a limit that is not met; 2 bad input;
+3 a limit that is undecided; 4 something did not run.
 """
 limits_option = click.option(
     "--limits",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help='Check the limits in this TOML file, such as "workload.ddp" = { exposed_fraction = "<=10%" }.',
+    help='Check limits of a TOML file, such as "workload.ddp" = { exposed_fraction = "<=10%" }.',
 )
 
 
-@click.command(epilog=_RUN_EXAMPLES, context_settings={"show_default": True})
+@click.command(
+    cls=GroupedCommand,
+    option_groups=_RUN_OPTIONS,
+    epilog=_RUN_EXAMPLES,
+    context_settings={"show_default": True},
+)
 @click.argument("cases", metavar="[CASE]...", nargs=-1, type=CaseName())
 @click.option(
     "--preset",
     type=click.Choice(PRESET_NAMES),
-    help="smoke (90 s), node (under 2 min; the default without --only) or full (10 min).",
-)
-@click.option(
-    "--only",
-    multiple=True,
-    hidden=True,
-    help="Deprecated.",
+    help="Cases and duration: 90 s, under 2 min or 10 min. Default without CASE: node.",
 )
 @click.option(
     "--set",
@@ -96,21 +107,28 @@ limits_option = click.option(
 @click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")
 @click.option("--dtype", help="Short for --set dtype=: float32, bfloat16, ...")
 @click.option(
-    "--nproc",
-    type=int,
-    help="Ranks on this node; default: the mesh's, one per GPU, or one per core up to 8.",
+    "--mesh",
+    metavar="AXIS=SIZE,...",
+    help="Mesh of the training step, outermost axis first: dp=2,tp=4. ep and etp lie inside other "
+    "axes. With --group: mesh of the groups.",
 )
 @click.option(
-    "--backend", type=click.Choice(BACKENDS), help="Default: nccl on GPUs, otherwise gloo."
+    "--group",
+    help="Groups of ranks: a mesh axis, node, across, pairs, contiguous:K or strided:K.",
 )
 @click.option(
-    "--device", type=click.Choice(DEVICES), help="Default: cuda where there are two GPUs."
+    "--cases",
+    "cases_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="TOML or JSON file of cases, and of: preset, nproc, backend, device, repetitions, budget, "
+    "timeout.",
 )
 @click.option(
     "--repetitions",
     type=int,
-    help="Number of times that all ranks are restarted: the repetitions behind the intervals. "
-    "Default: the preset's, 3 for named cases.",
+    help="Restarts of all ranks, from which intervals are computed. Default: the preset's, 3 or 5 "
+    "for named cases.",
 )
 @click.option(
     "--budget",
@@ -119,90 +137,49 @@ limits_option = click.option(
 )
 @click.option("--timeout", metavar="TIME", help="Time after which a case counts as hung.")
 @click.option(
-    "--allow-single",
-    is_flag=True,
-    help="Allow --nproc 1, where nothing is communicated.",
+    "--resume", type=RunPath(), metavar="RUN", help="Continue a run: measure what it lacks."
+)
+@click.option(
+    "--nproc",
+    type=int,
+    help="Ranks on each node. Default: the mesh's, one per GPU, or one per core up to 8.",
+)
+@click.option(
+    "--device", type=click.Choice(DEVICES), help="Default: cuda where there are two GPUs."
+)
+@click.option(
+    "--backend", type=click.Choice(BACKENDS), help="Default: nccl on GPUs, otherwise gloo."
 )
 @click.option(
     "--launcher",
     type=click.Choice(LAUNCHERS),
     default="local",
-    help="What starts the ranks: parbench on this node, or srun on a Slurm allocation's nodes.",
+    help="What starts the ranks: parbench on this node, or srun in a Slurm allocation.",
 )
 @click.option(
     "--nodes",
-    type=int,
-    help="With srun: number of nodes; default: all of the allocation.",
-)
-@click.option(
-    "--ntasks-per-node",
-    type=int,
-    help="With srun: ranks on each node; default: the allocation's.",
+    metavar="NUMBER|NODES",
+    help="With srun: number of nodes, or nodes such as n1,n[3-4]. Default: the allocation's.",
 )
 @click.option(
     "--distribution",
     type=click.Choice(DISTRIBUTIONS),
     help="With srun: block fills a node first. Default: block.",
 )
-@click.option(
-    "--nodelist",
-    metavar="NODES",
-    help="With srun: these nodes of the allocation, as n1,n[3-4].",
+@click.option("--inject", hidden=True, help="Disturb a rank: late:1:3ms, slow:1:10%, corrupt:1.")
+@format_option(
+    type=click.Choice(RUN_FORMATS),
+    default="tables",
+    help="What to print. json: a line for each record. nccl-tests: its modes and placements, "
+    "unless set.",
 )
-@click.option(
-    "--mesh",
-    metavar="AXIS=SIZE,...",
-    help="Arrange the ranks as a mesh, outermost axis first: dp=2,tp=4. With --group: its axes are "
-    "groups of ranks. Without: the mesh of the training step that --only names; ep and etp lie "
-    "inside other axes.",
-)
-@click.option(
-    "--group",
-    help="Groups of ranks: a mesh axis, node, across, pairs, contiguous:K or strided:K.",
-)
-@click.option(
-    "--inject",
-    metavar="WHAT",
-    help="Disturb a rank as a test: late:1:3ms, slow:1:10% or corrupt:1.",
-)
+@click.option("-q", "--quiet", is_flag=True, help="Print only the verdicts and the run's folder.")
+@click.option("--out", type=click.Path(path_type=Path), default=RUNS_FOLDER, help="Where runs go.")
+@limits_option
 @click.option(
     "--link",
     metavar="SPEED",
-    help="The links' speed, such as 400Gbit; efficiency is printed against it.",
-)
-@click.option("--target", hidden=True, help="Deprecated.")
-@click.option(
-    "--plan",
-    "plan_file",
-    type=click.Path(path_type=Path),
-    help="A TOML or JSON file of cases, and of: preset, nproc, backend, device, repetitions, budget, timeout.",
-)
-@limits_option
-@click.option("--out", type=click.Path(path_type=Path), default=RUNS_FOLDER, help="Where runs go.")
-@click.option(
-    "--resume",
-    type=RunPath(),
-    metavar="RUN",
-    help="Continue a run: measure what it lacks.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print records as JSON lines instead of tables.",
-)
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(FORMATS),
-    default="tables",
-    help="What to print. As nccl-tests: modes and placements are its own, unless set.",
-)
-@click.option(
-    "--all",
-    "show_all",
-    is_flag=True,
-    help="Print every table and row, not only the summary page.",
+    help="Speed of the links, such as 400Gbit. Efficiency is relative to it.",
 )
 @click.pass_obj
 def run(
@@ -210,14 +187,11 @@ def run(
     /,
     *,
     cases: tuple[str, ...],
-    only: tuple[str, ...],
-    target: str | None,
     limits: Path | None,
     out: Path,
     resume: Path | None,
-    as_json: bool,
-    output_format: str,
-    show_all: bool,
+    form: str,
+    quiet: bool,
     **options: Any,
 ) -> None:
     """Measure collectives, point-to-point and training steps.
@@ -230,29 +204,27 @@ def run(
     """
     from parbench.bench.launch.measure import run_options
     from parbench.bench.launch.processes import convert_sigterm_to_interrupt, exit_now
+    from parbench.bench.machine.slurm_allocation import parse_nodes
     from parbench.bench.plan.options import Options
 
     click.get_current_context().with_resource(convert_sigterm_to_interrupt())
-    if as_json and output_format != "tables":
-        problem = f"--json and --format {output_format} are different forms of the output"
-        raise UserError(f"{problem}: leave out one of them")
-    names = (*only, *cases)
-    targets = tuple(name for name in names if ":" in name)
-    if target is not None:
-        targets = (*targets, target)
+    nodes = options.pop("nodes", None)
     if resume is not None:
         # It has its own plan, whatever the defaults of the project are.
         options = {name: value for name, value in options.items() if _is_typed(name)}
+        nodes = nodes if _is_typed("nodes") else None
+    if nodes is not None:
+        options["nodes"], options["nodelist"] = parse_nodes(nodes)
     settings = list(options.pop("settings", ()))
     for option, name in (("sizes", "size_bytes"), ("dtype", "dtype")):
         text = options.pop(option, None)
         if text is not None:
             settings.append(f"{name}={text}")
     plan_options = Options(
-        only=tuple(name for name in names if ":" not in name),
-        targets=targets,
+        names=tuple(case for case in cases if ":" not in case),
+        targets=tuple(case for case in cases if ":" in case),
         settings=parse_settings(settings),
-        preset_overrides=_NCCL_TESTS_OVERRIDES if output_format == "nccl-tests" else {},
+        preset_overrides=_NCCL_TESTS_OVERRIDES if form == "nccl-tests" else {},
         **options,
     )
     path = run_options(
@@ -260,16 +232,18 @@ def run(
         hooks.modules,
         out=out,
         resume_path=resume,
-        as_json=as_json,
+        as_json=form == "json",
+        quiet=quiet,
         limits=limits,
     )
     if path is None:
         return
-    if as_json:
+    if form == "json":
         click.echo(path, err=True)
         code = hooks.compute_exit_code(path, limits)
     else:
-        code = hooks.show_run(path, output_format, show_all, limits)
+        shown = "verdicts" if quiet and form == "tables" else form
+        code = hooks.show_run(path, shown, limits)
     if "RANK" in os.environ:
         exit_now(code)
     sys.exit(code)
@@ -304,22 +278,24 @@ _LIST_EXAMPLES = """\b
 Examples:
   parbench list
   parbench list ddp
-  parbench list 'p2p.*' --markdown
+  parbench list 'p2p.*' --format markdown
 """
 
 
 @click.command("list", epilog=_LIST_EXAMPLES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, type=CaseName())
-@click.option("--markdown", is_flag=True, help="Print tables of names and parameters as Markdown.")
+@format_option(type=click.Choice(("tables", "markdown", "json")), default="tables")
 @click.pass_obj
-def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
+def list_cases(hooks: AppHooks, names: tuple[str, ...], form: str) -> None:
     """List what can be measured; with a name, its parameters."""
     from parbench.bench.plan import listing
     from parbench.bench.plan.cases import load_catalogue, select_definitions
 
     definitions = select_definitions(load_catalogue(hooks.modules), names)
-    if markdown:
+    if form == "markdown":
         text = listing.render_markdown(definitions)
+    elif form == "json":
+        text = listing.render_json(definitions)
     elif names:
         width = shutil.get_terminal_size((100, 24)).columns
         text = listing.render_details(definitions, width)
@@ -329,7 +305,7 @@ def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
 
 
 @click.command(epilog="Example: parbench doctor --selftest")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@format_option(type=click.Choice(("tables", "json")), default="tables")
 @click.option(
     "--selftest",
     is_flag=True,
@@ -337,7 +313,7 @@ def list_cases(hooks: AppHooks, names: tuple[str, ...], markdown: bool) -> None:
 )
 @click.option("--nproc", type=int, help="Ranks for --selftest; default: as parbench run.")
 @click.pass_obj
-def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | None) -> None:
+def doctor(hooks: AppHooks, /, *, form: str, selftest: bool, nproc: int | None) -> None:
     """Check this machine for disturbances of a measurement.
 
     Prints the hardware and settings, what disturbs, and how to fix it.
@@ -353,7 +329,7 @@ def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
     from parbench.bench.machine import doctor as doctor_module
 
     findings = doctor_module.examine_this_host(os.environ)
-    if as_json:
+    if form == "json":
         click.echo(msgspec.json.encode(findings))
     else:
         click.echo(doctor_module.render(findings))
@@ -361,7 +337,7 @@ def doctor(hooks: AppHooks, /, *, as_json: bool, selftest: bool, nproc: int | No
 
 _CHECK_EXAMPLES = """\b
 Examples:
-  parbench check                          this host, in under a minute
+  parbench check                          this host, in about a minute
   parbench check --hosts n1,n2,n3         several over ssh, at the same time
   parbench check --inject slow:1:20%      does it name a slow device?
   parbench slurm screen --nodes 64        every node of a Slurm cluster, and the links between them
@@ -378,7 +354,7 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
     type=click.IntRange(min=1),
     help="GPUs, or groups of cores; default: all GPUs, up to 8 groups.",
 )
-@click.option("--budget", metavar="TIME", default="40s", help="Time for all repetitions.")
+@click.option("--budget", metavar="TIME", default="60s", help="Time for all repetitions.")
 @click.option(
     "--timeout",
     metavar="TIME",
@@ -403,10 +379,10 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
     default=Path("runs/check"),
     help="Where runs go.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the check as one line of JSON.")
+@format_option(type=click.Choice(("tables", "json")), default="tables")
 @click.option(
     "-o",
-    "output",
+    "--output",
     type=click.Path(path_type=Path),
     help="Also write it to this file, as JSON.",
 )
@@ -417,7 +393,7 @@ def check(
     *,
     hosts: str | None,
     ssh: str,
-    as_json: bool,
+    form: str,
     output: Path | None,
     **options: Any,
 ) -> None:
@@ -458,5 +434,5 @@ def check(
     line = msgspec.json.encode(report)
     if output is not None:
         write_output(output, line + b"\n")
-    click.echo(line.decode() if as_json else text)
+    click.echo(line.decode() if form == "json" else text)
     sys.exit(code)

@@ -27,7 +27,6 @@ OPTIONS = (
     "device",
     "preset",
     "timeout",
-    "target",
     "group",
     "mesh",
 )
@@ -40,8 +39,8 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
 
     Example: ``parbench("all_reduce", mode="blocking", size_bytes="1M", nproc=2)``.
 
-    The arguments are the name of a case, its parameters, and options of ``parbench run``: nproc,
-    repetitions, budget, backend, device, preset, timeout, target, group and mesh. The result is one
+    The arguments are the name of a case or ``module:function``, its parameters, and options of ``parbench run``: nproc,
+    repetitions, budget, backend, device, preset, timeout, group and mesh. The result is one
     record for each repetition that the budget allowed. The test fails if the case fails, hangs,
     computes wrongly, cannot run here or was not measured at all.
     """
@@ -77,7 +76,7 @@ def make_timer(durations: Iterable[float]) -> Callable[[], float]:
 
 def build_options(case: str | None, arguments: Mapping[str, object]) -> list[str]:
     """Return the options of ``parbench run`` for the arguments of the fixture."""
-    options = [] if case is None else ["--only", case]
+    options = [] if case is None else [case]
     for name, value in arguments.items():
         if name in OPTIONS:
             options += [f"--{name}", str(value)]
@@ -89,7 +88,7 @@ def build_options(case: str | None, arguments: Mapping[str, object]) -> list[str
 def run_parbench(options: Sequence[str]) -> tuple[Record, ...]:
     """Return the records of ``parbench run``. The test fails if there is no run."""
     with tempfile.TemporaryDirectory(prefix="parbench-") as folder:
-        command = [*PARBENCH, "run", *options, "--out", folder, "--json"]
+        command = [*PARBENCH, "run", *options, "--out", folder, "--format=json"]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
         for path in Path(folder).glob("*/run.json"):
             return load_run(path.parent).records

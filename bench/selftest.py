@@ -29,7 +29,7 @@ class InjectionResult:
 def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[InjectionResult, ...]:
     """Measure an all_reduce undisturbed, then with each injection, and judge the records."""
     undisturbed = Options(
-        only=("all_reduce",),
+        names=("all_reduce",),
         settings={"size_bytes": "1M"},
         repetitions=1,
         budget="20s",

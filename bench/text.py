@@ -88,7 +88,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d{1,18})([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None:
         hint = "write a whole number of bytes with K, M, G or T (1024-based), such as 64K"
-        raise UserError(f"size {text!r} is not understood: {hint}")
+        raise UserError(f"size {text!r} is not understood", hint=hint)
     return int(match[1]) * _SIZE_FACTORS[match[2].upper()]
 
 
@@ -113,23 +113,25 @@ def _parse_range(text: str) -> list[int]:
     if len(parts) == 1:
         return [parse_size(text)]
     if len(parts) > 3:
-        raise UserError(f"sizes {text!r} are not understood: {_SIZES_HELP}")
+        raise UserError(f"sizes {text!r} are not understood", hint=_SIZES_HELP)
     first, last = parse_size(parts[0]), parse_size(parts[1])
     step = parts[2] if len(parts) == 3 else "x2"
     if first > last:
         bounds = f"{parts[0]} > {parts[1]}"
-        raise UserError(f"sizes {text!r} start above their end: {bounds}; {_SIZES_HELP}")
+        raise UserError(f"sizes {text!r} start above their end: {bounds}", hint=_SIZES_HELP)
     if step.startswith("+"):
         increment = parse_size(step[1:])
         if increment > 0:
             if (last - first) // increment >= _MAX_SIZES:
-                raise UserError(f"sizes {text!r} are more than {_MAX_SIZES}: write a larger step")
+                raise UserError(
+                    f"sizes {text!r} are more than {_MAX_SIZES}", hint="write a larger step"
+                )
             return list(range(first, last + 1, increment))
     factor = re.fullmatch(r"[xX](\d{1,18})", step, re.ASCII)
     if factor and int(factor[1]) > 1 and first > 0:
         return _list_geometric_sizes(first, last, int(factor[1]))
     problem = "neither xFACTOR (above 1, from a start above 0) nor +BYTES (above 0)"
-    raise UserError(f"sizes {text!r} have no usable step: {step!r} is {problem}; {_SIZES_HELP}")
+    raise UserError(f"sizes {text!r} have no usable step: {step!r} is {problem}", hint=_SIZES_HELP)
 
 
 def _list_geometric_sizes(first: int, last: int, factor: int) -> list[int]:
@@ -147,7 +149,7 @@ def parse_duration(text: str) -> float:
     seconds = float(match[1]) * _DURATION_FACTORS[match[2]] if match else 0.0
     if seconds <= 0:
         hint = "write a number above 0 with ms, s, m or h, such as 90s"
-        raise UserError(f"duration {text!r} is not understood: {hint}")
+        raise UserError(f"duration {text!r} is not understood", hint=hint)
     if seconds > _MAX_HOURS * 3600:
         raise UserError(f"duration {text!r} is more than {_MAX_HOURS}h")
     return seconds

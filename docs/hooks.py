@@ -1,6 +1,6 @@
 """Generated tables of the documentation: benchmarks, parameters, metrics and glossary.
 
-A page has a comment such as ``<!-- parbench list --markdown 'p2p.*' -->`` where a table belongs.
+A page has a comment such as ``<!-- parbench list --format markdown 'p2p.*' -->`` where a table belongs.
 """
 
 import re

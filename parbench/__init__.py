@@ -97,7 +97,7 @@ def figures(*runs: str | Path) -> "Mapping[str, Figure]":
 def step_of(
     model: Any, batch: Any, loss: Any, optimizer: Any, reference: Any = None
 ) -> "Benchmark":
-    """Return the step of a training loop as a benchmark for ``parbench run --target``.
+    """Return the step of a training loop as a benchmark for ``parbench run``.
 
     Args:
         model: The module as it trains: unwrapped, in DDP, after ``fully_shard`` or with DTensor parameters.

@@ -171,13 +171,13 @@ parbench measures how this machine communicates, and what that costs a training 
 All commands: parbench --help"""
 
 
-def _show(path: Path, form: str, show_all: bool, limits: Path | None) -> int:
+def _show(path: Path, form: str, limits: Path | None) -> int:
     from parbench.reports.history.baseline import judge_by_history
     from parbench.reports.render.show import show_run
     from parbench.reports.run_data import RunData
 
     data = RunData.load(path)
-    code = show_run(data, judge_by_history(data), form=form, show_all=show_all)
+    code = show_run(data, judge_by_history(data), form=form)
     return _check_limits(data, limits, code)
 
 

@@ -45,7 +45,7 @@ def _convert_table(place: str, table: object, command: click.Command) -> dict[st
         for name, value in table.items():
             tables[name] = _convert_table(f"{place}.{name}", value, command.commands[name])
         return tables
-    params = {}
+    params: dict[str, click.Option] = {}
     for param in command.params:
         if isinstance(param, click.Option) and not param.hidden:
             params |= {name.removeprefix("--"): param for name in param.opts if name[:2] == "--"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from parbench.bench.command_line import RunPath
+from parbench.bench.command_line import RunPath, format_option
 from parbench.bench.commands import limits_option
 from parbench.bench.text import format_list
 from parbench.reports.formats.registry import EXPORT_FORMATS, IMPORT_FORMATS, describe_exports
@@ -16,7 +16,6 @@ from parbench.reports.options import (
     FIGURE_FORMATS,
     REPORT_FORMATS,
     figure_option,
-    form_option,
     history_option,
     min_effect_option,
     runs_option,
@@ -74,7 +73,7 @@ def _split_formats(
     help="File to write. Default for html: report.html in the folder of the run, or in the current "
     "folder for several runs. Other formats go to standard output by default.",
 )
-@form_option(type=click.Choice(REPORT_FORMATS), default="html")
+@format_option(type=click.Choice(REPORT_FORMATS), default="html")
 @click.option(
     "--figures",
     metavar="FOLDER",
@@ -111,7 +110,8 @@ def report(
 @click.argument("run", type=RunPath())
 @click.option("--all", "show_all", is_flag=True, help="Print all tables with all rows.")
 @click.option("--watch", is_flag=True, help="Follow a run until it ends.")
-def show(run: Path, show_all: bool, watch: bool) -> None:
+@format_option(type=click.Choice(("tables", "json")), default="tables")
+def show(run: Path, show_all: bool, watch: bool, form: str) -> None:
     """Print the results of a run in the terminal.
 
     RUN is the folder of a run, latest, or the folder of a sweep. The exit code is that of the run:
@@ -121,8 +121,10 @@ def show(run: Path, show_all: bool, watch: bool) -> None:
         from parbench.reports.render.show import follow
 
         click.get_current_context().exit(follow(run, show_all=show_all))
-    from parbench.reports.render.show import show_again
+    from parbench.reports.render.show import build_report, show_again
 
+    if form == "json":
+        click.get_current_context().exit(build_report([run], form))
     click.get_current_context().exit(show_again(run, show_all=show_all))
 
 
@@ -168,7 +170,7 @@ def explain(
 @click.command(epilog=_COMPARE_EXAMPLES)
 @click.argument("base", type=RunPath())
 @click.argument("new", type=RunPath())
-@form_option(type=click.Choice(COMPARE_FORMATS), default="table")
+@format_option(type=click.Choice(COMPARE_FORMATS), default="tables")
 @_output_option(help="File to write, instead of standard output.")
 @min_effect_option
 @click.option(

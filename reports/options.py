@@ -7,7 +7,7 @@ import click
 
 REPORT_FORMATS = ("html", "markdown", "csv", "json")
 EXPLAIN_FORMATS = ("tables", "html", "markdown", "json")
-COMPARE_FORMATS = ("table", "markdown", "json", "junit")
+COMPARE_FORMATS = ("tables", "markdown", "json", "junit")
 FIGURE_FORMATS = ("png", "svg", "pdf")
 HISTORY_FILE = Path("runs/history.sqlite")
 
@@ -31,9 +31,6 @@ history_option = partial(
 )
 runs_option = partial(
     click.option, "--out", type=click.Path(file_okay=False, path_type=Path), show_default=True
-)
-form_option = partial(
-    click.option, "--format", "form", show_default=True, help="The output format."
 )
 figure_option = partial(
     click.option,

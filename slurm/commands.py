@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from parbench.bench.command_line import format_option
+
 _EPILOG = """\b
 Examples:
   parbench slurm submit sweep.toml --dry-run
@@ -48,13 +50,13 @@ def work(context: click.Context, folder: Path, array: bool) -> None:
 
 @slurm.command(epilog="Example: parbench slurm status sweeps/SWEEP")
 @_FOLDER
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@format_option(type=click.Choice(("tables", "json")), default="tables")
 @click.pass_context
-def status(context: click.Context, folder: Path, as_json: bool) -> None:
+def status(context: click.Context, folder: Path, form: str) -> None:
     """Show the jobs and points of a sweep, and why points are not complete."""
     from parbench.slurm.sweep.status import print_status
 
-    context.exit(print_status(folder, as_json=as_json))
+    context.exit(print_status(folder, as_json=form == "json"))
 
 
 @slurm.command(epilog="Example: parbench slurm collect sweeps/SWEEP")
@@ -108,8 +110,8 @@ def resume(context: click.Context, folder: Path) -> None:
 @click.option(
     "--out", type=_PATH, default=Path("runs/screen"), help="Folder of results: runs/screen."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
-def screen(**values: Any) -> None:
+@format_option(type=click.Choice(("tables", "json")), default="tables")
+def screen(form: str, **values: Any) -> None:
     """Find nodes with bad devices, slow nodes and slow rails.
 
     Each node first checks all its GPUs or cores (parbench check). Then pairs of nodes exchange
@@ -125,7 +127,9 @@ def screen(**values: Any) -> None:
     from parbench.slurm.screen.screen import ScreenOptions
     from parbench.slurm.screen.screen import screen as screen_cluster
 
-    code, text = screen_cluster(ScreenOptions(**values), os.environ, sys.argv[1:])
+    code, text = screen_cluster(
+        ScreenOptions(as_json=form == "json", **values), os.environ, sys.argv[1:]
+    )
     if text:
         click.echo(text)
     click.get_current_context().exit(code)

@@ -114,25 +114,24 @@ def test_crash_exit_code_is_4(
     ("options", "parts"),
     [
         ("--sizes 1Z", ["1Z", "K, M, G or T"]),
-        ("--only all_reduce --sizes 1001", ["1001", "1000 and 1004"]),
+        ("all_reduce --sizes 1001", ["1001", "1000 and 1004"]),
         ("--nproc 0", ["--nproc 0", "at least 2 ranks"]),
-        ("--nproc 1", ["--allow-single"]),
-        ("--only al_reduce", ["al_reduce", "did you mean 'all_reduce'"]),
+        ("al_reduce", ["al_reduce", "did you mean 'all_reduce'"]),
         ("--dtype float31", ["float31", "float32"]),
         ("--dtype float8_e4m3fn", ["gloo", "float8_e4m3fn"]),
         ("--set layer=2", ["layer", "did you mean 'layers'"]),
         ("--set layers", ["'layers'", "NAME=VALUE"]),
-        ("--only tp --nproc 4 --set heads=2", ["heads(2) % tp(4) != 0"]),
-        ("--only tp_fsdp --nproc 4 --set tp=3", ["tp(3) != world size(4)"]),
+        ("tp --nproc 4 --set heads=2", ["heads(2) % tp(4) != 0"]),
+        ("tp_fsdp --nproc 4 --set tp=3", ["tp(3) != world size(4)"]),
         ("--preset nodes", ["nodes", "'node'"]),
         ("--backend mpi", ["mpi", "'gloo', 'nccl'"]),
         ("--budget soon", ["soon", "90s"]),
         ("--timeout 99999999h", ["99999999h", "500h"]),
-        ("--plan absent.toml", ["absent.toml"]),
+        ("--cases absent.toml", ["absent.toml"]),
         ("--resume nope", ["nope"]),
         ("--resume . --preset smoke", ["--resume", "--preset"]),
-        ("--target nowhere:prepare", ["nowhere"]),
-        ("--target tests.support.faults:absent", ["absent"]),
+        ("nowhere:prepare", ["nowhere"]),
+        ("tests.support.faults:absent", ["absent"]),
     ],
 )
 def test_bad_option_is_one_line_and_starts_nothing(
@@ -164,7 +163,7 @@ def test_bad_plan_file_names_the_place(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("plan.toml").write_text(text)
-    result = invoke("run", "--plan", "plan.toml")
+    result = invoke("run", "--cases", "plan.toml")
     assert result.exit_code == 2, result.output
     for part in parts:
         assert part in result.stderr
@@ -202,6 +201,6 @@ def test_extreme_argument_is_refused(command: str) -> None:
 def test_ranks_ignore_modules_of_current_folder(parbench: Command, tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("raise RuntimeError('shadowed')")
     (tmp_path / "parbench").mkdir()
-    options = "--only barrier --nproc 2 --repetitions 1 --budget 10s"
+    options = "barrier --nproc 2 --repetitions 1 --budget 10s"
     completed = parbench("run", *options.split())
     assert completed.returncode == 0, completed.stderr

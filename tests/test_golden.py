@@ -55,5 +55,5 @@ def test_smoke_report_is_complete_and_offline(smoke_run: Run) -> None:
     for case in smoke_run.info.plan.cases:
         assert case.name in page
     outline = page_outline(page)
-    for heading in ("Communication", "Steps", "Environment", "How it was measured"):
+    for heading in ("Communication", "Training steps", "Environment", "How it was measured"):
         assert f"h2 {heading}" in outline

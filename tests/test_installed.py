@@ -189,7 +189,7 @@ def test_wheel_contains_all_files_of_the_packages(wheel: Path) -> None:
 def test_ordinary_user_with_limits_measures(python: Path, user_folder: Path) -> None:
     (user_folder / "mystep.py").write_text(BENCHMARK_WITH_CHILDREN)
     limits = "ulimit -n 64; taskset -cp 0 $$ >/dev/null"
-    completed = run_as_user(python, user_folder, f"{RUN} --target mystep:prepare", limits)
+    completed = run_as_user(python, user_folder, f"{RUN} mystep:prepare", limits)
     assert completed.returncode == 0, completed.stderr
     assert max(map(len, completed.stdout.splitlines())) <= 80
     assert find_processes("^sleep 4321$") == ""
@@ -231,7 +231,7 @@ def test_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -
         )
         assert completed.returncode == 0, completed.stdout + completed.stderr
         assert "1 passed" in completed.stdout
-    options = "--target theirmodule:prepare --nproc 2 --repetitions 1 --budget 60s"
+    options = "theirmodule:prepare --nproc 2 --repetitions 1 --budget 60s"
     program = str(python.with_name("parbench"))
     run = [program, "run", *options.split()]
     subprocess.run(run, cwd=tmp_path, env=isolated_environment(), check=True)
@@ -248,7 +248,7 @@ def test_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -
 def test_exceeded_limit_is_reported(
     python: Path, user_folder: Path, limit: str, exit_code: int, message: str
 ) -> None:
-    args = f"{RUN} --only all_reduce --sizes 1K"
+    args = f"{RUN} all_reduce --sizes 1K"
     completed = run_as_user(python, user_folder, args, limit)
     assert completed.returncode == exit_code, completed.stderr
     assert "Traceback" not in completed.stderr
@@ -257,7 +257,7 @@ def test_exceeded_limit_is_reported(
 
 def test_killed_command_leaves_no_process(python: Path, user_folder: Path) -> None:
     (user_folder / "slow.py").write_text("import time; time.sleep(4321)")
-    args = f"{RUN} --target slow:prepare"
+    args = f"{RUN} slow:prepare"
     completed = run_as_user(python, user_folder, args, "( sleep 6; kill -KILL $$ ) &")
     assert completed.returncode == -9, completed.stderr
     assert find_processes("slow:prepare") == ""

@@ -47,9 +47,9 @@ TESTED_ELSEWHERE = (
     "parbench explain",  # tests/reports/traces, which have traces
     "parbench check",  # tests/bench/check
     "parbench doctor --selftest",  # tests/bench/test_selftest.py
-    "parbench run --target",  # the full tier
+    "parbench run my",  # custom steps, in the full tier
 )
-MEASURED_IN_FULL_TIER = ("--only matrix", "--only fsdp --set compute", "mystep:")
+MEASURED_IN_FULL_TIER = ("run matrix", "run fsdp --set compute", "mystep:")
 EXIT_CODES_OF_COMPARISONS = (0, 1, 3, 4)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from parbench.bench.command_line import RunPath
+from parbench.bench.command_line import RunPath, format_option
 from parbench.bench.commands import AppHooks
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # Loops run as often as these options say.
 _COUNT = click.IntRange(min=1, max=1 << 16)
 _TOKENS = click.IntRange(min=1, max=1 << 24)
-_FORMATS = {".html": "html", ".md": "markdown", ".json": "json"}
 _EXIT_CODES = """
 \b
 Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
@@ -114,14 +113,19 @@ _MACHINE_OPTIONS = _combine(
         "without --hardware.",
     ),
 )
-_JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_FORMATS = {".html": "html", ".md": "markdown", ".json": "json"}
 _OUTPUT_OPTIONS = _combine(
-    _JSON_OPTION,
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(("tables", *_FORMATS.values())),
+        help="The output format. Default: that of the ending of -o, otherwise tables.",
+    ),
     click.option(
         "-o",
         "--output",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Write a page (.html), Markdown (.md) or tables (.json) to this file.",
+        help="File to write, instead of standard output: .html, .md or .json.",
     ),
 )
 _EXPLAIN_OPTION = click.option(
@@ -224,9 +228,9 @@ def predict_mesh(context: click.Context, /, **options: Any) -> None:
     type=RunPath(),
     help="Take the speed of links from the collectives of another run.",
 )
-@_JSON_OPTION
+@format_option(type=click.Choice(("tables", "json")), default="tables")
 @click.pass_context
-def validate(context: click.Context, run: Path, fits: Path | None, as_json: bool) -> None:
+def validate(context: click.Context, run: Path, fits: Path | None, form: str) -> None:
     """Compare predictions with the measured steps of RUN, and write RUN/plan.json."""
     from parbench.bench.files import encode_json, write_output
     from parbench.bench.results.details import PLAN_FILE
@@ -237,10 +241,10 @@ def validate(context: click.Context, run: Path, fits: Path | None, as_json: bool
     validation = compare_steps(load_run(run), load_run(fits) if fits else None)
     content = encode_json(validation)
     write_output(run / PLAN_FILE, content)
-    if not as_json:
+    if form == "tables":
         document = make_validation_document(validation)
         content = context.ensure_object(AppHooks).render_document(document, "tables")
-    click.echo(content, nl=as_json)
+    click.echo(content, nl=form == "json")
 
 
 @plan.command(epilog=_format_examples("guide --model llama3-70b --gpus 256"))
@@ -293,15 +297,14 @@ def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOption
 class _Output:
     """The file and the form in which a document is written."""
 
-    def __init__(self, path: Path | None, as_json: bool) -> None:
+    def __init__(self, path: Path | None, form: str | None) -> None:
         from parbench.bench.text import UserError, format_list
 
-        if path and path.suffix not in _FORMATS:
+        if path and form is None and path.suffix not in _FORMATS:
             raise UserError(f"{path} does not end in {format_list(_FORMATS)}")
         self.path = path
-        self.form = "json" if as_json else "tables"
-        if path is not None:
-            self.form = _FORMATS[path.suffix]
+        suffix = path.suffix if path else ""
+        self.form = form or _FORMATS.get(suffix, "tables")
 
     def write(self, context: click.Context, answer: "Answer") -> None:
         """Write or print the document. A problem ends the command with code 2."""
@@ -320,4 +323,4 @@ class _Output:
 
 
 def _pop_output(options: dict[str, Any]) -> _Output:
-    return _Output(options.pop("output"), options.pop("as_json"))
+    return _Output(options.pop("output"), options.pop("form"))

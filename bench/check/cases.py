@@ -14,6 +14,9 @@ from parbench.bench.results.stats import median, quantile
 
 ALONE = {"group": "contiguous:1", "concurrent": "false"}  # one rank at a time
 ALONE_SUFFIX = " alone"
+LOADED_QUANTITY = "bfloat16"
+LOAD_SECONDS = 4
+"""All GPUs work at full power for so long in each repetition, until their clocks are steady."""
 # Other work interrupts most samples on a CPU, and the fastest show what it can do.
 _CPU_QUANTILE = 0.05
 
@@ -85,7 +88,10 @@ def make_options(
             params = {"m": size, "dtype": quantity.name}
         if not size or (nproc == 1 and not quantity.has_alone):
             continue
-        entries.append(Entry(name=quantity.case, set=params))
+        load = {}
+        if device == "cuda" and quantity.name == LOADED_QUANTITY:
+            load = {"load_seconds": str(LOAD_SECONDS)}
+        entries.append(Entry(name=quantity.case, set={**params, **load}))
         if nproc > 1 and quantity.has_alone:
             entries.append(Entry(name=quantity.case, set={**params, **ALONE}))
     return Options(
@@ -93,7 +99,6 @@ def make_options(
         entries=tuple(entries),
         device=device,
         nproc=nproc,
-        allow_single=True,
         repetitions=MIN_REPETITIONS,
         budget=budget,
         timeout=timeout,

@@ -175,7 +175,7 @@ def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
 
 
 def to_document(health: Health) -> dict[str, object]:
-    """Return the document that ``--json`` prints: the check with its verdicts and exit code."""
+    """Return the document that ``--format json`` prints: the check with its verdicts and exit code."""
     devices = [
         {"verdict": device.verdict, **msgspec.to_builtins(device)} for device in health.devices
     ]

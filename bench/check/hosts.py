@@ -91,7 +91,7 @@ def check_hosts(
     """Run ``parbench check`` on all hosts at once, by the same Python in the same folder."""
     with convert_read_errors(f"--ssh {agent!r}", "is no command"):
         program, *options = shlex.split(agent)
-    check = shlex.join([*PARBENCH, "check", *arguments, "--json"])
+    check = shlex.join([*PARBENCH, "check", *arguments, "--format=json"])
     command = f"cd {shlex.quote(str(Path.cwd()))} && {check}"
     check_one = partial(
         _check_host,

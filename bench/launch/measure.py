@@ -55,7 +55,7 @@ _LINE_SECONDS = 5.0
 class Display(ExitStack):
     """Shows progress and its expected end; a case that failed has a line of its own at once.
 
-    With ``as_json`` every record is on stdout, too.
+    With ``as_json`` every record is on stdout, too. With ``quiet`` no progress is shown.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Display(ExitStack):
         console: Console | None = None,
         *,
         as_json: bool = False,
+        quiet: bool = False,
     ) -> None:
         super().__init__()
         self._as_json = as_json
@@ -72,6 +73,7 @@ class Display(ExitStack):
         self._console = console or Console(
             stderr=True, soft_wrap=True, highlight=False, force_terminal=sys.stderr.isatty()
         )
+        self._console.quiet = quiet
         self._num_cases = num_cases
         self._num_records = 0
         self._expected_seconds = expected_seconds
@@ -85,7 +87,7 @@ class Display(ExitStack):
             TimeElapsedColumn(),
             TextColumn("{task.fields[remaining]}"),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=quiet or not self._console.is_terminal,
         )
         self.enter_context(self._bar)
         self._task = self._bar.add_task("starting ranks", total=1.0, remaining="")
@@ -144,6 +146,7 @@ def run_options(
     out: Path,
     resume_path: Path | None,
     as_json: bool,
+    quiet: bool = False,
     cpus: Sequence[Sequence[int]] = (),
     limits: Path | None = None,
 ) -> Path | None:
@@ -167,35 +170,51 @@ def run_options(
             read_limits(limits, plan.cases, plan.skipped)
         path, info = create_run(out, plan, find_package_version("parbench") or "-")
         run = Run(path=path, info=info, records=())
-        return _drive(run, joined, as_json=as_json, nodelist=options.nodelist, cpus=cpus)
+        return _drive(
+            run, joined, as_json=as_json, quiet=quiet, nodelist=options.nodelist, cpus=cpus
+        )
     if joined is not None:
         problem = "--resume starts its own ranks, and this one is there already (RANK)"
-        raise UserError(f"{problem}: start it by itself")
+        raise UserError(problem, hint="start parbench run without a launcher")
     _refuse_options_of_plan(options)
     if limits is not None:
         plan = load_run(resume_path).info.plan
         read_limits(limits, plan.cases, plan.skipped)
-    return resume(resume_path, as_json=as_json, nodelist=options.nodelist, budget=options.budget)
+    return resume(
+        resume_path,
+        as_json=as_json,
+        quiet=quiet,
+        nodelist=options.nodelist,
+        budget=options.budget,
+    )
 
 
 def _refuse_options_of_plan(options: Options) -> None:
     """Refuse options of a run that is resumed, except those that may differ from its plan."""
     names = {
         "settings": "--set, --sizes and --dtype",
-        "plan_file": "--plan",
-        "only": "the cases",
+        "cases_file": "--cases",
+        "nodelist": "--nodes",
+        "names": "the cases",
         "targets": "the cases",
     }
     for field in fields(Options):
         value = getattr(options, field.name)
-        may_differ = field.name in ("nodelist", "budget", "usual")
+        if field.name == "nodes" and options.nodelist is not None:
+            continue
+        may_differ = field.name in ("nodelist", "budget")
         if value and value != field.default and not may_differ:
             name = names.get(field.name, f"--{field.name.replace('_', '-')}")
-            raise UserError(f"--resume goes on with the run's own plan; leave out {name}")
+            raise UserError("--resume goes on with the run's own plan", hint=f"leave out {name}")
 
 
 def resume(
-    path: Path, *, as_json: bool, nodelist: str | None = None, budget: str | None = None
+    path: Path,
+    *,
+    as_json: bool,
+    quiet: bool = False,
+    nodelist: str | None = None,
+    budget: str | None = None,
 ) -> Path:
     """Measure the cases of a run that have no record yet, or that its budget left out.
 
@@ -207,7 +226,7 @@ def resume(
         check_srun()
         choose_layout(Allocation.find(os.environ), **msgspec.structs.asdict(plan.spread))
     elif nodelist is not None:
-        raise UserError(f"--nodelist {nodelist}: {path} was not measured by srun, but on one node")
+        raise UserError(f"--nodes {nodelist}: {path} was not measured by srun, but on one node")
     repetitions = group_by_repetition(list_pending(run, with_out_of_budget=True)).values()
     costs = compute_costs(run)
     needed = RESERVE * sum(map(costs.estimate_repetition, repetitions))
@@ -217,7 +236,7 @@ def resume(
     if needed:
         message += f", about {format_duration(needed)}"
     run = replace(run, info=replace(run.info, plan=replace(plan, budget_seconds=seconds)))
-    return _drive(run, None, as_json=as_json, nodelist=nodelist, message=message)
+    return _drive(run, None, as_json=as_json, quiet=quiet, nodelist=nodelist, message=message)
 
 
 def describe_duration(plan: Plan) -> str:
@@ -236,14 +255,16 @@ def _expected_seconds(plan: Plan) -> float:
 def refuse_few_open_files() -> None:
     """Raise ``UserError`` if processes may not open the files that starting ranks takes."""
     limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if max_limit == resource.RLIM_INFINITY or max_limit > limit:
+    if limit == resource.RLIM_INFINITY:
+        return
+    if limit < _OPEN_FILES:
         # Gloo connects each rank to all others. Ranks inherit this limit.
         limit = _OPEN_FILES if max_limit == resource.RLIM_INFINITY else min(max_limit, _OPEN_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))
     if limit < MIN_OPEN_FILES:
         raise UserError(
-            f"ulimit -n = {limit}: ranks need at least {MIN_OPEN_FILES} open files; "
-            "write ulimit -n 1024 before parbench"
+            f"ulimit -n = {limit}: ranks need at least {MIN_OPEN_FILES} open files",
+            hint="ulimit -n 1024",
         )
 
 
@@ -252,6 +273,7 @@ def _drive(
     joined: Joined | None,
     *,
     as_json: bool,
+    quiet: bool,
     nodelist: str | None,
     message: str = "",
     cpus: Sequence[Sequence[int]] = (),
@@ -264,7 +286,7 @@ def _drive(
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(convert_sigterm_to_interrupt())
-        display = Display(num_cases, _expected_seconds(plan), as_json=as_json)
+        display = Display(num_cases, _expected_seconds(plan), as_json=as_json, quiet=quiet)
         stack.enter_context(display)
         if message:
             display.print_message(message)

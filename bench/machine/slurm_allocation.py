@@ -1,5 +1,6 @@
 """The nodes of a Slurm job: the layout of ranks, their machines, and the driver's addresses."""
 
+import math
 import os
 import re
 import shutil
@@ -55,9 +56,9 @@ class Allocation:
     def find(environ: Mapping[str, str]) -> "Allocation":
         """Return the allocation of this process; raises UserError if it has none."""
         if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NUM_NODES" not in environ:
-            fix = "start it in an sbatch script or under salloc, or let parbench slurm submit do so"
             raise UserError(
-                f"--launcher srun needs an allocation, and SLURM_JOB_ID is not set: {fix}"
+                "--launcher srun needs an allocation, and SLURM_JOB_ID is not set",
+                hint="start it in an sbatch script or under salloc, or use parbench slurm submit",
             )
         return Allocation(
             job=environ["SLURM_JOB_ID"],
@@ -72,10 +73,34 @@ def _parse_tasks(text: str) -> int | None:
     return parse_count(re.sub(r"\(x\d+\)$", "", text))
 
 
+def parse_nodes(text: str) -> tuple[int, str | None]:
+    """Return a number of nodes, and the nodes if the text is a list such as ``n1,n[3-4]``."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text), None
+    num_nodes = 0
+    # Commas inside brackets separate numbers of nodes.
+    for name in re.split(r",(?![^\[]*\])", text):
+        ranges = re.findall(r"\[([^\]]*)\]", name)
+        num_nodes += math.prod(map(_count_numbers, ranges))
+    return num_nodes, text
+
+
+def _count_numbers(ranges: str) -> int:
+    """Return how many numbers ``1,3-4`` contains."""
+    count = 0
+    for text in ranges.split(","):
+        first, _, last = text.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise UserError(f"--nodes: {text!r} is not a number or a range such as 3-4")
+        count += int(last or first) - int(first) + 1
+    return count
+
+
 def check_srun() -> None:
     if shutil.which("srun") is None:
         raise UserError(
-            "--launcher srun: srun is not in the PATH; load Slurm's module, or leave out --launcher"
+            "--launcher srun: srun is not in the PATH",
+            hint="load Slurm's module, or leave out --launcher",
         )
 
 
@@ -105,7 +130,8 @@ def choose_layout(
         raise UserError(f"--nodes {num_nodes}: job {allocation.job} has {available}")
     if num_nodes * ntasks_per_node < 2:
         raise UserError(
-            "needs at least 2 ranks, and this is one node with one: use --nodes 2 or --ntasks-per-node 2"
+            "one rank on one node: at least 2 ranks are needed",
+            hint="--nodes 2 or --nproc 2",
         )
     check_known("--distribution", distribution, ("block", "cyclic"))
     return NodeLayout(

@@ -55,7 +55,8 @@ class Joined:
             return None
         if not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
             raise UserError(
-                "RANK and WORLD_SIZE are set, so ranks are there already; set MASTER_ADDR and MASTER_PORT too"
+                "RANK and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT",
+                hint="set all four variables, or unset RANK and WORLD_SIZE",
             )
         try:
             rank = int(environ["RANK"])
@@ -76,7 +77,7 @@ def choose_world(
     backend: str | None,
     device: str | None,
     allow_single: bool,
-    one_gpu_options: str = "--nproc 1 --allow-single --device cuda",
+    one_gpu_options: str = "--nproc 1 --device cuda",
 ) -> WorldSpec:
     """Choose the world for these options, of which None is the default.
 
@@ -92,7 +93,7 @@ def choose_world(
     _check_nproc(nproc)
     silence = describe_silence(machine)
     if silence and device is None:
-        raise UserError(f"{silence}; {_suggest_device(machine)}")
+        raise UserError(silence, hint=_suggest_device(machine))
     chosen_device = device or _choose_device(machine, nproc, allow_single=allow_single)
     chosen_backend = backend or ("nccl" if chosen_device == "cuda" else "gloo")
     ranks = nproc or _choose_nproc(machine, chosen_device)
@@ -213,7 +214,8 @@ def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> Non
         is_gpu = value.lower().startswith("gpu") and "cuda" in allowed
         suggestion = suggest_similar("cuda" if is_gpu else value.lower(), allowed)
         raise UserError(
-            f"{option} {value!r} is not known{suggestion}; allowed: {format_list(allowed)}"
+            f"{option} {value!r} is not known{suggestion}",
+            hint=f"allowed are {format_list(allowed, 'and')}",
         )
 
 
@@ -225,15 +227,18 @@ def _check_world(
     elif backend == "nccl":
         raise UserError(
             "--backend nccl moves data between GPUs, and these ranks would run on the CPU "
-            f"({_describe_gpus(machine)}, {_describe_torch(machine)}); use --backend gloo"
+            f"({_describe_gpus(machine)}, {_describe_torch(machine)})",
+            hint="--backend gloo",
         )
     num_gpus = len(machine.gpus)
     if ranks == 1 and not allow_single:
         is_single_gpu = device == "cuda" and num_gpus == 1
         gpu = " (one GPU was found)" if is_single_gpu else ""
         cpu = " --device cpu" if is_single_gpu else ""
-        fix = f"use --nproc 2{cpu}, or --allow-single if one rank is meant"
-        raise UserError(f"--nproc 1{gpu}: needs at least 2 ranks; did each node start alone? {fix}")
+        raise UserError(
+            f"one rank{gpu}: at least 2 ranks are needed. Did each node start alone?",
+            hint=f"--nproc 2{cpu}, or --nproc 1 if one rank is meant",
+        )
     if backend == "nccl" and ranks > num_gpus:
         _check_sharing(machine, ranks)
 
@@ -242,16 +247,16 @@ def _check_cuda(machine: Machine) -> None:
     """Raise UserError if ranks cannot use the GPUs."""
     silence = describe_silence(machine)
     if silence and not machine.gpus:
-        raise UserError(f"--device cuda: {silence}; --device cpu measures the cores")
+        raise UserError(f"--device cuda: {silence}", hint="--device cpu measures the cores")
     if not machine.gpus or not machine.torch_has_cuda:
         cause = f"{_describe_gpus(machine)}, and {_describe_torch(machine)}"
         fix = "see what nvidia-smi and CUDA_VISIBLE_DEVICES say"
         if machine.gpus:
             fix = "install a CUDA build of torch"
-        raise UserError(f"--device cuda: {cause}; {fix}, or use --device cpu")
+        raise UserError(f"--device cuda: {cause}", hint=f"{fix}, or use --device cpu")
     old_driver = describe_driver_mismatch(machine)
     if old_driver:
-        raise UserError(f"{old_driver}: {suggest_driver(machine)}; --device cpu measures the cores")
+        raise UserError(old_driver, hint=f"{suggest_driver(machine)}, or use --device cpu")
 
 
 def _check_sharing(machine: Machine, ranks: int) -> None:
@@ -266,7 +271,7 @@ def _check_sharing(machine: Machine, ranks: int) -> None:
         no_effect = f"{SHARING_VARIABLE} has no effect in NCCL {machine.nccl_version}"
         sharing = f"install NCCL {first}, because {no_effect}"
     refusal = f"--nproc {ranks}: nccl needs a GPU for each rank, and {_describe_gpus(machine)}"
-    raise UserError(f"{refusal}; use {fewer} or --backend gloo, or {sharing}")
+    raise UserError(refusal, hint=f"use {fewer} or --backend gloo, or {sharing}")
 
 
 def _describe_gpus(machine: Machine) -> str:

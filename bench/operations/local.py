@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ _NUM_COLUMNS = 7
 _NUM_UNPAIRED = 8
 _MAX_FACTORS = (4, 6)
 """Gemm's matrices have that many different rows and columns of numbers up to these."""
+_LOAD_PRODUCTS = 10  # between two looks at the clock
 _MIN_ROUND_MS = 5.0
 _MAX_REPEATS = 1024
 """A device repeats a load until a round takes so long that agreeing to continue is short."""
@@ -35,9 +37,15 @@ class Gemm(Benchmark):
     that C repeats a small table. All but the first eight terms of a sum cancel in pairs: partial
     sums are integers of at most 240, exact in any dtype, order and splitting. Therefore a single
     wrong bit in any of the products is detected.
+
+    Products of such numbers need less power than others. With ``load_seconds`` the matrices are
+    normal random numbers, all products are compared with the first one, and so many seconds of
+    them are computed before any is timed.
     """
 
-    def __init__(self, world: World, *, m: int, dtype: str = "float32") -> None:
+    def __init__(
+        self, world: World, *, m: int, dtype: str = "float32", load_seconds: float = 0.0
+    ) -> None:
         device = world.device
         torch_dtype = dtype_of(dtype)
         random = np.random.default_rng(world.seed)
@@ -60,6 +68,19 @@ class Gemm(Benchmark):
         self._num_wrong = torch.zeros((), device=device, dtype=torch.int64)
         self._is_unchecked = False  # whether C holds a product that was not compared
         self._dtype = dtype
+        if load_seconds > 0:
+            self._a.normal_()
+            self._b.normal_()
+            torch.mm(self._a, self._b, out=self._reference)
+            self._load(world, load_seconds)
+
+    def _load(self, world: World, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for _ in range(_LOAD_PRODUCTS):
+                self.step()
+                self._compare()
+            world.sync()
 
     def step(self) -> None:
         torch.mm(self._a, self._b, out=self._c)

@@ -141,9 +141,8 @@ def select_definitions(
     for pattern in patterns:
         matching = [name for name in names if matches(name, pattern)]
         if not matching:
-            hint = suggest_similar(pattern, [*names, *(name.rpartition(".")[2] for name in names)])
-            raise UserError(
-                f"no case is named {pattern!r}{hint} (parbench list shows what can be measured)"
-            )
+            short_names = [name.rpartition(".")[2] for name in names]
+            similar = suggest_similar(pattern, [*names, *short_names])
+            raise UserError(f"no case is named {pattern!r}{similar}", hint="parbench list")
         selected.update(matching)
     return tuple(definition for definition in catalogue if definition.name in selected)

@@ -123,6 +123,15 @@ BACKGROUND = choice("background", "what runs at the same time on every rank", *L
 GEMM_SIZE = Param("m", "int", 512, "rows and columns of each matrix", minimum=1)
 GEMM_DTYPES = ("float32", "bfloat16", "float16", "float64")
 GEMM_DTYPE = choice("dtype", "element type", *GEMM_DTYPES)
+GEMM_LOAD = Param(
+    "load_seconds",
+    "float",
+    0.0,
+    "seconds of products of random numbers first, which heat a GPU",
+    minimum=0,
+    maximum=60,
+    optional=True,
+)
 # Parameters that the runner handles. They are not passed to `prepare`.
 RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
 
@@ -460,7 +469,7 @@ OPERATIONS = (
     ),
     _operation(
         "compute.gemm", "a matrix product on every rank; each element is compared",
-        GEMM_SIZE, GEMM_DTYPE, *SHARED,
+        GEMM_SIZE, GEMM_DTYPE, GEMM_LOAD, *SHARED,
     ),
     _operation(
         "memory.copy", "a memory copy on every rank; the ceiling for messages within a node",

@@ -65,33 +65,36 @@ class Options:
     """The options of ``parbench run``, as text if they need parsing, None if not given."""
 
     preset: str | None = None
-    only: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # names and globs of cases
     targets: tuple[str, ...] = ()  # the functions of custom steps
     settings: Mapping[str, str] = field(default_factory=dict)  # text of ``--set`` by parameter
     # Values that the output format needs. They take precedence over the preset, not the user.
     preset_overrides: Mapping[str, str] = field(default_factory=dict)
-    entries: tuple[Entry, ...] = ()  # the cases of a plan file, instead of the preset's
+    entries: tuple[Entry, ...] = ()  # the cases of a file, instead of the preset's
     nproc: int | None = None
     backend: str | None = None
     device: str | None = None
     repetitions: int | None = None
     budget: str | None = None
     timeout: str | None = None
-    allow_single: bool = False
     mesh: str | None = None
     group: str | None = None
     inject: str | None = None
     link: str | None = None
-    plan_file: Path | None = None
+    cases_file: Path | None = None
     launcher: str = "local"
     nodes: int | None = None
-    ntasks_per_node: int | None = None
     distribution: str | None = None
     nodelist: str | None = None
 
     @property
+    def allows_single_rank(self) -> bool:
+        """True if the user asks for one rank, which communicates with no other."""
+        return self.nproc == 1
+
+    @property
     def has_named_cases(self) -> bool:
-        return bool(self.only or self.entries or self.targets)
+        return bool(self.names or self.entries or self.targets)
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
@@ -105,9 +108,9 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
     if options.targets:
         steps = [define_custom_step(target, folder) for target in options.targets]
         catalogue = (*catalogue, *steps)
-        options = replace(options, only=(*options.only, *(step.name for step in steps)))
+        options = replace(options, names=(*options.names, *(step.name for step in steps)))
     has_budget = options.budget is not None  # on the command line
-    options = _apply_plan_file(options)
+    options = _apply_cases_file(options)
     options = _apply_mesh(options, joined)
     spec, layout = _choose_ranks(options, joined)
     plan = make_plan(options, catalogue, spec)
@@ -203,17 +206,18 @@ def _choose_duration(
 def _select_definitions(
     options: Options, catalogue: Sequence[BenchmarkDefinition], preset_name: str
 ) -> list[BenchmarkDefinition]:
-    """Return the definitions that ``--only``, the plan file or the preset names.
+    """Return the definitions that the command line, the file of cases or the preset names.
 
     Raises ``UserError`` if there are none, or none has a parameter that is set.
     """
-    in_only = select_definitions(catalogue, options.only)
+    named = select_definitions(catalogue, options.names)
     in_file = select_definitions(catalogue, [entry.name for entry in options.entries])
-    definitions = [definition for definition in in_file if definition in in_only]
-    if not options.only and not options.entries and preset_name != "full":
+    definitions = [definition for definition in in_file if definition in named]
+    if not options.names and not options.entries and preset_name != "full":
         definitions = [entry for entry in definitions if preset_name in entry.tags]
     if not definitions:
-        raise UserError(f"--only {' '.join(options.only)} leaves nothing of the plan's cases")
+        names = " ".join(options.names)
+        raise UserError(f"{options.cases_file} contains no case that matches {names}")
     _check_settings(options.settings, definitions)
     for entry in options.entries:
         _check_settings(entry.set, select_definitions(catalogue, [entry.name]))
@@ -227,7 +231,7 @@ def _check_settings(
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
     if "mesh" in settings and "mesh" not in declared:
-        raise UserError(f"mesh is not a parameter of {owner}: write --group AXIS with --mesh")
+        raise UserError(f"mesh is not a parameter of {owner}", hint="--mesh MESH --group AXIS")
     refuse_unknown(settings, declared, owner)
 
 
@@ -310,7 +314,7 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
         nproc=options.nproc,
         backend=options.backend,
         device=options.device,
-        allow_single=options.allow_single,
+        allow_single=options.allows_single_rank,
     )
     return spec, None
 
@@ -318,7 +322,7 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
 def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> WorldSpec:
     if options.nproc not in (None, joined.size):
         problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
-        raise UserError(f"--nproc {options.nproc}: {problem}; leave it out")
+        raise UserError(f"--nproc {options.nproc}: {problem}", hint="leave out --nproc")
     # A launcher that binds each rank to cores leaves this rank only its own.
     cores_of_launcher = try_call(lambda: count_available_cores(pid=os.getppid())) or 1
     spec = choose_world(
@@ -326,7 +330,7 @@ def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> 
         nproc=joined.local_size,
         backend=options.backend,
         device=options.device,
-        allow_single=options.allow_single or joined.size > 1,
+        allow_single=options.allows_single_rank or joined.size > 1,
     )
     return replace(spec, nproc=joined.size, nodes=math.ceil(joined.size / joined.local_size))
 
@@ -334,7 +338,7 @@ def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> 
 def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldSpec, NodeLayout]:
     machine = inspect_rank_machine(os.environ, allocation)
     has_several_nodes = allocation.nodes > 1
-    ntasks_per_node = options.ntasks_per_node or allocation.ntasks_per_node
+    ntasks_per_node = allocation.ntasks_per_node if options.nproc is None else options.nproc
     has_one_gpu = machine.torch_has_cuda and len(machine.gpus) == 1
     if ntasks_per_node is None and has_one_gpu and has_several_nodes and options.device != "cpu":
         ntasks_per_node = 1
@@ -343,8 +347,8 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
         nproc=ntasks_per_node,
         backend=options.backend,
         device=options.device,
-        allow_single=options.allow_single or has_several_nodes,
-        one_gpu_options="--ntasks-per-node 1",
+        allow_single=options.allows_single_rank or has_several_nodes,
+        one_gpu_options="--nproc 1",
     )
     layout = choose_layout(
         allocation,
@@ -368,31 +372,25 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
 def _find_allocation(options: Options, joined: Joined | None) -> Allocation | None:
     """Return the allocation in which srun starts the ranks, None with another launcher."""
     if options.launcher != "srun":
-        for name in ("nodes", "ntasks_per_node", "distribution", "nodelist"):
-            value = getattr(options, name)
+        values = {
+            "--nodes": options.nodelist or options.nodes,
+            "--distribution": options.distribution,
+        }
+        for option, value in values.items():
             if value is not None:
-                option = name.replace("_", "-")
-                raise UserError(
-                    f"--{option} {value} is for --launcher srun, which starts ranks on nodes"
-                )
+                raise UserError(f"{option} {value} requires srun", hint="add --launcher srun")
         return None
     if joined is not None:
         raise UserError("--launcher srun starts ranks, and RANK is set: this one is there already")
-    if options.nproc is not None:
-        raise UserError(
-            f"--nproc {options.nproc}: with --launcher srun say --ntasks-per-node, and --nodes"
-        )
-    if options.ntasks_per_node is not None and options.ntasks_per_node < 1:
-        raise UserError(f"--ntasks-per-node {options.ntasks_per_node}: at least 1 is needed")
     check_srun()
     return Allocation.find(os.environ)
 
 
-def _apply_plan_file(options: Options) -> Options:
-    """Return the options with the values of the plan file where the command line has none."""
-    if options.plan_file is None:
+def _apply_cases_file(options: Options) -> Options:
+    """Return the options with the values of the file of cases where the command line has none."""
+    if options.cases_file is None:
         return options
-    file = read_plan_file(options.plan_file)
+    file = read_plan_file(options.cases_file)
     values: dict[str, Any] = {}
     for name in PlanFile.OPTIONS:
         value = getattr(file, name)
@@ -414,10 +412,11 @@ def _apply_mesh(options: Options, joined: Joined | None) -> Options:
     if mesh is None:
         return options
     if "mesh" in settings:
-        raise UserError(f"--mesh {mesh} and --set mesh={settings['mesh']} conflict: leave out one")
+        conflict = f"--mesh {mesh} and --set mesh={settings['mesh']} conflict"
+        raise UserError(conflict, hint="leave out one of them")
     options = replace(options, settings={**settings, "mesh": mesh})
     sizes = {_count_mesh_ranks(text) for text in mesh.split(";")}
-    is_possible = len(sizes) == 1 and (sizes != {1} or options.allow_single)
+    is_possible = len(sizes) == 1 and (sizes != {1} or options.allows_single_rank)
     if is_possible and options.nproc is None and joined is None and options.launcher == "local":
         return replace(options, nproc=sizes.pop())
     return options

@@ -46,7 +46,7 @@ def parse_fault(text: str, nproc: int) -> FaultSpec:
         amount = float(percentage[1]) / 100 if percentage else 0.0
         if amount == 0:
             problem = f"{match[3]!r} is not a share of a step"
-            raise UserError(f"--inject {text!r}: {problem}; write a percentage such as 10%")
+            raise UserError(f"--inject {text!r}: {problem}", hint="write a percentage such as 10%")
     return msgspec.convert({"kind": kind, "rank": rank, "amount": amount, "text": text}, FaultSpec)
 
 

@@ -31,7 +31,7 @@ DEPENDENT_PATHS = {
     "GLOO_SOCKET_IFNAME": "process.interface",
 }
 """Values of the environment that follow from a variable."""
-RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--json", "--format", "--resume")
+RESERVED_OPTIONS = ("--repetitions", "--budget", "--out", "--format", "--quiet", "-q", "--resume")
 MEASURED_SHARE = 0.8  # of a session's time. The rest is for starting the commands.
 MIN_REPETITION_SECONDS = 30.0  # A repetition ends earlier once it is precise enough.
 
@@ -256,7 +256,8 @@ def run_repetition(
     existing = set(folder.glob("*/run.json"))
     log(f"{side.name.upper()}: {side.text}")
     command = [side.python or sys.executable, "-m", "parbench", "run", *options]
-    command += ["--repetitions", "1", "--budget", f"{seconds:.0f}s", "--out", str(folder), "--json"]
+    command += ["--repetitions", "1", "--budget", f"{seconds:.0f}s", "--out", str(folder)]
+    command += ["--format=json"]
     try:
         child = run_child(command, env={**os.environ, **side.variables}, catch_stderr=True)
     except OSError as error:

@@ -8,13 +8,14 @@ from typing import NoReturn
 import click
 from click.core import ParameterSource
 
-from parbench.reports.options import runs_option, unknown_option
+from parbench.bench.command_line import format_option
+from parbench.reports.options import COMPARE_FORMATS, runs_option, unknown_option
 
 _AB_EXAMPLES = """\b
 Examples:
-  parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- --only all_reduce --sizes 1M:64M:x4
-  parbench ab --a OMP_NUM_THREADS=1 --b OMP_NUM_THREADS=2 --budget 5m -- --only ddp
-  parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- --only fsdp
+  parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- all_reduce --sizes 1M:64M:x4
+  parbench ab --a OMP_NUM_THREADS=1 --b OMP_NUM_THREADS=2 --budget 5m -- ddp
+  parbench ab --b-python .venv-nightly/bin/python --across 'versions.*' --across 'torch.*' -- fsdp
 
 \b
 Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be compared, or undecided with
@@ -23,7 +24,7 @@ Exit codes: 0 fine; 1 B is slower or wrong; 2 bad input; 3 nothing could be comp
 
 _AA_EXAMPLES = """\b
 Examples:
-  parbench aa -- --only all_reduce --sizes 1M:64M:x4
+  parbench aa -- all_reduce --sizes 1M:64M:x4
   parbench aa --repetitions 10 --budget 30m -- --preset smoke
   parbench compare BASE NEW                                     uses the thresholds
 
@@ -39,7 +40,7 @@ _budget_option = partial(
     help="Time for the whole session.",
 )
 _run_options = click.argument(
-    "options", metavar="[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED
+    "options", metavar="[-- ARGUMENTS OF RUN]", nargs=-1, type=click.UNPROCESSED
 )
 
 
@@ -81,6 +82,7 @@ def _log(line: str) -> None:
 @click.option(
     "--repetitions", type=click.IntRange(5, 24), help="Maximum number per side; default: 24."
 )
+@format_option(type=click.Choice(COMPARE_FORMATS), default="tables")
 @runs_option(default=Path("runs/ab"), help="Folder for the runs.")
 @_run_options
 def ab(
@@ -91,13 +93,14 @@ def ab(
     options: tuple[str, ...],
     budget: str,
     min_effect: str,
+    form: str,
     **sides: str,
 ) -> None:
     """Compare two settings, measured alternately in one session.
 
     Repetitions are interleaved in the order A B B A and compared in pairs, so a slow drift of the
     machine does not matter. The session ends when every series is decided, or with the budget.
-    Options of parbench run follow after --.
+    Arguments of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration
     from parbench.reports.compare.ab import (
@@ -106,7 +109,7 @@ def ab(
         parse_side,
         run_repetition,
     )
-    from parbench.reports.compare.report import add_repetition_advice, render_table
+    from parbench.reports.compare.report import add_repetition_advice, render_comparison
     from parbench.reports.compare.thresholds import parse_percentage
 
     base_side = parse_side("a", sides["a"], sides["a_python"])
@@ -132,9 +135,10 @@ def ab(
     for glob in across:
         command += ["--across", glob]
     comparison = add_repetition_advice(result.comparison, command, ("--", *options))
-    click.echo(render_table(comparison), nl=False)
-    click.echo(f"{result.num_pairs} repetitions per side. The session ended: {result.reason}.")
     code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
+    click.echo(render_comparison(comparison, form, code), nl=False)
+    end = f"{result.num_pairs} repetitions per side. The session ended: {result.reason}."
+    click.echo(end, err=form != "tables")
     click.get_current_context().exit(code)
 
 
@@ -164,7 +168,7 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
 
     The same code is compared with itself, interleaved. The threshold of a series is the smallest
     change for which at most 1 % of comparisons among these repetitions are false alarms. compare
-    and history check then ignore smaller changes. Options of parbench run follow after --.
+    and history check then ignore smaller changes. Arguments of parbench run follow after --.
     """
     from parbench.bench.text import UserError, parse_duration, pluralize
     from parbench.reports.compare.ab import (

@@ -49,7 +49,7 @@ def compare_runs(
     *,
     min_effect: str | None = None,
     across: Sequence[str] = (),
-    form: str = "table",
+    form: str = "tables",
     fail_on_unknown: bool = False,
     limits: Path | None = None,
     figure: Path | None = None,
@@ -72,13 +72,18 @@ def compare_runs(
     code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
     if figure is not None:
         draw_effects(comparison, figure)
+    return render_comparison(comparison, form, code), code
+
+
+def render_comparison(comparison: RunComparison, form: str, code: int) -> str:
+    """Return a comparison as ``tables``, ``markdown``, ``json`` or ``junit``."""
     if form == "json":
-        return render_json(comparison, code=code), code
+        return render_json(comparison, code=code)
     if form == "junit":
-        return render_junit(comparison), code
+        return render_junit(comparison)
     if form == "markdown":
-        return render_markdown(comparison), code
-    return render_table(comparison, width=width_of(sys.stdout)), code
+        return render_markdown(comparison)
+    return render_table(comparison, width=width_of(sys.stdout))
 
 
 def draw_effects(comparison: RunComparison, file: Path) -> None:

@@ -32,7 +32,7 @@ def build_command(arguments: Sequence[str], settings: Mapping[str, object]) -> s
 
 def build_preset_command(preset: str, **settings: object) -> str:
     """Return the command that measures a training step of parbench, empty if there is none."""
-    return build_command(["--only", preset], settings) if preset else ""
+    return build_command([preset], settings) if preset else ""
 
 
 def build_case_command(
@@ -48,10 +48,8 @@ def build_case_command(
 
     ``operations`` are measured instead of it, parameters in ``without`` have their defaults.
     """
-    arguments = []
-    for name in operations or (case.short_name,):
-        arguments += ["--only", name]
-    arguments += ["--sizes", sizes, *_list_rank_options(run)]
+    names = operations or (case.short_name,)
+    arguments = [*names, "--sizes", sizes, *_list_rank_options(run)]
     if repetitions:
         arguments += ["--repetitions", str(repetitions)]
     omitted = {"size_bytes", *without}
@@ -80,10 +78,8 @@ class CaseStepCommand:
             for name, value in self.case.params.items()
             if STEP_DEFAULTS.get(name) != value
         }
-        target = ["--only", self.case.short_name]
-        if self.case.is_custom:
-            target = ["--target", self.case.target]
-        return build_command([*target, *_list_rank_options(self.run)], params | settings)
+        name = self.case.target if self.case.is_custom else self.case.short_name
+        return build_command([name, *_list_rank_options(self.run)], params | settings)
 
     def _differs_only_in(self, settings: Mapping[str, object], other: Case) -> bool:
         ignored = dict.fromkeys(settings)

@@ -80,7 +80,7 @@ def render_for_analysis(data: RunData) -> dict[str, bytes]:
             name = f"{make_file_name(step.result.case.id)}/rank-{rank.rank}.json"
             files[name] = msgspec.json.encode(make_rank_document(rank)) + b"\n"
     if not files:
-        hint = "measure some with parbench run --only 'workload.*'"
+        hint = "measure some with parbench run 'workload.*'"
         raise UserError(f"{data.run.path} contains no profiled step to export: {hint}")
     return files
 

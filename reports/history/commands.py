@@ -1,16 +1,16 @@
 """The command ``parbench history`` with its subcommands."""
 
+import json
 import sys
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from parbench.bench.command_line import BranchName, RunPath
+from parbench.bench.command_line import BranchName, RunPath, format_option
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.reports.options import (
     figure_option,
-    form_option,
     history_option,
     min_effect_option,
     unknown_option,
@@ -79,8 +79,9 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 
 @history.command("list", epilog="Example: parbench history list --branch main")
 @click.option("--branch", type=BranchName(), help="Only runs of this branch.")
+@format_option(type=click.Choice(("tables", "json")), default="tables")
 @_file_option
-def list_runs(branch: str | None, file: Path) -> None:
+def list_runs(branch: str | None, form: str, file: Path) -> None:
     """List the runs in the history, newest first."""
     from parbench.bench.text import format_table, pluralize
     from parbench.reports.history.database import open_history
@@ -89,15 +90,19 @@ def list_runs(branch: str | None, file: Path) -> None:
         runs = opened.list_runs(branch)
         counts = opened.count_series()
         annotations = opened.list_annotations()
-    rows = [("run", "started", "branch", "commit", "preset", "series", "failed")]
+    titles = ("run", "started", "branch", "commit", "preset", "series", "failed")
+    rows = []
     for run in reversed(runs):
-        commit = run.commit[:12] or UNKNOWN
         num_series, num_failed = counts.get(run.number, (0, 0))
-        numbers = (str(num_series), str(num_failed))
-        rows.append((run.id, run.started, run.branch, commit, run.preset, *numbers))
+        texts = (run.id, run.started, run.branch, run.commit[:12], run.preset)
+        rows.append((*texts, num_series, num_failed))
+    if form == "json":
+        click.echo(json.dumps([dict(zip(titles, row, strict=True)) for row in rows]))
+        return
+    lines = [tuple(str(cell) or UNKNOWN for cell in row) for row in rows]
     click.echo(pluralize(len(runs), "run"))
     if runs:
-        click.echo(format_table(rows))
+        click.echo(format_table([titles, *lines]))
     for annotation in annotations:
         click.echo(f"Annotation at {annotation.run_id}, {annotation.series}: {annotation.note}")
 
@@ -144,7 +149,7 @@ def show(pattern: str, branch: str | None, figure: Path | None, file: Path) -> N
     show_default=True,
     help="Number of most recent runs to compare with.",
 )
-@form_option(type=click.Choice(("table", "markdown", "json")), default="table")
+@format_option(type=click.Choice(("tables", "markdown", "json")), default="tables")
 @unknown_option
 @_file_option
 def check(

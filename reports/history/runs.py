@@ -70,7 +70,9 @@ def _list_run_folders(path: Path) -> list[Path]:
         return folders
     if not path.exists():
         raise UserError(f"the folder {path} does not exist")
-    raise UserError(f"{path} does not contain a run: name a run's folder, or a folder of runs")
+    raise UserError(
+        f"{path} does not contain a run", hint="name a run's folder, or a folder of runs"
+    )
 
 
 def find_run(text: str, history: Path | None = None, *, excluded: str = "") -> Run:

@@ -79,6 +79,14 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     return sheet.text()
 
 
+def render_verdicts(report: Report, width: int | None = None, color: bool = False) -> str:
+    """Return the verdicts of a run."""
+    sheet = Sheet(WIDTH, color)
+    if report.overview is not None:
+        write_verdicts(sheet, report.overview.verdicts)
+    return sheet.text()
+
+
 def _choose_numbers_of_rows(operations: Table, steps: Table, num_free: int) -> tuple[int, int]:
     """Return the rows of both tables that fit in the free lines, operations before steps."""
     for max_steps in range(MAX_STEPS, 0, -1):

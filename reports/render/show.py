@@ -14,7 +14,7 @@ from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.text import UserError, format_duration, pluralize
 from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.one_run import make_report
-from parbench.reports.render.closing import render_closing
+from parbench.reports.render.closing import render_closing, render_verdicts
 from parbench.reports.render.data import render_csv, render_json
 from parbench.reports.render.markdown import render_markdown
 from parbench.reports.render.terminal import print_report, render_text, width_of
@@ -32,20 +32,19 @@ MAX_WATCH_LOAD = 0.2
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
-def show_run(
-    data: RunData, *more: ReportVerdict, form: str = "tables", show_all: bool = False
-) -> int:
+def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
     """Print a run and its folder, write its page, and return the exit code.
 
-    ``form`` is ``tables`` or a format of ``parbench export``. Tables are a summary by default.
-    ``show_all`` prints all of them. A page that cannot be written does not hide the results: it is a
-    warning, and the exit code is 4 if everything else is fine.
+    ``form`` is ``tables`` for the summary, ``verdicts``, or a format of ``parbench export``. A page
+    that cannot be written does not hide the results: it is a warning, and the exit code is 4 if
+    everything else is fine.
     """
     path = data.run.path
     report = make_report(data, more)
     code = report.code
-    if form == "tables":
-        print_report(report, render=render_text if show_all else render_closing)
+    is_text = form in ("tables", "verdicts")
+    if is_text:
+        print_report(report, render=render_closing if form == "tables" else render_verdicts)
     else:
         from parbench.reports.formats.registry import render_file
 
@@ -56,7 +55,7 @@ def show_run(
         click.echo(f"no report: {error}", err=True)
         code = combine_exit_codes([code, ExitCode.DID_NOT_RUN])
     # Parsers of another format read standard output.
-    click.echo(str(path), err=form != "tables")
+    click.echo(str(path), err=not is_text)
     return code
 
 
@@ -104,8 +103,8 @@ def build_report(
     output: Path | None = None,
     figures: Path | None = None,
     formats: Sequence[str] = (),
-) -> None:
-    """Write the report of one run, of several, or of a sweep.
+) -> int:
+    """Write the report of one run, of several, or of a sweep, and return its exit code.
 
     A page goes to ``output``, by default ``report.html`` in the folder of the run or of the sweep, or
     in the current folder for several runs. Its path is printed. Other formats go to ``output`` or to
@@ -123,6 +122,7 @@ def build_report(
     else:
         write_output(target, content)
         click.echo(str(target))
+    return report.code
 
 
 def write_figures(report: Report, folder: Path, formats: Sequence[str]) -> None:

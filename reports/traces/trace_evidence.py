@@ -234,5 +234,5 @@ def _compare_with_fits(
             reference="the fit of the run",
             affected_seconds=exposed[label][1],
             total_seconds=job.step_seconds,
-            command=build_command(["--only", facts.op, "--sizes", size], {}),
+            command=build_command([facts.op, "--sizes", size], {}),
         )

@@ -30,17 +30,18 @@ Command = Callable[[PointRequest], list[str]]
 
 
 def build_command(request: PointRequest) -> list[str]:
-    """Return the command ``parbench run`` of a point. With ``--json`` it writes no report."""
-    command = [*PARBENCH, "run", "--json"]
-    if request.nodes:
-        command += ["--nodelist", ",".join(request.nodes)]
+    """Return the command ``parbench run`` of a point. With ``--format json`` it writes no report."""
+    command = [*PARBENCH, "run", "--format=json"]
+    nodes = ",".join(request.nodes)
+    if request.run is not None and nodes:
+        command += ["--nodes", nodes]
     if request.run is not None:
         return [*command, "--resume", str(request.run)]
     point = request.point
-    command += ["--launcher", "srun", "--nodes", str(point.nodes)]
-    command += ["--ntasks-per-node", str(point.ntasks_per_node)]
+    command += ["--launcher", "srun", "--nodes", nodes or str(point.nodes)]
+    command += ["--nproc", str(point.ntasks_per_node)]
     command += ["--distribution", point.distribution]
-    command += ["--plan", str(plan_path(request.folder, point.id))]
+    command += ["--cases", str(plan_path(request.folder, point.id))]
     command += ["--out", str(runs_path(request.folder, point.id))]
     if request.sweep.file.link is not None:
         command += ["--link", request.sweep.file.link]

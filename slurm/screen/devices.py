@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from parbench.bench.check.cases import make_options
+from parbench.bench.check.cases import LOAD_SECONDS, make_options
 from parbench.bench.check.hosts import OVERHEAD_SECONDS, HostResult, compare_hosts, parse_result
 from parbench.bench.launch.processes import PARBENCH, convert_sigterm_to_interrupt
 from parbench.bench.machine.slurm_allocation import build_srun_command
@@ -25,6 +25,8 @@ def estimate_check_seconds(device: str, num_devices: int) -> float:
     world = WorldSpec(nproc=num_devices, backend=backend, device=device)
     plan = make_plan(options, DEFINITIONS, world)
     case_seconds = _SECONDS_PER_CASE * len(plan.cases)
+    if device == "cuda":
+        case_seconds += LOAD_SECONDS
     return plan.repetitions * (_START_SECONDS[device] + case_seconds)
 
 
@@ -39,7 +41,7 @@ def check_nodes(
     options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
     options += [f"--nodelist={','.join(nodes)}", "--cpu-bind=none"]
     options += [f"--output={folder}/%N.out", f"--error={folder}/%N.err"]
-    command = [*build_srun_command(environ, *options), *PARBENCH, "check", "--json"]
+    command = [*build_srun_command(environ, *options), *PARBENCH, "check", "--format=json"]
     command += ["--budget", f"{seconds:.0f}s", "--out", str(folder)]
     limit = seconds + OVERHEAD_SECONDS
     problem = f"no answer within {limit:.0f} s"

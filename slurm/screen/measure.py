@@ -49,10 +49,9 @@ def measure_rounds(
     folder.mkdir(parents=True)
     plan = folder / "plan.json"
     write_output(plan, encode_json(make_plan_file(rounds, setup)))
-    command = [*PARBENCH, "run", "--launcher", "srun", "--nodes", str(len(nodes))]
-    command += ["--ntasks-per-node", str(setup.rails), "--distribution", "block"]
-    command += ["--nodelist", ",".join(nodes), "--plan", str(plan)]
-    command += ["--out", str(folder), "--json"]
+    command = [*PARBENCH, "run", "--launcher", "srun", "--nodes", ",".join(nodes)]
+    command += ["--nproc", str(setup.rails), "--distribution", "block"]
+    command += ["--cases", str(plan), "--out", str(folder), "--format=json"]
     code = run_child(command).returncode
     runs = list_runs(folder)
     if not runs:

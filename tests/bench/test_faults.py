@@ -18,7 +18,7 @@ from parbench.bench.results.runs import list_runs
 from tests.support.fakes import wait_until
 from tests.support.paths import IMPORT_PATH, Command, environment
 
-FAULTS = ("--preset", "smoke", "--budget", "60s", "--timeout", "3s", "--target")
+FAULTS = ("--preset", "smoke", "--budget", "60s", "--timeout", "3s")
 EIGHT_FINE_CASES = ("tests.support.faults:fine", "--set", "number=0,1,2,3,4,5,6,7")
 
 StartRun = Callable[..., "subprocess.Popen[str]"]
@@ -64,8 +64,8 @@ def read_run(folder: Path) -> list[Record]:
 def test_run_survives_faulty_ranks_and_driver_kill(
     start_run: StartRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--preset", "smoke", "--budget", "60s", "--timeout", "2s", "--json")
-    target = ("--target", "tests.support.faults:several", "--set", "how=swapped,stopped,killed")
+    options = ("--preset", "smoke", "--budget", "60s", "--timeout", "2s", "--format=json")
+    target = ("tests.support.faults:several", "--set", "how=swapped,stopped,killed")
     driver = start_run(*options, *target)
 
     # The driver is killed while rank 1 is stopped in the second case.
@@ -84,7 +84,7 @@ def test_run_survives_faulty_ranks_and_driver_kill(
         file.write(b'{"schema":1,"case":{"id"')  # as a kill during a write leaves it
     monkeypatch.setenv("PYTHONPATH", IMPORT_PATH)
     monkeypatch.setattr(attempt, "_GRACE_SECONDS", 1.0)
-    resumed = CliRunner().invoke(cli.main, ["run", "--resume", str(path), "--json"])
+    resumed = CliRunner().invoke(cli.main, ["run", "--resume", str(path), "--format=json"])
     assert resumed.exit_code == 1, resumed.output
     assert resumed.stderr.splitlines()[-1] == str(path)
 
@@ -139,7 +139,7 @@ def test_new_ranks_wait_for_the_end_of_hung_ranks(parbench: Command, tmp_path: P
 
 @pytest.mark.full
 def test_two_runs_at_once_do_not_collide(start_run: StartRun, tmp_path: Path) -> None:
-    args = ("--preset", "smoke", "--only", "all_reduce", "--sizes", "1K", "--json")
+    args = ("--preset", "smoke", "all_reduce", "--sizes", "1K", "--format=json")
     processes = [start_run(*args), start_run(*args)]
     for process in processes:
         stdout, stderr = process.communicate(timeout=120)

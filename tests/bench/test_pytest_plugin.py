@@ -95,8 +95,7 @@ def test_timer_shows_each_duration_exactly() -> None:
 def test_arguments_become_options_and_settings() -> None:
     arguments: dict[str, object] = {"nproc": 2, "layers": 4, "budget": "5s"}
     command = " ".join(build_options("ddp", arguments))
-    assert command == "--only ddp --nproc 2 --set layers=4 --budget 5s"
-    assert build_options(None, {"target": "mine:prepare"}) == ["--target", "mine:prepare"]
+    assert command == "ddp --nproc 2 --set layers=4 --budget 5s"
     assert set(OPTIONS) <= {param.name for param in run.params}
 
 

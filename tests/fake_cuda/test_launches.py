@@ -12,7 +12,7 @@ RUN = "run --device cuda --nproc 2 --preset smoke --repetitions 1 --budget 30s -
 
 def run_all_reduce(stub: Stub, *options: str, **variables: str) -> Session:
     """Run a small all_reduce with settings of the stub."""
-    arguments = [*RUN.split(), "--only", "all_reduce", "--set", "size_bytes=1K", *options]
+    arguments = [*RUN.split(), "all_reduce", "--set", "size_bytes=1K", *options]
     return replace(stub, variables=variables).parbench(*arguments)
 
 
@@ -40,7 +40,7 @@ def test_rank_whose_device_hangs_is_blamed(stub: Stub) -> None:
 
 
 def test_rank_that_misses_a_collective_is_blamed(stub: Stub) -> None:
-    target = "--target tests.support.faults:asleep --set rank=1 --set at=8"
+    target = "tests.support.faults:asleep --set rank=1 --set at=8"
     session = replace(stub, has_values=True).parbench(*RUN.split(), *target.split())
     [record] = session.records
     assert record.status == "hang"

@@ -124,7 +124,7 @@ def cut(trace: Trace, name: str, mode: str) -> list[Call]:
 
 
 def test_run_measures_all_reduce(stub: Stub) -> None:
-    arguments = "--device cuda --nproc 2 --preset smoke --only all_reduce --repetitions 1"
+    arguments = "--device cuda --nproc 2 --preset smoke all_reduce --repetitions 1"
     session = stub.parbench("run", *arguments.split(), "--budget", "10s")
     assert session.returncode == 0, session.output
     assert {record.status for record in session.records} == {"ok"}

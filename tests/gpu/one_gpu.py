@@ -78,7 +78,7 @@ class Session:
 
     @property
     def one_rank_options(self) -> list[str]:
-        options = f"--device {self.device} --nproc 1 --allow-single --repetitions 1"
+        options = f"--device {self.device} --nproc 1 --repetitions 1"
         return options.split()
 
     @property
@@ -298,7 +298,7 @@ def one_rank(session: Session) -> Iterator[Line]:
     if not session.rehearse:
         modes += ",graph"
     sizes = "1K,64K" if session.rehearse else "1K,256M"
-    selection = ["--only", "collective.*", "--sizes", sizes, "--set", f"mode={modes}"]
+    selection = ["collective.*", "--sizes", sizes, "--set", f"mode={modes}"]
     records, lines = session.run_parbench(
         "collectives", *session.one_rank_options, *selection, budget=30
     )
@@ -332,7 +332,7 @@ def every_type(session: Session) -> Iterator[Line]:
         cases.append(f'[[case]]\nname = "{name}"\nset = {{ {settings} }}')
     plan = session.work / "types.toml"
     plan.write_text("\n".join(cases))
-    options = [*session.one_rank_options, "--plan", str(plan)]
+    options = [*session.one_rank_options, "--cases", str(plan)]
     _, lines = session.run_parbench("types", *options, budget=25)
     yield from lines
 
@@ -341,7 +341,7 @@ def memory(session: Session) -> Iterator[Line]:
     """Measure the bandwidth of memory copies and the FLOP/s of GEMMs."""
     size = "1M" if session.rehearse else "1G"
     edges = "m=128" if session.rehearse else "m=512,4096"
-    selection = ["--only", "memory.copy", "--only", "compute.gemm", "--sizes", size]
+    selection = ["memory.copy", "compute.gemm", "--sizes", size]
     records, lines = session.run_parbench(
         "memory and GEMMs", *session.one_rank_options, *selection, "--set", edges, budget=8
     )
@@ -363,7 +363,7 @@ def health(session: Session) -> Iterator[Line]:
     options = ["--device", session.device, "--nproc", num_ranks, "--budget", budget]
     out = str(session.work / "check")
     exit_code, output = session.run_python(
-        "check", "-m", "parbench", "check", *options, "--out", out, "--json"
+        "check", "-m", "parbench", "check", *options, "--out", out, "--format=json"
     )
     report: Record = {}
     for text in output.splitlines():
@@ -386,7 +386,7 @@ def llama(session: Session) -> Iterator[Line]:
         settings = ["shape=small-llama", "layers=8", "hidden=2048", "heads=16", "kv_heads=8"]
         settings += ["ffn=5632", "sequence=2048", "vocabulary=32000"]
     settings += ["precision=bfloat16", "microbatch=4"]
-    options = [*session.one_rank_options, "--only", "ddp"]
+    options = [*session.one_rank_options, "ddp"]
     for setting in settings:
         options += ["--set", setting]
     records, lines = session.run_parbench("llama-shaped step", *options, budget=20)
@@ -402,7 +402,7 @@ def llama(session: Session) -> Iterator[Line]:
 
 def make_step_options(session: Session) -> list[str]:
     shape = "tiny" if session.rehearse else "small-llama"
-    settings = f"--only workload.* --set shape={shape} --set tp=1"
+    settings = f"workload.* --set shape={shape} --set tp=1"
     return [*session.one_rank_options, *settings.split()]
 
 
@@ -424,20 +424,16 @@ def on_gloo(session: Session) -> Iterator[Line]:
     """Run with two ranks what gloo carries between CUDA tensors; the rest is refused."""
     sizes = "1K" if session.rehearse else "1K,16M"
     modes = "mode=blocking,pipelined,async"
-    selection = ["--only", "collective.*", "--sizes", sizes, "--set", modes]
+    selection = ["collective.*", "--sizes", sizes, "--set", modes]
     options = session.two_ranks_options
     _, lines = session.run_parbench(
         "gloo: collectives, 2 ranks", *options, *selection, budget=15
     )
     yield from lines
     selection = [
-        "--only",
         "ddp*",
-        "--only",
         "zero1",
-        "--only",
         "ep_dispatch",
-        "--only",
         "cp",
         "--set",
         "shape=tiny",
@@ -450,9 +446,9 @@ def on_gloo(session: Session) -> Iterator[Line]:
     if session.rehearse:
         return
     for name, selected in (
-        ("p2p", "--only sendrecv --sizes 1K"),
-        ("coalesced", "--only all_gather --sizes 1K --set mode=coalesced"),
-        ("fsdp", "--only fsdp"),
+        ("p2p", "sendrecv --sizes 1K"),
+        ("coalesced", "all_gather --sizes 1K --set mode=coalesced"),
+        ("fsdp", "fsdp"),
     ):
         args = ["-m", "parbench", "run", *options, *selected.split()]
         exit_code, output = session.run_python(f"refusal of {name}", *args)
@@ -465,7 +461,7 @@ def hangs(session: Session) -> Iterator[Line]:
     used_before = read_used_mib()
     faults = ["asleep"] if session.rehearse else ["asleep", "spinning"]
     timeout = "5s" if session.rehearse else "10s"
-    target = ["--target", "tests.support.faults:several", "--timeout", timeout]
+    target = ["tests.support.faults:several", "--timeout", timeout]
     names = ",".join([*faults, "fine"])
     records, _ = session.run_parbench(
         "hangs", *session.two_ranks_options, *target, "--set", f"how={names}"

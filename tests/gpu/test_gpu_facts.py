@@ -122,13 +122,11 @@ def test_rank_reports_gpu_only_on_cuda() -> None:
     assert others == [], "another process uses this GPU"
 
 
-@pytest.mark.parametrize(
-    ("device", "ranks"), [("cuda", "--nproc 1 --allow-single"), ("cpu", "--nproc 2")]
-)
+@pytest.mark.parametrize(("device", "ranks"), [("cuda", "--nproc 1"), ("cpu", "--nproc 2")])
 def test_run_records_gpu_only_on_cuda(
     parbench: Command, tmp_path: Path, device: str, ranks: str
 ) -> None:
-    options = "--only all_reduce --sizes 1K --repetitions 1 --budget 10s"
+    options = "all_reduce --sizes 1K --repetitions 1 --budget 10s"
     completed = parbench("run", *options.split(), "--device", device, *ranks.split())
     assert completed.returncode == 0, completed.stdout + completed.stderr
     [file] = tmp_path.glob("runs/*Z-*/run.json")

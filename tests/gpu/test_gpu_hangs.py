@@ -27,7 +27,7 @@ from tests.support.paths import Command, environment
 
 pytestmark = pytest.mark.gpu
 RUN = "--preset smoke --budget 60s --repetitions 1 --timeout 10s --device cuda --set at=8,-1"
-ONE_RANK = "--nproc 1 --allow-single --set rank=0"
+ONE_RANK = "--nproc 1 --set rank=0"
 TWO_RANKS = "--backend gloo --nproc 2"
 MAX_LEFT_BYTES = 256 << 20
 SPIN_CYCLES = 8 * 10**9
@@ -42,16 +42,16 @@ def read_used_bytes() -> int:
     ("options", "reason"),
     [
         (
-            f"{ONE_RANK} --target tests.support.faults:asleep",
+            f"{ONE_RANK} tests.support.faults:asleep",
             "every rank is in code of its own",
         ),
-        (f"{ONE_RANK} --target tests.support.faults:spinning", "every rank arrived and waits"),
+        (f"{ONE_RANK} tests.support.faults:spinning", "every rank arrived and waits"),
         (
-            f"{ONE_RANK} --target tests.support.faults:spinning --set synchronizes=false",
+            f"{ONE_RANK} tests.support.faults:spinning --set synchronizes=false",
             "every rank has enqueued nccl:all_reduce, which is not done",
         ),
-        (f"{TWO_RANKS} --target tests.support.faults:asleep", "rank 1 did not arrive"),
-        (f"{TWO_RANKS} --target tests.support.faults:spinning", "rank 1 did not arrive"),
+        (f"{TWO_RANKS} tests.support.faults:asleep", "rank 1 did not arrive"),
+        (f"{TWO_RANKS} tests.support.faults:spinning", "rank 1 did not arrive"),
     ],
 )
 def test_hang_is_explained_and_next_case_runs(

@@ -27,7 +27,7 @@ def invoke(*args: object) -> Result:
 def assert_refused(message: str, *args: object) -> None:
     result = invoke(*args)
     assert result.exit_code == 2
-    (line,) = result.stderr.strip().splitlines()
+    line = result.stderr.splitlines()[0]
     assert line.startswith("error: ")
     assert message in line
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.full, pytest.mark.measures]
 FAULT = f"{' '.join(LOCAL_CLUSTER)} fault"
 LINK_BITS_PER_SECOND = 200e6
 RUN = f"{PARBENCH} run --launcher srun --set mode=blocking --repetitions 1"
-RUN_COUNTED = f"{RUN} --target tests.support.wire:counted"
+RUN_COUNTED = f"{RUN} tests.support.wire:counted"
 
 
 def test_local_cluster_gives_each_node_its_own_host() -> None:
@@ -68,7 +68,7 @@ def load_only_run(folder: Path) -> Run:
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Measure all-reduces over links of 200 Mbit/s, and return the folder of their runs."""
     folder = tmp_path_factory.mktemp("measured")
-    all_reduce = f"{RUN} --only all_reduce --sizes 4M --budget 6s"
+    all_reduce = f"{RUN} all_reduce --sizes 4M --budget 6s"
     script = f"""
         four_nodes="salloc -Q -wn[1-4] --ntasks-per-node=1"
         two_nodes="salloc -Q -wn[1-2] --ntasks-per-node=2"

@@ -29,7 +29,7 @@ def measure_metrics(names: list[str]) -> dict[str, dict[str, float]]:
         "layers": 8,
         "compute": f"simulated:{ACTION_SECONDS * 1000:g}ms",
     }
-    command = [program, "run", "--only", "workload.pp", "--preset", "smoke", "--json"]
+    command = [program, "run", "workload.pp", "--preset", "smoke", "--format=json"]
     command += ["--nproc", str(NUM_RANKS), "--timeout", "90s"]
     command += ["--budget", f"{SECONDS_PER_SCHEDULE * len(names)}s"]
     for name, value in settings.items():

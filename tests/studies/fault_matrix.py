@@ -273,7 +273,7 @@ class Cell:
             "OUT": str(self.out),
         }
         program = str(Path(sys.executable).with_name("parbench"))
-        target = ["--target", "tests.studies.fault_matrix:prepare", "--out", f"{self.out}/runs"]
+        target = ["tests.studies.fault_matrix:prepare", "--out", f"{self.out}/runs"]
         # Root could write to a read-only folder, so that capability is dropped. The loopback
         # interface belongs to the network namespace of this run.
         drop = "setpriv --inh-caps=-dac_override --bounding-set=-dac_override"

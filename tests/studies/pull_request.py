@@ -17,8 +17,7 @@ from pathlib import Path
 from tests.support.ci_action import ActionResult, run_action
 
 OPTIONS = (
-    "--target checked_step:prepare --set num_elements=1024,65536 --nproc 2 --repetitions 5 "
-    "--budget 40s"
+    "checked_step:prepare --set num_elements=1024,65536 --nproc 2 --repetitions 5 --budget 40s"
 )
 STEP = '''"""A training step that computes, and reduces its gradients."""
 import time

@@ -57,9 +57,9 @@ def format_steps() -> str:
 def measure(folder: Path, link: str) -> None:
     (folder / "two.toml").write_text(format_collectives())
     (folder / "four.toml").write_text(format_steps())
-    run = f"{PARBENCH} run --launcher srun --ntasks-per-node 1"
+    run = f"{PARBENCH} run --launcher srun --nproc 1"
     lines = [
-        f"{run} --nodes {nodes} --plan {name}.toml --out {name}"
+        f"{run} --nodes {nodes} --cases {name}.toml --out {name}"
         for nodes, name in ((2, "two"), (4, "four"))
     ]
     script = "set -e\n" + "\n".join(lines)
@@ -80,7 +80,7 @@ def read_predictions(folder: Path) -> list[tuple[str, float, float]]:
     """Return the label of each step, its predicted and its measured seconds."""
     [two] = (folder / "two").glob("2*")
     [four] = (folder / "four").glob("2*")
-    command = [PARBENCH, "plan", "validate", str(four), "--fits", str(two), "--json"]
+    command = [PARBENCH, "plan", "validate", str(four), "--fits", str(two), "--format=json"]
     completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     predictions = []
     for row in json.loads(completed.stdout)["rows"]:

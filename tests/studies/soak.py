@@ -92,7 +92,7 @@ def main() -> int:
     options = parser.parse_args()
     numbers = ",".join(str(number) for number in range(options.cases))
     program = str(Path(sys.executable).with_name("parbench"))
-    target = ["--target", "tests.support.faults:tangled", "--set", f"number={numbers}"]
+    target = ["tests.support.faults:tangled", "--set", f"number={numbers}"]
     limits = [
         "--preset",
         "smoke",

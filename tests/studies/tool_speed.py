@@ -1,6 +1,6 @@
 """Time parbench itself: the same tasks as a custom benchmark and as benchmarks of pytest.
 
-parbench run --target tests.studies.tool_speed:prepare --nproc 1 --allow-single \
+parbench run tests.studies.tool_speed:prepare --nproc 1 \
     --set task=help,list,plan,append,load,compare,page \
     --repetitions 5 --budget 20m --timeout 10m --preset smoke   # before a change and after it
 parbench compare BASE NEW    # exit code 1 if a task became slower
@@ -137,7 +137,7 @@ def make_append(run: Path, folder: Path) -> Callable[[], None]:
 def plan_many_cases() -> None:
     plan = plan_run(
         Options(
-            only=("all_reduce",),
+            names=("all_reduce",),
             settings={"size_bytes": "4K:40000K:+4K", "mode": "blocking"},
             nproc=2,
         ),

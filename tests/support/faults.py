@@ -1,4 +1,4 @@
-"""Benchmarks that fail on purpose, measured with ``--target tests.support.faults:NAME``."""
+"""Benchmarks that fail on purpose, measured with ``tests.support.faults:NAME``."""
 
 import os
 import signal
@@ -165,4 +165,4 @@ def several(world: World, *, how: Fault = "fine") -> Benchmark:
 
 
 if __name__ == "__main__":
-    sys.exit("this module is measured with --target")
+    sys.exit("this module is measured by parbench run")

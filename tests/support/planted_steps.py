@@ -1,6 +1,6 @@
 """Training steps with a fault that the environment plants.
 
-`--target tests.support.planted_steps:NAME` measures the step of a plant. `PLANTED=1` plants its
+`tests.support.planted_steps:NAME` measures the step of a plant. `PLANTED=1` plants its
 fault. A fault that an option plants would make another case, which is not compared.
 """
 

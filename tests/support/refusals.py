@@ -7,9 +7,9 @@ from parbench.bench.text import UserError
 
 
 def usage_error(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Return the message of the ``UserError`` that the call raises."""
+    """Return the message and the hint of the ``UserError`` that the call raises."""
     try:
         call(*args, **kwargs)
     except UserError as error:
-        return str(error)
+        return f"{error} {error.hint}".strip()
     raise AssertionError(f"no UserError: {args} {kwargs}")

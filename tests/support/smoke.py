@@ -16,13 +16,13 @@ SUBSET = ("all_reduce", "sendrecv", "ddp")
 
 def run_smoke_subset(folder: Path) -> Run:
     """Measure a few cases of the smoke preset once and return the run."""
-    selection = [arg for name in SUBSET for arg in ("--only", name)]
+    selection = SUBSET
     return run_preset(folder, "--repetitions", "1", "--budget", "12s", *selection)
 
 
 def run_preset(folder: Path, *options: str) -> Run:
     """Run ``parbench run --preset smoke`` on two ranks in a folder and return the run."""
-    command = [PARBENCH, "run", "--all", "--preset", "smoke", "--nproc", "2", *options]
+    command = [PARBENCH, "run", "--preset", "smoke", "--nproc", "2", *options]
     completed = subprocess.run(
         command,
         cwd=folder,

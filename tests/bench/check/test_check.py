@@ -46,7 +46,7 @@ def test_command_exits_with_code_of_verdict(
     text = CliRunner().invoke(main, ["check"])
     assert text.exit_code == code
     assert f"n1: {verdict}" in text.stdout
-    document = CliRunner().invoke(main, ["check", "--json"])
+    document = CliRunner().invoke(main, ["check", "--format=json"])
     assert document.exit_code == code
     assert json.loads(document.stdout)["code"] == code
 
@@ -117,7 +117,7 @@ def test_check_refuses_gpus_without_the_library(monkeypatch: pytest.MonkeyPatch)
 
 def run_check(folder: Path, *args: str) -> tuple[int, dict[str, Any]]:
     process = subprocess.run(
-        [sys.executable, "-m", "parbench", "check", "--json", *args],
+        [sys.executable, "-m", "parbench", "check", "--format=json", *args],
         cwd=folder,
         env=environment(),
         capture_output=True,
@@ -178,7 +178,7 @@ def test_hosts_of_a_cluster_are_checked_and_screened(tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     agent.write_text(SRUN_AGENT)
     agent.chmod(0o755)
-    options = "--budget 12s --json -o hosts.json"
+    options = "--budget 12s --format=json -o hosts.json"
     check_hosts = f"{PARBENCH} check --hosts n1,n2 --ssh {agent} {options}"
     screen = f"{PARBENCH} slurm screen --size 64K --rounds 3 >screen.txt"
     command = ["salloc", "-Q", "-N3", "-n3", "sh", "-c", f"{check_hosts}; {screen}"]

@@ -92,14 +92,14 @@ def test_unreachable_host_is_reported(tmp_path: Path, agent: str) -> None:
     assert "did not run  n2: no route to n2" in render(answers)
     calls = sorted((tmp_path / "calls").read_text().splitlines())
     assert calls[0].startswith(f"n1: cd {Path.cwd()} && ")
-    assert calls[0].endswith(" -m parbench check --budget 40s --json")
+    assert calls[0].endswith(" -m parbench check --budget 40s --format=json")
 
 
 def test_command_writes_answers_of_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    args = ["check", "--hosts", "n1,n2", "--ssh", agent, "--json", "-o", "all.json"]
+    args = ["check", "--hosts", "n1,n2", "--ssh", agent, "--format=json", "-o", "all.json"]
     result = CliRunner().invoke(main, args)
     assert result.exit_code == 4
     answers = json.loads(result.stdout)

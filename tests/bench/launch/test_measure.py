@@ -31,9 +31,9 @@ from tests.support.nvidia import L40S, gpus, install
 from tests.support.refusals import usage_error
 from tests.support.reports_fixtures import ok_record, step_case
 
-TWO_CASES = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
+TWO_CASES = Options(preset="smoke", names=("all_reduce",), settings={"size_bytes": "1K,4K"})
 SRUN = Options(
-    preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun"
+    preset="smoke", names=("all_reduce",), settings={"size_bytes": "1K"}, launcher="srun"
 )
 
 
@@ -208,7 +208,7 @@ def test_resume_refuses_before_a_rank_starts(
     path = create_run(Path("runs"), make_plan([make_fake_case()]), "0.1.0")[0]
     with open_writer(path):
         assert "another process" in usage_error(resume, path, as_json=False)
-    assert "--nodelist n1" in usage_error(run, Options(nodelist="n1"), resume_path=path)
+    assert "--nodes n1" in usage_error(run, Options(nodelist="n1"), resume_path=path)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert "--resume" in usage_error(run, Options(), resume_path=path)

@@ -13,7 +13,7 @@ from parbench.bench.results.runs import Run, list_runs, load_run
 from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.paths import environment
 
-ALL_REDUCE = ("run", "--preset", "smoke", "--only", "all_reduce")
+ALL_REDUCE = ("run", "--preset", "smoke", "all_reduce")
 ONE_CASE = (*ALL_REDUCE, "--sizes", "1K")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -41,7 +41,7 @@ def run_torchrun(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]"
 
 
 def test_torchrun_ranks_make_one_run(tmp_path: Path) -> None:
-    result = run_torchrun(tmp_path, *ONE_CASE, "--repetitions", "2", "--json")
+    result = run_torchrun(tmp_path, *ONE_CASE, "--repetitions", "2", "--format=json")
     assert result.returncode == 0, result.stderr
     run = load_only_run(tmp_path / "runs")
     assert [record.repetition for record in run.records] == [0, 1]
@@ -57,7 +57,7 @@ def test_torchrun_ranks_make_one_run(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_raising_rank_under_torchrun_leaves_a_report(tmp_path: Path) -> None:
     """torchrun exits with 1 and reports the exit code of each rank."""
-    target = ("--target", "tests.support.faults:raising")
+    target = ("tests.support.faults:raising",)
     result = run_torchrun(tmp_path, "run", "--preset", "smoke", *target)
     run = load_only_run(tmp_path / "runs")
     [record] = run.records
@@ -70,7 +70,16 @@ def test_raising_rank_under_torchrun_leaves_a_report(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_mpirun_ranks_meet_on_one_host(tmp_path: Path) -> None:
-    command = ["mpirun", "-n", "2", PARBENCH, *ONE_CASE, "--json", "--out", str(tmp_path)]
+    command = [
+        "mpirun",
+        "-n",
+        "2",
+        PARBENCH,
+        *ONE_CASE,
+        "--format=json",
+        "--out",
+        str(tmp_path),
+    ]
     result = subprocess.run(
         command,
         env={**environment(), **AS_ROOT},
@@ -91,7 +100,7 @@ def test_mpirun_ranks_meet_on_one_host(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_ranks_of_two_hosts_meet_at_master_addr(tmp_path: Path) -> None:
-    args = f"{PARBENCH} {' '.join(ONE_CASE)} --json --out {tmp_path}"
+    args = f"{PARBENCH} {' '.join(ONE_CASE)} --format=json --out {tmp_path}"
     args_of_module = args.replace(PARBENCH, "-m parbench")
     nodes = "--nnodes 2 --nproc-per-node 1"
     rendezvous = "--rdzv-backend c10d --rdzv-endpoint n1:29400 --rdzv-id it"

@@ -63,7 +63,7 @@ WITHOUT_CUDA = replace(TWO_GPUS, torch_has_cuda=False)
 
 
 @pytest.mark.parametrize(
-    ("machine", "fact"), [(ONE_GPU, "--allow-single"), (WITHOUT_CUDA, "without CUDA")]
+    ("machine", "fact"), [(ONE_GPU, "--nproc 1"), (WITHOUT_CUDA, "without CUDA")]
 )
 def test_unused_gpus_are_noted(machine: Machine, fact: str) -> None:
     world = choose(machine)
@@ -89,7 +89,7 @@ def test_shared_devices_are_functional_only(
     ("machine", "options", "fact"),
     [
         (CPU, {"nproc": 0}, "--nproc 0"),
-        (CPU, {"nproc": 1}, "--allow-single"),
+        (CPU, {"nproc": 1}, "one rank"),
         (CPU, {"backend": "nccl"}, "--backend gloo"),
         (CPU, {"device": "cuda"}, "no GPU"),
         (ONE_GPU, {"device": "cuda"}, "one GPU"),

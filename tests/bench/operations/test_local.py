@@ -62,6 +62,17 @@ def test_gemm_is_right_after_step(dtype: str, m: int) -> None:
     assert work.amount == 2 * m**3
 
 
+def test_gemm_after_a_load_compares_random_products() -> None:
+    benchmark = Gemm(SINGLE_RANK, m=64, load_seconds=0.01)
+    assert not torch.equal(benchmark._a, benchmark._a.round())
+    benchmark.reset()
+    benchmark.step()
+    assert benchmark.check() == 0
+    benchmark.step()
+    benchmark.corrupt()
+    assert benchmark.check() == 1
+
+
 def test_gemm_partial_sums_are_exact_in_bfloat16() -> None:
     benchmark = Gemm(SINGLE_RANK, m=512)
     rows = benchmark._a[:5, :, None]

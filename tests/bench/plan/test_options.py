@@ -31,8 +31,8 @@ from tests.support.paths import ROOT
 from tests.support.ranks import Ranks
 from tests.support.refusals import usage_error
 
-ALL_REDUCE = Options(preset="smoke", only=("all_reduce",), settings={"size_bytes": "1K,4K"})
-HYBRID = Options(only=("workload.hybrid",))
+ALL_REDUCE = Options(preset="smoke", names=("all_reduce",), settings={"size_bytes": "1K,4K"})
+HYBRID = Options(names=("workload.hybrid",))
 SRUN = replace(ALL_REDUCE, settings={"size_bytes": "1K"}, launcher="srun")
 GPU = Gpu(name="H100", memory_bytes=80 << 30)
 JOINED = Joined(rank=0, size=3, local_size=3, one_node=True)
@@ -84,11 +84,11 @@ def test_default_run_has_groups_of_four_ranks() -> None:
 
     assert list_groups(Options(nproc=4)) == {"pairs"}
     assert list_groups(Options(nproc=2)) == set()
-    assert list_groups(Options(nproc=4, only=("all_reduce",))) == set()
+    assert list_groups(Options(nproc=4, names=("all_reduce",))) == set()
 
 
 def test_plan_file_overrides_preset(plan_file: Path) -> None:
-    run_plan = plan(Options(plan_file=plan_file, only=("all_reduce",)))
+    run_plan = plan(Options(cases_file=plan_file, names=("all_reduce",)))
     assert run_plan.preset == "full"
     assert run_plan.nproc == 3
     assert run_plan.repetitions == 7
@@ -101,7 +101,7 @@ def test_plan_file_overrides_preset(plan_file: Path) -> None:
 
 def test_options_override_plan_file(plan_file: Path) -> None:
     options = Options(
-        plan_file=plan_file,
+        cases_file=plan_file,
         preset="smoke",
         nproc=2,
         budget="30s",
@@ -124,7 +124,7 @@ def test_budget_of_several_repetitions_is_filled() -> None:
 
 @pytest.mark.parametrize(("sizes", "repetitions"), [("1M", 5), ("1K,4K,16K", 3)])
 def test_named_cases_take_time_by_number(sizes: str, repetitions: int) -> None:
-    options = Options(only=("all_reduce",), settings={"size_bytes": sizes})
+    options = Options(names=("all_reduce",), settings={"size_bytes": sizes})
     run_plan = plan(options)
     assert run_plan.repetitions == repetitions
     seconds = repetitions * compute_sampling_seconds(run_plan.cases, run_plan.measure)
@@ -136,8 +136,8 @@ def test_named_cases_take_time_by_number(sizes: str, repetitions: int) -> None:
     "options",
     [
         Options(budget="90s"),
-        Options(only=("all_reduce",), preset="node"),
-        Options(only=("all_reduce",), budget="90s"),
+        Options(names=("all_reduce",), preset="node"),
+        Options(names=("all_reduce",), budget="90s"),
     ],
 )
 def test_preset_and_budget_set_the_time(options: Options) -> None:
@@ -147,14 +147,14 @@ def test_preset_and_budget_set_the_time(options: Options) -> None:
 
 
 def test_repetitions_of_named_cases_are_kept() -> None:
-    run_plan = plan(Options(only=("ddp",), repetitions=7))
+    run_plan = plan(Options(names=("ddp",), repetitions=7))
     assert run_plan.repetitions == 7
     assert compute_sampling_seconds(run_plan.cases, run_plan.measure) == pytest.approx(6.0)
 
 
 def test_overrides_change_preset_only() -> None:
     options = Options(
-        only=("all_gather", "barrier"),
+        names=("all_gather", "barrier"),
         preset_overrides={"mode": "pipelined", "placement": "in_place"},
     )
     run_plan = plan(options)
@@ -187,13 +187,13 @@ def test_slow_injection_is_refused_in_graph_mode(monkeypatch: pytest.MonkeyPatch
     [("dp=2,fsdp=2,pp=2,cp=1,tp=2,ep=2", 16), ("dp=1,tp=1", 1), ("dp=2,tp=2;pp=2,tp=2", 4)],
 )
 def test_mesh_sets_number_of_ranks(mesh: str, num_ranks: int) -> None:
-    run_plan = plan(replace(HYBRID, mesh=mesh, allow_single=True))
+    run_plan = plan(replace(HYBRID, mesh=mesh, nproc=1 if num_ranks == 1 else None))
     assert run_plan.nproc == num_ranks
     assert list_values(run_plan, "mesh") == mesh.split(";")
 
 
 def test_mesh_with_group_selects_groups() -> None:
-    options = replace(ALL_REDUCE, only=("all_reduce", "hybrid"), mesh="dp=2,tp=2", group="tp")
+    options = replace(ALL_REDUCE, names=("all_reduce", "hybrid"), mesh="dp=2,tp=2", group="tp")
     run_plan = plan(options)
     assert set(list_values(run_plan, "group")) == {"dp=2 tp=2:tp", None}
     assert set(list_values(run_plan, "mesh")) == {"", None}
@@ -208,7 +208,7 @@ def test_mesh_with_group_selects_groups() -> None:
         (replace(ALL_REDUCE, mesh="dp=2,tp=2"), "--group"),
         (Options(repetitions=0), "--repetitions 0"),
         (replace(ALL_REDUCE, nodes=2), "--nodes 2"),
-        (replace(ALL_REDUCE, nodelist="n1"), "--nodelist n1"),
+        (replace(ALL_REDUCE, nodelist="n1"), "--nodes n1"),
     ],
 )
 def test_invalid_options_are_refused(options: Options, fact: str) -> None:
@@ -232,10 +232,10 @@ def test_joined_ranks_refuse_other_numbers(options: Options, fact: str) -> None:
     assert fact in usage_error(plan, options, JOINED)
 
 
-def test_single_joined_rank_needs_allow_single() -> None:
+def test_single_joined_rank_needs_nproc() -> None:
     single = Joined(rank=0, size=1, local_size=1, one_node=True)
-    assert "--allow-single" in usage_error(plan, Options(), single)
-    assert plan(Options(allow_single=True), single).nproc == 1
+    assert "one rank" in usage_error(plan, Options(), single)
+    assert plan(Options(nproc=1), single).nproc == 1
 
 
 @pytest.mark.usefixtures("_allocation")
@@ -243,7 +243,7 @@ def test_ranks_are_spread_over_allocation() -> None:
     run_plan = plan(SRUN)
     assert run_plan.nproc == 8
     assert run_plan.spread == NodeLayout(nodes=4, ntasks_per_node=2)
-    cyclic = plan(replace(SRUN, nodes=3, ntasks_per_node=1, distribution="cyclic"))
+    cyclic = plan(replace(SRUN, nodes=3, nproc=1, distribution="cyclic"))
     assert cyclic.nproc == 3
     assert cyclic.spread == NodeLayout(nodes=3, ntasks_per_node=1, distribution="cyclic")
 
@@ -291,7 +291,7 @@ def test_groups_follow_distribution(
 @pytest.mark.usefixtures("_allocation")
 def test_shared_cores_and_emulation_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARBENCH_EMULATED", "four nodes")
-    run_plan = plan(replace(SRUN, ntasks_per_node=8))
+    run_plan = plan(replace(SRUN, nproc=8))
     assert run_plan.emulation == "four nodes"
     assert run_plan.limitations[0] == "emulated: four nodes"
     [functional] = run_plan.notes
@@ -303,8 +303,7 @@ def test_shared_cores_and_emulation_are_noted(monkeypatch: pytest.MonkeyPatch) -
     ("options", "fact"),
     [
         (replace(SRUN, nodes=5), "--nodes 5"),
-        (replace(SRUN, ntasks_per_node=0), "--ntasks-per-node 0"),
-        (replace(SRUN, nproc=4), "--nproc 4"),
+        (replace(SRUN, nproc=0), "--nproc 0"),
     ],
 )
 def test_limits_of_allocation_are_checked(options: Options, fact: str) -> None:

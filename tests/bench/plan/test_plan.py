@@ -43,7 +43,7 @@ def test_plan_takes_defaults_from_preset() -> None:
 
 def test_cases_are_product_in_order() -> None:
     settings = {"size_bytes": "4K,1K", "mode": "pipelined,blocking"}
-    run_plan = plan(only=("p2p.sendrecv", "all_reduce"), settings=settings)
+    run_plan = plan(names=("p2p.sendrecv", "all_reduce"), settings=settings)
     sizes = [4096, 4096, 1024, 1024]
     modes = ["pipelined", "blocking", "pipelined", "blocking"]
     assert list_values(run_plan, "size_bytes") == sizes + sizes
@@ -54,7 +54,7 @@ def test_cases_are_product_in_order() -> None:
 
 def test_setting_replaces_values_of_preset() -> None:
     settings = {"mode": "blocking", "size_bytes": "1K"}
-    [case] = plan(preset="node", only=("all_reduce",), settings=settings).cases
+    [case] = plan(preset="node", names=("all_reduce",), settings=settings).cases
     assert case.params == {"size_bytes": 1024, "dtype": "float32", "mode": "blocking"}
 
 
@@ -67,14 +67,14 @@ def test_entries_replace_preset() -> None:
 def test_overlapping_entries_are_merged() -> None:
     first = Entry(name="all_reduce", set={"size_bytes": "1K,2K"})
     second = Entry(name="all_*", set={"size_bytes": "2K,4K"})
-    run_plan = plan(entries=(first, second), only=("all_reduce",))
+    run_plan = plan(entries=(first, second), names=("all_reduce",))
     assert list_values(run_plan, "size_bytes") == [1024, 2048, 4096]
 
 
 def test_operation_outside_preset_has_defaults() -> None:
     param = Param(name="depth", kind="int", default=3, help="x")
     step = BenchmarkDefinition(name="step.mine", target="m:f", help="x", params=(param,))
-    [case] = make_plan(Options(only=("mine",)), (*DEFINITIONS, step), GLOO).cases
+    [case] = make_plan(Options(names=("mine",)), (*DEFINITIONS, step), GLOO).cases
     assert case.params == {"depth": 3}
 
 
@@ -89,9 +89,9 @@ MISSPELLED_PARAM = Entry(name="all_*", set={"siz": "1K"})
         ({"preset": "nod"}, "'node'"),
         ({"entries": (MISSPELLED_NAME,)}, "'all_reduce'"),
         ({"entries": (MISSPELLED_PARAM,)}, "'siz'"),
-        ({"entries": (P2P,), "only": ("all_reduce",)}, "--only all_reduce"),
+        ({"entries": (P2P,), "names": ("all_reduce",)}, "all_reduce"),
         ({"settings": {"dtpye": "float16"}}, "'dtype'"),
-        ({"only": ("all_reduce",), "settings": {"root": "0"}}, "'root'"),
+        ({"names": ("all_reduce",), "settings": {"root": "0"}}, "'root'"),
     ],
 )
 def test_unknown_name_is_refused(options: dict[str, Any], fact: str) -> None:
@@ -109,7 +109,7 @@ def test_unknown_name_is_refused(options: dict[str, Any], fact: str) -> None:
 )
 def test_unusable_value_is_refused(name: str, text: str, value: str) -> None:
     spec = replace(GLOO, nproc=3, rank_bytes=GIB)
-    message = usage_error(plan, spec, only=("all_reduce",), settings={name: text})
+    message = usage_error(plan, spec, names=("all_reduce",), settings={name: text})
     assert f"with {name} = {value}" in message
 
 
@@ -124,7 +124,7 @@ def test_value_is_skipped_where_it_is_unusable() -> None:
 
 def test_plan_without_usable_case_is_refused() -> None:
     spec = replace(GLOO, rank_bytes=1)
-    message = usage_error(plan, spec, only=("all_gather",))
+    message = usage_error(plan, spec, names=("all_gather",))
     assert "collective.all_gather size_bytes=1024" in message
 
 
@@ -143,7 +143,7 @@ def test_sizes_of_user_are_not_rounded() -> None:
 
 def test_size_beyond_memory_of_gpu_is_skipped() -> None:
     spec = replace(NCCL, rank_bytes=4 * GIB)
-    run_plan = plan(spec, preset="node", only=("p2p.sendrecv",))
+    run_plan = plan(spec, preset="node", names=("p2p.sendrecv",))
     for skipped in run_plan.skipped:
         assert skipped.reason.startswith("size 1G")
     assert run_plan.skipped

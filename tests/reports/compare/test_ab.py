@@ -179,15 +179,15 @@ def invoke(*args: str) -> Result:
 def test_repetition_run_passes_variables_and_budget(tmp_path: Path, fake_python: str) -> None:
     side = parse_side("b", "X=7", fake_python)
     folder = tmp_path / "out"
-    run = run_repetition(side, 30.4, out=folder, options=("--only", "ddp"), log=print)
+    run = run_repetition(side, 30.4, out=folder, options=("ddp",), log=print)
     assert run.path == folder / "b" / "run-0"
-    command = ["7", "-m", "parbench", "run", "--only", "ddp"]
-    command += ["--repetitions", "1", "--budget", "30s", "--out", str(folder / "b"), "--json"]
+    command = ["7", "-m", "parbench", "run", "ddp", "--repetitions", "1", "--budget", "30s"]
+    command += ["--out", str(folder / "b"), "--format=json"]
     assert (tmp_path / "arguments").read_text().splitlines() == command
 
 
 def test_repetition_run_reports_bad_options_of_run(tmp_path: Path) -> None:
-    options = ("--only", "all_reduse", "--nproc", "2")
+    options = ("all_reduse", "--nproc", "2")
     measure_side = partial(run_repetition, out=tmp_path / "out", options=options, log=print)
     message = usage_error(measure_side, parse_side("a", "X=1"), 60.0)
     assert "side A" in message
@@ -227,7 +227,7 @@ def test_ab_stops_its_repetition_on_sigterm(tmp_path: Path) -> None:
 def test_ab_command_prints_its_comparison(tmp_path: Path, fake_python: str) -> None:
     folder = tmp_path / "out"
     sides = ["--a", "X=1", "--b", "X=2", "--a-python", fake_python, "--b-python", fake_python]
-    result = invoke("ab", *sides, "--out", str(folder), "--", "--only", "all_reduce")
+    result = invoke("ab", *sides, "--out", str(folder), "--", "all_reduce")
     assert result.exit_code == 0, result.output
     assert "2 SAME" in result.stdout
     assert [line[0] for line in result.stderr.splitlines()[:4]] == list("ABBA")
@@ -266,9 +266,7 @@ def test_aa_writes_thresholds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("parbench.reports.compare.ab.run_repetition", measure_side)
     file = tmp_path / "thresholds.json"
-    result = invoke(
-        "aa", "--thresholds", str(file), "--repetitions", "6", "--", "--only", "all_reduce"
-    )
+    result = invoke("aa", "--thresholds", str(file), "--repetitions", "6", "--", "all_reduce")
     assert result.exit_code == 0, result.output
     assert str(file) in result.stdout
     assert machine.order == "abbaabbaabba"

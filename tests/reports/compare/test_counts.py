@@ -157,8 +157,8 @@ def test_every_format_shows_changed_counts() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", PLANTS)
 def test_planted_fault_is_named_after_one_repetition(parbench: Command, name: str) -> None:
-    options = ["--nproc", "2", "--repetitions", "1", "--budget", "6s", "--json"]
-    options += ["--target", f"tests.support.planted_steps:{name}"]
+    options = ["--nproc", "2", "--repetitions", "1", "--budget", "6s", "--format=json"]
+    options += [f"tests.support.planted_steps:{name}"]
     folders = []
     for plant in ("", "", "1"):
         result = parbench("run", *options, **{VARIABLE: plant})

@@ -89,7 +89,7 @@ def test_compare_exit_code(
     assert verdict in result.output
 
 
-@pytest.mark.parametrize("form", ["table", "markdown"])
+@pytest.mark.parametrize("form", ["tables", "markdown"])
 def test_compare_names_the_emulated_side(form: str, base: str, tmp_path: Path) -> None:
     emulated = write(tmp_path, emulation=EMULATION)
     text = invoke(base, emulated, "--format", form).output
@@ -115,7 +115,7 @@ def test_compare_uses_a_measured_threshold(base: str, slower: str, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("form", "start"),
-    [("table", "Verdict: "), ("markdown", "## "), ("json", "{"), ("junit", "<?xml")],
+    [("tables", "Verdict: "), ("markdown", "## "), ("json", "{"), ("junit", "<?xml")],
 )
 def test_compare_format_goes_to_stdout_or_a_file(
     form: str, start: str, base: str, slower: str, tmp_path: Path

@@ -190,7 +190,7 @@ def train_buckets(count: int, num_bytes: int = 8 << 20, exposed: float = 0.3) ->
 def test_single_bucket_suggests_smaller_ones() -> None:
     finding = get_finding(train_buckets(count=1))
     assert finding.kind == "one-bucket"
-    assert finding.command == "parbench run --only ddp --set bucket_mb=2,25"
+    assert finding.command == "parbench run ddp --set bucket_mb=2,25"
     assert_facts(finding, "8.00 MiB", "30.0 %")
     assert get_kinds(train_buckets(count=1, exposed=0.04)) == []
     assert get_kinds(train_buckets(count=4, exposed=0.09)) == []
@@ -203,7 +203,7 @@ def train_sharded(prefetch: str = "default") -> list[Record]:
 def test_missing_prefetch_is_found() -> None:
     finding = get_finding(train_sharded())
     assert finding.kind == "no-prefetch"
-    assert finding.command == "parbench run --only fsdp --set prefetch=default,explicit"
+    assert finding.command == "parbench run fsdp --set prefetch=default,explicit"
     assert get_kinds(train_sharded(prefetch="explicit")) == ["exposed-communication"]
 
 
@@ -226,7 +226,7 @@ def test_exposed_communication_names_the_worst_first() -> None:
 def test_idle_step_suggests_larger_microbatches() -> None:
     finding = get_finding(train(idle=0.4))
     assert finding.kind == "host-bound"
-    assert finding.command == "parbench run --only fsdp --set microbatch=4,16"
+    assert finding.command == "parbench run fsdp --set microbatch=4,16"
 
 
 def make_pipeline(causes: dict[str, float], **details: Any) -> Record:
@@ -327,7 +327,7 @@ def test_outlier_size_is_slower_than_its_fit() -> None:
     assert finding.kind == "off-fit"
     assert "2.82 times as long as its fit" in finding.message
     assert finding.command == (
-        "parbench run --only all_reduce --sizes 1M:16M:x2"
+        "parbench run all_reduce --sizes 1M:16M:x2"
         " --set dtype=float32 --set mode=blocking --set placement=out_of_place"
     )
 
@@ -346,7 +346,7 @@ def test_part_slower_than_the_whole_is_found() -> None:
     finding = get_finding([*all_reduce, *repeat(case, 2e-3, 2.02e-3, 2e-3, 2.02e-3)])
     assert finding.kind == "slower-than-composite"
     assert "2.01 ms" in finding.message
-    assert "--only reduce_scatter --only all_reduce --sizes 1M" in finding.command
+    assert "reduce_scatter all_reduce --sizes 1M" in finding.command
     uncertain = repeat(case, 1.3e-3, 2.6e-3, 1.3e-3, 2.6e-3)
     assert get_kinds([*all_reduce, *uncertain]) == []
 

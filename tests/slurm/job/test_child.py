@@ -34,8 +34,8 @@ def run_child(request: PointRequest, command: Command) -> Child:
 def test_build_command_is_valid(tmp_path: Path) -> None:
     args = build_command(make_request(tmp_path, sweep=make_sweep([POINT], link="400Gbit")))
     line = " ".join(args)
-    assert "--nodelist n1,n3 --launcher srun --nodes 2 --ntasks-per-node 1" in line
-    assert f"--plan {tmp_path}/sweep/points/{POINT.id}.json" in line
+    assert "--launcher srun --nodes n1,n3 --nproc 1" in line
+    assert f"--cases {tmp_path}/sweep/points/{POINT.id}.json" in line
     assert f"--out {tmp_path}/sweep/runs/{POINT.id} --link 400Gbit" in line
     result = CliRunner().invoke(main, args[3:])
     assert result.exit_code == 2, "there is no allocation"
@@ -44,7 +44,7 @@ def test_build_command_is_valid(tmp_path: Path) -> None:
 
 def test_build_command_resumes_a_run(tmp_path: Path) -> None:
     args = build_command(make_request(tmp_path, run=tmp_path / "r"))
-    assert args[4:] == ["--json", "--nodelist", "n1,n3", "--resume", str(tmp_path / "r")]
+    assert args[4:] == ["--format=json", "--nodes", "n1,n3", "--resume", str(tmp_path / "r")]
 
 
 def test_child_gets_variables_and_srun_options(tmp_path: Path, monkeypatch: Any) -> None:

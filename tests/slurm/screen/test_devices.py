@@ -41,7 +41,7 @@ def test_check_nodes_runs_one_task_per_node(
     assert n3.problem == "srun: error: n3: task 2: Exited with exit code 1"
     args = Path("args").read_text()
     assert "--nodes=3 --ntasks=3 --ntasks-per-node=1 --nodelist=n1,n2,n3" in args
-    assert f"--container-image=x {sys.executable} -m parbench check --json" in args
+    assert f"--container-image=x {sys.executable} -m parbench check --format=json" in args
     assert "--budget 50s" in args
 
 

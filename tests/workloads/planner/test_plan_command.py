@@ -31,7 +31,7 @@ MESH = "mesh --model llama3-8b --mesh"
 
 
 def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
-    result = plan_command("mesh --model llama3-70b --mesh tp=8 --json")
+    result = plan_command("mesh --model llama3-70b --mesh tp=8 --format=json")
     assert result.exit_code == 2
     assert "memory" in json.loads(result.stdout)["tables"]
     assert "error: llama3-70b with tp=8 needs" in result.stderr
@@ -47,7 +47,7 @@ def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
         ),
         ("search --model tiny --gpus 2 --schedule 1f1b", "global batch 2"),
         ("guide", "2 * Psi * g * r"),
-        ("guide --model mixtral-8x7b --gpus 16 --json", '"strategy":"DDP"'),
+        ("guide --model mixtral-8x7b --gpus 16 --format=json", '"strategy":"DDP"'),
         ("recipes", "arXiv 2412.19437"),
     ],
 )
@@ -166,6 +166,6 @@ def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand
     result = plan_command(f"mesh --model small-llama --mesh dp=2,tp=4 --fits {path}")
     assert f"fits of {path}" in result.stdout
 
-    validation = json.loads(plan_command(f"validate {path} --json").stdout)
+    validation = json.loads(plan_command(f"validate {path} --format=json").stdout)
     assert validation["rows"][0]["label"].startswith("workload.ddp")
     assert json.loads((path / "plan.json").read_text()) == validation
