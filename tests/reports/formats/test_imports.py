@@ -123,7 +123,8 @@ def test_export_and_import_keep_parameters(tmp_path: Path) -> None:
 def test_logs_of_two_nccl_versions_are_compared(tmp_path: Path) -> None:
     base = import_text(tmp_path, NCCL)
     new = import_text(tmp_path, NCCL.replace("library=22907", "library=23001"))
-    values = [collect_environment(run, run.records) for run in (base, new)]
-    (change,) = find_environment_changes(*values)
+    base_values = collect_environment(base, base.records)
+    new_values = collect_environment(new, new.records)
+    (change,) = find_environment_changes(base_values, new_values)
     assert change.text == "imported.nccl: 2.29.7 -> 2.30.1"
     assert not change.is_blocking
