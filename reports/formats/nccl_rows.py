@@ -242,10 +242,10 @@ def _find_operation(
     if header.program:
         operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
         if operation is None:
-            programs = format_list(PROGRAMS.values(), "and")
+            known_programs = format_list(PROGRAMS.values(), "and")
             raise UserError(
                 f"{header.rows[0].place}: {header.program} has no equivalent case; "
-                f"the programs with one are {programs}"
+                f"the programs with one are {known_programs}"
             )
         return operation
     candidates = [
