@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -107,9 +106,5 @@ def test_command_reads_a_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return read_records(path, damaged)
 
     monkeypatch.setattr("parbench.bench.results.runs.read_records", record_path)
-    context = click.Context(cli.main)
-    with context:
-        assert cli.main.callback is not None
-        cli.main.callback()
-    assert context.obj.show_run(path, "tables", False, limits) == 0
+    assert cli.HOOKS.show_run(path, "tables", limits) == 0
     assert paths == [path / "records.jsonl"]

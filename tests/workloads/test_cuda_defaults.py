@@ -39,12 +39,12 @@ def run_step(world: World, name: str, params: Params) -> tuple[int, list[str]]:
     [
         ("ddp", ONE_LAYER, 0),
         ("zero1", ONE_LAYER, 0),
-        ("zero1", {**ONE_LAYER, "optimizer": "distributed"}, 0),
+        pytest.param("zero1", {**ONE_LAYER, "optimizer": "distributed"}, 0, marks=FULL),
         ("fsdp", ONE_LAYER, 0),
-        ("hsdp", ONE_LAYER, 0),
+        pytest.param("hsdp", ONE_LAYER, 0, marks=FULL),
         ("tp", {**ONE_LAYER, **BFLOAT16}, 0),
         ("tp_sp", ONE_LAYER, 0),
-        ("tp_fsdp", ONE_LAYER, 0),
+        pytest.param("tp_fsdp", ONE_LAYER, 0, marks=FULL),
         ("pp", TWO_MICROBATCHES, 0),
         ("cp", ONE_LAYER, 0),
         # Each mixture reads how many rows it sends and receives, once in every forward pass.
@@ -54,7 +54,7 @@ def run_step(world: World, name: str, params: Params) -> tuple[int, list[str]]:
         ("hybrid", {**EXPERTS, **TWO_MICROBATCHES, "mesh": "dp=1,tp=2,etp=2"}, 0),
         # The number of tokens that others send here, or that are not dropped, is read as well.
         ("ep_layer", {"variant": "allgather"}, 1),
-        ("ep_layer", {"ep": 1, **DROPS}, 1),
+        pytest.param("ep_layer", {"ep": 1, **DROPS}, 1, marks=FULL),
         ("ep_layer", {"ep": 1}, 0),
         pytest.param("ep_step", {**EXPERTS, "checkpointing": "full"}, 2, marks=FULL),
         pytest.param("ep_step", {**EXPERTS, "fsdp": True, "aux": 0.1}, 1, marks=FULL),

@@ -77,7 +77,7 @@ def test_option_matches_one_process(two_ranks: Ranks, name: str, params: Params)
     ("mesh", "params"),
     [
         ("dp=2,tp=2", ODD),
-        ("fsdp=2,tp=2", {**ODD, "padding": 0.2}),
+        pytest.param("fsdp=2,tp=2", {**ODD, "padding": 0.2}, marks=SLOW),
         ("pp=2,dp=2", {**ZB_V, "padding": 0.3}),
         ("cp=2,fsdp=2", {"padding": 0.5}),
         ("fsdp=2,tp=2,ep=4", {**EXPERTS, "padding": 0.3}),

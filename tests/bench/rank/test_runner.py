@@ -218,6 +218,19 @@ def test_block_with_right_results_pickles_nothing(two_ranks: Ranks) -> None:
     assert two_ranks.call(f"{MODULE}:count_gathers_of_last_block") == [0, 0]
 
 
+def count_gathers_of_first_block(world: World) -> int:
+    case = make_all_reduce()
+    run = CaseRun(case, world, replace(MEASURE, max_iterations=6), Progress(), None)
+    with mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as gather:
+        run.run_block(60.0)
+    return gather.call_count
+
+
+def test_start_of_a_case_pickles_its_description_only(two_ranks: Ranks) -> None:
+    """Ranks gather what they can explain, and how they describe a step."""
+    assert two_ranks.call(f"{MODULE}:count_gathers_of_first_block") == [2, 2]
+
+
 def unpack(outcome: Outcome) -> dict[str, Any]:
     with np.load(io.BytesIO(outcome.raw)) as file:
         return dict(file)
@@ -496,12 +509,12 @@ def count_coalesced_all_reduces(world: World, concurrent: bool) -> dict[str, int
 
 @pytest.mark.parametrize("concurrent", [False, True])
 def test_coalesced_sample_of_subgroup_is_one_call(two_ranks: Ranks, concurrent: bool) -> None:
-    """Single calls are two checks, each with a flag, and the warm-up."""
+    """Single calls are two checks, each with a flag, two flags of the start, and the warm-up."""
     first, second = two_ranks.call(
         f"{MODULE}:count_coalesced_all_reduces", concurrent=concurrent
     )
-    assert first == {"c10d::allreduce_coalesced_": 6, "c10d::allreduce_": 5}
-    assert second == (first if concurrent else {"c10d::allreduce_": 2})
+    assert first == {"c10d::allreduce_coalesced_": 6, "c10d::allreduce_": 7}
+    assert second == (first if concurrent else {"c10d::allreduce_": 4})
 
 
 def log_device_until_load(world: World, mode: str) -> list[str]:

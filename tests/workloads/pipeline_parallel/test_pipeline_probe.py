@@ -101,7 +101,7 @@ def test_explanation_of_pipeline_adds_up(two_ranks: Ranks) -> None:
     assert busy_us / 2 + 1e6 * idle == pytest.approx(makespan_us, abs=100)
 
 
-@pytest.mark.parametrize("own_cores", [True, False])
+@pytest.mark.parametrize("own_cores", [pytest.param(True, marks=pytest.mark.full), False])
 def test_bubble_needs_own_cores(two_ranks: Ranks, own_cores: bool) -> None:
     params = {"checkpointing": "selective"}
     [explanation, _] = two_ranks.call(f"{MODULE}:explain", params=params, own_cores=own_cores)

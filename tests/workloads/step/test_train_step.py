@@ -29,7 +29,15 @@ def count_wrong(world: World, name: str, params: Params) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("name", ["ddp", "zero1", "fsdp", "tp_sp", "cp", "ep_step"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ddp",
+        "fsdp",
+        "ep_step",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("zero1", "tp_sp", "cp")),
+    ],
+)
 def test_simulated_gradients_are_averaged(two_ranks: Ranks, name: str) -> None:
     params = {"compute": "simulated:1ms", "microbatches": 2}
     counts = two_ranks.call(f"{__name__}:count_wrong", name=name, params=params)
