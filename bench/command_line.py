@@ -1,4 +1,4 @@
-"""Parts that the commands share: types of arguments with shell completion, and groups of options."""
+"""Types of arguments with shell completion, and a command whose help has groups of options."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence

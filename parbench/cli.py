@@ -96,7 +96,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names; ``UsageError`` with the nearest name if there is none."""
+        """Return the command that the first word names. An unknown one raises ``UsageError``."""
         near = difflib.get_close_matches(args[0], COMMANDS, n=1)
         if args[0] not in COMMANDS and near and not args[0].startswith("-"):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
@@ -138,7 +138,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def is_missing_package(error: Exception) -> TypeGuard[ModuleNotFoundError]:
-    """Return True if a dependency is not installed. A module that is missing inside a package is a defect."""
+    """Return True if a dependency is not installed. A missing module of parbench is a defect."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return False
     return "." not in error.name and error.name != "parbench"
@@ -147,8 +147,8 @@ def is_missing_package(error: Exception) -> TypeGuard[ModuleNotFoundError]:
 def run() -> None:
     """Run the command line as the program ``parbench``.
 
-    Processes that parbench starts with ``python -m`` do not import from the current folder, where a module may have the
-    name of one of Python's. They inherit the variable that says so.
+    Processes that parbench starts with ``python -m`` do not import from the current folder, where a
+    module may have the name of one of Python's. They inherit the variable.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     main()

@@ -255,7 +255,9 @@ def _expected_seconds(plan: Plan) -> float:
 def refuse_few_open_files() -> None:
     """Raise ``UserError`` if processes may not open the files that starting ranks takes."""
     limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if max_limit == resource.RLIM_INFINITY or max_limit > limit:
+    if limit == resource.RLIM_INFINITY:
+        return
+    if limit < _OPEN_FILES:
         # Gloo connects each rank to all others. Ranks inherit this limit.
         limit = _OPEN_FILES if max_limit == resource.RLIM_INFINITY else min(max_limit, _OPEN_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max_limit))

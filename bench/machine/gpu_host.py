@@ -80,7 +80,7 @@ def _read_limit(kind: int, *, is_hard: bool) -> int:
 
 
 def _read_iommu(gpus: Sequence[Gpu], root: Path) -> bool | None:
-    """Return whether an IOMMU translates the addresses of a GPU, None if it is unknown."""
+    """Return True if an IOMMU translates the addresses of a GPU, None if it is unknown."""
     types = []
     for gpu in gpus:
         if gpu.pci_address:
@@ -109,9 +109,9 @@ def _find_acs_bridges(root: Path) -> tuple[str, ...] | None:
 def _read_acs_control(config: bytes) -> int:
     """Return the control register of ACS in a device's configuration space, 0 without ACS."""
     offset = 0x100
-    seen: set[int] = set()
-    while offset >= 0x100 and offset + 8 <= len(config) and offset not in seen:
-        seen.add(offset)
+    visited_offsets: set[int] = set()
+    while offset >= 0x100 and offset + 8 <= len(config) and offset not in visited_offsets:
+        visited_offsets.add(offset)
         header = int.from_bytes(config[offset : offset + 4], "little")
         if header & 0xFFFF == _ACS:
             return int.from_bytes(config[offset + 6 : offset + 8], "little")
@@ -120,7 +120,7 @@ def _read_acs_control(config: bytes) -> int:
 
 
 def _has_peer_memory(root: Path) -> bool | None:
-    """Return whether NICs can reach the memory of GPUs, by a module or by DMA-BUF.
+    """Return True if NICs can reach the memory of GPUs, by a module or by DMA-BUF.
 
     NVIDIA's open kernel modules export memory as DMA-BUF (NCCL documentation, NCCL_DMABUF_ENABLE).
     """

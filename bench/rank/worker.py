@@ -9,6 +9,7 @@ import gc
 import importlib.metadata
 import itertools
 import os
+import re
 import socket
 import sys
 import threading
@@ -55,6 +56,7 @@ from parbench.bench.results.runs import utc_now
 from parbench.bench.world.torch_compat import find_nccl_version
 from parbench.bench.world.world import World, disable_tf32, open_world
 
+SOURCE_LOCATION = re.compile(r"\[enforce fail at [^\]]*\]\s*")
 _JOB_SECONDS = 600.0
 """A rank whose driver has vanished waits this long for its job."""
 _MIN_CASE_SECONDS = 0.02
@@ -287,12 +289,24 @@ def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
 
     A rank that left would cause exceptions on the others, and their reports could arrive first.
     """
-    first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+    first_line = describe_exception(error, os.environ)
     traceback.print_exc()
     mailbox.post(
         rank, RankError(error=first_line, stack=traceback.format_exc(), seconds=time.time())
     )
     threading.Event().wait()
+
+
+def describe_exception(error: Exception, environ: Mapping[str, str]) -> str:
+    """Return the first line of an exception, with the variable that may have caused it.
+
+    The source location in messages of gloo is left out, because reports shorten long messages.
+    """
+    first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+    message = SOURCE_LOCATION.sub("", first_line)
+    if "Unable to find address" in message and environ.get(INTERFACE_VARIABLE):
+        return f"{message} ({INTERFACE_VARIABLE}={environ[INTERFACE_VARIABLE]})"
+    return message
 
 
 def make_hello(environ: Mapping[str, str]) -> Hello:

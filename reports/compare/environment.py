@@ -35,6 +35,8 @@ HARMLESS_PATHS = (
     "variables.SLURM_RESTART_COUNT",
 )
 """Values that change between runs on one machine and do not affect its speed."""
+NON_BLOCKING_PATHS = (*HARMLESS_PATHS, "imported.nccl")
+"""Values that do not block a comparison. Logs are often compared because of the NCCL version."""
 EXPLANATORY_PATHS = frozenset(
     {
         "host.clock_source",
@@ -43,6 +45,7 @@ EXPLANATORY_PATHS = frozenset(
         "host.name",
         "host.os",
         "host.virtualised",
+        "imported.nccl",
         "process.affinity",
         "versions.numpy",
         "versions.python",
@@ -115,7 +118,7 @@ def find_environment_changes(
                 path=path,
                 base=_join_values(base_values),
                 new=_join_values(new_values),
-                is_blocking=not (is_intended or is_unknown or path in HARMLESS_PATHS),
+                is_blocking=not (is_intended or is_unknown or path in NON_BLOCKING_PATHS),
                 is_intended=is_intended,
                 changed_during=" and ".join(changed_during),
             )

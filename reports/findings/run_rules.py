@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from parbench.bench.results.formatting import format_percent, format_quantity, format_seconds
 from parbench.bench.results.stats import median
-from parbench.reports.findings.evidence import CollectedEvidence
+from parbench.reports.findings.evidence import CollectedEvidence, TimeComparison
 from parbench.reports.findings.finding import MIN_SHARE, Finding
 
 MIN_COMPUTE_RATIO = 1.1
@@ -13,6 +13,8 @@ MAX_SLOW_RATE = 0.75
 MIN_AGREEMENT = 0.75
 """The share of repetitions that must show a slow link."""
 MIN_TIME_RATIO = 1.2
+MIN_CLIFF_RATIO = 3.0
+"""A time that is so far above its fit counts, even if it was measured once or is a small share."""
 HINTS = {
     "slow-link": "A NIC, cable or switch port may be degraded.",
     "slow-group": "A rank or a link of this group may be slow.",
@@ -78,7 +80,8 @@ def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
     """An operation takes longer than its fit, or than one that includes its work."""
     for comparison in evidence.comparisons:
         low_ratio = comparison.low_ratio or 0.0
-        if low_ratio < MIN_TIME_RATIO or comparison.lost_share < MIN_SHARE:
+        is_slow = low_ratio >= MIN_TIME_RATIO and comparison.lost_share >= MIN_SHARE
+        if not is_slow and not _is_cliff(comparison):
             continue
         yield Finding(
             kind=comparison.kind,
@@ -90,6 +93,12 @@ def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
             time_share=comparison.lost_share,
             evidence={"seconds": comparison.seconds, "ratio": comparison.ratio},
         )
+
+
+def _is_cliff(comparison: TimeComparison) -> bool:
+    """Return True for a time far above its fit, which one repetition is enough to show."""
+    ratio = comparison.ratio if comparison.low_ratio is None else comparison.low_ratio
+    return comparison.kind == "off-fit" and ratio >= MIN_CLIFF_RATIO
 
 
 RULES: tuple[Callable[[CollectedEvidence], Iterator[Finding]], ...] = (

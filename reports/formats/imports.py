@@ -76,7 +76,7 @@ def import_file(
     if imported.variables:
         environment["variables"] = dict(imported.variables)
     if imported.library_versions:
-        environment["torch"] = dict(imported.library_versions)
+        environment["imported"] = dict(imported.library_versions)
     host = ", ".join(imported.hosts) or UNKNOWN
     write_run_info(run, msgspec.structs.replace(info, host=host, environment=environment or None))
     with open_writer(run) as writer:

@@ -156,17 +156,17 @@ class LogHeader:
         is_per_group = len(set(numbers)) < len(numbers) and 0 < len(
             {line.group for line in self.rank_lines if line.rank == 0}
         ) == numbers.count(0)
-        seen: dict[tuple[int, int], RankLine] = {}
+        line_by_rank: dict[tuple[int, int], RankLine] = {}
         for line in self.rank_lines:
             key = line.rank, line.group if is_per_group else 0
-            if key in seen:
-                first = seen[key]
+            if key in line_by_rank:
+                first = line_by_rank[key]
                 processes = f"{first.host} pid {first.pid}, {line.host} pid {line.pid}"
                 raise UserError(
                     f"{line.place}: rank {line.rank} occurs twice ({processes}), so several jobs "
                     f"wrote this log and their rows cannot be separated. {REBUILD_HINT}"
                 )
-            seen[key] = line
+            line_by_rank[key] = line
         missing = sorted(set(range(max(numbers, default=-1) + 1)) - set(numbers))
         if missing:
             ranks = format_list(missing[:3], "and")
@@ -242,10 +242,10 @@ def _find_operation(
     if header.program:
         operation = OPERATIONS_BY_NAME.get(_OPERATIONS.get(header.program, ""))
         if operation is None:
-            programs = format_list(PROGRAMS.values(), "and")
+            known_programs = format_list(PROGRAMS.values(), "and")
             raise UserError(
                 f"{header.rows[0].place}: {header.program} has no equivalent case; "
-                f"the programs with one are {programs}"
+                f"the programs with one are {known_programs}"
             )
         return operation
     candidates = [
@@ -254,9 +254,9 @@ def _find_operation(
         if _explains_rows(OPERATIONS_BY_NAME[name], header.rows, num_ranks)
     ]
     file_name = PurePath(source).name.lower().replace("_", "")
-    named = [spec for spec in candidates if spec.short_name.replace("_", "") in file_name]
-    if len(candidates) > 1 and named:
-        candidates = [max(named, key=lambda spec: len(spec.short_name))]
+    named_specs = [spec for spec in candidates if spec.short_name.replace("_", "") in file_name]
+    if len(candidates) > 1 and named_specs:
+        candidates = [max(named_specs, key=lambda spec: len(spec.short_name))]
     if len(candidates) == 1:
         program = PROGRAMS[candidates[0].short_name]
         notes.append(f"the file does not name its program: the columns are those of {program}")

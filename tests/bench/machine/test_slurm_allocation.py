@@ -20,6 +20,7 @@ from parbench.bench.machine.slurm_allocation import (
     inspect_rank_machine,
     list_host_addresses,
     main,
+    parse_nodes,
 )
 from tests.support.clusters import run_in_cluster
 from tests.support.nvidia import H100, gpus, install
@@ -58,6 +59,19 @@ def test_missing_allocation_is_refused(name: str) -> None:
 
 def lay_out(nodes: int | None, tasks: int, distribution: str | None = None) -> NodeLayout:
     return choose_layout(JOB, nodes=nodes, ntasks_per_node=tasks, distribution=distribution)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("4", (4, None)),
+        ("n1,n[3-4]", (3, "n1,n[3-4]")),
+        ("a[1-2,7]b[0-1]", (6, "a[1-2,7]b[0-1]")),
+    ],
+)
+def test_nodes_are_a_number_or_a_list(text: str, nodes: tuple[int, str | None]) -> None:
+    assert parse_nodes(text) == nodes
+    assert "'x'" in usage_error(parse_nodes, "n[x]")
 
 
 def test_layout_uses_all_nodes_in_blocks() -> None:

@@ -277,3 +277,14 @@ def test_time_of_many_blocks_is_shared_fast(clock: SimpleNamespace) -> None:
     for number in range(num_blocks):
         repetition.compute_block_seconds(number, num_blocks - number - 1)
     assert time.process_time() - began < 2.0
+
+
+def test_exception_names_the_variable_that_caused_it() -> None:
+    error = RuntimeError(
+        "[enforce fail at /src/gloo/device.cc:84] Unable to find address for: ^lo"
+    )
+    message = worker.describe_exception(error, {"GLOO_SOCKET_IFNAME": "^lo"})
+    assert message.endswith(
+        "RuntimeError: Unable to find address for: ^lo (GLOO_SOCKET_IFNAME=^lo)"
+    )
+    assert worker.describe_exception(ValueError("a\nb"), {}) == "ValueError: a"

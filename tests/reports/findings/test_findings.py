@@ -332,6 +332,14 @@ def test_outlier_size_is_slower_than_its_fit() -> None:
     )
 
 
+def test_cliff_is_found_in_one_repetition() -> None:
+    """Logs of other tools have one repetition, and small sizes are a small share of their time."""
+    records = curve_records(placement="out_of_place")
+    records[2] = ok_record(records[2].case, seconds=1e-2)
+    finding = get_finding(records)
+    assert finding.kind == "off-fit"
+
+
 def test_part_slower_than_the_whole_is_found() -> None:
     all_reduce = repeat(collective_case(size_bytes=1 << 20), 1e-3, 1e-3, 1e-3, 1e-3)
     case = collective_case("reduce_scatter", 1 << 20)

@@ -8,6 +8,7 @@ import pytest
 
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError
+from parbench.reports.compare.environment import collect_environment, find_environment_changes
 from parbench.reports.formats.imports import detect_tool, import_file
 from parbench.reports.formats.nccl_tests import render_text
 from parbench.reports.run_data import RunData
@@ -61,7 +62,7 @@ def test_wrong_results_stay_wrong(tmp_path: Path) -> None:
 def test_json_keeps_samples_and_no_secrets(tmp_path: Path) -> None:
     run = import_text(tmp_path, NCCL_JSON)
     variables = {"NCCL_ALGO": "Ring"}
-    assert run.info.environment == {"variables": variables, "torch": {"nccl": "2.29.7"}}
+    assert run.info.environment == {"variables": variables, "imported": {"nccl": "2.29.7"}}
     for name in ("run.json", "records.jsonl"):
         assert "s3cret" not in (run.path / name).read_text()
     assert run.records[0].samples.values == pytest.approx([70e-6, 72e-6])
@@ -117,3 +118,13 @@ def test_export_and_import_keep_parameters(tmp_path: Path) -> None:
     assert [result.num_ranks for result in RunData(imported_run).results] == [4, 4, 2]
     factors = [record.details["busbw_factor"] for record in imported_run.records]
     assert factors == [1.0, 0.75, 0.5]
+
+
+def test_logs_of_two_nccl_versions_are_compared(tmp_path: Path) -> None:
+    base = import_text(tmp_path, NCCL)
+    new = import_text(tmp_path, NCCL.replace("library=22907", "library=23001"))
+    base_values = collect_environment(base, base.records)
+    new_values = collect_environment(new, new.records)
+    (change,) = find_environment_changes(base_values, new_values)
+    assert change.text == "imported.nccl: 2.29.7 -> 2.30.1"
+    assert not change.is_blocking
