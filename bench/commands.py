@@ -250,7 +250,7 @@ def run(
 
 
 def _is_typed(name: str) -> bool:
-    """Return whether an option is on the command line."""
+    """Return True if an option is on the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source is ParameterSource.COMMANDLINE
 

@@ -1,1 +1,1 @@
-"""What is shown of a run: summaries, tables, plots, the page. Never imports torch."""
+"""Reports of runs: tables, figures, findings, comparisons and history. Never imports torch."""

@@ -1,4 +1,4 @@
-"""Whether a run meets the limits of its metrics. A limit of an unknown value is never met."""
+"""The check of limits of metrics. A limit of an unknown value is never met."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

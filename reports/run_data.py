@@ -137,7 +137,7 @@ class RunData:
 
     @cached_property
     def nodes(self) -> Topology | None:
-        """Where the ranks ran, None on a single host."""
+        """The hosts of the ranks, None on a single host."""
         return read_topology(self.run)
 
     @cached_property

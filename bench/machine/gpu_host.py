@@ -26,7 +26,7 @@ _UNLIMITED = sys.maxsize
 
 
 class GpuHost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel shows about GPUs and NICs. None is unknown."""
+    """The facts about GPUs and NICs that the kernel shows. None is unknown."""
 
     numa_balancing: bool | None = None
     iommu_translates: bool | None = None  # addresses of the GPUs

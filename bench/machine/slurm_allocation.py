@@ -86,7 +86,7 @@ def parse_nodes(text: str) -> tuple[int, str | None]:
 
 
 def _count_numbers(ranges: str) -> int:
-    """Return how many numbers ``1,3-4`` contains."""
+    """Return the count of the numbers in a text such as ``1,3-4``."""
     count = 0
     for text in ranges.split(","):
         first, _, last = text.partition("-")

@@ -142,7 +142,7 @@ class Column:
 
 
 def is_missing(value: object) -> bool:
-    """Return whether a value of a row is unknown: None, NaN or pandas' NA."""
+    """Return True if a value of a row is unknown: None, NaN or pandas' NA."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float) and math.isnan(value)

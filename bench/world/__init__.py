@@ -1,1 +1,1 @@
-"""What a benchmark runs in: ranks, clocks, process groups, and the protocol of a benchmark."""
+"""The environment of a benchmark: ranks, clocks, process groups, and the protocol."""

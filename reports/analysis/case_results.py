@@ -259,7 +259,7 @@ def compute_exit_code(statuses: Iterable[Status], *, is_complete: bool = True) -
 
 
 def is_conclusive(run: Run, results: Sequence[CaseResult]) -> bool:
-    """Return whether something was measured, and the budget left no case with a single repetition.
+    """Return True if something was measured, and the budget left no case with one repetition.
 
     One repetition is enough if the plan has only one.
     """

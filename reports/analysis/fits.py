@@ -80,7 +80,7 @@ def _find_gpu_link(run: Run) -> Ceiling | None:
 
 
 def _is_memory_copy(result: CaseResult) -> bool:
-    """Return whether the case copies within the memory of each rank of one host."""
+    """Return True if the case copies within the memory of each rank of one host."""
     return (
         result.case.name == "memory.copy"
         and "group" not in result.case.params

@@ -60,7 +60,7 @@ class StepSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """What the first screen of a run shows."""
+    """The contents of the first screen of a run."""
 
     path: Path
     setup: str

@@ -112,7 +112,7 @@ def _count_out_of_budget(data: RunData) -> int:
 
 
 def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> ReportVerdict:
-    """Return whether all cases ran in all repetitions, or how many repetitions they lack."""
+    """Return the verdict on completeness: all repetitions ran, or some are missing."""
     plan = data.plan
     num_out_of_budget = _count_out_of_budget(data)
     counts = Counter(
@@ -253,7 +253,7 @@ def list_warnings(run: Run) -> tuple[str, ...]:
 
 
 def _ends_with_newline(run: Run) -> bool:
-    """Return whether the last record is complete, also if there is no record."""
+    """Return True if the last record is complete, also if there is no record."""
     try:
         with (run.path / "records.jsonl").open("rb") as file:
             file.seek(-1, os.SEEK_END)

@@ -82,7 +82,7 @@ WORST_FIRST: tuple[VerdictName, ...] = tuple(VERDICTS)
 
 
 def count_verdicts(verdicts: Iterable[VerdictName]) -> dict[VerdictName, int]:
-    """Return how often each verdict occurs, the worst first."""
+    """Return the count of each verdict, the worst first."""
     counts = Counter(verdicts)
     return {verdict: counts[verdict] for verdict in WORST_FIRST if counts[verdict]}
 

@@ -161,7 +161,7 @@ def add_patch_legend(
 
 
 def look_of_part(part: str, hue: str) -> dict[str, Any]:
-    """Return how a part of a step is filled: exposed communication is hatched, idle time pale."""
+    """Return the fill of a part of a step: exposed communication is hatched, idle time pale."""
     if part.startswith("exposed"):
         return {"facecolor": color("orange"), "hatch": HATCH, "edgecolor": color("back")}
     if part == "phase":

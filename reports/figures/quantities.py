@@ -19,7 +19,7 @@ _FACTORS_OF_TEN = ((1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0), (1.0, 2.0, 5.0), (1
 
 @dataclass(frozen=True, kw_only=True)
 class AxisQuantity:
-    """What an axis shows: its title, the text of a value, and its scale.
+    """The quantity of an axis: its title, the text of a value, and its scale.
 
     Ticks of ``base`` 2 are powers of two, as of bytes. A linear axis starts at zero.
     """

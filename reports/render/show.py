@@ -186,7 +186,7 @@ def follow(
 
 
 def is_written(path: Path) -> bool:
-    """Return whether another process has locked the run, as ``parbench run`` does until it ends.
+    """Return True if another process has locked the run, as ``parbench run`` does until it ends.
 
     A file system without locks never reports one.
     """

@@ -53,7 +53,7 @@ def print_report(
 
 
 def uses_color(stream: TextIO) -> bool:
-    """Return whether text is colored: in a terminal, unless NO_COLOR or FORCE_COLOR is set."""
+    """Return True if text is colored: in a terminal, unless NO_COLOR or FORCE_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
