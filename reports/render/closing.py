@@ -1,6 +1,6 @@
 """The summary that a run ends with: verdicts, operations, steps and findings on one screen.
 
-The summary has about 40 lines of 80 columns. A run of at most three operations has their tables
+The summary has about 54 lines of 80 columns. A run of at most three operations has their tables
 over sizes instead of the largest bandwidth of each, and more lines if the tables need them.
 """
 
@@ -22,7 +22,7 @@ from parbench.reports.tables.columns import SIZE_COLUMN
 from parbench.reports.tables.step_parts import find_deviating_profile, sum_memory
 
 WIDTH = 80
-MAX_LINES = 40
+MAX_LINES = 54
 BAR_WIDTH = 12
 MAX_NAME_WIDTH = 26
 MAX_TABULATED_OPERATIONS = 3
@@ -131,12 +131,14 @@ def _make_operation_table(overview: Overview) -> Table:
         Column(key="latency", title="latency", kind="s", is_result=True),
         Column(key="busbw", title="bus GB/s", kind="B/s", has_interval=True, is_result=True),
     ]
+    title = "Operations"
     if overview.ceiling:
+        name = overview.ceiling.name
         bandwidth = format_quantity(overview.ceiling.bytes_per_second, "B/s")
-        title = f"of {overview.ceiling.name} ({bandwidth})"
-        columns.append(Column(key="share", title=title, is_result=True))
+        title = f"Operations ({name}: {bandwidth})"
+        columns.append(Column(key="share", title=f"of {name}", is_result=True))
     rows = [_make_operation_row(operation) for operation in overview.operations]
-    return Table(id="operations", title="Operations", columns=columns, rows=rows)
+    return Table(id="operations", title=title, columns=columns, rows=rows)
 
 
 def _make_operation_row(operation: OperationSummary) -> dict[str, Any]:
