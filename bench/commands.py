@@ -354,7 +354,11 @@ Exit codes: 0 all fine; 1 a device, link or port is bad; 2 bad input; 4 somethin
     type=click.IntRange(min=1),
     help="GPUs, or groups of cores; default: all GPUs, up to 8 groups.",
 )
-@click.option("--budget", metavar="TIME", default="60s", help="Time for all repetitions.")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="Time for all repetitions. Default: 60s for GPUs, 40s for cores.",
+)
 @click.option(
     "--timeout",
     metavar="TIME",
@@ -421,7 +425,7 @@ def check(
         for name, value in options.items():
             if value is not None:
                 arguments += [f"--{name}", str(value)]
-        seconds = parse_duration(options["budget"])
+        seconds = parse_duration(options["budget"] or checks.DEFAULT_BUDGETS["cuda"])
         results = host_checks.check_hosts(names, arguments, agent=ssh, seconds=seconds)
         results = host_checks.compare_hosts(results)
         text, code = host_checks.render(results), host_checks.compute_exit_code(results)

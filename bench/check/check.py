@@ -40,13 +40,16 @@ _HOST_TOPICS = (
 )
 
 
+DEFAULT_BUDGETS = {"cpu": "40s", "cuda": "60s"}
+
+
 def check(
     modules: Sequence[str],
     environ: Mapping[str, str],
     *,
     device: str | None,
     nproc: int | None,
-    budget: str,
+    budget: str | None,
     timeout: str,
     out: Path,
     inject: str | None,
@@ -86,7 +89,13 @@ def check(
     notes = _list_disturbances(environ, machine, has_gpus=bool(gpus))
     ports = read_ports()
     num_ranks = nproc or max(len(devices), 1)
-    options = make_options(device, num_ranks, budget=budget, timeout=timeout, inject=inject)
+    options = make_options(
+        device,
+        num_ranks,
+        budget=budget or DEFAULT_BUDGETS[device],
+        timeout=timeout,
+        inject=inject,
+    )
 
     def measure() -> Run:
         path = run_options(
