@@ -18,8 +18,8 @@ from parbench.reports.formats.nccl_json import format_nccl_version, read_json
 from parbench.reports.formats.nccl_rows import (
     PLACEMENTS,
     LogHeader,
-    Measurement,
     Number,
+    PlacementNumbers,
     RankLine,
     Row,
     convert_table,
@@ -162,7 +162,7 @@ class _TextReader:
 
     def _list_measurements(
         self, words: Sequence[str], place: str
-    ) -> Iterator[tuple[str, Measurement]]:
+    ) -> Iterator[tuple[str, PlacementNumbers]]:
         """Yield the numbers of each placement: the second half of columns repeats the first."""
         measured = [
             (name, word)
@@ -181,7 +181,7 @@ class _TextReader:
         for placement, part in zip(placements, parts, strict=False):
             numbers = {name: _parse_number(word, place) for name, word in part}
             known = {name: number for name, number in numbers.items() if number is not None}
-            yield placement, Measurement(numbers=known)
+            yield placement, PlacementNumbers(numbers=known)
 
 
 def _is_heading(words: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from parbench.bench.text import UserError
-from parbench.reports.formats.nccl_rows import PLACEMENTS, LogHeader, Measurement, Number, Row
+from parbench.reports.formats.nccl_rows import PLACEMENTS, LogHeader, Number, PlacementNumbers, Row
 
 _VERSIONS = (1, 2, 3, 4)
 _PRECISION = 1e-4
@@ -151,7 +151,7 @@ def _convert_result(result: _Result, place: str) -> Row:
     )
 
 
-def _list_measurements(result: _Result) -> Iterator[tuple[str, Measurement]]:
+def _list_measurements(result: _Result) -> Iterator[tuple[str, PlacementNumbers]]:
     numbers = (result.out_of_place, result.in_place)
     iterations = (result.out_of_place_per_iter, result.in_place_per_iter)
     for placement, printed, times in zip(PLACEMENTS, numbers, iterations, strict=True):
@@ -159,7 +159,7 @@ def _list_measurements(result: _Result) -> Iterator[tuple[str, Measurement]]:
             num_skipped = times.skipped_iterations if times else 0
             yield (
                 placement,
-                Measurement(
+                PlacementNumbers(
                     numbers=printed.list_finite(),
                     samples=times.times_us[num_skipped:] if times else (),
                     num_skipped=num_skipped,

@@ -53,7 +53,7 @@ class Number(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class PlacementNumbers:
     """The numbers of one placement: us, GB/s, wrong values or the largest error."""
 
     numbers: Mapping[str, Number]
@@ -75,7 +75,7 @@ class Row:
     count: int | None = None
     redop: str | None = None
     root: int | None = None
-    measurements: Mapping[str, Measurement]
+    measurements: Mapping[str, PlacementNumbers]
     iterations: int | None = None
 
 
