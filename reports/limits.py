@@ -20,8 +20,8 @@ from parbench.bench.results.runs import require_complete
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.fits import COPY, Ceiling
+from parbench.reports.analysis.steps import compute_exposed_share
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_parts import compute_exposed_share
 
 LimitVerdict = Literal["NOT MET", "NOT RUN", "UNKNOWN", "MET"]
 EXIT_CODES: Mapping[LimitVerdict, ExitCode] = {

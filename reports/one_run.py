@@ -5,17 +5,20 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from parbench.bench.results.details import PipelineDetails
 from parbench.bench.results.tables import Section
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.comparisons import describe_settings
 from parbench.reports.analysis.footnotes import list_footnotes
 from parbench.reports.analysis.labels import list_environment_facts
 from parbench.reports.analysis.operations import select_operations
-from parbench.reports.analysis.overview import make_overview
+from parbench.reports.analysis.overview import describe_setup, list_tiles
 from parbench.reports.analysis.repetitions import describe_measuring_time
+from parbench.reports.analysis.steps import find_details
 from parbench.reports.analysis.verdicts import (
     ReportVerdict,
     describe_emulations,
+    judge_run,
     list_problems,
     list_unmeasured,
     list_warnings,
@@ -34,7 +37,6 @@ from parbench.reports.tables.context import make_context_section
 from parbench.reports.tables.experts import make_expert_section
 from parbench.reports.tables.groups import make_group_section
 from parbench.reports.tables.nodes import make_node_section
-from parbench.reports.tables.pipelines import RecordedPipeline, read_pipeline
 from parbench.reports.tables.predictions import make_prediction_section
 from parbench.reports.tables.ranks import make_link_section
 from parbench.reports.tables.repetitions import make_repetition_section
@@ -65,19 +67,18 @@ HARDWARE_FACTS = (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "ve
 def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> Report:
     """Return the report of a run, with further verdicts after its own."""
     run = data.run
-    overview = make_overview(data, extra_verdicts)
     sections = [make_section(data) for make_section in SECTIONS]
     return Report(
         name=run.info.id,
-        verdicts=overview.verdicts,
+        verdicts=(*judge_run(data), *extra_verdicts),
         code=data.exit_code,
         runs=(data,),
         sections=tuple(section for section in sections if section),
         emulated=describe_emulations(run),
         claims=run.info.plan.notes,
         heading=describe_run(data),
-        tiles=overview.tiles,
-        overview=overview,
+        tiles=list_tiles(data),
+        setup=describe_setup(data),
         figures=partial(chart_first_screen, data),
         warnings=list_warnings(run),
         problems=list_problems(data),
@@ -119,14 +120,14 @@ def _chart_first_step(data: RunData, *, is_wide: bool) -> Chart | None:
     """Return the figure of the first profiled step, as a pipeline if it is one."""
     step = next((step for step in data.timelines if step.timeline), None)
     for result in data.steps:
-        pipeline = read_pipeline(result)
+        repetition, details = find_details(result, PipelineDetails)
         is_first = step is None or step.result.case.id == result.case.id
-        if is_first and isinstance(pipeline, RecordedPipeline) and pipeline.details.measured:
+        if is_first and isinstance(details, PipelineDetails) and details.measured:
             return chart_pipeline(
                 "step",
                 f"Pipeline: {data.labels[result.case.id]}",
-                f"Measured in repetition {pipeline.repetition + 1}.",
-                replace(pipeline.details, predicted=None),
+                f"Measured in repetition {repetition + 1}.",
+                replace(details, predicted=None),
                 is_wide=is_wide,
                 max_boxes=MAX_BOXES,
             )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from parbench.bench.results.tables import Column, Document, Section, Table
 from parbench.reports.analysis.labels import Fact
-from parbench.reports.analysis.overview import Overview
 from parbench.reports.analysis.verdicts import Problem, ReportVerdict
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.plots import list_table_charts
@@ -38,8 +37,8 @@ class Report:
     """What the runs cannot show."""
     tiles: Sequence[tuple[str, str]] = ()
     """The numbers to see first, with their titles."""
-    overview: Overview | None = None
-    """The content of the summary of one run."""
+    setup: str = ""
+    """Where a run ran. Empty for several runs, plans and traces."""
     figures: Callable[[], Iterable[Chart]] = tuple
     """The figures above the sections."""
     warnings: Sequence[str] = ()
@@ -72,9 +71,9 @@ class Report:
 def make_report_of_document(document: Document) -> Report:
     """Return the report of a plan, which has no runs."""
     message = _STATUS_MESSAGES[document.status]
-    verdict = ReportVerdict(word=document.status, level="good", message=message)
+    verdict = ReportVerdict(document.status, "good", message)
     if document.problem:
-        verdict = ReportVerdict(word="TOO LARGE", level="bad", message=document.problem)
+        verdict = ReportVerdict("TOO LARGE", "bad", document.problem)
     return Report(
         name=document.name,
         heading=document.heading,
@@ -88,10 +87,10 @@ def make_report_of_document(document: Document) -> Report:
 
 def _make_problem_table(table_id: str, title: str, problems: Sequence[Problem]) -> Table:
     columns = [
-        Column(key="case", title="case", is_result=True),
-        Column(key="status", title="status", grade_key="status", is_result=True),
-        Column(key="repetitions", title="repetitions", is_result=True),
-        Column(key="reason", title="reason", is_result=True),
+        Column("case", is_result=True),
+        Column("status", grade_key="status", is_result=True),
+        Column("repetitions", is_result=True),
+        Column("reason", is_result=True),
     ]
     rows = [vars(problem) for problem in problems]
-    return Table(id=table_id, title=title, columns=columns, rows=rows)
+    return Table(table_id, title, columns=columns, rows=rows)

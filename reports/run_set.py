@@ -194,11 +194,11 @@ class RunSet:
         if failed:
             names = f"run {format_list(failed, 'and')}"
             message = f"{len(failed)} of {total} failed ({names}){missing}"
-            return ReportVerdict(word="FAILED", level="bad", message=message)
+            return ReportVerdict("FAILED", "bad", message)
         message = f"{len(self.current_runs)} of {total} passed{missing}"
         if missing:
-            return ReportVerdict(word="INCOMPLETE", level="bad", message=message)
-        return ReportVerdict(word="PASSED", level="good", message=message)
+            return ReportVerdict("INCOMPLETE", "bad", message)
+        return ReportVerdict("PASSED", "good", message)
 
 
 def _list_facts(run: Run) -> dict[str, str]:

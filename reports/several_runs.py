@@ -16,25 +16,25 @@ from parbench.reports.tables.side_by_side import (
 )
 
 _RUN_COLUMNS = (
-    Column(key="run", title="run", help="its name in the tables below"),
-    Column(key="point", title="point", help="the point of the sweep that it measured"),
-    Column(key="id", title="id", help="the folder of the run"),
-    Column(key="nodes", title="nodes", kind="count", help="number of nodes"),
-    Column(key="distribution", title="distribution", help="how ranks lie on nodes"),
-    Column(key="hosts", title="hosts", help="host names of the nodes"),
-    Column(key="verdicts", title="verdicts", help="correctness, completeness and noise"),
-    Column(key="setup", title="setup", help="what ran, where and on what"),
+    Column("run", help="its name in the tables below"),
+    Column("point", help="the point of the sweep that it measured"),
+    Column("id", help="the folder of the run"),
+    Column("nodes", kind="count", help="number of nodes"),
+    Column("distribution", help="how ranks lie on nodes"),
+    Column("hosts", help="host names of the nodes"),
+    Column("verdicts", help="correctness, completeness and noise"),
+    Column("setup", help="what ran, where and on what"),
 )
 _PROBLEM_COLUMNS = (
-    Column(key="run", title="run", help="the run, and the point of a sweep that it measured"),
-    Column(key="case", title="case", help="what ran"),
-    Column(key="status", title="status", help="its worst status"),
-    Column(key="repetitions", title="repetitions", help="repetitions with it, of those planned"),
-    Column(key="reason", title="reason", help="the reason, with ranks and their hosts"),
+    Column("run", help="the run, and the point of a sweep that it measured"),
+    Column("case", help="what ran"),
+    Column("status", help="its worst status"),
+    Column("repetitions", help="repetitions with it, of those planned"),
+    Column("reason", help="the reason, with ranks and their hosts"),
 )
 _DIFFERENCE_COLUMNS = (
-    Column(key="fact", title="fact", help="a recorded fact or a parameter"),
-    Column(key="values", title="values", is_result=True, help="each value with its runs"),
+    Column("fact", help="a recorded fact or a parameter"),
+    Column("values", is_result=True, help="each value with its runs"),
 )
 
 
@@ -93,13 +93,13 @@ def _make_runs_section(run_set: RunSet) -> Section:
         first = next((run for run in run_set.runs if run.data.measured), run_set.runs[0])
         notes.append(f"Run {first.number}: {describe_run(first.data)}.")
     table = Table(
-        id="runs-table",
-        title="Runs",
+        "runs-table",
+        "Runs",
         caption="in the order given",
         columns=keep_known_columns(_RUN_COLUMNS, rows),
         rows=rows,
     )
-    return Section(id="runs", title="Runs", tables=[table], notes=notes)
+    return Section("runs", "Runs", tables=[table], notes=notes)
 
 
 def _make_problem_section(run_set: RunSet) -> Section | None:
@@ -117,10 +117,8 @@ def _make_problem_section(run_set: RunSet) -> Section | None:
     if not rows:
         return None
     title = "Wrong, hung or failed"
-    table = Table(
-        id="problems-table", title=title, caption="by run", columns=_PROBLEM_COLUMNS, rows=rows
-    )
-    return Section(id="problems", title=title, tables=[table])
+    table = Table("problems-table", title, caption="by run", columns=_PROBLEM_COLUMNS, rows=rows)
+    return Section("problems", title, tables=[table])
 
 
 def _make_difference_section(run_set: RunSet) -> Section:
@@ -133,16 +131,16 @@ def _make_difference_section(run_set: RunSet) -> Section:
         values = [f"{text} (run {format_cpus(runs)})" for text, runs in numbers.items()]
         rows.append({"fact": fact, "values": "; ".join(values)})
     table = Table(
-        id="differences-table",
-        title="Differences",
+        "differences-table",
+        "Differences",
         caption="recorded facts and parameters that differ between runs",
         columns=_DIFFERENCE_COLUMNS,
         rows=rows,
         where="page",
     )
     return Section(
-        id="differences",
-        title="Differences",
+        "differences",
+        "Differences",
         tables=[table] if rows else [],
         notes=[run_set.describe_differences()],
     )

@@ -7,7 +7,7 @@ with units and never ready-made text where a number exists.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -59,16 +59,18 @@ Cell = str | float | SortedText | None
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
     """A column of a table or an axis of a figure: the key of its values and how they print.
 
+    The title is the key by default.
     With ``has_interval`` a row also has ``KEY_low`` and ``KEY_high``, the 95 % interval, and
     optionally ``is_within_repetition``, which is true if the interval is that of one repetition.
     """
 
     key: str
-    title: str
+    title: str = ""
+    _: KW_ONLY
     kind: ColumnKind = "text"
     help: str = ""
     number_format: str = ""
@@ -81,6 +83,9 @@ class Column:
     metric: Metric | None = None
     is_within_repetition: bool = False
     """All intervals are those of one repetition. The title says so."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.key)
 
     @property
     def is_number(self) -> bool:
@@ -180,7 +185,7 @@ def keep_known_columns(columns: Iterable[Column], rows: Sequence[Row]) -> tuple[
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """Rows with a value for each column, notes below them, and figures of the same numbers.
 
@@ -190,6 +195,7 @@ class Table:
 
     id: str
     title: str
+    _: KW_ONLY
     columns: Sequence[Column]
     rows: Sequence[Row]
     caption: str = ""
@@ -238,12 +244,13 @@ class Table:
         return replace(column, title=title, is_within_repetition=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Section:
     """Tables under one heading, the glossary terms that their columns use, and notes."""
 
     id: str
     title: str
+    _: KW_ONLY
     tables: Sequence[Table]
     terms: Sequence[str] = ()
     notes: Sequence[str] = ()

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.repetitions import describe_measuring_time
+from parbench.reports.analysis.steps import get_calls, get_profiled_seconds
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_communication import get_calls
-from parbench.reports.tables.step_parts import get_profiled_seconds
 
 
 def list_footnotes(data: RunData) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ MAX_NOISY_SHARE = 0.1
 STATUS_VERBS = {"hang": "hung", "failed": "failed"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReportVerdict:
     """The outcome of a run in one respect, with the numbers that lead to it."""
 
@@ -58,9 +58,9 @@ def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
     num_wrong = sum(result.status == "wrong" for result in results)
     if num_wrong:
         return ReportVerdict(
-            word="WRONG",
-            level="bad",
-            message=f"{num_wrong} of {len(results)} results differ from the reference",
+            "WRONG",
+            "bad",
+            f"{num_wrong} of {len(results)} results differ from the reference",
             hint="Do not use their times",
         )
     return ReportVerdict(
@@ -78,13 +78,11 @@ def _judge_completeness(data: RunData, measured: Sequence[CaseResult]) -> Report
     if failures:
         parts = [f"{count} {STATUS_VERBS[status]}" for status, count in failures.items()]
         message = f"{' and '.join(parts)} of {pluralize(len(data.plan.cases), 'case')}"
-        return ReportVerdict(
-            word="BROKEN", level="bad", message=message, hint=f"Logs: {path / 'logs'}"
-        )
+        return ReportVerdict("BROKEN", "bad", message, hint=f"Logs: {path / 'logs'}")
     if data.num_missing:
         message = f"{data.num_missing} of {data.num_planned} measurements have no record"
         hint = f"Finish: parbench run --resume {path}"
-        return ReportVerdict(word="UNFINISHED", level="bad", message=message, hint=hint)
+        return ReportVerdict("UNFINISHED", "bad", message, hint=hint)
     if not measured:
         return _explain_nothing_measured(data)
     return _count_repetitions(data, measured)
@@ -100,7 +98,7 @@ def _explain_nothing_measured(data: RunData) -> ReportVerdict:
         reasons += [reason for result in data.results for reason in result.reasons]
         message = Counter(reasons).most_common(1)[0][0] if reasons else "the plan has no cases"
         hint = ""
-    return ReportVerdict(word="NOTHING MEASURED", level="bad", message=message, hint=hint)
+    return ReportVerdict("NOTHING MEASURED", "bad", message, hint=hint)
 
 
 def _count_out_of_budget(data: RunData) -> int:
@@ -127,7 +125,7 @@ def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> ReportV
     if not counts:
         repetitions = pluralize(plan.repetitions, "repetition")
         message = f"{pluralize(len(measured), 'case')} ran {repetitions} each{suffix}"
-        return ReportVerdict(word="COMPLETE", level="good", message=message)
+        return ReportVerdict("COMPLETE", "good", message)
     cases = pluralize(len(plan.cases), "case")
     shares = [
         f"{count} of {cases} ran {repetitions} of {plan.repetitions} repetitions"
@@ -162,18 +160,18 @@ def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
         count = pluralize(max(result.repetitions for result in results), "repetition")
         message = f"the variation between repetitions is unknown ({count})"
         hint = "Use --repetitions 5"
-        return ReportVerdict(word="NOISE UNKNOWN", level="doubtful", message=message, hint=hint)
+        return ReportVerdict("NOISE UNKNOWN", "doubtful", message, hint=hint)
     noisy = find_noisy(results)
     message = f"the median variation between repetitions is {format_percent(median(variations))}"
     if not noisy:
-        return ReportVerdict(word="QUIET", level="good", message=message)
+        return ReportVerdict("QUIET", "good", message)
     cases = pluralize(len(variations), "case")
     message += f", and over 15 % in {len(noisy)} of {cases}"
     causes = _list_disturbances(run)
     if causes:
         message += f". Possible cause: {', '.join(causes)}"
     hint = "Find causes: parbench doctor"
-    return ReportVerdict(word="NOISY", level="doubtful", message=message, hint=hint)
+    return ReportVerdict("NOISY", "doubtful", message, hint=hint)
 
 
 def _list_disturbances(run: Run) -> list[str]:

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 
-from parbench.bench.results.details import PipelineDetails, read_details
+from parbench.bench.results.details import PipelineDetails
 from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.steps import (
+    find_details,
+    get_axis_values,
+    get_calls,
+    get_profiled_seconds,
+)
 from parbench.reports.findings.commands import CaseStepCommand
 from parbench.reports.findings.evidence import Communication, PipelineIdle, StepEvidence
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_communication import get_calls
-from parbench.reports.tables.step_parts import get_axis_values, get_profiled_seconds
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 PIPELINE_AXIS = "pp"
@@ -78,18 +82,17 @@ def _count_syncs(step: CaseResult) -> int:
 
 
 def _read_pipeline_idle(step: CaseResult) -> PipelineIdle | None:
-    for record in step.measured:
-        details = read_details(record, PipelineDetails)
-        if isinstance(details, PipelineDetails):
-            return PipelineIdle(
-                bubble_seconds=step.value("idle_schedule") or 0.0,
-                uneven_seconds=_get_significant(step, "idle_imbalance", 0.0),
-                message_seconds=step.value("idle_p2p") or 0.0,
-                ranks=details.ranks,
-                microbatches=details.microbatches,
-                layers_by_stage=details.layers_by_stage or (),
-            )
-    return None
+    _, details = find_details(step, PipelineDetails)
+    if isinstance(details, str):
+        return None
+    return PipelineIdle(
+        bubble_seconds=step.value("idle_schedule") or 0.0,
+        uneven_seconds=_get_significant(step, "idle_imbalance", 0.0),
+        message_seconds=step.value("idle_p2p") or 0.0,
+        ranks=details.ranks,
+        microbatches=details.microbatches,
+        layers_by_stage=details.layers_by_stage or (),
+    )
 
 
 def _get_significant(step: CaseResult, name: str, threshold: float) -> float:

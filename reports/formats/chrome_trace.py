@@ -15,6 +15,7 @@ from parbench.bench.results.details import PipelineDetails, TimedAction
 from parbench.bench.results.records import COMPUTE, COPY, PHASE, RankTimeline
 from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.steps import find_details
 from parbench.reports.analysis.timelines import (
     get_axis,
     group_by_stream,
@@ -22,7 +23,6 @@ from parbench.reports.analysis.timelines import (
     split_into_lanes,
 )
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.pipelines import RecordedPipeline, read_pipeline
 
 Event = dict[str, Any]
 
@@ -100,13 +100,13 @@ def _list_case_traces(data: RunData) -> tuple[list[_CaseTrace], dict[str, str]]:
     traces = []
     omissions: dict[str, str] = {}
     for result in data.steps:
-        pipeline = read_pipeline(result)
-        problem = pipeline if isinstance(pipeline, str) else ""
-        if isinstance(pipeline, RecordedPipeline):
-            details = pipeline.details
+        repetition, details = find_details(result, PipelineDetails)
+        if isinstance(details, str):
+            problem = details
+        else:
             problem = _find_pipeline_problem(details)
             if not problem:
-                clock = (details.clock, details.clock_uncertainty_seconds, pipeline.repetition)
+                clock = (details.clock, details.clock_uncertainty_seconds, repetition)
                 processes = _list_pipeline_processes(details)
                 traces.append(_make_case_trace(data, result, clock, processes))
         if problem:

@@ -6,20 +6,17 @@ over sizes instead of the largest bandwidth of each, and more lines if the table
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from parbench.bench.results.formatting import format_quantity
-from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.tables import Column, SortedText, Table, is_missing, metric_column
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.operations import select_operations
-from parbench.reports.analysis.overview import OperationSummary, Overview, StepSummary
+from parbench.reports.analysis.operations import OPERATION_KEYS, select_operations
+from parbench.reports.analysis.overview import summarize_operations, summarize_steps
 from parbench.reports.frames import list_rows
 from parbench.reports.render.terminal import Sheet, render_text, wrap_text, write_verdicts
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import SIZE_COLUMN
-from parbench.reports.tables.step_parts import find_deviating_profile, sum_memory
 
 WIDTH = 80
 MAX_LINES = 54
@@ -29,26 +26,28 @@ MAX_TABULATED_OPERATIONS = 3
 MAX_TABULATED_ROWS = 60
 MAX_STEPS = 6
 MIN_OPERATIONS = 3
+TITLE_LINES = 13
+"""The lines of the titles, headers and notes of two tables."""
 MAX_FINDINGS = 3
 MAX_COMPARISONS = 2
 MAX_LINES_OF_FINDING = 3
-_TIME_COLUMN = Column(key="seconds", title="time", kind="s", has_interval=True, is_result=True)
+_TIME_COLUMN = Column("seconds", "time", kind="s", has_interval=True, is_result=True)
 _SIZE_TABLE_COLUMNS = (
     SIZE_COLUMN,
     _TIME_COLUMN,
     metric_column("algbw"),
     metric_column("busbw"),
-    Column(key="variation", title="variation", kind="percent", is_result=True, grade_key="noise"),
-    Column(key="repetitions", title="repetitions"),
+    Column("variation", kind="percent", is_result=True, grade_key="noise"),
+    Column("repetitions"),
 )
 _STEP_COLUMNS = (
-    Column(key="name", title="step"),
+    Column("label", "step"),
     _TIME_COLUMN,
     *(
-        Column(key=part, title=part, kind="number", number_format="{:.0f} %")
+        Column(part, kind="number", number_format="{:.0f} %")
         for part in ("compute", "exposed", "idle", "overlap")
     ),
-    Column(key="memory", title="memory", kind="B", is_result=True),
+    Column("memory", kind="B", is_result=True),
 )
 
 
@@ -57,24 +56,23 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
 
     Rows that have no space are counted. The last line has the command that prints all rows.
     """
-    overview = report.overview
-    if overview is None:
+    if not report.setup:
         return render_text(report, width, color)
+    data = report.runs[0]
     sheet = Sheet(WIDTH, color)
-    sheet.write_text(overview.setup, *report.emulated[:1])
-    write_verdicts(sheet, overview.verdicts)
-    last_lines = [*_list_findings(report), "", f"All rows  parbench show --all {overview.path}"]
-    num_free = MAX_LINES - 1 - sheet.num_lines - len(last_lines)
-    size_tables = _make_size_tables(report.runs[0])
-    operations = _make_operation_table(overview)
-    if size_tables:
-        for table in size_tables:
-            sheet.write_table(table)
-        operations = replace(operations, rows=[])
-    steps = _make_step_table(overview.steps)
-    max_operations, max_steps = _choose_numbers_of_rows(operations, steps, num_free)
-    _write_first_rows(sheet, operations, max_operations)
-    _write_first_rows(sheet, steps, max_steps)
+    sheet.write_text(report.setup, *report.emulated[:1])
+    write_verdicts(sheet, report.verdicts)
+    last_lines = [*_list_findings(report), "", f"All rows  parbench show --all {data.run.path}"]
+    num_rows = MAX_LINES - TITLE_LINES - sheet.num_lines - len(last_lines)
+    steps = _make_step_table(data)
+    num_steps = min(MAX_STEPS, len(steps.rows), max(1, num_rows - MIN_OPERATIONS))
+    size_tables = _make_size_tables(data)
+    for table in size_tables:
+        sheet.write_table(table)
+    if not size_tables:
+        num_operations = max(MIN_OPERATIONS, num_rows - num_steps)
+        _write_first_rows(sheet, _make_operation_table(data), num_operations)
+    _write_first_rows(sheet, steps, num_steps)
     sheet.write(*last_lines)
     return sheet.text()
 
@@ -82,28 +80,8 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
 def render_verdicts(report: Report, width: int | None = None, color: bool = False) -> str:
     """Return the verdicts of a run."""
     sheet = Sheet(WIDTH, color)
-    if report.overview is not None:
-        write_verdicts(sheet, report.overview.verdicts)
+    write_verdicts(sheet, report.verdicts)
     return sheet.text()
-
-
-def _choose_numbers_of_rows(operations: Table, steps: Table, num_free: int) -> tuple[int, int]:
-    """Return the rows of both tables that fit in the free lines, operations before steps."""
-    for max_steps in range(MAX_STEPS, 0, -1):
-        num_left = num_free - _count_lines(steps, max_steps)
-        num_operations = len(operations.rows)
-        upper_limit = min(num_operations, num_left)
-        lower_limit = min(num_operations, MIN_OPERATIONS)
-        for max_operations in range(upper_limit, lower_limit - 1, -1):
-            if _count_lines(operations, max_operations) <= num_left:
-                return max_operations, max_steps
-    return MIN_OPERATIONS, 1
-
-
-def _count_lines(table: Table, max_rows: int) -> int:
-    sheet = Sheet(WIDTH)
-    _write_first_rows(sheet, table, max_rows)
-    return sheet.num_lines
 
 
 def _make_size_tables(data: RunData) -> list[Table]:
@@ -112,82 +90,48 @@ def _make_size_tables(data: RunData) -> list[Table]:
     if operations["operation"].nunique() > MAX_TABULATED_OPERATIONS:
         return []
     tables = []
-    settings = operations[:MAX_TABULATED_ROWS].groupby(
-        ["operation", "mode", "dtype"], sort=False, dropna=False
-    )
+    settings = operations[:MAX_TABULATED_ROWS].groupby(OPERATION_KEYS, sort=False, dropna=False)
     for names, cases in settings:
         rows = [
             {**row, "repetitions": f"{row['repetitions']}/{row['planned']}"}
             for row in list_rows(cases.sort_values("size"))
         ]
         title = ", ".join(str(name) for name in names if not is_missing(name))
-        tables.append(Table(id="sizes", title=title, columns=_SIZE_TABLE_COLUMNS, rows=rows))
+        tables.append(Table("sizes", title, columns=_SIZE_TABLE_COLUMNS, rows=rows))
     return tables
 
 
-def _make_operation_table(overview: Overview) -> Table:
+def _make_operation_table(data: RunData) -> Table:
     columns = [
-        Column(key="name", title="operation"),
-        Column(key="latency", title="latency", kind="s", is_result=True),
-        Column(key="busbw", title="bus GB/s", kind="B/s", has_interval=True, is_result=True),
+        Column("operation"),
+        Column("latency", kind="s", is_result=True),
+        Column("busbw", "bus GB/s", kind="B/s", has_interval=True, is_result=True),
     ]
     title = "Operations"
-    if overview.ceiling:
-        name = overview.ceiling.name
-        bandwidth = format_quantity(overview.ceiling.bytes_per_second, "B/s")
-        title = f"Operations ({name}: {bandwidth})"
-        columns.append(Column(key="share", title=f"of {name}", is_result=True))
-    rows = [_make_operation_row(operation) for operation in overview.operations]
-    return Table(id="operations", title=title, columns=columns, rows=rows)
+    ceiling = data.ceiling
+    if ceiling:
+        title += f" ({ceiling.name}: {format_quantity(ceiling.bytes_per_second, 'B/s')})"
+        columns.append(Column("share", f"of {ceiling.name}", is_result=True))
+    rows = [
+        {**row, "operation": _shorten(row["operation"]), "share": _format_bar(row["share"])}
+        for row in summarize_operations(data)
+    ]
+    return Table("operations", title, columns=columns, rows=rows)
 
 
-def _make_operation_row(operation: OperationSummary) -> dict[str, Any]:
-    return {
-        "name": _shorten(operation.name),
-        "latency": operation.latency,
-        **_make_metric_cells("busbw", operation.busbw),
-        "share": _format_bar(operation.share),
-    }
-
-
-def _make_step_table(steps: Sequence[StepSummary]) -> Table:
-    rows = [_make_step_row(step) for step in steps]
-    num_different = sum(find_deviating_profile(step.result) is not None for step in steps)
+def _make_step_table(data: RunData) -> Table:
+    rows = [{**step, "label": _shorten(step["label"])} for step in summarize_steps(data)]
+    num_different = sum(row["is_profile_deviating"] for row in rows)
     notes = []
     if num_different:
         traced = pluralize(num_different, "step")
         notes.append(f"Shares are of profiled steps. {traced} took another time when profiled.")
-    return Table(id="steps", title="Training steps", columns=_STEP_COLUMNS, rows=rows, notes=notes)
-
-
-def _make_step_row(step: StepSummary) -> dict[str, Any]:
-    shares = {**step.parts, "overlap": step.overlap}
-    return {
-        "name": _shorten(step.name),
-        **_make_metric_cells("seconds", step.result.metrics.get(step.result.headline)),
-        **{name: 100 * share for name, share in shares.items() if share is not None},
-        "memory": sum_memory(step.result),
-    }
-
-
-def _make_metric_cells(key: str, metric: MetricValue | None) -> dict[str, Any]:
-    """Return the cells of a column with an interval."""
-    if metric is None:
-        return {}
-    return {
-        key: metric.value,
-        f"{key}_low": metric.low,
-        f"{key}_high": metric.high,
-        "is_within_repetition": metric.is_within_repetition,
-    }
+    return Table("steps", "Training steps", columns=_STEP_COLUMNS, rows=rows, notes=notes)
 
 
 def _write_first_rows(sheet: Sheet, table: Table, max_rows: int) -> None:
     """Write the first rows of a table, the number of the others, and its notes."""
-    if not table.rows:
-        return
-    short_table = replace(table, rows=table.rows[:max_rows])
-    sheet.write_table(short_table, drops_columns=True)
+    sheet.write_table(replace(table, rows=table.rows[:max_rows]), drops_columns=True)
     num_hidden = len(table.rows) - max_rows
     if num_hidden > 0:
         sheet.write(f"  and {num_hidden} more")
@@ -236,8 +180,8 @@ def _shorten(name: str) -> str:
     return name if len(name) <= MAX_NAME_WIDTH else f"{name[: MAX_NAME_WIDTH - 3]}..."
 
 
-def _format_bar(share: float | None) -> SortedText | None:
-    if share is None:
+def _format_bar(share: float) -> SortedText | None:
+    if is_missing(share):
         return None
     bar = "#" * round(min(share, 1.0) * BAR_WIDTH)
     return SortedText(f"{100 * share:5.0f} % {bar}", share)

@@ -1,39 +1,54 @@
 """The columns that several tables share."""
 
+from collections.abc import Sequence
+
+from parbench.bench.results.metrics import METRICS
 from parbench.bench.results.tables import Column, metric_column
+from parbench.reports.analysis.steps import StepRow
 
 OPERATION_COLUMNS = (
-    Column(key="operation", title="operation", help="operation with its parameters"),
-    Column(key="mode", title="mode", help="blocking or pipelined"),
-    Column(key="dtype", title="dtype", help="element type"),
+    Column("operation", help="operation with its parameters"),
+    Column("mode", help="blocking or pipelined"),
+    Column("dtype", help="element type"),
 )
-SIZE_COLUMN = Column(
-    key="size", title="size", kind="size", help="total bytes as in nccl-tests, 1024-based"
-)
+SIZE_COLUMN = Column("size", kind="size", help="total bytes as in nccl-tests, 1024-based")
 CASE_COLUMNS = (*OPERATION_COLUMNS, SIZE_COLUMN)
 QUALITY_COLUMNS = (
     metric_column("time_p99"),
     metric_column("time_q10"),
     Column(
-        key="noise",
-        title="noise",
+        "noise",
         help="variation between repetitions, within a single one: stable, fair, noisy, very noisy",
         grade_key="noise",
         is_result=True,
     ),
-    Column(key="iterations", title="n", kind="count", help="iterations of all repetitions"),
+    Column("iterations", "n", kind="count", help="iterations of all repetitions"),
     Column(
-        key="num_effective",
-        title="n_eff",
+        "num_effective",
+        "n_eff",
         kind="count",
         help="number of independent iterations that would be as precise",
     ),
     Column(
-        key="repetitions",
-        title="repetitions",
+        "repetitions",
         kind="count",
         help="repetitions that measured the case, of those planned",
     ),
-    Column(key="stop", title="stop", help="rule that ended the measurement, by repetition"),
-    Column(key="check", title="check", help="comparison of the results with the reference"),
+    Column("stop", help="rule that ended the measurement, by repetition"),
+    Column("check", help="comparison of the results with the reference"),
 )
+STEP_COLUMN = Column(
+    "label", "step", help="training step with the parameters in which steps differ"
+)
+STEP_TIME_COLUMN = metric_column("step_time", key="seconds", has_interval=True)
+ACTIVATIONS_COLUMN = metric_column("memory.activations", title="activations")
+
+
+def list_metric_columns(table: str, rows: Sequence[StepRow]) -> list[Column]:
+    """Return the columns of the metrics that are declared for a table and that a step has."""
+    names = dict.fromkeys(name for row in rows for name in row["result"].metrics)
+    columns = []
+    for metric in METRICS:
+        if table in metric.tables:
+            columns += [metric_column(name) for name in names if metric.specialize(name)]
+    return columns

@@ -4,34 +4,101 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from parbench.bench.results.formatting import format_case_size
+from parbench.bench.results.fit import CurveFit
+from parbench.bench.results.formatting import format_case_size, format_quantity
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.results.tables import (
+    Column,
     Section,
     SortedText,
     Table,
     keep_known_columns,
     metric_column,
 )
+from parbench.reports.analysis.fits import OperationCurve, describe_fits
+from parbench.reports.analysis.labels import label_operation
 from parbench.reports.analysis.operations import OPERATION_KEYS, select_operations
 from parbench.reports.figures.chart import Chart, list_charts
-from parbench.reports.figures.lines import chart_bandwidth_and_time, chart_latency
+from parbench.reports.figures.lines import chart_bandwidth_and_time, chart_efficiency, chart_latency
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.bandwidth_levels import make_level_table
 from parbench.reports.tables.columns import (
     CASE_COLUMNS,
     OPERATION_COLUMNS,
     QUALITY_COLUMNS,
 )
-from parbench.reports.tables.fits import make_fit_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CAPTION = "plotted data"
+MIN_LEVELS = 3
+_LEVEL_COLUMNS = (
+    Column("level", help="what moves the data"),
+    Column("label", "fastest case", help="the case with the highest bandwidth"),
+    metric_column("busbw", key="bandwidth"),
+    Column("of_first", "of first level", kind="percent", help="relative to the first level"),
+    Column(
+        "of_previous",
+        "of level above",
+        kind="percent",
+        help="relative to the level above",
+    ),
+)
+_FIT_COLUMNS = (
+    Column(
+        "latency",
+        kind="s",
+        help="time extrapolated to size 0 from the line of the smallest sizes, with its 95 % CI",
+        has_interval=True,
+        is_result=True,
+    ),
+    Column(
+        "algbw",
+        "algbw GB/s",
+        kind="B/s",
+        help="asymptotic algorithm bandwidth in 1e9 B/s, of the line of the largest sizes",
+        has_interval=True,
+        is_result=True,
+    ),
+    Column(
+        "busbw",
+        "busbw GB/s",
+        kind="B/s",
+        help="asymptotic bus bandwidth in 1e9 B/s, of the line of the largest sizes",
+        has_interval=True,
+        is_result=True,
+    ),
+    Column(
+        "half_bandwidth",
+        "n_1/2",
+        kind="B",
+        help="size at which half the bandwidth is reached: latency times bandwidth",
+    ),
+    Column(
+        "breakpoints",
+        "breakpoint",
+        kind="size",
+        help="size at which another line begins, such as a change of protocol, and the measured "
+        "sizes next to it",
+    ),
+    Column("outliers", help="sizes far from the fit, and their distance"),
+    Column(
+        "residual",
+        kind="percent",
+        help="median distance of times from the fit",
+        is_result=True,
+    ),
+    Column(
+        "efficiency",
+        kind="percent",
+        help="fitted bus bandwidth relative to the link speed, or to a memory copy on the host",
+        is_result=True,
+    ),
+)
 
 
 def make_communication_section(data: RunData) -> Section | None:
@@ -55,9 +122,9 @@ def make_communication_section(data: RunData) -> Section | None:
         tables.append(levels)
     terms = ["busbw", "blocking, pipelined"]
     if data.curves:
-        tables.append(make_fit_table(data, operations))
+        tables.append(_make_fit_table(data, operations))
         terms += ["fit", "breakpoint", "outliers"]
-    return Section(id="communication", title="Communication", tables=tables, terms=terms)
+    return Section("communication", "Communication", tables=tables, terms=terms)
 
 
 def _chart_operations(
@@ -95,8 +162,8 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
         *QUALITY_COLUMNS,
     )
     return Table(
-        id=table_id,
-        title=title,
+        table_id,
+        title,
         caption=CAPTION,
         columns=keep_known_columns(columns, rows),
         rows=rows,
@@ -143,18 +210,119 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
     note = "report.html has the noise, iterations and checks of each size."
     return [
         Table(
-            id="time-over-size",
-            title=title,
+            "time-over-size",
+            title,
             columns=[*OPERATION_COLUMNS, *times],
             rows=rows,
             where="terminal",
         ),
         Table(
-            id="busbw-over-size",
-            title="Bus bandwidth over size, GB/s",
+            "busbw-over-size",
+            "Bus bandwidth over size, GB/s",
             columns=[*OPERATION_COLUMNS, *keep_known_columns(bandwidths, rows)],
             rows=rows,
             notes=[note],
             where="terminal",
         ),
     ]
+
+
+def make_level_table(operations: "pd.DataFrame") -> Table | None:
+    """Return the highest bandwidth of each level, None if a run has fewer than three levels.
+
+    Copies have no bus bandwidth, and their algorithm bandwidth counts each byte once.
+    """
+    name = operations["name"]
+    is_collective = operations["kind"] == "collective"
+    is_on_one_node = operations["nodes"] == 1
+    levels = {
+        "memory copy": name == "memory.copy",
+        "host to device": name == "memory.to_device",
+        "device to host": name == "memory.from_device",
+        "pairs of ranks": (operations["kind"] == "p2p") & is_on_one_node,
+        "ranks of a node": is_collective & is_on_one_node,
+        "ranks of several nodes": is_collective & (operations["nodes"] > 1),
+    }
+    bandwidths = operations["busbw"].fillna(operations["algbw"])
+    rows: list[dict[str, Any]] = []
+    for level, is_in_level in levels.items():
+        candidates = bandwidths[is_in_level].dropna()
+        if candidates.empty:
+            continue
+        index: Any = candidates.idxmax()
+        bandwidth = float(candidates[index])
+        label = operations.loc[index, "label"]
+        row: dict[str, Any] = {"level": level, "label": label, "bandwidth": bandwidth}
+        if rows:
+            row["of_first"] = bandwidth / rows[0]["bandwidth"]
+            row["of_previous"] = bandwidth / rows[-1]["bandwidth"]
+        rows.append(row)
+    if len(rows) < MIN_LEVELS:
+        return None
+    return Table(
+        "bandwidth-levels",
+        "Bandwidth of memory and links",
+        caption="highest bandwidth of each level of the machine",
+        columns=_LEVEL_COLUMNS,
+        rows=rows,
+        where="page",
+    )
+
+
+def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
+    """Return the fit of each operation, with a figure of the efficiency over size."""
+    rows = [_make_fit_row(curve) for curve in data.curves]
+    return Table(
+        "fits",
+        "Fits: latency and bandwidth",
+        caption="model of time over size, and its error",
+        columns=[*OPERATION_COLUMNS, *keep_known_columns(_FIT_COLUMNS, rows)],
+        rows=rows,
+        notes=describe_fits(data.curves, data.ceiling),
+        figures=lambda: list_charts(chart_efficiency(operations, data.ceiling)),
+    )
+
+
+def _make_fit_row(curve: OperationCurve) -> dict[str, Any]:
+    fit = curve.fit
+    first, last = fit.segments[0], fit.segments[-1]
+    result = curve.rows[0]
+    params = result.case.params
+    row: dict[str, Any] = {
+        "operation": label_operation(result.case),
+        "mode": params.get("mode"),
+        "dtype": params.get("dtype"),
+        "latency": first.latency_seconds,
+        "half_bandwidth": fit.half_bandwidth_bytes,
+        "breakpoints": _format_breakpoints(fit),
+        "outliers": ", ".join(
+            f"{format_case_size(size)} {100 * error:+.0f} %" for size, error in fit.outliers
+        ),
+        "residual": fit.residual,
+        "efficiency": curve.efficiency,
+        "is_within_repetition": fit.repetitions < 2,
+    }
+    bounds = {
+        "": last.bytes_per_second,
+        "_low": last.bytes_per_second_low,
+        "_high": last.bytes_per_second_high,
+    }
+    for suffix, bandwidth in bounds.items():
+        if bandwidth is not None:
+            row[f"algbw{suffix}"] = bandwidth
+            if curve.busbw_factor is not None:
+                row[f"busbw{suffix}"] = bandwidth * curve.busbw_factor
+    row |= {"latency_low": first.latency_low, "latency_high": first.latency_high}
+    if fit.repetitions == 2:
+        # Two repetitions are too few for an interval.
+        return {key: row[key] for key in row if not key.endswith(("_low", "_high"))}
+    return row
+
+
+def _format_breakpoints(fit: CurveFit) -> SortedText:
+    """Return each breakpoint with the measured sizes between which it lies."""
+    texts = []
+    for size, (left, right) in zip(fit.breakpoints, pairwise(fit.segments), strict=True):
+        sizes = f"{format_case_size(left.last_bytes)}, {format_case_size(right.first_bytes)}"
+        texts.append(f"{format_quantity(size, 'B')} [{sizes}]")
+    return SortedText(", ".join(texts), fit.breakpoints[0] if fit.breakpoints else None)

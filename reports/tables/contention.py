@@ -27,7 +27,7 @@ def make_contention_section(data: RunData) -> Section | None:
     if not tables:
         return None
     title = "Contention and interference"
-    return Section(id="contention", title=title, tables=tables, terms=["slow-down"])
+    return Section("contention", title, tables=tables, terms=["slow-down"])
 
 
 def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) -> Table:
@@ -47,7 +47,7 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
         title=TITLES[param],
         caption="time under load relative to the time without it, paired by repetition",
         columns=[
-            Column(key="label", title="case", help="case without the load"),
+            Column("label", "case", help="case without the load"),
             metric_column("time", key="seconds", has_interval=True),
             *(_make_load_column(param, load) for load in loads),
         ],
@@ -59,8 +59,8 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
 def _make_load_column(param: str, load: str) -> Column:
     name = load if param == "background" else "all groups"
     return Column(
-        key=load,
-        title=f"slow-down by {name}",
+        load,
+        f"slow-down by {name}",
         kind="number",
         help="time under this load relative to the time without it, with its 95 % CI",
         has_interval=True,

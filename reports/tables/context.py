@@ -14,36 +14,34 @@ from parbench.bench.results.tables import (
 )
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.labels import label_differences
+from parbench.reports.analysis.steps import (
+    StepRow,
+    compute_profiled_share,
+    find_worst_ratio,
+    list_rows_with_details,
+    make_group_key,
+    sum_if_known,
+)
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.lines import chart_context_methods
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import estimate_paired_effect
-from parbench.reports.tables.step_parts import (
-    compute_profiled_share,
-    find_worst_ratio,
-    sum_if_known,
-)
-from parbench.reports.tables.step_rows import (
+from parbench.reports.tables.columns import (
     ACTIVATIONS_COLUMN,
     STEP_TIME_COLUMN,
-    StepRow,
     list_metric_columns,
-    list_rows_with_details,
-    make_group_key,
 )
 
 _METHOD_PARAMS = ("cp_method", "ulysses", "sequence")
 """The parameters in which compared steps may differ. All others make another model."""
 _COLUMNS = (
-    Column(
-        key="method", title="method", help="context-parallel method, with parameters that differ"
-    ),
-    Column(key="cp", title="cp", kind="count", help="ranks that share a sequence"),
-    Column(key="sequence", title="sequence", kind="count", help="tokens of a full sequence"),
+    Column("method", help="context-parallel method, with parameters that differ"),
+    Column("cp", kind="count", help="ranks that share a sequence"),
+    Column("sequence", kind="count", help="tokens of a full sequence"),
     STEP_TIME_COLUMN,
     Column(
-        key="change",
-        title="time change",
+        "change",
+        "time change",
         kind="percent",
         has_interval=True,
         is_result=True,
@@ -52,16 +50,16 @@ _COLUMNS = (
     ),
     metric_column("tokens_per_second"),
     Column(
-        key="bytes_sent",
-        title="bytes sent",
+        "bytes_sent",
+        "bytes sent",
         kind="B",
         is_result=True,
         help="bytes that a rank sends for attention in a step",
     ),
     *(
         Column(
-            key=f"bytes_ratio.{direction}",
-            title=f"ratio {direction}",
+            f"bytes_ratio.{direction}",
+            f"ratio {direction}",
             kind="number",
             number_format="{:.3f}",
             is_result=True,
@@ -70,8 +68,8 @@ _COLUMNS = (
         for direction in ("forward", "backward")
     ),
     Column(
-        key="exposed",
-        title="exposed cp",
+        "exposed",
+        "exposed cp",
         kind="percent",
         is_result=True,
         help="exposed communication of attention, as a share of the profiled step",
@@ -87,7 +85,7 @@ def make_context_section(data: RunData) -> Section | None:
     for row in rows:
         row |= _read_values(row)
     tables = [_make_table(rows)] if rows else []
-    return Section(id="context", title="Context parallelism", tables=tables, notes=problems)
+    return Section("context", "Context parallelism", tables=tables, notes=problems)
 
 
 def _read_values(row: StepRow) -> StepRow:
@@ -123,8 +121,8 @@ def _make_table(rows: Sequence[StepRow]) -> Table:
         for row in rows
     ]
     return Table(
-        id="context-table",
-        title="Context parallelism",
+        "context-table",
+        "Context parallelism",
         caption="time, bytes and balance of each method",
         columns=keep_known_columns(columns, labeled_rows),
         rows=labeled_rows,

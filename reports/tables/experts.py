@@ -14,66 +14,57 @@ from parbench.bench.results.tables import (
     metric_column,
 )
 from parbench.reports.analysis.labels import label_differences
+from parbench.reports.analysis.steps import StepRow, list_rows_with_details, make_group_key
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.step_rows import (
-    STEP_COLUMN,
-    STEP_TIME_COLUMN,
-    StepRow,
-    list_metric_columns,
-    list_rows_with_details,
-    make_group_key,
-)
+from parbench.reports.tables.columns import STEP_COLUMN, STEP_TIME_COLUMN, list_metric_columns
 
 MAX_LISTED_EXPERTS = 16
 _OWN_PARAMS = ("routing", "capacity", "ep", "variant")
 """The parameters that have a column of their own."""
 _CAPACITY = Column(
-    key="capacity",
-    title="capacity",
+    "capacity",
     kind="number",
     number_format="{:g}",
     help="capacity factor, above which experts drop tokens; dropless drops none",
 )
 _STEP_COLUMNS = (
     Column(
-        key="scope",
-        title="scope",
+        "scope",
         help="benchmark with the parameters that differ; rows of different scope do not compare",
     ),
-    Column(key="routing", title="routing", help="distribution of tokens over experts"),
+    Column("routing", help="distribution of tokens over experts"),
     _CAPACITY,
-    Column(key="ep", title="EP", kind="count", help="ranks that share the experts of a layer"),
-    Column(key="variant", title="variant", help="communication of dispatch and combine"),
+    Column("ep", "EP", kind="count", help="ranks that share the experts of a layer"),
+    Column("variant", help="communication of dispatch and combine"),
     STEP_TIME_COLUMN,
 )
 _LOAD_COLUMNS = (
     STEP_COLUMN,
-    Column(key="layer", title="layer", help="layer, from 0; all if the loads are equal"),
+    Column("layer", help="layer, from 0; all if the loads are equal"),
     _CAPACITY,
-    Column(key="rank", title="rank", kind="count", help="rank on the ep axis"),
-    Column(key="experts", title="experts", help="experts of the rank"),
+    Column("rank", kind="count", help="rank on the ep axis"),
+    Column("experts", help="experts of the rank"),
     Column(
-        key="routed",
-        title="routed tokens",
+        "routed",
+        "routed tokens",
         kind="count",
         help="tokens of all ranks that the router assigned to these experts",
     ),
     Column(
-        key="relative_load",
-        title="load / mean",
+        "relative_load",
+        "load / mean",
         kind="number",
         number_format="{:.2f}",
         help="routed tokens relative to the mean over ranks",
     ),
     Column(
-        key="kept",
-        title="kept",
+        "kept",
         kind="count",
         help="token-expert pairs that the rank receives, without dropped ones",
     ),
     Column(
-        key="by_expert",
-        title="tokens per expert",
+        "by_expert",
+        "tokens per expert",
         help=f"routed tokens of each expert, or their range above {MAX_LISTED_EXPERTS} experts",
     ),
 )
@@ -93,7 +84,7 @@ def make_expert_section(data: RunData) -> Section | None:
     if not rows and not problems:
         return None
     tables = [_make_step_table(rows), _make_load_table(rows)] if rows else []
-    return Section(id="experts", title="Expert parallelism", tables=tables, notes=problems)
+    return Section("experts", "Expert parallelism", tables=tables, notes=problems)
 
 
 def _check_load(row: StepRow) -> str:
@@ -126,8 +117,8 @@ def _make_step_table(rows: Sequence[StepRow]) -> Table:
         metric_column("exposed_comm.ep"),
     ]
     return Table(
-        id="experts-table",
-        title="Expert parallelism",
+        "experts-table",
+        "Expert parallelism",
         caption="expert load, dropped tokens, bytes and the cost of imbalance",
         columns=keep_known_columns(columns, rows),
         rows=rows,
@@ -140,8 +131,8 @@ def _make_load_table(rows: Sequence[StepRow]) -> Table:
     for row in rows:
         first_rows.setdefault(make_group_key(row, ("capacity", "variant")), row)
     return Table(
-        id="experts-load",
-        title="Expert load",
+        "experts-load",
+        "Expert load",
         caption="tokens by rank and expert in the profiled step",
         columns=_LOAD_COLUMNS,
         rows=[load_row for row in first_rows.values() for load_row in _make_load_rows(row)],

@@ -33,15 +33,15 @@ CONCURRENT = " (concurrent)"
 MAX_FIGURES = 6
 _RATIO_COLUMNS = (
     Column(
-        key="ratio",
-        title="inter-node / within",
+        "ratio",
+        "inter-node / within",
         kind="number",
         help="median bandwidth of groups between nodes relative to groups within a node",
         is_result=True,
     ),
     Column(
-        key=f"ratio{CONCURRENT}",
-        title=f"inter-node / within{CONCURRENT}",
+        f"ratio{CONCURRENT}",
+        f"inter-node / within{CONCURRENT}",
         kind="number",
         help="the same while all groups run at once and share links",
         is_result=True,
@@ -61,7 +61,7 @@ def make_group_section(data: RunData) -> Section | None:
     tables = [table for table in tables if table.rows]
     if not tables:
         return None
-    return Section(id="groups", title="Groups", tables=tables, terms=["busbw"])
+    return Section("groups", "Groups", tables=tables, terms=["busbw"])
 
 
 def _find_scope(result: CaseResult, topology: Topology) -> str:
@@ -104,8 +104,8 @@ def _make_scope_table(cases: "pd.DataFrame", topology: Topology) -> Table:
     rows = list_rows(bandwidths.reset_index())
     table_columns = [*CASE_COLUMNS, *map(_make_bandwidth_column, names), *_RATIO_COLUMNS]
     return Table(
-        id="group-scopes",
-        title="Bandwidth by group scope, GB/s",
+        "group-scopes",
+        "Bandwidth by group scope, GB/s",
         caption="bus bandwidth within a node and between nodes, median of the groups",
         columns=keep_known_columns(table_columns, rows),
         rows=rows,
@@ -120,10 +120,10 @@ def _make_group_table(cases: "pd.DataFrame") -> Table:
     names = list(bandwidths.columns)
     isolated = bandwidths[[name for name in names if not name.endswith(CONCURRENT)]]
     bandwidths["slowest"] = isolated[isolated.count(axis="columns") > 1].idxmin(axis="columns")
-    slowest = Column(key="slowest", title="slowest", help="slowest group that ran on its own")
+    slowest = Column("slowest", help="slowest group that ran on its own")
     return Table(
-        id="operation-group",
-        title="Bandwidth by group, GB/s",
+        "operation-group",
+        "Bandwidth by group, GB/s",
         caption="bus bandwidth of each group of ranks on its own and concurrently",
         columns=[*CASE_COLUMNS, *map(_make_bandwidth_column, names), slowest],
         rows=list_rows(bandwidths.reset_index()),

@@ -9,11 +9,11 @@ from parbench.reports.analysis.topology import ONE_RANK_PER_NODE, Topology
 from parbench.reports.run_data import RunData
 
 COLUMNS = (
-    Column(key="host", title="host", help="host name of the node"),
-    Column(key="ranks", title="ranks", help="ranks on the node"),
-    Column(key="num_ranks", title="ranks per node", kind="count", help="number of ranks"),
-    Column(key="switches", title="switches", help="path of switches in Slurm's topology"),
-    Column(key="cores", title="cores", help="cores that a rank may use"),
+    Column("host", help="host name of the node"),
+    Column("ranks", help="ranks on the node"),
+    Column("num_ranks", "ranks per node", kind="count", help="number of ranks"),
+    Column("switches", help="path of switches in Slurm's topology"),
+    Column("cores", help="cores that a rank may use"),
 )
 
 
@@ -22,7 +22,7 @@ def make_node_section(data: RunData) -> Section | None:
     topology = data.nodes
     if topology is None:
         return None
-    return Section(id="nodes", title="Nodes", tables=[make_node_table(topology)])
+    return Section("nodes", "Nodes", tables=[make_node_table(topology)])
 
 
 def make_node_table(topology: Topology) -> Table:
@@ -47,8 +47,8 @@ def make_node_table(topology: Topology) -> Table:
     if topology.slurm_job:
         notes.append(f"Slurm job {topology.slurm_job}.")
     return Table(
-        id="nodes-table",
-        title="Nodes",
+        "nodes-table",
+        "Nodes",
         caption="where each rank ran, hosts under one switch next to each other",
         columns=COLUMNS,
         rows=rows,

@@ -1,9 +1,8 @@
 """The tables of pipeline steps: bubbles with their causes, and schedules compared."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from parbench.bench.results.details import PipelineDetails, read_details
+from parbench.bench.results.details import PipelineDetails
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.tables import (
     Column,
@@ -11,39 +10,33 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
-from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.labels import label_differences
+from parbench.reports.analysis.steps import StepRow, make_group_key
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.pipeline import chart_pipeline
-from parbench.reports.tables.step_rows import (
+from parbench.reports.tables.columns import (
     ACTIVATIONS_COLUMN,
     STEP_TIME_COLUMN,
-    StepRow,
-    find_record,
     list_metric_columns,
-    make_group_key,
 )
 
 _SCHEDULE_PARAMS = ("schedule", "microbatches", "chunks", "order", "split")
 """The parameters in which compared steps may differ. All others make another model."""
 _MAX_BOXES = 5000
 """The limit for the charts of all pipelines, which keeps the page below a megabyte."""
-_SCHEDULE = Column(
-    key="schedule", title="schedule", help="order of actions, with the parameters that differ"
-)
-_CHUNKS = Column(key="chunks", title="v", kind="count", help="virtual stages per rank")
+_SCHEDULE = Column("schedule", help="order of actions, with the parameters that differ")
+_CHUNKS = Column("chunks", "v", kind="count", help="virtual stages per rank")
 _PIPELINE_COLUMNS = (
     _SCHEDULE,
-    Column(key="ranks", title="P", kind="count", help="ranks of the pipeline"),
-    Column(key="microbatches", title="M", kind="count", help="microbatches per step"),
+    Column("ranks", "P", kind="count", help="ranks of the pipeline"),
+    Column("microbatches", "M", kind="count", help="microbatches per step"),
     _CHUNKS,
     STEP_TIME_COLUMN,
 )
 _SCHEDULE_COLUMNS = (
     _SCHEDULE,
     Column(
-        key="source",
-        title="source",
+        "source",
         help="measured in this run, or simulated with the action times of its first such step",
     ),
     _CHUNKS,
@@ -52,24 +45,6 @@ _SCHEDULE_COLUMNS = (
     metric_column("in_flight"),
     ACTIVATIONS_COLUMN,
 )
-
-
-class RecordedPipeline(NamedTuple):
-    """The details of a pipeline, and the repetition that recorded them."""
-
-    repetition: int
-    details: PipelineDetails
-
-
-def read_pipeline(result: CaseResult) -> RecordedPipeline | str | None:
-    """Return the pipeline of a step, None for another case, or a sentence about a problem."""
-    record = find_record(result, PipelineDetails)
-    if record is None:
-        return None
-    details = read_details(record, PipelineDetails)
-    if isinstance(details, PipelineDetails):
-        return RecordedPipeline(record.repetition, details)
-    return details
 
 
 def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
@@ -83,8 +58,8 @@ def make_pipeline_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
         row["schedule"] = to_single_line(f"{details.schedule} {differences[row['case_id']]}")
     metric_columns = list_metric_columns("pipelines", rows)
     yield Table(
-        id="pipelines",
-        title="Pipelines",
+        "pipelines",
+        "Pipelines",
         caption="bubble fraction measured, simulated and analytical, and the causes of idle time",
         columns=keep_known_columns([*_PIPELINE_COLUMNS, *metric_columns, ACTIVATIONS_COLUMN], rows),
         rows=rows,
@@ -124,8 +99,8 @@ def _make_schedule_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
             title += f", {models[first['case_id']]}"
         if len(schedules) > 1:
             yield Table(
-                id=f"schedules-{number}",
-                title=title,
+                f"schedules-{number}",
+                title,
                 caption="measured, and simulated without latency; the fastest first",
                 columns=keep_known_columns(_SCHEDULE_COLUMNS, schedules),
                 rows=schedules,

@@ -13,23 +13,20 @@ from parbench.bench.text import UserError
 from parbench.reports.run_data import RunData
 
 _COLUMNS = (
-    Column(key="step", title="step", help="training step"),
-    Column(key="component", title="component", help="predicted quantity of the step"),
+    Column("step", help="training step"),
+    Column("component", help="predicted quantity of the step"),
     Column(
-        key="predicted",
-        title="predicted",
+        "predicted",
         kind="number",
         help="from fitted latency and bandwidth, analytical bytes and memory, and compute time",
     ),
     Column(
-        key="measured",
-        title="measured",
+        "measured",
         kind="number",
         help="mean over repetitions with its 95 % interval",
     ),
     Column(
-        key="error",
-        title="error",
+        "error",
         kind="number",
         help="predicted / measured - 1, and whether the prediction is within the interval",
     ),
@@ -51,7 +48,7 @@ def make_prediction_section(data: RunData) -> Section | None:
         notes = [f"Not predicted: {step}: {why}" for step, why in validation.left_out.items()]
     except UserError as error:
         notes = [f"{error}. Write it again with parbench plan validate."]
-    return Section(id="predicted", title="Predictions", tables=tables, notes=notes)
+    return Section("predicted", "Predictions", tables=tables, notes=notes)
 
 
 def _make_tables(validation: Validation) -> list[Table]:
@@ -63,8 +60,8 @@ def _make_tables(validation: Validation) -> list[Table]:
     if not rows:
         return []
     table = Table(
-        id="predictions",
-        title="Predicted and measured",
+        "predictions",
+        "Predicted and measured",
         caption="predicted by parbench plan validate",
         columns=_COLUMNS,
         rows=rows,

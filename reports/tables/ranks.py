@@ -28,7 +28,7 @@ def make_link_section(data: RunData) -> Section | None:
             tables.append(_make_table(len(tables) + 1, title, links, data.nodes))
     if not tables:
         return None
-    return Section(id="pairs", title="Rank to rank", tables=tables)
+    return Section("pairs", "Rank to rank", tables=tables)
 
 
 def pivot_links(links: "pd.DataFrame", topology: Topology | None) -> "pd.DataFrame":
@@ -52,11 +52,11 @@ def _make_table(number: int, title: str, links: "pd.DataFrame", topology: Topolo
         for rank in bandwidths.index
     }
     labeled = bandwidths.rename(index=str, columns=str).assign(sender=list(names.values()))
-    columns = [Column(key="sender", title="from \\ to", help="sending rank")]
+    columns = [Column("sender", "from \\ to", help="sending rank")]
     columns += [metric_column("busbw", key=rank, title=name) for rank, name in names.items()]
     return Table(
-        id=f"pairs-{number}",
-        title=title,
+        f"pairs-{number}",
+        title,
         caption="a row for each sender, a column for each receiver",
         columns=columns,
         rows=list_rows(labeled),

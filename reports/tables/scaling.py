@@ -58,17 +58,15 @@ def _make_section(section_id: str, title: str, cases: "pd.DataFrame", unit: Unit
         notes.append(f"Values are medians of up to {max_repeats} runs.")
     counts = sorted({number for row in rows for number in row["values"]})
     table = Table(
-        id=f"{section_id}-table",
-        title=title,
+        f"{section_id}-table",
+        title,
         caption="bus bandwidth or step time, and parallel efficiency",
         columns=_make_columns(counts, unit),
         rows=rows,
         notes=notes,
         figures=lambda: _draw(section_id.replace("-", "_"), rows, unit),
     )
-    return Section(
-        id=section_id, title=title, tables=[table], terms=["parallel efficiency", "busbw"]
-    )
+    return Section(section_id, title, tables=[table], terms=["parallel efficiency", "busbw"])
 
 
 def _assign_series(cases: "pd.DataFrame") -> "pd.DataFrame":
@@ -121,28 +119,26 @@ def _label_rows(rows: Sequence[dict[str, Any]], cases: "pd.DataFrame") -> None:
 
 def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:
     columns = [
-        Column(key="case", title="case", help="what ran, with the layout where it differs"),
-        Column(key="metric", title="metric", help="what is shown: bus bandwidth or step time"),
+        Column("case", help="what ran, with the layout where it differs"),
+        Column("metric", help="what is shown: bus bandwidth or step time"),
     ]
     if unit == "node":
         columns += [
             Column(
-                key="ranks_per_node",
-                title="ranks per node",
+                "ranks_per_node",
+                "ranks per node",
                 kind="number",
                 number_format="{:g}",
                 help="number of ranks on each node",
             ),
-            Column(
-                key="distribution", title="distribution", help="how ranks lie on nodes, as found"
-            ),
+            Column("distribution", help="how ranks lie on nodes, as found"),
         ]
     for number in counts:
         title = pluralize(number, unit)
         columns.append(
             Column(
-                key=f"value_{number}",
-                title=title,
+                f"value_{number}",
+                title,
                 kind="number",
                 is_result=True,
                 help=f"bus bandwidth or step time on {title}",
@@ -152,8 +148,8 @@ def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:
         title = pluralize(number, unit)
         columns.append(
             Column(
-                key=f"efficiency_{number}",
-                title=f"efficiency {title}",
+                f"efficiency_{number}",
+                f"efficiency {title}",
                 kind="percent",
                 is_result=True,
                 help=f"parallel efficiency on {title} relative to the fewest {unit}s of the row",

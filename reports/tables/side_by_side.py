@@ -11,8 +11,8 @@ from parbench.reports.run_set import RunSet
 from parbench.reports.stats import estimate_unpaired_effect
 
 MAX_SIDES = 8
-_CASE = Column(key="case", title="case", help="what ran")
-_NODES = Column(key="nodes", title="nodes", kind="count", help="number of nodes")
+_CASE = Column("case", help="what ran")
+_NODES = Column("nodes", kind="count", help="number of nodes")
 _TERMS = ("ratio", "interval")
 
 
@@ -70,8 +70,7 @@ def _make_section(
         row["case"] = labels[row["result"].case.id]
     times = [
         Column(
-            key=name,
-            title=name,
+            name,
             kind="s",
             has_interval=True,
             is_result=True,
@@ -81,8 +80,8 @@ def _make_section(
     ]
     ratios = [
         Column(
-            key=f"{name} ratio",
-            title=f"{name} / first",
+            f"{name} ratio",
+            f"{name} / first",
             kind="number",
             has_interval=True,
             is_result=True,
@@ -91,15 +90,15 @@ def _make_section(
         for name in names[1:]
     ]
     table = Table(
-        id=f"{section_id}-table",
-        title=title,
+        f"{section_id}-table",
+        title,
         caption="times, and their ratios to the first that measured the case",
         columns=[*columns, *times, *ratios],
         rows=rows,
         notes=notes,
         where="page",
     )
-    return Section(id=section_id, title=title, tables=[table], terms=_TERMS)
+    return Section(section_id, title, tables=[table], terms=_TERMS)
 
 
 def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from parbench.bench.results.details import COMPONENTS, PipelineDetails
+from parbench.bench.results.details import COMPONENTS, BytesFormulaDetails, PipelineDetails
 from parbench.bench.results.tables import (
     Column,
     Section,
@@ -12,31 +12,32 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
+from parbench.reports.analysis.steps import (
+    StepRow,
+    compute_exposed_share,
+    compute_profiled_share,
+    find_details,
+    find_worst_ratio,
+    get_axis_values,
+    get_parts,
+    get_profiled_seconds,
+    list_rows_with_details,
+    list_step_rows,
+    predict_communication,
+    sum_memory,
+)
 from parbench.reports.analysis.timelines import measure_busy_seconds, name_stream
 from parbench.reports.figures.chart import Chart, list_charts, number_name
 from parbench.reports.figures.steps import chart_breakdown, chart_memory, chart_step_times
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.columns import QUALITY_COLUMNS
-from parbench.reports.tables.pipelines import make_pipeline_tables
-from parbench.reports.tables.step_communication import make_volume_table, predict_communication
-from parbench.reports.tables.step_parts import (
-    compute_exposed_share,
-    compute_profiled_share,
-    find_worst_ratio,
-    get_axis_values,
-    get_parts,
-    get_profiled_seconds,
-    sum_memory,
-)
-from parbench.reports.tables.step_rows import (
+from parbench.reports.tables.columns import (
+    QUALITY_COLUMNS,
     STEP_COLUMN,
     STEP_TIME_COLUMN,
-    StepRow,
     list_metric_columns,
-    list_rows_with_details,
-    list_step_rows,
 )
+from parbench.reports.tables.pipelines import make_pipeline_tables
 
 MEMORY_SOURCES = ("memory_formula", "memory_counted", "memory")
 _MAX_BOXES = 8000
@@ -47,33 +48,51 @@ _TERMS_OF_TABLE = {
     "pipelines": ("idle: schedule, imbalance, p2p, rest", "F, B, I, W"),
 }
 _PREDICTED_COLUMN = Column(
-    key="predicted",
-    title="predicted comm",
+    "predicted",
+    "predicted comm",
     kind="s",
     help="time of the step's calls one after another, from this run's fits of the same operations",
     is_result=True,
 )
 _MEMORY_COLUMN = Column(
-    key="memory",
-    title="memory",
+    "memory",
     kind="B",
     help="memory of all components, measured, maximum over ranks",
     is_result=True,
 )
 _PROFILED_COLUMN = Column(
-    key="profiled",
-    title="profiled step",
+    "profiled",
+    "profiled step",
     kind="s",
     help="wall time of the profiled step, the sum of its parts and the residual",
     is_result=True,
 )
 _RESIDUAL_COLUMN = Column(
-    key="residual_percent",
-    title="residual",
+    "residual_percent",
+    "residual",
     kind="number",
     number_format="{:.2f} %",
     help="share of the profiled step that no part accounts for",
     is_result=True,
+)
+
+_AXIS_METRICS = {
+    "calls": "calls",
+    "bytes_expected": "analytical bytes",
+    "bytes_sent": "counted bytes",
+    "bytes_ratio": "bytes ratio",
+    "exposed_comm": "exposed",
+}
+"""The metrics of an axis, with the titles of their columns."""
+_VOLUME_COLUMNS = (
+    STEP_COLUMN,
+    Column("axis", help="axis of the mesh, or process group"),
+    Column("ranks", kind="count", help="ranks on the axis"),
+    Column("formula", help="analytical bytes that rank 0 sends"),
+    *(
+        metric_column(f"{metric}.the axis", key=metric, title=title)
+        for metric, title in _AXIS_METRICS.items()
+    ),
 )
 
 
@@ -86,15 +105,15 @@ def make_step_section(data: RunData) -> Section | None:
     tables = [
         _make_step_table(data, rows),
         _make_part_table(rows),
-        make_volume_table(rows),
+        _make_volume_table(rows),
         _make_timeline_table(data),
         *make_pipeline_tables(pipelines),
         _make_memory_table(rows),
     ]
     tables = [table for table in tables if table.rows or table.notes]
     return Section(
-        id="steps",
-        title="Training steps",
+        "steps",
+        "Training steps",
         tables=tables,
         terms=[term for table in tables for term in _TERMS_OF_TABLE.get(table.id, ())],
         notes=problems,
@@ -129,8 +148,8 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow]) -> Table:
         *QUALITY_COLUMNS,
     ]
     return Table(
-        id="steps-table",
-        title="Training steps",
+        "steps-table",
+        "Training steps",
         caption="time, efficiency, communication and memory of each step",
         columns=keep_known_columns(columns, rows),
         rows=rows,
@@ -182,12 +201,33 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
         stacks[step["label"]] = get_parts(result)
     columns = [STEP_COLUMN, _PROFILED_COLUMN, *list_metric_columns("times", rows), _RESIDUAL_COLUMN]
     return Table(
-        id="step-time",
-        title="Where the time goes",
+        "step-time",
+        "Where the time goes",
         caption="parts of the profiled step, with communication by axis of the mesh",
         columns=keep_known_columns(columns, rows),
         rows=rows,
         figures=lambda: list_charts(chart_breakdown(stacks)),
+    )
+
+
+def _make_volume_table(steps: Sequence[StepRow]) -> Table:
+    """Return the communication volume of steps, with a row for each axis that has counted bytes."""
+    rows = []
+    for step in steps:
+        result = step["result"]
+        _, details = find_details(result, BytesFormulaDetails)
+        formulas = details.bytes_formula if isinstance(details, BytesFormulaDetails) else {}
+        for axis in get_axis_values(result, "bytes_sent"):
+            row = {name: result.value(f"{name}.{axis}") for name in _AXIS_METRICS}
+            ranks = step["axes"].get(axis, {}).get("ranks")
+            identity = {"label": step["label"], "axis": axis, "ranks": ranks}
+            rows.append({**identity, **row, "formula": formulas.get(axis)})
+    return Table(
+        "communication-volume",
+        "Communication volume",
+        caption="bytes that a rank sends in a step on each axis, analytical and counted",
+        columns=keep_known_columns(_VOLUME_COLUMNS, rows),
+        rows=rows,
     )
 
 
@@ -204,8 +244,8 @@ def _make_timeline_table(data: RunData) -> Table:
             identity = {"label": label, "rank": rank.rank, "wall": wall}
             rows.append(identity | measure_busy_seconds(rank))
     return Table(
-        id="step-timelines",
-        title="Profiled steps by rank",
+        "step-timelines",
+        "Profiled steps by rank",
         caption="busy time of each rank; parbench export --format chrome-trace has all events",
         columns=_make_timeline_columns(rows),
         rows=rows,
@@ -217,14 +257,14 @@ def _make_timeline_table(data: RunData) -> Table:
 def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     columns = [
         STEP_COLUMN,
-        Column(key="rank", title="rank", kind="count", help="rank in the world"),
-        Column(key="wall", title="wall", kind="s", help="wall time of the step on this rank"),
+        Column("rank", kind="count", help="rank in the world"),
+        Column("wall", kind="s", help="wall time of the step on this rank"),
     ]
     own_keys = {column.key for column in columns}
     for stream in dict.fromkeys(key for row in rows for key in row if key not in own_keys):
         title = name_stream(stream)
         help_text = f"time of {title}, overlaps counted once"
-        columns.append(Column(key=stream, title=title, kind="s", help=help_text, is_result=True))
+        columns.append(Column(stream, title, kind="s", help=help_text, is_result=True))
     return columns
 
 
@@ -245,15 +285,15 @@ def _make_memory_table(steps: Sequence[StepRow]) -> Table:
     rows = [row for step in steps for row in _make_memory_rows(step)]
     columns = [
         STEP_COLUMN,
-        Column(key="component", title="component", help="content of the memory"),
+        Column("component", help="content of the memory"),
         *(metric_column(f"{source}.COMPONENT", key=source) for source in MEMORY_SOURCES),
     ]
     stacks: dict[str, dict[str, float]] = {}
     for row in rows:
         stacks.setdefault(row["label"], {})[row["component"]] = row["memory"] or 0.0
     return Table(
-        id="step-memory",
-        title="Memory by component",
+        "step-memory",
+        "Memory by component",
         caption="analytical, counted and measured bytes",
         columns=columns,
         rows=rows,

@@ -10,22 +10,20 @@ TITLE = "Arrival skew and stragglers"
 MAX_CASES = 24
 MAX_RANK_COLUMNS = 16
 COLUMNS = (
-    Column(key="label", title="case", help="operation or step"),
+    Column("label", "case", help="operation or step"),
     metric_column("time", key="seconds", has_interval=True),
     metric_column("skew"),
     metric_column("transfer"),
+    Column("late_rank", "late rank", kind="count", help="rank that most often arrives last"),
     Column(
-        key="late_rank", title="late rank", kind="count", help="rank that most often arrives last"
-    ),
-    Column(
-        key="late_share",
-        title="late share",
+        "late_share",
+        "late share",
         kind="percent",
         help="share of iterations in which the late rank arrives last",
     ),
     Column(
-        key="last_rank",
-        title="last to finish",
+        "last_rank",
+        "last to finish",
         kind="count",
         help="rank that most often finishes last",
     ),
@@ -55,20 +53,20 @@ def make_arrival_section(data: RunData) -> Section | None:
         row |= {f"delay_{rank}": seconds for rank, seconds in delays.items()}
         ranks |= delays.keys()
     table = Table(
-        id="arrivals-table",
-        title=TITLE,
+        "arrivals-table",
+        TITLE,
         caption=f"arrivals on one clock, the {len(rows)} cases with the largest skew",
         columns=[*COLUMNS, *map(_make_delay_column, sorted(ranks)[:MAX_RANK_COLUMNS])],
         rows=rows,
         notes=[f"Clocks: {clock}." for clock in clocks],
     )
-    return Section(id="arrivals", title=TITLE, tables=[table], terms=["late"])
+    return Section("arrivals", TITLE, tables=[table], terms=["late"])
 
 
 def _make_delay_column(rank: int) -> Column:
     return Column(
-        key=f"delay_{rank}",
-        title=f"rank {rank}",
+        f"delay_{rank}",
+        f"rank {rank}",
         kind="s",
         help=f"median delay of rank {rank}'s arrival relative to the first rank",
     )

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.operations import select_operations
-from parbench.reports.tables.bandwidth_levels import make_level_table
+from parbench.reports.tables.communication import make_level_table
 from tests.support.report_rows import (
     load_records,
     report_lines,

@@ -7,10 +7,7 @@ from msgspec.structs import replace
 
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.fits import fit_curves
-from parbench.reports.tables.step_communication import (
-    PredictedCommunication,
-    predict_communication,
-)
+from parbench.reports.analysis.steps import PredictedCommunication, predict_communication
 from tests.support.report_rows import summarize_row, summarize_rows
 from tests.support.reports_fixtures import (
     WORLD,
