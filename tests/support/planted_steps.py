@@ -1,7 +1,8 @@
 """Training steps with a fault that the environment plants.
 
-`tests.support.planted_steps:NAME` measures the step of a plant. `PLANTED=1` plants its
-fault. A fault that an option plants would make another case, which is not compared.
+`tests.support.planted_steps:step` measures the step of the plant that its parameter names.
+`PLANTED=1` plants the fault. A fault that an option plants would make another case, which is not
+compared.
 """
 
 import os
@@ -72,35 +73,20 @@ PLANTS = {
 }
 
 
-def _prepare(world: World, name: str) -> TrainStep:
-    plant = PLANTS[name]
+def step(world: World, *, plant: str = "extra_gather") -> TrainStep:
+    """Prepare the step of a plant."""
+    planted = PLANTS[plant]
     is_planted = bool(os.environ.get(VARIABLE))
     [definition] = [
         definition
         for definition in load_catalogue(cli.DEFINITIONS)
-        if definition.name == f"workload.{plant.workload}"
+        if definition.name == f"workload.{planted.workload}"
     ]
-    params = {**SIZE, **plant.params}
+    params = {**SIZE, **planted.params}
     if is_planted:
-        params |= plant.planted_params
-    step = load_target(definition.target)(world, **definition.complete(params))
-    assert isinstance(step, TrainStep)
+        params |= planted.planted_params
+    train_step = load_target(definition.target)(world, **definition.complete(params))
+    assert isinstance(train_step, TrainStep)
     if is_planted:
-        plant.change_step(step, world)
-    return step
-
-
-def extra_gather(world: World) -> TrainStep:
-    return _prepare(world, "extra_gather")
-
-
-def gathered_units(world: World) -> TrainStep:
-    return _prepare(world, "gathered_units")
-
-
-def another_schedule(world: World) -> TrainStep:
-    return _prepare(world, "another_schedule")
-
-
-def float32_reduction(world: World) -> TrainStep:
-    return _prepare(world, "float32_reduction")
+        planted.change_step(train_step, world)
+    return train_step
