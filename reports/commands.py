@@ -197,13 +197,13 @@ def compare(
     of the history: main, main~1, last:10 (ten runs, pooled) or an id.
 
     Exact counts of a training step come first: calls and bytes by axis and operation, memory by
-    component, and its schedule. A change is CHANGED, with its cause. One repetition on a busy
-    machine is enough.
+    component, and its schedule. A change is COUNT CHANGED, with its cause. One repetition on a
+    busy machine is enough.
 
     Times are compared by Welch's t-test on the logarithms of at least five repetitions per side. A
     series is SLOWER or FASTER if its change is significantly larger than the threshold among all
-    series (false discovery rate), SAME if the 95 % interval lies within the threshold, otherwise
-    AMBIGUOUS. The report then states how many repetitions would decide. parbench ab
+    series (false discovery rate), NO CHANGE if the 95 % interval lies within the threshold,
+    otherwise UNCONFIRMED. The report then states how many repetitions would decide. parbench ab
     measures them.
 
     --limits apply to NEW, as in parbench run.

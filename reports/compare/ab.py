@@ -18,8 +18,9 @@ from parbench.bench.launch.processes import run_child
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.text import UserError, format_duration, get_last_line
 from parbench.reports.compare.compare import RunComparison, compare
-from parbench.reports.compare.pool import collect_exclusions, pool_runs
+from parbench.reports.compare.pool import pool_runs
 from parbench.reports.compare.rule import Rule
+from parbench.reports.compare.verdicts import Verdict
 from parbench.reports.run_data import RunData
 
 TEST_POINTS = (6, 8, 12, 16, 24)
@@ -57,42 +58,35 @@ MeasureSide = Callable[[Side, float], Run]
 """Measures one repetition of a side in at most so many seconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionBudget:
-    """The time of a session in seconds, for at least ``min_pairs``, at best for ``planned_pairs``.
-
-    A budget that is not fixed grows until it is enough for ``min_pairs``.
-    """
-
-    seconds: float
-    min_pairs: int
-    planned_pairs: int
-    is_fixed: bool = True
-
-
 class PairedSession:
     """Measures pairs of repetitions of two sides in the order A B B A, until the budget ends.
 
-    The first pair shows how long a pair takes. ``problem`` says so if the budget is too short for
-    the minimum number of pairs. The session then ends.
+    The budget in seconds is for at least ``min_pairs``, at best for ``planned_pairs``. A budget that
+    is not fixed grows until it is enough for ``min_pairs``, as the first pair shows. ``problem``
+    says so if a fixed budget is too short. The session then ends.
     """
 
     def __init__(
         self,
         sides: tuple[Side, Side],
         measure: MeasureSide,
-        budget: SessionBudget,
+        *,
+        budget_seconds: float,
+        min_pairs: int,
+        planned_pairs: int,
+        is_fixed_budget: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.problem = ""
         self.pairs: list[tuple[Run, Run]] = []
         self._sides = sides
         self._measure = measure
-        self._budget = budget
+        self._budget_seconds = budget_seconds
+        self._min_pairs = min_pairs
+        self._is_fixed_budget = is_fixed_budget
         self._clock = clock
-        planned_runs = 2 * budget.planned_pairs
         self._repetition_seconds = max(
-            MEASURED_SHARE * budget.seconds / planned_runs, MIN_REPETITION_SECONDS
+            MEASURED_SHARE * budget_seconds / (2 * planned_pairs), MIN_REPETITION_SECONDS
         )
 
     @property
@@ -105,9 +99,9 @@ class PairedSession:
         longest_pair = 0.0
         while len(self.pairs) < max_pairs:
             pair_start = self._clock()
-            is_over = pair_start - start + longest_pair > self._budget.seconds
+            is_over = pair_start - start + longest_pair > self._budget_seconds
             if self.pairs and is_over:
-                if len(self.pairs) < self._budget.min_pairs:
+                if len(self.pairs) < self._min_pairs:
                     self.problem = self._describe_problem(longest_pair)
                 return
             self._measure_pair()
@@ -137,15 +131,14 @@ class PairedSession:
             if complete_seconds > self._repetition_seconds:
                 pair_seconds += 2 * (complete_seconds - self._repetition_seconds)
                 self._repetition_seconds = complete_seconds
-        required_seconds = self._budget.min_pairs * pair_seconds
-        if not self._budget.is_fixed:
-            seconds = max(self._budget.seconds, RESERVE * required_seconds)
-            self._budget = replace(self._budget, seconds=seconds)
-        elif required_seconds > self._budget.seconds:
+        required_seconds = self._min_pairs * pair_seconds
+        if not self._is_fixed_budget:
+            self._budget_seconds = max(self._budget_seconds, RESERVE * required_seconds)
+        elif required_seconds > self._budget_seconds:
             self.problem = self._describe_problem(pair_seconds)
 
     def _describe_problem(self, pair_seconds: float) -> str:
-        min_pairs = self._budget.min_pairs
+        min_pairs = self._min_pairs
         budget = format_budget(min_pairs * pair_seconds)
         return (
             f"a repetition of both sides takes {format_duration(pair_seconds)}, "
@@ -183,18 +176,20 @@ def compare_interleaved(
     test_points = sorted({*(point for point in TEST_POINTS if point < limit), limit})
     rule = Rule(min_effect=min_effect)
     rule = replace(rule, level=rule.level / len(test_points))
-    budget = SessionBudget(
-        seconds=budget_seconds,
+    session = PairedSession(
+        sides,
+        measure,
+        budget_seconds=budget_seconds,
         min_pairs=rule.min_repetitions,
         planned_pairs=max_pairs or TEST_POINTS[0],
-        is_fixed=is_fixed_budget,
+        is_fixed_budget=is_fixed_budget,
+        clock=clock,
     )
-    session = PairedSession(sides, measure, budget, clock)
     globs = (*_find_intended_differences(sides), *intended)
     for num_pairs in session.measure_pairs(limit):
         if num_pairs in test_points:
             comparison = compare_pairs(session.pairs, sides, rule, globs)
-            if not {"AMBIGUOUS", "INSUFFICIENT"} & comparison.verdicts.keys():
+            if not {Verdict.UNCONFIRMED, Verdict.TOO_FEW_RUNS} & comparison.verdicts.keys():
                 reason = "every series is decided"
                 return PairedResult(comparison=comparison, num_pairs=num_pairs, reason=reason)
     if len(session.pairs) == limit:
@@ -220,8 +215,7 @@ def compare_pairs(
         pool_runs([pair[i] for pair in pairs], f"{side.name.upper()} ({side.text})")
         for i, side in enumerate(sides)
     )
-    comparison = compare(RunData(base), RunData(new), rule, intended, is_paired=True)
-    return replace(comparison, notes=collect_exclusions((base, new)))
+    return compare(RunData(base), RunData(new), rule, intended, is_paired=True)
 
 
 def _find_intended_differences(sides: tuple[Side, Side]) -> list[str]:

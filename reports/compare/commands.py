@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
-from click.core import ParameterSource
 
 from parbench.bench.command_line import format_option
 from parbench.reports.options import COMPARE_FORMATS, runs_option, unknown_option
 
+AB_BUDGET = "10m"
+AA_BUDGET = "20m"
 _AB_EXAMPLES = """\b
 Examples:
   parbench ab --a NCCL_ALGO=Ring --b NCCL_ALGO=Tree -- all_reduce --sizes 1M:64M:x4
@@ -33,20 +34,11 @@ Exit codes: 0 fine; 2 bad input; 4 too few repetitions within the budget.
 """
 
 _budget_option = partial(
-    click.option,
-    "--budget",
-    show_default=True,
-    metavar="TIME",
-    help="Time for the whole session.",
+    click.option, "--budget", metavar="TIME", help="Time for the whole session."
 )
 _run_options = click.argument(
     "options", metavar="[-- ARGUMENTS OF RUN]", nargs=-1, type=click.UNPROCESSED
 )
-
-
-def _is_budget_given() -> bool:
-    source = click.get_current_context().get_parameter_source("budget")
-    return source is not ParameterSource.DEFAULT
 
 
 def _exit_without_result(reason: str, out: Path) -> NoReturn:
@@ -70,7 +62,7 @@ def _log(line: str) -> None:
     help="Python interpreter of side A, with parbench installed.",
 )
 @click.option("--b-python", default="", metavar="PYTHON", help="Python interpreter of side B.")
-@_budget_option(default="10m")
+@_budget_option(show_default=AB_BUDGET)
 @click.option("--min-effect", default="3%", show_default=True, help="Ignore smaller changes.")
 @click.option(
     "--across",
@@ -91,7 +83,7 @@ def ab(
     repetitions: int | None,
     out: Path,
     options: tuple[str, ...],
-    budget: str,
+    budget: str | None,
     min_effect: str,
     form: str,
     **sides: str,
@@ -109,7 +101,7 @@ def ab(
         parse_side,
         run_repetition,
     )
-    from parbench.reports.compare.report import add_repetition_advice, render_comparison
+    from parbench.reports.compare.report import render_comparison
     from parbench.reports.compare.thresholds import parse_percentage
 
     base_side = parse_side("a", sides["a"], sides["a_python"])
@@ -120,21 +112,15 @@ def ab(
     result = compare_interleaved(
         (base_side, new_side),
         partial(run_repetition, out=out, options=options, log=_log),
-        budget_seconds=parse_duration(budget),
-        is_fixed_budget=_is_budget_given(),
+        budget_seconds=parse_duration(budget or AB_BUDGET),
+        is_fixed_budget=budget is not None,
         min_effect=parse_percentage(min_effect),
         max_pairs=repetitions,
         intended=across,
     )
     if result.is_too_short:
         _exit_without_result(result.reason, out)
-    command = ["parbench", "ab"]
-    for name in ("a", "b", "a_python", "b_python"):
-        if sides[name]:
-            command += [f"--{name.replace('_', '-')}", sides[name]]
-    for glob in across:
-        command += ["--across", glob]
-    comparison = add_repetition_advice(result.comparison, command, ("--", *options))
+    comparison = result.comparison
     code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
     click.echo(render_comparison(comparison, form, code), nl=False)
     end = f"{result.num_pairs} repetitions per side. The session ended: {result.reason}."
@@ -150,7 +136,7 @@ def ab(
     show_default=True,
     help="Repetitions per side.",
 )
-@_budget_option(default="20m")
+@_budget_option(show_default=AA_BUDGET)
 @click.option(
     "--thresholds",
     "file",
@@ -163,7 +149,9 @@ def ab(
 )
 @runs_option(default=Path("runs/aa"), help="Folder for the runs.")
 @_run_options
-def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str, ...]) -> None:
+def aa(
+    repetitions: int, budget: str | None, file: Path, out: Path, options: tuple[str, ...]
+) -> None:
     """Measure this machine's noise, and write a threshold for each series.
 
     The same code is compared with itself, interleaved. The threshold of a series is the smallest
@@ -173,7 +161,6 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
     from parbench.bench.text import UserError, parse_duration, pluralize
     from parbench.reports.compare.ab import (
         PairedSession,
-        SessionBudget,
         Side,
         check_run_options,
         run_repetition,
@@ -198,12 +185,10 @@ def aa(repetitions: int, budget: str, file: Path, out: Path, options: tuple[str,
     session = PairedSession(
         (Side(name="a", variables={}), Side(name="b", variables={})),
         partial(run_repetition, out=out, options=options, log=_log),
-        SessionBudget(
-            seconds=parse_duration(budget),
-            min_pairs=MIN_REPETITIONS // 2,
-            planned_pairs=repetitions,
-            is_fixed=_is_budget_given(),
-        ),
+        budget_seconds=parse_duration(budget or AA_BUDGET),
+        min_pairs=MIN_REPETITIONS // 2,
+        planned_pairs=repetitions,
+        is_fixed_budget=budget is not None,
     )
     for _ in session.measure_pairs(repetitions):
         pass

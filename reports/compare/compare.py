@@ -37,10 +37,10 @@ from parbench.reports.compare.rule import (
 )
 from parbench.reports.compare.thresholds import Threshold, find_fingerprints
 from parbench.reports.compare.verdicts import (
-    WORST_FIRST,
-    VerdictName,
+    Verdict,
+    combine_verdicts,
     count_verdicts,
-    get_verdicts_exit_code,
+    rank_verdict,
 )
 from parbench.reports.limits import LimitResult, get_limits_exit_code
 from parbench.reports.run_data import RunData
@@ -55,16 +55,13 @@ class SeriesComparison:
 
     base: CaseResult | None
     new: CaseResult | None
-    verdict: VerdictName = "AMBIGUOUS"
+    verdict: Verdict = Verdict.UNCONFIRMED
     reason: str = ""
     effect: Effect | None = None
-    base_times: Repetitions = field(default_factory=dict)
-    new_times: Repetitions = field(default_factory=dict)
-    """The median of each repetition in seconds."""
-    min_effect: float = 0.0
+    times: SeriesTimes = field(default_factory=SeriesTimes)
     environment_changes: tuple[EnvironmentChange, ...] = ()
     threshold: Threshold | None = None
-    """The threshold that was measured for the series, if there is one."""
+    """The higher of the thresholds that were measured for the two sides, if there is one."""
     counts: CountComparison = NOTHING_COUNTED
 
     @property
@@ -85,10 +82,6 @@ class SeriesComparison:
     def is_counted(self) -> bool:
         return self.counts.num_compared > 0 or bool(self.counts.changes)
 
-    @property
-    def times(self) -> SeriesTimes:
-        return SeriesTimes(base=self.base_times, new=self.new_times, min_effect=self.min_effect)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunComparison:
@@ -108,9 +101,9 @@ class RunComparison:
     notes: tuple[str, ...] = ()
 
     @property
-    def verdicts(self) -> Mapping[VerdictName, int]:
+    def verdicts(self) -> dict[Verdict, int]:
         """The number of series with each verdict, and of changed counts."""
-        verdicts: list[VerdictName] = [series.verdict for series in self.series]
+        verdicts = [series.verdict for series in self.series]
         verdicts += [change.verdict for _, change in self.count_changes if not change.is_intended]
         return count_verdicts(verdicts)
 
@@ -123,7 +116,7 @@ class RunComparison:
         """All changed counts with their series: the worst first, intended ones last."""
         changes = [(series, change) for series in self.series for change in series.counts.changes]
         return sorted(
-            changes, key=lambda pair: (pair[1].is_intended, WORST_FIRST.index(pair[1].verdict))
+            changes, key=lambda pair: (pair[1].is_intended, rank_verdict(pair[1].verdict))
         )
 
     def get_exit_code(self, *, fail_on_unknown: bool = False) -> ExitCode:
@@ -135,7 +128,7 @@ class RunComparison:
         if self.overall is not None:
             verdicts.append(self.overall.verdict)
         is_unchecked = not self.counted_series and not self.num_judged
-        code = get_verdicts_exit_code(verdicts, fail_on_unknown=fail_on_unknown or is_unchecked)
+        code = combine_verdicts(verdicts, fail_on_unknown=fail_on_unknown or is_unchecked)
         return get_limits_exit_code(self.limits, code)
 
 
@@ -157,17 +150,19 @@ def compare(
     pairs = list(_pair_cases(base, new))
     if not any(pair.base and pair.new for pair in pairs):
         raise UserError(_describe_disjoint_runs(base, new))
-    measured = _find_measured_thresholds(base, new, pairs, thresholds or {})
     series = []
-    for pair, threshold in zip(pairs, measured, strict=True):
-        min_effect = max(rule.min_effect, threshold.min_effect if threshold else 0.0)
-        prepared = replace(pair, threshold=threshold, min_effect=min_effect)
-        series.append(_examine_series(prepared, base, new, rule, intended))
-    undecided = [member.times for member in series if member.verdict == "AMBIGUOUS"]
+    fingerprints = [find_fingerprints(data) if thresholds else {} for data in (base, new)]
+    for pair in pairs:
+        measured = [(thresholds or {}).get(side.get(pair.case.id, "")) for side in fingerprints]
+        known = [threshold for threshold in measured if threshold]
+        highest = max(known, key=lambda threshold: threshold.min_effect, default=None)
+        pair = replace(pair, threshold=highest)
+        series.append(_examine_series(pair, base, new, rule, intended))
+    undecided = [member.times for member in series if member.verdict == Verdict.UNCONFIRMED]
     judgements = iter(judge_series(undecided, rule, is_paired=is_paired))
     judged = []
     for member in series:
-        if member.verdict == "AMBIGUOUS":
+        if member.verdict == Verdict.UNCONFIRMED:
             judged.append(_apply_judgement(member, next(judgements)))
         else:
             effect = estimate_effect(member.times, rule.level, is_paired=is_paired)
@@ -183,13 +178,14 @@ def compare(
         num_judged=len(undecided),
         series=tuple(judged),
         environment_changes=tuple(dict.fromkeys(changes)),
+        notes=(*base.run.exclusions, *new.run.exclusions),
     )
 
 
 def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement | None) -> SeriesComparison:
     if judgement is None:
         reason = "no repetition was measured on both sides"
-        return replace(series, verdict="INSUFFICIENT", reason=reason)
+        return replace(series, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
     return replace(
         series, verdict=judgement.verdict, reason=judgement.reason, effect=judgement.effect
     )
@@ -221,10 +217,12 @@ def _pair_cases(base: RunData, new: RunData) -> Iterator[SeriesComparison]:
             continue
         if base_result:
             reason = _explain_missing(base_result, new_result, new)
-            yield SeriesComparison(base=base_result, new=None, verdict="MISSING", reason=reason)
+            yield SeriesComparison(
+                base=base_result, new=None, verdict=Verdict.MISSING, reason=reason
+            )
         if new_result:
             reason = "BASE does not have it, or has it on another world"
-            yield SeriesComparison(base=None, new=new_result, verdict="NEW", reason=reason)
+            yield SeriesComparison(base=None, new=new_result, verdict=Verdict.NEW, reason=reason)
 
 
 def _select_results(data: RunData) -> dict[str, CaseResult]:
@@ -258,35 +256,15 @@ def _explain_missing(base: CaseResult, new: CaseResult | None, data: RunData) ->
     return "not in the plan of NEW"
 
 
-def _find_measured_thresholds(
-    base: RunData,
-    new: RunData,
-    pairs: Sequence[SeriesComparison],
-    thresholds: Mapping[str, Threshold],
-) -> list[Threshold | None]:
-    """Return for each series the higher of the thresholds that were measured for its two sides."""
-    if not thresholds:
-        return [None] * len(pairs)
-    base_fingerprints = find_fingerprints(base.run, base.results)
-    new_fingerprints = find_fingerprints(new.run, new.results)
-    highest = []
-    for pair in pairs:
-        case_id = pair.case.id
-        fingerprints = (base_fingerprints.get(case_id, ""), new_fingerprints.get(case_id, ""))
-        known = [thresholds[name] for name in fingerprints if name in thresholds]
-        highest.append(max(known, key=lambda threshold: threshold.min_effect, default=None))
-    return highest
-
-
 def _examine_series(
     series: SeriesComparison, base: RunData, new: RunData, rule: Rule, intended: Sequence[str]
 ) -> SeriesComparison:
     """Return a series with its counts, times and environment.
 
-    The verdict stays AMBIGUOUS if the times decide.
+    The verdict stays UNCONFIRMED if the times decide.
     """
     if series.new is not None and series.new.status in ("wrong", "failed", "hang"):
-        verdict: VerdictName = "WRONG" if series.new.status == "wrong" else "FAILED"
+        verdict = Verdict.WRONG if series.new.status == "wrong" else Verdict.FAILED
         reason = "; ".join(series.new.reasons) or series.new.status
         return replace(series, verdict=verdict, reason=reason)
     if series.base is None or series.new is None:
@@ -305,21 +283,21 @@ def _examine_series(
         intended,
         torch_differs=torch_differs,
     )
-    series = replace(
-        series,
-        base_times=_collect_times(series.base),
-        new_times=_collect_times(series.new),
-        environment_changes=changes,
-        counts=counts,
+    measured_effect = series.threshold.min_effect if series.threshold else 0.0
+    times = SeriesTimes(
+        base=_collect_times(series.base),
+        new=_collect_times(series.new),
+        min_effect=max(rule.min_effect, measured_effect),
     )
+    series = replace(series, times=times, environment_changes=changes, counts=counts)
     blocking = [change.text for change in changes if change.is_blocking]
-    if series.base_times and series.new_times and blocking:
+    if times.base and times.new and blocking:
         reason = "; ".join(blocking[:MAX_NAMED_CHANGES])
         if len(blocking) > MAX_NAMED_CHANGES:
             reason += f"; and {len(blocking) - MAX_NAMED_CHANGES} more"
-        return replace(series, verdict="ENV-CHANGED", reason=reason)
-    num_base = len(series.base_times)
-    num_new = len(series.new_times)
+        return replace(series, verdict=Verdict.ENVIRONMENT_CHANGED, reason=reason)
+    num_base = len(times.base)
+    num_new = len(times.new)
     if min(num_base, num_new) < rule.min_repetitions:
         status = series.base.status if series.base else "ok"
         bad = f" (its status in BASE is {status})" if status != "ok" else ""
@@ -327,7 +305,7 @@ def _examine_series(
             f"at least {rule.min_repetitions} repetitions per side are needed: "
             f"BASE has {num_base}, NEW has {num_new}{bad}"
         )
-        return replace(series, verdict="INSUFFICIENT", reason=reason)
+        return replace(series, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
     return series
 
 

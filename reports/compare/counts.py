@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import isclose
-from typing import Literal
 
 from parbench.bench.results.details import ExpertLoadDetails, PipelineDetails, read_details
 from parbench.bench.results.formatting import (
@@ -22,6 +21,7 @@ from parbench.bench.results.metrics import find_metric
 from parbench.bench.results.records import Record
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.compare.verdicts import Verdict
 
 CountValues = Sequence[float | str]
 """The distinct values of a count over the repetitions. There is one if all repetitions agree."""
@@ -39,19 +39,19 @@ ROUTED_MEMORY = f"{MEMORY_PREFIX}activations"
 class CountChange:
     """A count that differs between two runs. ``path`` is its name for ``--across``.
 
-    The verdict is AMBIGUOUS if the runs may have counted differently, because only one knows it.
+    The verdict is UNCONFIRMED if the runs may have counted differently, because only one knows it.
     """
 
     path: str
     base: CountValues
     new: CountValues
     message: str
-    verdict: Literal["CHANGED", "AMBIGUOUS"] = "CHANGED"
+    verdict: Verdict = Verdict.COUNT_CHANGED
     is_intended: bool = False
 
     @property
     def fails(self) -> bool:
-        return self.verdict == "CHANGED" and not self.is_intended
+        return self.verdict == Verdict.COUNT_CHANGED and not self.is_intended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def _compare_operation(
                 base=base_bytes,
                 new=new_bytes,
                 message=f"{prefix}the number of bytes is unknown in {side}",
-                verdict="AMBIGUOUS",
+                verdict=Verdict.UNCONFIRMED,
             )
         message = prefix + _describe_bytes(base_bytes, new_bytes, new_calls)
         return CountChange(path=path, base=base_bytes, new=new_bytes, message=message)
@@ -168,7 +168,7 @@ def _compare_operation(
     if torch_differs and (name not in base or name not in new):
         side = "NEW" if name in new else "BASE"
         message += f", only in {side}. Another version of torch may use another name"
-        return replace(change, message=message, verdict="AMBIGUOUS")
+        return replace(change, message=message, verdict=Verdict.UNCONFIRMED)
     return replace(change, message=message + _describe_disagreement(new_calls))
 
 
@@ -219,7 +219,7 @@ def _compare_value(
             base=base or (),
             new=new or (),
             message=f"{title}: only {side} has it",
-            verdict="AMBIGUOUS",
+            verdict=Verdict.UNCONFIRMED,
         )
     if _are_equal(base, new):
         return None

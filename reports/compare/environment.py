@@ -8,7 +8,7 @@ series, such as the kernel's version. They are kept next to the series.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -128,17 +128,8 @@ def find_environment_changes(
 
 def find_plan_changes(base: Plan, new: Plan) -> tuple[EnvironmentChange, ...]:
     """Return the options of the plans that differ. They never block."""
-    base_options = _collect_plan_options(base)
-    new_options = _collect_plan_options(new)
-    changes = []
-    for name, value in base_options.items():
-        if value != new_options[name]:
-            changes.append(
-                EnvironmentChange(
-                    path=f"plan.{name}", base=value, new=new_options[name], is_blocking=False
-                )
-            )
-    return tuple(changes)
+    changes = find_environment_changes(_collect_plan_options(base), _collect_plan_options(new))
+    return tuple(replace(change, is_blocking=False) for change in changes)
 
 
 def _join_values(values: Sequence[Sequence[str]]) -> str:
@@ -179,16 +170,14 @@ _COMPARED_ELSEWHERE = frozenset(
 )
 
 
-def _collect_plan_options(plan: Plan) -> dict[str, str]:
-    options = {
-        name: value
-        for name, value in msgspec.structs.asdict(plan).items()
-        if name not in _COMPARED_ELSEWHERE
-    }
-    for name, value in msgspec.structs.asdict(plan.measure).items():
-        options[f"measure.{name}"] = value
+def _collect_plan_options(plan: Plan) -> EnvironmentValues:
+    options = msgspec.structs.asdict(plan)
+    options = {name: value for name, value in options.items() if name not in _COMPARED_ELSEWHERE}
+    options["measure"] = msgspec.structs.asdict(plan.measure)
     options["injection"] = plan.injection.text if plan.injection else "none"
-    return {name: UNKNOWN if value is None else str(value) for name, value in options.items()}
+    return {
+        f"plan.{name}": ((_format_value(name, value),),) for name, value in flatten(options).items()
+    }
 
 
 class SeriesIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,19 +2,20 @@
 
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from parbench.bench.exit_codes import ExitCode
 from parbench.bench.results.formatting import to_single_line
-from parbench.reports.compare.compare import RunComparison, SeriesComparison
+from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.pool import describe_world
-from parbench.reports.compare.verdicts import VERDICTS
+from parbench.reports.compare.verdicts import EXIT_CODES, MEANINGS, Verdict
 from parbench.reports.compare.wording import describe_overall, format_effect
-from parbench.reports.limits import LimitVerdict
+from parbench.reports.limits import EXIT_CODES as LIMIT_CODES
 
-LIMIT_TAGS: dict[LimitVerdict, str] = {
-    "NOT MET": "failure",
-    "NOT RUN": "error",
-    "UNKNOWN": "skipped",
-    "MET": "",
+TAGS = {
+    ExitCode.BAD: "failure",
+    ExitCode.DID_NOT_RUN: "error",
+    ExitCode.UNDECIDED: "skipped",
 }
+"""The element that marks a test case by its exit code. A test case without one passes."""
 
 
 def render_junit(comparison: RunComparison) -> str:
@@ -42,8 +43,8 @@ def _build_limits(comparison: RunComparison) -> Element:
     suite = Element("testsuite", name="limits")
     for result in comparison.limits:
         name = f"{result.limit.cases} {result.limit.metric} {result.limit.text}"
-        tag = LIMIT_TAGS[result.verdict]
-        _add_case(suite, "limits", name, result.verdict, tag, result.message)
+        code = LIMIT_CODES[result.verdict]
+        _add_case(suite, "limits", name, result.verdict, TAGS.get(code, ""), result.message)
     return suite
 
 
@@ -51,34 +52,34 @@ def _build_counts(comparison: RunComparison) -> Element:
     suite = Element("testsuite", name="counts")
     for series in comparison.counted_series:
         failures = [change.message for change in series.counts.changes if change.fails]
-        tag = VERDICTS["CHANGED"].junit_tag if failures else ""
-        _add_case(suite, "counts", series.case.label, "CHANGED", tag, "; ".join(failures))
+        tag = _get_tag(Verdict.COUNT_CHANGED) if failures else ""
+        message = "; ".join(failures)
+        _add_case(suite, "counts", series.case.label, Verdict.COUNT_CHANGED, tag, message)
     return suite
 
 
 def _build_times(comparison: RunComparison) -> Element:
     suite = Element("testsuite", name="times")
     for series in comparison.series:
-        _add_series(suite, series)
+        parts = [format_effect(series.effect) if series.effect else "", series.reason]
+        parts.append(MEANINGS[series.verdict])
+        message = ". ".join(part for part in parts if part)
+        classname = f"{series.case.name} on {describe_world(series.world)}"
+        tag = _get_tag(series.verdict)
+        case = _add_case(suite, classname, series.case.label, series.verdict, tag, message)
+        seconds = series.new.seconds if series.new else None
+        if seconds is not None:
+            case.set("time", f"{seconds:.9f}")
     if comparison.overall is not None:
         verdict = comparison.overall.verdict
-        tag = VERDICTS[verdict].junit_tag
-        _add_case(suite, "times", "overall", verdict, tag, describe_overall(comparison))
+        message = describe_overall(comparison)
+        _add_case(suite, "times", "overall", verdict, _get_tag(verdict), message)
     return suite
 
 
-def _add_series(suite: Element, series: SeriesComparison) -> None:
-    verdict = series.verdict
-    parts = [format_effect(series.effect) if series.effect else "", series.reason]
-    parts.append(VERDICTS[verdict].meaning)
-    message = ". ".join(part for part in parts if part)
-    classname = f"{series.case.name} on {describe_world(series.world)}"
-    case = _add_case(
-        suite, classname, series.case.label, verdict, VERDICTS[verdict].junit_tag, message
-    )
-    seconds = series.new.seconds if series.new else None
-    if seconds is not None:
-        case.set("time", f"{seconds:.9f}")
+def _get_tag(verdict: Verdict) -> str:
+    # Nothing was compared with a case that only the new run has.
+    return "skipped" if verdict == Verdict.NEW else TAGS.get(EXIT_CODES[verdict], "")
 
 
 def _add_case(

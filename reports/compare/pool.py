@@ -48,11 +48,6 @@ def pool_runs(runs: Sequence[Run], name: str) -> Run:
     )
 
 
-def collect_exclusions(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return a sentence for each pooled run that left out records."""
-    return tuple(sentence for run in runs for sentence in run.exclusions)
-
-
 def describe_world(world: WorldInfo) -> str:
     ranks = pluralize(world.size, "rank")
     return f"{ranks} on {pluralize(world.nodes, 'node')}, {world.backend}, {world.device}"
@@ -69,10 +64,8 @@ def _find_newest_worlds(runs: Sequence[Run]) -> Mapping[str, WorldInfo]:
     Only a record that was measured knows over how many nodes it ran.
     """
     records = [record for run in runs for record in run.records]
-    worlds = {record.case.id: record.world for record in records}
-    for record in records:
-        if record.status != "skipped":
-            worlds[record.case.id] = record.world
+    skipped_first = sorted(records, key=lambda record: record.status != "skipped")
+    worlds = {record.case.id: record.world for record in skipped_first}
     for record in records:
         layout = get_rank_layout(worlds[record.case.id])
         if record.status == "ok" and get_rank_layout(record.world) == layout:

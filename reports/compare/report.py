@@ -1,46 +1,35 @@
-"""A comparison as a terminal table, Markdown, JSON, JUnit XML, and a figure."""
+"""A comparison as a report with tables, and as a figure."""
 
-import math
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from parbench.bench.plan.plan import Plan
 from parbench.bench.results.formatting import UNKNOWN
 from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import UserError
-from parbench.reports.compare.ab import MAX_PAIRS, MIN_REPETITION_SECONDS, TEST_POINTS
 from parbench.reports.compare.compare import RunComparison, SeriesComparison, compare
 from parbench.reports.compare.counts import CountChange
 from parbench.reports.compare.junit import render_junit
-from parbench.reports.compare.pool import collect_exclusions, describe_world
+from parbench.reports.compare.pool import describe_world
+from parbench.reports.compare.rendering import VerdictReport, render
 from parbench.reports.compare.rule import Rule
 from parbench.reports.compare.thresholds import find_thresholds
-from parbench.reports.compare.verdicts import WORST_FIRST, VerdictName, encode_report
+from parbench.reports.compare.verdicts import Verdict, format_verdicts, rank_verdict
 from parbench.reports.compare.wording import (
     describe_runs,
     explain_comparison,
     format_effect,
-    format_verdicts,
     label_series,
     summarize_comparison,
 )
 from parbench.reports.figures.primitives import IntervalRow
 from parbench.reports.limits import check_limits
-from parbench.reports.render.markdown import escaped, markdown_table
-from parbench.reports.render.terminal import Sheet, width_of
 from parbench.reports.run_data import RunData
-from parbench.reports.stats import compute_detectable_effect, compute_required_repetitions
 
-MAX_MARKDOWN_ROWS = 150
-"""Rows per table. A GitHub comment has at most 65,536 characters."""
-HUES: dict[VerdictName, str] = {"SLOWER": "red", "FASTER": "green", "SAME": "grey"}
+HUES = {Verdict.SLOWER: "red", Verdict.FASTER: "green", Verdict.NO_CHANGE: "grey"}
 
 
 def compare_runs(
@@ -60,15 +49,12 @@ def compare_runs(
     """
     if base_run.path.resolve() == new_run.path.resolve():
         raise UserError(f"BASE and NEW are the same run, {base_run.path}. Name two runs")
-    base = RunData(base_run)
     new = RunData(new_run)
     fraction, thresholds = find_thresholds(min_effect)
-    comparison = compare(base, new, Rule(min_effect=fraction), across, thresholds)
-    comparison = replace(comparison, notes=collect_exclusions((base_run, new_run)))
+    comparison = compare(RunData(base_run), new, Rule(min_effect=fraction), across, thresholds)
     if limits is not None:
         results = check_limits(new, read_limits(limits, new.plan.cases, new.plan.skipped))
         comparison = replace(comparison, limits=results)
-    comparison = add_repetition_advice(comparison)
     code = comparison.get_exit_code(fail_on_unknown=fail_on_unknown)
     if figure is not None:
         draw_effects(comparison, figure)
@@ -77,13 +63,20 @@ def compare_runs(
 
 def render_comparison(comparison: RunComparison, form: str, code: int) -> str:
     """Return a comparison as ``tables``, ``markdown``, ``json`` or ``junit``."""
-    if form == "json":
-        return render_json(comparison, code=code)
     if form == "junit":
         return render_junit(comparison)
-    if form == "markdown":
-        return render_markdown(comparison)
-    return render_table(comparison, width=width_of(sys.stdout))
+    return render(build_report(comparison, code), form)
+
+
+def build_report(comparison: RunComparison, code: int = 0) -> VerdictReport:
+    """Return the report of a comparison whose exit code is ``code``."""
+    return VerdictReport(
+        title=f"Verdict: {format_verdicts(comparison.verdicts)}",
+        summary=[*summarize_comparison(comparison), *describe_runs(comparison)],
+        tables=build_tables(comparison),
+        explanations=explain_comparison(comparison),
+        content=_build_content(comparison, code),
+    )
 
 
 def draw_effects(comparison: RunComparison, file: Path) -> None:
@@ -108,77 +101,6 @@ def draw_effects(comparison: RunComparison, file: Path) -> None:
     if chart is None:
         raise UserError("no figure: no series was measured in both runs")
     save_chart(chart, file)
-
-
-def add_repetition_advice(
-    comparison: RunComparison, command: Sequence[str] = (), options: Sequence[str] = ()
-) -> RunComparison:
-    """Return the comparison with a note on the repetitions that resolve half of what is AMBIGUOUS.
-
-    ``command`` is the ``parbench ab`` that measured it, and ``options`` are those of ``run`` after
-    it. The note repeats them with more repetitions.
-    """
-    noises = [
-        series.effect.noise
-        for series in comparison.series
-        if series.verdict == "AMBIGUOUS" and series.effect and series.effect.noise is not None
-    ]
-    if not noises or not comparison.rule.min_effect:
-        return comparison
-    noise = median(noises)
-    required = compute_required_repetitions(noise, comparison.rule.min_effect)
-    count = f"about {max(TEST_POINTS[0], required)}" if required else "more than 1000"
-    note = (
-        f"Resolving half of the AMBIGUOUS series needs {count} repetitions per side, "
-        "interleaved by parbench ab."
-    )
-    repeated_command = list(command)
-    if required is None or required > MAX_PAIRS:
-        error = math.log1p(noise) * math.sqrt(2 / MAX_PAIRS)
-        detectable = math.ceil(100 * compute_detectable_effect(error, MAX_PAIRS - 1))
-        note += f" The limit is {MAX_PAIRS}, with which changes of {detectable} % can be detected."
-        repeated_command += ["--min-effect", f"{detectable}%"]
-    if command:
-        num_pairs = min(max(TEST_POINTS[0], required or MAX_PAIRS), MAX_PAIRS)
-        minutes = _estimate_session_minutes(comparison.new.plan, num_pairs)
-        repeated_command += ["--repetitions", str(num_pairs), "--budget", f"{minutes}m"]
-        note += f" Try: {shlex.join([*repeated_command, *options])}"
-    return replace(comparison, notes=(*comparison.notes, note))
-
-
-def _estimate_session_minutes(plan: Plan, num_pairs: int) -> int:
-    seconds = max(MIN_REPETITION_SECONDS, plan.budget_seconds / plan.repetitions)
-    return math.ceil(2 * num_pairs * seconds / 60)
-
-
-def render_table(comparison: RunComparison, *, width: int | None = None) -> str:
-    """Return tables for a terminal of so many columns. None stands for a pipe, without a limit."""
-    sheet = Sheet(width, color=False)
-    sheet.write_text(f"Verdict: {format_verdicts(comparison.verdicts)}")
-    sheet.write_text(*summarize_comparison(comparison), *describe_runs(comparison))
-    for table in build_tables(comparison):
-        sheet.write_table(table)
-    sheet.write("")
-    sheet.write_text(*explain_comparison(comparison))
-    return sheet.text()
-
-
-def render_markdown(comparison: RunComparison) -> str:
-    """Return Markdown for a GitHub step summary or a comment, the worst series first."""
-    lines = [f"## parbench compare: {escaped(format_verdicts(comparison.verdicts))}", ""]
-    for sentence in (*summarize_comparison(comparison), *describe_runs(comparison)):
-        lines.append(f"{escaped(sentence)}  ")
-    for table in build_tables(comparison):
-        lines += ["", f"### {table.title}", ""]
-        lines.append(markdown_table(table.varying, table.rows[:MAX_MARKDOWN_ROWS]))
-        if table.constant:
-            lines += ["", escaped(table.constant)]
-        num_hidden = len(table.rows) - MAX_MARKDOWN_ROWS
-        if num_hidden > 0:
-            lines += ["", f"{num_hidden} more rows are not shown. `--format json` has all rows."]
-    lines.append("")
-    lines += [f"- {escaped(sentence)}" for sentence in explain_comparison(comparison)]
-    return "\n".join(lines) + "\n"
 
 
 def build_tables(comparison: RunComparison) -> list[Table]:
@@ -290,7 +212,7 @@ def _build_time_rows(comparison: RunComparison) -> list[Row]:
         _build_time_row(label, series)
         for label, series in zip(labels, comparison.series, strict=True)
     ]
-    return sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"]))
+    return sorted(rows, key=lambda row: rank_verdict(row["verdict"]))
 
 
 def _build_time_row(label: str, series: SeriesComparison) -> Row:
@@ -301,12 +223,12 @@ def _build_time_row(label: str, series: SeriesComparison) -> Row:
         "verdict": series.verdict,
         "change": SortedText(format_effect(effect), effect.change if effect else None),
         "p_value": effect.p_value if effect else None,
-        "min_effect": series.min_effect if effect else None,
+        "min_effect": series.times.min_effect if effect else None,
         "detectable": effect.detectable if effect else None,
         "noise": effect.noise if effect else None,
         "base_seconds": series.base.seconds if series.base else None,
         "new_seconds": series.new.seconds if series.new else None,
-        "repetitions": f"{len(series.base_times)} / {len(series.new_times)}",
+        "repetitions": f"{len(series.times.base)} / {len(series.times.new)}",
         "reason": series.reason or UNKNOWN,
     }
 
@@ -324,35 +246,29 @@ def _build_environment_rows(comparison: RunComparison) -> list[Row]:
     return rows
 
 
-def render_json(comparison: RunComparison, *, code: int) -> str:
-    """Return the comparison as JSON, with times in seconds and changes as fractions.
-
-    An unknown value is null.
-    """
+def _build_content(comparison: RunComparison, code: int) -> dict[str, object]:
     counted = comparison.counted_series
-    return encode_report(
-        {
-            "exit_code": code,
-            "verdicts": comparison.verdicts,
-            "rule": comparison.rule,
-            "is_paired": comparison.is_paired,
-            "base": _describe_run(comparison.base.run),
-            "new": _describe_run(comparison.new.run),
-            "overall": comparison.overall,
-            "series": [_describe_series(series) for series in comparison.series],
-            "counts": {
-                "compared": sum(series.counts.num_compared for series in counted),
-                "series": len(counted),
-                "changes": [
-                    {"case": series.case, "world": series.world, **asdict(change)}
-                    for series, change in comparison.count_changes
-                ],
-            },
-            "limits": comparison.limits,
-            "environment": comparison.environment_changes,
-            "notes": comparison.notes,
-        }
-    )
+    return {
+        "exit_code": code,
+        "verdicts": comparison.verdicts,
+        "rule": comparison.rule,
+        "is_paired": comparison.is_paired,
+        "base": _describe_run(comparison.base.run),
+        "new": _describe_run(comparison.new.run),
+        "overall": comparison.overall,
+        "series": [_describe_series(series) for series in comparison.series],
+        "counts": {
+            "compared": sum(series.counts.num_compared for series in counted),
+            "series": len(counted),
+            "changes": [
+                {"case": series.case, "world": series.world, **asdict(change)}
+                for series, change in comparison.count_changes
+            ],
+        },
+        "limits": comparison.limits,
+        "environment": comparison.environment_changes,
+        "notes": comparison.notes,
+    }
 
 
 def _describe_run(run: Run) -> dict[str, str]:
@@ -373,9 +289,9 @@ def _describe_series(series: SeriesComparison) -> dict[str, Any]:
         "reason": series.reason,
         "metric": series.result.headline,
         "effect": series.effect,
-        "min_effect": series.min_effect,
-        "base_seconds": series.base_times,
-        "new_seconds": series.new_times,
+        "min_effect": series.times.min_effect if series.effect else None,
+        "base_seconds": series.times.base,
+        "new_seconds": series.times.new,
         "environment": [change.path for change in series.environment_changes],
         "threshold": series.threshold,
     }

@@ -2,15 +2,15 @@
 
 A change counts if it is larger than a threshold, and if this is significant among all series at the
 false discovery rate (Benjamini & Hochberg 1995). A time is the same if the whole 95 % interval of
-its change lies within the threshold. Everything else is inconclusive.
+its change lies within the threshold. Everything else is unconfirmed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from parbench.bench.results.formatting import format_percent
-from parbench.reports.compare.verdicts import TimeVerdict
+from parbench.reports.compare.verdicts import Verdict
 from parbench.reports.stats import (
     Effect,
     Repetitions,
@@ -35,18 +35,18 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesTimes:
-    """The times of one series in seconds on both sides, and its threshold."""
+    """The median of each repetition in seconds on both sides, and the threshold of the series."""
 
-    base: Repetitions
-    new: Repetitions
-    min_effect: float
+    base: Repetitions = field(default_factory=dict)
+    new: Repetitions = field(default_factory=dict)
+    min_effect: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeJudgement:
     """The change of a time, and its verdict with a reason if it is inconclusive."""
 
-    verdict: TimeVerdict
+    verdict: Verdict
     effect: Effect
     reason: str = ""
 
@@ -106,11 +106,12 @@ def _judge_effect(
     effect: Effect, min_effect: float, is_discovery: bool, is_significant_alone: bool
 ) -> TimeJudgement:
     if is_discovery:
-        return TimeJudgement(verdict="SLOWER" if effect.change > 0 else "FASTER", effect=effect)
+        verdict = Verdict.SLOWER if effect.change > 0 else Verdict.FASTER
+        return TimeJudgement(verdict=verdict, effect=effect)
     if effect.is_within(min_effect):
-        return TimeJudgement(verdict="SAME", effect=effect)
+        return TimeJudgement(verdict=Verdict.NO_CHANGE, effect=effect)
     if is_significant_alone:
         reason = "significant alone, but not after correction for multiple comparisons"
     else:
         reason = f"the 95 % interval crosses the threshold of {format_percent(min_effect)}"
-    return TimeJudgement(verdict="AMBIGUOUS", effect=effect, reason=reason)
+    return TimeJudgement(verdict=Verdict.UNCONFIRMED, effect=effect, reason=reason)

@@ -26,9 +26,9 @@ from parbench.bench.results.formatting import format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import quantile
 from parbench.bench.text import UserError, format_table
-from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.compare.environment import collect_points
 from parbench.reports.compare.rule import Rule
+from parbench.reports.run_data import RunData
 from parbench.reports.stats import Repetitions, estimate_paired_effect, estimate_unpaired_effect
 
 THRESHOLDS_FILE = Path("runs/thresholds.json")
@@ -55,7 +55,7 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
         day = datetime.fromisoformat(self.measured).date()
         return (
             f"threshold {100 * self.min_effect:.1f} %, "
-            f"measured on {day} with {self.repetitions} repetitions"
+            f"measured on {self.host} on {day} with {self.repetitions} repetitions"
         )
 
 
@@ -141,9 +141,9 @@ def _split_into_pairs(
         yield base, new
 
 
-def find_fingerprints(run: Run, results: Iterable[CaseResult] | None = None) -> dict[str, str]:
+def find_fingerprints(data: RunData) -> dict[str, str]:
     """Return the fingerprint of each case's series by the case's id."""
-    points = collect_points(run, results)
+    points = collect_points(data.run, data.results)
     return {point.series.case.id: point.series.fingerprint for point in points}
 
 
@@ -204,15 +204,10 @@ def format_thresholds(thresholds: Mapping[str, Threshold]) -> str:
 
 
 def describe_thresholds(thresholds: Iterable[Threshold | None]) -> list[str]:
-    """Return a sentence about the highest threshold of each session that measured some of these."""
-    sessions: dict[tuple[str, str], list[Threshold]] = {}
-    for threshold in thresholds:
-        if threshold is not None:
-            session = (threshold.measured, threshold.host)
-            sessions.setdefault(session, []).append(threshold)
-    sentences = []
-    for (_, host), members in sorted(sessions.items()):
-        highest = max(members, key=lambda threshold: threshold.min_effect)
-        others = f", the highest of {len(members)} series" if len(members) > 1 else ""
-        sentences.append(f"Measured on {host}: {highest.text}{others}.")
-    return sentences
+    """Return a sentence about the highest of the thresholds that are known, if there are any."""
+    known = [threshold for threshold in thresholds if threshold is not None]
+    if not known:
+        return []
+    highest = max(known, key=lambda threshold: threshold.min_effect)
+    others = f", the highest of {len(known)} series" if len(known) > 1 else ""
+    return [f"Measured by parbench aa: {highest.text}{others}."]

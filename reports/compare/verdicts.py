@@ -1,102 +1,87 @@
-"""The verdicts of comparisons: what each one means, its exit code, and its element in JUnit XML."""
+"""The verdicts of comparisons and history checks: what each one means, and its exit code."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from enum import StrEnum
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
-from parbench.bench.files import encode_json
-
-TimeVerdict = Literal["SLOWER", "FASTER", "SAME", "AMBIGUOUS"]
-VerdictName = Literal[
-    "WRONG",
-    "CHANGED",
-    "SLOWER",
-    "FAILED",
-    "MISSING",
-    "ENV-CHANGED",
-    "INSUFFICIENT",
-    "AMBIGUOUS",
-    "NEW",
-    "FASTER",
-    "SAME",
-]
-SCHEMA_VERSION = 2  # of the JSON that compare and history print
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerdictDefinition:
-    """The exit code of a verdict, its element in JUnit XML and its meaning."""
+class Verdict(StrEnum):
+    """The verdict on a series or on a changed count, the worst first."""
 
-    exit_code: ExitCode
-    junit_tag: Literal["error", "failure", "skipped", ""]
-    """The element that marks the test case. A test case without one passes."""
-    meaning: str
-    """A sentence."""
+    WRONG = "WRONG"
+    COUNT_CHANGED = "COUNT CHANGED"
+    SLOWER = "SLOWER"
+    FAILED = "FAILED"
+    MISSING = "MISSING"
+    UNCONFIRMED = "UNCONFIRMED"
+    DRIFT = "DRIFT"
+    ENVIRONMENT_CHANGED = "ENVIRONMENT CHANGED"
+    TOO_FEW_RUNS = "TOO FEW RUNS"
+    NEW = "NEW"
+    FASTER = "FASTER"
+    NO_CHANGE = "NO CHANGE"
 
 
-def _define(
-    exit_code: ExitCode, junit_tag: Literal["error", "failure", "skipped", ""], meaning: str
-) -> VerdictDefinition:
-    return VerdictDefinition(exit_code=exit_code, junit_tag=junit_tag, meaning=meaning)
-
-
-VERDICTS: Mapping[VerdictName, VerdictDefinition] = {
-    "WRONG": _define(
-        ExitCode.BAD, "error", "The result differs from the reference, so its time does not count."
-    ),
-    "CHANGED": _define(
-        ExitCode.BAD,
-        "failure",
-        "An exact count changed, and the change was not declared intentional (--across).",
-    ),
-    "SLOWER": _define(
-        ExitCode.BAD,
-        "failure",
-        "The time increased by more than the threshold. "
-        "This is significant after correction for multiple comparisons.",
-    ),
-    "FAILED": _define(ExitCode.DID_NOT_RUN, "error", "The case failed or hung in NEW."),
-    "MISSING": _define(ExitCode.DID_NOT_RUN, "error", "BASE has this case and NEW does not."),
-    "ENV-CHANGED": _define(
-        ExitCode.UNDECIDED,
-        "skipped",
-        "The environments differ, so a time difference cannot be attributed to the code.",
-    ),
-    "INSUFFICIENT": _define(
-        ExitCode.UNDECIDED, "skipped", "There are too few repetitions to compare."
-    ),
-    "AMBIGUOUS": _define(
-        ExitCode.UNDECIDED,
-        "skipped",
-        "Inconclusive: a change beyond the threshold is neither shown nor excluded.",
-    ),
-    "NEW": _define(ExitCode.OK, "skipped", "NEW has this case and BASE does not."),
-    "FASTER": _define(ExitCode.OK, "", "Same criterion as SLOWER, for a decrease."),
-    "SAME": _define(ExitCode.OK, "", "The 95 % interval of the change lies within the threshold."),
+EXIT_CODES: Mapping[Verdict, ExitCode] = {
+    Verdict.WRONG: ExitCode.BAD,
+    Verdict.COUNT_CHANGED: ExitCode.BAD,
+    Verdict.SLOWER: ExitCode.BAD,
+    Verdict.FAILED: ExitCode.DID_NOT_RUN,
+    Verdict.MISSING: ExitCode.DID_NOT_RUN,
+    Verdict.UNCONFIRMED: ExitCode.UNDECIDED,
+    Verdict.DRIFT: ExitCode.UNDECIDED,
+    Verdict.ENVIRONMENT_CHANGED: ExitCode.UNDECIDED,
+    Verdict.TOO_FEW_RUNS: ExitCode.UNDECIDED,
+    Verdict.NEW: ExitCode.OK,
+    Verdict.FASTER: ExitCode.OK,
+    Verdict.NO_CHANGE: ExitCode.OK,
 }
-"""The definitions of all verdicts, the worst first."""
+FAILURES = (
+    Verdict.WRONG,
+    Verdict.COUNT_CHANGED,
+    Verdict.SLOWER,
+    Verdict.FAILED,
+    Verdict.MISSING,
+)
+MEANINGS: Mapping[Verdict, str] = {
+    Verdict.WRONG: "The result differs from the reference, so its time does not count.",
+    Verdict.COUNT_CHANGED: "An exact count changed, and the change was not declared intentional.",
+    Verdict.SLOWER: "The time increased by more than the threshold. "
+    "This is significant after correction for multiple comparisons.",
+    Verdict.FAILED: "The case failed or hung in the new run.",
+    Verdict.MISSING: "An earlier run has this case, and the new run does not.",
+    Verdict.UNCONFIRMED: "Inconclusive: a change beyond the threshold is neither shown nor "
+    "excluded. More repetitions or runs are needed.",
+    Verdict.DRIFT: "The time increases gradually, without a single change point.",
+    Verdict.ENVIRONMENT_CHANGED: "The environments differ, so a time difference cannot be "
+    "attributed to the code. Times were not compared.",
+    Verdict.TOO_FEW_RUNS: "There are too few repetitions or earlier runs to compare times.",
+    Verdict.NEW: "Only the new run has this case.",
+    Verdict.FASTER: "Same criterion as SLOWER, for a decrease.",
+    Verdict.NO_CHANGE: "The 95 % interval of the change lies within the threshold.",
+}
 
-WORST_FIRST: tuple[VerdictName, ...] = tuple(VERDICTS)
+
+def rank_verdict(verdict: Verdict) -> int:
+    """Return the place of a verdict, 0 for the worst."""
+    return list(Verdict).index(verdict)
 
 
-def count_verdicts(verdicts: Iterable[VerdictName]) -> dict[VerdictName, int]:
-    """Return the count of each verdict, the worst first."""
+def count_verdicts(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
+    """Return the number of times that each verdict occurs, the worst first."""
     counts = Counter(verdicts)
-    return {verdict: counts[verdict] for verdict in WORST_FIRST if counts[verdict]}
+    return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
-def get_verdicts_exit_code(
-    verdicts: Iterable[VerdictName], *, fail_on_unknown: bool = False
-) -> ExitCode:
+def format_verdicts(verdicts: Mapping[Verdict, int]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+
+
+def combine_verdicts(verdicts: Iterable[Verdict], *, fail_on_unknown: bool = False) -> ExitCode:
     """Return the exit code of several verdicts. Undecided ones count with ``fail_on_unknown``."""
-    codes = [VERDICTS[verdict].exit_code for verdict in verdicts]
+    codes = [EXIT_CODES[verdict] for verdict in verdicts]
     if not fail_on_unknown:
         codes = [code for code in codes if code != ExitCode.UNDECIDED]
     return combine_exit_codes(codes)
-
-
-def encode_report(content: Mapping[str, object]) -> str:
-    """Return JSON with its schema version."""
-    return encode_json({"schema_version": SCHEMA_VERSION, **content}).decode()

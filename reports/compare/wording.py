@@ -1,18 +1,25 @@
 """The sentences and numbers with which a comparison is reported."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from datetime import datetime
+from statistics import median
 
 from parbench.bench.results.formatting import UNKNOWN, format_number, format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_duration, pluralize
 from parbench.reports.analysis.labels import label_cases
 from parbench.reports.analysis.verdicts import describe_emulations
+from parbench.reports.compare.ab import MAX_PAIRS, MIN_REPETITION_SECONDS, TEST_POINTS
 from parbench.reports.compare.compare import RunComparison, SeriesComparison
 from parbench.reports.compare.thresholds import describe_thresholds
-from parbench.reports.compare.verdicts import VERDICTS, VerdictName, count_verdicts
+from parbench.reports.compare.verdicts import MEANINGS, Verdict, count_verdicts, format_verdicts
 from parbench.reports.limits import describe_limits
-from parbench.reports.stats import Effect
+from parbench.reports.stats import (
+    Effect,
+    compute_detectable_effect,
+    compute_required_repetitions,
+)
 
 MAX_NAMED_SERIES = 3
 
@@ -38,10 +45,6 @@ def label_series(series: Sequence[SeriesComparison]) -> list[str]:
     return [labels[member.case.id] for member in series]
 
 
-def format_verdicts(verdicts: Mapping[VerdictName, int]) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-
-
 def summarize_comparison(comparison: RunComparison) -> list[str]:
     """Return sentences about what changed: limits, counts, times, and the overall change."""
     sentences = [
@@ -63,7 +66,7 @@ def describe_counts(comparison: RunComparison) -> str:
     changed = [
         (series, change)
         for series, change in comparison.count_changes
-        if change.verdict == "CHANGED"
+        if change.verdict == Verdict.COUNT_CHANGED
     ]
     if not changed:
         return f"Counts: none of {total} changed."
@@ -87,7 +90,7 @@ def describe_times(comparison: RunComparison) -> str:
     slower = [
         (label, series)
         for label, series in zip(labels, comparison.series, strict=True)
-        if series.verdict == "SLOWER"
+        if series.verdict == Verdict.SLOWER
     ]
     judged = f"{comparison.num_judged} series"
     if not slower:
@@ -111,7 +114,7 @@ def describe_overall(comparison: RunComparison) -> str:
         f"for the median of {comparison.num_judged} series"
     )
     is_alone = overall.verdict not in comparison.verdicts
-    if is_alone and overall.verdict in ("SLOWER", "FASTER"):
+    if is_alone and overall.verdict in (Verdict.SLOWER, Verdict.FASTER):
         sentence += ", although no single series is significant on its own"
     return f"{sentence}."
 
@@ -136,12 +139,12 @@ def _describe_repetitions(run: Run) -> str:
 
 def explain_comparison(comparison: RunComparison) -> list[str]:
     """Return the legend of the verdicts, the method, notes, and what to do next."""
-    legend = [f"{verdict}: {VERDICTS[verdict].meaning}" for verdict in comparison.verdicts]
     return [
-        *legend,
+        *(f"{verdict}: {MEANINGS[verdict]}" for verdict in comparison.verdicts),
         *_describe_method(comparison),
         *describe_thresholds(series.threshold for series in comparison.series),
         *comparison.notes,
+        *_advise_repetitions(comparison),
         *_suggest_actions(comparison),
     ]
 
@@ -185,15 +188,44 @@ def _describe_drift(comparison: RunComparison) -> list[str]:
     ]
 
 
+def _advise_repetitions(comparison: RunComparison) -> list[str]:
+    """Return a sentence about the repetitions that decide half of the UNCONFIRMED series."""
+    noises = [
+        series.effect.noise
+        for series in comparison.series
+        if series.verdict == Verdict.UNCONFIRMED
+        and series.effect is not None
+        and series.effect.noise is not None
+    ]
+    min_effect = comparison.rule.min_effect
+    if not noises or not min_effect:
+        return []
+    noise = median(noises)
+    required = compute_required_repetitions(noise, min_effect)
+    count = f"about {max(TEST_POINTS[0], required)}" if required else "more than 1000"
+    advice = f"Deciding half of the UNCONFIRMED series needs {count} repetitions per side"
+    num_pairs = min(max(TEST_POINTS[0], required or MAX_PAIRS), MAX_PAIRS)
+    options = f"--repetitions {num_pairs}"
+    if required is None or required > MAX_PAIRS:
+        error = math.log1p(noise) * math.sqrt(2 / MAX_PAIRS)
+        detectable = math.ceil(100 * compute_detectable_effect(error, MAX_PAIRS - 1))
+        advice += f". With at most {MAX_PAIRS}, changes of {detectable} % can be detected"
+        options = f"--min-effect {detectable}% {options}"
+    plan = comparison.new.plan
+    seconds = max(MIN_REPETITION_SECONDS, plan.budget_seconds / plan.repetitions)
+    minutes = math.ceil(2 * num_pairs * seconds / 60)
+    return [f"{advice}: use parbench ab with {options} --budget {minutes}m."]
+
+
 def _suggest_actions(comparison: RunComparison) -> list[str]:
     actions = []
     verdicts = comparison.verdicts
-    if "SLOWER" in verdicts and not comparison.is_paired:
+    if Verdict.SLOWER in verdicts and not comparison.is_paired:
         actions.append(
             "To confirm a slowdown without drift, interleave both versions: "
             "parbench ab --a-python BASE_PYTHON --b-python NEW_PYTHON -- OPTIONS_OF_RUN"
         )
-    if "INSUFFICIENT" in verdicts:
+    if Verdict.TOO_FEW_RUNS in verdicts:
         actions.append(
             "Measure more repetitions: "
             f"parbench run --repetitions {comparison.rule.min_repetitions}"
@@ -210,6 +242,6 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
             f"Not compared, because the repetitions of BASE disagree: {', '.join(varying)}."
         )
     blocking = [change.path for change in comparison.environment_changes if change.is_blocking]
-    if "ENV-CHANGED" in verdicts and blocking:
+    if Verdict.ENVIRONMENT_CHANGED in verdicts and blocking:
         actions.append(f"If you test this difference, declare it: --across {blocking[0]}")
     return actions

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from parbench.bench.text import UserError, pluralize
+from parbench.bench.text import UserError
 from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.options import HISTORY_FILE
 from parbench.reports.run_data import RunData
@@ -26,10 +26,11 @@ def judge_by_history(data: RunData) -> ReportVerdict:
 def _judge(data: RunData, file: Path) -> ReportVerdict:
     # These modules load numpy and SQLite, which runs without a history do not need.
     from parbench.reports.compare.thresholds import find_thresholds
+    from parbench.reports.compare.verdicts import Verdict
     from parbench.reports.history.check import check_candidate
+    from parbench.reports.history.check_report import describe_result
     from parbench.reports.history.database import open_history
     from parbench.reports.history.levels import LevelRule
-    from parbench.reports.history.verdicts import HistoryVerdict
 
     preset = data.plan.preset
     with open_history(file) as history:
@@ -37,23 +38,16 @@ def _judge(data: RunData, file: Path) -> ReportVerdict:
     branches = [run.branch for run in runs if run.preset == preset and run.id != data.run.info.id]
     if not branches:
         return _report_no_baseline(f"the history has no run of preset {preset}", data)
-    threshold, thresholds = find_thresholds(os.environ.get("PARBENCH_MIN_EFFECT"))
-    rule = LevelRule(threshold=threshold)
-    check = check_candidate(file, data, branches[-1], rule, thresholds)
-    hint = f"Try: parbench history check {data.run.path} --branch {branches[-1]}"
-    for result in check.series:
-        if result.count_changes:
-            message = result.count_changes[0]
-            return ReportVerdict(word="COUNT CHANGED", level="doubtful", message=message, hint=hint)
-    num_slower = check.verdicts.get(HistoryVerdict.SLOWER, 0)
-    num_compared = num_slower + check.verdicts.get(HistoryVerdict.NO_CHANGE, 0)
-    earlier = pluralize(check.num_earlier_runs, "earlier run")
-    if num_slower:
-        message = f"{num_slower} of {num_compared} series are slower than in {earlier}"
-        return ReportVerdict(word="SLOWER", level="doubtful", message=message, hint=hint)
-    if num_compared:
-        message = f"{num_compared} series are not slower than in {earlier} on {branches[-1]}"
-        return ReportVerdict(word="NO CHANGE", level="good", message=message)
+    branch = branches[-1]
+    min_effect, thresholds = find_thresholds(os.environ.get("PARBENCH_MIN_EFFECT"))
+    check = check_candidate(file, data, branch, LevelRule(min_effect=min_effect), thresholds)
+    message = describe_result(check)
+    hint = f"Try: parbench history check {data.run.path} --branch {branch}"
+    for verdict in (Verdict.COUNT_CHANGED, Verdict.SLOWER):
+        if verdict in check.verdicts:
+            return ReportVerdict(word=verdict, level="doubtful", message=message, hint=hint)
+    if Verdict.NO_CHANGE in check.verdicts:
+        return ReportVerdict(word=Verdict.NO_CHANGE, level="good", message=message)
     reasons = [f"{result.verdict}: {result.reason}" for result in check.series]
     return _report_no_baseline(reasons[0] if reasons else "the run has no result", data)
 

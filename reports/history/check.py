@@ -18,14 +18,14 @@ from parbench.bench.text import UserError, pluralize
 from parbench.reports.compare.counts import compare_counts
 from parbench.reports.compare.environment import SeriesIdentity, SeriesPoint, collect_points
 from parbench.reports.compare.thresholds import Threshold
-from parbench.reports.history.database import CANDIDATE, History, StoredRun, open_history
-from parbench.reports.history.levels import LevelChange, LevelRule, judge_series
-from parbench.reports.history.verdicts import (
-    HistoryVerdict,
+from parbench.reports.compare.verdicts import (
+    Verdict,
     combine_verdicts,
     count_verdicts,
     rank_verdict,
 )
+from parbench.reports.history.database import CANDIDATE, History, StoredRun, open_history
+from parbench.reports.history.levels import LevelChange, LevelRule, judge_series
 from parbench.reports.run_data import RunData
 
 NUM_SIMILAR_RUNS = 3  # A case is missing if one of so many similar earlier runs measured it.
@@ -39,7 +39,7 @@ class SeriesCheck:
     """The verdict on a series, and what it is based on."""
 
     series: SeriesIdentity
-    verdict: HistoryVerdict
+    verdict: Verdict
     reason: str = ""
     runs: Sequence[str] = ()
     """The ids of the runs in the window that have a time."""
@@ -66,7 +66,7 @@ class HistoryCheck:
     series: Sequence[SeriesCheck]
 
     @property
-    def verdicts(self) -> dict[HistoryVerdict, int]:
+    def verdicts(self) -> dict[Verdict, int]:
         """The number of series with each verdict, the worst first."""
         return count_verdicts(result.verdict for result in self.series)
 
@@ -154,12 +154,11 @@ class _Checker:
         results = []
         for point, window, change in zip(points, windows, changes, strict=True):
             result = self._describe_times(point, window, change)
-            if result.verdict == HistoryVerdict.TOO_FEW_RUNS and similar_runs:
+            if result.verdict == Verdict.TOO_FEW_RUNS and similar_runs:
                 result = _explain_new_series(result, similar_runs[0])
             result = self._add_counts(result, point, window)
             if point.status in ("wrong", "failed", "hang"):
-                is_wrong = point.status == "wrong"
-                verdict = HistoryVerdict.WRONG if is_wrong else HistoryVerdict.FAILED
+                verdict = Verdict.WRONG if point.status == "wrong" else Verdict.FAILED
                 result = replace(result, verdict=verdict, reason=point.reason or point.status)
             results.append(result)
         results += _find_missing(points, similar_runs)
@@ -187,7 +186,7 @@ class _Checker:
         for i in indices:
             threshold = self.thresholds.get(windows[i][-1][1].series.fingerprint)
             measured = threshold.min_effect if threshold else 0.0
-            rules.append(replace(self.rule, threshold=max(self.rule.threshold, measured)))
+            rules.append(replace(self.rule, min_effect=max(self.rule.min_effect, measured)))
         logs = [np.log(_list_seconds(windows[i])) for i in indices]
         judged = judge_series(logs, rules, newest_is_candidate=self.is_candidate)
         changes: list[LevelChange | None] = [None] * len(windows)
@@ -205,7 +204,7 @@ class _Checker:
         timed = _select_timed(window)
         result = SeriesCheck(
             series=point.series,
-            verdict=HistoryVerdict.NO_CHANGE,
+            verdict=Verdict.NO_CHANGE,
             runs=[run.id for run, _ in timed],
             seconds=_list_seconds(window),
             change=change,
@@ -214,7 +213,7 @@ class _Checker:
         if not self._has_enough_runs(window):
             number = len(timed) - (self.is_candidate and point.seconds is not None)
             reason = f"{number} of {self.rule.min_runs} required runs"
-            return replace(result, verdict=HistoryVerdict.TOO_FEW_RUNS, reason=reason)
+            return replace(result, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
         if change is None or (not change.is_significant and change.kind == "drift"):
             return replace(result, change=None)
         parts = [_describe_change(change, len(timed))]
@@ -245,11 +244,10 @@ class _Checker:
         result = replace(result, num_counts=comparison.num_compared, count_changes=tuple(messages))
         if not messages:
             return result
-        is_sure = any(change.verdict == "CHANGED" for change in comparison.changes)
-        verdict = HistoryVerdict.COUNT_CHANGED if is_sure else HistoryVerdict.UNCONFIRMED
+        verdicts = [result.verdict, *(change.verdict for change in comparison.changes)]
         return replace(
             result,
-            verdict=min(verdict, result.verdict, key=rank_verdict),
+            verdict=min(verdicts, key=rank_verdict),
             reason="; ".join(filter(None, [*messages, result.reason])),
         )
 
@@ -294,7 +292,7 @@ def _find_missing(
     number = pluralize(len(similar_runs), "similar run")
     reason = f"measured in the last {number}, but not in this one"
     return [
-        SeriesCheck(series=series, verdict=HistoryVerdict.MISSING, reason=reason)
+        SeriesCheck(series=series, verdict=Verdict.MISSING, reason=reason)
         for benchmark, series in missing.items()
         if benchmark not in measured
     ]
@@ -308,17 +306,17 @@ def _explain_new_series(result: SeriesCheck, previous: Sequence[SeriesIdentity])
         return result
     differences = format_differences(same_case[0].environment, series.environment)
     reason = f"{', '.join(differences) or 'other ranks or nodes'} ({result.reason})"
-    return replace(result, verdict=HistoryVerdict.ENVIRONMENT_CHANGED, reason=reason)
+    return replace(result, verdict=Verdict.ENVIRONMENT_CHANGED, reason=reason)
 
 
-def _decide(change: LevelChange, *, is_candidate: bool) -> HistoryVerdict:
+def _decide(change: LevelChange, *, is_candidate: bool) -> Verdict:
     if change.change < 0:
-        return HistoryVerdict.FASTER if change.is_significant else HistoryVerdict.NO_CHANGE
+        return Verdict.FASTER if change.is_significant else Verdict.NO_CHANGE
     if change.kind == "drift":
-        return HistoryVerdict.DRIFT
+        return Verdict.DRIFT
     if is_candidate or (change.kind == "step" and change.is_significant):
-        return HistoryVerdict.SLOWER
-    return HistoryVerdict.UNCONFIRMED
+        return Verdict.SLOWER
+    return Verdict.UNCONFIRMED
 
 
 def _describe_change(change: LevelChange, num_runs: int) -> str:

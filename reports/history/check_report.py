@@ -1,4 +1,4 @@
-"""The result of a check as terminal text, Markdown for a GitHub step summary, and JSON."""
+"""The report of a check: its result in one sentence, its table, and explanations."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,22 +6,15 @@ from parbench.bench.results.formatting import format_case_size
 from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.labels import label_operation
+from parbench.reports.compare.rendering import VerdictReport
 from parbench.reports.compare.thresholds import describe_thresholds
-from parbench.reports.compare.verdicts import encode_report
+from parbench.reports.compare.verdicts import FAILURES, MEANINGS, Verdict, format_verdicts
 from parbench.reports.history.check import HistoryCheck, SeriesCheck
 from parbench.reports.history.levels import FALSE_DISCOVERY_RATE
-from parbench.reports.history.verdicts import (
-    FAILURES,
-    MEANINGS,
-    NOT_COMPARED,
-    UNDECIDED,
-    HistoryVerdict,
-)
-from parbench.reports.render.markdown import escaped, markdown_table
-from parbench.reports.render.terminal import Sheet
 
 MAX_NAMED_SERIES = 3
-MAX_MARKDOWN_ROWS = 150  # A GitHub comment has at most 65,536 characters.
+NOT_COMPARED = (Verdict.ENVIRONMENT_CHANGED, Verdict.TOO_FEW_RUNS)
+UNDECIDED = (Verdict.UNCONFIRMED, Verdict.DRIFT, *NOT_COMPARED)
 COLUMNS = (
     Column(key="verdict", title="verdict", is_result=True),
     Column(key="series", title="series", is_result=True),
@@ -31,62 +24,48 @@ COLUMNS = (
 )
 
 
-def render_text(check: HistoryCheck, width: int | None = None) -> str:
-    """Return the check for a terminal of so many columns. None stands for a pipe."""
-    sheet = Sheet(width)
-    sheet.write_text(summarize_check(check))
-    table = build_table(check)
-    if table.rows:
-        sheet.write_table(table)
-    sheet.write("")
-    sheet.write_text(*explain_check(check))
-    return sheet.text()
-
-
-def render_markdown(check: HistoryCheck) -> str:
-    """Return the check as Markdown, the worst series first."""
-    table = build_table(check)
-    lines = [f"## {escaped(summarize_check(check))}", ""]
-    if table.rows:
-        lines += [markdown_table(table.columns, table.rows[:MAX_MARKDOWN_ROWS]), ""]
-    num_hidden = len(table.rows) - MAX_MARKDOWN_ROWS
-    if num_hidden > 0:
-        lines += [f"{num_hidden} more rows are not shown. `--format json` has all rows.", ""]
-    lines += [f"- {escaped(sentence)}" for sentence in explain_check(check)]
-    return "\n".join(lines) + "\n"
-
-
-def render_json(check: HistoryCheck, exit_code: int) -> str:
-    """Return the check as JSON. Times are in seconds, changes are fractions, unknown is null."""
-    return encode_report(
-        {
-            "summary": summarize_check(check),
+def build_report(check: HistoryCheck, exit_code: int = 0) -> VerdictReport:
+    """Return the report of a check that ends with this exit code."""
+    summary = summarize_check(check)
+    return VerdictReport(
+        title=summary,
+        summary=[],
+        tables=[build_table(check)],
+        explanations=explain_check(check),
+        content={
+            "summary": summary,
             "exit_code": exit_code,
             "verdicts": check.verdicts,
             "run": check.run,
             "rule": check.rule,
             "series": check.series,
-        }
+        },
     )
 
 
 def summarize_check(check: HistoryCheck) -> str:
     """Return the result in one sentence: pass, fail, or not enough history."""
-    branch = check.run.branch
-    failures = [result for result in check.series if result.verdict in FAILURES]
-    if not failures and all(result.verdict in NOT_COMPARED for result in check.series):
+    if all(verdict in NOT_COMPARED for verdict in check.verdicts):
         number = max((_count_runs(check, result) for result in check.series), default=0)
-        text = f"Not enough history: {number} of {check.rule.min_runs} runs on {branch}"
+        text = f"Not enough history: {number} of {check.rule.min_runs} runs on {check.run.branch}"
         return f"{text}. Times were not checked. {_summarize_counts(check)}".rstrip()
-    compared = f"compared with the last {pluralize(check.num_earlier_runs, 'run')} on {branch}"
+    is_failure = any(verdict in FAILURES for verdict in check.verdicts)
+    return f"{'FAIL' if is_failure else 'PASS'}: {describe_result(check)}"
+
+
+def describe_result(check: HistoryCheck) -> str:
+    """Return the series that failed, or that none did."""
+    runs = f"the last {pluralize(check.num_earlier_runs, 'run')} on {check.run.branch}"
+    total = f"{len(check.series)} series"
+    failures = [result for result in check.series if result.verdict in FAILURES]
     if failures:
         named = ", ".join(map(_describe_failure, failures[:MAX_NAMED_SERIES]))
         num_hidden = len(failures) - MAX_NAMED_SERIES
         more = f" and {num_hidden} more" if num_hidden > 0 else ""
         text = _format_verdicts(check, FAILURES)
-        return f"FAIL: {text} of {len(check.series)} series, {compared}: {named}{more}"
+        return f"{text} of {total}, compared with {runs}: {named}{more}"
     undecided = _format_verdicts(check, UNDECIDED)
-    text = f"PASS: none of {len(check.series)} series is slower, {compared}"
+    text = f"none of {total} is slower, compared with {runs}"
     return f"{text} ({undecided})" if undecided else text
 
 
@@ -107,9 +86,8 @@ def _describe_failure(result: SeriesCheck) -> str:
     return f"{name} {100 * result.change.change:+.1f} %"
 
 
-def _format_verdicts(check: HistoryCheck, verdicts: Iterable[HistoryVerdict]) -> str:
-    numbers = check.verdicts
-    return ", ".join(f"{numbers[verdict]} {verdict}" for verdict in verdicts if verdict in numbers)
+def _format_verdicts(check: HistoryCheck, verdicts: Iterable[Verdict]) -> str:
+    return format_verdicts({name: num for name, num in check.verdicts.items() if name in verdicts})
 
 
 def _summarize_counts(check: HistoryCheck) -> str:
@@ -125,8 +103,8 @@ def build_table(check: HistoryCheck) -> Table:
     """
     groups: dict[tuple[str, str, str], list[SeriesCheck]] = {}
     for result in check.series:
-        if result.verdict != HistoryVerdict.NO_CHANGE:
-            is_grouped = result.verdict in NOT_COMPARED
+        if result.verdict != Verdict.NO_CHANGE:
+            is_grouped = result.verdict in (Verdict.MISSING, *NOT_COMPARED)
             name = "" if is_grouped else result.series.fingerprint
             groups.setdefault((result.verdict, result.reason, name), []).append(result)
     rows = [_build_row(group) for group in groups.values()]
@@ -150,9 +128,9 @@ def _build_row(group: Sequence[SeriesCheck]) -> Row:
 def explain_check(check: HistoryCheck) -> list[str]:
     """Return sentences on the check, the meaning of its verdicts and the next command."""
     rule, branch, verdicts = check.rule, check.run.branch, check.verdicts
-    numbers = _format_verdicts(check, HistoryVerdict) or "no series"
+    numbers = format_verdicts(verdicts) or "no series"
     relation = "compared with" if check.run.is_candidate else "of"
-    is_compared = any(verdict not in NOT_COMPARED for verdict in verdicts)
+    is_compared = any(verdict not in (Verdict.MISSING, *NOT_COMPARED) for verdict in verdicts)
     sentences = [f"Run {check.run.id} {relation} {branch}: {numbers}."]
     if is_compared:
         sentences.append(_define_slower(check))
@@ -160,7 +138,9 @@ def explain_check(check: HistoryCheck) -> list[str]:
     else:
         command = f"parbench history add RUN --branch {branch}"
         sentences.append(f"To enable the check of times, add runs: {command}")
-    sentences += [f"{verdict}: {MEANINGS[verdict]}" for verdict in verdicts if verdict in MEANINGS]
+    # SLOWER is defined above. The others are those in the table.
+    defined = [name for name in verdicts if name not in (Verdict.SLOWER, Verdict.NO_CHANGE)]
+    sentences += [f"{verdict}: {MEANINGS[verdict]}" for verdict in defined]
     sentences += describe_thresholds([result.threshold for result in check.series])
     sentences.append(
         f"A series is checked once {branch} has {rule.min_runs} runs in the same environment since "
@@ -175,7 +155,7 @@ def explain_check(check: HistoryCheck) -> list[str]:
 
 def _define_slower(check: HistoryCheck) -> str:
     rule = check.rule
-    threshold = f"{100 * rule.threshold:g} %"
+    threshold = f"{100 * rule.min_effect:g} %"
     test = f"significant by t-test, false discovery rate {100 * FALSE_DISCOVERY_RATE:g} %"
     if check.run.is_candidate:
         base = "the newest level and the newest run of the branch"

@@ -1,7 +1,6 @@
 """The command ``parbench history`` with its subcommands."""
 
 import json
-import sys
 from pathlib import Path
 
 import click
@@ -175,16 +174,16 @@ def check(
     A case is MISSING if RUN did not measure it but one of the last three similar runs did.
     """
     from parbench.bench.results.runs import load_run, require_complete
+    from parbench.reports.compare.rendering import render
     from parbench.reports.compare.thresholds import find_thresholds
-    from parbench.reports.history import check_report
     from parbench.reports.history.check import check_candidate, check_stored_run, find_newest_run
+    from parbench.reports.history.check_report import build_report
     from parbench.reports.history.database import open_history
     from parbench.reports.history.levels import LevelRule
-    from parbench.reports.render.terminal import width_of
     from parbench.reports.run_data import RunData
 
-    threshold, thresholds = find_thresholds(min_effect)
-    rule = LevelRule(threshold=threshold, window=window)
+    fraction, thresholds = find_thresholds(min_effect)
+    rule = LevelRule(min_effect=fraction, window=window)
     folder = RunPath().convert(run, None, None) if run else None
     if folder is not None and (folder / "run.json").exists():
         data = RunData(require_complete(load_run(folder)))
@@ -194,13 +193,7 @@ def check(
             stored = opened.find_run(run) if run else find_newest_run(opened, branch)
             result = check_stored_run(opened, stored, rule, thresholds)
     exit_code = result.compute_exit_code(fail_on_unknown=fail_on_unknown)
-    if form == "json":
-        text = check_report.render_json(result, exit_code)
-    elif form == "markdown":
-        text = check_report.render_markdown(result)
-    else:
-        text = check_report.render_text(result, width_of(sys.stdout))
-    click.echo(text, nl=False)
+    click.echo(render(build_report(result, exit_code), form), nl=False)
     click.get_current_context().exit(exit_code)
 
 

@@ -35,7 +35,7 @@ MAX_EXCEEDING_RUNS = 1 / 20
 class LevelRule:
     """The smallest change that counts, as a fraction, and how many runs a check needs and uses."""
 
-    threshold: float = 0.03
+    min_effect: float = 0.03
     significance: float = 0.01
     min_level_runs: int = 3
     min_runs: int = 8
@@ -162,7 +162,7 @@ class SeriesModel:
         base = min(earlier, key=lambda level: level.log)
         if newest.log <= base.log:
             base = earlier[-1]
-        if abs(newest.log - base.log) <= math.log1p(self.rule.threshold):
+        if abs(newest.log - base.log) <= math.log1p(self.rule.min_effect):
             return None
         # Two outliers in three runs are not a level.
         is_above = self.logs > (newest.log + base.log) / 2
@@ -176,7 +176,7 @@ class SeriesModel:
     def _find_drift(self, positions: Logs, slope: float) -> LevelChange | None:
         """Return the change along a line, if it fits better than the levels."""
         n = len(positions)
-        if abs(slope) * (n - 1) <= math.log1p(self.rule.threshold):
+        if abs(slope) * (n - 1) <= math.log1p(self.rule.min_effect):
             return None
         variance = n * self.noise.compute_variance_of_mean(n)
         line = self._clipped.mean() + slope * positions
@@ -201,7 +201,7 @@ class SeriesModel:
         level = self._earlier.levels[-1]
         base = max(level.log, float(self.logs[-2])) if newest_is_candidate else level.log
         log_rise = float(self.logs[-1]) - base
-        if log_rise <= math.log1p(self.rule.threshold):
+        if log_rise <= math.log1p(self.rule.min_effect):
             return None
         variance = self.noise.variance + self.noise.compute_variance_of_mean(level.num_runs)
         return self._build_change("rise", len(self.logs) - 1, log_rise, variance)

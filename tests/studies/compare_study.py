@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from parbench.bench.results.runs import Run
 from parbench.reports.compare.ab import PairedResult, Side, compare_interleaved
 from parbench.reports.compare.rule import Rule, SeriesTimes, judge_overall, judge_series
+from parbench.reports.compare.verdicts import Verdict
 from tests.support.compare_fixtures import run_from_records
 from tests.support.reports_fixtures import collective_case, ok_record
 
@@ -95,7 +96,7 @@ def compute_session_rates(
     for trial in range(trials):
         result = simulate_session(*setting, seed=(seed, trial))
         verdicts = [series.verdict for series in result.comparison.series]
-        slower.append(verdicts.count("SLOWER") / len(verdicts))
+        slower.append(verdicts.count(Verdict.SLOWER) / len(verdicts))
         failures.append(result.comparison.get_exit_code() == 1)
         num_pairs.append(result.num_pairs)
     return SessionRates(

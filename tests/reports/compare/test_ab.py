@@ -103,7 +103,7 @@ def verdict(outcome: PairedResult) -> str:
     return find_series(outcome.comparison).verdict
 
 
-@pytest.mark.parametrize(("factor", "expected"), [(1.2, "SLOWER"), (1.0, "SAME")])
+@pytest.mark.parametrize(("factor", "expected"), [(1.2, "SLOWER"), (1.0, "NO CHANGE")])
 def test_sides_interleave_until_decided(factor: float, expected: str) -> None:
     machine = Machine(factor)
     outcome = measure(machine)
@@ -119,11 +119,11 @@ def test_sides_interleave_until_decided(factor: float, expected: str) -> None:
 )
 def test_ambiguous_sides_continue_to_a_limit(options: dict[str, Any], repetitions: int) -> None:
     outcome = measure(Machine(factor=1.03, noise=4.0), **options)
-    assert verdict(outcome) == "AMBIGUOUS"
+    assert verdict(outcome) == "UNCONFIRMED"
     assert outcome.num_pairs == repetitions
 
 
-@pytest.mark.parametrize(("effect", "verdict"), [(0.06, "SLOWER"), (0.0, "SAME")])
+@pytest.mark.parametrize(("effect", "verdict"), [(0.06, "SLOWER"), (0.0, "NO CHANGE")])
 def test_ab_decides_under_drift(effect: float, verdict: str) -> None:
     for trial in range(3):
         result = simulate_session(drift=0.15, effect=effect, noise=0.01, seed=(trial,))
@@ -140,15 +140,15 @@ def test_short_budget_ends_after_one_pair() -> None:
 
 def test_sides_may_differ_only_in_what_is_tested() -> None:
     torches = {"a": {"version": "2.13.0"}, "b": {"version": "2.14.0"}}
-    assert verdict(measure(Machine(torch_by_side=torches))) == "ENV-CHANGED"
+    assert verdict(measure(Machine(torch_by_side=torches))) == "ENVIRONMENT CHANGED"
     intended = measure(Machine(torch_by_side=torches), intended=["torch.*"])
-    assert verdict(intended) == "SAME"
+    assert verdict(intended) == "NO CHANGE"
 
 
 def test_tested_variable_may_change_the_environment() -> None:
     threads = {"a": {"threads": 1}, "b": {"threads": 2}}
     sides = parse_side("a", "OMP_NUM_THREADS=1"), parse_side("b", "OMP_NUM_THREADS=2")
-    assert verdict(measure(Machine(torch_by_side=threads), sides=sides)) == "SAME"
+    assert verdict(measure(Machine(torch_by_side=threads), sides=sides)) == "NO CHANGE"
 
 
 COPY_A_RUN = """#!/bin/sh
@@ -229,7 +229,7 @@ def test_ab_command_prints_its_comparison(tmp_path: Path, fake_python: str) -> N
     sides = ["--a", "X=1", "--b", "X=2", "--a-python", fake_python, "--b-python", fake_python]
     result = invoke("ab", *sides, "--out", str(folder), "--", "all_reduce")
     assert result.exit_code == 0, result.output
-    assert "2 SAME" in result.stdout
+    assert "2 NO CHANGE" in result.stdout
     assert [line[0] for line in result.stderr.splitlines()[:4]] == list("ABBA")
     assert len(list((folder / "b").iterdir())) == 6
 

@@ -38,8 +38,8 @@ BOTH_CASES = [*BASE, *make_repetitions(OTHER_CASE)]
     [
         (1.1, "SLOWER", 1, 1),
         (0.9, "FASTER", 0, 0),
-        (1.0, "SAME", 0, 0),
-        (1.03, "AMBIGUOUS", 0, 3),
+        (1.0, "NO CHANGE", 0, 0),
+        (1.03, "UNCONFIRMED", 0, 3),
     ],
 )
 def test_verdict_follows_the_change_of_medians(
@@ -64,7 +64,7 @@ def test_four_repetitions_are_insufficient() -> None:
     skipped = out_of_budget_record(CASE, 4)
     new = [*make_repetitions(factor=2.0, count=4), skipped]
     series = find_series(compare_records(BASE, new))
-    assert series.verdict == "INSUFFICIENT"
+    assert series.verdict == "TOO FEW RUNS"
     assert "NEW has 4" in series.reason
     assert series.effect is not None
     assert series.effect.change == pytest.approx(1.0, abs=0.02)
@@ -85,7 +85,7 @@ def test_bad_repetition_of_new_decides(status: Status, verdict: str, code: int) 
 
 def test_wrong_base_has_no_times() -> None:
     series = find_series(compare_records([*BASE, failed_record(CASE, 5, "wrong")], BASE))
-    assert series.verdict == "INSUFFICIENT"
+    assert series.verdict == "TOO FEW RUNS"
     assert "BASE has 0" in series.reason
 
 
@@ -118,7 +118,7 @@ def test_changed_environment_is_env_changed_unless_intended() -> None:
     assert comparison.overall is None
     assert comparison.get_exit_code() == 3
     series = find_series(comparison)
-    assert series.verdict == "ENV-CHANGED"
+    assert series.verdict == "ENVIRONMENT CHANGED"
     assert series.reason == "versions.numpy: 2.4.6 -> 2.5.0"
     intended = compare_with_rule(base, new, intended=["versions.*"])
     assert find_series(intended).verdict == "SLOWER"
@@ -129,14 +129,14 @@ def test_another_world_is_another_series(change: dict[str, Any]) -> None:
     world = msgspec.structs.replace(WORLD, **change)
     new = [*make_repetitions(world=world), *make_repetitions(OTHER_CASE)]
     comparison = compare_records(BOTH_CASES, new)
-    assert comparison.verdicts == {"MISSING": 1, "NEW": 1, "SAME": 1}
+    assert comparison.verdicts == {"MISSING": 1, "NEW": 1, "NO CHANGE": 1}
     assert comparison.get_exit_code() == 4
 
 
 def test_overall_change_needs_most_series() -> None:
     one_slower = compare_records(make_curve(1, 1, 1), make_curve(1, 1.5, 1))
     assert one_slower.overall is not None
-    assert one_slower.overall.verdict == "SAME"
+    assert one_slower.overall.verdict == "NO CHANGE"
     all_slower = compare_records(make_curve(1, 1, 1), make_curve(1.1, 1.1, 1.1))
     assert all_slower.overall is not None
     assert all_slower.overall.verdict == "SLOWER"
@@ -151,7 +151,7 @@ def test_many_series_require_smaller_p_values() -> None:
     assert find_series(compare_records(base, new)).verdict == "SLOWER"
     others = make_curve(*[1] * 21)[5:]  # without CASE
     series = find_series(compare_records([*base, *others], [*new, *others]))
-    assert series.verdict == "AMBIGUOUS"
+    assert series.verdict == "UNCONFIRMED"
     assert "multiple comparisons" in series.reason
 
 
@@ -163,7 +163,7 @@ def test_unjudged_series_shift_no_verdict() -> None:
     new += make_repetitions(cases[3], 0.8)
     comparison = compare_records(make_curve(1, 1, 1, 1), new)
     verdicts = [series.verdict for series in comparison.series]
-    assert verdicts == ["SLOWER", "INSUFFICIENT", "FAILED", "FASTER"]
+    assert verdicts == ["SLOWER", "TOO FEW RUNS", "FAILED", "FASTER"]
     assert comparison.get_exit_code() == 1
 
 

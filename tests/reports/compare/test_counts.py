@@ -12,7 +12,8 @@ from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record
 from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.junit import render_junit
-from parbench.reports.compare.report import render_json, render_markdown, render_table
+from parbench.reports.compare.rendering import render, render_markdown, render_text
+from parbench.reports.compare.report import build_report
 from tests.support.compare_fixtures import (
     compare_records,
     compare_with_rule,
@@ -140,15 +141,16 @@ def test_intended_changes_are_shown_and_pass(
     comparison = compare_records([make_record()], [make_record(new)], intended=globs)
     assert comparison.get_exit_code() == code
     assert len(list_failures(comparison)) == num_failures
-    assert EXTRA_CALL_TEXT in render_table(comparison)
+    assert EXTRA_CALL_TEXT in render_text(build_report(comparison))
 
 
 def test_every_format_shows_changed_counts() -> None:
     comparison = compare_records([make_record()], [make_record(EXTRA_CALL)])
-    assert comparison.verdicts == {"CHANGED": 1, "INSUFFICIENT": 1}
-    for render in (render_table, render_markdown, render_junit):
-        assert EXTRA_CALL_TEXT in html.unescape(render(comparison))
-    [change] = json.loads(render_json(comparison, code=1))["counts"]["changes"]
+    assert comparison.verdicts == {"COUNT CHANGED": 1, "TOO FEW RUNS": 1}
+    report = build_report(comparison)
+    texts = (render_text(report), render_markdown(report), render_junit(comparison))
+    assert all(EXTRA_CALL_TEXT in html.unescape(text) for text in texts)
+    [change] = json.loads(render(report, "json"))["counts"]["changes"]
     assert change["path"] == "counts.fsdp.all_gather"
     assert change["base"] == [9]
     assert change["new"] == [10]

@@ -61,12 +61,12 @@ def test_junit_outcome_follows_the_verdict(mixed: RunComparison) -> None:
         outcomes[series.verdict] = [child.tag for child in case]
     assert outcomes == {
         "SLOWER": ["failure"],
-        "WRONG": ["error"],
+        "WRONG": ["failure"],
         "MISSING": ["error"],
-        "AMBIGUOUS": ["skipped"],
+        "UNCONFIRMED": ["skipped"],
         "NEW": ["skipped"],
         "FASTER": [],
-        "SAME": [],
+        "NO CHANGE": [],
     }
 
 

@@ -12,14 +12,12 @@ from click.testing import CliRunner, Result
 from parbench import cli
 from parbench.reports.commands import compare
 from parbench.reports.compare.compare import RunComparison
-from parbench.reports.compare.report import (
-    render_json,
-    render_markdown,
-    render_table,
-)
+from parbench.reports.compare.rendering import render, render_markdown, render_text
+from parbench.reports.compare.report import build_report
 from parbench.reports.compare.thresholds import find_fingerprints, save_thresholds
 from parbench.reports.history.database import open_history
 from parbench.reports.history.runs import find_run
+from parbench.reports.run_data import RunData
 from tests.support.compare_fixtures import (
     OTHER_CASE,
     make_repetitions,
@@ -32,7 +30,15 @@ from tests.support.reports_fixtures import (
     write_run,
 )
 
-VERDICTS = ["WRONG", "SLOWER", "MISSING", "AMBIGUOUS", "NEW", "FASTER", "SAME"]  # worst first
+VERDICTS = [
+    "WRONG",
+    "SLOWER",
+    "MISSING",
+    "UNCONFIRMED",
+    "NEW",
+    "FASTER",
+    "NO CHANGE",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +79,11 @@ def invoke(*args: str) -> Result:
 @pytest.mark.parametrize(
     ("new", "options", "code", "verdict"),
     [
-        ({}, "", 0, "1 SAME"),
+        ({}, "", 0, "1 NO CHANGE"),
         ({"factor": 1.2}, "", 1, "1 SLOWER"),
-        ({"factor": 1.2}, "--min-effect 30%", 0, "1 SAME"),
-        ({"factor": 1.2, "count": 4}, "", 3, "1 INSUFFICIENT"),
-        ({"numpy": "2.5.0"}, "", 3, "ENV-CHANGED"),
+        ({"factor": 1.2}, "--min-effect 30%", 0, "1 NO CHANGE"),
+        ({"factor": 1.2, "count": 4}, "", 3, "1 TOO FEW RUNS"),
+        ({"numpy": "2.5.0"}, "", 3, "ENVIRONMENT CHANGED"),
         ({"numpy": "2.5.0", "factor": 1.2}, "--across versions.numpy", 1, "1 SLOWER"),
     ],
 )
@@ -102,7 +108,8 @@ def test_compare_names_the_emulated_side(form: str, base: str, tmp_path: Path) -
 
 def test_compare_uses_a_measured_threshold(base: str, slower: str, tmp_path: Path) -> None:
     file = str(tmp_path / "thresholds.json")
-    thresholds = dict.fromkeys(find_fingerprints(find_run(base)).values(), make_threshold(0.3))
+    fingerprints = find_fingerprints(RunData(find_run(base))).values()
+    thresholds = dict.fromkeys(fingerprints, make_threshold(0.3))
     save_thresholds(Path(file), thresholds)
     result = invoke(base, slower, "--min-effect", file)
     assert result.exit_code == 0
@@ -170,7 +177,7 @@ def test_compare_reads_runs_of_the_history(tmp_path: Path) -> None:
 
 def test_table_has_a_row_for_every_series(mixed: RunComparison) -> None:
     assert mixed.verdicts == dict.fromkeys(VERDICTS, 1)
-    table = render_table(mixed).partition("\nTimes\n")[2]
+    table = render_text(build_report(mixed)).partition("\nTimes\n")[2]
     for verdict in VERDICTS:
         assert f" {verdict} " in table
     assert "host.address" in table
@@ -178,7 +185,7 @@ def test_table_has_a_row_for_every_series(mixed: RunComparison) -> None:
 
 
 def test_markdown_tables_are_intact_and_worst_first(mixed: RunComparison) -> None:
-    text = render_markdown(mixed)
+    text = render_markdown(build_report(mixed))
     assert "1 WRONG, 1 SLOWER, 1 MISSING" in text.splitlines()[0]
     tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     assert len(tables) == 2
@@ -193,8 +200,8 @@ def test_markdown_tables_are_intact_and_worst_first(mixed: RunComparison) -> Non
 
 
 def test_json_holds_every_number(mixed: RunComparison) -> None:
-    data = json.loads(render_json(mixed, code=1), parse_constant=pytest.fail)
-    assert data["schema_version"] == 2
+    data = json.loads(render(build_report(mixed, 1), "json"), parse_constant=pytest.fail)
+    assert data["schema_version"] == 3
     assert data["exit_code"] == 1
     assert data["verdicts"] == dict.fromkeys(VERDICTS, 1)
     series = data["series"][0]

@@ -37,9 +37,9 @@ def judge(
     [
         (BASE, scale(BASE[::-1], 1.10), "SLOWER"),
         (BASE, scale(BASE[::-1], 0.90), "FASTER"),
-        (QUIET, scale(QUIET[::-1], 1.02), "SAME"),
-        (BASE, scale(BASE[::-1], 1.03), "AMBIGUOUS"),
-        (NOISY, NOISY[::-1], "AMBIGUOUS"),
+        (QUIET, scale(QUIET[::-1], 1.02), "NO CHANGE"),
+        (BASE, scale(BASE[::-1], 1.03), "UNCONFIRMED"),
+        (NOISY, NOISY[::-1], "UNCONFIRMED"),
     ],
 )
 def test_verdict_follows_interval_and_threshold(
@@ -48,13 +48,13 @@ def test_verdict_follows_interval_and_threshold(
     assert judge(base, new, paired=paired).verdict == expected
 
 
-@pytest.mark.parametrize(("min_effect", "expected"), [(0.02, "SLOWER"), (0.08, "SAME")])
+@pytest.mark.parametrize(("min_effect", "expected"), [(0.02, "SLOWER"), (0.08, "NO CHANGE")])
 def test_threshold_of_a_series_decides(min_effect: float, expected: str) -> None:
     assert judge(QUIET, scale(QUIET, 1.05), min_effect=min_effect).verdict == expected
 
 
 def test_threshold_is_symmetric_for_ratios() -> None:
-    assert judge(QUIET, scale(QUIET, 1 / 1.05), min_effect=0.06).verdict == "SAME"
+    assert judge(QUIET, scale(QUIET, 1 / 1.05), min_effect=0.06).verdict == "NO CHANGE"
     assert judge(QUIET, scale(QUIET, 1 / 1.05), min_effect=0.04).verdict == "FASTER"
 
 

@@ -19,6 +19,7 @@ from parbench.reports.compare.thresholds import (
     read_thresholds,
     save_thresholds,
 )
+from parbench.reports.run_data import RunData
 from tests.support.compare_fixtures import (
     CASE,
     OTHER_CASE,
@@ -67,7 +68,7 @@ def test_thresholds_are_kept_by_fingerprint() -> None:
     times = draw_times(3, 0.01)
     runs = make_runs(times, CASE, OTHER_CASE)
     thresholds = measure_thresholds(runs, RULE)
-    fingerprints = find_fingerprints(runs[0])
+    fingerprints = find_fingerprints(RunData(runs[0]))
     assert set(thresholds) == set(fingerprints.values())
     threshold = thresholds[fingerprints[CASE.id]]
     assert threshold.series == CASE.label

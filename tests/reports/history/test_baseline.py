@@ -44,7 +44,7 @@ def test_run_is_compared_and_not_kept(
     assert result.word == verdict
     assert result.level == level
     assert "2 series" in result.message
-    assert "12 earlier runs" in result.message
+    assert "12 runs" in result.message
     assert file.read_bytes() == content
 
 

@@ -10,8 +10,9 @@ import pytest
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import make_values
 from parbench.bench.results.records import Record, Status
+from parbench.reports.compare.rendering import render
 from parbench.reports.history.check import HistoryCheck, SeriesCheck
-from parbench.reports.history.check_report import render_json, summarize_check
+from parbench.reports.history.check_report import build_report, summarize_check
 from parbench.reports.history.levels import LevelRule
 from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions
 from tests.support.history_fixtures import DailyRuns, make_daily_records
@@ -169,7 +170,7 @@ def test_check_reports_a_drift(no_runs: DailyRuns) -> None:
     assert result.verdicts == {"DRIFT": 3}
     assert result.compute_exit_code() == 0
     assert result.compute_exit_code(fail_on_unknown=True) == 3
-    [series, *_] = json.loads(render_json(result, 0))["series"]
+    [series, *_] = json.loads(render(build_report(result), "json"))["series"]
     assert series["change"]["change"] == pytest.approx(1.004**23 - 1, abs=0.02)
 
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from parbench.reports.compare.rendering import render_markdown, render_text
+from parbench.reports.compare.verdicts import Verdict
 from parbench.reports.history.check import HistoryCheck, SeriesCheck
-from parbench.reports.history.check_report import render_markdown, render_text, summarize_check
-from parbench.reports.history.verdicts import HistoryVerdict
+from parbench.reports.history.check_report import build_report, summarize_check
 from tests.support.history_fixtures import DailyRuns
 from tests.support.reports_fixtures import HOSTILE_TEXT
 
@@ -19,7 +20,7 @@ def slower(runs: DailyRuns) -> HistoryCheck:
 
 
 def test_text_has_verdict_change_and_run(slower: HistoryCheck) -> None:
-    text = render_text(slower)
+    text = render_text(build_report(slower))
     assert "FAIL: 2 SLOWER of 2 series, compared with the last 15 runs on main" in text
     assert "all_reduce 1K +9.8 %" in text
     [row, *_] = [line for line in text.splitlines() if line.startswith("SLOWER ")]
@@ -37,9 +38,9 @@ def test_short_history_says_that_nothing_was_checked(no_runs: DailyRuns) -> None
 def test_markdown_is_an_intact_table(slower: HistoryCheck) -> None:
     [result, _] = slower.series
     hostile = SeriesCheck(
-        series=result.series, verdict=HistoryVerdict.WRONG, reason=HOSTILE_TEXT + "|"
+        series=result.series, verdict=Verdict.WRONG, reason=HOSTILE_TEXT + "|"
     )
-    text = render_markdown(replace(slower, series=(hostile, result)))
+    text = render_markdown(build_report(replace(slower, series=(hostile, result))))
     head, _, *rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2
     for row in (head, *rows):

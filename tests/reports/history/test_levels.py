@@ -73,7 +73,7 @@ def test_step_needs_three_runs_of_eight(times: list[float], is_step: bool) -> No
 )
 def test_step_exceeds_the_threshold(factor: float, threshold: float, is_step: bool) -> None:
     times = [1.0, 1.0001] * 10 + [factor, factor * 1.0001] * 3
-    change = make_series(times, LevelRule(threshold=threshold)).find_change()
+    change = make_series(times, LevelRule(min_effect=threshold)).find_change()
     assert (change is not None) == is_step
 
 
@@ -154,7 +154,7 @@ def test_candidate_is_compared_with_the_last_level(runs: int) -> None:
     assert find_rises(logs) == []
     logs[4, -1] += math.log(1.3)
     assert find_rises(logs) == [4]
-    assert find_rises(logs, LevelRule(threshold=0.5)) == []
+    assert find_rises(logs, LevelRule(min_effect=0.5)) == []
     logs[:, -1] += math.log(1.3)
     assert find_rises(logs) == [*range(20)]
 

@@ -1,0 +1,64 @@
+"""The report of a comparison or a history check as terminal text, Markdown and JSON."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from parbench.bench.files import encode_json
+from parbench.bench.results.tables import Table
+from parbench.reports.render.markdown import escaped, markdown_table
+from parbench.reports.render.terminal import Sheet, width_of
+
+SCHEMA_VERSION = 3  # of the JSON
+MAX_MARKDOWN_ROWS = 150
+"""Rows per table. A GitHub comment has at most 65,536 characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictReport:
+    """The verdicts on a run, the tables that they are based on, and explanations."""
+
+    title: str
+    summary: Sequence[str]
+    tables: Sequence[Table]
+    explanations: Sequence[str]
+    """The meaning of the verdicts, the method, and what to do next."""
+    content: Mapping[str, object]
+    """The values of the JSON: times in seconds, changes as fractions, unknown values as null."""
+
+
+def render(report: VerdictReport, form: str) -> str:
+    """Return a report as ``tables`` for the terminal, ``markdown`` or ``json``."""
+    if form == "json":
+        return encode_json({"schema_version": SCHEMA_VERSION, **report.content}).decode()
+    if form == "markdown":
+        return render_markdown(report)
+    return render_text(report, width_of(sys.stdout))
+
+
+def render_text(report: VerdictReport, width: int | None = None) -> str:
+    """Return text for a terminal of so many columns. None stands for a pipe, without a limit."""
+    sheet = Sheet(width)
+    sheet.write_text(report.title, *report.summary)
+    for table in report.tables:
+        sheet.write_table(table)
+    sheet.write("")
+    sheet.write_text(*report.explanations)
+    return sheet.text()
+
+
+def render_markdown(report: VerdictReport) -> str:
+    """Return Markdown for a GitHub step summary or a comment."""
+    lines = [f"## {escaped(report.title)}", ""]
+    lines += [f"{escaped(sentence)}  " for sentence in report.summary]
+    for table in report.tables:
+        lines += ["", f"### {table.title}", ""]
+        lines.append(markdown_table(table.varying, table.rows[:MAX_MARKDOWN_ROWS]))
+        if table.constant:
+            lines += ["", escaped(table.constant)]
+        num_hidden = len(table.rows) - MAX_MARKDOWN_ROWS
+        if num_hidden > 0:
+            lines += ["", f"{num_hidden} more rows are not shown. `--format json` has all rows."]
+    lines.append("")
+    lines += [f"- {escaped(sentence)}" for sentence in report.explanations]
+    return "\n".join(lines) + "\n"
