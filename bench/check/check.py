@@ -6,17 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from parbench.bench.check.cases import make_options
 from parbench.bench.check.gpus import add_gpu_facts, run_watched
-from parbench.bench.check.health import (
-    Device,
-    Fault,
-    Health,
-    add_measurements,
-    compare_with_peers,
-    list_problems,
-)
+from parbench.bench.check.health import Device, Fault, Health, add_run
 from parbench.bench.check.infiniband import judge_ports, read_ports
 from parbench.bench.launch.measure import run_options
 from parbench.bench.machine.doctor import examine_this_host
@@ -24,7 +18,7 @@ from parbench.bench.machine.environment import EMULATED_VARIABLE, format_cpus, g
 from parbench.bench.machine.gpu import Gpu
 from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.machine.world_spec import Joined
-from parbench.bench.results.runs import Run, load_run, utc_now
+from parbench.bench.results.runs import load_run, utc_now
 from parbench.bench.text import UserError, pluralize, strip_domain
 
 _MAX_CORE_GROUPS = 8
@@ -68,65 +62,38 @@ def check(
     machine = inspect_machine(environ)
     host = strip_domain(socket.gethostname())
     silent = () if device == "cpu" else _list_silent_gpus(host, machine)
+    device = device or ("cuda" if machine.gpus or silent else "cpu")
+    health = Health(host=host, started=started, device=device, devices=silent)
     if silent and not machine.gpus:
-        return Health(
-            host=host,
-            started=started,
-            seconds=round(time.monotonic() - start, 1),
-            device="cuda",
-            devices=silent,
-            problems=("no GPU answers, so nothing was measured",),
-        )
-    device = device or ("cuda" if machine.gpus else "cpu")
-    gpus: tuple[Gpu, ...] = ()
-    core_sets: tuple[tuple[int, ...], ...] = ()
-    if device == "cuda":
-        gpus = machine.gpus[:nproc]
-        devices = _list_gpus(host, gpus)
+        health = replace(health, problems=("no GPU answers, so nothing was measured",))
     else:
-        core_sets = _choose_cores(nproc or min(_MAX_CORE_GROUPS, machine.cores))
-        devices = _list_cores(host, core_sets)
-    notes = _list_disturbances(environ, machine, has_gpus=bool(gpus))
-    ports = read_ports()
-    num_ranks = nproc or max(len(devices), 1)
-    options = make_options(
-        device,
-        num_ranks,
-        budget=budget or DEFAULT_BUDGETS[device],
-        timeout=timeout,
-        inject=inject,
-    )
-
-    def measure() -> Run:
-        path = run_options(
-            options, modules, out=out, resume_path=None, as_json=False, cpus=core_sets
+        gpus = machine.gpus[:nproc] if device == "cuda" else ()
+        core_sets = () if gpus else _choose_cores(nproc or min(_MAX_CORE_GROUPS, machine.cores))
+        options = make_options(
+            device,
+            nproc or len(gpus or core_sets),
+            budget=budget or DEFAULT_BUDGETS[device],
+            timeout=timeout,
+            inject=inject,
         )
-        assert path is not None, "only a rank that joins has no run"
-        return load_run(path)
 
-    run, report = run_watched(environ, gpus, measure)
-    if gpus:
-        devices = add_gpu_facts(devices, gpus, report)
-    devices, links, bus_bandwidth = add_measurements(devices, run)
-    # Nodes share the cores of a machine, so rates show nothing about them.
-    emulated = EMULATED_VARIABLE in environ
-    if not emulated:
-        devices = compare_with_peers(devices)
-    return Health(
-        host=host,
-        started=started,
-        seconds=round(time.monotonic() - start, 1),
-        device=device,
-        driver=next((gpu.driver for gpu in gpus if gpu.driver), "-"),
-        devices=(*devices, *silent),
-        links=() if emulated else links,
-        ports=judge_ports(ports, read_ports()),
-        bus_bandwidth=bus_bandwidth,
-        problems=list_problems(run),
-        notes=(*notes, *run.info.plan.limitations),
-        run=str(run.path),
-        emulated=emulated,
-    )
+        def measure() -> Path | None:
+            return run_options(
+                options, modules, out=out, resume_path=None, as_json=False, cpus=core_sets
+            )
+
+        notes = _list_disturbances(environ, machine, has_gpus=bool(gpus))
+        ports = read_ports()
+        path, report = run_watched(environ, gpus, measure)
+        assert path is not None, "only a rank that joins has no run"
+        devices = _list_cores(host, core_sets)
+        if gpus:
+            devices = add_gpu_facts(_list_gpus(host, gpus), gpus, report)
+        # Nodes share the cores of a machine, so rates show nothing about them.
+        health = replace(health, notes=tuple(notes), emulated=EMULATED_VARIABLE in environ)
+        health = add_run(health, devices, load_run(path))
+        health = replace(health, ports=judge_ports(ports, read_ports()))
+    return replace(health, seconds=round(time.monotonic() - start, 1))
 
 
 def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
@@ -150,9 +117,9 @@ def _list_disturbances(
 
 
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:
-    kind = f"cores ({len(core_sets[0])})"
     devices = []
     for rank, cores in enumerate(core_sets):
+        kind = f"cores ({len(core_sets[0])})"
         name = f"core{'s' if len(cores) > 1 else ''} {format_cpus(cores)}"
         devices.append(Device(host=host, name=name, kind=kind, is_gpu=False, rank=rank))
     return tuple(devices)

@@ -25,7 +25,7 @@ from parbench.bench.text import pluralize
 
 # The share that a slow device lacks, of GPUs and of cores.
 THRESHOLDS = {True: 0.05, False: 0.1}
-CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
+_CORRUPT_FIX = "drain the host: it computes or copies wrongly without an error; run it again, then replace the device"
 _IN_ALL_REPETITIONS = f"in {MIN_REPETITIONS} of {MIN_REPETITIONS} repetitions"
 _VERDICTS = {ExitCode.OK: "ok", ExitCode.BAD: "bad", ExitCode.DID_NOT_RUN: "did not run"}
 _MORE_TIME = " -> stop other work here, or allow more time (--budget 2m)"
@@ -37,13 +37,11 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     The gap to its peers is None if it has no peers or too few repetitions.
     """
 
-    name: str
     unit: str
     value: float  # the median of the repetitions
     repetitions: dict[int, float]  # by repetition
     # The share of its peers' rate that it lacks, negative if it is faster.
     gap: float | None = None
-    mads: float | None = None  # the same in units of the variation
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,9 +81,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     started: str
-    seconds: float
+    seconds: float = 0.0
     device: str  # cuda or cpu
-    driver: str = "-"
     devices: tuple[Device, ...] = ()
     links: tuple[Fault, ...] = ()  # pairs of devices that are slow although their devices are not
     ports: tuple[Port, ...] = ()
@@ -105,7 +102,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def code(self) -> ExitCode:
         codes = [ExitCode.BAD] if self.bad_names else []
-        if self.problems or not self.devices or not all(device.ran for device in self.devices):
+        if self.problems or not all(device.ran for device in self.devices):
             codes.append(ExitCode.DID_NOT_RUN)
         return combine_exit_codes(codes)
 
@@ -114,13 +111,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return _VERDICTS[self.code]
 
 
-def add_measurements(
-    devices: Sequence[Device], run: Run
-) -> tuple[tuple[Device, ...], tuple[Fault, ...], float | None]:
-    """Add the rates and wrong results of a run to the devices.
-
-    Returns the devices, the slow links, and the bus bandwidth of all devices together in B/s.
-    """
+def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
+    """Add devices to the health of a host, with their rates and wrong results in a run."""
     rates = read_rates(run)
     [by_repetition] = rates.pop("all ranks", {(): {}}).values()
     wrong_results = _count_wrong_records(run)
@@ -131,12 +123,22 @@ def add_measurements(
         wrong = wrong_results.get(device.rank)
         if wrong is not None:
             text = f"wrong results in {', '.join(wrong)} ({pluralize(wrong.total(), 'time')})"
-            reasons = (*reasons, Fault(text=text, fix=CORRUPT_FIX))
+            reasons = (*reasons, Fault(text=text, fix=_CORRUPT_FIX))
         ran = bool(device_rates) or wrong is not None
         measured_devices.append(replace(device, rates=device_rates, reasons=reasons, ran=ran))
-    bus_bandwidth = median(list(by_repetition.values())) if by_repetition else None
-    links = _find_slow_links(devices, rates.get("pairs", {}), run)
-    return tuple(measured_devices), links, bus_bandwidth
+    links: tuple[Fault, ...] = ()
+    if not health.emulated:
+        measured_devices = compare_with_peers(measured_devices)
+        links = _find_slow_links(devices, rates.get("pairs", {}), run)
+    return replace(
+        health,
+        devices=(*measured_devices, *health.devices),
+        links=links,
+        bus_bandwidth=median(list(by_repetition.values())) if by_repetition else None,
+        problems=_list_problems(run),
+        notes=(*health.notes, *run.info.plan.limitations),
+        run=str(run.path),
+    )
 
 
 def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
@@ -151,7 +153,6 @@ def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
         if values:
             medians = {repetition: median(values[repetition]) for repetition in sorted(values)}
             device_rates[name] = Rate(
-                name=name,
                 unit=QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].unit,
                 value=median(list(medians.values())),
                 repetitions=medians,
@@ -174,7 +175,7 @@ def _count_wrong_records(run: Run) -> dict[int, Counter[str]]:
     return counts
 
 
-def list_problems(run: Run) -> tuple[str, ...]:
+def _list_problems(run: Run) -> tuple[str, ...]:
     """Return the reasons why cases have no result, without wrong results of a device."""
     wrong_cases = set()
     if _count_wrong_records(run):
@@ -195,7 +196,7 @@ def list_problems(run: Run) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def compare_with_peers(devices: Sequence[Device]) -> tuple[Device, ...]:
+def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
     """Compare each device with all others of its kind, in place of an earlier comparison.
 
     The order of the devices stays.
@@ -217,7 +218,7 @@ def compare_with_peers(devices: Sequence[Device]) -> tuple[Device, ...]:
             gaps.setdefault(position, {})[name] = gap
         for position, own_gaps in gaps.items():
             compared[position] = _add_gaps(compared[position], own_gaps)
-    return tuple(compared)
+    return compared
 
 
 def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
@@ -229,7 +230,7 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
     rates = dict(device.rates)
     texts_by_fix: dict[str, list[str]] = {}
     for name, gap in gaps.items():
-        rates[name] = replace(rates[name], gap=gap.share, mads=gap.mads)
+        rates[name] = replace(rates[name], gap=gap.share)
         gap_of_all = gaps.get(name.removesuffix(ALONE_SUFFIX))
         is_slow_anyway = (
             name.endswith(ALONE_SUFFIX) and gap_of_all is not None and gap_of_all.is_under

@@ -16,14 +16,12 @@ from parbench.bench.check.show import format_faults, format_reasons, render_devi
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_read_errors, decode_json, read_text
 from parbench.bench.launch.processes import PARBENCH
+from parbench.bench.machine.slurm_allocation import expand_nodes
 from parbench.bench.text import UserError, format_list, get_last_line, pluralize
 
 OVERHEAD_SECONDS = 120.0  # of a check, in addition to its time budget
 _NUM_RANKS = re.compile(r"^([^:]+):\d+$")
-_COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
-_BRACKETS = re.compile(r"\[([\d,-]+)\]")
 _HOST = re.compile(r"(?:[\w.-]+@)?[\w.:%-]+")
-_MAX_HOSTS = 1 << 14
 
 
 class HostResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,44 +43,22 @@ def parse_hosts(text: str) -> tuple[str, ...]:
     libraries: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH. A user may precede: ``me@n1``.
     """
     # A long list is too long for the name of a file.
-    is_file = "," not in text and Path(text).is_file()
-    entries = _read_hostfile(text) if is_file else _COMMA_OUTSIDE_BRACKETS.split(text)
-    hosts: list[str] = []
-    for entry in filter(None, map(str.strip, entries)):
-        hosts += _expand_host(_NUM_RANKS.sub(r"\1", entry), text)
+    if "," not in text and Path(text).is_file():
+        lines = read_text(text, f"--hosts {text}").splitlines()
+        names = [line.partition("#")[0].split() for line in lines]
+        entries = ",".join(words[0] for words in names if words)
+    else:
+        entries = text
+    hosts: dict[str, None] = {}
+    for entry in expand_nodes(entries, f"--hosts {text}"):
+        host = _NUM_RANKS.sub(r"\1", entry)
+        if host.startswith("-") or not _HOST.fullmatch(host):
+            hint = "write a host as n1, me@n1, n1:8 or n[01-03]"
+            raise UserError(f"--hosts {text!r}: {host!r} is not a host", hint=hint)
+        hosts[host] = None
     if not hosts:
         raise UserError(f"--hosts {text!r} names no hosts: write a,b,c, or a file with one a line")
-    return tuple(dict.fromkeys(hosts))
-
-
-def _read_hostfile(path: str) -> list[str]:
-    entries: list[str] = []
-    for line in read_text(path, f"--hosts {path}").splitlines():
-        words = line.partition("#")[0].split()
-        if words:
-            entries += _COMMA_OUTSIDE_BRACKETS.split(words[0])
-    return entries
-
-
-def _expand_host(entry: str, text: str) -> list[str]:
-    """Return the names of ``n[01-03]x[1,2]``. Raises ``UserError`` if it is not a host."""
-    match = _BRACKETS.search(entry)
-    if match is None:
-        if entry.startswith("-") or not _HOST.fullmatch(entry):
-            hint = "write a host as n1, me@n1, n1:8 or n[01-03]"
-            raise UserError(f"--hosts {text!r}: {entry!r} is not a host: {hint}")
-        return [entry]
-    names = []
-    for part in match[1].split(","):
-        first, _, last = part.partition("-")
-        last = last or first
-        is_range = first.isdecimal() and last.isdecimal() and int(first) <= int(last)
-        if not is_range or int(last) - int(first) >= _MAX_HOSTS:
-            raise UserError(f"--hosts {text!r}: {part!r} is not a range such as 01-03")
-        for number in range(int(first), int(last) + 1):
-            name = f"{entry[: match.start()]}{number:0{len(first)}d}{entry[match.end() :]}"
-            names += _expand_host(name, text)
-    return names
+    return tuple(hosts)
 
 
 def check_hosts(

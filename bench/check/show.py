@@ -12,10 +12,10 @@ _GIGA = 1e9
 
 def render(health: Health) -> str:
     """Return the page of a host."""
-    kind = health.devices[0].kind if health.devices else health.device
-    parts = [f"{health.host}: {health.verdict}", f"{len(health.devices)} x {kind}"]
-    if health.driver != "-":
-        parts.append(f"driver {health.driver}")
+    first = health.devices[0]
+    parts = [f"{health.host}: {health.verdict}", f"{len(health.devices)} x {first.kind}"]
+    if "driver" in first.facts:
+        parts.append(f"driver {first.facts['driver']}")
     parts.append(format_duration(health.seconds))
     lines = [" · ".join(parts), *render_devices(health.devices)]
     if health.bus_bandwidth is not None:

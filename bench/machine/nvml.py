@@ -29,6 +29,39 @@ from parbench.bench.machine.gpu import (
 )
 
 WATCH_SECONDS = 1.0
+# The fields of a GPU whose values NVML returns as they are: a function and its arguments.
+_QUERIES: dict[str, tuple[Any, ...]] = {
+    "uuid": (pynvml.nvmlDeviceGetUUID,),
+    "minor": (pynvml.nvmlDeviceGetMinorNumber,),
+    "sm_clock_max": (pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
+    "memory_clock_max": (pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM),
+    "pcie_generation_max": (pynvml.nvmlDeviceGetMaxPcieLinkGeneration,),
+    "pcie_width_max": (pynvml.nvmlDeviceGetMaxPcieLinkWidth,),
+    "sm_clock": (pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
+    "memory_clock": (pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
+    "temperature_celsius": (pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+    "pcie_generation": (pynvml.nvmlDeviceGetCurrPcieLinkGeneration,),
+    "pcie_width": (pynvml.nvmlDeviceGetCurrPcieLinkWidth,),
+    "errors_corrected": (
+        pynvml.nvmlDeviceGetTotalEccErrors,
+        pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+        pynvml.NVML_VOLATILE_ECC,
+    ),
+    "errors_uncorrected": (
+        pynvml.nvmlDeviceGetTotalEccErrors,
+        pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+        pynvml.NVML_VOLATILE_ECC,
+    ),
+}
+_SWITCHES = {
+    "persistence": pynvml.nvmlDeviceGetPersistenceMode,
+    "mig": pynvml.nvmlDeviceGetMigMode,
+    "ecc": pynvml.nvmlDeviceGetEccMode,
+}
+_POWERS = {
+    "power_limit_watts": pynvml.nvmlDeviceGetEnforcedPowerLimit,
+    "power_default_watts": pynvml.nvmlDeviceGetPowerManagementDefaultLimit,
+}
 _CLOCK_REASONS = {
     pynvml.nvmlClocksEventReasonGpuIdle: IDLE,
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications clocks setting",
@@ -165,72 +198,64 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
 
     ``has_details`` adds remapped rows, NVLinks and processes. Raises NVMLError if it is lost.
     """
-
-    def ask(function: Callable[..., Any], *args: Any) -> Any:
-        return _ask(function, handle, *args)
-
-    def count_errors(error_type: int) -> Any:
-        return ask(pynvml.nvmlDeviceGetTotalEccErrors, error_type, pynvml.NVML_VOLATILE_ECC)
-
-    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
-    memory = memory or ask(pynvml.nvmlDeviceGetMemoryInfo)
-    capability = ask(pynvml.nvmlDeviceGetCudaComputeCapability)
-    utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
-    rows = ask(pynvml.nvmlDeviceGetRemappedRows) if has_details else None
-    num_links = link_speed = None
-    fabric = nvlink_domain = None
+    facts = {name: _ask(function, handle, *args) for name, (function, *args) in _QUERIES.items()}
+    for name, function in _SWITCHES.items():
+        facts[name] = _to_bool(_ask(function, handle))
+    for name, function in _POWERS.items():
+        milliwatts = _ask(function, handle)
+        facts[name] = None if milliwatts is None else milliwatts / 1000
+    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    memory = memory or _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    if memory is not None:
+        facts |= {"memory_bytes": memory.total, "memory_used_bytes": memory.used}
+    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    if capability is not None:
+        facts["compute_capability"] = "{}.{}".format(*capability)
+    utilization = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    if utilization is not None:
+        facts["utilization_percent"] = utilization.gpu
+    pci = _ask(pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    if pci is not None:
+        facts["pci_address"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
     if has_details:
-        fields = [
-            pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT,
-            pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON,
-        ]
-        num_links, link_speed = _read_fields(handle, fields)
-        fabric, nvlink_domain = _read_fabric(handle)
-    links = range(num_links or 0)
-    active_links = [link for link in links if ask(pynvml.nvmlDeviceGetNvLinkState, link)]
+        facts |= _read_details(handle)
     return Gpu(
         name=pynvml.nvmlDeviceGetName(handle),
         index=index,
-        uuid=ask(pynvml.nvmlDeviceGetUUID),
-        minor=ask(pynvml.nvmlDeviceGetMinorNumber),
-        pci_address=_format_address(ask(pynvml.nvmlDeviceGetPciInfo_v3)),
         driver=_ask(pynvml.nvmlSystemGetDriverVersion),
-        compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
-        memory_bytes=None if memory is None else memory.total,
-        persistence=_to_bool(ask(pynvml.nvmlDeviceGetPersistenceMode)),
-        mig=_to_bool(ask(pynvml.nvmlDeviceGetMigMode)),
-        ecc=_to_bool(ask(pynvml.nvmlDeviceGetEccMode)),
-        power_limit_watts=_to_watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit)),
-        power_default_watts=_to_watts(ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit)),
-        sm_clock_max=ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM),
-        memory_clock_max=ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM),
-        pcie_generation_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
-        pcie_width_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth),
-        nvlinks=num_links or None,
-        nvlink_bytes_per_second=10**6 * link_speed if num_links and link_speed else None,
-        fabric=fabric,
-        nvlink_domain=nvlink_domain,
-        active_nvlinks=len(active_links) if num_links else None,
-        sm_clock=ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-        memory_clock=ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
         slowed_by=_read_clock_reasons(handle),
-        utilization_percent=None if utilization is None else utilization.gpu,
-        temperature_celsius=ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
-        memory_used_bytes=None if memory is None else memory.used,
-        pcie_generation=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
-        pcie_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth),
-        errors_corrected=count_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-        errors_uncorrected=count_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-        rows_remapped=None if rows is None else rows[1],
-        remap_pending=None if rows is None else bool(rows[2]),
-        remap_failed=None if rows is None else bool(rows[3]),
-        processes=_read_processes(handle) if has_details else None,
-        nvlink_errors=_read_link_errors(handle, active_links),
+        **facts,
     )
 
 
-def _format_address(pci: Any) -> str | None:
-    return None if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+def _read_details(handle: Any) -> dict[str, Any]:
+    """Read the facts that a sample of clocks and memory does not need."""
+    fields = [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
+    num_links, link_speed = _read_fields(handle, fields)
+    fabric, nvlink_domain = _read_fabric(handle)
+    details = {
+        "fabric": fabric,
+        "nvlink_domain": nvlink_domain,
+        "processes": _read_processes(handle),
+    }
+    if num_links:
+        links = range(num_links)
+        active = [link for link in links if _ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)]
+        details |= {
+            "nvlinks": num_links,
+            "nvlink_bytes_per_second": 10**6 * link_speed if link_speed else None,
+            "active_nvlinks": len(active),
+            "nvlink_errors": _read_link_errors(handle, active),
+        }
+    rows = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+    if rows is not None:
+        _, uncorrected, is_pending, has_failed = rows
+        details |= {
+            "rows_remapped": uncorrected,
+            "remap_pending": bool(is_pending),
+            "remap_failed": bool(has_failed),
+        }
+    return details
 
 
 def _read_fabric(handle: Any) -> tuple[str | None, str | None]:
@@ -250,10 +275,6 @@ def _to_bool(mode: Any) -> bool | None:
     if isinstance(mode, list):
         mode = mode[0]
     return None if mode is None else bool(mode)
-
-
-def _to_watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
 
 
 def _read_cuda_version() -> str | None:

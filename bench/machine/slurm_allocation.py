@@ -1,6 +1,5 @@
 """The nodes of a Slurm job: the layout of ranks, their machines, and the driver's addresses."""
 
-import math
 import os
 import re
 import shutil
@@ -23,6 +22,9 @@ from parbench.bench.text import UserError, get_last_line
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 OPTIONS_VARIABLE = "PARBENCH_SRUN_OPTIONS"
 _NODE_TIMEOUT_SECONDS = 90  # longer than NVML may take
+_MAX_RANGE = 1 << 14  # nodes
+_COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
 _MAX_NODES_ASKED = 2  # because one node may not answer
 # The machine is that of the whole node. With these variables Slurm would give one task its share,
 # or would require of one node the GPUs of the whole job.
@@ -77,23 +79,36 @@ def parse_nodes(text: str) -> tuple[int, str | None]:
     """Return a number of nodes, and the nodes if the text is a list such as ``n1,n[3-4]``."""
     if re.fullmatch(r"-?\d+", text):
         return int(text), None
-    num_nodes = 0
-    # Commas inside brackets separate numbers of nodes.
-    for name in re.split(r",(?![^\[]*\])", text):
-        ranges = re.findall(r"\[([^\]]*)\]", name)
-        num_nodes += math.prod(map(_count_numbers, ranges))
-    return num_nodes, text
+    return len(expand_nodes(text, "--nodes")), text
 
 
-def _count_numbers(ranges: str) -> int:
-    """Return the count of the numbers in a text such as ``1,3-4``."""
-    count = 0
-    for text in ranges.split(","):
-        first, _, last = text.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
-            raise UserError(f"--nodes: {text!r} is not a number or a range such as 3-4")
-        count += int(last or first) - int(first) + 1
-    return count
+def expand_nodes(text: str, option: str) -> list[str]:
+    """Return the names in a list of nodes such as ``n[01-03,7],login``.
+
+    Raises UserError that names the option if a range is not valid.
+    """
+    names = []
+    for entry in _COMMA_OUTSIDE_BRACKETS.split(text):
+        if entry.strip():
+            names += _expand_node(entry.strip(), option)
+    return names
+
+
+def _expand_node(entry: str, option: str) -> list[str]:
+    match = _BRACKETS.search(entry)
+    if match is None:
+        return [entry]
+    names = []
+    for part in match[1].split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        is_range = first.isdecimal() and last.isdecimal()
+        if not is_range or int(last) - int(first) not in range(_MAX_RANGE):
+            raise UserError(f"{option}: {part!r} in {entry!r} is not a range such as 01-03")
+        for number in range(int(first), int(last) + 1):
+            name = f"{entry[: match.start()]}{number:0{len(first)}d}{entry[match.end() :]}"
+            names += _expand_node(name, option)
+    return names
 
 
 def check_srun() -> None:

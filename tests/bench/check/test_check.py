@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from parbench.bench.check import check as check_module
 from parbench.bench.check import show
 from parbench.bench.check.check import check
 from parbench.bench.check.health import Device, Fault, Health
-from parbench.bench.machine.gpu import Gpu, GpuFailure, GpuReport
-from parbench.bench.machine.machine import Machine
+from parbench.bench.machine.gpu import GpuFailure
+from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.results.runs import load_run
 from parbench.cli import main
-from tests.bench.check.test_health import NUM_RANKS, build_run
+from tests.bench.check.test_health import NUM_RANKS, WRONG_ON_ONE, build_run
 from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.fake_runs import MACHINE
+from tests.support.nvidia import H100, gpus, install, write_evidence
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
 
@@ -35,7 +37,6 @@ SLOW_LINK = Fault(text="GPU 0 - GPU 1: slow", fix="see")
         (0, "ok", {}),
         (1, "bad", {"links": (SLOW_LINK,), "problems": ("no result",)}),
         (4, "did not run", {"problems": ("no result",)}),
-        (4, "did not run", {"devices": ()}),
     ],
 )
 def test_command_exits_with_code_of_verdict(
@@ -96,16 +97,37 @@ def test_host_whose_gpus_do_not_answer_is_bad(
     assert "nothing was measured" in text
 
 
-def test_lost_gpu_of_several_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = tuple(Gpu(name="H100", index=index) for index in range(NUM_RANKS))
-    run = build_run(tmp_path)
-    monkeypatch.setattr(check_module, "examine_this_host", lambda environ, machine, gpus: ())
-    monkeypatch.setattr(check_module, "run_watched", lambda *args: (run, GpuReport()))
-    health = check_machine(dataclasses.replace(ALL_LOST, gpus=gpus), monkeypatch)
-    assert health.code == 1
-    assert health.bad_names == ["GPU 0000:19:00.0"]
-    verdicts = [device.verdict for device in health.devices]
-    assert verdicts == ["ok", "ok", "ok", "ok", "bad"]
+@pytest.mark.parametrize(
+    ("state", "exit_code", "verdicts", "reason"),
+    [
+        ("healthy", 0, "ok ok ok ok", "4 x NVIDIA H100 80GB HBM3 · driver 580.95.05"),
+        ("slow", 1, "ok ok bad ok", "bad  GPU 2: 20 % under its peers in bfloat16"),
+        ("wrong", 1, "ok bad ok ok", "bad  GPU 1: wrong results in compute.gemm (3 times)"),
+        ("missing", 1, "ok ok ok ok bad", "bad  GPU 0000:5d:00.0: does not answer"),
+    ],
+)
+def test_command_names_the_gpu_that_is_not_healthy(
+    state: str,
+    exit_code: int,
+    verdicts: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = write_evidence(tmp_path / "root", NUM_RANKS + (state == "missing"))
+    driver = install(tmp_path / "driver", gpus(H100, NUM_RANKS))
+    failures = {"float32": WRONG_ON_ONE["float32"]} if state == "wrong" else {}
+    run = build_run(tmp_path, {2: 1.25} if state == "slow" else {}, failures=failures)
+    monkeypatch.setattr(check_module, "inspect_machine", partial(inspect_machine, root=root))
+    monkeypatch.setattr(check_module, "run_options", lambda *args, **kwargs: run.path)
+    monkeypatch.setattr(check_module, "load_run", lambda path: run)
+    result = CliRunner().invoke(
+        main, ["check"], env={"LD_LIBRARY_PATH": driver["LD_LIBRARY_PATH"]}
+    )
+    assert result.exit_code == exit_code, result.output
+    devices = result.stdout.splitlines()[2 : 2 + len(verdicts.split())]
+    assert [line.split()[0] for line in devices] == verdicts.split()
+    assert reason in result.stdout
 
 
 def test_check_refuses_gpus_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,8 @@ from parbench.bench.check.cases import QUANTITIES, get_quantity_name, make_optio
 from parbench.bench.check.health import (
     Device,
     Health,
-    add_measurements,
+    add_run,
     compare_with_peers,
-    list_problems,
 )
 from parbench.bench.check.show import render
 from parbench.bench.machine.world_spec import WorldSpec
@@ -129,18 +128,8 @@ def list_devices(host: str = "n1") -> list[Device]:
     return devices
 
 
-def check_run(run: Run) -> Health:
-    devices, links, bus_bandwidth = add_measurements(list_devices(), run)
-    return Health(
-        host="n1",
-        started="2026-01-01T00:00:00Z",
-        seconds=42.0,
-        device="cuda",
-        devices=compare_with_peers(devices),
-        links=links,
-        bus_bandwidth=bus_bandwidth,
-        problems=list_problems(run),
-    )
+def check_run(run: Run, host: str = "n1") -> Health:
+    return add_run(Health(host=host, started="", device="cuda"), list_devices(host), run)
 
 
 def list_verdicts(health: Health) -> list[str]:
@@ -267,7 +256,7 @@ def test_short_host_keeps_none_from_comparison(tmp_path: Path) -> None:
         slowdowns = dict.fromkeys(range(NUM_RANKS), 1.3 if number == 1 else 1.0)
         num_repetitions = 2 if number == 3 else NUM_REPETITIONS
         run = build_run(tmp_path / str(number), slowdowns, num_repetitions=num_repetitions)
-        devices += add_measurements(list_devices(f"n{number}"), run)[0]
+        devices += check_run(run, f"n{number}").devices
     bad = {device.host for device in compare_with_peers(devices) if device.verdict == "bad"}
     assert bad == {"n1"}
 
@@ -285,8 +274,7 @@ def test_pair_without_a_repetition_keeps_none_from_comparison(tmp_path: Path) ->
 
 def measure_host(folder: Path, host: str, slowdown: float = 1.0) -> list[Device]:
     slowdowns = dict.fromkeys(range(NUM_RANKS), slowdown)
-    devices, _, _ = add_measurements(list_devices(host), build_run(folder / host, slowdowns))
-    return list(compare_with_peers(devices))
+    return list(check_run(build_run(folder / host, slowdowns), host).devices)
 
 
 def test_slow_host_is_bad_only_among_peers_of_its_kind(tmp_path: Path) -> None:

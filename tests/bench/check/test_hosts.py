@@ -27,7 +27,7 @@ def build_health(host: str, speed: float = 1.0, **fields: Any) -> Health:
     """Return a host of two GPUs of a relative speed."""
     flops = speed * 1e12
     repetitions = {0: flops, 1: flops, 2: flops}
-    rate = Rate(name="float32", unit="FLOP/s", value=flops, repetitions=repetitions)
+    rate = Rate(unit="FLOP/s", value=flops, repetitions=repetitions)
     gpu = Device(host=host, name="", uuid="", kind="H100", rank=0, rates={"float32": rate})
     first = replace(gpu, name="GPU 0", uuid=f"{host}0")
     second = replace(gpu, name="GPU 1", uuid=f"{host}1", rank=1)
