@@ -233,7 +233,7 @@ def _read_details(handle: Any) -> dict[str, Any]:
     fields = [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
     num_links, link_speed = _read_fields(handle, fields)
     fabric, nvlink_domain = _read_fabric(handle)
-    details = {
+    details: dict[str, Any] = {
         "fabric": fabric,
         "nvlink_domain": nvlink_domain,
         "processes": _read_processes(handle),
