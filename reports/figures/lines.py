@@ -44,7 +44,6 @@ INTERVALS = "Bands are 95 % intervals, within the repetition if there is only on
 MAX_OVERVIEW_LINES = 6
 MAX_ECDF_LINES = 6
 _LOG_FROM_RATIO = 10.0
-_ECDF_POINTS = 150
 _POINTS_PER_SEGMENT = 16
 
 
@@ -235,12 +234,10 @@ def chart_scaling(
     quantity: AxisQuantity,
 ) -> Chart | None:
     """Return a quantity over the number of nodes or ranks, which ``count`` names."""
-    rows = [
-        {"label": label, "count": number, "value": value}
-        for label, line in values.items()
-        for number, value in line.items()
-    ]
-    lines = make_lines(rows, "label", "count", "value")
+    lines = []
+    for label, line in values.items():
+        points = [LinePoint(number, value, value, value) for number, value in sorted(line.items())]
+        lines.append(Line(label=label, points=tuple(points)))
     reference = (1.0, "ideal") if quantity is quantities.EFFICIENCY else None
     axis = quantities.count_of(count)
     return chart_lines(name, title, caption, lines, axis, quantity, reference)
@@ -299,7 +296,7 @@ def chart_latency(number: int, title: str, operations: "pd.DataFrame") -> Chart 
 
 def _draw_ecdf(samples: Mapping[str, Sequence[float]]) -> "Figure":
     figure, [axes] = new_figure(LINES_INCHES)
-    draw_ecdf(axes, samples, _ECDF_POINTS)
+    draw_ecdf(axes, samples)
     values = [value for line in samples.values() for value in line]
     set_x_axis(axes, quantities.TIME, min(values) / 1.05, max(values) * 1.05)
     set_y_axis(axes, quantities.ITERATIONS, 0.0, 1.02)

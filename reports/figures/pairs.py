@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from parbench.bench.results.formatting import format_gigabytes
 from parbench.reports.analysis.topology import Topology
 from parbench.reports.figures.chart import Chart, number_name
-from parbench.reports.figures.primitives import draw_heat_map
+from parbench.reports.figures.primitives import draw_heat_map, shorten
 from parbench.reports.figures.style import color, new_figure
 
 if TYPE_CHECKING:
@@ -42,17 +42,15 @@ def chart_links(
 def _draw_links(bandwidths: "pd.DataFrame", topology: Topology | None) -> "Figure":
     ranks = list(bandwidths.index)
     figure, [axes] = new_figure(min(3.3, 0.6 + 0.35 * len(ranks)))
-    texts = bandwidths.map(format_gigabytes, na_action="ignore").fillna("")
-    if len(ranks) > MAX_NUMBERED_RANKS:
-        texts[:] = ""
-    shares = bandwidths / float(bandwidths.max().max())
-    rows = shares.astype(object).where(shares.notna(), None)
-    draw_heat_map(axes, rows.values.tolist(), texts.values.tolist())
+    is_numbered = len(ranks) <= MAX_NUMBERED_RANKS
+    draw_heat_map(axes, bandwidths.to_numpy(), format_gigabytes if is_numbered else None)
     hosts = [topology.get_host(rank) if topology else "" for rank in ranks]
     indices = range(0, len(ranks), -(-len(ranks) // MAX_TICKS))
     centers = [index + 0.5 for index in indices]
     axes.set_xticks(centers, [str(ranks[index]) for index in indices])
-    names = [f"{_shorten_host(hosts[index])} {ranks[index]}".strip() for index in indices]
+    names = [
+        f"{shorten(hosts[index], MAX_HOST_LETTERS)} {ranks[index]}".strip() for index in indices
+    ]
     axes.set_yticks(centers, names)
     axes.set_xlabel("to rank")
     axes.set_title("from rank")
@@ -68,9 +66,3 @@ def _draw_node_borders(axes: "Axes", hosts: list[str], topology: Topology) -> No
             width = _NODE_LINE_WIDTH if is_one_switch else _SWITCH_LINE_WIDTH
             axes.axhline(index, color=color("text"), linewidth=width)
             axes.axvline(index, color=color("text"), linewidth=width)
-
-
-def _shorten_host(host: str) -> str:
-    if len(host) <= MAX_HOST_LETTERS:
-        return host
-    return f"{host[: MAX_HOST_LETTERS - 1]}…"

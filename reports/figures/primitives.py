@@ -2,16 +2,18 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from parbench.reports.figures import style
 from parbench.reports.figures.quantities import format_share
 from parbench.reports.figures.style import color
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -21,6 +23,7 @@ HATCH = "//////"
 MAX_LABEL_LETTERS = 64
 MAX_LEGEND_LETTERS = 24
 LEGEND_LINE_INCHES = 1.35 * style.FONT_POINTS / 72
+MAX_ECDF_STEPS = 150
 _BAR_HEIGHT = 0.42
 _AXES_SHARE = 0.86
 """About how much of the width of a figure its axes take."""
@@ -51,11 +54,11 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalRow:
-    """A value with its interval on a line of its own; ``parts`` are drawn small above it."""
+    """A value with its low and high on a line of its own; ``parts`` are drawn small above it."""
 
     label: str
     interval: tuple[float, float, float]
-    parts: Sequence[tuple[float, float, float]] = ()
+    parts: Sequence[float] = ()
     hue: str = "blue"
 
 
@@ -236,33 +239,34 @@ def draw_intervals(axes: "Axes", rows: Sequence[IntervalRow]) -> None:
         describe(diamond, row.label)
         for part_index, part in enumerate(row.parts):
             y = index - 0.18 + 0.3 * part_index / max(1, len(row.parts) - 1)
-            axes.plot(part[1:], [y, y], color=color("text"), linewidth=0.5)
-            axes.plot(part[:1], [y], "s", color=color("text"), markersize=1.6)
+            axes.plot([part], [y], "s", color=color("text"), markersize=1.6)
     label_rows(axes, [row.label for row in rows])
 
 
 def draw_heat_map(
-    axes: "Axes", shares: Sequence[Sequence[float | None]], texts: Sequence[Sequence[str]]
+    axes: "Axes", values: NDArray[np.float64], format_value: Callable[[float], str] | None
 ) -> None:
-    """Fill each cell the more, the closer its share is to 1; None leaves it empty.
+    """Fill each cell the more, the closer its value is to the largest; NaN leaves it empty.
 
     Cells of one shade are a single path, because a path for each would be several times larger.
     """
     boxes_by_shade: dict[int, list[Box]] = defaultdict(list)
-    for row, cells in enumerate(shares):
-        for column, share in enumerate(cells):
-            if share is not None:
-                box = Box(column + 0.02, column + 0.98, row + 0.5, 0.96)
-                boxes_by_shade[round(share * _SHADES)].append(box)
-            if texts[row][column]:
-                axes.text(
-                    column + 0.5, row + 0.5, texts[row][column], ha="center", va="center_baseline"
-                ).set_in_layout(False)
+    largest = max(value for value in values.flat if not math.isnan(value))
+    for (row, column), value in np.ndenumerate(values):
+        if math.isnan(value):
+            continue
+        box = Box(column + 0.02, column + 0.98, row + 0.5, 0.96)
+        boxes_by_shade[round(value / largest * _SHADES)].append(box)
+        if format_value:
+            axes.text(
+                column + 0.5, row + 0.5, format_value(value), ha="center", va="center_baseline"
+            ).set_in_layout(False)
     for shade, boxes in sorted(boxes_by_shade.items()):
         alpha = _PALEST + (_FULLEST - _PALEST) * shade / _SHADES
         draw_boxes(axes, boxes, {"facecolor": color("blue"), "alpha": alpha})
-    axes.set_xlim(0, max(map(len, shares), default=1))
-    axes.set_ylim(len(shares), 0)
+    num_rows, num_columns = values.shape
+    axes.set_xlim(0, num_columns)
+    axes.set_ylim(num_rows, 0)
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)
@@ -275,16 +279,15 @@ def draw_boxes(
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    vertices: list[tuple[float, float]] = []
-    codes: list[np.uint8] = []
+    rectangles = []
     for start, stop, middle, height in boxes:
         top = middle - height / 2
         bottom = middle + height / 2
-        vertices += [(start, top), (stop, top), (stop, bottom), (start, bottom), (start, top)]
-        codes += [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-    if not vertices:
+        corners = [(start, top), (stop, top), (stop, bottom), (start, bottom), (start, top)]
+        rectangles.append(Path(corners, closed=True))
+    if not rectangles:
         return
-    patch = PathPatch(Path(vertices, codes), **look)
+    patch = PathPatch(Path.make_compound_path(*rectangles), **look)
     if description:
         describe(patch, description)
     axes.add_patch(patch)
@@ -311,15 +314,12 @@ def draw_pareto(
         ).set_in_layout(False)
 
 
-def draw_ecdf(axes: "Axes", samples: Mapping[str, Sequence[float]], max_points: int) -> None:
-    """Draw the share of samples that are at most as large, at evenly spaced ranks."""
+def draw_ecdf(axes: "Axes", samples: Mapping[str, Sequence[float]]) -> None:
+    """Draw the share of samples that are at most as large, at evenly spaced shares."""
     for values, look in zip(samples.values(), choose_looks(list(samples)), strict=True):
-        ordered = sorted(values)
-        count = len(ordered)
-        ranks = sorted({math.ceil(count * i / max_points) for i in range(1, max_points + 1)})
-        xs = [ordered[0], *(ordered[rank - 1] for rank in ranks)]
-        shares = [0.0, *(rank / count for rank in ranks)]
-        axes.plot(xs, shares, drawstyle="steps-post", **look)
+        shares = np.linspace(0.0, 1.0, min(len(values), MAX_ECDF_STEPS) + 1)
+        quantiles = np.quantile(values, shares, method="inverted_cdf")
+        axes.plot(quantiles, shares, drawstyle="steps-post", **look)
 
 
 def draw_levels(

@@ -1,7 +1,7 @@
 """The quantities on the axes of figures, with their ticks."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,10 @@ from parbench.bench.text import format_size
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.ticker import Locator
 
 MAX_X_TICKS = 5
 MAX_Y_TICKS = 7
-_FACTORS_OF_TEN = ((1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0), (1.0, 2.0, 5.0), (1.0,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,24 @@ class AxisQuantity:
     base: int = 10
 
     def make_ticks(self, low: float, high: float, max_ticks: int) -> list[float]:
-        """Return round values from ``low`` to ``high``."""
-        ticks = _log_ticks(low, high, self.base, max_ticks) if self.is_log else []
-        return ticks if len(ticks) > 1 else _linear_ticks(low, high, self.base, max_ticks)
+        """Return round values from ``low`` to ``high``: the finest that are not too many."""
+        for locator in self._list_locators(high - low, max_ticks):
+            ticks = [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
+            if 1 < len(ticks) <= max_ticks:
+                break
+        return ticks
+
+    def _list_locators(self, width: float, max_ticks: int) -> "Iterator[Locator]":
+        from matplotlib.ticker import LogLocator, MaxNLocator, MultipleLocator
+
+        if self.is_log and self.base == 10:
+            yield LogLocator(subs=(1.0, 2.0, 5.0), numticks=max_ticks)
+        if self.is_log:
+            yield LogLocator(base=self.base, numticks=max_ticks)
+        if self.base == 10:
+            yield MaxNLocator(max_ticks, steps=[1, 2, 5, 10])
+        else:
+            yield MultipleLocator(2.0 ** math.ceil(math.log2(width / max_ticks)))
 
 
 def _format_bytes(value: float | None) -> str:
@@ -83,33 +98,6 @@ def _set_ticks(axis: "Axis", quantity: AxisQuantity, ticks: Sequence[float]) -> 
 
     axis.set_ticks(ticks, [_shorten_number(quantity.text(tick)) for tick in ticks])
     axis.set_minor_locator(NullLocator())
-
-
-def _linear_ticks(low: float, high: float, base: int, max_ticks: int) -> list[float]:
-    if base == 2:
-        step = 2.0 ** math.ceil(math.log2((high - low) / max_ticks))
-        first = math.ceil(low / step)
-        last = math.floor(high / step)
-        return [i * step for i in range(first, last + 1)]
-
-    from matplotlib.ticker import MaxNLocator
-
-    ticks = MaxNLocator(max_ticks, steps=[1, 2, 5, 10]).tick_values(low, high)
-    return [float(tick) for tick in ticks if low <= tick <= high]
-
-
-def _log_ticks(low: float, high: float, base: int, max_ticks: int) -> list[float]:
-    """Return powers of the base, and round values between powers of ten if they are few."""
-    first = math.floor(math.log(low, base))
-    last = math.ceil(math.log(high, base))
-    ticks: list[float] = []
-    for factors in _FACTORS_OF_TEN if base == 10 else [(1.0,)]:
-        powers = [float(base) ** exponent for exponent in range(first, last + 1)]
-        values = [factor * power for power in powers for factor in factors]
-        ticks = [value for value in values if low <= value <= high]
-        if len(ticks) <= max_ticks:
-            return ticks
-    return ticks[:: math.ceil(len(ticks) / max_ticks)]
 
 
 def _shorten_number(text: str) -> str:

@@ -35,11 +35,9 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
     for label, step in steps.items():
         interval = read_interval(step.metrics.get(step.headline))
         if interval:
-            repetitions = list(step.by_repetition(step.headline).values())[:MAX_REPETITIONS]
-            parts = [(seconds, seconds, seconds) for seconds in repetitions]
-            is_single = len(step.measured) < 2
-            row = IntervalRow(label=label, interval=interval, parts=() if is_single else parts)
-            intervals.append(row)
+            repetitions = list(step.by_repetition(step.headline).values())
+            parts = repetitions[:MAX_REPETITIONS] if len(repetitions) > 1 else []
+            intervals.append(IntervalRow(label=label, interval=interval, parts=parts))
     if not intervals:
         return None
     return Chart(
@@ -54,7 +52,7 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
 def _draw_step_times(rows: Sequence[IntervalRow]) -> "Figure":
     figure, [axes] = new_figure(0.35 + sum(0.36 if row.parts else 0.28 for row in rows))
     draw_intervals(axes, rows)
-    ends = [end for row in rows for interval in (row.interval, *row.parts) for end in interval]
+    ends = [end for row in rows for end in (*row.interval, *row.parts)]
     low = min(ends)
     high = max(ends)
     # Lengths start at zero unless the shortest would be invisible.

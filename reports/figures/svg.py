@@ -171,19 +171,8 @@ def _write_style(text: str) -> str:
 
 
 def _write_path(text: str) -> str:
-    """Return a path with one decimal, and with short commands for horizontal and vertical lines."""
-    point = ["", ""]
-    commands = []
-    for line in text.splitlines():
-        letter, *numbers = _NUMBER.sub(_round, line).split()
-        command = letter + " ".join(numbers)
-        if letter == "L" and numbers[1] == point[1]:
-            command = f"H{numbers[0]}"
-        elif letter == "L" and numbers[0] == point[0]:
-            command = f"V{numbers[1]}"
-        point = numbers[-2:] or point
-        commands.append(command)
-    return "".join(commands)
+    """Return a path with one decimal and without needless spaces."""
+    return "".join(line.replace(" ", "", 1) for line in _NUMBER.sub(_round, text).splitlines())
 
 
 def _round(match: re.Match[str]) -> str:
