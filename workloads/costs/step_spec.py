@@ -289,9 +289,6 @@ def _find_broken_experts(spec: StepSpec) -> str | None:
     tp, etp = spec.dims.tp, spec.dims.etp
     if spec.moe.expert_ffn % etp:
         return f"expert_ffn({spec.moe.expert_ffn}) % etp({etp}) != 0"
-    if spec.moe.aux and spec.dims.pp > 1:
-        reason = "the balance loss of a stage does not reach the loss of the last one"
-        return f"aux({spec.moe.aux:g}) != 0 with pp({spec.dims.pp}): {reason}"
     if spec.moe.dense_layers and spec.shape.ffn % tp:
         return f"ffn({spec.shape.ffn}) % tp({tp}) != 0"
     if tp > 1 and not spec.sequence_parallel:

@@ -134,21 +134,19 @@ class MoeLayer(nn.Module):
         """The number of the next microbatch."""
         self.expert_ids: dict[int, Tensor] = {}
         """The expert ids taken, by microbatch."""
-        self.aux_loss: Tensor | None = None
-        """The load-balancing loss of the last forward pass."""
+        self.aux_weight = 0.0
+        """The factor of the load-balancing loss in the gradients of a step."""
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
         expert_ids = self.select_experts(scores.detach())
         self.expert_ids[self.microbatch] = expert_ids
-        if self.moe.aux:
-            self.aux_loss = self.compute_balance_loss(scores, expert_ids)
         weights = weigh_experts(self.moe, scores, expert_ids).to(x.dtype)
         output = self.run_experts(tokens, weights, expert_ids).view_as(x)
         if self.shared is not None:
             output = output + self.shared(x)
-        return output
+        return self.add_balance_loss(output, scores, expert_ids) if self.moe.aux else output
 
     def select_experts(self, scores: Tensor) -> Tensor:
         """Return the assigned experts (T, k), or those with the best scores (T, E)."""
@@ -156,8 +154,14 @@ class MoeLayer(nn.Module):
             return self.assigned_ids
         return scores.topk(self.moe.top_k).indices
 
-    def compute_balance_loss(self, scores: Tensor, expert_ids: Tensor) -> Tensor:
-        return compute_balance_loss(scores, expert_ids)
+    def add_balance_loss(self, output: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
+        """Return the output, whose backward pass starts that of the load-balancing loss.
+
+        So does Megatron Core: in a pipeline this rank may not compute the loss of the model.
+        """
+        loss = self.aux_weight * compute_balance_loss(scores, expert_ids)
+        added: Tensor = _AddLoss.apply(output, loss)  # type: ignore[no-untyped-call]
+        return added
 
     def plan_dispatch(self, expert_ids: Tensor) -> DispatchPlan:
         """Return the plan of one source's pairs of token and expert."""
@@ -185,6 +189,19 @@ class MoeLayer(nn.Module):
         return exchange.combine(self.experts(exchange.dispatch()))
 
 
+class _AddLoss(torch.autograd.Function):
+    """The identity of a tensor, in whose backward pass a loss has a gradient of 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.loss_dtype = loss.dtype
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients[0], gradients[0].new_ones((), dtype=ctx.loss_dtype)
+
+
 NEAR_SCORES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Scores that differ by less may change their order with the order of a sum."""
 
@@ -199,6 +216,8 @@ class ReferenceMoeLayer(MoeLayer):
     positions_by_source: Sequence[Sequence[int]] | None = None
     num_misrouted = 0
     """Tokens whose assigned experts are not those that the router would select."""
+    aux_loss: Tensor | None = None
+    """The weighted load-balancing loss of the last forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         batch, sequence, _ = x.shape
@@ -213,12 +232,13 @@ class ReferenceMoeLayer(MoeLayer):
         self.num_misrouted = count_misrouted(scores, expert_ids, tolerance)
         return expert_ids
 
-    def compute_balance_loss(self, scores: Tensor, expert_ids: Tensor) -> Tensor:
+    def add_balance_loss(self, output: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
         losses = [
             compute_balance_loss(scores[tokens], expert_ids[tokens])
             for tokens in self._tokens_by_source
         ]
-        return torch.stack(losses).mean()
+        self.aux_loss = self.moe.aux * torch.stack(losses).mean()
+        return output
 
     def run_experts(self, tokens: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
         output = torch.zeros_like(tokens)
@@ -277,16 +297,6 @@ def compute_balance_loss(scores: Tensor, expert_ids: Tensor) -> Tensor:
     experts = scores.shape[1]
     pair_shares = dispatch.count_pairs(expert_ids, experts) / expert_ids.numel()
     return experts * (pair_shares * scores.mean(0)).sum()
-
-
-def pop_aux_loss(model: nn.Module) -> Tensor:
-    """Return the weighted mean of the layers' load-balancing losses, and clear them."""
-    losses = []
-    for layer in find_moe_layers(model):
-        if layer.aux_loss is not None:
-            losses.append(layer.moe.aux * layer.aux_loss)
-            layer.aux_loss = None
-    return torch.stack(losses).mean() if losses else torch.zeros(())
 
 
 def replace_ffns_with_moe(

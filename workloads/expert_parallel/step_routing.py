@@ -20,7 +20,6 @@ from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     ReferenceMoeLayer,
     find_moe_layers,
-    pop_aux_loss,
     replace_ffns_with_moe,
 )
 from parbench.workloads.expert_parallel.routing import (
@@ -150,11 +149,18 @@ class StepRouting:
     ) -> Tensor:
         """Return the loss of one microbatch (b, s + 1) of the global batch.
 
-        ``weight`` is that of the mean over its tokens.
+        ``weight`` is that of the mean over its tokens. The layers' load-balancing losses have
+        gradients but do not change the value, because no rank of a pipeline knows all of them.
         """
         layers = dict(enumerate(find_moe_layers(model)))
         self.assign(layers, microbatch, is_reference=True)
-        return weight * compute_padded_loss(model, tokens) + pop_aux_loss(model)
+        loss = weight * compute_padded_loss(model, tokens)
+        losses = [layer.aux_loss for layer in _find_reference_layers(model)]
+        known = [aux_loss for aux_loss in losses if aux_loss is not None]
+        if known:
+            aux_loss = torch.stack(known).mean()
+            loss = loss + (aux_loss - aux_loss.detach())
+        return loss
 
     def count_wrong(
         self, layers: Mapping[int, MoeLayer], batch: Tensor, check: Callable[[], int]

@@ -37,7 +37,6 @@ from parbench.workloads.expert_parallel.expert_traffic import compute_expert_byt
 from parbench.workloads.expert_parallel.moe_layer import (
     MoeLayer,
     list_kernel_notes,
-    pop_aux_loss,
     simulate_experts,
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
@@ -207,13 +206,7 @@ class TrainStep(Benchmark):
     def _run_forward(self, part: ParallelPart, index: int) -> Tensor:
         self._assign_experts(part, index)
         microbatch = self.microbatches[index]
-        loss = self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
-        if self.spec.moe is None or not self.spec.moe.aux:
-            return loss
-        # Router gradients are summed over tp, and the losses of ranks are averaged.
-        aux_loss = pop_aux_loss(part.part)
-        part_of_sum = aux_loss / self.spec.dims.tp
-        return loss + part_of_sum + (aux_loss - part_of_sum).detach()
+        return self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
 
     def _assign_experts(self, part: ParallelPart, index: int) -> None:
         """Let the MoE layers of a part use the routing of a microbatch."""
@@ -331,7 +324,9 @@ class TrainStep(Benchmark):
     def _make_verifier(self) -> Verifier:
         spec = self.spec
         order: Sequence[int] = ()
-        if spec.pipeline is not None and spec.ranks == spec.dims.pp:
+        has_balance_loss = spec.moe is not None and spec.moe.aux > 0
+        # A balance loss is weighted before it is summed, which rounds in another order.
+        if spec.pipeline is not None and spec.ranks == spec.dims.pp and not has_balance_loss:
             order = pipeline_stages.find_gradient_order(spec.pipeline.order, self._world.rank)
         gather_gradients = None
         if isinstance(self.optimizer, DistributedOptimizer):

@@ -63,9 +63,7 @@ def raise_capacity(step: TrainStep) -> None:
 
 def forget_balance(step: TrainStep) -> None:
     for mixture in find_moe_layers(step.model):
-        mixture.register_forward_hook(
-            lambda module, args, out: setattr(module, "aux_loss", None)
-        )
+        mixture.aux_weight = 0.0
 
 
 def forget_partial_sums(step: TrainStep) -> None:

@@ -14,7 +14,6 @@ from parbench.workloads.expert_parallel.moe_layer import (
     ReferenceMoeLayer,
     compute_balance_loss,
     find_moe_layers,
-    pop_aux_loss,
     replace_ffns_with_moe,
     weigh_experts,
 )
@@ -22,7 +21,6 @@ from parbench.workloads.expert_parallel.step_routing import draw_experts
 from parbench.workloads.model.shapes import Shape
 from parbench.workloads.model.transformer import (
     Transformer,
-    draw_tokens,
     initialize,
     make_meta_model,
 )
@@ -143,19 +141,6 @@ def test_balance_loss() -> None:
     uneven_routes = torch.tensor([[0, 1]] * 8)
     expected = 4 * (0.5 * 0.7 + 0.5 * 0.1)
     assert float(compute_balance_loss(scores, uneven_routes)) == pytest.approx(expected)
-
-
-def test_aux_loss_is_mean_over_layers() -> None:
-    model = make_model(make_small_moe(aux=0.5))
-    tokens = draw_tokens(GPT, BATCH, 0, 0)
-    model(tokens[:, :-1])
-    losses = []
-    for mixture in find_moe_layers(model):
-        assert mixture.aux_loss is not None
-        losses.append(float(mixture.aux_loss.detach()))
-    loss = pop_aux_loss(model)
-    assert float(loss.detach()) == pytest.approx(0.5 * sum(losses) / 2)
-    assert pop_aux_loss(model) == 0.0  # the layers forget their losses
 
 
 def test_timed_rows_wait_twice_as_long_backward() -> None:
