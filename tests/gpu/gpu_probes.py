@@ -186,7 +186,7 @@ def sleeping() -> None:
             with waiter.taking(WAIT_SECONDS):
                 pass
 
-        errors.append(measure_device_seconds(wait, spin=False) / WAIT_SECONDS - 1)
+        errors.append(measure_device_seconds(wait) / WAIT_SECONDS - 1)
     figure = f"{min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MHz from idle clocks"
     report("bare spin calibration", True, figure, max(rates) / min(rates))
     largest = max(errors, key=abs)

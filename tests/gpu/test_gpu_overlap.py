@@ -148,6 +148,7 @@ def test_stream_moments_lie_on_host_clock() -> None:
 def test_simulated_compute_lasts_as_requested(seconds: float) -> None:
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    spin(0.002)  # The host launches the measured wait while the device is busy with this one.
     start.record()
     spin(seconds)
     end.record()
