@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from parbench.bench.command_line import RunPath, format_option
+from parbench.bench.command_line import GroupedCommand, RunPath, format_option
 from parbench.bench.commands import AppHooks
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ Exit codes: 0 fine; 2 bad input, or a step that does not fit into memory.
 """
 
 
-def _format_examples(*examples: str) -> str:
+def _format_examples(*examples: str, settings: str = "") -> str:
     lines = [f"  parbench plan {example}" for example in examples]
-    return "\n".join(["\b", "Examples:", *lines]) + "\n" + _EXIT_CODES
+    texts = [settings, "\n".join(["\b", "Examples:", *lines, ""]), _EXIT_CODES]
+    return "\n".join(text for text in texts if text)
 
 
 def _combine(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -52,6 +53,47 @@ _MODEL_OPTIONS = _combine(
         help="Tokens in a sequence; default: that of the model.",
     ),
 )
+_SETTINGS: dict[str, "click.ParamType[Any]"] = {
+    "schedule": click.STRING,
+    "chunks": _COUNT,
+    "split": click.STRING,
+    "microbatches": _COUNT,
+    "cp_method": click.STRING,
+    "precision": click.STRING,
+    "zero": click.IntRange(0, 3),
+    "state": click.STRING,
+}
+_SETTINGS_HELP = """\b
+Names of --set:
+  schedule=NAME         order of a pipeline: 1f1b, interleaved, zb_h1, ...
+  chunks=N              stages per rank; default: those of the schedule
+  split=N+N+...         layers of each stage; default: as equal as possible
+  microbatches=N        per data rank, instead of --global-batch; default: 1,
+                        or 4 per stage
+  cp_method=NAME        zigzag, allgather_kv, ulysses, usp or ring
+  precision=DTYPE       bfloat16 (default, with float32 master weights) or
+                        float32
+  zero=STAGE            ZeRO: 0 or 1 over dp, 2 or 3 over fsdp
+  state=KIND=DTYPE,...  parameters, gradients, moments, master; default: 16
+                        bytes per parameter
+"""
+
+
+class SettingType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """A setting of the step as ``NAME=VALUE``, converted by the type of the name."""
+
+    name = "NAME=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Return the name and the converted value."""
+        name, equals, text = value.partition("=")
+        if not equals or name not in _SETTINGS:
+            self.fail(f"{value!r} is not NAME=VALUE. Names: {', '.join(_SETTINGS)}.", param, ctx)
+        return name, _SETTINGS[name].convert(text, param, ctx)
+
+
 _STEP_OPTIONS = _combine(
     click.option("--microbatch", type=_COUNT, help="Sequences in a microbatch."),
     click.option(
@@ -60,36 +102,21 @@ _STEP_OPTIONS = _combine(
         help="Sequences in a step; default of a search: one per GPU.",
     ),
     click.option(
-        "--precision",
-        default="bfloat16",
-        show_default=True,
-        help="bfloat16 (with float32 master weights) or float32.",
-    ),
-    click.option(
-        "--state",
-        default="",
-        metavar="KIND=DTYPE,...",
-        help="Dtypes of parameters, gradients, moments, master; default: 16 bytes per parameter.",
-    ),
-    click.option(
         "--checkpointing",
         default="",
         metavar="HOW",
         help="Activation recomputation: none, selective, full or full:K.",
     ),
-    click.option("--schedule", default="", help="Pipeline schedule: 1f1b, interleaved, zb_h1, ..."),
     click.option(
-        "--chunks", type=_COUNT, help="Pipeline stages per rank; default: that of the schedule."
-    ),
-    click.option(
-        "--cp-method",
-        default="",
-        help="Context-parallel method: zigzag, allgather_kv, ulysses, usp or ring.",
-    ),
-    click.option(
-        "--zero", type=click.IntRange(0, 3), help="ZeRO stage: 0 or 1 over dp, 2 or 3 over fsdp."
+        "--set",
+        "settings",
+        type=SettingType(),
+        multiple=True,
+        help="Another setting of the step, by the names of parbench run; see below.",
     ),
 )
+_STEP_NAMES = ("microbatch", "global_batch", "checkpointing", "settings")
+_OUTPUT_NAMES = ("explain", "form", "output")
 _HARDWARE_OPTION = click.option(
     "--hardware",
     default="",
@@ -99,7 +126,7 @@ _HARDWARE_OPTION = click.option(
 _MACHINE_OPTIONS = _combine(
     _HARDWARE_OPTION,
     click.option(
-        "--fits",
+        "--links",
         metavar="RUN",
         type=RunPath(),
         help="Take the speed of links from the collectives that a run measured.",
@@ -155,7 +182,14 @@ def plan() -> None:
         "search --model llama3-70b --gpus 64 --global-batch 512",
         "search --model llama3-70b --gpus 64 -o plan.html    a page with a timeline",
         "search --model Qwen3-32B/config.json --gpus 64 --sequence 4096",
+        settings=_SETTINGS_HELP,
     ),
+    cls=GroupedCommand,
+    option_groups={
+        "Model and cluster": ("model", "sequence", "gpus", "hardware", "links", "calibrate"),
+        "Step": _STEP_NAMES,
+        "Output": ("top", *_OUTPUT_NAMES),
+    },
 )
 @_MODEL_OPTIONS
 @click.option("--gpus", type=click.IntRange(min=1), required=True, help="Number of GPUs.")
@@ -183,8 +217,15 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
     name="mesh",
     epilog=_format_examples(
         "mesh --model llama3-70b --mesh dp=8,fsdp=4,pp=4,tp=8 --explain",
-        "mesh --model tiny --mesh dp=2,tp=4 --precision float32 --fits latest",
+        "mesh --model tiny --mesh dp=2,tp=4 --set precision=float32 --links latest",
+        settings=_SETTINGS_HELP,
     ),
+    cls=GroupedCommand,
+    option_groups={
+        "Model and cluster": ("model", "sequence", "mesh", "hardware", "links", "calibrate"),
+        "Step": _STEP_NAMES,
+        "Output": _OUTPUT_NAMES,
+    },
 )
 @_MODEL_OPTIONS
 @click.option(
@@ -192,18 +233,6 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
     required=True,
     metavar="AXIS=SIZE,...",
     help="Sizes of dp, fsdp, pp, cp, tp, outermost first, and of ep and etp inside them.",
-)
-@click.option(
-    "--microbatches",
-    type=click.IntRange(min=0, max=1 << 16),
-    default=0,
-    help="Microbatches per data rank, instead of --global-batch; default: 1, or 4 per stage.",
-)
-@click.option(
-    "--split",
-    default="",
-    metavar="N+N+...",
-    help="Layers of each pipeline stage; default: as equal as possible.",
 )
 @_STEP_OPTIONS
 @_MACHINE_OPTIONS
@@ -220,17 +249,17 @@ def predict_mesh(context: click.Context, /, **options: Any) -> None:
     output.write(context, answer)
 
 
-@plan.command(epilog=_format_examples("validate latest", "validate RUN4 --fits RUN2"))
+@plan.command(epilog=_format_examples("validate latest", "validate RUN4 --links RUN2"))
 @click.argument("run", type=RunPath())
 @click.option(
-    "--fits",
+    "--links",
     metavar="RUN",
     type=RunPath(),
     help="Take the speed of links from the collectives of another run.",
 )
 @format_option(type=click.Choice(("tables", "json")), default="tables")
 @click.pass_context
-def validate(context: click.Context, run: Path, fits: Path | None, form: str) -> None:
+def validate(context: click.Context, run: Path, links: Path | None, form: str) -> None:
     """Compare predictions with the measured steps of RUN, and write RUN/plan.json."""
     from parbench.bench.files import encode_json, write_output
     from parbench.bench.results.details import PLAN_FILE
@@ -238,7 +267,7 @@ def validate(context: click.Context, run: Path, fits: Path | None, form: str) ->
     from parbench.workloads.planner.measured.validate import make_validation_document
     from parbench.workloads.planner.measured.validate import validate as compare_steps
 
-    validation = compare_steps(load_run(run), load_run(fits) if fits else None)
+    validation = compare_steps(load_run(run), load_run(links) if links else None)
     content = encode_json(validation)
     write_output(run / PLAN_FILE, content)
     if form == "tables":
@@ -286,8 +315,10 @@ def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOption
 
     from parbench.workloads.planner.plan_command import MachineOptions, StepOptions
 
+    options.update(options.pop("settings"))
+
     def pop_fields(kind: type[Any]) -> Any:
-        values = {field.name: options.pop(field.name) for field in fields(kind)}
+        values = {field.name: options.pop(field.name, None) for field in fields(kind)}
         # Options that are not given have the default of the class.
         return kind(**{name: value for name, value in values.items() if value is not None})
 

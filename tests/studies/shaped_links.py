@@ -3,7 +3,7 @@
     python -m tests.studies.shaped_links FOLDER [--link 200mbit]
 
 Collectives are measured on two nodes of a Slurm cluster on this machine, then steps on four nodes.
-Their compute is simulated, so that its time is known. ``parbench plan validate STEPS --fits
+Their compute is simulated, so that its time is known. ``parbench plan validate STEPS --links
 COLLECTIVES`` predicts each step from the fits at two nodes. It takes about 20 minutes on a quiet
 machine. Runs stay in FOLDER and are not measured again.
 """
@@ -80,7 +80,7 @@ def read_predictions(folder: Path) -> list[tuple[str, float, float]]:
     """Return the label of each step, its predicted and its measured seconds."""
     [two] = (folder / "two").glob("2*")
     [four] = (folder / "four").glob("2*")
-    command = [PARBENCH, "plan", "validate", str(four), "--fits", str(two), "--format=json"]
+    command = [PARBENCH, "plan", "validate", str(four), "--links", str(two), "--format=json"]
     completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     predictions = []
     for row in json.loads(completed.stdout)["rows"]:

@@ -58,7 +58,7 @@ def describe_plan(line: str) -> str:
     options: dict[str, Any] = dict(setting.split("=") for setting in settings)
     if "sequence" in options:
         options["sequence"] = int(options["sequence"])
-    spec, _ = build_step_on_mesh(StepOptions(model=model, **options), mesh, 0, "")
+    spec, _ = build_step_on_mesh(StepOptions(model=model, **options), mesh)
     run = dry_run(spec, PRESETS["h100"])
     memory = {**asdict(run.fullest.memory), "total": run.fullest.memory.total}
     lines = [

@@ -60,6 +60,8 @@ class StepOptions:
     chunks: int = 0
     cp_method: str = ""
     zero: int | None = None
+    microbatches: int = 0  # of a single mesh, as is ``split``
+    split: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class MachineOptions:
     """The hardware of a plan as the user gives it."""
 
     hardware: str = ""
-    fits: Path | None = None
+    links: Path | None = None
     calibrate: tuple[Path, ...] = ()
 
 
@@ -97,6 +99,9 @@ def answer_search(
     is_page: bool = False,
 ) -> Answer:
     """Return the ranked meshes. Raises ``UserError`` if no mesh fits."""
+    for name in ("microbatches", "split"):
+        if getattr(options, name):
+            raise UserError(f"--set {name} is for one mesh: use parbench plan mesh")
     step, notes = build_step(options)
     machine = load_machine(machine_options)
     request = SearchRequest(
@@ -129,13 +134,11 @@ def answer_mesh(
     machine_options: MachineOptions,
     *,
     mesh: str,
-    microbatches: int = 0,
-    split: str = "",
     explain: bool = False,
     is_page: bool = False,
 ) -> Answer:
     """Return the prediction of one mesh. Raises ``UserError`` if it breaks a rule."""
-    spec, notes = build_step_on_mesh(options, mesh, microbatches, split)
+    spec, notes = build_step_on_mesh(options, mesh)
     machine = load_machine(machine_options)
     run = dry_run(spec, machine.hardware, seconds=machine.seconds)
     problem = "" if run.fits else explain_too_large(run)
@@ -188,20 +191,19 @@ def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:
     return replace(step, state=widths), (*model.notes, note)
 
 
-def build_step_on_mesh(
-    options: StepOptions, mesh: str, microbatches: int, split: str
-) -> tuple[StepSpec, tuple[str, ...]]:
+def build_step_on_mesh(options: StepOptions, mesh: str) -> tuple[StepSpec, tuple[str, ...]]:
     """Return the step on a mesh.
 
     By default a pipeline has four microbatches per rank, and stages as equal as possible.
     """
-    if microbatches and options.global_batch:
-        raise UserError("--microbatches and --global-batch exclude each other: leave out one")
+    if options.microbatches and options.global_batch:
+        raise UserError("--set microbatches and --global-batch exclude each other: leave out one")
     step, notes = build_step(options)
     dims = ParallelDims.parse(mesh)
     default = 4 * dims.pp if dims.pp > 1 else 1
-    spec = replace(place_step(step, dims), microbatches=microbatches or default)
+    spec = replace(place_step(step, dims), microbatches=options.microbatches or default)
     schedule = spec.pipeline_options.schedule
+    split = options.split
     if not split and dims.pp > 1 and spec.shape.layers % spec.pipeline_size.num_stages:
         split = balance_layers(spec.shape, spec.moe, dims.pp, spec.stages_per_rank, schedule)
     spec = spec.with_pipeline(split=split)
@@ -218,34 +220,34 @@ def apply_zero(spec: StepSpec, stage: int | None) -> StepSpec:
         return spec
     fsdp = spec.dims.fsdp
     if stage > 1 and fsdp == 1:
-        raise UserError(f"--zero({stage}) needs fsdp > 1, such as --mesh fsdp={spec.ranks}")
+        raise UserError(f"--set zero={stage} needs fsdp > 1, such as --mesh fsdp={spec.ranks}")
     if stage <= 1 and fsdp > 1:
-        raise UserError(f"--zero({stage}) is not allowed with fsdp({fsdp}): use dp instead")
+        raise UserError(f"--set zero={stage} is not allowed with fsdp({fsdp}): use dp instead")
     return replace(spec, zero1="distributed" if stage == 1 else "", reshard=stage != 2)
 
 
 def check_options(options: StepOptions) -> None:
     find_schedule(options.schedule or DEFAULT_SCHEDULE)
     for name, text, allowed in (
-        ("cp-method", options.cp_method or "zigzag", CONTEXT_METHODS),
-        ("precision", options.precision, PRECISIONS),
+        ("set cp_method", options.cp_method or "zigzag", CONTEXT_METHODS),
+        ("set precision", options.precision, PRECISIONS),
     ):
         if text not in allowed:
-            raise UserError(f"--{name} {text!r} is not {format_choices(allowed, text)}")
+            raise UserError(f"--{name}={text}: {text!r} is not {format_choices(allowed, text)}")
 
 
 def load_machine(options: MachineOptions) -> PlannedMachine:
     """Return declared hardware, or with the links and efficiencies that runs measured.
 
-    ``fits`` is a run whose collectives give the time of calls. ``calibrate`` are runs whose steps
+    ``links`` is a run whose collectives give the time of calls. ``calibrate`` are runs whose steps
     give efficiencies and, without the other options, also the machine and its links.
     """
     hardware = hardware_of(options.hardware or DEFAULT_HARDWARE)
     seconds: Seconds | None = None
     notes: tuple[str, ...] = ()
     runs = [load_run(path) for path in options.calibrate]
-    if options.fits is not None:
-        run = load_run(options.fits)
+    if options.links is not None:
+        run = load_run(options.links)
         hardware, notes = hardware_of_run(run, hardware)
         seconds = by_curves(curves_of(run))
     elif runs and not options.hardware:

@@ -1,4 +1,4 @@
-"""The bytes of an element of each kind of model state, as ``--state`` names them. Pure."""
+"""The bytes of an element of each kind of model state, as ``--set state=`` names them. Pure."""
 
 from dataclasses import fields, replace
 
@@ -19,13 +19,13 @@ def parse_widths(text: str, default: Widths) -> Widths:
     for part in filter(None, text.split(",")):
         kind, _, dtype = part.partition("=")
         if kind not in kinds:
-            raise UserError(f"--state {part!r}: {kind!r} is not {format_choices(kinds, kind)}")
+            raise UserError(f"--set state={part}: {kind!r} is not {format_choices(kinds, kind)}")
         dtypes = dict(STATE_DTYPES)
         if kind == "master":
             dtypes["none"] = 0
         if dtype not in dtypes:
             allowed = format_choices(dtypes, dtype)
-            raise UserError(f"--state {part!r}: {dtype!r} is not {allowed}")
+            raise UserError(f"--set state={part}: {dtype!r} is not {allowed}")
         widths[kind] = dtypes[dtype]
     return replace(default, **widths)
 

@@ -45,7 +45,7 @@ def test_plan_of_too_large_step_exits_with_2(plan_command: PlanCommand) -> None:
             "mesh --model llama3-8b --mesh fsdp=8 --checkpointing full --explain",
             "arXiv 1910.02054",
         ),
-        ("search --model tiny --gpus 2 --schedule 1f1b", "global batch 2"),
+        ("search --model tiny --gpus 2 --set schedule=1f1b", "global batch 2"),
         ("guide", "2 * Psi * g * r"),
         ("guide --model mixtral-8x7b --gpus 16 --format=json", '"strategy":"DDP"'),
         ("recipes", "arXiv 2412.19437"),
@@ -65,13 +65,13 @@ def test_plan_answers_on_stdout(plan_command: PlanCommand, arguments: str, text:
         ("mesh --model tiny", "--mesh"),
         ("mesh --mesh dp=2", "--model"),
         ("mesh --mesh tp=8 --model llama3-70", "'llama3-70b'"),
-        ("search --model tiny --gpus 8 --microbatches 4", "--microbatches"),
-        (f"{MESH} dp=2 --microbatches 2 --global-batch 4", "exclude each other"),
-        (f"{MESH} dp=2 --precision bf16", "--precision 'bf16'"),
-        (f"{MESH} dp=2 --schedule 1f2b", "'1f1b'"),
-        (f"{MESH} pp=2 --split 20+13", "33 layers"),
+        ("search --model tiny --gpus 8 --set microbatches=4", "parbench plan mesh"),
+        (f"{MESH} dp=2 --set microbatches=2 --global-batch 4", "exclude each other"),
+        (f"{MESH} dp=2 --set precision=bf16", "--set precision=bf16"),
+        (f"{MESH} dp=2 --set schedule=1f2b", "'1f1b'"),
+        (f"{MESH} pp=2 --set split=20+13", "33 layers"),
         (f"{MESH} dp=2 --microbatch 0", "--microbatch"),
-        (f"{MESH} dp=2 --zero 3", "--zero(3) needs fsdp > 1"),
+        (f"{MESH} dp=2 --set zero=3", "--set zero=3 needs fsdp > 1"),
         (f"{MESH} tp=16", "kv_heads(8) % tp(16) != 0"),
         ("validate absent", "absent"),
     ],
@@ -112,12 +112,12 @@ def test_plan_modules_import_nothing_heavy() -> None:
 def test_plan_default_microbatches(
     mesh: str, options: dict[str, Any], microbatches: int
 ) -> None:
-    spec, _ = build_step_on_mesh(StepOptions(model="llama3-8b", **options), mesh, 0, "")
+    spec, _ = build_step_on_mesh(StepOptions(model="llama3-8b", **options), mesh)
     assert spec.microbatches == microbatches
 
 
 def test_mesh_balances_uneven_stages() -> None:
-    spec, _ = build_step_on_mesh(StepOptions(model="deepseek-v3"), "pp=16,dp=128,ep=64", 0, "")
+    spec, _ = build_step_on_mesh(StepOptions(model="deepseek-v3"), "pp=16,dp=128,ep=64")
     layers = list(map(int, spec.pipeline_options.split.split("+")))
     assert sum(layers) == spec.shape.layers
     assert max(layers) - min(layers) <= 2
@@ -134,7 +134,7 @@ def test_plan_options_reach_the_step() -> None:
         checkpointing="full",
         zero=1,
     )
-    step, _ = build_step_on_mesh(options, "pp=2,cp=2", 0, "")
+    step, _ = build_step_on_mesh(options, "pp=2,cp=2")
     assert step.shape.sequence == 16384
     assert step.bytes_per_element == 4
     assert step.cp_method == "ulysses"
@@ -163,7 +163,7 @@ def test_plan_uses_and_validates_a_run(tmp_path: Path, plan_command: PlanCommand
     run = make_run(make_plan([record.case for record in records]), records, ENVIRONMENT)
     path = write_run(tmp_path / "run", run)
 
-    result = plan_command(f"mesh --model small-llama --mesh dp=2,tp=4 --fits {path}")
+    result = plan_command(f"mesh --model small-llama --mesh dp=2,tp=4 --links {path}")
     assert f"fits of {path}" in result.stdout
 
     validation = json.loads(plan_command(f"validate {path} --format=json").stdout)

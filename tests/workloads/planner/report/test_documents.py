@@ -72,7 +72,7 @@ def test_document_draws_pipeline(microbatches: int, num_drawn: int) -> None:
 def test_page_is_complete_offline(tmp_path: Path, plan_command: PlanCommand) -> None:
     page = tmp_path / "plan.html"
     result = plan_command(
-        "search --model llama3-8b --gpus 4 --global-batch 4 --microbatch 1 --schedule 1f1b "
+        "search --model llama3-8b --gpus 4 --global-batch 4 --microbatch 1 --set schedule=1f1b "
         f"--checkpointing full -o {page}"
     )
     assert result.exit_code == 0, result.output
