@@ -109,18 +109,13 @@ def report(
 @click.command(epilog="Example: parbench show --all latest")
 @click.argument("run", type=RunPath())
 @click.option("--all", "show_all", is_flag=True, help="Print all tables with all rows.")
-@click.option("--watch", is_flag=True, help="Follow a run until it ends.")
 @format_option(type=click.Choice(("tables", "json")), default="tables")
-def show(run: Path, show_all: bool, watch: bool, form: str) -> None:
+def show(run: Path, show_all: bool, form: str) -> None:
     """Print the results of a run in the terminal.
 
     RUN is the folder of a run, latest, or the folder of a sweep. The exit code is that of the run:
     0 fine, 1 a wrong result, 4 something did not run.
     """
-    if watch:
-        from parbench.reports.render.show import follow
-
-        click.get_current_context().exit(follow(run, show_all=show_all))
     from parbench.reports.render.show import build_report, show_again
 
     if form == "json":

@@ -1,9 +1,9 @@
 """The report of a run, of several runs, or of a plan: what renderers print."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from parbench.bench.results.tables import Column, Document, Section, Table
+from parbench.bench.results.tables import Column, Document, Section, Table, keep_known_columns
 from parbench.reports.analysis.labels import Fact
 from parbench.reports.analysis.verdicts import Problem, ReportVerdict
 from parbench.reports.figures.chart import Chart
@@ -16,6 +16,14 @@ _STATUS_MESSAGES = {
     "PUBLISHED": "the tables are quoted from the sources, nothing was predicted or measured",
     "VALIDATED": "predictions follow from formulas and fits, measurements from the steps of the run",
 }
+
+_PROBLEM_COLUMNS = (
+    Column("run", help="the run, and the point of a sweep that it measured"),
+    Column("case", is_result=True, help="what ran"),
+    Column("status", grade_key="status", is_result=True, help="its worst status"),
+    Column("repetitions", is_result=True, help="repetitions with it, of those planned"),
+    Column("reason", is_result=True, help="the reason, with ranks and their hosts"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +69,11 @@ class Report:
 
     @property
     def problem_table(self) -> Table:
-        return _make_problem_table("problems", "Wrong, hung or failed", self.problems)
+        return make_problem_table("problems", "Wrong, hung or failed", {"": self.problems})
 
     @property
     def not_measured_table(self) -> Table:
-        return _make_problem_table("not-measured", "Not measured", self.not_measured)
+        return make_problem_table("not-measured", "Not measured", {"": self.not_measured})
 
 
 def make_report_of_document(document: Document) -> Report:
@@ -85,12 +93,14 @@ def make_report_of_document(document: Document) -> Report:
     )
 
 
-def _make_problem_table(table_id: str, title: str, problems: Sequence[Problem]) -> Table:
-    columns = [
-        Column("case", is_result=True),
-        Column("status", grade_key="status", is_result=True),
-        Column("repetitions", is_result=True),
-        Column("reason", is_result=True),
+def make_problem_table(
+    table_id: str, title: str, problems: Mapping[str, Sequence[Problem]]
+) -> Table:
+    """Return a table of the problems of runs by their names. The only run has no name."""
+    rows = [
+        {"run": run or None, **vars(problem)}
+        for run, run_problems in problems.items()
+        for problem in run_problems
     ]
-    rows = [vars(problem) for problem in problems]
-    return Table(table_id, title, columns=columns, rows=rows)
+    columns = keep_known_columns(_PROBLEM_COLUMNS, rows)
+    return Table(table_id, title, caption="by run", columns=columns, rows=rows)

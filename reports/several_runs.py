@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
+from parbench.reports.analysis.labels import group_by_text
 from parbench.reports.analysis.verdicts import describe_emulations, judge_run, list_problems
 from parbench.reports.one_run import describe_run
-from parbench.reports.report import Report
+from parbench.reports.report import Report, make_problem_table
 from parbench.reports.run_set import RunSet
 from parbench.reports.tables.scaling import make_node_scaling_section, make_rank_scaling_section
 from parbench.reports.tables.side_by_side import (
@@ -24,13 +25,6 @@ _RUN_COLUMNS = (
     Column("hosts", help="host names of the nodes"),
     Column("verdicts", help="correctness, completeness and noise"),
     Column("setup", help="what ran, where and on what"),
-)
-_PROBLEM_COLUMNS = (
-    Column("run", help="the run, and the point of a sweep that it measured"),
-    Column("case", help="what ran"),
-    Column("status", help="its worst status"),
-    Column("repetitions", help="repetitions with it, of those planned"),
-    Column("reason", help="the reason, with ranks and their hosts"),
 )
 _DIFFERENCE_COLUMNS = (
     Column("fact", help="a recorded fact or a parameter"),
@@ -103,32 +97,23 @@ def _make_runs_section(run_set: RunSet) -> Section:
 
 
 def _make_problem_section(run_set: RunSet) -> Section | None:
-    rows = [
+    table = make_problem_table(
+        "problems-table",
+        "Wrong, hung or failed",
         {
-            "run": f"{run.name}: {run.point.name}" if run.point else run.name,
-            "case": problem.case,
-            "status": problem.status,
-            "repetitions": problem.repetitions,
-            "reason": problem.reason,
-        }
-        for run in run_set.runs
-        for problem in list_problems(run.data)
-    ]
-    if not rows:
-        return None
-    title = "Wrong, hung or failed"
-    table = Table("problems-table", title, caption="by run", columns=_PROBLEM_COLUMNS, rows=rows)
-    return Section("problems", title, tables=[table])
+            f"{run.name}: {run.point.name}" if run.point else run.name: list_problems(run.data)
+            for run in run_set.runs
+        },
+    )
+    return Section("problems", table.title, tables=[table]) if table.rows else None
 
 
 def _make_difference_section(run_set: RunSet) -> Section:
     """Return the facts that differ, each value with its runs."""
     rows = []
     for fact, texts in run_set.differences.items():
-        numbers: dict[str, list[int]] = {}
-        for number, text in enumerate(texts, start=1):
-            numbers.setdefault(text, []).append(number)
-        values = [f"{text} (run {format_cpus(runs)})" for text, runs in numbers.items()]
+        runs_by_text = group_by_text({number: [text] for number, text in enumerate(texts, start=1)})
+        values = [f"{text} (run {format_cpus(runs)})" for text, runs in runs_by_text.items()]
         rows.append({"fact": fact, "values": "; ".join(values)})
     table = Table(
         "differences-table",
@@ -150,12 +135,9 @@ def _merge_notes(
     runs: Sequence[Run], list_notes: Callable[[Run], tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Return each note of several runs once, with the numbers of the runs that have it."""
-    numbers_by_note: dict[str, list[int]] = {}
-    for number, run in enumerate(runs, start=1):
-        for note in list_notes(run):
-            numbers_by_note.setdefault(note, []).append(number)
+    notes_by_run = {number: list_notes(run) for number, run in enumerate(runs, start=1)}
     notes = []
-    for note, numbers in numbers_by_note.items():
+    for note, numbers in group_by_text(notes_by_run).items():
         noun = "Run" if len(numbers) == 1 else "Runs"
         prefix = "All runs" if len(numbers) == len(runs) else f"{noun} {format_cpus(numbers)}"
         notes.append(f"{prefix}: {note}")

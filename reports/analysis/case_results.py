@@ -134,6 +134,15 @@ class CaseResult:
             return "ok"
         return "wrong" if self.check.wrong is None else f"{self.check.wrong} wrong"
 
+    def make_key(self, *without: str) -> object:
+        """Return a key that is equal for results which differ at most in these parameters.
+
+        ``case`` leaves out the name of the case.
+        """
+        values = {"case": (self.case.name, self.case.target), **self.case.params}
+        settings = {name: value for name, value in values.items() if name not in without}
+        return self.world, self.num_ranks, frozenset(settings.items())
+
     def value(self, name: str) -> float | None:
         """Return a metric's value over repetitions, None if it is unknown."""
         metric = self.metrics.get(name)
@@ -151,6 +160,14 @@ class CaseResult:
 
 def _merge_equal(values: list[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else values
+
+
+def group_results(results: Iterable[CaseResult], *without: str) -> list[list[CaseResult]]:
+    """Return the results in groups that differ at most in these parameters."""
+    groups: dict[object, list[CaseResult]] = {}
+    for result in results:
+        groups.setdefault(result.make_key(*without), []).append(result)
+    return list(groups.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,12 @@
 All comparisons are paired by repetition, and corrected for their number (false discovery rate).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult, group_results
 from parbench.reports.analysis.labels import label_differences
 from parbench.reports.analysis.operations import GROUP_PARAMS
 from parbench.reports.run_data import RunData
@@ -20,9 +19,6 @@ from parbench.reports.stats import (
     estimate_paired_effect,
     select_discoveries,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _OWN_TABLES = ("size_bytes", "dtype", "mode", "background", "source", "target", "mesh")
 """Parameters that other tables and figures compare."""
@@ -71,15 +67,21 @@ def compare_settings(data: RunData) -> list[Comparison]:
 
 
 def _compare(data: RunData, params: Sequence[str]) -> list[Comparison]:
-    cases = data.cases[data.cases["seconds"].notna()]
+    """Compare cases that differ in one parameter only with their base.
+
+    The base has the default value, which a case does not list. Otherwise it is the first case.
+    """
     effects = []
     for param in params:
-        for base, result in _list_pairs(cases, param):
-            effect = estimate_paired_effect(
-                base.by_repetition(base.headline), result.by_repetition(base.headline)
-            )
-            if effect is not None:
-                effects.append((param, base, result, effect))
+        for results in group_results(data.measured, param):
+            with_default = [result for result in results if param not in result.case.params]
+            base = (with_default or results)[0]
+            for result in results:
+                effect = estimate_paired_effect(
+                    base.by_repetition(base.headline), result.by_repetition(base.headline)
+                )
+                if effect is not None and result is not base:
+                    effects.append((param, base, result, effect))
     discoveries = select_discoveries([effect.p_value for *_, effect in effects])
     return [
         Comparison(
@@ -87,26 +89,6 @@ def _compare(data: RunData, params: Sequence[str]) -> list[Comparison]:
         )
         for (param, base, result, effect), is_significant in zip(effects, discoveries, strict=True)
     ]
-
-
-def _list_pairs(cases: "pd.DataFrame", param: str) -> Iterator[tuple[CaseResult, CaseResult]]:
-    """Yield the base case and another one, of cases that differ in this parameter only.
-
-    The base has the default value, which a case does not list. Otherwise it is the first case.
-    """
-    column = f"param_{param}"
-    if column not in cases:
-        return
-    params = [str(name) for name in cases if str(name).startswith("param_") and name != column]
-    setting = ["name", "world_size", "nodes", *params]
-    with_peers = cases[cases.duplicated(setting, keep=False)]
-    for _, group in with_peers.groupby(setting, sort=False, dropna=False):
-        results = list(group["result"])
-        with_default = [result for result in results if param not in result.case.params]
-        base = (with_default or results)[0]
-        for result in results:
-            if result is not base:
-                yield base, result
 
 
 def describe_settings(data: RunData) -> list[str]:

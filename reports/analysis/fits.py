@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from parbench.bench.results.fit import METHOD, CurveFit, CurvePoint, describe_intervals, fit_curve
 from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.runs import Run
-from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult, group_results
 
 LINK, COPY, NVLINK, PCIE = "link", "copy", "nvlink", "pcie"
 _REFERENCES = {
@@ -93,8 +93,13 @@ def fit_curves(
     results: Sequence[CaseResult], ceiling: Ceiling | None
 ) -> tuple[OperationCurve, ...]:
     """Return a fit for each operation, settings and ranks that have enough sizes."""
+    timed = [
+        result
+        for result in results
+        if result.is_communication and get_size(result) and result.value("time")
+    ]
     curves = []
-    for group in _group_by_operation(results):
+    for group in group_results(timed, "size_bytes"):
         rows = sorted(group, key=get_size)
         fit = fit_curve(make_points(rows))
         if fit:
@@ -103,19 +108,6 @@ def fit_curves(
                 OperationCurve(rows=tuple(rows), fit=fit, busbw_factor=factor, ceiling=ceiling)
             )
     return tuple(curves)
-
-
-def _group_by_operation(results: Sequence[CaseResult]) -> list[list[CaseResult]]:
-    """Return the communication with a known time in groups that differ only in size."""
-    groups: dict[object, list[CaseResult]] = {}
-    for result in results:
-        if not result.is_communication or not get_size(result) or not result.value("time"):
-            continue
-        case = result.case
-        settings = {name: value for name, value in case.params.items() if name != "size_bytes"}
-        key = (case.name, case.target, result.world, frozenset(settings.items()))
-        groups.setdefault(key, []).append(result)
-    return list(groups.values())
 
 
 def _find_busbw_factor(rows: Sequence[CaseResult]) -> float | None:

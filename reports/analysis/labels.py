@@ -1,12 +1,14 @@
 """Short names of cases, and the facts of an environment as text."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.formatting import UNKNOWN, format_case_size, to_single_line
 from parbench.reports.analysis.case_results import CaseResult
 
+K = TypeVar("K")
 AXES = ("size_bytes", "dtype", "mode")
 """The parameters of communication that have a column, an axis or a figure of their own."""
 
@@ -32,7 +34,14 @@ def label_differences(results: Sequence[CaseResult], without: Iterable[str] = ()
 
     ``without`` are parameters to leave out.
     """
-    differing = _find_differing_params(results)
+    first_params: dict[str, Mapping[str, Any]] = {}
+    differing: dict[str, set[str]] = defaultdict(set)
+    for result in results:
+        params = result.case.params
+        first = first_params.setdefault(result.case.name, params)
+        differing[result.case.name].update(
+            name for name in {*first, *params} if first.get(name) != params.get(name)
+        )
     labels = {}
     for result in results:
         case = result.case
@@ -48,38 +57,31 @@ def label_cases(results: Sequence[CaseResult]) -> dict[str, str]:
     their name differ, and the kind of benchmark if there are several, such as ``workload.``.
     """
     steps = [result for result in results if not result.is_communication]
-    differing = _find_differing_params(steps)
     has_one_kind = len({step.kind for step in steps}) == 1
-    labels = {}
-    for result in results:
-        case = result.case
-        if result.is_communication:
-            labels[case.id] = label_communication(case)
-        else:
-            name = case.short_name if has_one_kind else case.name
-            labels[case.id] = _join(name, case, differing[case.name])
-    return labels
-
-
-def _find_differing_params(results: Sequence[CaseResult]) -> dict[str, set[str]]:
-    """Return by name of the case the parameters that do not have one value in all its cases."""
-    params_by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for result in results:
-        params_by_name.setdefault(result.case.name, []).append(result.case.params)
-    return {name: _find_differing(params) for name, params in params_by_name.items()}
-
-
-def _find_differing(mappings: Sequence[Mapping[str, Any]]) -> set[str]:
-    first = mappings[0]
-    names = set[str]().union(*mappings)
-    return {
-        name for name in names if any(mapping.get(name) != first.get(name) for mapping in mappings)
+    labels = {
+        result.case.id: label_communication(result.case)
+        for result in results
+        if result.is_communication
     }
+    differences = label_differences(steps)
+    for step in steps:
+        name = step.case.short_name if has_one_kind else step.case.name
+        labels[step.case.id] = f"{name} {differences[step.case.id]}".strip()
+    return labels
 
 
 def _join(name: str, case: Case, params: Collection[str]) -> str:
     settings = [f"{param}={value}" for param, value in case.params.items() if param in params]
     return to_single_line(" ".join([name, *settings]))
+
+
+def group_by_text(texts: Mapping[K, Iterable[str]]) -> dict[str, list[K]]:
+    """Return the owners of each text, such as the runs that have a note."""
+    owners: dict[str, list[K]] = {}
+    for owner, own_texts in texts.items():
+        for text in own_texts:
+            owners.setdefault(text, []).append(owner)
+    return owners
 
 
 Fact = tuple[str, str]
@@ -104,9 +106,7 @@ def list_environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
     """Return the leaves of an environment; pairs of ranks with the same links are one fact."""
     locality = environment.get("locality") or {}
     facts = flatten({name: value for name, value in environment.items() if name != "locality"})
-    pairs_by_link: dict[str, list[str]] = {}
-    for pair, link in locality.items():
-        pairs_by_link.setdefault(_format_value(link), []).append(pair)
+    pairs_by_link = group_by_text({pair: [_format_value(link)] for pair, link in locality.items()})
     for link, pairs in pairs_by_link.items():
         names = ", ".join(pairs[:MAX_NAMED_PAIRS])
         if len(pairs) > MAX_NAMED_PAIRS:

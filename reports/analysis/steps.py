@@ -4,7 +4,7 @@ The parts are measured in a profiled step, to whose wall time they add up togeth
 residual.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from parbench.bench.results.details import (
     MeshDetails,
     read_details,
 )
+from parbench.bench.results.formatting import format_bytes
 from parbench.bench.results.tables import SortedText, is_missing
 from parbench.bench.text import format_size
 from parbench.reports.analysis.case_results import CaseResult
@@ -76,13 +77,6 @@ def find_details(result: CaseResult, kind: type[T]) -> tuple[int, T | str]:
         if details is not None:
             return record.repetition, details
     return 0, ""
-
-
-def make_group_key(row: StepRow, varied_params: Collection[str]) -> object:
-    """Return a key that is equal for steps which differ at most in some parameters."""
-    case = row["result"].case
-    params = {name: value for name, value in case.params.items() if name not in varied_params}
-    return case.name, frozenset(params.items())
 
 
 def get_axis_values(step: CaseResult, metric: str) -> dict[str, float | None]:
@@ -166,7 +160,7 @@ class PredictedCommunication:
     """The time of a step's calls one after another, None if an operation has no fit."""
 
     seconds: float | None
-    notes: tuple[str, ...]
+    notes: Sequence[str]
 
 
 def predict_communication(
@@ -194,17 +188,15 @@ def predict_communication(
         high = get_size(slowest.rows[-1])
         if not low <= call.num_bytes <= high:
             measured = f"{format_size(low)} to {format_size(high)} were measured"
-            size = format_size(call.num_bytes)
+            size = format_bytes(call.num_bytes)
             extrapolated.append(f"{call.description}, {size} per call ({measured})")
-    notes = [f"no blocking float32 fit predicts {call}" for call in dict.fromkeys(missing)]
-    notes += [
-        f"predicted communication is extrapolated for {call}"
-        for call in dict.fromkeys(extrapolated)
-    ]
-    return PredictedCommunication(
-        seconds=None if missing else seconds,
-        notes=tuple(notes),
-    )
+    notes = []
+    if missing:
+        notes.append(f"no blocking float32 fit predicts {'; '.join(dict.fromkeys(missing))}")
+    if extrapolated:
+        calls_text = "; ".join(dict.fromkeys(extrapolated))
+        notes.append(f"predicted communication is extrapolated for {calls_text}")
+    return PredictedCommunication(seconds=None if missing else seconds, notes=notes)
 
 
 def get_calls(step: CaseResult) -> tuple[CountedCall, ...] | None:

@@ -1,11 +1,11 @@
 """Evidence about the links, groups and operations of a run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
 from parbench.bench.results.formatting import format_case_size
-from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.case_results import CaseResult, group_results
 from parbench.reports.analysis.fits import OperationCurve, get_size
 from parbench.reports.analysis.labels import label_communication, label_operation
 from parbench.reports.findings.commands import build_case_command
@@ -13,8 +13,9 @@ from parbench.reports.findings.evidence import Rates, TimeComparison
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import Repetitions, estimate_paired_effect
 
-COMPOSITES = dict.fromkeys(("reduce_scatter", "all_gather", "broadcast", "reduce"), "all_reduce")
-"""Operations, each with one that does the same work and more."""
+COMPOSITE = "all_reduce"
+PARTS_OF_COMPOSITE = ("reduce_scatter", "all_gather", "broadcast", "reduce")
+"""Operations whose work the composite includes."""
 LINK_PARAMS = ("source", "target")
 
 
@@ -22,7 +23,7 @@ def collect_rates(data: RunData) -> Iterator[Rates]:
     """Yield the bandwidths of links by distance, of all links of a rank, and of groups."""
     known = [result for result in data.measured if result.value("busbw")]
     links = [result for result in known if result.case.name == "p2p.matrix"]
-    for results in _group_without(links, LINK_PARAMS):
+    for results in group_results(links, *LINK_PARAMS):
         command = "parbench slurm screen"
         if data.nodes is None:
             command = _build_command(data, results[0], without=LINK_PARAMS, repetitions=5)
@@ -44,7 +45,7 @@ def collect_rates(data: RunData) -> Iterator[Rates]:
         for result in known
         if "group" in result.case.params and not result.case.params.get("concurrent")
     ]
-    for results in _group_without(groups, ("group_index",)):
+    for results in group_results(groups, "group_index"):
         operation = label_operation(results[0].case, ("group", "group_index"))
         yield Rates(
             kind="slow-group",
@@ -58,25 +59,27 @@ def compare_operations(data: RunData) -> Iterator[TimeComparison]:
     """Compare operations with their fits, and with operations that do the same work and more."""
     for curve in data.curves:
         yield from _compare_with_fit(data, curve)
-    by_key = {_make_key(result): result for result in data.communication}
-    for results in _group_without(data.communication, ("size_bytes",)):
+    composites = {
+        result.make_key("case"): result
+        for result in data.communication
+        if result.case.short_name == COMPOSITE
+    }
+    for results in group_results(data.communication, "size_bytes"):
         name = results[0].case.short_name
-        if name not in COMPOSITES:
+        if name not in PARTS_OF_COMPOSITE:
             continue
         total_seconds = sum(result.seconds or 0.0 for result in results)
         for result in results:
-            composite = by_key.get(_make_key(result, name=COMPOSITES[name]))
+            composite = composites.get(result.make_key("case"))
             if composite is None:
                 continue
-            command = _build_command(
-                data, result, operations=(name, COMPOSITES[name]), repetitions=10
-            )
+            command = _build_command(data, result, operations=(name, COMPOSITE), repetitions=10)
             yield from compare_times(
                 composite.by_repetition(composite.headline),
                 result.by_repetition(result.headline),
                 kind="slower-than-composite",
                 name=label_communication(result.case),
-                reference=f"{COMPOSITES[name]}, which includes its work",
+                reference=f"{COMPOSITE}, which includes its work",
                 total_seconds=total_seconds,
                 command=command,
             )
@@ -134,21 +137,6 @@ def compare_times(
 def _build_command(data: RunData, result: CaseResult, **options: Any) -> str:
     sizes = format_case_size(get_size(result))
     return build_case_command(result.case, data.run, sizes=sizes, **options)
-
-
-def _group_without(results: Sequence[CaseResult], params: Sequence[str]) -> list[list[CaseResult]]:
-    """Return the results in groups that differ only in these parameters."""
-    groups: dict[object, list[CaseResult]] = {}
-    for result in results:
-        groups.setdefault(_make_key(result, without=params), []).append(result)
-    return list(groups.values())
-
-
-def _make_key(result: CaseResult, *, name: str = "", without: Sequence[str] = ()) -> object:
-    """Return a key of a case, with another operation if a name is given."""
-    params = {key: value for key, value in result.case.params.items() if key not in without}
-    operation = name or result.case.short_name
-    return operation, result.kind, result.world, result.num_ranks, frozenset(params.items())
 
 
 def _get_rank(result: CaseResult, param: str) -> int:

@@ -1,17 +1,14 @@
-"""Printing and writing reports: of one run, of several, and of a run that is still measuring."""
+"""Printing and writing reports: of one run, of several, or of a sweep."""
 
-import fcntl
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import click
 
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors, write_output
-from parbench.bench.text import UserError, format_duration, pluralize
+from parbench.bench.text import UserError, pluralize
 from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.one_run import make_report
 from parbench.reports.render.closing import render_closing, render_verdicts
@@ -25,11 +22,6 @@ from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import expand_folders, is_sweep
 
 REPORT_FILE = "report.html"
-WATCH_SECONDS = 1.0
-MAX_WATCH_SECONDS = 10.0
-MAX_WATCH_LOAD = 0.2
-"""The share of time in which a watched run is analyzed."""
-_CLEAR = "\x1b[2J\x1b[3J\x1b[H"
 
 
 def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
@@ -150,71 +142,3 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
         write_output(target, content)
     return [folder / name for name in files]
-
-
-def follow(
-    path: Path,
-    stream: TextIO | None = None,
-    pause: Callable[[float], None] = time.sleep,
-    *,
-    show_all: bool = False,
-) -> int:
-    """Show a run until its writer ends, then its tables once more. Return its exit code.
-
-    A terminal shows the tables after each change. Otherwise each change is a line on standard
-    error. Nothing is read unless the records have changed, and a run that takes long to analyze is
-    read less often.
-    """
-    stream = sys.stdout if stream is None else stream
-    render = render_text if show_all else render_closing
-    num_bytes = -1
-    while True:
-        started = time.monotonic()
-        is_over = not is_written(path)
-        previous_bytes, num_bytes = num_bytes, _count_record_bytes(path)
-        if is_over or num_bytes != previous_bytes:
-            data = RunData.load(path)
-            if stream.isatty():
-                stream.write(_CLEAR)
-            if is_over or stream.isatty():
-                print_report(make_report(data), stream, render)
-            if is_over:
-                return data.exit_code
-            click.echo(_format_progress(data), err=True)
-        seconds = (time.monotonic() - started) / MAX_WATCH_LOAD
-        pause(min(max(WATCH_SECONDS, seconds), MAX_WATCH_SECONDS))
-
-
-def is_written(path: Path) -> bool:
-    """Return True if another process has locked the run, as ``parbench run`` does until it ends.
-
-    A file system without locks never reports one.
-    """
-    try:
-        with (path / "records.jsonl").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _count_record_bytes(path: Path) -> int:
-    try:
-        return (path / "records.jsonl").stat().st_size
-    except OSError:
-        return 0
-
-
-def _format_progress(data: RunData) -> str:
-    num_done = len(data.run.records)
-    counts = ", ".join(f"{count} {status}" for status, count in data.status_counts.items())
-    text = (
-        f"{num_done} of {num_done + data.num_missing} measurements, cases: {counts or 'none yet'}"
-    )
-    if num_done and data.num_missing:
-        seconds = sum(record.seconds for record in data.run.records)
-        remaining = format_duration(seconds / num_done * data.num_missing)
-        text += f", about {remaining} left"
-    return text

@@ -19,7 +19,6 @@ from parbench.reports.analysis.steps import (
     compute_profiled_share,
     find_worst_ratio,
     list_rows_with_details,
-    make_group_key,
     sum_if_known,
 )
 from parbench.reports.figures.chart import Chart
@@ -135,7 +134,7 @@ def _group_by_setup(rows: Iterable[StepRow]) -> list[list[StepRow]]:
     """Return the steps of each model and world that ran with several methods."""
     groups: dict[object, list[StepRow]] = {}
     for row in rows:
-        setup = (make_group_key(row, _METHOD_PARAMS), row["cp"], row["result"].world)
+        setup = (row["result"].make_key(*_METHOD_PARAMS), row["cp"])
         groups.setdefault(setup, []).append(row)
     return [group for group in groups.values() if len({row["method"] for row in group}) > 1]
 

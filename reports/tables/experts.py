@@ -14,7 +14,7 @@ from parbench.bench.results.tables import (
     metric_column,
 )
 from parbench.reports.analysis.labels import label_differences
-from parbench.reports.analysis.steps import StepRow, list_rows_with_details, make_group_key
+from parbench.reports.analysis.steps import StepRow, list_rows_with_details
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import STEP_COLUMN, STEP_TIME_COLUMN, list_metric_columns
 
@@ -129,7 +129,7 @@ def _make_load_table(rows: Sequence[StepRow]) -> Table:
     """Return the load of each rank, once for all capacities and variants of a routing."""
     first_rows: dict[object, StepRow] = {}
     for row in rows:
-        first_rows.setdefault(make_group_key(row, ("capacity", "variant")), row)
+        first_rows.setdefault(row["result"].make_key("capacity", "variant"), row)
     return Table(
         "experts-load",
         "Expert load",

@@ -11,7 +11,7 @@ from parbench.bench.results.tables import (
     metric_column,
 )
 from parbench.reports.analysis.labels import label_differences
-from parbench.reports.analysis.steps import StepRow, make_group_key
+from parbench.reports.analysis.steps import StepRow
 from parbench.reports.figures.chart import Chart, number_name
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.tables.columns import (
@@ -88,7 +88,7 @@ def _make_schedule_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
     models = label_differences([row["result"] for row in rows], _SCHEDULE_PARAMS)
     groups: dict[object, list[StepRow]] = {}
     for row in rows:
-        setup = (make_group_key(row, _SCHEDULE_PARAMS), row["ranks"], row["microbatches"])
+        setup = (row["result"].make_key(*_SCHEDULE_PARAMS), row["ranks"], row["microbatches"])
         groups.setdefault(setup, []).append(row)
     for number, group in enumerate(groups.values(), start=1):
         schedules = [*({**row, "source": "measured"} for row in group), *_simulate(group)]

@@ -12,6 +12,7 @@ from parbench.bench.results.tables import (
     keep_known_columns,
     metric_column,
 )
+from parbench.reports.analysis.labels import group_by_text
 from parbench.reports.analysis.steps import (
     StepRow,
     compute_exposed_share,
@@ -175,12 +176,8 @@ def _format_worst_ratio(step: StepRow) -> SortedText | None:
 
 def _attribute_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
     """Return each note once, after the labels of its steps."""
-    labels_by_note: dict[str, list[str]] = {}
-    for label, step_notes in notes.items():
-        for note in step_notes:
-            labels_by_note.setdefault(note, []).append(label)
     attributed = []
-    for note, labels in labels_by_note.items():
+    for note, labels in group_by_text(notes).items():
         is_common = len(labels) == len(notes) > 1
         attributed.append(f"{'all steps' if is_common else ', '.join(labels)}: {note}")
     return attributed

@@ -114,7 +114,6 @@ def test_show_exits_with_the_code_of_the_run(run: Path, tmp_path: Path) -> None:
     text = read_output(show, run)
     assert text.endswith(f"{run}\n")
     assert "1 of 1 results match the reference" in text
-    assert "1 of 1 results match the reference" in read_output(show, run, "--watch")
     failed = write_run(tmp_path, run_from_records(failed_record(collective_case())))
     assert invoke(show, failed).exit_code == 4
 

@@ -39,7 +39,7 @@ def test_prediction_sums_calls_by_axis() -> None:
     dp = 3 * (20e-6 + MEGABYTE / 3e9)
     tp = 2 * (70e-6 + 65536 / 3e9)
     assert prediction.seconds == pytest.approx(dp + tp)
-    assert prediction.notes == ()
+    assert not prediction.notes
 
 
 def with_world(records: list[Record], **fields: Any) -> list[Record]:

@@ -1,22 +1,18 @@
 """The output of a finished run and of `parbench show`, and a run that is followed."""
 
-import io
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from parbench.bench.files import write_output
 from parbench.bench.results.records import Record
-from parbench.bench.results.runs import load_run, open_writer
+from parbench.bench.results.runs import load_run
 from parbench.reports.analysis.verdicts import list_warnings
-from parbench.reports.render import show
 from parbench.reports.render.closing import render_closing
 from parbench.reports.render.page import render_page
 from parbench.reports.render.show import (
     build_report,
-    follow,
     load_report,
     render_report,
     show_again,
@@ -131,74 +127,3 @@ def test_build_report_needs_every_run(tmp_path: Path) -> None:
     assert 'id="over-nodes"' in page.read_text()
     (paths[0] / "run.json").write_text("{")
     assert "run.json" in usage_error(build_report, paths, "html")
-
-
-def make_pause(path: Path, *records: Record) -> Callable[[float], None]:
-    """Return a pause in which another process writes the next record, and then ends."""
-
-    def write_records() -> Iterator[None]:
-        with open_writer(path) as writer:
-            yield
-            for record in records:
-                writer.write(record)
-                yield
-        yield
-
-    steps = write_records()
-    next(steps)
-    return lambda seconds: next(steps)
-
-
-def test_follow_of_a_finished_run_prints_tables(tmp_path: Path) -> None:
-    path = write(tmp_path, ok_record(CASE), repetitions=3)
-    output = io.StringIO()
-    code = follow(path, output, pause=lambda seconds: pytest.fail("it waited"), show_all=True)
-    assert code == 4
-    assert output.getvalue() == render_tables(path)
-
-
-def test_follow_prints_progress_then_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(tmp_path, ok_record(CASE), repetitions=3)
-    output = io.StringIO()
-    pause = make_pause(path, ok_record(CASE, 1), failed_record(CASE, 2))
-    assert follow(path, output, pause, show_all=True) == 4
-    first, second, third = capsys.readouterr().err.splitlines()
-    assert first == "1 of 3 measurements, cases: 1 ok, about 1 s left"
-    assert second == "2 of 3 measurements, cases: 1 ok, about 500 ms left"
-    assert third == "3 of 3 measurements, cases: 1 failed"
-    assert output.getvalue() == render_tables(path)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_follow_redraws_a_terminal(tmp_path: Path) -> None:
-    path = write(tmp_path, ok_record(CASE), repetitions=3)
-    output = Terminal()
-    follow(path, output, make_pause(path, ok_record(CASE, 1)), show_all=True)
-    blank, first, *later = output.getvalue().split("\x1b[2J\x1b[3J\x1b[H")
-    assert blank == ""
-    assert not re.search(r"^n +240", first, re.M)
-    assert all(re.search(r"^n +240", screen, re.M) for screen in later)
-
-
-def test_follow_reads_only_changed_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path, ok_record(CASE), repetitions=2)
-    data = RunData.load(path)
-    loads = []
-
-    def load(path: Path) -> RunData:
-        loads.append(path)
-        return data
-
-    monkeypatch.setattr(RunData, "load", load)
-    steps = iter([True, True, True, False])
-    monkeypatch.setattr(show, "is_written", lambda path: next(steps))
-    follow(path, io.StringIO(), pause=lambda seconds: None)
-    assert len(loads) == 2
