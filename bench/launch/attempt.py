@@ -1,8 +1,9 @@
 """One start of all ranks, from their first messages to their end, as the driver follows it."""
 
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,9 @@ import msgspec
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
 from parbench.bench.launch.launchers import Ranks, find_process_state, remove_if_empty
-from parbench.bench.launch.mailbox import JOB, MAIL
 from parbench.bench.launch.messages import (
+    JOB,
+    MAIL,
     BlockResult,
     HangReport,
     Hello,
@@ -20,6 +22,7 @@ from parbench.bench.launch.messages import (
     Outcome,
     RankError,
 )
+from parbench.bench.machine.gpu import read_report
 
 START_SECONDS = 120.0
 """Ranks may take this long to start, and as long again to join each other."""
@@ -27,6 +30,8 @@ _GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _OWN_DEADLINE_SECONDS = 5.0
 """Ranks report a hang themselves. If none does, the driver reports it this long after them."""
+_SLACK_BYTES = 256 << 20
+"""The memory in use on a GPU changes by itself."""
 
 
 class Attempt:
@@ -184,3 +189,31 @@ class Attempt:
             if file.exists():
                 stacks[rank] = file.read_text(errors="replace")
         return explain_hang(evidence, index, timeout_seconds, stacks)
+
+
+def measure_gpu_memory(device: str) -> dict[str, int]:
+    """Return the memory (bytes) in use by the UUID of each GPU, where it is known."""
+    used_bytes = {}
+    for gpu in read_report(os.environ, "sample").gpus if device == "cuda" else ():
+        if gpu.uuid and gpu.memory_used_bytes is not None:
+            used_bytes[gpu.uuid] = gpu.memory_used_bytes
+    return used_bytes
+
+
+def wait_for_gpu_memory(
+    before: Mapping[str, int], uuids: Collection[str], deadline: float
+) -> list[str]:
+    """Wait until GPUs have no more memory in use than ``before``, at most until ``deadline``.
+
+    Returns a phrase for each GPU that still has more in use.
+    """
+    while True:
+        used_bytes = measure_gpu_memory("cuda") if uuids else {}
+        remains = []
+        for uuid in used_bytes.keys() & set(uuids) & before.keys():
+            extra_bytes = used_bytes[uuid] - before[uuid]
+            if extra_bytes > _SLACK_BYTES:
+                remains.append(f"{extra_bytes / 2**30:.1f} GiB on {uuid}")
+        if not remains or time.monotonic() > deadline:
+            return remains
+        time.sleep(0.5)

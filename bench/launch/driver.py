@@ -15,11 +15,14 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from parbench.bench.launch.attempt import START_SECONDS, Attempt
-from parbench.bench.launch.blocks import make_blocks, order_blocks
-from parbench.bench.launch.budget import TimeBudget, compute_costs
+from parbench.bench.launch.attempt import (
+    START_SECONDS,
+    Attempt,
+    measure_gpu_memory,
+    wait_for_gpu_memory,
+)
+from parbench.bench.launch.budget import TimeBudget, compute_costs, make_blocks, order_blocks
 from parbench.bench.launch.failures import find_silent_hosts
-from parbench.bench.launch.gpu_memory import measure_gpu_memory, wait_for_gpu_memory
 from parbench.bench.launch.launchers import Ranks
 from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
 from parbench.bench.launch.recorder import Recorder

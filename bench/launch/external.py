@@ -29,8 +29,7 @@ from parbench.bench.launch.launchers import (
     kill_descendants,
     make_folder,
 )
-from parbench.bench.launch.mailbox import FolderMailbox
-from parbench.bench.launch.messages import MESSAGE_DECODER, Hello, Message
+from parbench.bench.launch.messages import MESSAGE_DECODER, FolderMailbox, Hello, Message
 from parbench.bench.launch.processes import adopt_orphans, die_with_parent
 from parbench.bench.machine.world_spec import Joined
 

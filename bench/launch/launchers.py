@@ -19,8 +19,7 @@ from typing import Protocol
 import psutil
 
 from parbench.bench.files import convert_write_errors
-from parbench.bench.launch.mailbox import FolderMailbox, Mailbox
-from parbench.bench.launch.messages import Hello
+from parbench.bench.launch.messages import FolderMailbox, Hello, Mailbox
 from parbench.bench.launch.processes import describe_exit, die_with_parent, get_process_space
 from parbench.bench.machine.environment import find_interface
 from parbench.bench.machine.slurm_allocation import (

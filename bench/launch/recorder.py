@@ -1,6 +1,7 @@
-"""Turns outcomes into records, and writes them. Without torch."""
+"""Turns outcomes into records, and writes them with the places of the ranks. Without torch."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,14 +9,15 @@ from msgspec.structs import replace
 
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.messages import Hello, Outcome, Work
-from parbench.bench.launch.placement import describe_hosts, find_misplacements
 from parbench.bench.machine.environment import (
     describe_relations,
     find_differing_values,
+    format_cpus,
     split_environments,
 )
 from parbench.bench.machine.gpu import GpuReport, inspect_gpus
 from parbench.bench.machine.gpu_inventory import GpuInventory
+from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
 from parbench.bench.results.metrics import MetricValue, find_metric, make_value, make_values
 from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
@@ -184,3 +186,53 @@ def compute_rate(work: Work, time: Estimate) -> MetricValue:
         better=metric.better if metric else "higher",
         method=f"{work.amount:.12g} over the {time.method}",
     )
+
+
+def describe_hosts(hellos: Sequence[Hello]) -> dict[str, Any]:
+    """Return each rank's host and switch path in rank order; nothing if all share one host."""
+    hosts = [hello.host for hello in hellos]
+    if len(set(hosts)) == 1:
+        return {}
+    switches = {hello.host: hello.place.switches for hello in hellos if hello.place.switches}
+    return {"hosts": hosts, **({"switches": switches} if switches else {})}
+
+
+def find_misplacements(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
+    """Return a warning for each way in which ranks are not where the layout places them."""
+    return [*_check_nodes(layout, hellos), *_check_cpus(hellos)]
+
+
+def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
+    hosts = [hello.host for hello in hellos]
+    counts = Counter(hosts)
+    per_node = layout.ntasks_per_node
+    if len(counts) != layout.nodes or set(counts.values()) != {per_node}:
+        actual = ", ".join(f"{count} on {host}" for host, count in counts.items())
+        return [
+            f"{layout.nodes} nodes with {per_node} ranks each were asked for; there are {actual}"
+        ]
+    expected = list(counts) * per_node
+    if layout.distribution == "block":
+        expected = [host for host in counts for _ in range(per_node)]
+    if hosts != expected:
+        return [
+            f"distribution {layout.distribution} was asked for; ranks are on {', '.join(hosts)}"
+        ]
+    return []
+
+
+def _check_cpus(hellos: Sequence[Hello]) -> list[str]:
+    warnings = []
+    single_cpus: Counter[tuple[str, int]] = Counter()
+    for hello in hellos:
+        cpus = hello.place.cpus
+        promised = str(hello.environment.get("variables", {}).get("SLURM_CPUS_PER_TASK", ""))
+        if promised.isdecimal() and len(cpus) < int(promised):
+            allowed = f"rank {hello.rank} on {hello.host} may use CPUs {format_cpus(cpus)}"
+            warnings.append(f"{allowed}; SLURM_CPUS_PER_TASK is {promised}")
+        if len(cpus) == 1:
+            single_cpus[hello.host, cpus[0]] += 1
+    shared = [
+        f"{n} ranks share CPU {cpu} of {host}" for (host, cpu), n in single_cpus.items() if n > 1
+    ]
+    return warnings + shared

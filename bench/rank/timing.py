@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.blocks import BLOCKS
+from parbench.bench.launch.budget import BLOCKS
 from parbench.bench.launch.messages import HangReport
 from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer, Stamp

@@ -34,15 +34,19 @@ from parbench.bench.launch.external import (
     open_store,
 )
 from parbench.bench.launch.launchers import FOLDER_VARIABLE
-from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox, Mailbox, wait_for
 from parbench.bench.launch.messages import (
+    ADDRESSES,
+    JOB,
     JOB_DECODER,
     OUT_OF_BUDGET,
     BlockResult,
+    FolderMailbox,
     Hello,
     Job,
     JobDone,
+    Mailbox,
     RankError,
+    wait_for,
 )
 from parbench.bench.launch.processes import exit_now, get_process_space
 from parbench.bench.machine.environment import capture_environment, find_interface, locate_rank

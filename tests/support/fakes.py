@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from parbench.bench.launch.mailbox import JOB
 from parbench.bench.launch.messages import (
+    JOB,
     JOB_DECODER,
     Block,
     BlockResult,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from parbench.bench.launch.messages import Hello
-from parbench.bench.launch.placement import find_misplacements
+from parbench.bench.launch.recorder import find_misplacements
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.machine.slurm_allocation import NodeLayout
 

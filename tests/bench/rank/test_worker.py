@@ -17,10 +17,12 @@ import torch
 from msgspec.structs import replace
 from torch._C._distributed_c10d import HashStore
 
-from parbench.bench.launch.mailbox import ADDRESSES, JOB, FolderMailbox
 from parbench.bench.launch.messages import (
+    ADDRESSES,
+    JOB,
     Block,
     BlockResult,
+    FolderMailbox,
     HangReport,
     Hello,
     Job,
