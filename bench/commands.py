@@ -77,6 +77,7 @@ Examples:
 Exit codes: 0 fine; 1 a wrong result, or a limit that is not met; 2 bad input;
 3 a limit that is undecided; 4 something did not run.
 """
+_RESUME_OPTIONS = {"resume", "nodes", "budget", *_RUN_OPTIONS["Output"]} - {"link"}
 limits_option = click.option(
     "--limits",
     metavar="FILE",
@@ -211,7 +212,8 @@ def run(
     nodes = options.pop("nodes", None)
     if resume is not None:
         # It has its own plan, whatever the defaults of the project are.
-        options = {name: value for name, value in options.items() if _is_typed(name)}
+        refuse_options_of_plan()
+        options = {"budget": options["budget"]} if _is_typed("budget") else {}
         nodes = nodes if _is_typed("nodes") else None
     if nodes is not None:
         options["nodes"], options["nodelist"] = parse_nodes(nodes)
@@ -247,6 +249,14 @@ def run(
     if "RANK" in os.environ:
         exit_now(code)
     sys.exit(code)
+
+
+def refuse_options_of_plan() -> None:
+    """Refuse options of a run that is resumed, except those that may differ from its plan."""
+    for param in click.get_current_context().command.params:
+        if _is_typed(str(param.name)) and param.name not in _RESUME_OPTIONS:
+            name = "the cases" if param.name == "cases" else param.opts[-1]
+            raise UserError("--resume goes on with the run's own plan", hint=f"leave out {name}")
 
 
 def _is_typed(name: str) -> bool:

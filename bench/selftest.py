@@ -39,7 +39,7 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
     for injection in (None, f"late:{_RANK}:3ms", f"slow:{_RANK}:100%", f"corrupt:{_RANK}"):
         options = replace(undisturbed, nproc=nproc, inject=injection)
         with tempfile.TemporaryDirectory(prefix="parbench-selftest-") as folder:
-            path = run_options(options, modules, out=Path(folder), resume_path=None, as_json=False)
+            path = run_options(options, modules, out=Path(folder))
             assert path is not None, "a self-test starts its own ranks"
             record = load_run(path).records[-1]
         kind = (injection or "none").partition(":")[0]

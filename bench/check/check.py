@@ -78,9 +78,7 @@ def check(
         )
 
         def measure() -> Path | None:
-            return run_options(
-                options, modules, out=out, resume_path=None, as_json=False, cpus=core_sets
-            )
+            return run_options(options, modules, out=out, cpus=core_sets)
 
         notes = _list_disturbances(environ, machine, has_gpus=bool(gpus))
         ports = read_ports()

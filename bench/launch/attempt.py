@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.failures import Evidence, explain_end, explain_hang
 from parbench.bench.launch.launchers import Ranks, find_process_state, remove_if_empty
 from parbench.bench.launch.messages import (
@@ -38,13 +37,17 @@ class Attempt:
     """One start of all ranks: passes them their job, follows their outcomes, explains failures.
 
     ``folder`` holds the files of these ranks, and ``evidence`` what they have reported.
+    ``used_bytes`` is the memory that was in use on GPUs before the ranks started.
     """
 
-    def __init__(self, ranks: Ranks, folder: Path, size: int) -> None:
+    def __init__(
+        self, ranks: Ranks, folder: Path, size: int, used_bytes: Mapping[str, int]
+    ) -> None:
         self.evidence = Evidence()
         self._ranks = ranks
         self._folder = folder
         self._size = size
+        self._used_bytes = used_bytes
         self._outcomes: dict[int, Outcome] = {}
         self._deadline = 0.0
 
@@ -64,7 +67,7 @@ class Attempt:
         return None
 
     def send_job(self, job: Job) -> None:
-        self._put(JOB, msgspec.json.encode(job))
+        self._ranks.mailbox.put(JOB, msgspec.json.encode(job))
         # Before the first block ranks may take long to find each other.
         self._set_deadline(max(job.plan.timeout_seconds, START_SECONDS))
 
@@ -92,17 +95,12 @@ class Attempt:
         return self._outcomes.pop(index)
 
     def wait_for_end(self, timeout_seconds: float) -> None:
-        """Wait until all ranks have completed their job, and then until they have ended."""
-        self._poll_until(self._is_complete, timeout_seconds)
+        """Wait until all ranks have ended, and read their last messages."""
         self._poll_until(self._ranks.have_ended, timeout_seconds)
-
-    def cpu_seconds(self) -> float | None:
-        """Return the CPU time of all ranks for their job, None if one has not completed it."""
-        seconds = self.evidence.cpu_seconds.values()
-        return sum(seconds) if len(seconds) == self._size else None
+        self._poll()
 
     def end(self, timeout_seconds: float) -> list[str]:
-        """End all ranks, and describe those whose processes remain after this time."""
+        """End all ranks, and describe what remains of them and on their GPUs after this time."""
         hellos = self.evidence.hellos
         self._ranks.end(hellos.values())
         deadline = time.monotonic() + timeout_seconds
@@ -115,7 +113,8 @@ class Attempt:
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
         for file in self._folder.iterdir():
             remove_if_empty(file)
-        return remaining
+        uuids = {hello.place.gpu for hello in hellos.values() if hello.place.gpu}
+        return remaining + wait_for_gpu_memory(self._used_bytes, uuids, deadline)
 
     def _find_running_ranks(self) -> dict[int, str]:
         """Return the state of each rank that has not ended."""
@@ -145,10 +144,6 @@ class Attempt:
         if not messages:
             time.sleep(_POLL_SECONDS)
 
-    def _put(self, name: str, content: bytes) -> None:
-        with convert_write_errors(self._folder):
-            self._ranks.mailbox.put(name, content)
-
     def _poll_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not condition() and time.monotonic() < deadline:
@@ -157,12 +152,10 @@ class Attempt:
     def _set_deadline(self, timeout_seconds: float) -> None:
         self._deadline = time.monotonic() + timeout_seconds + _OWN_DEADLINE_SECONDS
 
-    def _is_complete(self) -> bool:
-        return len(self.evidence.cpu_seconds) == self._size or self._ranks.have_ended()
-
     def _has_failed(self) -> bool:
-        has_errors = bool(self.evidence.errors)
-        return has_errors or self._has_dead_rank() or self._ranks.have_ended()
+        if self.evidence.errors or self._ranks.have_ended():
+            return True
+        return self._has_dead_rank()
 
     def _has_dead_rank(self) -> bool:
         codes = self._ranks.exit_codes()
@@ -170,7 +163,7 @@ class Attempt:
 
     def _explain_end(self, when: str) -> Outcome:
         """Explain the end once all ranks have noticed it, or the first exit code is known."""
-        self._put("probe", b"x")  # ranks also end if their messages cannot be written
+        self._ranks.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
         grace = _GRACE_SECONDS if self._has_dead_rank() else self._ranks.exit_code_seconds
         self._poll_until(lambda: len(errors) + len(self._ranks.exit_codes()) >= self._size, grace)

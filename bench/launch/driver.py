@@ -3,13 +3,10 @@
 It does not import torch.
 """
 
-import itertools
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +16,6 @@ from parbench.bench.launch.attempt import (
     START_SECONDS,
     Attempt,
     measure_gpu_memory,
-    wait_for_gpu_memory,
 )
 from parbench.bench.launch.budget import TimeBudget, compute_costs, make_blocks, order_blocks
 from parbench.bench.launch.failures import find_silent_hosts
@@ -53,8 +49,8 @@ class RunListener(Protocol):
     def show_startup(self, seconds: float) -> None: ...
 
 
-def list_pending(run: Run, *, with_out_of_budget: bool = False) -> tuple[tuple[int, Case], ...]:
-    """List the measurements without a record, each as its repetition and its case.
+def list_pending(run: Run, *, with_out_of_budget: bool = False) -> dict[int, list[Case]]:
+    """Return the cases of each repetition that have no record.
 
     ``with_out_of_budget`` adds those whose record states that the time budget was over.
     """
@@ -62,15 +58,13 @@ def list_pending(run: Run, *, with_out_of_budget: bool = False) -> tuple[tuple[i
     for record in run.records:
         if not (with_out_of_budget and record.is_out_of_budget):
             done.add((record.repetition, record.case.id))
-    pairs = itertools.product(range(run.info.plan.repetitions), run.info.plan.cases)
-    return tuple((number, case) for number, case in pairs if (number, case.id) not in done)
-
-
-def group_by_repetition(pending: Iterable[tuple[int, Case]]) -> dict[int, list[Case]]:
-    """Return the cases of each repetition, the first repetition first."""
-    by_number = itemgetter(0)
-    groups = groupby(sorted(pending, key=by_number), by_number)
-    return {number: [case for _, case in pairs] for number, pairs in groups}
+    plan = run.info.plan
+    pending = {}
+    for number in range(plan.repetitions):
+        cases = [case for case in plan.cases if (number, case.id) not in done]
+        if cases:
+            pending[number] = cases
+    return pending
 
 
 @dataclass(kw_only=True)
@@ -89,11 +83,12 @@ class Repetition:
 
 
 class Driver:
-    """Measures the pending cases of a run within its time budget."""
+    """Measures the pending cases of a run, by repetition, within its time budget."""
 
     def __init__(
         self,
         run: Run,
+        pending: Mapping[int, Sequence[Case]],
         recorder: Recorder,
         start_ranks: StartRanks,
         listener: RunListener,
@@ -103,10 +98,12 @@ class Driver:
     ) -> None:
         self._run = run
         self._plan = run.info.plan
+        self._pending = pending
         self._recorder = recorder
         self._start_ranks = start_ranks
         self._listener = listener
-        self._budget = TimeBudget(self._plan.budget_seconds, compute_costs(run), [])
+        cases_of_each = list(pending.values())
+        self._budget = TimeBudget(self._plan.budget_seconds, compute_costs(run), cases_of_each)
         self._last_info = began
         """The time up to which repetitions are accounted for in run.json."""
         self._silent_hosts: set[str] = set()
@@ -114,20 +111,14 @@ class Driver:
         self._needs_gpu_reports = self._plan.device == "cuda" and not is_one_host
         """Whether ranks on other hosts describe their GPUs, which the first ones do."""
 
-    def drive(
-        self, pending: Sequence[tuple[int, Case]], skipped: Sequence[SkippedCase] = ()
-    ) -> None:
+    def drive(self, skipped: Sequence[SkippedCase] = ()) -> None:
         """Measure the pending repetitions for which there is time, and record the skipped cases."""
         for entry in skipped:
             self._recorder.write(
                 0, entry.case, make_skipped_outcome(SkipReason.IMPOSSIBLE, entry.reason)
             )
-        repetitions = group_by_repetition(pending)
-        cases_of_each = list(repetitions.values())
-        budget = TimeBudget(self._plan.budget_seconds, self._budget.costs, cases_of_each)
-        self._budget = budget
-        for number, cases in repetitions.items():
-            if not budget.num_fitting:
+        for number, cases in self._pending.items():
+            if not self._budget.num_fitting:
                 self._record_skipped(number, cases)
                 continue
             self._listener.begin_repetition(number + 1, self._plan.repetitions, len(cases))
@@ -135,7 +126,7 @@ class Driver:
             self._record_skipped(number, [case for case in cases if case.id in failures])
             untried = {case.id: case for case in cases if case.id not in failures}
             self._measure(Repetition(number=number, cases=untried))
-            budget.complete_repetition()
+            self._budget.complete_repetition()
 
     def _record_skipped(self, number: int, cases: Sequence[Case]) -> None:
         """Record that cases are not measured: they failed before, or there is no time."""
@@ -187,12 +178,13 @@ class Driver:
         """Let new ranks measure the cases without an outcome; return why they did not start."""
         logs = self._run.path / "logs"
         folder = logs / f"attempt-{len(list(logs.glob('attempt-*')))}"
-        memory = measure_gpu_memory(self._plan.device)
+        used_bytes = measure_gpu_memory(self._plan.device)
         variables = {
             DEVICE_VARIABLE: self._plan.device,
             REPORT_VARIABLE: "1" if self._needs_gpu_reports else "0",
         }
-        attempt = Attempt(self._start_ranks(folder, variables), folder, self._plan.nproc)
+        ranks = self._start_ranks(folder, variables)
+        attempt = Attempt(ranks, folder, self._plan.nproc, used_bytes)
         try:
             # The imports of the fork server have ended: they are not a cost of every repetition.
             began = time.monotonic()
@@ -202,29 +194,21 @@ class Driver:
                 self._silent_hosts = set()
                 if not repetition.began:
                     repetition.began = began
-                    repetition.deadline = self._compute_deadline(repetition)
+                    sampling_seconds = compute_sampling_seconds(
+                        list(repetition.cases.values()), self._plan.measure
+                    )
+                    repetition.deadline = min(
+                        self._budget.compute_deadline(began), time.monotonic() + sampling_seconds
+                    )
                 self._run_job(repetition, attempt)
             return failure
         finally:
-            self._end(attempt, memory)
-
-    def _end(self, attempt: Attempt, memory: Mapping[str, int]) -> None:
-        """End the ranks and what they hold on GPUs, which the next ranks would meet."""
-        deadline = time.monotonic() + _GONE_SECONDS
-        remains = attempt.end(_GONE_SECONDS)
-        hellos = attempt.evidence.hellos.values()
-        gpus = {hello.place.gpu for hello in hellos if hello.place.gpu}
-        remains += wait_for_gpu_memory(memory, gpus, deadline)
-        self._recorder.cleanup_notes = []
-        if remains:
-            moment = f"{_GONE_SECONDS:.0f} s after the ranks before these were ended"
-            note = f"{moment}, there were still {', '.join(remains)}"
-            self._recorder.cleanup_notes = [note]
-
-    def _compute_deadline(self, repetition: Repetition) -> float:
-        cases = list(repetition.cases.values())
-        sampling_end = time.monotonic() + compute_sampling_seconds(cases, self._plan.measure)
-        return min(self._budget.compute_deadline(repetition.began), sampling_end)
+            # The next ranks would meet what these leave behind.
+            self._recorder.cleanup_notes = []
+            if remains := attempt.end(_GONE_SECONDS):
+                moment = f"{_GONE_SECONDS:.0f} s after the ranks before these were ended"
+                note = f"{moment}, there were still {', '.join(remains)}"
+                self._recorder.cleanup_notes = [note]
 
     def _run_job(self, repetition: Repetition, attempt: Attempt) -> None:
         """Send the ranks their job, and record their outcomes and the load of this host."""
@@ -238,7 +222,10 @@ class Driver:
             self._record_outcomes(repetition, attempt, job)
         finally:
             is_here = {hello.host for hello in hellos} == {socket.gethostname()}
-            load = meter.read(attempt.cpu_seconds()) if is_here else None
+            cpu_seconds = attempt.evidence.cpu_seconds
+            is_complete = len(cpu_seconds) == len(hellos)
+            total_seconds = sum(cpu_seconds.values()) if is_complete else None
+            load = meter.read(total_seconds) if is_here else None
             now = time.monotonic()
             seconds = round(now - self._last_info, 3)
             self._last_info = now

@@ -79,7 +79,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         self._start()
 
     def __exit__(self, *exception: object) -> None:
-        self.end_ranks()
+        kill_descendants(self.pid)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         # The standard library reaps the process when it starts the next one.
@@ -119,10 +119,6 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
         except ChildProcessError:
             return True
-
-    def end_ranks(self) -> None:
-        """Kill the ranks and what they have left behind, which the server has adopted."""
-        kill_descendants(self.pid)
 
     def last_error(self) -> str:
         """Return a message about the end of the server, or else the last line of its log."""
@@ -178,7 +174,7 @@ class ForkedRanks:
         return self._server.last_error()
 
     def end(self, hellos: Iterable[Hello]) -> None:
-        self._server.end_ranks()
+        kill_descendants(self._server.pid)  # it has adopted what ranks have left behind
 
 
 def run_forked_rank(

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from parbench.bench.launch.budget import RESERVE, compute_costs
-from parbench.bench.launch.driver import Driver, StartRanks, group_by_repetition, list_pending
+from parbench.bench.launch.driver import Driver, StartRanks, list_pending
 from parbench.bench.launch.launchers import ForkServer, SrunRanks, find_loopback_variables
 from parbench.bench.launch.processes import convert_sigterm_to_interrupt
 from parbench.bench.launch.recorder import FAILED_STATUSES, Recorder
@@ -144,8 +143,8 @@ def run_options(
     modules: Sequence[str],
     *,
     out: Path,
-    resume_path: Path | None,
-    as_json: bool,
+    resume_path: Path | None = None,
+    as_json: bool = False,
     quiet: bool = False,
     cpus: Sequence[Sequence[int]] = (),
     limits: Path | None = None,
@@ -164,79 +163,83 @@ def run_options(
 
         serve_rank()
         return None
+    run, message = prepare_run(options, modules, joined, out, resume_path, limits)
+    plan = run.info.plan
+    began = time.monotonic()
+    pending = list_pending(run, with_out_of_budget=True)
+    skipped = () if run.records else plan.skipped
+    num_cases = sum(map(len, pending.values())) + len(skipped)
+    with ExitStack() as stack:
+        writer = stack.enter_context(open_writer(run.path))
+        stack.enter_context(convert_sigterm_to_interrupt())
+        display = Display(num_cases, _expected_seconds(plan), as_json=as_json, quiet=quiet)
+        stack.enter_context(display)
+        if message:
+            display.print_message(message)
+        start_ranks = choose_launcher(run, joined, options.nodelist, stack, cpus)
+        recorder = Recorder(run, writer, collect_host_facts(plan), display.show_record)
+        is_one_host = plan.spread is None and (joined is None or joined.one_node)
+        driver = Driver(
+            run, pending, recorder, start_ranks, display, began=began, is_one_host=is_one_host
+        )
+        try:
+            driver.drive(skipped)
+        except (KeyboardInterrupt, UserError) as error:
+            display.show_stop(str(error) or "interrupted", run.path)
+    return run.path
+
+
+def prepare_run(
+    options: Options,
+    modules: Sequence[str],
+    joined: Joined | None,
+    out: Path,
+    resume_path: Path | None,
+    limits: Path | None,
+) -> tuple[Run, str]:
+    """Make the folder of a run or load one to resume, and describe what there is to measure."""
     if resume_path is None:
         plan = plan_run(options, modules, joined)
         if limits is not None:
             read_limits(limits, plan.cases, plan.skipped)
         path, info = create_run(out, plan, find_package_version("parbench") or "-")
-        run = Run(path=path, info=info, records=())
-        return _drive(
-            run, joined, as_json=as_json, quiet=quiet, nodelist=options.nodelist, cpus=cpus
-        )
+        message = "" if plan.measure.seconds_per_case is None else describe_duration(plan)
+        return Run(path=path, info=info, records=()), message
     if joined is not None:
         problem = "--resume starts its own ranks, and this one is there already (RANK)"
         raise UserError(problem, hint="start parbench run without a launcher")
-    _refuse_options_of_plan(options)
+    run, message = load_unfinished_run(resume_path, options)
     if limits is not None:
-        plan = load_run(resume_path).info.plan
-        read_limits(limits, plan.cases, plan.skipped)
-    return resume(
-        resume_path,
-        as_json=as_json,
-        quiet=quiet,
-        nodelist=options.nodelist,
-        budget=options.budget,
-    )
+        read_limits(limits, run.info.plan.cases, run.info.plan.skipped)
+    return run, message
 
 
-def _refuse_options_of_plan(options: Options) -> None:
-    """Refuse options of a run that is resumed, except those that may differ from its plan."""
-    names = {
-        "settings": "--set, --sizes and --dtype",
-        "cases_file": "--cases",
-        "nodelist": "--nodes",
-        "names": "the cases",
-        "targets": "the cases",
-    }
-    for field in fields(Options):
-        value = getattr(options, field.name)
-        if field.name == "nodes" and options.nodelist is not None:
-            continue
-        may_differ = field.name in ("nodelist", "budget")
-        if value and value != field.default and not may_differ:
-            name = names.get(field.name, f"--{field.name.replace('_', '-')}")
-            raise UserError("--resume goes on with the run's own plan", hint=f"leave out {name}")
+def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
+    """Load a run with the time budget for what it lacks, and describe that.
 
-
-def resume(
-    path: Path,
-    *,
-    as_json: bool,
-    quiet: bool = False,
-    nodelist: str | None = None,
-    budget: str | None = None,
-) -> Path:
-    """Measure the cases of a run that have no record yet, or that its budget left out.
-
-    The default of ``budget`` is that of the plan, or more if it is known not to suffice.
+    It lacks the cases that have no record yet, or that its budget left out. The default budget is
+    that of the plan, or more if it is known not to suffice.
     """
     run = load_run(path)
     plan = run.info.plan
     if plan.spread is not None:
         check_srun()
         choose_layout(Allocation.find(os.environ), **msgspec.structs.asdict(plan.spread))
-    elif nodelist is not None:
-        raise UserError(f"--nodes {nodelist}: {path} was not measured by srun, but on one node")
-    repetitions = group_by_repetition(list_pending(run, with_out_of_budget=True)).values()
+    elif options.nodelist is not None:
+        problem = f"{path} was not measured by srun, but on one node"
+        raise UserError(f"--nodes {options.nodelist}: {problem}")
+    repetitions = list_pending(run, with_out_of_budget=True).values()
     costs = compute_costs(run)
     needed = RESERVE * sum(map(costs.estimate_repetition, repetitions))
-    seconds = max(plan.budget_seconds, needed) if budget is None else parse_duration(budget)
+    seconds = max(plan.budget_seconds, needed)
+    if options.budget is not None:
+        seconds = parse_duration(options.budget)
     num_pending = pluralize(sum(map(len, repetitions)), "measurement")
     message = f"{num_pending} of {plan.repetitions * len(plan.cases)} to make"
     if needed:
         message += f", about {format_duration(needed)}"
-    run = replace(run, info=replace(run.info, plan=replace(plan, budget_seconds=seconds)))
-    return _drive(run, None, as_json=as_json, quiet=quiet, nodelist=nodelist, message=message)
+    info = replace(run.info, plan=replace(plan, budget_seconds=seconds))
+    return replace(run, info=info), message
 
 
 def describe_duration(plan: Plan) -> str:
@@ -266,41 +269,6 @@ def refuse_few_open_files() -> None:
             f"ulimit -n = {limit}: ranks need at least {MIN_OPEN_FILES} open files",
             hint="ulimit -n 1024",
         )
-
-
-def _drive(
-    run: Run,
-    joined: Joined | None,
-    *,
-    as_json: bool,
-    quiet: bool,
-    nodelist: str | None,
-    message: str = "",
-    cpus: Sequence[Sequence[int]] = (),
-) -> Path:
-    began = time.monotonic()
-    plan = run.info.plan
-    pending = list_pending(run, with_out_of_budget=True)
-    skipped = () if run.records else plan.skipped
-    num_cases = len(pending) + len(skipped)
-    with ExitStack() as stack:
-        writer = stack.enter_context(open_writer(run.path))
-        stack.enter_context(convert_sigterm_to_interrupt())
-        display = Display(num_cases, _expected_seconds(plan), as_json=as_json, quiet=quiet)
-        stack.enter_context(display)
-        if message:
-            display.print_message(message)
-        elif plan.measure.seconds_per_case is not None:
-            display.print_message(describe_duration(plan))
-        start_ranks = choose_launcher(run, joined, nodelist, stack, cpus)
-        recorder = Recorder(run, writer, collect_host_facts(plan), display.show_record)
-        is_one_host = plan.spread is None and (joined is None or joined.one_node)
-        driver = Driver(run, recorder, start_ranks, display, began=began, is_one_host=is_one_host)
-        try:
-            driver.drive(pending, skipped)
-        except (KeyboardInterrupt, UserError) as error:
-            display.show_stop(str(error) or "interrupted", run.path)
-    return run.path
 
 
 def collect_host_facts(plan: Plan) -> dict[str, dict[str, Any]]:

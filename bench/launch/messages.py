@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from parbench.bench.files import convert_write_errors, replace_file
+from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.launch.flight_recorder import GroupState
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.plan import Plan
@@ -204,7 +204,7 @@ class FolderMailbox:
         self._numbers = itertools.count()
 
     def put(self, name: str, content: bytes) -> None:
-        replace_file(self._values / name, content)
+        write_output(self._values / name, content)
 
     def get(self, name: str) -> bytes | None:
         # NFS remembers for a while that a file is absent, unless the folder is listed.

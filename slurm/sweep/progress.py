@@ -72,6 +72,6 @@ def read_progress(folder: Path, point_id: str) -> SweepProgress:
     return SweepProgress(
         run=run.path,
         planned=planned,
-        measured=planned - len(list_pending(run)),
+        measured=planned - sum(map(len, list_pending(run).values())),
         failures=tuple(failures),
     )

@@ -80,7 +80,7 @@ def test_every_option_of_run_reaches_the_plan(
     call_parbench: CallParbench, run_calls: list[Any]
 ) -> None:
     line = "--set layers=2 --sizes 1K --dtype float16 --cases p.toml --nodes n[1-4]"
-    line += " --out o --limits b --resume r --format json -q"
+    line += " --out o --limits b --format json -q"
     args = [*CASES, *line.split()]
     for name, value in PLAN_OPTIONS.items():
         args += [f"--{name}", str(value)]
@@ -95,15 +95,38 @@ def test_every_option_of_run_reaches_the_plan(
         nodelist="n[1-4]",
         **PLAN_OPTIONS,
     )
-    limits, runs, resumed = Path("b"), Path("o"), Path("r")
+    limits, runs = Path("b"), Path("o")
     others = {
         "out": runs,
-        "resume_path": resumed,
+        "resume_path": None,
         "limits": limits,
         "as_json": True,
         "quiet": True,
     }
     assert run_calls == [(expected, others)]
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [("ddp", "the cases"), ("--sizes 1K", "--sizes"), ("--link 9Gbit", "--link")],
+)
+def test_resume_refuses_options_of_the_plan(
+    call_parbench: CallParbench, run_calls: list[Any], args: str, name: str
+) -> None:
+    result = call_parbench("run", "--resume", "r", *args.split())
+    assert f"leave out {name}" in result.output
+    assert run_calls == []
+
+
+def test_resume_takes_options_that_may_differ(
+    call_parbench: CallParbench, run_calls: list[Any]
+) -> None:
+    call_parbench(
+        "run", "--resume", "r", *["--budget", "9s", "--nodes", "n[1-4]", "--out", "o"]
+    )
+    [(options, others)] = run_calls
+    assert options == Options(budget="9s", nodes=4, nodelist="n[1-4]")
+    assert others["resume_path"] == Path("r")
 
 
 def test_help_of_run_has_at_most_22_options() -> None:

@@ -77,9 +77,9 @@ def _create_run(request: PointRequest, num_cases: int) -> Path:
 
 
 def _missing_records(run: Path, ending: Ending) -> list[Record]:
-    records = [
-        ok_record(case, repetition, n=3) for repetition, case in list_pending(load_run(run))
-    ]
+    records = []
+    for repetition, cases in list_pending(load_run(run)).items():
+        records += [ok_record(case, repetition, n=3) for case in cases]
     if ending == "killed":
         return records[:-1]
     if ending == "wrong":
@@ -98,7 +98,7 @@ def _shell_actions(run: Path, ending: Ending) -> tuple[str, str]:
     if ending == "ignores-sigterm":
         return "trap '' TERM", "exit 0"
     if ending == "ranks-died":
-        _, case = list_pending(load_run(run))[-1]
+        case = load_run(run).info.plan.cases[-1]
         blame = run / "blame"
         blame.write_bytes(encode_record(failed_record(case, started=_FAR_FUTURE)))
         return f"trap 'cat {blame} >> {run}/records.jsonl; exit 4' TERM", "exit 0"

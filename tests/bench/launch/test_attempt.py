@@ -35,7 +35,7 @@ def start_ranks(folder: Path, num_started: int) -> tuple[ScriptedRanks, Attempt]
     """Start so many ranks, and follow them as two."""
     hellos = [make_hello(rank) for rank in range(num_started)]
     ranks = ScriptedRanks(folder / "attempt-0", hellos, complete_job)
-    return ranks, Attempt(ranks, folder / "attempt-0", 2)
+    return ranks, Attempt(ranks, folder / "attempt-0", 2, {})
 
 
 def test_missing_rank_is_named(tmp_path: Path) -> None:

@@ -88,8 +88,9 @@ class FakeRun:
         run = load_run(self.path)
         with open_writer(self.path) as writer:
             recorder = Recorder(run, writer, {}, self.check_record)
-            driver = Driver(run, recorder, self.start, self, began=time.monotonic())
-            driver.drive(list_pending(run))
+            pending = list_pending(run)
+            driver = Driver(run, pending, recorder, self.start, self, began=time.monotonic())
+            driver.drive()
         lines = []
         for record in self.records():
             number = record.case.params["number"]

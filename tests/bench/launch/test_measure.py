@@ -13,7 +13,7 @@ from rich.console import Console
 
 from parbench.bench.launch import measure as measuring
 from parbench.bench.launch.budget import CostModel
-from parbench.bench.launch.measure import Display, resume, run_options
+from parbench.bench.launch.measure import Display, run_options
 from parbench.bench.plan.options import Options
 from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Record, SkipReason
@@ -50,9 +50,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> FakeRanks:
 
 
 def run(options: Options = TWO_CASES, *, resume_path: Path | None = None) -> Path:
-    path = run_options(
-        options, MODULES, out=Path("runs"), resume_path=resume_path, as_json=False
-    )
+    path = run_options(options, MODULES, out=Path("runs"), resume_path=resume_path)
     assert path is not None
     return path
 
@@ -68,14 +66,14 @@ def test_skipped_cases_are_recorded_first_and_once(
     plan = make_plan([make_fake_case(0), make_fake_case(1)], skipped=[skipped_case])
     path = create_run(Path("runs"), plan, "0.1.0")[0]
     ranks.interrupt(case=2)
-    resume(path, as_json=False)
+    run(resume_path=path)
     skipped, measured = load_run(path).records
     assert skipped.status == "skipped"
     assert skipped.reason == "gloo carries no float8"
     assert skipped.skip_reason is SkipReason.IMPOSSIBLE
     assert measured.status == "ok"
     assert "2 of 3 cases measured" in capsys.readouterr().err
-    resume(path, as_json=False)
+    run(resume_path=path)
     assert statuses(path) == ["skipped", "ok", "ok"]
 
 
@@ -139,7 +137,7 @@ def test_run_keeps_disturbances_of_gpus(
     library = install(tmp_path, gpus(L40S, 2))["LD_LIBRARY_PATH"]
     monkeypatch.setenv("LD_LIBRARY_PATH", library)
     path = create_run(Path("runs"), make_plan([make_fake_case(0)], device="cuda"), "0.1.0")[0]
-    resume(path, as_json=False)
+    run(resume_path=path)
     environment = load_run(path).info.environment or {}
     assert "gpu persistence" in environment["load"]["disturbances"]
 
@@ -196,18 +194,12 @@ def test_full_disk_stops_the_run(
 # --- what --resume refuses ---
 
 
-def test_resume_refuses_other_options() -> None:
-    options = Options(settings={"dtype": "float32"})
-    message = usage_error(run, options, resume_path=Path("runs/x"))
-    assert message.endswith("--set, --sizes and --dtype")
-
-
 def test_resume_refuses_before_a_rank_starts(
     ranks: FakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = create_run(Path("runs"), make_plan([make_fake_case()]), "0.1.0")[0]
     with open_writer(path):
-        assert "another process" in usage_error(resume, path, as_json=False)
+        assert "another process" in usage_error(run, resume_path=path)
     assert "--nodes n1" in usage_error(run, Options(nodelist="n1"), resume_path=path)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
@@ -233,7 +225,7 @@ def refuse_to_start(monkeypatch: pytest.MonkeyPatch, launcher: str) -> list[Any]
 def start_fork_server(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> list[Any]:
     arguments = refuse_to_start(monkeypatch, "ForkServer")
     path = create_run(Path("runs"), plan, "0.1.0")[0]
-    assert usage_error(resume, path, as_json=False) == "not started"
+    assert usage_error(run, resume_path=path) == "not started"
     return arguments
 
 
