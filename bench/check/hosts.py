@@ -65,7 +65,7 @@ def check_hosts(
     hosts: Sequence[str], arguments: Sequence[str], *, agent: str, seconds: float
 ) -> tuple[HostResult, ...]:
     """Run ``parbench check`` on all hosts at once, by the same Python in the same folder."""
-    with convert_read_errors(f"--ssh {agent!r}", "is no command"):
+    with convert_read_errors(f"--ssh {agent!r}", "is not a command"):
         program, *options = shlex.split(agent)
     check = shlex.join([*PARBENCH, "check", *arguments, "--format=json"])
     command = f"cd {shlex.quote(str(Path.cwd()))} && {check}"
