@@ -62,31 +62,6 @@ def test_large_step_is_checked_by_small_model(nccl_world: World) -> None:
     step.close()
 
 
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-3), (torch.bfloat16, 2e-1)])
-def test_grouped_gemm_with_empty_groups(dtype: torch.dtype, atol: float) -> None:
-    generator = torch.Generator(GPU).manual_seed(0)
-
-    def random_tensor(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=GPU, dtype=dtype, generator=generator)
-
-    counts = torch.tensor([0, 200, 1, 0, 55, 0], device=GPU)
-    offsets = counts.cumsum(0).int()
-    rows = random_tensor(256, 64).requires_grad_()
-    weights = random_tensor(6, 64, 128).requires_grad_()
-    output_gradient = random_tensor(256, 128)
-
-    actual = F.grouped_mm(rows, weights, offs=offsets)
-    groups = torch.split(rows, counts.tolist())
-    expected = torch.cat(
-        [group @ weight for group, weight in zip(groups, weights, strict=True)]
-    )
-    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=atol)
-    actual_gradients = torch.autograd.grad(actual, (rows, weights), output_gradient)
-    expected_gradients = torch.autograd.grad(expected, (rows, weights), output_gradient)
-    for ours, reference in zip(actual_gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(ours, reference, rtol=2e-2, atol=atol)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_grouped_gemm_note_names_the_kernel(dtype: torch.dtype) -> None:
     rows = torch.randn(256, 64, device=GPU, dtype=dtype)

@@ -21,7 +21,6 @@ STEPS: list[NamedCase] = [
     ("workload.ep_step", TINY),
     ("workload.pp", TINY),
     ("workload.cp", {**TINY, "cp_method": "ring"}),
-    ("workload.cp", {**TINY, "cp_method": "ring"}),
     ("workload.cp", {**TINY, "cp_method": "zigzag"}),
     ("workload.hybrid", {**TINY, "mesh": "dp=2"}),
 ]

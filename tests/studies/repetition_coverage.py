@@ -7,9 +7,6 @@ samples and its own interval. Between two blocks the other cases take as long as
 (``--gap``). Noise is lognormal: independent, with correlated neighbors (AR(1)), or with a slow
 mode. The slow mode takes half as long again, 15 or 40 % of the time, for 1, 20 or 100 samples on
 average.
-
-For comparison, all samples are taken at once and treated as independent, doubled until the interval
-of their order statistics is as narrow as requested. The last column is the ratio of samples.
 """
 
 import argparse
@@ -33,7 +30,6 @@ from parbench.bench.world.world import Subgroup
 
 SLOW_FACTOR = 1.5
 BURN_IN_SAMPLES = 100
-MIN_SAMPLES = 20
 Series = NDArray[np.float64]
 
 
@@ -136,20 +132,9 @@ class SimulatedTiming(CaseTimer):
         self._position += count
 
 
-def estimate_independent(series: Series, measure: Measure) -> tuple[Estimate, int]:
-    """Double the samples until their interval is narrow enough, and return it with their number."""
-    count = measure.min_iterations
-    while True:
-        estimate = estimate_median(series[:count].tolist(), [1] * count)
-        is_narrow = (estimate.half_width or 1) <= measure.precision
-        if count >= measure.max_iterations or (count >= MIN_SAMPLES and is_narrow):
-            return estimate, min(count, len(series))
-        count = min(2 * count, measure.max_iterations)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """Results of a method over many trials."""
+    """Results over many trials."""
 
     covered: float  # share of intervals that contain the median
     printed: float  # share of trials with an interval
@@ -172,19 +157,16 @@ def summarize(estimates: list[tuple[Estimate, int]], true_median: float) -> Cove
     )
 
 
-def simulate(noise: Noise, trials: int, gap: int, seed: int) -> tuple[Coverage, Coverage]:
-    """Return the coverage of parbench's blocks, and of independent samples taken at once."""
+def simulate(noise: Noise, trials: int, gap: int, seed: int) -> Coverage:
+    """Return the coverage of parbench's intervals."""
     random = np.random.default_rng(seed)
     measure = Measure()
     num_samples = measure.max_iterations + BLOCKS * (gap + 3)
-    in_blocks = []
-    at_once = []
+    estimates = []
     for _ in range(trials):
         series = noise.draw(num_samples, random)
-        in_blocks.append(SimulatedTiming(series, gap, measure).estimate())
-        at_once.append(estimate_independent(1e9 * series, measure))
-    true_median = 1e9 * noise.compute_median()
-    return summarize(in_blocks, true_median), summarize(at_once, true_median)
+        estimates.append(SimulatedTiming(series, gap, measure).estimate())
+    return summarize(estimates, 1e9 * noise.compute_median())
 
 
 def main() -> None:
@@ -194,18 +176,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print(f"{options.trials} trials, {BLOCKS} blocks, gaps of {options.gap} samples")
-    titles = ("in blocks", "printed", "+-", "samples", "at once", "samples", "ratio")
+    titles = ("covered", "printed", "+-", "samples")
     print(f"{'noise':24}" + "".join(f"{title:>10}" for title in titles))
     for noise in list_noises():
-        blocks, once = simulate(noise, options.trials, options.gap, options.seed)
+        coverage = simulate(noise, options.trials, options.gap, options.seed)
         cells = [
-            f"{blocks.covered:.3f}",
-            f"{blocks.printed:.2f}",
-            f"{blocks.half_width:.3f}",
-            f"{blocks.samples:.0f}",
-            f"{once.covered:.3f}",
-            f"{once.samples:.0f}",
-            f"{blocks.samples / once.samples:.2f}",
+            f"{coverage.covered:.3f}",
+            f"{coverage.printed:.2f}",
+            f"{coverage.half_width:.3f}",
+            f"{coverage.samples:.0f}",
         ]
         print(f"{noise.name:18}{noise.sigma:6.2f}" + "".join(f"{cell:>10}" for cell in cells))
 

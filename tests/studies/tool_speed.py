@@ -1,10 +1,9 @@
-"""Time parbench itself: the same tasks as a custom benchmark and as benchmarks of pytest.
+"""Time parbench itself: each task is a case of a custom benchmark.
 
 parbench run tests.studies.tool_speed:prepare --nproc 1 \
     --set task=help,list,plan,append,load,compare,page \
     --repetitions 5 --budget 20m --timeout 10m --preset smoke   # before a change and after it
 parbench compare BASE NEW    # exit code 1 if a task became slower
-python -m pytest tests/studies/tool_speed.py --benchmark-json=speed.json
 
 The input of the tasks is created once, in /dev/shm if it exists, so no disk is timed.
 """
@@ -15,16 +14,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import pytest
 
 from parbench.bench.plan.cases import Case
 from parbench.bench.plan.options import Options, plan_run
-from parbench.bench.results.records import SCHEMA, Record, Stragglers, WorldInfo
+from parbench.bench.results.records import SCHEMA, Record, WorldInfo
 from parbench.bench.results.runs import list_runs, load_run, open_writer
 from parbench.cli import DEFINITIONS
+from tests.support.late import find_stragglers
 from tests.support.reports_fixtures import (
     collective_case,
     make_plan,
@@ -72,14 +71,7 @@ def make_cases(number: int) -> list[Case]:
 
 def make_records(cases: list[Case], ranks: int, repetitions: int) -> Iterator[Record]:
     world = WorldInfo(size=ranks, nodes=max(1, ranks // 8), backend="nccl", device="cuda")
-    arrival = Stragglers(
-        method="ping-pong",
-        uncertainty=1e-6,
-        late_rank=3,
-        share=0.7,
-        last_out_rank=1,
-        last_out_share=0.6,
-    )
+    arrival = find_stragglers(late_rank=3)
     for repetition in range(repetitions):
         for case in cases:
             size_bytes = float(case.params.get("size_bytes", 1e6))
@@ -147,7 +139,7 @@ def plan_many_cases() -> None:
     assert len(plan.cases) == 10_000
 
 
-def prepare_task(name: str, folder: Path) -> Callable[[], Any]:
+def prepare_task(name: Task, folder: Path) -> Callable[[], Any]:
     """Prepare the input of a task and return the function that is timed."""
     match name:
         case "help":
@@ -170,12 +162,6 @@ def prepare_task(name: str, folder: Path) -> Callable[[], Any]:
             )
         case "page":
             return make_command("report", find_or_write_run(500, 5), "-o", folder / "page.html")
-    raise ValueError(name)
-
-
-@pytest.mark.parametrize("name", get_args(Task))
-def test_speed(name: str, benchmark: Any, tmp_path: Path) -> None:
-    benchmark.pedantic(prepare_task(name, tmp_path), rounds=3, warmup_rounds=1)
 
 
 def prepare(world: object, *, task: Task = "help") -> "Benchmark":
