@@ -30,8 +30,23 @@ from parbench.reports.run_data import RunData
 
 NUM_SIMILAR_RUNS = 3  # A case is missing if one of so many similar earlier runs measured it.
 
-SeriesRuns = Sequence[tuple[StoredRun, SeriesPoint]]
-"""The points of a series with their runs, oldest first."""
+SeriesRuns = list[tuple[StoredRun, SeriesPoint]]
+"""Points of a series with their runs, oldest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """The point of the checked run, and the newest earlier points of its series."""
+
+    point: SeriesPoint
+    earlier: SeriesRuns
+    timed: SeriesRuns
+    """The earlier points and the point itself, as far as they have a time."""
+    has_enough_runs: bool
+
+    @property
+    def seconds(self) -> list[float]:
+        return [point.seconds for _, point in self.timed if point.seconds is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +167,12 @@ class _Checker:
         windows = [self._read_window(point) for point in points]
         changes = self._find_changes(windows)
         results = []
-        for point, window, change in zip(points, windows, changes, strict=True):
-            result = self._describe_times(point, window, change)
+        for point, window in zip(points, windows, strict=True):
+            change = changes.get(point.series.fingerprint)
+            result = self._describe_times(window, change)
             if result.verdict == Verdict.TOO_FEW_RUNS and similar_runs:
                 result = _explain_new_series(result, similar_runs[0])
-            result = self._add_counts(result, point, window)
+            result = self._add_counts(result, window)
             if point.status in ("wrong", "failed", "hang"):
                 verdict = Verdict.WRONG if point.status == "wrong" else Verdict.FAILED
                 result = replace(result, verdict=verdict, reason=point.reason or point.status)
@@ -170,48 +186,49 @@ class _Checker:
             series=results,
         )
 
-    def _read_window(self, point: SeriesPoint) -> SeriesRuns:
-        """Return the newest points of a series since its last annotation, ending with this run."""
+    def _read_window(self, point: SeriesPoint) -> _Window:
+        """Return the newest points of a series since its last annotation."""
         label = point.series.case.label
         matching = [note for note in self.annotations if fnmatchcase(label, note.series)]
         newest = max((note.started for note in matching), default="")
         runs = [run for run in self.earlier_runs if run.started >= newest]
         earlier = self.history.read_series(point.series.fingerprint, runs)
-        return [*earlier[-self.rule.window + (not self.is_candidate) :], (self.run, point)]
+        earlier = earlier[-self.rule.window + (not self.is_candidate) :]
+        timed = [pair for pair in [*earlier, (self.run, point)] if pair[1].seconds is not None]
+        is_long = len(timed) >= self.rule.min_runs + self.is_candidate
+        return _Window(
+            point=point,
+            earlier=earlier,
+            timed=timed,
+            has_enough_runs=is_long and point.seconds is not None,
+        )
 
-    def _find_changes(self, windows: Sequence[SeriesRuns]) -> list[LevelChange | None]:
+    def _find_changes(self, windows: Sequence[_Window]) -> dict[str, LevelChange | None]:
         """Judge all series with enough runs together, because they share the noise of runs."""
-        indices = [i for i, window in enumerate(windows) if self._has_enough_runs(window)]
+        judged = [window for window in windows if window.has_enough_runs]
+        fingerprints = [window.point.series.fingerprint for window in judged]
         rules = []
-        for i in indices:
-            threshold = self.thresholds.get(windows[i][-1][1].series.fingerprint)
+        for fingerprint in fingerprints:
+            threshold = self.thresholds.get(fingerprint)
             measured = threshold.min_effect if threshold else 0.0
             rules.append(replace(self.rule, min_effect=max(self.rule.min_effect, measured)))
-        logs = [np.log(_list_seconds(windows[i])) for i in indices]
-        judged = judge_series(logs, rules, newest_is_candidate=self.is_candidate)
-        changes: list[LevelChange | None] = [None] * len(windows)
-        for i, change in zip(indices, judged, strict=True):
-            changes[i] = change
-        return changes
+        logs = [np.log(window.seconds) for window in judged]
+        changes = judge_series(logs, rules, newest_is_candidate=self.is_candidate)
+        return dict(zip(fingerprints, changes, strict=True))
 
-    def _has_enough_runs(self, window: SeriesRuns) -> bool:
-        is_timed = window[-1][1].seconds is not None
-        return is_timed and len(_select_timed(window)) >= self.rule.min_runs + self.is_candidate
-
-    def _describe_times(
-        self, point: SeriesPoint, window: SeriesRuns, change: LevelChange | None
-    ) -> SeriesCheck:
-        timed = _select_timed(window)
+    def _describe_times(self, window: _Window, change: LevelChange | None) -> SeriesCheck:
+        timed = window.timed
+        series = window.point.series
         result = SeriesCheck(
-            series=point.series,
+            series=series,
             verdict=Verdict.NO_CHANGE,
             runs=[run.id for run, _ in timed],
-            seconds=_list_seconds(window),
+            seconds=window.seconds,
             change=change,
-            threshold=self.thresholds.get(point.series.fingerprint),
+            threshold=self.thresholds.get(series.fingerprint),
         )
-        if not self._has_enough_runs(window):
-            number = len(timed) - (self.is_candidate and point.seconds is not None)
+        if not window.has_enough_runs:
+            number = len(timed) - (self.is_candidate and window.point.seconds is not None)
             reason = f"{number} of {self.rule.min_runs} required runs"
             return replace(result, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
         if change is None or (not change.is_significant and change.kind == "drift"):
@@ -224,19 +241,18 @@ class _Checker:
         verdict = _decide(change, is_candidate=self.is_candidate)
         return replace(result, verdict=verdict, reason=", ".join(parts))
 
-    def _add_counts(
-        self, result: SeriesCheck, point: SeriesPoint, window: SeriesRuns
-    ) -> SeriesCheck:
+    def _add_counts(self, result: SeriesCheck, window: _Window) -> SeriesCheck:
         """Compare counts with the first run of the window, those of a candidate with the last."""
-        counted = [(run, earlier.counts) for run, earlier in window[:-1] if earlier.counts]
-        if not counted or not point.counts:
+        new_counts = window.point.counts
+        counted = [(run, earlier.counts) for run, earlier in window.earlier if earlier.counts]
+        if not counted or not new_counts:
             return result
-        comparison = compare_counts(counted[-1 if self.is_candidate else 0][1], point.counts)
+        comparison = compare_counts(counted[-1 if self.is_candidate else 0][1], new_counts)
         messages = []
         for change in comparison.changes:
             first_run = self.run.id
             for run, counts in () if self.is_candidate else reversed(counted):
-                differing = compare_counts(counts, point.counts).changes
+                differing = compare_counts(counts, new_counts).changes
                 if change.path in [difference.path for difference in differing]:
                     break
                 first_run = run.id
@@ -266,14 +282,6 @@ class _Checker:
             if len(similar) == NUM_SIMILAR_RUNS:
                 break
         return similar
-
-
-def _select_timed(window: SeriesRuns) -> SeriesRuns:
-    return [(run, point) for run, point in window if point.seconds is not None]
-
-
-def _list_seconds(window: SeriesRuns) -> list[float]:
-    return [point.seconds for _, point in window if point.seconds is not None]
 
 
 def _get_benchmark(series: SeriesIdentity) -> tuple[object, ...]:

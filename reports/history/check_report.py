@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from parbench.bench.results.formatting import format_case_size
 from parbench.bench.results.tables import Column, Row, Table, keep_known_columns
 from parbench.bench.text import pluralize
-from parbench.reports.analysis.labels import label_operation
+from parbench.reports.analysis.labels import label_communication
 from parbench.reports.compare.rendering import VerdictReport
 from parbench.reports.compare.thresholds import describe_thresholds
 from parbench.reports.compare.verdicts import FAILURES, MEANINGS, Verdict, format_verdicts
@@ -75,15 +74,12 @@ def _count_runs(check: HistoryCheck, result: SeriesCheck) -> int:
 
 
 def _describe_failure(result: SeriesCheck) -> str:
-    case = result.series.case
-    name = label_operation(case)
-    if "size_bytes" in case.params:
-        name = f"{name} {format_case_size(case.params['size_bytes'])}"
+    label = label_communication(result.series.case)
     if result.count_changes:
-        return f"{name}: {result.count_changes[0]}"
+        return f"{label}: {result.count_changes[0]}"
     if result.change is None:
-        return f"{name} {result.verdict.lower()}"
-    return f"{name} {100 * result.change.change:+.1f} %"
+        return f"{label} {result.verdict.lower()}"
+    return f"{label} {100 * result.change.change:+.1f} %"
 
 
 def _format_verdicts(check: HistoryCheck, verdicts: Iterable[Verdict]) -> str:

@@ -22,7 +22,7 @@ def slower(runs: DailyRuns) -> HistoryCheck:
 def test_text_has_verdict_change_and_run(slower: HistoryCheck) -> None:
     text = render_text(build_report(slower))
     assert "FAIL: 2 SLOWER of 2 series, compared with the last 15 runs on main" in text
-    assert "all_reduce 1K +9.8 %" in text
+    assert "all_reduce 1K blocking float32 +9.8 %" in text
     [row, *_] = [line for line in text.splitlines() if line.startswith("SLOWER ")]
     assert "run-012" in row
     assert "95 % CI" in row
