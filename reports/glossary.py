@@ -19,12 +19,13 @@ class Term:
 def list_terms(section: Section) -> tuple[Term, ...]:
     """Return the terms of a section, then the formulas of the metrics that its columns show."""
     metrics: dict[str, Metric] = {}
+    terms = [term for table in section.on_page for term in table.terms]
     for table in section.on_page:
         for column in table.columns:
             metric = column.metric
-            if metric and metric.formula and metric.name not in section.terms:
+            if metric and metric.formula and metric.name not in terms:
                 metrics[metric.name] = metric
-    return (*get_terms(section.terms), *map(_define_metric, metrics.values()))
+    return (*get_terms(terms), *map(_define_metric, metrics.values()))
 
 
 def get_terms(names: Iterable[str]) -> tuple[Term, ...]:

@@ -1,12 +1,12 @@
 """The report of one run: the sections that it may have, and what the first screen shows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
 from parbench.bench.results.details import PipelineDetails
-from parbench.bench.results.tables import Section
+from parbench.bench.results.tables import Table
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.comparisons import describe_settings
 from parbench.reports.analysis.footnotes import list_footnotes
@@ -29,34 +29,35 @@ from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.timeline import chart_timeline
 from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.record_evidence import collect_evidence
-from parbench.reports.report import Report
+from parbench.reports.report import Report, make_sections
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.communication import make_communication_section
-from parbench.reports.tables.contention import make_contention_section
-from parbench.reports.tables.context import make_context_section
-from parbench.reports.tables.experts import make_expert_section
-from parbench.reports.tables.groups import make_group_section
-from parbench.reports.tables.nodes import make_node_section
-from parbench.reports.tables.predictions import make_prediction_section
-from parbench.reports.tables.ranks import make_link_section
-from parbench.reports.tables.repetitions import make_repetition_section
-from parbench.reports.tables.steps import make_step_section
-from parbench.reports.tables.stragglers import make_arrival_section
-
-SECTIONS: tuple[Callable[[RunData], Section | None], ...] = (
-    make_node_section,
-    make_communication_section,
-    make_contention_section,
-    make_group_section,
-    make_link_section,
-    make_step_section,
-    make_context_section,
-    make_expert_section,
-    make_arrival_section,
-    make_prediction_section,
-    make_repetition_section,
+from parbench.reports.tables.communication import list_communication_tables
+from parbench.reports.tables.contention import list_contention_tables
+from parbench.reports.tables.context import list_context_tables
+from parbench.reports.tables.experts import list_expert_tables
+from parbench.reports.tables.groups import list_group_tables, list_link_tables
+from parbench.reports.tables.hosts import (
+    list_arrival_tables,
+    list_node_tables,
+    list_repetition_tables,
 )
-"""The functions that make the sections of a report, in order. None omits a section."""
+from parbench.reports.tables.predictions import list_prediction_tables
+from parbench.reports.tables.steps import list_step_tables
+
+SECTIONS: Mapping[tuple[str, str], Callable[[RunData], Iterable[Table]]] = {
+    ("nodes", "Nodes"): list_node_tables,
+    ("communication", "Communication"): list_communication_tables,
+    ("contention", "Contention and interference"): list_contention_tables,
+    ("groups", "Groups"): list_group_tables,
+    ("pairs", "Rank to rank"): list_link_tables,
+    ("steps", "Training steps"): list_step_tables,
+    ("context", "Context parallelism"): list_context_tables,
+    ("experts", "Expert parallelism"): list_expert_tables,
+    ("arrivals", "Arrival skew and stragglers"): list_arrival_tables,
+    ("predicted", "Predictions"): list_prediction_tables,
+    ("repetitions-section", "Repetitions"): list_repetition_tables,
+}
+"""The functions that list the tables of a section, by its id and title, in order."""
 
 MAX_BOXES = 1500
 """The limit for the figure of a step on the first screen."""
@@ -67,13 +68,14 @@ HARDWARE_FACTS = (("host", "cpu_model", ""), ("torch", "gpu", ""), ("torch", "ve
 def make_report(data: RunData, extra_verdicts: Sequence[ReportVerdict] = ()) -> Report:
     """Return the report of a run, with further verdicts after its own."""
     run = data.run
-    sections = [make_section(data) for make_section in SECTIONS]
     return Report(
         name=run.info.id,
         verdicts=(*judge_run(data), *extra_verdicts),
         code=data.exit_code,
         runs=(data,),
-        sections=tuple(section for section in sections if section),
+        sections=make_sections(
+            {section: list_tables(data) for section, list_tables in SECTIONS.items()}
+        ),
         emulated=describe_emulations(run),
         claims=run.info.plan.notes,
         heading=describe_run(data),

@@ -76,6 +76,16 @@ class Report:
         return make_problem_table("not-measured", "Not measured", {"": self.not_measured})
 
 
+def make_sections(tables: Mapping[tuple[str, str], Iterable[Table]]) -> list[Section]:
+    """Return the sections by their ids and titles. Tables without rows and notes are left out."""
+    sections = []
+    for (section_id, title), section_tables in tables.items():
+        visible_tables = [table for table in section_tables if table.rows or table.notes]
+        if visible_tables:
+            sections.append(Section(section_id, title, tables=visible_tables))
+    return sections
+
+
 def make_report_of_document(document: Document) -> Report:
     """Return the report of a plan, which has no runs."""
     message = _STATUS_MESSAGES[document.status]

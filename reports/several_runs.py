@@ -4,17 +4,14 @@ from collections.abc import Callable, Sequence
 
 from parbench.bench.machine.environment import format_cpus
 from parbench.bench.results.runs import Run
-from parbench.bench.results.tables import Column, Section, Table, keep_known_columns
+from parbench.bench.results.tables import Column, Table, keep_known_columns
 from parbench.reports.analysis.labels import group_by_text
 from parbench.reports.analysis.verdicts import describe_emulations, judge_run, list_problems
 from parbench.reports.one_run import describe_run
-from parbench.reports.report import Report, make_problem_table
+from parbench.reports.report import Report, make_problem_table, make_sections
 from parbench.reports.run_set import RunSet
-from parbench.reports.tables.scaling import make_node_scaling_section, make_rank_scaling_section
-from parbench.reports.tables.side_by_side import (
-    make_environment_section,
-    make_side_by_side_section,
-)
+from parbench.reports.tables.scaling import list_node_scaling_tables, list_rank_scaling_tables
+from parbench.reports.tables.side_by_side import make_environment_table, make_side_by_side_table
 
 _RUN_COLUMNS = (
     Column("run", help="its name in the tables below"),
@@ -34,30 +31,33 @@ _DIFFERENCE_COLUMNS = (
 
 def make_report_of_runs(run_set: RunSet) -> Report:
     """Return the report of several runs, or of a sweep."""
-    sections = [
-        _make_runs_section(run_set),
-        _make_problem_section(run_set),
-        _make_difference_section(run_set),
-    ]
+    tables = {
+        ("runs", "Runs"): [_make_run_table(run_set)],
+        ("problems", "Wrong, hung or failed"): [_make_problem_table(run_set)],
+        ("differences", "Differences"): [_make_difference_table(run_set)],
+    }
     if any(run.data.measured for run in run_set.runs):
-        sections += [
-            make_node_scaling_section(run_set) or make_rank_scaling_section(run_set),
-            make_environment_section(run_set),
-            make_side_by_side_section(run_set),
-        ]
+        over_nodes = list_node_scaling_tables(run_set)
+        over_ranks = [] if over_nodes else list_rank_scaling_tables(run_set)
+        tables |= {
+            ("over-nodes", "Scaling over nodes"): over_nodes,
+            ("scaling", "Scaling over ranks"): over_ranks,
+            ("environments", "Environments side by side"): [make_environment_table(run_set)],
+            ("side-by-side", "Side by side"): [make_side_by_side_table(run_set)],
+        }
     runs = [run.data.run for run in run_set.runs]
     return Report(
         name=f"{len(runs)} runs",
         verdicts=(run_set.verdict,),
         code=run_set.exit_code,
         runs=tuple(run.data for run in run_set.runs),
-        sections=tuple(section for section in sections if section),
+        sections=make_sections(tables),
         emulated=_merge_notes(runs, describe_emulations),
         heading=run_set.describe_differences(),
     )
 
 
-def _make_runs_section(run_set: RunSet) -> Section:
+def _make_run_table(run_set: RunSet) -> Table:
     has_points = any(run.point for run in run_set.runs)
     has_nodes = any(run.num_nodes > 1 for run in run_set.runs)
     rows = []
@@ -86,18 +86,18 @@ def _make_runs_section(run_set: RunSet) -> Section:
     if has_points:
         first = next((run for run in run_set.runs if run.data.measured), run_set.runs[0])
         notes.append(f"Run {first.number}: {describe_run(first.data)}.")
-    table = Table(
+    return Table(
         "runs-table",
         "Runs",
         caption="in the order given",
         columns=keep_known_columns(_RUN_COLUMNS, rows),
         rows=rows,
+        notes=notes,
     )
-    return Section("runs", "Runs", tables=[table], notes=notes)
 
 
-def _make_problem_section(run_set: RunSet) -> Section | None:
-    table = make_problem_table(
+def _make_problem_table(run_set: RunSet) -> Table:
+    return make_problem_table(
         "problems-table",
         "Wrong, hung or failed",
         {
@@ -105,29 +105,23 @@ def _make_problem_section(run_set: RunSet) -> Section | None:
             for run in run_set.runs
         },
     )
-    return Section("problems", table.title, tables=[table]) if table.rows else None
 
 
-def _make_difference_section(run_set: RunSet) -> Section:
+def _make_difference_table(run_set: RunSet) -> Table:
     """Return the facts that differ, each value with its runs."""
     rows = []
     for fact, texts in run_set.differences.items():
         runs_by_text = group_by_text({number: [text] for number, text in enumerate(texts, start=1)})
         values = [f"{text} (run {format_cpus(runs)})" for text, runs in runs_by_text.items()]
         rows.append({"fact": fact, "values": "; ".join(values)})
-    table = Table(
+    return Table(
         "differences-table",
         "Differences",
         caption="recorded facts and parameters that differ between runs",
         columns=_DIFFERENCE_COLUMNS,
         rows=rows,
-        where="page",
-    )
-    return Section(
-        "differences",
-        "Differences",
-        tables=[table] if rows else [],
         notes=[run_set.describe_differences()],
+        where="page",
     )
 
 

@@ -200,6 +200,8 @@ class Table:
     rows: Sequence[Row]
     caption: str = ""
     notes: Sequence[str] = ()
+    terms: Sequence[str] = ()
+    """The glossary terms that its columns use."""
     figures: Callable[[], Iterable[Any]] = tuple
     where: Literal["everywhere", "page", "terminal"] = "everywhere"
 
@@ -246,13 +248,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Tables under one heading, the glossary terms that their columns use, and notes."""
+    """Tables under one heading, and notes."""
 
     id: str
     title: str
     _: KW_ONLY
     tables: Sequence[Table]
-    terms: Sequence[str] = ()
     notes: Sequence[str] = ()
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from parbench.bench.results.tables import Column, Row, is_missing
+from parbench.bench.results.tables import Column, Row, Section, is_missing
 from parbench.reports.frames import join_frames, list_rows
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
@@ -56,9 +56,13 @@ def _describe_report(report: Report, *, has_details: bool) -> dict[str, Any]:
         "verdicts": report.verdicts,
         "findings": report.findings,
         "settings_compared": report.comparisons,
-        "notes": [note for section in report.sections for note in section.notes],
+        "notes": [note for section in report.sections for note in _list_notes(section)],
         "runs": [_describe_run(data, has_details=has_details) for data in report.runs],
     }
+
+
+def _list_notes(section: Section) -> list[str]:
+    return [*section.notes, *(note for table in section.tables for note in table.notes)]
 
 
 def _describe_run(data: RunData, *, has_details: bool) -> dict[str, Any]:

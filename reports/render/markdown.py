@@ -52,7 +52,8 @@ def _render_section(section: Section) -> list[str]:
     blocks = [f"## {escaped(section.title)}", *map(escaped, section.notes)]
     for table in section.on_page:
         blocks += [f"### {escaped(table.title)}", escaped(table.constant)]
-        blocks.append(markdown_table(table.varying, table.rows))
+        if table.rows:
+            blocks.append(markdown_table(table.varying, table.rows))
         blocks += map(escaped, table.notes)
     glossary = [f"* **{escaped(term.name)}**: {escaped(term.text)}" for term in list_terms(section)]
     blocks.append("\n".join(glossary))

@@ -12,7 +12,6 @@ from parbench.bench.results.formatting import format_case_size, format_quantity
 from parbench.bench.results.stats import WITHIN_REPETITION
 from parbench.bench.results.tables import (
     Column,
-    Section,
     SortedText,
     Table,
     keep_known_columns,
@@ -101,7 +100,7 @@ _FIT_COLUMNS = (
 )
 
 
-def make_communication_section(data: RunData) -> Section | None:
+def list_communication_tables(data: RunData) -> list[Table]:
     """Return the operations of a run, and their fits.
 
     Pages have a table and figures for each mode and type. On a terminal, operations of several
@@ -109,7 +108,7 @@ def make_communication_section(data: RunData) -> Section | None:
     """
     operations = select_operations(data)
     if operations.empty:
-        return None
+        return []
     tables = _make_terminal_tables(operations)
     groups = operations.groupby(["mode", "dtype"], sort=False)
     for index, (setting, cases) in enumerate(groups, start=1):
@@ -120,11 +119,9 @@ def make_communication_section(data: RunData) -> Section | None:
     levels = make_level_table(operations)
     if levels is not None:
         tables.append(levels)
-    terms = ["busbw", "blocking, pipelined"]
     if data.curves:
         tables.append(_make_fit_table(data, operations))
-        terms += ["fit", "breakpoint", "outliers"]
-    return Section("communication", "Communication", tables=tables, terms=terms)
+    return tables
 
 
 def _chart_operations(
@@ -167,6 +164,7 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
         caption=CAPTION,
         columns=keep_known_columns(columns, rows),
         rows=rows,
+        terms=["busbw", "blocking, pipelined"],
     )
 
 
@@ -279,6 +277,7 @@ def _make_fit_table(data: RunData, operations: "pd.DataFrame") -> Table:
         columns=[*OPERATION_COLUMNS, *keep_known_columns(_FIT_COLUMNS, rows)],
         rows=rows,
         notes=describe_fits(data.curves, data.ceiling),
+        terms=["fit", "breakpoint", "outliers"],
         figures=lambda: list_charts(chart_efficiency(operations, data.ceiling)),
     )
 

@@ -1,9 +1,9 @@
 """The tables of contention: operations under a load relative to the same ones without it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parbench.bench.results.tables import Column, Section, Table, metric_column
+from parbench.bench.results.tables import Column, Table, metric_column
 from parbench.reports.analysis.comparisons import Comparison, compare_with_loads
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
@@ -16,18 +16,12 @@ TITLES = {
 """By the parameter that adds the load."""
 
 
-def make_contention_section(data: RunData) -> Section | None:
-    """Return the slow-down by concurrent groups, and by loads in the background."""
-    comparisons = {param: compare_with_loads(data, param) for param in TITLES}
-    tables = [
-        _make_table(data, param, param_comparisons)
-        for param, param_comparisons in comparisons.items()
-        if param_comparisons
-    ]
-    if not tables:
-        return None
-    title = "Contention and interference"
-    return Section("contention", title, tables=tables, terms=["slow-down"])
+def list_contention_tables(data: RunData) -> Iterator[Table]:
+    """Yield the slow-down by concurrent groups, and by loads in the background."""
+    for param in TITLES:
+        comparisons = compare_with_loads(data, param)
+        if comparisons:
+            yield _make_table(data, param, comparisons)
 
 
 def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) -> Table:
@@ -52,6 +46,7 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
             *(_make_load_column(param, load) for load in loads),
         ],
         rows=list(rows.values()),
+        terms=["slow-down"],
         notes=[_describe_significance(comparisons)],
     )
 

@@ -6,7 +6,6 @@ from parbench.bench.results.details import AttentionDetails
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.tables import (
     Column,
-    Section,
     SortedText,
     Table,
     keep_known_columns,
@@ -76,15 +75,12 @@ _COLUMNS = (
 )
 
 
-def make_context_section(data: RunData) -> Section | None:
-    """Return the table of context-parallel steps, None without such steps."""
+def list_context_tables(data: RunData) -> list[Table]:
+    """Return the table of context-parallel steps."""
     rows, problems = list_rows_with_details(data, AttentionDetails)
-    if not rows and not problems:
-        return None
     for row in rows:
         row |= _read_values(row)
-    tables = [_make_table(rows)] if rows else []
-    return Section("context", "Context parallelism", tables=tables, notes=problems)
+    return [_make_table(rows, problems)]
 
 
 def _read_values(row: StepRow) -> StepRow:
@@ -109,7 +105,7 @@ def _read_values(row: StepRow) -> StepRow:
     return values
 
 
-def _make_table(rows: Sequence[StepRow]) -> Table:
+def _make_table(rows: Sequence[StepRow], problems: Sequence[str]) -> Table:
     models = label_differences([row["result"] for row in rows], _METHOD_PARAMS)
     comparisons = _group_by_setup(rows)
     for comparison in comparisons:
@@ -125,7 +121,7 @@ def _make_table(rows: Sequence[StepRow]) -> Table:
         caption="time, bytes and balance of each method",
         columns=keep_known_columns(columns, labeled_rows),
         rows=labeled_rows,
-        notes=[note for note in map(describe_crossover, comparisons) if note],
+        notes=[*problems, *filter(None, map(describe_crossover, comparisons))],
         figures=lambda: _chart_comparisons(comparisons, models),
     )
 

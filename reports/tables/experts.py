@@ -7,7 +7,6 @@ from parbench.bench.results.details import ExpertLoadDetails
 from parbench.bench.results.formatting import to_single_line
 from parbench.bench.results.tables import (
     Column,
-    Section,
     SortedText,
     Table,
     keep_known_columns,
@@ -70,8 +69,8 @@ _LOAD_COLUMNS = (
 )
 
 
-def make_expert_section(data: RunData) -> Section | None:
-    """Return the tables of expert-parallel steps, None without such steps."""
+def list_expert_tables(data: RunData) -> list[Table]:
+    """Return the tables of expert-parallel steps, and of the load of their experts."""
     steps, problems = list_rows_with_details(data, ExpertLoadDetails)
     rows = []
     for step in steps:
@@ -81,10 +80,7 @@ def make_expert_section(data: RunData) -> Section | None:
             problems.append(f"{step['label']}: its expert load cannot be read: {problem}.")
         else:
             rows.append(step | _read_settings(step))
-    if not rows and not problems:
-        return None
-    tables = [_make_step_table(rows), _make_load_table(rows)] if rows else []
-    return Section("experts", "Expert parallelism", tables=tables, notes=problems)
+    return [_make_step_table(rows, problems), _make_load_table(rows)]
 
 
 def _check_load(row: StepRow) -> str:
@@ -106,7 +102,7 @@ def _read_settings(row: StepRow) -> StepRow:
     }
 
 
-def _make_step_table(rows: Sequence[StepRow]) -> Table:
+def _make_step_table(rows: Sequence[StepRow], problems: Sequence[str]) -> Table:
     scopes = label_differences([row["result"] for row in rows], _OWN_PARAMS)
     for row in rows:
         row["scope"] = to_single_line(f"{row['result'].case.short_name} {scopes[row['case_id']]}")
@@ -122,6 +118,7 @@ def _make_step_table(rows: Sequence[StepRow]) -> Table:
         caption="expert load, dropped tokens, bytes and the cost of imbalance",
         columns=keep_known_columns(columns, rows),
         rows=rows,
+        notes=problems,
     )
 
 

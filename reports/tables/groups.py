@@ -1,23 +1,28 @@
-"""The tables of groups of ranks: bandwidth by scope of the groups, and of each group."""
+"""The tables of links and groups: from rank to rank, by scope of the groups, and of each group."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from parbench.bench.results.formatting import GIGA
-from parbench.bench.results.tables import Column, Section, Table, keep_known_columns, metric_column
+from parbench.bench.results.formatting import GIGA, format_case_size, format_quantity
+from parbench.bench.results.stats import median
+from parbench.bench.results.tables import Column, Table, keep_known_columns, metric_column
+from parbench.bench.text import pluralize
 from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.operations import (
     CASE_KEYS,
     GROUP_PARAMS,
+    LINKS,
     OPERATION_KEYS,
     add_operation_columns,
     select_operations,
 )
-from parbench.reports.analysis.topology import Topology
+from parbench.reports.analysis.topology import DISTANCES, Topology
 from parbench.reports.figures import quantities
 from parbench.reports.figures.chart import Chart, list_charts, number_name
 from parbench.reports.figures.lines import chart_lines, make_lines
+from parbench.reports.figures.pairs import chart_links
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import CASE_COLUMNS
@@ -49,19 +54,14 @@ _RATIO_COLUMNS = (
 )
 
 
-def make_group_section(data: RunData) -> Section | None:
-    """Return the bandwidth of operations that several groups of ranks ran."""
+def list_group_tables(data: RunData) -> Iterator[Table]:
+    """Yield the bandwidth of operations that several groups of ranks ran."""
     cases = add_operation_columns(select_operations(data), without=GROUP_PARAMS)
     cases = cases[cases["busbw"] > 0]
-    tables = []
     if data.nodes:
-        tables.append(_make_scope_table(cases, data.nodes))
+        yield _make_scope_table(cases, data.nodes)
     if "param_group" in cases:
-        tables.append(_make_group_table(cases[cases["param_group"].notna()]))
-    tables = [table for table in tables if table.rows]
-    if not tables:
-        return None
-    return Section("groups", "Groups", tables=tables, terms=["busbw"])
+        yield _make_group_table(cases[cases["param_group"].notna()])
 
 
 def _find_scope(result: CaseResult, topology: Topology) -> str:
@@ -109,6 +109,7 @@ def _make_scope_table(cases: "pd.DataFrame", topology: Topology) -> Table:
         caption="bus bandwidth within a node and between nodes, median of the groups",
         columns=keep_known_columns(table_columns, rows),
         rows=rows,
+        terms=["busbw"],
         figures=partial(_chart_scopes, cases),
     )
 
@@ -127,6 +128,7 @@ def _make_group_table(cases: "pd.DataFrame") -> Table:
         caption="bus bandwidth of each group of ranks on its own and concurrently",
         columns=[*CASE_COLUMNS, *map(_make_bandwidth_column, names), slowest],
         rows=list_rows(bandwidths.reset_index()),
+        terms=["busbw"],
     )
 
 
@@ -157,3 +159,65 @@ def _chart_scopes(cases: "pd.DataFrame") -> Iterator[Chart]:
                 quantities.BANDWIDTH,
             )
             yield from list_charts(chart)
+
+
+def list_link_tables(data: RunData) -> Iterator[Table]:
+    """Yield the bandwidth from each rank to each other rank, for each size, type and mode."""
+    cases = add_operation_columns(data.cases[data.cases["name"] == LINKS])
+    number = 1
+    for (size, dtype, mode), links in cases.groupby(["size", "dtype", "mode"], sort=False):
+        if links["busbw"].count() > 1:
+            title = f"Rank to rank: bus bandwidth in GB/s, {format_case_size(size)} {dtype}, {mode}"
+            yield _make_link_table(number, title, links, data.nodes)
+            number += 1
+
+
+def pivot_links(links: "pd.DataFrame", topology: Topology | None) -> "pd.DataFrame":
+    """Return the bandwidth in B/s with a row per sender and a column per receiver.
+
+    The ranks are ordered by node. Unknown links are NaN.
+    """
+    bandwidths = links.pivot_table(
+        index="param_source", columns="param_target", values="busbw", aggfunc="last"
+    )
+    ranks = sorted({*bandwidths.index, *bandwidths.columns})
+    if topology is not None:
+        ranks = list(topology.order_by_node(ranks))
+    return bandwidths.reindex(index=ranks, columns=ranks)
+
+
+def _make_link_table(
+    number: int, title: str, links: "pd.DataFrame", topology: Topology | None
+) -> Table:
+    bandwidths = pivot_links(links, topology)
+    names = {
+        str(rank): f"{rank} {topology.get_host(rank)}" if topology else str(rank)
+        for rank in bandwidths.index
+    }
+    labeled = bandwidths.rename(index=str, columns=str).assign(sender=list(names.values()))
+    columns = [Column("sender", "from \\ to", help="sending rank")]
+    columns += [metric_column("busbw", key=rank, title=name) for rank, name in names.items()]
+    return Table(
+        f"pairs-{number}",
+        title,
+        caption="a row for each sender, a column for each receiver",
+        columns=columns,
+        rows=list_rows(labeled),
+        notes=describe_distances(links, topology) if topology else (),
+        figures=lambda: list_charts(chart_links(number, title, bandwidths, topology)),
+    )
+
+
+def describe_distances(links: "pd.DataFrame", topology: Topology) -> list[str]:
+    """Return a sentence with the median bandwidth at each distance."""
+    by_distance: dict[str, list[float]] = defaultdict(list)
+    for link in list_rows(links[links["busbw"].notna()]):
+        distance = topology.get_distance(link["param_source"], link["param_target"])
+        by_distance[distance].append(link["busbw"])
+    texts = [
+        f"{distance} {format_quantity(median(by_distance[distance]), 'B/s')} "
+        f"({pluralize(len(by_distance[distance]), 'pair')})"
+        for distance in DISTANCES
+        if distance in by_distance
+    ]
+    return [f"Median bandwidth: {', '.join(texts)}."]

@@ -8,7 +8,7 @@ from parbench.bench.results.formatting import format_measurement, format_quantit
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import check_schema
 from parbench.bench.results.stats import WITHIN_REPETITION
-from parbench.bench.results.tables import Column, Section, SortedText, Table
+from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import UserError
 from parbench.reports.run_data import RunData
 
@@ -33,39 +33,32 @@ _COLUMNS = (
 )
 
 
-def make_prediction_section(data: RunData) -> Section | None:
-    """Return the predictions for the run, None if there are none."""
+def list_prediction_tables(data: RunData) -> list[Table]:
+    """Return the predictions for the run, none if nothing was predicted."""
     file = data.run.path / PLAN_FILE
     if not file.exists():
-        return None
-    tables = []
+        return []
+    rows: list[Row] = []
     try:
         with convert_read_errors(PLAN_FILE, "is not what parbench plan validate wrote"):
             content = read_file(file)
             check_schema(content, PLAN_FILE, PLAN_SCHEMA)
             validation = decode_json(content, Validation)
-        tables = _make_tables(validation)
         notes = [f"Not predicted: {step}: {why}" for step, why in validation.left_out.items()]
+        if validation.rows:
+            notes.append(_describe_sources(validation))
+        for step in validation.rows:
+            rows += [_make_row(step.label, component) for component in step.components]
+            notes += [f"{step.label}: {note}" for note in (step.rule, *step.notes) if note]
     except UserError as error:
         notes = [f"{error}. Write it again with parbench plan validate."]
-    return Section("predicted", "Predictions", tables=tables, notes=notes)
-
-
-def _make_tables(validation: Validation) -> list[Table]:
-    rows = []
-    notes = {_describe_sources(validation): None}
-    for step in validation.rows:
-        rows += [_make_row(step.label, component) for component in step.components]
-        notes |= {f"{step.label}: {note}": None for note in (step.rule, *step.notes) if note}
-    if not rows:
-        return []
     table = Table(
         "predictions",
         "Predicted and measured",
         caption="predicted by parbench plan validate",
         columns=_COLUMNS,
         rows=rows,
-        notes=list(notes),
+        notes=list(dict.fromkeys(notes)),
         where="page",
     )
     return [table]

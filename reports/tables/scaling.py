@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from parbench.bench.results.formatting import GIGA, format_quantity
-from parbench.bench.results.tables import Column, Row, Section, SortedText, Table
+from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import pluralize
 from parbench.reports.analysis.labels import label_cases
 from parbench.reports.figures import quantities
@@ -22,21 +22,21 @@ _PERFECT = "A level line at 100 % is perfect scaling."
 Unit = Literal["node", "rank"]
 
 
-def make_node_scaling_section(run_set: RunSet) -> Section | None:
+def list_node_scaling_tables(run_set: RunSet) -> list[Table]:
     """Return the cases that ran on several numbers of nodes with the same ranks per node."""
     cases = run_set.cases
     # An imported file may not state the number of nodes, which is recorded as 0.
     cases = cases[cases["nodes"] > 0]
-    return _make_section("over-nodes", "Scaling over nodes", cases, "node")
+    return _list_tables("over-nodes", "Scaling over nodes", cases, "node")
 
 
-def make_rank_scaling_section(run_set: RunSet) -> Section | None:
+def list_rank_scaling_tables(run_set: RunSet) -> list[Table]:
     """Return the cases that ran on several numbers of ranks, regardless of their nodes."""
     cases = run_set.cases.assign(ranks_per_node=0.0, distribution="")
-    return _make_section("scaling", "Scaling over ranks", cases, "rank")
+    return _list_tables("scaling", "Scaling over ranks", cases, "rank")
 
 
-def _make_section(section_id: str, title: str, cases: "pd.DataFrame", unit: Unit) -> Section | None:
+def _list_tables(table_id: str, title: str, cases: "pd.DataFrame", unit: Unit) -> list[Table]:
     cases = cases[cases["is_whole_world"] & cases["is_current"]]
     count = "nodes" if unit == "node" else "world_size"
     series = _assign_series(cases).astype({count: int})
@@ -48,7 +48,7 @@ def _make_section(section_id: str, title: str, cases: "pd.DataFrame", unit: Unit
         if len(points) > 1
     ]
     if not rows:
-        return None
+        return []
     _label_rows(rows, cases)
     notes = []
     if len(rows) > MAX_LINES:
@@ -58,15 +58,16 @@ def _make_section(section_id: str, title: str, cases: "pd.DataFrame", unit: Unit
         notes.append(f"Values are medians of up to {max_repeats} runs.")
     counts = sorted({number for row in rows for number in row["values"]})
     table = Table(
-        f"{section_id}-table",
+        f"{table_id}-table",
         title,
         caption="bus bandwidth or step time, and parallel efficiency",
         columns=_make_columns(counts, unit),
         rows=rows,
+        terms=["parallel efficiency", "busbw"],
         notes=notes,
-        figures=lambda: _draw(section_id.replace("-", "_"), rows, unit),
+        figures=lambda: _draw(table_id.replace("-", "_"), rows, unit),
     )
-    return Section(section_id, title, tables=[table], terms=["parallel efficiency", "busbw"])
+    return [table]
 
 
 def _assign_series(cases: "pd.DataFrame") -> "pd.DataFrame":

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from parbench.bench.results.tables import Column, Row, Section, Table
+from parbench.bench.results.tables import Column, Row, Table
 from parbench.reports.analysis.labels import label_cases
 from parbench.reports.frames import list_rows
 from parbench.reports.run_set import RunSet
@@ -13,10 +13,9 @@ from parbench.reports.stats import estimate_unpaired_effect
 MAX_SIDES = 8
 _CASE = Column("case", help="what ran")
 _NODES = Column("nodes", kind="count", help="number of nodes")
-_TERMS = ("ratio", "interval")
 
 
-def make_side_by_side_section(run_set: RunSet) -> Section | None:
+def make_side_by_side_table(run_set: RunSet) -> Table:
     """Return the times of the cases that at least two of the first runs measured.
 
     Cases match without the parameters in which the runs differ.
@@ -29,16 +28,16 @@ def make_side_by_side_section(run_set: RunSet) -> Section | None:
             results = {f"run {row['run']}": [row] for row in list_rows(matching)}
             rows.append({"result": matching["result"].iloc[0], **compare_times(results)})
     notes = []
-    if len(run_set.runs) > MAX_SIDES:
+    if rows and len(run_set.runs) > MAX_SIDES:
         notes.append(
             f"The first {MAX_SIDES} of {len(run_set.runs)} runs are shown. "
             "Name fewer runs to see others: parbench report RUN..."
         )
     names = [run.name for run in run_set.runs[:MAX_SIDES]]
-    return _make_section("side-by-side", "Side by side", [_CASE], names, rows, notes)
+    return _make_table("side-by-side", "Side by side", [_CASE], names, rows, notes)
 
 
-def make_environment_section(run_set: RunSet) -> Section | None:
+def make_environment_table(run_set: RunSet) -> Table:
     """Return the times of the cases that ran on equal nodes in at least two environments."""
     names = list(dict.fromkeys(run.environment for run in run_set.runs if run.environment))
     cases = run_set.cases
@@ -52,19 +51,17 @@ def make_environment_section(run_set: RunSet) -> Section | None:
             if len(results) > 1:
                 first = {"result": layout["result"].iloc[0], "nodes": layout["nodes"].iloc[0]}
                 rows.append({**first, **compare_times(results)})
-    return _make_section("environments", "Environments side by side", [_CASE, _NODES], names, rows)
+    return _make_table("environments", "Environments side by side", [_CASE, _NODES], names, rows)
 
 
-def _make_section(
-    section_id: str,
+def _make_table(
+    table_id: str,
     title: str,
     columns: Sequence[Column],
     names: Sequence[str],
     rows: Sequence[dict[str, Any]],
     notes: Sequence[str] = (),
-) -> Section | None:
-    if not rows:
-        return None
+) -> Table:
     labels = label_cases([row["result"] for row in rows])
     for row in rows:
         row["case"] = labels[row["result"].case.id]
@@ -89,16 +86,16 @@ def _make_section(
         )
         for name in names[1:]
     ]
-    table = Table(
-        f"{section_id}-table",
+    return Table(
+        f"{table_id}-table",
         title,
         caption="times, and their ratios to the first that measured the case",
         columns=[*columns, *times, *ratios],
         rows=rows,
+        terms=["ratio", "interval"],
         notes=notes,
         where="page",
     )
-    return Section(section_id, title, tables=[table], terms=_TERMS)
 
 
 def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 from parbench.bench.results.details import COMPONENTS, BytesFormulaDetails, PipelineDetails
 from parbench.bench.results.tables import (
     Column,
-    Section,
     SortedText,
     Table,
     keep_known_columns,
@@ -43,11 +42,6 @@ from parbench.reports.tables.pipelines import make_pipeline_tables
 MEMORY_SOURCES = ("memory_formula", "memory_counted", "memory")
 _MAX_BOXES = 8000
 """The limit for the timelines of all steps, which keeps the page below a megabyte."""
-_TERMS_OF_TABLE = {
-    "step-time": ("parts of a step",),
-    "step-timelines": ("phases",),
-    "pipelines": ("idle: schedule, imbalance, p2p, rest", "F, B, I, W"),
-}
 _PREDICTED_COLUMN = Column(
     "predicted",
     "predicted comm",
@@ -97,31 +91,21 @@ _VOLUME_COLUMNS = (
 )
 
 
-def make_step_section(data: RunData) -> Section | None:
-    """Return the tables of training steps, None without steps."""
+def list_step_tables(data: RunData) -> list[Table]:
+    """Return the tables of training steps."""
     rows = list_step_rows(data)
-    if not rows:
-        return None
     pipelines, problems = list_rows_with_details(data, PipelineDetails)
-    tables = [
-        _make_step_table(data, rows),
+    return [
+        _make_step_table(data, rows, problems),
         _make_part_table(rows),
         _make_volume_table(rows),
         _make_timeline_table(data),
         *make_pipeline_tables(pipelines),
         _make_memory_table(rows),
     ]
-    tables = [table for table in tables if table.rows or table.notes]
-    return Section(
-        "steps",
-        "Training steps",
-        tables=tables,
-        terms=[term for table in tables for term in _TERMS_OF_TABLE.get(table.id, ())],
-        notes=problems,
-    )
 
 
-def _make_step_table(data: RunData, steps: Sequence[StepRow]) -> Table:
+def _make_step_table(data: RunData, steps: Sequence[StepRow], problems: Sequence[str]) -> Table:
     rows = []
     notes: dict[str, list[str]] = {}
     for step in steps:
@@ -154,7 +138,7 @@ def _make_step_table(data: RunData, steps: Sequence[StepRow]) -> Table:
         caption="time, efficiency, communication and memory of each step",
         columns=keep_known_columns(columns, rows),
         rows=rows,
-        notes=_attribute_notes(notes),
+        notes=[*problems, *_attribute_notes(notes)],
         figures=lambda: list_charts(
             chart_step_times({step["label"]: step["result"] for step in steps})
         ),
@@ -203,6 +187,7 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
         caption="parts of the profiled step, with communication by axis of the mesh",
         columns=keep_known_columns(columns, rows),
         rows=rows,
+        terms=["parts of a step"],
         figures=lambda: list_charts(chart_breakdown(stacks)),
     )
 
@@ -246,6 +231,7 @@ def _make_timeline_table(data: RunData) -> Table:
         caption="busy time of each rank; parbench export --format chrome-trace has all events",
         columns=_make_timeline_columns(rows),
         rows=rows,
+        terms=["phases"],
         notes=notes,
         figures=lambda: _chart_timelines(data),
     )

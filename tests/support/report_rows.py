@@ -8,7 +8,7 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Section, Table
 from parbench.reports.analysis.case_results import CaseResult, merge_records
-from parbench.reports.one_run import SECTIONS, make_report
+from parbench.reports.one_run import make_report
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from tests.support.reports_fixtures import make_plan, make_run
@@ -38,9 +38,8 @@ def load_records(*records: Record) -> RunData:
     return RunData(run_from_records(*records))
 
 
-def make_sections(data: RunData) -> list[Section]:
-    sections = [make_section(data) for make_section in SECTIONS]
-    return [section for section in sections if section]
+def make_sections(data: RunData) -> Sequence[Section]:
+    return make_report(data).sections
 
 
 def find_table_of_run(data: RunData, table_id: str) -> Table:

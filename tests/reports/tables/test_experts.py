@@ -1,6 +1,6 @@
 """Expert-parallel steps: their table, the load of experts and ranks, and damaged facts."""
 
-from parbench.reports.tables.experts import make_expert_section
+from parbench.reports.tables.experts import list_expert_tables
 from tests.support.report_rows import (
     assert_cells,
     load_records,
@@ -55,9 +55,8 @@ def test_kept_pairs_are_summed_over_replicas() -> None:
 def test_experts_that_ranks_cannot_share_are_a_note() -> None:
     details = {**expert_record().details, "expert_load": [[1] * 7]}
     record = ok_record(expert_case(), details=details)
-    section = make_expert_section(load_records(record))
-    assert section is not None
-    assert not section.tables
-    (note,) = section.notes
+    table = list_expert_tables(load_records(record))[0]
+    assert not table.rows
+    (note,) = table.notes
     assert record.case.short_name in note
     assert "experts(7) is not a multiple of ep(2)" in note

@@ -2,7 +2,7 @@
 
 from parbench.bench.results.records import Record
 from parbench.reports.render.data import render_embedded_json, render_json
-from parbench.reports.tables.steps import make_step_section
+from parbench.reports.tables.steps import list_step_tables
 from tests.support.report_rows import (
     assert_cells,
     load_records,
@@ -41,9 +41,7 @@ def test_table_shows_bubble_and_idle_causes() -> None:
 def test_damaged_details_are_a_note() -> None:
     details = {"pipeline": {**pipeline_details(), "ranks": "two"}}
     record = ok_record(pipeline_case(), metrics=pipeline_metrics(), details=details)
-    section = make_step_section(load_records(record))
-    assert section is not None
-    (note,) = section.notes
+    (note,) = list_step_tables(load_records(record))[0].notes
     assert record.case.name in note
 
 

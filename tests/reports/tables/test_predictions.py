@@ -7,16 +7,17 @@ from msgspec.structs import replace
 
 from parbench.bench.files import encode_json
 from parbench.bench.results.details import PLAN_FILE, ComponentCheck, StepCheck, Validation
-from parbench.bench.results.tables import Section
+from parbench.bench.results.tables import Table
 from parbench.reports.run_data import RunData
-from parbench.reports.tables.predictions import make_prediction_section
+from parbench.reports.tables.predictions import list_prediction_tables
 from tests.support.report_rows import run_from_records, table_lines
 from tests.support.reports_fixtures import ok_record, step_case
 
 
-def read_predictions(folder: Path) -> Section | None:
+def read_predictions(folder: Path) -> Table:
     run = replace(run_from_records(ok_record(step_case())), path=folder)
-    return make_prediction_section(RunData(run))
+    (table,) = list_prediction_tables(RunData(run))
+    return table
 
 
 def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
@@ -43,15 +44,13 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
         run="run-1", fits="run-1", rows=[step], left_out={"cp": "not priced"}
     )
     (tmp_path / PLAN_FILE).write_bytes(encode_json(validation))
-    section = read_predictions(tmp_path)
-    assert section is not None
-    (table,) = section.tables
+    table = read_predictions(tmp_path)
     assert [list(line.values()) for line in table_lines(table)] == [
         ["ddp", "step", "12.0 ms", "10.0 ms", "+20.0%"],
         ["ddp", "comm dp", "12.0 ms", "10.0 ms [7.00, 14.3]", "+20.0% (within the interval)"],
     ]
     assert "ddp: its compute is of another pass" in table.notes
-    assert any("cp: not priced" in note for note in section.notes)
+    assert any("cp: not priced" in note for note in table.notes)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,6 @@ def test_predictions_show_errors_and_intervals(tmp_path: Path) -> None:
 )
 def test_damaged_predictions_are_a_note(tmp_path: Path, content: bytes, fact: str) -> None:
     (tmp_path / PLAN_FILE).write_bytes(content)
-    section = read_predictions(tmp_path)
-    assert section is not None
-    assert not section.tables
-    assert fact in section.notes[0]
+    table = read_predictions(tmp_path)
+    assert not table.rows
+    assert fact in table.notes[0]

@@ -7,7 +7,7 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
 from parbench.reports.sweeps import MeasuredPoint
-from parbench.reports.tables.scaling import make_node_scaling_section, make_rank_scaling_section
+from parbench.reports.tables.scaling import list_node_scaling_tables, list_rank_scaling_tables
 from tests.support.nodes_fixtures import (
     group_record,
     make_hosts,
@@ -22,11 +22,9 @@ SIZE = 1 << 22
 
 def node_lines(*runs: Run, points: tuple[MeasuredPoint, ...] = ()) -> dict[str, dict[str, str]]:
     """Return the lines of the table of nodes by their cases."""
-    section = make_node_scaling_section(
-        RunSet(list(zip(runs, points or [None] * len(runs), strict=True)))
-    )
-    assert section is not None
-    return {line["case"]: line for line in table_lines(section.tables[0])}
+    pairs = list(zip(runs, points or [None] * len(runs), strict=True))
+    (table,) = list_node_scaling_tables(RunSet(pairs))
+    return {line["case"]: line for line in table_lines(table)}
 
 
 def rate_run(nodes: int, rate: float) -> Run:
@@ -95,7 +93,6 @@ def test_efficiency_of_ranks_expects_rate_or_busbw(
     case: Case, seconds: float, efficiency: str
 ) -> None:
     runs = [run_on(2, case, 1e-3), run_on(8, case, seconds)]
-    section = make_rank_scaling_section(RunSet([(run, None) for run in runs]))
-    assert section is not None
-    (line,) = table_lines(section.tables[0])
+    (table,) = list_rank_scaling_tables(RunSet([(run, None) for run in runs]))
+    (line,) = table_lines(table)
     assert line["efficiency 8 ranks"] == efficiency

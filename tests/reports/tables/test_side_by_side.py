@@ -6,10 +6,7 @@ from parbench.bench.plan.cases import Case
 from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
 from parbench.reports.sweeps import MeasuredPoint
-from parbench.reports.tables.side_by_side import (
-    make_environment_section,
-    make_side_by_side_section,
-)
+from parbench.reports.tables.side_by_side import make_environment_table, make_side_by_side_table
 from tests.support.nodes_fixtures import scaling_run
 from tests.support.report_rows import run_from_records, table_lines
 from tests.support.reports_fixtures import collective_case, ok_record, step_case
@@ -31,9 +28,7 @@ def join(*runs: Run) -> RunSet:
 
 
 def lines_of(*runs: Run) -> list[dict[str, str]]:
-    section = make_side_by_side_section(join(*runs))
-    assert section is not None
-    return table_lines(section.tables[0])
+    return table_lines(make_side_by_side_table(join(*runs)))
 
 
 def test_single_repetitions_have_a_ratio_without_interval() -> None:
@@ -60,9 +55,7 @@ def test_cases_match_across_a_varied_parameter() -> None:
 
 def test_more_runs_than_columns_have_a_note() -> None:
     runs = [make_run(collective_case())] * 9
-    section = make_side_by_side_section(join(*runs))
-    assert section is not None
-    (table,) = section.tables
+    table = make_side_by_side_table(join(*runs))
     assert table.columns[-1].title == "run 8 / first"
     assert "first 8 of 9 runs" in table.notes[0]
 
@@ -73,8 +66,6 @@ def test_environments_are_compared_on_equal_nodes() -> None:
         for nodes in (2, 4):
             point = MeasuredPoint(id=f"{environment} {nodes}", environment=environment)
             runs.append((scaling_run(nodes, factor=factor), point))
-    section = make_environment_section(RunSet(runs))
-    assert section is not None
-    lines = table_lines(section.tables[0])
+    lines = table_lines(make_environment_table(RunSet(runs)))
     assert [line["nodes"] for line in lines[:2]] == ["2", "4"]
     assert lines[-1]["tuned / first"] == "0.500"
