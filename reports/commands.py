@@ -17,6 +17,7 @@ from parbench.reports.options import (
     REPORT_FORMATS,
     figure_option,
     history_option,
+    link_option,
     min_effect_option,
     runs_option,
     unknown_option,
@@ -109,8 +110,9 @@ def report(
 @click.command(epilog="Example: parbench show --all latest")
 @click.argument("run", type=RunPath())
 @click.option("--all", "show_all", is_flag=True, help="Print all tables with all rows.")
+@link_option
 @format_option(type=click.Choice(("tables", "json")), default="tables")
-def show(run: Path, show_all: bool, form: str) -> None:
+def show(run: Path, show_all: bool, form: str, link_bytes_per_second: float | None) -> None:
     """Print the results of a run in the terminal.
 
     RUN is the folder of a run, latest, or the folder of a sweep. The exit code is that of the run:
@@ -120,7 +122,8 @@ def show(run: Path, show_all: bool, form: str) -> None:
 
     if form == "json":
         click.get_current_context().exit(build_report([run], form))
-    click.get_current_context().exit(show_again(run, show_all=show_all))
+    code = show_again(run, show_all=show_all, link_bytes_per_second=link_bytes_per_second)
+    click.get_current_context().exit(code)
 
 
 @click.command(epilog="Example: parbench explain traces/ --against latest -o explained.html")
@@ -238,13 +241,14 @@ _TOOL_TITLES = format_list(entry.title for entry in IMPORT_FORMATS.values())
 @click.option(
     "--nproc", type=click.IntRange(min=1), help="The number of ranks, if a file does not state it."
 )
+@link_option
 @runs_option(default=Path("runs"), help="Where new runs go.")
-def import_files(files: tuple[Path, ...], tool: str | None, nproc: int | None, out: Path) -> None:
+def import_files(files: tuple[Path, ...], **options: Any) -> None:
     from parbench.bench.results.runs import load_run
     from parbench.reports.formats.imports import import_file
 
     for file in files:
-        run = import_file(file, out, nproc=nproc, tool=tool)
+        run = import_file(file, **options)
         for note in load_run(run).info.plan.notes:
             click.echo(f"parbench: {note}", err=True)
         click.echo(str(run))

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from parbench.bench.text import parse_link
+
 REPORT_FORMATS = ("html", "markdown", "csv", "json")
 EXPLAIN_FORMATS = ("tables", "html", "markdown", "json")
 COMPARE_FORMATS = ("tables", "markdown", "json", "junit")
@@ -20,6 +22,19 @@ def _check_suffix(
     return file
 
 
+def _parse_link(
+    context: click.Context, parameter: click.Parameter, speed: str | None
+) -> float | None:
+    return parse_link(speed) if speed else None
+
+
+link_option = click.option(
+    "--link",
+    "link_bytes_per_second",
+    metavar="SPEED",
+    callback=_parse_link,
+    help="Speed of the links, such as 400Gbit. Bandwidths above it are named.",
+)
 history_option = partial(
     click.option,
     "--history",

@@ -99,6 +99,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     spread: NodeLayout | None = None  # None if srun does not start the ranks
 
     @property
+    def is_imported(self) -> bool:
+        """Return True for a log of another tool, which cannot be measured again."""
+        return self.preset.startswith("import:")
+
+    @property
     def limitations(self) -> tuple[str, ...]:
         """The notes, after a sentence about what is emulated, if anything is."""
         emulated = [describe_emulation(self.emulation)] if self.emulation else []

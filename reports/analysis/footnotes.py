@@ -25,9 +25,10 @@ def list_footnotes(data: RunData) -> tuple[str, ...]:
         share = describe_measuring_time(data.run).capitalize()
         sentences.append(f"{share}: preparing, warming up, timing and checking cases.")
     if data.plan.repetitions == 1 and data.measured:
+        hint = "Import 5 logs" if data.plan.is_imported else "Use --repetitions 5"
         sentences.append(
             "One repetition: intervals and noise do not include the variation between repetitions. "
-            "Use --repetitions 5 to compare."
+            f"{hint} to compare."
         )
     return (*sentences, *_list_notes(data))
 

@@ -63,10 +63,15 @@ def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
             f"{num_wrong} of {len(results)} results differ from the reference",
             hint="Do not use their times",
         )
+    num_checked = len(results) - num_unchecked
+    message = f"{num_checked} of {len(results)} results match the reference"
+    if 0 < num_unchecked < len(results):
+        results_text = pluralize(num_checked, "checked result")
+        message = f"{results_text} match the reference, {num_unchecked} were not checked"
     return ReportVerdict(
-        word="UNCHECKED" if num_unchecked == len(results) else "CORRECT",
+        word="CORRECT" if num_checked else "UNCHECKED",
         level="doubtful" if num_unchecked else "good",
-        message=f"{len(results) - num_unchecked} of {len(results)} results match the reference",
+        message=message,
     )
 
 
@@ -159,7 +164,7 @@ def _judge_noise(run: Run, results: Sequence[CaseResult]) -> ReportVerdict:
     if not variations:
         count = pluralize(max(result.repetitions for result in results), "repetition")
         message = f"the variation between repetitions is unknown ({count})"
-        hint = "Use --repetitions 5"
+        hint = "Import 5 logs" if run.info.plan.is_imported else "Use --repetitions 5"
         return ReportVerdict("NOISE UNKNOWN", "doubtful", message, hint=hint)
     noisy = find_noisy(results)
     message = f"the median variation between repetitions is {format_percent(median(variations))}"

@@ -220,16 +220,21 @@ def _advise_repetitions(comparison: RunComparison) -> list[str]:
 def _suggest_actions(comparison: RunComparison) -> list[str]:
     actions = []
     verdicts = comparison.verdicts
-    if Verdict.SLOWER in verdicts and not comparison.is_paired:
+    if (
+        Verdict.SLOWER in verdicts
+        and not comparison.is_paired
+        and not comparison.new.plan.is_imported
+    ):
         actions.append(
             "To confirm a slowdown without drift, interleave both versions: "
             "parbench ab --a-python BASE_PYTHON --b-python NEW_PYTHON -- OPTIONS_OF_RUN"
         )
     if Verdict.TOO_FEW_RUNS in verdicts:
-        actions.append(
-            "Measure more repetitions: "
-            f"parbench run --repetitions {comparison.rule.min_repetitions}"
-        )
+        count = comparison.rule.min_repetitions
+        advice = f"Measure more repetitions: parbench run --repetitions {count}"
+        if comparison.new.plan.is_imported:
+            advice = f"Import {count} logs per side to a folder each: parbench import LOG... --out NEW"
+        actions.append(advice)
     failing = [change.path for _, change in comparison.count_changes if change.fails]
     if failing:
         actions.append(

@@ -130,6 +130,15 @@ class TimeComparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RateAboveLink:
+    """A bus bandwidth above the declared speed of the link, both in B/s."""
+
+    name: str
+    bytes_per_second: float
+    link_bytes_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectedEvidence:
     """All evidence of a run, or of the traces of a job."""
 
@@ -137,3 +146,4 @@ class CollectedEvidence:
     stragglers: Sequence[StragglerEvidence] = ()
     rates: Sequence[Rates] = ()
     comparisons: Sequence[TimeComparison] = ()
+    rates_above_link: Sequence[RateAboveLink] = ()

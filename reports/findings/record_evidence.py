@@ -11,7 +11,11 @@ from parbench.reports.analysis.stragglers import (
 )
 from parbench.reports.analysis.timelines import find_slow_computing_rank
 from parbench.reports.findings.communication_evidence import collect_rates, compare_operations
-from parbench.reports.findings.evidence import CollectedEvidence, StragglerEvidence
+from parbench.reports.findings.evidence import (
+    CollectedEvidence,
+    RateAboveLink,
+    StragglerEvidence,
+)
 from parbench.reports.findings.step_evidence import make_step_evidence
 from parbench.reports.run_data import RunData
 
@@ -29,7 +33,20 @@ def collect_evidence(data: RunData) -> CollectedEvidence:
         stragglers=list(_find_stragglers(data)),
         rates=list(collect_rates(data)),
         comparisons=list(compare_operations(data)),
+        rates_above_link=list(_find_rates_above_link(data)),
     )
+
+
+def _find_rates_above_link(data: RunData) -> Iterator[RateAboveLink]:
+    link = data.plan.link_bytes_per_second
+    for result in data.communication:
+        busbw = result.value("busbw")
+        if link and busbw and busbw > link:
+            yield RateAboveLink(
+                name=data.labels[result.case.id],
+                bytes_per_second=busbw,
+                link_bytes_per_second=link,
+            )
 
 
 def _find_stragglers(data: RunData) -> Iterator[StragglerEvidence]:

@@ -95,6 +95,21 @@ def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
         )
 
 
+def find_rates_above_link(evidence: CollectedEvidence) -> Iterator[Finding]:
+    """A bus bandwidth is above the speed of the link."""
+    for rate in evidence.rates_above_link:
+        bandwidth = format_quantity(rate.bytes_per_second, "B/s")
+        link = format_quantity(rate.link_bytes_per_second, "B/s")
+        yield Finding(
+            kind="above-link",
+            subject=rate.name,
+            message=f"{rate.name} reached {bandwidth}, above the link of {link}. "
+            "NVLS, SHARP or a tree sends less over the link. NCCL_ALGO=Ring measures the link.",
+            time_share=None,
+            evidence={"bytes_per_second": rate.bytes_per_second},
+        )
+
+
 def _is_cliff(comparison: TimeComparison) -> bool:
     """Return True for a time far above its fit, which one repetition is enough to show."""
     ratio = comparison.ratio if comparison.low_ratio is None else comparison.low_ratio
@@ -105,4 +120,5 @@ RULES: tuple[Callable[[CollectedEvidence], Iterator[Finding]], ...] = (
     find_stragglers,
     find_slow_rates,
     find_slow_operations,
+    find_rates_above_link,
 )

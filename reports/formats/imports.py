@@ -32,7 +32,12 @@ def detect_tool(text: str, source: str) -> str:
 
 
 def import_file(
-    path: Path, out: Path, *, nproc: int | None = None, tool: str | None = None
+    path: Path,
+    out: Path,
+    *,
+    nproc: int | None = None,
+    tool: str | None = None,
+    link_bytes_per_second: float | None = None,
 ) -> Path:
     """Write the results of a file as a new run, and return its folder.
 
@@ -66,6 +71,7 @@ def import_file(
         budget_seconds=0.0,
         timeout_seconds=0.0,
         measure=Measure(),
+        link_bytes_per_second=link_bytes_per_second,
         notes=(
             *imported.notes,
             *(f"not imported: {omission}" for omission in imported.omissions),

@@ -219,6 +219,8 @@ def convert_table(
         contradictions[0] += _describe_other_world(num_ranks, fitting_ranks)
     if contradictions and not results:
         raise UserError(contradictions[0])
+    if len(fitting_ranks) > 1 and fitting_ranks[-1] == _MAX_GUESSED_RANKS - 1:
+        notes.append(f"{num_ranks} ranks are listed. No number of the table confirms their count")
     if num_ranks == 1:
         notes.append(f"1 rank transfers nothing, so bus bandwidths are 0. {REBUILD_HINT}")
     return results, [*notes, *contradictions, *_check_average(header)]

@@ -51,10 +51,14 @@ def show_run(data: RunData, *more: ReportVerdict, form: str = "tables") -> int:
     return code
 
 
-def show_again(path: Path, *, show_all: bool = False) -> int:
+def show_again(
+    path: Path, *, show_all: bool = False, link_bytes_per_second: float | None = None
+) -> int:
     """Print a run or the runs of a sweep without writing anything, and return the exit code."""
-    is_set = is_sweep(path)
-    report = make_report_of_runs(RunSet.load([path])) if is_set else make_report(RunData.load(path))
+    if is_sweep(path):
+        report = make_report_of_runs(RunSet.load([path]))
+    else:
+        report = make_report(RunData.load(path, link_bytes_per_second))
     print_report(report, render=render_text if show_all else render_closing)
     click.echo(str(path))
     return report.code

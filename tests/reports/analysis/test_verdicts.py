@@ -43,17 +43,19 @@ FIRST_TWICE = [ok_record(FIRST, 0), ok_record(FIRST, 1)]
 
 
 @pytest.mark.parametrize(
-    ("record", "word", "level"),
+    ("record", "word", "level", "count"),
     [
-        (ok_record(FIRST), "CORRECT", "good"),
-        (failed_record(FIRST, 0, "wrong"), "WRONG", "bad"),
-        (ok_record(FIRST, check=Check(passed=None)), "CORRECT", "doubtful"),
+        (ok_record(FIRST), "CORRECT", "good", "2 of 2"),
+        (failed_record(FIRST, 0, "wrong"), "WRONG", "bad", "1 of 2"),
+        (ok_record(FIRST, check=Check(passed=None)), "CORRECT", "doubtful", "1 were not checked"),
     ],
 )
-def test_correctness_counts_checked_results(record: Record, word: str, level: str) -> None:
+def test_correctness_counts_checked_results(
+    record: Record, word: str, level: str, count: str
+) -> None:
     verdict = judge(make_plan([FIRST, SECOND]), ok_record(SECOND), record)[word]
     assert verdict.level == level
-    assert " of 2 " in verdict.message
+    assert count in verdict.message
 
 
 def test_complete_run_has_every_repetition() -> None:

@@ -11,6 +11,7 @@ from parbench.bench.text import UserError
 from parbench.reports.compare.environment import collect_environment, find_environment_changes
 from parbench.reports.formats.imports import detect_tool, import_file
 from parbench.reports.formats.nccl_tests import render_text
+from parbench.reports.one_run import make_report
 from parbench.reports.run_data import RunData
 from tests.support.exchange_fixtures import NCCL, OSU, make_pairs_record, nccl_report
 from tests.support.report_rows import run_from_records
@@ -128,3 +129,17 @@ def test_logs_of_two_nccl_versions_are_compared(tmp_path: Path) -> None:
     (change,) = find_environment_changes(base_values, new_values)
     assert change.text == "imported.nccl: 2.29.7 -> 2.30.1"
     assert not change.is_blocking
+
+
+def test_import_names_bandwidths_above_the_link(tmp_path: Path) -> None:
+    run = import_text(tmp_path, NCCL, link_bytes_per_second=1e9)
+    findings = make_report(RunData(run)).findings
+    assert ["above-link"] == [finding.kind for finding in findings]
+    assert "above the link of 1.00 GB/s" in findings[0].message
+    data = RunData.load(import_text(tmp_path, NCCL).path, link_bytes_per_second=1e15)
+    assert not make_report(data).findings
+
+
+def test_import_advises_more_logs_instead_of_repetitions(tmp_path: Path) -> None:
+    hints = [verdict.hint for verdict in make_report(RunData(import_text(tmp_path, NCCL))).verdicts]
+    assert hints[-1] == "Import 5 logs"
