@@ -151,6 +151,9 @@ def explain(
     TRACE is the trace of a rank that torch.profiler wrote (export_chrome_trace, .json or .json.gz),
     or a folder of traces. The last lines name the largest losses first: late ranks, exposed
     communication, or idle time.
+
+    TRACE may also be a dump of torch's flight recorder (nccl_trace_rank_N, pickled or JSON), or a
+    folder of dumps. Then the report names the rank that is missing in a collective.
     """
     from parbench.reports.render.show import render_report
     from parbench.reports.render.terminal import print_report

@@ -233,7 +233,9 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
         count = comparison.rule.min_repetitions
         advice = f"Measure more repetitions: parbench run --repetitions {count}"
         if comparison.new.plan.is_imported:
-            advice = f"Import {count} logs per side to a folder each: parbench import LOG... --out NEW"
+            advice = (
+                f"Import {count} logs per side to a folder each: parbench import LOG... --out NEW"
+            )
         actions.append(advice)
     failing = [change.path for _, change in comparison.count_changes if change.fails]
     if failing:

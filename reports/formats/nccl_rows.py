@@ -219,10 +219,7 @@ def convert_table(
         contradictions[0] += _describe_other_world(num_ranks, fitting_ranks)
     if contradictions and not results:
         raise UserError(contradictions[0])
-    if len(fitting_ranks) > 1 and fitting_ranks[-1] == _MAX_GUESSED_RANKS - 1:
-        notes.append(f"{num_ranks} ranks are listed. No number of the table confirms their count")
-    if num_ranks == 1:
-        notes.append(f"1 rank transfers nothing, so bus bandwidths are 0. {REBUILD_HINT}")
+    notes += _check_num_ranks(num_ranks, len(fitting_ranks))
     return results, [*notes, *contradictions, *_check_average(header)]
 
 
@@ -291,6 +288,14 @@ def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[in
     for row in rows:
         fitting = [ranks for ranks in fitting if not find_contradiction(row, operation, ranks)]
     return fitting
+
+
+def _check_num_ranks(num_ranks: int, num_fitting: int) -> Iterator[str]:
+    """Yield a sentence about a number of ranks that is implausible or follows from nothing else."""
+    if num_ranks == 1:
+        yield f"1 rank transfers nothing, so bus bandwidths are 0. {REBUILD_HINT}"
+    elif num_fitting == _MAX_GUESSED_RANKS - 2:
+        yield f"{num_ranks} ranks are listed, and no number of the table confirms their count"
 
 
 def _describe_other_world(num_ranks: int, fitting_ranks: Sequence[int]) -> str:

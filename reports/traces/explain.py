@@ -20,6 +20,7 @@ from parbench.reports.findings.finding import MIN_SHARE
 from parbench.reports.messages import describe_no_finding
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
+from parbench.reports.traces.flight_dumps import explain_dumps, list_dumps
 from parbench.reports.traces.job import (
     SharedCall,
     TracedJob,
@@ -94,10 +95,13 @@ WAIT_COLUMNS = (
 
 
 def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
-    """Return the report on a job's traces.
+    """Return the report on a job's traces, or on dumps of the flight recorder.
 
     ``against`` is a run whose fits collectives are compared with.
     """
+    dumps = list_dumps(paths)
+    if dumps:
+        return explain_dumps(dumps)
     name = f"{len(paths)} traces"
     if len(paths) == 1:
         name = paths[0].resolve().name

@@ -44,6 +44,7 @@ CROSS_CHECKS = {
     "wrong values and rows": "values are wrong",
     "ranks twice or missing": "occurs twice|no line lists|groups of",
     "number of ranks unknown": "--nproc",
+    "number of ranks not confirmed": "confirms their count",
     "operation unknown": "does not name the program",
     "operation inferred": "does not name its program",
     "tables of other ranks": "has tables of",
@@ -55,8 +56,6 @@ CROSS_CHECKS = {
     "JSON": "JSON|is not what nccl-tests writes|cut short",
     "no table, no row": "without rows|contains no",
 }
-UNVERIFIABLE_RANKS = "3 ranks instead of 4, which no number shows"
-"""The last rank's line is lost, and the factor of the operation is 1 for any number of ranks."""
 Mutate = Callable[[str, random.Random], str]
 Key = tuple[str, int, str]
 
@@ -347,9 +346,7 @@ MUTATIONS: dict[str, Mutate] = {
 def find_wrong_number(run: ImportedRun, layout: Layout) -> str:
     """Return a description of the first wrong number of a run, empty if all are right."""
     if run.num_ranks != layout.num_ranks:
-        is_visible = {operation for operation, _, _ in layout.times} != {"broadcast"}
-        suffix = "" if is_visible else ", which no number shows"
-        return f"{run.num_ranks} ranks instead of {layout.num_ranks}{suffix}"
+        return f"{run.num_ranks} ranks instead of {layout.num_ranks}"
     for result in run.results:
         operation = result.name.partition(".")[2]
         size = int(result.params["size_bytes"])
@@ -392,8 +389,6 @@ def classify(text: str, layout: Layout) -> tuple[str, list[str], str]:
         return "refused", checks or ["no table, no row"], "no results"
     if not wrong:
         return "read correctly", checks, ""
-    if wrong.startswith(UNVERIFIABLE_RANKS) and not run.notes:
-        return "number of ranks not verifiable", checks, wrong
     return ("named in a note" if run.notes else "WRONG"), checks, wrong
 
 

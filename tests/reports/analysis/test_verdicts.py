@@ -47,7 +47,12 @@ FIRST_TWICE = [ok_record(FIRST, 0), ok_record(FIRST, 1)]
     [
         (ok_record(FIRST), "CORRECT", "good", "2 of 2"),
         (failed_record(FIRST, 0, "wrong"), "WRONG", "bad", "1 of 2"),
-        (ok_record(FIRST, check=Check(passed=None)), "CORRECT", "doubtful", "1 were not checked"),
+        (
+            ok_record(FIRST, check=Check(passed=None)),
+            "CORRECT",
+            "doubtful",
+            "1 were not checked",
+        ),
     ],
 )
 def test_correctness_counts_checked_results(

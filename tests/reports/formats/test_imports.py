@@ -134,12 +134,14 @@ def test_logs_of_two_nccl_versions_are_compared(tmp_path: Path) -> None:
 def test_import_names_bandwidths_above_the_link(tmp_path: Path) -> None:
     run = import_text(tmp_path, NCCL, link_bytes_per_second=1e9)
     findings = make_report(RunData(run)).findings
-    assert ["above-link"] == [finding.kind for finding in findings]
+    assert [finding.kind for finding in findings] == ["above-link"]
     assert "above the link of 1.00 GB/s" in findings[0].message
     data = RunData.load(import_text(tmp_path, NCCL).path, link_bytes_per_second=1e15)
     assert not make_report(data).findings
 
 
 def test_import_advises_more_logs_instead_of_repetitions(tmp_path: Path) -> None:
-    hints = [verdict.hint for verdict in make_report(RunData(import_text(tmp_path, NCCL))).verdicts]
+    hints = [
+        verdict.hint for verdict in make_report(RunData(import_text(tmp_path, NCCL))).verdicts
+    ]
     assert hints[-1] == "Import 5 logs"

@@ -1,0 +1,98 @@
+"""Dumps of torch's flight recorder: the rank that is missing in a collective."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parbench.bench.text import UserError
+from parbench.reports.render.terminal import render_text
+from parbench.reports.traces.explain import explain_traces
+
+
+def make_dump(*operations: str, is_done: bool = True) -> dict[str, Any]:
+    """Return a dump in the layout of torch 2.11. Only the last operation may be pending."""
+    entries = []
+    for number, operation in enumerate(operations, start=1):
+        state = "completed" if is_done or number < len(operations) else "started"
+        entries.append(
+            {
+                "frames": [
+                    {
+                        "name": "all_reduce",
+                        "filename": "/x/torch/distributed/c10d.py",
+                        "line": 1,
+                    },
+                    {"name": "step", "filename": "/home/user/train.py", "line": 40 + number},
+                ],
+                "record_id": number - 1,
+                "pg_id": 0,
+                "process_group": ("0", "default_pg"),
+                "collective_seq_id": number,
+                "p2p_seq_id": 0,
+                "profiling_name": f"nccl:{operation}",
+                "time_created_ns": 1_700_000_000_000_000_000 + number,
+                "input_sizes": [[1024]],
+                "state": state,
+                "retired": state == "completed",
+                "is_p2p": False,
+            }
+        )
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    return {"version": "2.10", "entries": entries, "pg_config": config}
+
+
+PENDING = make_dump("all_reduce", "all_reduce", is_done=False)
+ABSENT = make_dump("all_reduce")
+
+
+def explain(folder: Path, dumps: dict[int, dict[str, Any]], *, is_pickled: bool = True) -> str:
+    for rank, dump in dumps.items():
+        content = pickle.dumps(dump) if is_pickled else json.dumps(dump).encode()
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(content)
+    return render_text(explain_traces([folder], None))
+
+
+@pytest.mark.parametrize("is_pickled", [True, False])
+def test_missing_rank_is_named_with_its_last_call(tmp_path: Path, is_pickled: bool) -> None:
+    dumps = {0: PENDING, 1: ABSENT, 2: PENDING}
+    text = explain(tmp_path, dumps, is_pickled=is_pickled)
+    assert (
+        "HANG  All_reduce, number 2 of default_pg does not finish: rank 1 is missing." in text
+    )
+    assert "all_reduce 1 at train.py:41" in text
+    assert "rank 1 waits for no other rank, but others wait for it" in text
+
+
+@pytest.mark.parametrize(
+    ("dumps", "message"),
+    [
+        ({0: PENDING, 2: PENDING}, "rank 1 has no dump"),
+        ({0: PENDING, 1: PENDING, 2: PENDING}, "all ranks have enqueued it"),
+        ({0: ABSENT, 1: ABSENT}, "No collective is pending"),
+        (
+            {0: PENDING, 1: make_dump("all_reduce", "all_gather", is_done=False), 2: PENDING},
+            "all_reduce by 0,2, all_gather by 1, number 2 of default_pg",
+        ),
+    ],
+)
+def test_dumps_are_judged(
+    tmp_path: Path, dumps: dict[int, dict[str, Any]], message: str
+) -> None:
+    assert message in " ".join(explain(tmp_path, dumps).split())
+
+
+def test_code_in_a_pickle_is_not_run(tmp_path: Path) -> None:
+    dump = tmp_path / "nccl_trace_rank_0"
+    dump.write_bytes(pickle.dumps({"entries": [print]}))
+    with pytest.raises(UserError, match=r"nccl_trace_rank_0 .*contains builtins\.print"):
+        explain_traces([dump], None)
+
+
+def test_dump_of_an_old_torch_is_refused(tmp_path: Path) -> None:
+    dump = tmp_path / "nccl_trace_rank_0"
+    dump.write_bytes(pickle.dumps({"version": "1.5", "entries": [{"seq_id": 1}]}))
+    with pytest.raises(UserError, match=r"is not a dump of torch 2\.4 or later"):
+        explain_traces([dump], None)
