@@ -41,9 +41,7 @@ class AppHooks:
     """The modules with definitions of cases."""
     show_run: Callable[[Path, str, Path | None], int]
     """Prints a run as ``tables``, ``verdicts`` or ``nccl-tests``, and how it meets a file of
-    limits. Returns the exit code."""
-    compute_exit_code: Callable[[Path, Path | None], int]
-    """Prints how a run meets a file of limits, and returns the exit code."""
+    limits. A run in ``json`` has been printed. Returns the exit code."""
     write_report: Callable[[Sequence[Path], Path], None]
     """Writes one page of several runs."""
     render_document: "Callable[[Document, str], bytes]"
@@ -242,10 +240,7 @@ def run(
         return
     if form == "json":
         click.echo(path, err=True)
-        code = hooks.compute_exit_code(path, limits)
-    else:
-        shown = "verdicts" if quiet and form == "tables" else form
-        code = hooks.show_run(path, shown, limits)
+    code = hooks.show_run(path, "verdicts" if quiet and form == "tables" else form, limits)
     if "RANK" in os.environ:
         exit_now(code)
     sys.exit(code)

@@ -22,7 +22,6 @@ from parbench.defaults import read_defaults
 
 if TYPE_CHECKING:
     from parbench.bench.results.tables import Document
-    from parbench.reports.run_data import RunData
 
 COMMANDS = {
     "run": "parbench.bench.commands:run",
@@ -173,27 +172,15 @@ All commands: parbench --help"""
 
 def _show(path: Path, form: str, limits: Path | None) -> int:
     from parbench.reports.history.baseline import judge_by_history
+    from parbench.reports.limits import check_run
     from parbench.reports.render.show import show_run
     from parbench.reports.run_data import RunData
 
     data = RunData.load(path)
-    code = show_run(data, judge_by_history(data), form=form)
-    return _check_limits(data, limits, code)
-
-
-def _exit_code(path: Path, limits: Path | None) -> int:
-    from parbench.reports.run_data import RunData
-
-    data = RunData.load(path)
-    return _check_limits(data, limits, data.exit_code)
-
-
-def _check_limits(data: "RunData", limits: Path | None, code: int) -> int:
-    if limits is None:
-        return code
-    from parbench.reports.limits import check_run
-
-    return check_run(data, limits, code)
+    code = data.exit_code
+    if form != "json":
+        code = show_run(data, judge_by_history(data), form=form)
+    return code if limits is None else check_run(data, limits, code)
 
 
 def _render(document: "Document", form: str) -> bytes:
@@ -212,7 +199,6 @@ def _report(runs: Sequence[Path], output: Path) -> None:
 HOOKS = AppHooks(
     modules=DEFINITIONS,
     show_run=_show,
-    compute_exit_code=_exit_code,
     write_report=_report,
     render_document=_render,
 )

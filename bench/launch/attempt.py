@@ -104,26 +104,24 @@ class Attempt:
         hellos = self.evidence.hellos
         self._ranks.end(hellos.values())
         deadline = time.monotonic() + timeout_seconds
-        while self._find_running_ranks() and time.monotonic() < deadline:
+        while self._list_running_ranks() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        remaining = []
-        for rank, state in self._find_running_ranks().items():
-            name = self.evidence.format_ranks([rank])
-            remaining.append(f"{name} (process {hellos[rank].pid} is {state})")
+        remaining = self._list_running_ranks()
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
         for file in self._folder.iterdir():
             remove_if_empty(file)
         uuids = {hello.place.gpu for hello in hellos.values() if hello.place.gpu}
         return remaining + wait_for_gpu_memory(self._used_bytes, uuids, deadline)
 
-    def _find_running_ranks(self) -> dict[int, str]:
-        """Return the state of each rank that has not ended."""
-        states = {}
+    def _list_running_ranks(self) -> list[str]:
+        """Return a phrase for each rank that has not ended."""
+        phrases = []
         for rank, hello in sorted(self.evidence.hellos.items()):
             state = find_process_state(hello)
             if state not in (None, "gone"):
-                states[rank] = str(state)
-        return states
+                name = self.evidence.format_ranks([rank])
+                phrases.append(f"{name} (process {hello.pid} is {state})")
+        return phrases
 
     def _poll(self) -> None:
         """Read what has arrived; wait a moment if nothing has."""

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from parbench.bench.operations.data_pattern import DataPattern, poison
+from parbench.bench.operations.data_pattern import poison
 from parbench.bench.operations.operation import Operation, describe_operation, make_pattern
 from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.plan.groups import split_with_skew
@@ -110,7 +110,7 @@ def all_gather(
         has_batched_call=True,
         restore=restore,
         output=gathered,
-        expected=lambda: _concatenate_shards(pattern, world.size, count),
+        expected=lambda: pattern.compute_shards(0, [count] * world.size),
         description=describe_operation(
             "all_gather",
             world.size,
@@ -118,11 +118,6 @@ def all_gather(
             send_bytes=size_bytes // world.size,
         ),
     )
-
-
-def _concatenate_shards(pattern: DataPattern, num_ranks: int, count: int) -> torch.Tensor:
-    """Return the first ``count`` elements of every rank, in order of rank."""
-    return torch.cat([pattern.compute_values(rank, 0, count) for rank in range(num_ranks)])
 
 
 def reduce_scatter(
@@ -160,16 +155,10 @@ def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, world.size * count)
     received = pattern.allocate(world.size * count)
-    start = world.rank * count
-
-    def expected() -> torch.Tensor:
-        ranks = range(world.size)
-        return torch.cat([pattern.compute_values(rank, start, count) for rank in ranks])
-
     return Operation(
         call=partial(dist.all_to_all_single, received, source, group=world.group),
         output=received,
-        expected=expected,
+        expected=lambda: pattern.compute_shards(world.rank * count, [count] * world.size),
         description=describe_operation("all_to_all", world.size, size_bytes),
     )
 
@@ -191,13 +180,6 @@ def all_to_all_v(
     received = pattern.allocate(sum(recv_counts))
     sent_bytes = num_elements * pattern.itemsize
     max_received = max(send_counts) * world.size * pattern.itemsize
-
-    def expected() -> torch.Tensor:
-        start = sum(send_counts[:rank])
-        count = send_counts[rank]
-        shards = [pattern.compute_values(sender, start, count) for sender in range(world.size)]
-        return torch.cat(shards)
-
     return Operation(
         call=partial(
             dist.all_to_all_single,
@@ -208,7 +190,7 @@ def all_to_all_v(
             group=world.group,
         ),
         output=received,
-        expected=expected,
+        expected=lambda: pattern.compute_shards(sum(send_counts[:rank]), recv_counts),
         description=describe_operation(
             "all_to_all_v",
             world.size,
@@ -237,10 +219,6 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
                 work.wait()
         return works
 
-    def expected() -> torch.Tensor:
-        shards = [pattern.compute_values(rank, 0, count) for rank, count in enumerate(counts)]
-        return torch.cat(shards)
-
     on_gloo = world.backend == "gloo"
     gather_parts = partial(dist.all_gather, parts, source, group=world.group)
     note = "gloo has no uneven all_gather: each rank broadcasts its shard"
@@ -249,7 +227,7 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
     return Operation(
         call=broadcast_parts if on_gloo else gather_parts,
         output=gathered,
-        expected=expected,
+        expected=lambda: pattern.compute_shards(0, counts),
         description=describe_operation(
             "all_gather_v",
             world.size,
@@ -310,7 +288,7 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
     return Operation(
         call=partial(dist.gather, source, parts, group=world.group, group_dst=root),
         output=gathered,
-        expected=lambda: _concatenate_shards(pattern, world.size, count)[: len(gathered)],
+        expected=lambda: pattern.compute_shards(0, [count] * world.size)[: len(gathered)],
         description=describe_operation(
             "gather", world.size, size_bytes, send_bytes=size_bytes // world.size
         ),

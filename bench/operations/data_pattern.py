@@ -7,7 +7,7 @@ repetition begins a little later in the table, so that chunks of a buffer differ
 and offset. The result of a reduction is such a table as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,11 @@ class DataPattern:
         return self._repeat(
             self._compute_codes(rank, _compute_table_length(start + count)), start, count
         )
+
+    def compute_shards(self, start: int, counts: Sequence[int]) -> torch.Tensor:
+        """Return ``counts[rank]`` elements of each rank from ``start`` on, in order of rank."""
+        shards = [self.compute_values(rank, start, count) for rank, count in enumerate(counts)]
+        return torch.cat(shards)
 
     def make_filler(self, buffer: torch.Tensor, rank: int) -> Callable[[], None]:
         """Return a function that writes the first elements of a rank into all of ``buffer``."""
