@@ -29,10 +29,16 @@ from parbench.bench.text import UserError, format_table
 from parbench.reports.compare.environment import collect_points
 from parbench.reports.compare.rule import Rule
 from parbench.reports.run_data import RunData
-from parbench.reports.stats import Repetitions, estimate_paired_effect, estimate_unpaired_effect
+from parbench.reports.stats import (
+    Effect,
+    Repetitions,
+    estimate_paired_effect,
+    estimate_unpaired_effect,
+)
 
 THRESHOLDS_FILE = Path("runs/thresholds.json")
 SCHEMA_VERSION = 2
+Times = Sequence[float]
 FALSE_ALARM_RATE = 0.01
 MIN_REPETITIONS = 10  # Two sides of the fewest repetitions that a comparison accepts.
 
@@ -97,47 +103,39 @@ def compute_threshold(repetitions: Repetitions, rule: Rule) -> float:
     Compared are earlier with later repetitions, as those of two runs, and interleaved ones in
     pairs. It is rounded up to a tenth of a percent.
     """
-    numbers = sorted(repetitions)
+    times = [repetitions[number] for number in sorted(repetitions)]
     required = []
-    for size in sorted({rule.min_repetitions, len(numbers) // 2}):
-        for base, new in _split_into_runs(numbers, size):
-            base_times = {number: repetitions[number] for number in base}
-            new_times = {number: repetitions[number] for number in new}
-            required.append(_find_required_threshold(base_times, new_times, is_paired=False))
-        for base, new in _split_into_pairs(numbers, size):
-            base_times = {i: repetitions[number] for i, number in enumerate(base)}
-            new_times = {i: repetitions[number] for i, number in enumerate(new)}
-            required.append(_find_required_threshold(base_times, new_times, is_paired=True))
+    for size in sorted({rule.min_repetitions, len(times) // 2}):
+        for base, new in _split_into_runs(times, size):
+            effect = estimate_unpaired_effect(dict(enumerate(base)), dict(enumerate(new)))
+            required.append(_find_required_threshold(effect))
+        for base, new in _split_into_pairs(times, size):
+            effect = estimate_paired_effect(dict(enumerate(base)), dict(enumerate(new)))
+            required.append(_find_required_threshold(effect))
     threshold = quantile(required, 1 - FALSE_ALARM_RATE)
     return max(rule.min_effect, math.ceil(1000 * threshold - 1e-9) / 1000)
 
 
-def _find_required_threshold(base: Repetitions, new: Repetitions, *, is_paired: bool) -> float:
+def _find_required_threshold(effect: Effect | None) -> float:
     """Return the smallest threshold that is not below the whole 95 % interval of the change."""
-    estimate = estimate_paired_effect if is_paired else estimate_unpaired_effect
-    effect = estimate(base, new)
     if effect is None or effect.low is None or effect.high is None:
         return 0.0
     return max(effect.low, 1 / (1 + effect.high) - 1, 0.0)
 
 
-def _split_into_runs(
-    numbers: Sequence[int], size: int
-) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+def _split_into_runs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
     """Yield all pairs of consecutive repetitions, the first part before the second one."""
-    for start in range(len(numbers) - 2 * size + 1):
-        for other in range(start + size, len(numbers) - size + 1):
-            yield numbers[start : start + size], numbers[other : other + size]
+    for start in range(len(times) - 2 * size + 1):
+        for other in range(start + size, len(times) - size + 1):
+            yield times[start : start + size], times[other : other + size]
 
 
-def _split_into_pairs(
-    numbers: Sequence[int], size: int
-) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+def _split_into_pairs(times: Times, size: int) -> Iterator[tuple[Times, Times]]:
     """Yield both sides of consecutive repetitions in the order A B B A."""
-    for start in range(len(numbers) - 2 * size + 1):
-        window = numbers[start : start + 2 * size]
-        base = [number for i, number in enumerate(window) if i % 4 in (0, 3)]
-        new = [number for i, number in enumerate(window) if i % 4 in (1, 2)]
+    for start in range(len(times) - 2 * size + 1):
+        window = times[start : start + 2 * size]
+        base = [seconds for i, seconds in enumerate(window) if i % 4 in (0, 3)]
+        new = [seconds for i, seconds in enumerate(window) if i % 4 in (1, 2)]
         yield base, new
 
 

@@ -1,6 +1,5 @@
 """The command ``parbench history`` with its subcommands."""
 
-import json
 from pathlib import Path
 
 import click
@@ -78,9 +77,8 @@ def add(runs: tuple[Path, ...], branch: str, commit: str, file: Path) -> None:
 
 @history.command("list", epilog="Example: parbench history list --branch main")
 @click.option("--branch", type=BranchName(), help="Only runs of this branch.")
-@format_option(type=click.Choice(("tables", "json")), default="tables")
 @_file_option
-def list_runs(branch: str | None, form: str, file: Path) -> None:
+def list_runs(branch: str | None, file: Path) -> None:
     """List the runs in the history, newest first."""
     from parbench.bench.text import format_table, pluralize
     from parbench.reports.history.database import open_history
@@ -89,19 +87,14 @@ def list_runs(branch: str | None, form: str, file: Path) -> None:
         runs = opened.list_runs(branch)
         counts = opened.count_series()
         annotations = opened.list_annotations()
-    titles = ("run", "started", "branch", "commit", "preset", "series", "failed")
-    rows = []
+    rows = [("run", "started", "branch", "commit", "preset", "series", "failed")]
     for run in reversed(runs):
         num_series, num_failed = counts.get(run.number, (0, 0))
-        texts = (run.id, run.started, run.branch, run.commit[:12], run.preset)
-        rows.append((*texts, num_series, num_failed))
-    if form == "json":
-        click.echo(json.dumps([dict(zip(titles, row, strict=True)) for row in rows]))
-        return
-    lines = [tuple(str(cell) or UNKNOWN for cell in row) for row in rows]
+        texts = (run.id, run.started, run.branch, run.commit[:12] or UNKNOWN, run.preset or UNKNOWN)
+        rows.append((*texts, str(num_series), str(num_failed)))
     click.echo(pluralize(len(runs), "run"))
     if runs:
-        click.echo(format_table([titles, *lines]))
+        click.echo(format_table(rows))
     for annotation in annotations:
         click.echo(f"Annotation at {annotation.run_id}, {annotation.series}: {annotation.note}")
 

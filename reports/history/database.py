@@ -188,11 +188,11 @@ class History:
         rows = self._execute(f"SELECT run, count(*), {failed} FROM point GROUP BY run")
         return {run: (num_series, num_failed) for run, num_series, num_failed in rows}
 
-    def read_times(self) -> list[dict[str, Any]]:
-        """Return one row per time: run number, fingerprint and seconds."""
+    def read_times(self) -> list[tuple[int, str, float]]:
+        """Return the run number, the fingerprint and the seconds of each time."""
         tables = "point JOIN series ON series = number"
-        rows = self._execute(f"SELECT run, fingerprint, seconds FROM {tables} WHERE seconds > 0")
-        return [dict(zip(("run", "fingerprint", "seconds"), row, strict=True)) for row in rows]
+        query = f"SELECT run, fingerprint, seconds FROM {tables} WHERE seconds > 0"
+        return self._connection.execute(query).fetchall()
 
     def annotate(self, run_id: str, series: str, note: str) -> None:
         """Mark a change at a run as intended. A second identical annotation changes nothing."""

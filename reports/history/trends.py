@@ -87,7 +87,9 @@ def label_series(identities: Sequence[SeriesIdentity]) -> dict[str, str]:
         groups.setdefault(label, []).append(series)
     labels = {}
     for label, group in groups.items():
-        differing = _find_differing_paths([series.environment for series in group])
+        environments = [series.environment for series in group]
+        paths = sorted({path for environment in environments for path in environment})
+        differing = [path for path in paths if _differs(path, environments)]
         for series in group:
             values = [f"{path} {series.environment.get(path, UNKNOWN)}" for path in differing]
             if len(values) > MAX_DIFFERENCES:
@@ -96,12 +98,8 @@ def label_series(identities: Sequence[SeriesIdentity]) -> dict[str, str]:
     return labels
 
 
-def _find_differing_paths(environments: Sequence[dict[str, str]]) -> list[str]:
-    values_by_path: dict[str, set[str]] = {}
-    for path in sorted({path for environment in environments for path in environment}):
-        values = {environment.get(path, UNKNOWN) for environment in environments}
-        values_by_path[path] = values
-    return [path for path, values in values_by_path.items() if len(values) > 1]
+def _differs(path: str, environments: Sequence[dict[str, str]]) -> bool:
+    return len({environment.get(path, UNKNOWN) for environment in environments}) > 1
 
 
 def render_trends(trends: Sequence[HistorySeries], runs: Sequence[StoredRun]) -> str:

@@ -138,17 +138,24 @@ def test_short_budget_ends_after_one_pair() -> None:
     assert measure(Machine(), budget_seconds=100.0).num_pairs == 5
 
 
-def test_sides_may_differ_only_in_what_is_tested() -> None:
-    torches = {"a": {"version": "2.13.0"}, "b": {"version": "2.14.0"}}
-    assert verdict(measure(Machine(torch_by_side=torches))) == "ENVIRONMENT CHANGED"
-    intended = measure(Machine(torch_by_side=torches), intended=["torch.*"])
-    assert verdict(intended) == "NO CHANGE"
-
-
-def test_tested_variable_may_change_the_environment() -> None:
-    threads = {"a": {"threads": 1}, "b": {"threads": 2}}
-    sides = parse_side("a", "OMP_NUM_THREADS=1"), parse_side("b", "OMP_NUM_THREADS=2")
-    assert verdict(measure(Machine(torch_by_side=threads), sides=sides)) == "NO CHANGE"
+@pytest.mark.parametrize(
+    ("variable", "options", "expected"),
+    [
+        ("X", {}, "ENVIRONMENT CHANGED"),
+        ("X", {"intended": ["torch.*"]}, "NO CHANGE"),
+        (
+            "OMP_NUM_THREADS",
+            {},
+            "NO CHANGE",
+        ),  # The number of threads follows from the variable.
+    ],
+)
+def test_sides_may_differ_only_in_what_is_tested(
+    variable: str, options: dict[str, Any], expected: str
+) -> None:
+    machine = Machine(torch_by_side={"a": {"threads": 1}, "b": {"threads": 2}})
+    sides = parse_side("a", f"{variable}=1"), parse_side("b", f"{variable}=2")
+    assert verdict(measure(machine, sides=sides, **options)) == expected
 
 
 COPY_A_RUN = """#!/bin/sh

@@ -38,8 +38,8 @@ def list_ids(history: History, branch: str | None = None) -> list[str]:
 
 def find_place(history: History) -> tuple[str, str]:
     """Return branch and commit of the only run."""
-    [line] = history.list_runs()
-    return line.branch, line.commit
+    [run] = history.list_runs()
+    return run.branch, run.commit
 
 
 def test_add_keeps_a_run_once(history: History, entry: RunEntry, tmp_path: Path) -> None:
