@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from parbench.bench.launch.messages import (
     Outcome,
     RankError,
 )
-from parbench.bench.machine.gpu import read_report
+from parbench.bench.machine.gpu import GpuReport, inspect_gpus, read_report
 
 START_SECONDS = 120.0
 """Ranks may take this long to start, and as long again to join each other."""
@@ -37,17 +37,13 @@ class Attempt:
     """One start of all ranks: passes them their job, follows their outcomes, explains failures.
 
     ``folder`` holds the files of these ranks, and ``evidence`` what they have reported.
-    ``used_bytes`` is the memory that was in use on GPUs before the ranks started.
     """
 
-    def __init__(
-        self, ranks: Ranks, folder: Path, size: int, used_bytes: Mapping[str, int]
-    ) -> None:
+    def __init__(self, ranks: Ranks, folder: Path, size: int) -> None:
         self.evidence = Evidence()
         self._ranks = ranks
         self._folder = folder
         self._size = size
-        self._used_bytes = used_bytes
         self._outcomes: dict[int, Outcome] = {}
         self._deadline = 0.0
 
@@ -110,8 +106,10 @@ class Attempt:
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
         for file in self._folder.iterdir():
             remove_if_empty(file)
-        uuids = {hello.place.gpu for hello in hellos.values() if hello.place.gpu}
-        return remaining + wait_for_gpu_memory(self._used_bytes, uuids, deadline)
+        if self.cpu_seconds() is None:  # Ranks that end by themselves have freed their memory.
+            uuids = {hello.place.gpu for hello in hellos.values() if hello.place.gpu}
+            remaining += wait_for_gpu_memory(uuids, deadline)
+        return remaining
 
     def _list_running_ranks(self) -> list[str]:
         """Return a phrase for each rank that has not ended."""
@@ -182,24 +180,14 @@ class Attempt:
         return explain_hang(evidence, index, timeout_seconds, stacks)
 
 
-def measure_gpu_memory(device: str) -> dict[str, int]:
-    """Return the memory (bytes) in use by the UUID of each GPU, where it is known."""
-    used_bytes = {}
-    for gpu in read_report(os.environ, "sample").gpus if device == "cuda" else ():
-        if gpu.uuid and gpu.memory_used_bytes is not None:
-            used_bytes[gpu.uuid] = gpu.memory_used_bytes
-    return used_bytes
-
-
-def wait_for_gpu_memory(
-    before: Mapping[str, int], uuids: Collection[str], deadline: float
-) -> list[str]:
-    """Wait until GPUs have no more memory in use than ``before``, at most until ``deadline``.
+def wait_for_gpu_memory(uuids: Collection[str], deadline: float) -> list[str]:
+    """Wait until GPUs have no more memory in use than before the run, at most until ``deadline``.
 
     Returns a phrase for each GPU that still has more in use.
     """
+    before = _get_used_bytes(inspect_gpus(os.environ)) if uuids else {}
     while True:
-        used_bytes = measure_gpu_memory("cuda") if uuids else {}
+        used_bytes = _get_used_bytes(read_report(os.environ, "sample")) if uuids else {}
         remains = []
         for uuid in used_bytes.keys() & set(uuids) & before.keys():
             extra_bytes = used_bytes[uuid] - before[uuid]
@@ -208,3 +196,8 @@ def wait_for_gpu_memory(
         if not remains or time.monotonic() > deadline:
             return remains
         time.sleep(0.5)
+
+
+def _get_used_bytes(report: GpuReport) -> dict[str | None, int]:
+    memory = {gpu.uuid: gpu.memory_used_bytes for gpu in report.gpus}
+    return {uuid: num_bytes for uuid, num_bytes in memory.items() if num_bytes is not None}

@@ -12,11 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from parbench.bench.launch.attempt import (
-    START_SECONDS,
-    Attempt,
-    measure_gpu_memory,
-)
+from parbench.bench.launch.attempt import START_SECONDS, Attempt
 from parbench.bench.launch.budget import TimeBudget, compute_costs, make_blocks, order_blocks
 from parbench.bench.launch.failures import find_silent_hosts
 from parbench.bench.launch.launchers import Ranks
@@ -178,13 +174,12 @@ class Driver:
         """Let new ranks measure the cases without an outcome; return why they did not start."""
         logs = self._run.path / "logs"
         folder = logs / f"attempt-{len(list(logs.glob('attempt-*')))}"
-        used_bytes = measure_gpu_memory(self._plan.device)
         variables = {
             DEVICE_VARIABLE: self._plan.device,
             REPORT_VARIABLE: "1" if self._needs_gpu_reports else "0",
         }
         ranks = self._start_ranks(folder, variables)
-        attempt = Attempt(ranks, folder, self._plan.nproc, used_bytes)
+        attempt = Attempt(ranks, folder, self._plan.nproc)
         try:
             # The imports of the fork server have ended: they are not a cost of every repetition.
             began = time.monotonic()

@@ -2,7 +2,8 @@
 
    It reads `nvml.txt` in its own folder: lines of a key and a value, such as `0.temperature 28` for
    GPU 0. A value `error 15` makes the call return this code. A key that is missing makes it return
-   "not supported". The value `hang` makes a call wait forever. tests/support/nvidia.py writes it. */
+   "not supported". The value `hang` makes a call wait forever. tests/support/nvidia.py writes it.
+   Each process that uses the library adds a line to `nvml.log`. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,6 +30,10 @@ static void load(void) {
     strcpy(strrchr(path, '/') + 1, "nvml.txt");
     FILE *file = fopen(path, "r");
     facts[fread(facts, 1, sizeof facts - 1, file)] = 0;
+    fclose(file);
+    strcpy(strrchr(path, '/') + 1, "nvml.log");
+    file = fopen(path, "a");
+    fprintf(file, "%d\n", getpid());
     fclose(file);
 }
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from parbench.bench.launch import attempt as module
-from parbench.bench.launch.attempt import Attempt
+from parbench.bench.launch.attempt import Attempt, wait_for_gpu_memory
 from parbench.bench.launch.failures import find_silent_hosts
 from parbench.bench.launch.messages import Job
+from parbench.bench.machine.gpu import inspect_gpus
 from tests.support.fakes import (
     Script,
     ScriptedRanks,
@@ -20,6 +21,7 @@ from tests.support.fakes import (
     make_status,
     time_limit,
 )
+from tests.support.nvidia import H100, format_uuid, gpus, install
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +37,7 @@ def start_ranks(folder: Path, num_started: int) -> tuple[ScriptedRanks, Attempt]
     """Start so many ranks, and follow them as two."""
     hellos = [make_hello(rank) for rank in range(num_started)]
     ranks = ScriptedRanks(folder / "attempt-0", hellos, complete_job)
-    return ranks, Attempt(ranks, folder / "attempt-0", 2, {})
+    return ranks, Attempt(ranks, folder / "attempt-0", 2)
 
 
 def test_missing_rank_is_named(tmp_path: Path) -> None:
@@ -109,3 +111,15 @@ def test_rank_that_has_completed_its_job_may_end_before_the_others(tmp_path: Pat
 
     attempt = start_job(tmp_path, act)
     assert attempt.wait_for_block(0, 10.0) == make_outcome()
+
+
+def test_memory_that_stays_in_use_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = install(tmp_path, gpus(H100, 2))
+    monkeypatch.setenv("LD_LIBRARY_PATH", environ["LD_LIBRARY_PATH"])
+    inspect_gpus(environ)  # at the start of the run
+    install(tmp_path, gpus(H100, 2, gpu1={"memory_used": str(3 << 30)}))
+    uuids = [format_uuid(0), format_uuid(1)]
+    remains = wait_for_gpu_memory(uuids, time.monotonic())
+    assert remains == [f"3.0 GiB on {format_uuid(1)}"]
