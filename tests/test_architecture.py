@@ -54,6 +54,14 @@ def test_imports_point_one_way() -> None:
             assert LAYER_BY_PACKAGE[imported] < LAYER_BY_PACKAGE[package], (path, imported)
 
 
+def test_calls_of_accelerators_are_in_one_module() -> None:
+    files = []
+    for path in SOURCES:
+        if re.search(r"\btorch\.cuda\.", path.read_text()):
+            files.append(str(path.relative_to(ROOT)))
+    assert files == ["bench/world/accelerator.py"]
+
+
 @pytest.mark.parametrize("package", ["reports", "slurm"])
 def test_package_does_not_import_torch(package: str) -> None:
     for path, names in IMPORTS.items():

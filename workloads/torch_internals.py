@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from parbench.bench.results.step_trace import TraceEvent
+from parbench.bench.world import accelerator
 
 ATTENTIONS = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default
@@ -40,7 +41,7 @@ def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile
     """Profile the host, and on CUDA the device, with their allocations if ``memory``."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+        activities.append(accelerator.PROFILER_ACTIVITY)
     profiler = profile(activities=activities, profile_memory=memory)
     with warnings.catch_warnings():
         # Before torch 2.13 the first profile of a process warns about events of an earlier one.
@@ -63,7 +64,7 @@ def _list_events(profiler: profile) -> list[Any]:
 
 def list_allocations(profiler: profile, device: torch.device) -> list[tuple[int, int]]:
     """Return the time in ns and the bytes of each allocation on a device; frees are negative."""
-    kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
+    kind = accelerator.PROFILER_DEVICE if device.type == "cuda" else DeviceType.CPU
     allocations = []
     for event in _list_events(profiler):
         if event.name() == "[memory]" and event.device_type() == kind:
@@ -137,9 +138,9 @@ def forget_meshes() -> None:
     redistribute.clear_redistribute_planner_cache()
     debug = importlib.import_module("torch.distributed.tensor.debug")
     debug._clear_sharding_prop_cache()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # The dispatch cache is per thread, and backward of CUDA tensors has its own thread.
-        device = torch.device("cuda", torch.cuda.current_device())
+    device = accelerator.get_selected_device()
+    if device is not None:
+        # The dispatch cache is per thread, and backward on a device has its own thread.
         _run_in_backward(debug._clear_sharding_prop_cache, device)
     for value in gc.get_objects():
         if type(value) is functools._lru_cache_wrapper:

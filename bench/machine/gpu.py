@@ -240,7 +240,7 @@ def choose_gpu_index(environ: Mapping[str, str], count: int) -> int:
     """Return the index of this rank's GPU among ``count``; further ranks share them."""
     if count == 0:
         raise UserError(
-            "torch finds no GPU in this rank (torch.cuda.device_count() is 0): see nvidia-smi, "
+            "torch finds no GPU in this rank: see nvidia-smi, "
             "CUDA_VISIBLE_DEVICES and parbench doctor on this host; --device cpu measures the cores"
         )
     return int(environ.get("LOCAL_RANK", "0")) % count

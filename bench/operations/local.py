@@ -15,6 +15,7 @@ from parbench.bench.launch.messages import Work
 from parbench.bench.operations.data_pattern import DataPattern, dtype_of, poison
 from parbench.bench.operations.operation import Operation, make_pattern
 from parbench.bench.plan.catalogue import NO_LOAD
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.bench.world.torch_compat import all_gather_single
 from parbench.bench.world.world import World
@@ -227,13 +228,13 @@ def background_load(kind: str, world: World) -> Iterator[list[float]]:
 
 def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Callable[[int], float]:
     """Return a function that repeats a load on a new stream and returns the device's time in ms."""
-    torch.cuda.set_device(device)  # a new thread starts with the first device
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    start = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-    end = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+    accelerator.select_device(device.index)  # a new thread starts with the first device
+    stream = accelerator.make_stream(device)
+    start = accelerator.make_event(blocking=True)
+    end = accelerator.make_event(blocking=True)
 
     def run(repeats: int) -> float:
-        with torch.cuda.stream(stream):
+        with stream:
             start.record()
             for _ in range(repeats):
                 load()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from parbench.bench.world.torch_compat import spin
+from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
 
 HOST_NS = 20_000
@@ -29,7 +29,7 @@ class DeviceQueue:
 
     def spin(self, duration_ns: int) -> None:
         """Keep the device busy for at least this long."""
-        spin(_CYCLES_PER_NS * duration_ns)
+        accelerator.spin(_CYCLES_PER_NS * duration_ns)
 
     def queue_barrier(self) -> None:
         """Let the queue wait for those of all ranks.
@@ -39,8 +39,8 @@ class DeviceQueue:
         if self._world.backend != "gloo":
             dist.all_reduce(self._token, group=self._world.group)
 
-    def event(self) -> torch.cuda.Event:
-        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def event(self) -> accelerator.Event:
+        return accelerator.make_event()
 
     def sync(self) -> None:
         self._world.sync_stream()

@@ -47,9 +47,9 @@ def begin_rank() -> None:
     import numpy as np
 
     from parbench.bench.rank import worker
-    from parbench.bench.world.torch_compat import has_lost_cuda
+    from parbench.bench.world import accelerator
 
-    if has_lost_cuda():  # an import has initialized CUDA, which a fork cannot use
+    if accelerator.has_lost_devices():  # an import has initialized CUDA, which a fork cannot use
         os.execv(sys.executable, [sys.executable, "-m", WORKER])
     np.random.seed()
     # Buffers then have other addresses in each rank, as in separate processes.

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 import numpy as np
-import torch
 from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Outcome
@@ -27,6 +26,7 @@ from parbench.bench.results.records import (
     find_stragglers,
 )
 from parbench.bench.text import UserError, format_list, format_size
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import (
     Benchmark,
     Description,
@@ -334,9 +334,7 @@ def _refuse_too_large(case: Case, world: World) -> None:
     is_operation = {"size_bytes", "dtype", "mode"} <= case.all_params.keys()
     if world.device.type != "cuda" or not is_operation:
         return
-    reserved = torch.cuda.memory_reserved(world.device)
-    cached = reserved - torch.cuda.memory_allocated(world.device)
-    free = min(world.gather(torch.cuda.mem_get_info(world.device)[0] + cached))
+    free = min(world.gather(accelerator.count_free_bytes(world.device)))
     size_bytes = int(case.all_params["size_bytes"])
     needed = estimate_needed_bytes(size_bytes)
     if needed > free:
@@ -385,7 +383,7 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
         return IdleBenchmark()
     params = {name: value for name, value in case.all_params.items() if name not in RUNNER_PARAMS}
     if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
-        capability = torch.cuda.get_device_capability(world.device)
+        capability = accelerator.get_capability(world.device)
         refuse_float8(str(params.get("dtype")), capability)
     benchmark = load_target(case.target)(world, **params)
     _check_is_benchmark(benchmark, case.target)

@@ -21,6 +21,7 @@ from parbench.bench.plan.plan import Measure
 from parbench.bench.rank.device_timer import DeviceQueue, DeviceTimer, Stamp
 from parbench.bench.results.records import MIN_HIDDEN, Stop
 from parbench.bench.results.stats import compute_relative_iqr, estimate_median
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import coalesce_calls
 from parbench.bench.world.world import Subgroup, World
@@ -51,7 +52,7 @@ class Progress:
     def make_hang_report(self) -> HangReport:
         """Describe where the measuring thread is, from its stack; another thread calls this."""
         # DDP waits for its buckets in autograd's engine, and NCCL's work in a synchronize.
-        waiting_modules = ("torch.distributed", "torch.autograd", "torch.cuda")
+        waiting_modules = ("torch.distributed", "torch.autograd", accelerator.WAITING_MODULE)
         frame = sys._current_frames().get(self._thread)
         frames = [frame for frame, _ in traceback.walk_stack(frame)] if frame else []
         modules = [frame.f_globals.get("__name__", "") for frame in frames]
@@ -76,7 +77,7 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
     if mode == "async":
         return _make_async_sampler(benchmark)
     if mode == "graph":
-        return _capture_graph(benchmark, repeat)
+        return accelerator.capture_graph(benchmark.step, repeat)
     if mode == "coalesced" and world is not None:
         # torch 2.11 does not wait for tensors that it gathers itself if it has a device.
         gathers = world.backend == "gloo" or getattr(benchmark, "has_batched_call", False)
@@ -102,20 +103,6 @@ def _make_async_sampler(benchmark: Any) -> Sampler:
         return issued_ns
 
     return issue_and_wait
-
-
-def _capture_graph(benchmark: Benchmark, repeat: Callable[[], None]) -> Sampler:
-    """Capture steps in a CUDA graph, after a warm-up on a side stream as graphs need it."""
-    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side_stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side_stream):
-        benchmark.step()
-    torch.cuda.current_stream().wait_stream(side_stream)
-    graph = torch.cuda.CUDAGraph()
-    # NCCL's threads query events during the capture.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        repeat()
-    return graph.replay
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.rank.watchdog import Watchdog
 from parbench.bench.results.runs import utc_now
-from parbench.bench.world.torch_compat import find_nccl_version
+from parbench.bench.world import accelerator
 from parbench.bench.world.world import World, disable_tf32, open_world
 
 SOURCE_LOCATION = re.compile(r"\[enforce fail at [^\]]*\]\s*")
@@ -322,16 +322,16 @@ def make_hello(environ: Mapping[str, str]) -> Hello:
     }
     environment = {**capture_environment(environ), "torch": facts}
     uuid = None
-    if environ.get("PARBENCH_DEVICE") == "cuda" and torch.cuda.is_available():
-        index = choose_gpu_index(environ, torch.cuda.device_count())
-        device = torch.cuda.get_device_properties(index)
-        uuid = f"GPU-{str(device.uuid).removeprefix('GPU-')}"  # as NVML writes it
+    if environ.get("PARBENCH_DEVICE") == "cuda" and accelerator.is_available():
+        index = choose_gpu_index(environ, accelerator.count_devices())
+        device = accelerator.get_properties(index)
+        uuid = device.uuid
         facts["gpu"] = device.name
-        facts["nccl"] = find_nccl_version()
+        facts["nccl"] = accelerator.find_library_version()
         facts["float32_matmul"] = disable_tf32()
         has_report = environ.get(REPORT_VARIABLE) == "1"
         environment |= capture_gpu(environ, uuid, has_report=has_report)
-        environment["gpu"]["l2_cache_bytes"] = device.L2_cache_size  # which NVML does not report
+        environment["gpu"]["l2_cache_bytes"] = device.l2_cache_bytes  # which NVML does not report
     is_in_step = {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= environ.keys()
     host = socket.gethostname()
     return Hello(

@@ -6,7 +6,6 @@ names, which are the only ones in 2.11.
 Private: torch 2.11 to 2.15 have no public function for what the others do. Each names what it uses.
 """
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -25,14 +24,6 @@ REDUCE_OPS = {
     "max": dist.ReduceOp.MAX,
     "product": dist.ReduceOp.PRODUCT,
 }
-
-
-def has_lost_cuda() -> bool:
-    """Return True if this process cannot use GPUs, because it was forked after CUDA's start.
-
-    Private: ``torch.cuda._is_in_bad_fork``.
-    """
-    return bool(torch.cuda._is_in_bad_fork())
 
 
 def all_gather_single(
@@ -115,27 +106,3 @@ def replace_default_timeout(timeout: timedelta) -> Iterator[None]:
         yield
     finally:
         variables.update(defaults)
-
-
-def find_nccl_version() -> str:
-    """Return the version of the loaded NCCL, or else the one that torch was compiled with.
-
-    torch only has the latter. Private: the name of its library.
-    """
-    number = ctypes.c_int()
-    try:
-        error = ctypes.CDLL("libtorch_cuda.so").ncclGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):
-        error = -1
-    if error != 0:
-        compiled = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        return f"{compiled} when torch was compiled"
-    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
-
-
-def spin(cycles: int) -> None:
-    """Keep the current CUDA stream busy for this many cycles of the device's clock.
-
-    Private: ``torch.cuda._sleep``.
-    """
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

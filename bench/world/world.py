@@ -18,6 +18,7 @@ from parbench.bench.machine.gpu import choose_gpu_index
 from parbench.bench.machine.machine import read_text
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.groups import Ranks, form_groups
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Benchmark
 from parbench.bench.world.torch_compat import replace_default_timeout
 
@@ -142,12 +143,12 @@ class World:
 
     def sync(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            accelerator.synchronize(self.device)
 
     def sync_stream(self) -> None:
         """Wait for the work of this thread, but not for a background load."""
         if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+            accelerator.synchronize_stream(self.device)
 
     def barrier(self) -> None:
         dist.barrier(group=self.control)
@@ -226,9 +227,7 @@ def _select_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     disable_tf32()
-    index = choose_gpu_index(os.environ, torch.cuda.device_count())
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    return accelerator.select_device(choose_gpu_index(os.environ, accelerator.count_devices()))
 
 
 def make_group(

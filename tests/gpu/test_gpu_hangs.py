@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from parbench.bench.launch.flight_recorder import GroupState, parse_groups
 from parbench.bench.machine.gpu import read_report
 from parbench.bench.results.records import read_records
+from parbench.bench.world import accelerator
 from parbench.bench.world.torch_compat import (
     coalesce_calls,
     dump_flight_records,
-    find_nccl_version,
 )
 from parbench.bench.world.world import World
 from tests.gpu.conftest import NCCL_TIMEOUT_SECONDS
@@ -120,7 +120,7 @@ def test_every_nccl_group_has_the_timeout(nccl_world: World) -> None:
 def test_nccl_version_equals_flight_recorder(nccl_world: World) -> None:
     dist.all_reduce(torch.ones(1, device="cuda"), group=nccl_world.group)
     recorded = [json.loads(dump)["comm_lib_version"] for dump in dump_flight_records()[1]]
-    assert find_nccl_version() in recorded
+    assert accelerator.find_library_version() in recorded
 
 
 TF32_SCRIPT = """

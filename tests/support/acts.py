@@ -17,7 +17,7 @@ import torch
 
 from parbench.bench.launch.processes import exit_now
 from parbench.bench.rank import worker
-from parbench.bench.world import torch_compat
+from parbench.bench.world import accelerator
 
 
 def act() -> None:
@@ -62,4 +62,4 @@ def describe_process() -> dict[str, object]:
 
 worker.main = act
 # The fork server then starts a new Python, as where an import has initialized CUDA.
-torch_compat.has_lost_cuda = lambda: "ACT_LOST" in os.environ
+accelerator.has_lost_devices = lambda: "ACT_LOST" in os.environ

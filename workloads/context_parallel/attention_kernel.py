@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from parbench.bench.world import accelerator
 from parbench.workloads.context_parallel.sequence_split import SequenceSplit
 from parbench.workloads.context_parallel.tiles import Tile
 from parbench.workloads.model.simulated_compute import SimulatedCompute
@@ -161,7 +162,7 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> K
         return CpuFlash()
     has_16_bits = dtype in (torch.bfloat16, torch.float16)
     has_flash_size = head_size % 8 == 0 and head_size <= 256
-    is_recent = torch.cuda.get_device_capability(device) >= (8, 0)
+    is_recent = accelerator.get_capability(device) >= (8, 0)
     can_use_flash = has_16_bits and has_flash_size and is_recent
     return CudaFlash() if can_use_flash else CudaEfficient()
 

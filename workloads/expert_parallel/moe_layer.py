@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from parbench.bench.world import accelerator
 from parbench.workloads.expert_parallel import dispatch
 from parbench.workloads.expert_parallel.dispatch import DispatchPlan, ExpertRows
 from parbench.workloads.expert_parallel.moe_case import Moe
@@ -102,7 +103,7 @@ def list_kernel_notes(device: torch.device, dtype: torch.dtype) -> tuple[str, ..
     """
     if device.type != "cuda":
         return ()
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = accelerator.get_capability(device)
     if dtype == torch.bfloat16 and major in (9, 10):
         return ()
     name = str(dtype).removeprefix("torch.")

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from torch.profiler import record_function
 
 from parbench.bench.results.stats import median
-from parbench.bench.world.torch_compat import spin
+from parbench.bench.world import accelerator
 from parbench.workloads.model.transformer import Attention
 
 COMPUTE_RANGE = "parbench:compute"
@@ -56,7 +56,7 @@ class SimulatedCompute:
         with record_function(COMPUTE_RANGE):
             yield
             if self._device.type == "cuda":
-                spin(int(seconds * _calibrate_spin(self._device)))
+                accelerator.spin(int(seconds * _calibrate_spin(self._device)))
             else:
                 remaining_seconds = end - self._clock()
                 if remaining_seconds > 0:
@@ -67,7 +67,7 @@ class SimulatedCompute:
     def synchronize(self) -> None:
         """Wait until the device has finished all simulated compute."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            accelerator.synchronize(self._device)
 
     def reset_debt(self) -> None:
         """Let the next part take its full time, as at the start of a step."""
@@ -84,12 +84,13 @@ def _calibrate_spin(device: torch.device) -> float:
 
 
 def _measure_spin(device: torch.device) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):
-        start.record()
-        spin(_CALIBRATION_CYCLES)
-        end.record()
-        end.synchronize()
+    start = accelerator.make_event()
+    end = accelerator.make_event()
+    accelerator.select_device(device.index)
+    start.record()
+    accelerator.spin(_CALIBRATION_CYCLES)
+    end.record()
+    end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-import torch
 from msgspec.structs import replace
 
 from parbench.bench.machine.environment import get_emulation
@@ -15,6 +14,7 @@ from parbench.bench.machine.machine import get_affinity
 from parbench.bench.results.details import Action, PipelineDetails
 from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.results.stats import estimate_mean
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.pipeline_parallel import bubbles
@@ -155,7 +155,7 @@ def can_measure_bubble(world: World, simulated_seconds: float | None) -> bool:
     it needs no core.
     """
     if world.device.type == "cuda":
-        gpus = world.gather(str(torch.cuda.get_device_properties(world.device).uuid))
+        gpus = world.gather(accelerator.get_properties(world.device).uuid)
         return len(set(gpus)) == len(gpus)
     return simulated_seconds is not None or not has_shared_cores(world)
 

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from parbench.bench.results.details import COMPONENTS
 from parbench.bench.results.metrics import MetricValue, make_values
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import MasterAdamW
@@ -155,12 +156,7 @@ def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
     step slower.
     """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        start = torch.cuda.memory_allocated(device)
-        step()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - start
+        return accelerator.measure_peak_bytes(step, device)
     if device.type != "cpu":
         return None
     with profiling(device, memory=True) as profiler:

@@ -71,10 +71,12 @@ def find_peak(device: "torch.device", dtype: "torch.dtype") -> Peak | None:
     """Return the datasheet peak of a GPU, None if it is unknown, or the measured peak of a CPU."""
     import torch
 
+    from parbench.bench.world import accelerator
+
     if device.type != "cuda":
         peak = measure_cpu_peak(dtype)
         return Peak(flops_per_second=peak, source="matrix multiplications", measured=True)
-    gpu_name = torch.cuda.get_device_name(device)
+    gpu_name = accelerator.get_properties(device).name
     kind = str(dtype).removeprefix("torch.")
     if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         kind = "tf32"

@@ -16,6 +16,7 @@ from parbench.bench.results.step_trace import (
     build_host_trace,
     list_phases,
 )
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.torch_internals import profiling, trace_events
@@ -27,7 +28,7 @@ _MAX_SECONDS_OF_MIN_REPEATS = 30.0
 Step = Callable[[], object]
 ResetFn = Callable[[], None]
 """Resets the benchmark before a step, and returns on all ranks at the same time."""
-Moment = float | torch.cuda.Event
+Moment = float | accelerator.Event
 Sample = TypeVar("Sample")
 
 
@@ -103,7 +104,7 @@ def trace_step(step: Step, device: torch.device) -> StepTrace:
         with record_function(STEP):
             step()
             if is_cuda:
-                torch.cuda.synchronize(device)
+                accelerator.synchronize(device)
         wall_seconds = (time.perf_counter_ns() - start_ns) / 1e9
     events = trace_events(profiler)
     build_trace = build_device_trace if is_cuda else build_host_trace
@@ -115,7 +116,7 @@ def record_moment(device: torch.device) -> Moment:
     """Return ``time.perf_counter()``, or on CUDA an event in the stream, without a host delay."""
     if device.type != "cuda":
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event = accelerator.make_event()
     event.record()
     return event
 
@@ -128,7 +129,7 @@ def make_moment_clock(device: torch.device) -> Callable[[Moment], float]:
     """
     if device.type != "cuda":
         return lambda moment: float(cast(float, moment))
-    torch.cuda.synchronize(device)
+    accelerator.synchronize(device)
     readings = [_read_clocks(device) for _ in range(_CLOCK_READINGS)]
     _, middle, event = min(readings, key=lambda reading: reading[0])
     return lambda moment: middle - float(cast(Any, moment).elapsed_time(event)) / 1e3
@@ -137,7 +138,7 @@ def make_moment_clock(device: torch.device) -> Callable[[Moment], float]:
 def _read_clocks(device: torch.device) -> tuple[float, float, Any]:
     """Return the duration of one event of an idle device on the host, its middle, and the event."""
     start = time.perf_counter()
-    event = cast(torch.cuda.Event, record_moment(device))
+    event = cast(accelerator.Event, record_moment(device))
     event.synchronize()
     stop = time.perf_counter()
     return stop - start, (start + stop) / 2, event

@@ -3,11 +3,10 @@
 ``check_memory`` of each rank is compared with the memory that is free before the step is built.
 """
 
-import torch
-
 from parbench.bench.machine.machine import available_memory_bytes
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Value
+from parbench.bench.world import accelerator
 from parbench.bench.world.world import World
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.step.check_memory import FRAGMENTATION_MARGIN, check_memory
@@ -28,11 +27,8 @@ def count_free_bytes(world: World) -> float:
     local_ranks = world.hosts.count(world.hosts[world.global_rank])
     if world.device.type != "cuda":
         return available_memory_bytes() / local_ranks
-    reserved = torch.cuda.memory_reserved(world.device)
-    unused = reserved - torch.cuda.memory_allocated(world.device)
-    free = torch.cuda.mem_get_info(world.device)[0] + unused
-    ranks_per_gpu = -(-local_ranks // torch.cuda.device_count())
-    return free / ranks_per_gpu
+    ranks_per_gpu = -(-local_ranks // accelerator.count_devices())
+    return accelerator.count_free_bytes(world.device) / ranks_per_gpu
 
 
 def shrink_model(spec: StepSpec, params: Params) -> dict[str, Value]:

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from parbench.bench.results.metrics import MetricValue, make_value, make_values
 from parbench.bench.results.stats import median
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.memory import peak_during
@@ -104,7 +105,7 @@ class ResourceProbe:
     def observe(self, step: Step, reset: ResetFn, budget_seconds: float) -> ResourceSample:
         device = self.world.device
         reset()
-        allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+        allocated = accelerator.count_allocated_bytes(device) if device.type == "cuda" else None
         peak = peak_during(step, device)
         reset()
         with FlopCounterMode(display=False) as counter:

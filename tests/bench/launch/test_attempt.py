@@ -1,5 +1,6 @@
 """One start of ranks: missing ranks, deadlines, and results that arrive in the last moment."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 

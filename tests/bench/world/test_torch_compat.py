@@ -1,7 +1,4 @@
-"""Collectives that torch renames and the version of NCCL."""
-
-import ctypes
-from typing import Any
+"""Collectives that torch renames."""
 
 import pytest
 import torch
@@ -9,7 +6,6 @@ import torch.distributed as dist
 
 from parbench.bench.world.torch_compat import (
     all_gather_single,
-    find_nccl_version,
     reduce_scatter_single,
 )
 from parbench.bench.world.world import World
@@ -49,19 +45,3 @@ def test_renamed_collectives_work(two_ranks: Ranks, function: str) -> None:
     """Ranks treat warnings as errors, so a deprecated name would raise."""
     results = two_ranks.call(f"{THIS_MODULE}:{function}")
     assert results == [([1.0, 2.0], [30.0]), ([1.0, 2.0], [32.0])]
-
-
-class LoadedNccl:
-    """A loaded library of NCCL 2.29.7."""
-
-    def __init__(self, name: str) -> None:
-        assert name == "libtorch_cuda.so"
-
-    def ncclGetVersion(self, number: Any) -> int:  # noqa: N802 - the name in the library
-        number._obj.value = 22907
-        return 0
-
-
-def test_nccl_version_is_that_of_loaded_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", LoadedNccl)
-    assert find_nccl_version() == "2.29.7"

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from parbench.bench.world import accelerator
 from parbench.workloads.context_parallel.attention_kernel import (
     CpuFlash,
     CudaEfficient,
@@ -70,12 +71,12 @@ def test_gpu_without_flash_uses_efficient_kernel(
     head_size: int,
 ) -> None:
     major, minor = divmod(round(10 * compute_capability), 10)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
+    monkeypatch.setattr(accelerator, "get_capability", lambda device: (major, minor))
     assert isinstance(choose_kernel(CUDA, dtype, head_size), CudaEfficient)
 
 
 def test_gpu_uses_flash_where_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(accelerator, "get_capability", lambda device: (8, 0))
     assert isinstance(choose_kernel(CUDA, torch.bfloat16, 64), CudaFlash)
     assert isinstance(choose_kernel(CUDA, torch.float16, 256), CudaFlash)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from parbench.bench.results.metrics import make_value
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.probe import (
@@ -101,9 +102,6 @@ def test_moment_of_device_on_host_clock(monkeypatch: pytest.MonkeyPatch) -> None
     wake_ns = itertools.chain([30_000] * 9, [4_000], itertools.repeat(30_000))
 
     class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            assert enable_timing
-
         def record(self) -> None:
             clock.sleep_ns(2_000)
             self.recorded_ns = clock.now_ns
@@ -115,8 +113,8 @@ def test_moment_of_device_on_host_clock(monkeypatch: pytest.MonkeyPatch) -> None
             return float(later.recorded_ns - self.recorded_ns) / 1e6
 
     monkeypatch.setattr("parbench.workloads.step.probe.time", clock)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: clock.sleep_ns(1_000))
+    monkeypatch.setattr(accelerator, "make_event", Event)
+    monkeypatch.setattr(accelerator, "synchronize", lambda device: clock.sleep_ns(1_000))
     device = torch.device("cuda", 0)
     event: Any = record_moment(device)
     clock.sleep_ns(5_000_000)

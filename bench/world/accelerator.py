@@ -1,0 +1,153 @@
+"""Calls of torch that depend on the kind of accelerator. Here they are those of ``torch.cuda``.
+
+No other module calls ``torch.cuda``. To add an accelerator, write these functions for it. torch's
+build for ROCm offers the same calls, and ``torch.xpu`` most of them. ``bench.machine.nvml`` is the
+counterpart that reports a host's devices without torch.
+"""
+
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity
+
+Event = torch.cuda.Event
+WAITING_MODULE = "torch.cuda"
+"""The module in which a thread waits for a device."""
+PROFILER_ACTIVITY = ProfilerActivity.CUDA
+PROFILER_DEVICE = DeviceType.CUDA
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProperties:
+    """The facts about a device that torch reports."""
+
+    name: str
+    uuid: str  # as NVML writes it
+    l2_cache_bytes: int
+
+
+def has_lost_devices() -> bool:
+    """Return True if this process cannot use devices, because it was forked after their start.
+
+    Private: ``torch.cuda._is_in_bad_fork``.
+    """
+    return bool(torch.cuda._is_in_bad_fork())
+
+
+def is_available() -> bool:
+    return torch.cuda.is_available()
+
+
+def count_devices() -> int:
+    return torch.cuda.device_count()
+
+
+def select_device(index: int) -> torch.device:
+    """Let this thread use a device, and return it."""
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def get_selected_device() -> torch.device | None:
+    """Return the device of this thread, None if the process uses none."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def get_properties(device: torch.device | int) -> DeviceProperties:
+    properties = torch.cuda.get_device_properties(device)
+    uuid = f"GPU-{str(properties.uuid).removeprefix('GPU-')}"
+    return DeviceProperties(
+        name=properties.name, uuid=uuid, l2_cache_bytes=properties.L2_cache_size
+    )
+
+
+def get_capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability, which says which data types and kernels there are."""
+    return torch.cuda.get_device_capability(device)
+
+
+def find_library_version() -> str:
+    """Return the version of the loaded NCCL, or else the one that torch was compiled with.
+
+    torch only has the latter. Private: the name of its library.
+    """
+    number = ctypes.c_int()
+    try:
+        error = ctypes.CDLL("libtorch_cuda.so").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        error = -1
+    if error != 0:
+        compiled = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        return f"{compiled} when torch was compiled"
+    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+
+
+def synchronize(device: torch.device) -> None:
+    torch.cuda.synchronize(device)
+
+
+def synchronize_stream(device: torch.device) -> None:
+    """Wait for the work of this thread's stream only."""
+    torch.cuda.current_stream(device).synchronize()
+
+
+def make_event(*, blocking: bool = False) -> Event:
+    """Return an event that measures time. A thread that waits for a ``blocking`` one sleeps."""
+    return Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
+
+
+def make_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which this thread's work goes into a stream of its own."""
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def spin(cycles: int) -> None:
+    """Keep the current stream busy for this many cycles of the device's clock.
+
+    Private: ``torch.cuda._sleep``.
+    """
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def capture_graph(warm_up: Callable[[], object], repeat: Callable[[], None]) -> Callable[[], None]:
+    """Capture calls in a graph, after a warm-up on a side stream as graphs need it.
+
+    Returns the function that replays the graph.
+    """
+    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
+        warm_up()
+    torch.cuda.current_stream().wait_stream(side_stream)
+    graph = torch.cuda.CUDAGraph()
+    # NCCL's threads query events during the capture.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        repeat()
+    return graph.replay
+
+
+def count_free_bytes(device: torch.device) -> int:
+    """Return the bytes that this process can allocate, including torch's unused cache."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
+
+
+def count_allocated_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device)
+
+
+def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
+    """Run a step, and return the peak of the bytes that it allocates in addition to the others."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    start = torch.cuda.memory_allocated(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - start
