@@ -106,7 +106,8 @@ class Attempt:
         shutil.rmtree(self._folder / MAIL, ignore_errors=True)
         for file in self._folder.iterdir():
             remove_if_empty(file)
-        if self.cpu_seconds() is None:  # Ranks that end by themselves have freed their memory.
+        if len(self.evidence.cpu_seconds) < len(hellos):
+            # Only ranks that completed their job have freed their memory themselves.
             uuids = {hello.place.gpu for hello in hellos.values() if hello.place.gpu}
             remaining += wait_for_gpu_memory(uuids, deadline)
         return remaining
