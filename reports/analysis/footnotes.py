@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.analysis.expected_bandwidth import describe_expected
 from parbench.reports.analysis.repetitions import describe_measuring_time
 from parbench.reports.analysis.steps import get_calls, get_profiled_seconds
 from parbench.reports.run_data import RunData
@@ -30,7 +31,7 @@ def list_footnotes(data: RunData) -> tuple[str, ...]:
             "One repetition: intervals and noise do not include the variation between repetitions. "
             f"{hint} to compare."
         )
-    return (*sentences, *_list_notes(data))
+    return (*sentences, *describe_expected(data), *_list_notes(data))
 
 
 def _list_methods(results: Sequence[CaseResult]) -> list[str]:

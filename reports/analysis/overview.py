@@ -23,15 +23,20 @@ MAX_LATENCY_BYTES = 64 << 10
 
 
 def describe_setup(data: RunData) -> str:
-    """Return the host, the ranks, the backend and the time that measuring took."""
+    """Return the host, the ranks, the backend and the time that measuring took.
+
+    An imported log has the facts that it states about GPUs and NCCL instead of that time.
+    """
     environment = data.run.info.environment or {}
+    imported = environment.get("imported") or {}
     torch = (environment.get("versions") or {}).get("torch")
     parts = [
         data.run.info.host,
         pluralize(data.plan.nproc, "rank"),
         f"{data.plan.backend}, {data.plan.device}",
         f"torch {torch}" if torch else "",
-        describe_measuring_time(data.run),
+        *(f"{name} {value}" for name, value in imported.items()),
+        "" if data.plan.is_imported else describe_measuring_time(data.run),
     ]
     return " · ".join(part for part in parts if part)
 

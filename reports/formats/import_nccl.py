@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from parbench.bench.machine.environment import select_recorded_variables
 from parbench.bench.text import UserError, format_list
@@ -14,6 +15,7 @@ from parbench.reports.formats.imported import (
     resolve_num_ranks,
 )
 from parbench.reports.formats.log_lines import read_log_lines
+from parbench.reports.formats.nccl_info import read_nccl_info
 from parbench.reports.formats.nccl_json import format_nccl_version, read_json
 from parbench.reports.formats.nccl_rows import (
     PLACEMENTS,
@@ -30,7 +32,9 @@ from parbench.reports.formats.nccl_tests import REDOPS, TYPES
 _CUT_SHORT = "the rest of the file: a table has no summary, so the file may be cut short"
 _VERSION = re.compile(r"^# \w+-tests version (\S+)(?:.*-library=(\d+))?")
 _RANK = re.compile(
-    r"^#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(-?\d+)\s+on\s+(\S+)", re.IGNORECASE
+    r"^#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(-?\d+)\s+on\s+(\S+)"
+    r"(?:\s+device\s+-?\d+\s+\[[^]]*\]\s*(.*))?",
+    re.IGNORECASE,
 )
 _PROGRAM = re.compile(r"\b(\w+_perf)\b")
 _LIBRARY = re.compile(r"^(?:.*NCCL INFO )?[NR]CCL version\s*:?\s*(\d+\.\d+\.\d+)")
@@ -98,7 +102,8 @@ class _TextReader:
     def _read_fact(self, line: str, place: str) -> None:
         header = self._header
         if match := _RANK.match(line):
-            rank_line = RankLine(place, int(match[1]), int(match[2] or 0), match[3], match[4])
+            rank, group, pid, host, gpu = match.groups()
+            rank_line = RankLine(place, int(rank), int(group or 0), pid, host, gpu or "")
             header.rank_lines.append(rank_line)
         elif match := _VERSION.match(line):
             header.version = match[1]
@@ -210,7 +215,7 @@ def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
     short, if all rows contradict themselves, or if the version of JSON is not supported.
     """
     if _is_document(text):
-        return _make_run([read_json(text, source)], source, nproc, [], [])
+        return _make_run([read_json(text, source)], source, nproc)
     reader = _TextReader(source)
     for number, line in enumerate(read_log_lines(text), start=1):
         reader.read(number, line)
@@ -219,8 +224,13 @@ def parse_nccl(text: str, source: str, nproc: int | None) -> ImportedRun:
         raise UserError(f"{source} contains no table of nccl-tests: no line names its columns")
     if not headers:
         raise UserError(f"{source} contains a table of nccl-tests without rows")
+    run = _make_run(headers, source, nproc, reader.notes)
     is_complete = reader.num_summaries >= len(reader.headers)
-    return _make_run(headers, source, nproc, reader.notes, [] if is_complete else [_CUT_SHORT])
+    return replace(
+        run,
+        environment={**run.environment, **read_nccl_info(text)},
+        omissions=[] if is_complete else [_CUT_SHORT],
+    )
 
 
 def _is_document(text: str) -> bool:
@@ -232,8 +242,7 @@ def _make_run(
     headers: Sequence[LogHeader],
     source: str,
     nproc: int | None,
-    notes: Sequence[str],
-    omissions: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> ImportedRun:
     results: list[ImportedResult] = []
     sentences = list(notes)
@@ -254,7 +263,7 @@ def _make_run(
         sentences = [*sentences[:_MAX_SENTENCES], f"{num_more} more notes of this kind"]
     return ImportedRun(
         version=first.version,
-        library_versions={"nccl": first.nccl} if first.nccl else {},
+        environment=first.environment,
         num_ranks=resolve_num_ranks(first.world_size, nproc, source),
         nodes=int(nodes) if nodes.isdecimal() else len(hosts) or None,
         backend=first.export_fields.get("backend", "nccl"),
@@ -263,5 +272,4 @@ def _make_run(
         hosts=[host for host in hosts if host != UNKNOWN],
         variables=select_recorded_variables(first.variables),
         notes=list(dict.fromkeys(sentences)),
-        omissions=omissions,
     )

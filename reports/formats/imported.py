@@ -46,8 +46,8 @@ class ImportedRun:
     results: Sequence[ImportedResult]
     hosts: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    library_versions: Mapping[str, str] = field(default_factory=dict)
-    """The versions of libraries that the tool used, such as NCCL."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Facts about GPUs and libraries: ``gpu``, ``nccl`` (its version), ``network``."""
     notes: Sequence[str] = ()
     """Sentences about content that contradicts itself or was inferred."""
     omissions: Sequence[str] = ()

@@ -81,8 +81,8 @@ def import_file(
     environment: dict[str, Any] = {}
     if imported.variables:
         environment["variables"] = dict(imported.variables)
-    if imported.library_versions:
-        environment["imported"] = dict(imported.library_versions)
+    if imported.environment:
+        environment["imported"] = dict(imported.environment)
     host = ", ".join(imported.hosts) or UNKNOWN
     write_run_info(run, msgspec.structs.replace(info, host=host, environment=environment or None))
     with open_writer(run) as writer:

@@ -87,6 +87,7 @@ class RankLine(NamedTuple):
     group: int
     pid: str
     host: str
+    gpu: str
 
 
 @dataclass(kw_only=True)
@@ -115,6 +116,14 @@ class LogHeader:
         """The host names, each once."""
         names = [*self.json_hosts, *(line.host for line in self.rank_lines)]
         return [host for host in dict.fromkeys(names) if host != UNKNOWN]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The GPUs and the version of NCCL, as far as they are known."""
+        gpus = ", ".join(dict.fromkeys(line.gpu for line in self.rank_lines))
+        is_on_gpus = self.export_fields.get("device", "cuda") == "cuda"
+        facts = {"gpu": gpus if is_on_gpus else "", "nccl": self.nccl}
+        return {name: value for name, value in facts.items() if value and value != UNKNOWN}
 
     @property
     def num_listed_ranks(self) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from parbench.bench.results.formatting import format_quantity
 from parbench.bench.results.tables import Column, SortedText, Table, is_missing, metric_column
 from parbench.bench.text import pluralize
+from parbench.reports.analysis.expected_bandwidth import describe_expected
 from parbench.reports.analysis.operations import OPERATION_KEYS, select_operations
 from parbench.reports.analysis.overview import summarize_operations, summarize_steps
 from parbench.reports.frames import list_rows
@@ -69,6 +70,7 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     size_tables = _make_size_tables(data)
     for table in size_tables:
         sheet.write_table(table)
+    sheet.write_text(*describe_expected(data))
     if not size_tables:
         num_operations = max(MIN_OPERATIONS, num_rows - num_steps)
         _write_first_rows(sheet, _make_operation_table(data), num_operations)

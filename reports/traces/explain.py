@@ -67,6 +67,7 @@ CALL_COLUMNS = (
     Column(
         key="size", title="size", help="bytes by the convention of nccl-tests, in powers of two"
     ),
+    Column(key="reach", title="reach", help="ranks within a node, or between nodes"),
     Column(
         key="calls", title="calls", kind="number", number_format="{:.4g}", help="calls per step"
     ),
@@ -216,28 +217,40 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
             size = _round_size(shared.call.facts.num_bytes)
             shared_calls[shared.call.label, size].append(shared)
     rank = min(job.ranks, key=lambda rank: sum(step.parts.exposed_seconds for step in rank.steps))
-    spans: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    has_nodes = len(set(job.hosts.values())) > 1
+    spans: dict[tuple[str, str, str | None], list[Span]] = defaultdict(list)
+    spans_by_reach: dict[str, list[Span]] = defaultdict(list)
     for call in rank.calls:
-        spans[call.label, _round_size(call.facts.num_bytes)].append(call.span)
+        reach = job.find_reach(call) if has_nodes else None
+        spans[call.label, _round_size(call.facts.num_bytes), reach].append(call.span)
+        if reach:
+            spans_by_reach[reach].append(call.span)
     busy = [span for step in rank.steps for span in step.busy]
     num_steps = len(rank.steps)
     rows: list[Row] = []
-    for (label, size), own_spans in sorted(spans.items()):
+    for (label, size, reach), own_spans in spans.items():
         row: dict[str, object] = {
             "call": label,
             "size": size,
+            "reach": reach,
             "calls": len(own_spans) / num_steps,
             "seconds": length(own_spans) / 1e9 / num_steps,
             "exposed": length(difference(own_spans, busy)) / 1e9 / num_steps,
         }
         rows.append(row | _summarize_transfers(shared_calls[label, size], predict))
-    rows.sort(key=lambda row: -row["exposed"])
+    rows.sort(key=lambda row: (-row["exposed"], row["call"], row["size"]))
+    notes = []
+    for reach, own_spans in sorted(spans_by_reach.items()):
+        seconds = format_seconds(length(own_spans) / 1e9 / num_steps)
+        exposed = format_seconds(length(difference(own_spans, busy)) / 1e9 / num_steps)
+        notes.append(f"{reach}: {seconds} of communication per step, {exposed} exposed")
     return Table(
         id="collectives",
         title="Communication of a step",
         caption="On the rank that waits least. A transfer starts when all ranks have arrived.",
         columns=keep_known_columns(CALL_COLUMNS, rows),
         rows=rows,
+        notes=notes,
     )
 
 

@@ -154,6 +154,18 @@ class TracedJob:
         return len(self.ranks[0].steps)
 
     @property
+    def hosts(self) -> dict[int, str | None]:
+        """The host of each traced rank."""
+        return {rank.rank: rank.source.host for rank in self.ranks}
+
+    def find_reach(self, call: TracedCall) -> str | None:
+        """Return whether a call is within a node or between nodes, None if that is unknown."""
+        hosts = {self.hosts.get(rank) for rank in call.facts.ranks or ()}
+        if len(hosts - {None}) > 1:
+            return "between nodes"
+        return None if None in hosts or not hosts else "within a node"
+
+    @property
     def step_seconds(self) -> float:
         """The median over steps of the slowest rank's time."""
         return median(

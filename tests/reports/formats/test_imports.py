@@ -12,6 +12,7 @@ from parbench.reports.compare.environment import collect_environment, find_envir
 from parbench.reports.formats.imports import detect_tool, import_file
 from parbench.reports.formats.nccl_tests import render_text
 from parbench.reports.one_run import make_report
+from parbench.reports.render.closing import render_closing
 from parbench.reports.run_data import RunData
 from tests.support.exchange_fixtures import NCCL, OSU, make_pairs_record, nccl_report
 from tests.support.report_rows import run_from_records
@@ -138,6 +139,24 @@ def test_import_names_bandwidths_above_the_link(tmp_path: Path) -> None:
     assert "above the link of 1.00 GB/s" in findings[0].message
     data = RunData.load(import_text(tmp_path, NCCL).path, link_bytes_per_second=1e15)
     assert not make_report(data).findings
+
+
+def test_import_shows_gpus_nccl_and_published_bandwidths(tmp_path: Path) -> None:
+    run = import_text(tmp_path, (Path(__file__).parent / "nccl_info.txt").read_text())
+    assert run.info.environment == {
+        "imported": {
+            "gpu": "NVIDIA H100 80GB HBM3",
+            "nccl": "2.28.9",
+            "network": "IB",
+            "interface": "eth0",
+            "adapters": "mlx5_0, mlx5_3",
+            "transport": "P2P, NET/IB/GDRDMA",
+            "algorithm": "RING/SIMPLE, NVLS/SIMPLE",
+        }
+    }
+    text = " ".join(render_closing(make_report(RunData(run))).split())
+    assert "interface eth0 · adapters mlx5_0, mlx5_3" in text
+    assert "all_reduce: 242 GB/s is 50.4 % of the published 480 GB/s of H100" in text
 
 
 def test_import_advises_more_logs_instead_of_repetitions(tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ def test_tables_have_ranks_calls_and_gains(traces: Path, tmp_path: Path) -> None
     assert file.read_text() == result.stdout
 
 
+def test_communication_is_split_by_nodes(tmp_path: Path) -> None:
+    make_job(tmp_path, draw_one_bucket, steps=2, num_hosts=2)
+    lines = [" ".join(line.split()) for line in explain(tmp_path).stdout.splitlines()]
+    assert "between nodes: 2.50 ms of communication per step, 2.50 ms exposed" in lines
+    document = json.loads(explain(tmp_path, "--format", "json").stdout)
+    assert document["tables"]["collectives"][0]["reach"] == "between nodes"
+
+
 def test_json_has_the_same_numbers(traces: Path) -> None:
     document = json.loads(explain(traces, "--format", "json").stdout)
     assert document["findings"][0]["kind"] == "one-bucket"

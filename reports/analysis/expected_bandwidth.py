@@ -1,0 +1,83 @@
+"""Published bus bandwidths of GPUs at large sizes, as a hint next to measured ones."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from parbench.bench.results.formatting import GIGA, format_percent, format_quantity
+from parbench.reports.analysis.case_results import CaseResult
+from parbench.reports.run_data import RunData
+
+GPUS_PER_NODE = 8
+ALL_REDUCE = ("all_reduce",)
+OTHERS = ("all_gather", "reduce_scatter", "broadcast", "reduce", "sendrecv")
+COLLECTIVES = (*ALL_REDUCE, *OTHERS)
+NVSWITCH = "NVLink between 8 GPUs"
+NVLS = "NVLink with NVLS between 8 GPUs"
+ISSUE_212 = "https://github.com/NVIDIA/nccl-tests/issues/212"
+
+
+class ExpectedBandwidth(NamedTuple):
+    """The bus bandwidth that a complete node reaches."""
+
+    gpu: str
+    operations: tuple[str, ...]
+    link: str
+    gigabytes_per_second: float
+    source: str
+
+
+EXPECTED = (
+    ExpectedBandwidth("H100", ALL_REDUCE, NVLS, 480, ISSUE_212),
+    ExpectedBandwidth("H100", OTHERS, NVSWITCH, 370, ISSUE_212),
+    ExpectedBandwidth(
+        "H200", ALL_REDUCE, NVLS, 475, "https://github.com/NVIDIA/nccl-tests/issues/272"
+    ),
+    ExpectedBandwidth("B200", ALL_REDUCE, NVLS, 830, "https://github.com/NVIDIA/nccl/issues/1807"),
+    ExpectedBandwidth(
+        "A100-SXM",
+        COLLECTIVES,
+        NVSWITCH,
+        230,
+        "https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests",
+    ),
+    ExpectedBandwidth(
+        "MI300X",
+        COLLECTIVES,
+        "7 xGMI links of 48 GB/s",
+        336,
+        "https://rocm.blogs.amd.com/software-tools-optimization/mi300x-rccl-xgmi/README.html",
+    ),
+    ExpectedBandwidth(
+        "RTX 5090",
+        ALL_REDUCE,
+        "PCIe between 8 GPUs",
+        28,
+        "https://github.com/NVIDIA/nccl/issues/1639",
+    ),
+)
+
+
+def describe_expected(data: RunData) -> Iterator[str]:
+    """Yield a sentence for each operation of a complete node with a published bandwidth."""
+    environment = data.run.info.environment or {}
+    gpu = (environment.get("torch") or environment.get("imported") or {}).get("gpu") or ""
+    largest: dict[str, CaseResult] = {}
+    for result in data.communication:
+        name = result.case.short_name
+        is_node = result.world.nodes == 1 and result.num_ranks == GPUS_PER_NODE
+        if is_node and (name not in largest or _get_rate(result) > _get_rate(largest[name])):
+            largest[name] = result
+    for expected in EXPECTED:
+        for name in expected.operations:
+            if expected.gpu in gpu and name in largest:
+                rate = _get_rate(largest[name])
+                share = format_percent(rate / (expected.gigabytes_per_second * GIGA))
+                yield (
+                    f"{name}: {format_quantity(rate, 'B/s')} is {share} of the published "
+                    f"{expected.gigabytes_per_second:g} GB/s of {expected.gpu} "
+                    f"({expected.link}, {expected.source})."
+                )
+
+
+def _get_rate(result: CaseResult) -> float:
+    return result.value("busbw") or 0.0

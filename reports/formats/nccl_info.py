@@ -1,0 +1,38 @@
+"""The facts that NCCL logs with NCCL_DEBUG=INFO: network, interface, adapters and algorithms."""
+
+import re
+
+MAX_VALUES = 8
+ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+"""The algorithms by the numbers that NCCL printed until 2.19."""
+PROTOCOLS = ("LL", "LL128", "SIMPLE")
+_PATTERNS = {
+    "network": re.compile(r"NCCL INFO Using network (\S.*?)\s*$", re.MULTILINE),
+    "interface": re.compile(r"NCCL INFO Bootstrap ?: Using (?:\[\d+\])?([\w.-]+):"),
+    "adapters": re.compile(r"\[\d+\](\w+):\d+/(?:IB|RoCE)"),
+    "transport": re.compile(r"NCCL INFO (?:Channel|Ring) .* via (P2P|SHM|NET/\w+(?:/\d+/GDRDMA)?)"),
+}
+_ALGORITHM = re.compile(r"NCCL INFO \w+: \d+ Bytes -> Algo (\w+) proto (\w+)")
+
+
+def read_nccl_info(text: str) -> dict[str, str]:
+    """Return the facts of a log by their names, each as its different values in order."""
+    values = {name: pattern.findall(text) for name, pattern in _PATTERNS.items()}
+    values["transport"] = [re.sub(r"/\d+/", "/", name) for name in values["transport"]]
+    values["algorithm"] = [
+        f"{_find_name(algorithm, ALGORITHMS)}/{_find_name(protocol, PROTOCOLS)}"
+        for algorithm, protocol in _ALGORITHM.findall(text)
+    ]
+    return {name: _join_values(words) for name, words in values.items() if words}
+
+
+def _find_name(word: str, names: tuple[str, ...]) -> str:
+    is_known_number = word.isdecimal() and int(word) < len(names)
+    return names[int(word)] if is_known_number else word
+
+
+def _join_values(values: list[str]) -> str:
+    distinct = list(dict.fromkeys(values))
+    num_more = len(distinct) - MAX_VALUES
+    more = [f"{num_more} more"] if num_more > 0 else []
+    return ", ".join(distinct[:MAX_VALUES] + more)
