@@ -15,8 +15,10 @@ check:
 test:
 	$(PYTHON) -m pytest
 
+# tests that compare times run alone
 test-full:
-	$(PYTHON) -m pytest -m full
+	$(PYTHON) -m pytest -m "full and not measures" -n 2 --dist loadfile
+	$(PYTHON) -m pytest -m "full and measures"
 
 # torch's CUDA build on a stub, without a GPU; the first time it makes an environment of 2 GB
 test-cuda-stub:

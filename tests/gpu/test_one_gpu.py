@@ -135,6 +135,7 @@ def test_gloo_refuses_what_it_does_not_carry(session: PlanningSession) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.measures
 def test_script_runs_without_gpu(tmp_path: Path) -> None:
     completed = subprocess.run(
         ["bash", str(SCRIPT), "--rehearse", str(tmp_path)],

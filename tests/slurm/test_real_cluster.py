@@ -15,7 +15,7 @@ from tests.support.fakes import wait_until
 from tests.support.processes import find_processes
 from tests.support.sweep_scenarios import SCENARIOS
 
-pytestmark = [pytest.mark.full, pytest.mark.measures]
+pytestmark = pytest.mark.full
 
 FAULT = f"{' '.join(LOCAL_CLUSTER)} fault"
 LINK_BITS_PER_SECOND = 200e6
@@ -49,6 +49,7 @@ def test_local_cluster_leaves_nothing_when_killed() -> None:
     assert folder not in Path("/proc/mounts").read_text()
 
 
+@pytest.mark.measures
 def test_screen_names_the_slow_node(tmp_path: Path) -> None:
     options = "--nodes 5 --no-devices --size 512K --rounds 3 --timeout 10s"
     command = [PARBENCH, "slurm", "screen", *options.split()]
@@ -89,6 +90,7 @@ def link_share(record: Record) -> float:
     return bytes_per_second * 8 / LINK_BITS_PER_SECOND
 
 
+@pytest.mark.measures
 def test_busbw_is_the_link_rate_and_cyclic_halves_it(runs_folder: Path) -> None:
     [four] = load_only_run(runs_folder / "four").records
     [block] = load_only_run(runs_folder / "block").records
@@ -97,6 +99,7 @@ def test_busbw_is_the_link_rate_and_cyclic_halves_it(runs_folder: Path) -> None:
     assert link_share(cyclic) / link_share(block) == pytest.approx(0.5, abs=0.06)
 
 
+@pytest.mark.measures
 def test_run_records_distribution_and_emulation(runs_folder: Path) -> None:
     run = load_only_run(runs_folder / "cyclic")
     environment = run.info.environment
@@ -111,6 +114,7 @@ def test_run_records_distribution_and_emulation(runs_folder: Path) -> None:
     assert any(note.startswith("functional only") for note in record.notes)
 
 
+@pytest.mark.measures
 def test_ring_sends_its_bytes_over_the_interfaces(runs_folder: Path) -> None:
     """Each of n ranks sends 2 (n - 1) / n of the size. Headers are a few bytes of each 64 KiB."""
     run = load_only_run(runs_folder / "wire")
@@ -123,6 +127,7 @@ def test_ring_sends_its_bytes_over_the_interfaces(runs_folder: Path) -> None:
         assert bytes_per_step == pytest.approx(1.5 * 2 * 2**20, rel=0.02)
 
 
+@pytest.mark.measures
 def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
     """The link of n3 is cut from step 3 of the first case until that case has a record."""
     options = "--set pause_step=3,-1 --budget 30s --timeout 5s --out run"

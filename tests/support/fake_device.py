@@ -23,7 +23,7 @@ from parbench.workloads.context_parallel.attention_kernel import (
 )
 from parbench.workloads.context_parallel.sequence_split import split_sequence
 from parbench.workloads.expert_parallel.moe_case import make_moe
-from parbench.workloads.expert_parallel.moe_layer import MoeLayer, pop_aux_loss
+from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import SHAPES, Shape
 from parbench.workloads.model.transformer import Transformer, compute_loss
@@ -66,7 +66,7 @@ def train(shape: Shape, change: Callable[[Transformer, Shape], None]) -> None:
         model = Transformer(shape)
         change(model, shape)
     tokens = torch.zeros(2, shape.sequence + 1, dtype=torch.int64, device=DEVICE)
-    loss = compute_loss(model, tokens) + pop_aux_loss(model)
+    loss = compute_loss(model, tokens)
     loss.backward()  # type: ignore[no-untyped-call]
     make_optimizer(model.parameters(), DTYPE).step()
 

@@ -17,5 +17,11 @@ IMPORT_PATH = os.pathsep.join(
 
 
 def environment() -> dict[str, str]:
-    """Return a copy of the environment in which this checkout can be imported."""
-    return {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    """Return a copy of the environment in which this checkout can be imported.
+
+    A pytest that a test starts is not a worker of pytest-xdist.
+    """
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")
+    }
+    return {**variables, "PYTHONPATH": IMPORT_PATH}
