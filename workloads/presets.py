@@ -129,6 +129,11 @@ def build_step(params: Params, dims: ParallelDims) -> StepSpec:
     )
 
 
+def _place(params: Params, ranks: int, **sizes: int) -> StepSpec:
+    """Return the step on axes with these sizes. Raises ``UserError`` if it cannot run there."""
+    return _checked(build_step(params, ParallelDims().resize(**sizes)), ranks)
+
+
 def _checked(spec: StepSpec, ranks: int) -> StepSpec:
     """Return a step that can run on so many ranks. Raises ``UserError`` otherwise."""
     rule = spec.find_broken_rule(ranks)
@@ -138,7 +143,7 @@ def _checked(spec: StepSpec, ranks: int) -> StepSpec:
 
 
 def ddp(params: Params, ranks: int) -> StepSpec:
-    return _checked(build_step(params, ParallelDims(dp=ranks)), ranks)
+    return _place(params, ranks, dp=ranks)
 
 
 def zero1(params: Params, ranks: int) -> StepSpec:
@@ -146,7 +151,7 @@ def zero1(params: Params, ranks: int) -> StepSpec:
 
 
 def fsdp(params: Params, ranks: int) -> StepSpec:
-    return _checked(build_step(params, ParallelDims(fsdp=ranks)), ranks)
+    return _place(params, ranks, fsdp=ranks)
 
 
 def hsdp(params: Params, ranks: int) -> StepSpec:
@@ -160,28 +165,26 @@ def hsdp(params: Params, ranks: int) -> StepSpec:
 
 
 def tp(params: Params, ranks: int) -> StepSpec:
-    dims = ParallelDims(tp=ranks)
-    return _checked(build_step({**params, "sequence_parallel": False}, dims), ranks)
+    return _place({**params, "sequence_parallel": False}, ranks, tp=ranks)
 
 
 def tp_sp(params: Params, ranks: int) -> StepSpec:
-    return _checked(build_step(params, ParallelDims(tp=ranks)), ranks)
+    return _place(params, ranks, tp=ranks)
 
 
 def tp_fsdp(params: Params, ranks: int) -> StepSpec:
     tp_ranks = int(params.get("tp", 2))
-    dims = ParallelDims(fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
-    return _checked(build_step(params, dims), ranks)
+    return _place(params, ranks, fsdp=max(1, ranks // tp_ranks), tp=tp_ranks)
 
 
 def pp(params: Params, ranks: int) -> StepSpec:
     if ranks == 1:
         raise UserError("ranks(1) < 2: one rank is not a pipeline")
-    return _checked(build_step(params, ParallelDims(pp=ranks)), ranks)
+    return _place(params, ranks, pp=ranks)
 
 
 def cp(params: Params, ranks: int) -> StepSpec:
-    return _checked(build_step(params, ParallelDims(cp=ranks)), ranks)
+    return _place(params, ranks, cp=ranks)
 
 
 def ep_step(params: Params, ranks: int) -> StepSpec:

@@ -127,12 +127,11 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
 class AttentionDetails(Details, frozen=True, kw_only=True):
     """The attention of ranks that share a sequence."""
 
-    key = "attention_bytes"
+    key = "crossover_ranks"
     method: str
     sequence: int
     tokens_per_rank: int
-    attention_bytes: dict[str, Any]
-    crossover_ranks: float | None = None
+    crossover_ranks: float
     crossover: str = (
         "Ulysses sends less forward than a ring above 1 + 1/g ranks, g = kv_heads / heads"
     )

@@ -19,7 +19,7 @@ from parbench.reports.findings.evidence import (
 from parbench.reports.findings.step_evidence import make_step_evidence
 from parbench.reports.run_data import RunData
 
-UNEQUAL_WORK_DETAILS = {"pipeline", "attention_bytes", "expert_load"}
+UNEQUAL_WORK_DETAILS = {"pipeline", "crossover_ranks", "expert_load"}
 """The details of steps whose ranks have different work by design."""
 MIN_READ_SHARE = 0.01
 """The share of waiting from which the traces of a step are searched for a slow rank."""

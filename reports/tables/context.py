@@ -16,7 +16,6 @@ from parbench.reports.analysis.labels import label_differences
 from parbench.reports.analysis.steps import (
     StepRow,
     compute_profiled_share,
-    find_worst_ratio,
     list_rows_with_details,
     sum_if_known,
 )
@@ -54,17 +53,6 @@ _COLUMNS = (
         is_result=True,
         help="bytes that a rank sends for attention in a step",
     ),
-    *(
-        Column(
-            f"bytes_ratio.{direction}",
-            f"ratio {direction}",
-            kind="number",
-            number_format="{:.3f}",
-            is_result=True,
-            help=f"counted over analytical {direction} bytes, on the axis where they differ most",
-        )
-        for direction in ("forward", "backward")
-    ),
     Column(
         "exposed",
         "exposed cp",
@@ -98,10 +86,6 @@ def _read_values(row: StepRow) -> StepRow:
     }
     if "ulysses" in axes:
         values["method"] += f" ulysses={row['axes']['ulysses'].get('ranks')}"
-    for direction in ("forward", "backward"):
-        ratios = {axis: result.value(f"bytes_ratio.{axis}.{direction}") for axis in axes}
-        worst = find_worst_ratio(ratios)
-        values[f"bytes_ratio.{direction}"] = worst[1] if worst else None
     return values
 
 
@@ -121,7 +105,7 @@ def _make_table(rows: Sequence[StepRow], problems: Sequence[str]) -> Table:
         caption="time, bytes and balance of each method",
         columns=keep_known_columns(columns, labeled_rows),
         rows=labeled_rows,
-        notes=[*problems, *filter(None, map(describe_crossover, comparisons))],
+        notes=[*problems, *map(describe_crossover, comparisons)],
         figures=lambda: _chart_comparisons(comparisons, models),
     )
 
@@ -154,11 +138,9 @@ def _compare_times(comparison: Sequence[StepRow]) -> None:
 
 
 def describe_crossover(comparison: Sequence[StepRow]) -> str:
-    """Return from how many ranks on Ulysses sends less than a ring, empty if it is unknown."""
+    """Return from how many ranks on Ulysses sends less than a ring."""
     cp = comparison[0]["cp"]
     crossover = comparison[0]["details"].crossover_ranks
-    if crossover is None:
-        return ""
     amount = "as many" if cp == crossover else "fewer" if cp > crossover else "more"
     return (
         f"Ulysses sends fewer forward bytes than a ring above 1 + 1/g = {crossover:.4g} ranks "

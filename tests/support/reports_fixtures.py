@@ -329,7 +329,6 @@ def context_details(
         "sequence": sequence,
         "tokens_per_rank": sequence // ranks,
         "axes": {**axes, "dp": {"ranks": ranks}},
-        "attention_bytes": {"forward": {}, "backward": {}},
         "crossover_ranks": 2.0,
         **fields,
     }
@@ -343,7 +342,7 @@ def context_record(
     num_bytes: float = 1 << 20,
     **fields: Any,
 ) -> Record:
-    """Return a context-parallel step that sends `num_bytes` forward and twice as much backward.
+    """Return a context-parallel step that sends three times `num_bytes` on each axis.
 
     The axes of attention send equal bytes; each exposes 30 % of the step.
     """
@@ -355,10 +354,6 @@ def context_record(
     for axis in axes:
         metrics[f"exposed_comm.{axis}"] = counted_metric(0.3 * seconds, "s")
         metrics[f"bytes_sent.{axis}"] = counted_metric(3 * num_bytes, "B")
-        metrics[f"bytes_sent.{axis}.forward"] = counted_metric(num_bytes, "B")
-        metrics[f"bytes_sent.{axis}.backward"] = counted_metric(2 * num_bytes, "B")
-        metrics[f"bytes_ratio.{axis}.forward"] = counted_metric(1.0, "")
-        metrics[f"bytes_ratio.{axis}.backward"] = counted_metric(1.25, "")
     metrics["memory.activations"] = counted_metric(5 << 20, "B")
     metrics["load_balance"] = rate_metric(0.65, "")
     case = context_case(method, sequence)

@@ -109,13 +109,13 @@ def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
 
 
 def _full_model(shape: Shape, moe: Moe | None) -> RankView:
-    return StepSpec(shape=shape, moe=moe and replace(moe, ep=1, etp=1)).rank_view(0)
+    return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).rank_view(0)
 
 
 def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
     """Return the weights of a layer's GEMMs that compute a token: of k routed experts only."""
     weights = 0.0
-    for part in layer_parts(shape, 1, moe and replace(moe, ep=1, etp=1)):
+    for part in layer_parts(shape, 1, moe and moe.on_one_rank()):
         if len(part.size) == 1 or part.name.endswith("bias"):
             continue
         is_expert = moe is not None and part.kind == "routed"

@@ -89,6 +89,11 @@ class StepSpec:
         return self.dims.ranks
 
     @property
+    def dense_layers(self) -> int:
+        """The first layers of a MoE model, which have an FFN in place of experts."""
+        return self.moe.dense_layers if self.moe else 0
+
+    @property
     def global_batch(self) -> int:
         """Sequences of a step."""
         return self.dims.dp * self.dims.fsdp * self.num_sequences
@@ -375,7 +380,7 @@ class RankView:
         return sum(self.dense_layers_of(stage) for stage in self.stages)
 
     def dense_layers_of(self, stage: int) -> int:
-        dense = self.spec.moe.dense_layers if self.spec.moe else 0
+        dense = self.spec.dense_layers
         earlier = sum(self.layers_by_stage[:stage])
         return max(0, min(dense - earlier, self.layers_by_stage[stage]))
 
@@ -387,8 +392,7 @@ class RankView:
     @cached_property
     def recomputed_dense_layers(self) -> int:
         """The layers of ``dense_layers`` that backward recomputes."""
-        dense = self.spec.moe.dense_layers if self.spec.moe else 0
-        return self.recomputed_layers - self._count_recomputed(dense)
+        return self.recomputed_layers - self._count_recomputed(self.spec.dense_layers)
 
     def _count_recomputed(self, first: int) -> int:
         """Return the recomputed layers from the first one on, whose numbers ``every`` divides."""
@@ -418,13 +422,17 @@ class RankView:
     def microbatches_in_flight(self) -> float:
         """The maximum of microbatches whose activations the rank holds."""
         pipeline = self.spec.pipeline
-        return pipeline.microbatches_in_flight(self.pp_rank) if pipeline else 1.0
+        if pipeline is None:
+            return 1.0
+        return pipeline.schedule.microbatches_in_flight(self.pp_rank, pipeline.size)
 
     @property
     def logits_in_flight(self) -> float:
         """The maximum of microbatches whose logits the rank holds."""
         pipeline = self.spec.pipeline
-        return pipeline.logits_in_flight(self.pp_rank) if pipeline else 1.0
+        if pipeline is None:
+            return 1.0
+        return pipeline.schedule.logits_in_flight(self.pp_rank, pipeline.size)
 
     @property
     def label(self) -> str:

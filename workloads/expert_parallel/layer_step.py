@@ -80,7 +80,7 @@ class MoeLayerBenchmark(LayerBenchmark):
 
         Those of routed experts are sums over all sources of this replica.
         """
-        layer = ReferenceMoeLayer(self.spec.shape, replace(self.moe, ep=1, etp=1))
+        layer = ReferenceMoeLayer(self.spec.shape, self.moe.on_one_rank())
         self._initialize(layer, dtype)
         tensors: dict[str, Tensor] = {}
         for source in self._find_sources():

@@ -62,6 +62,10 @@ class Moe:
     def experts_per_rank(self) -> int:
         return self.experts // self.ep
 
+    def on_one_rank(self) -> "Moe":
+        """Return the mixture of a single process, which has all experts."""
+        return replace(self, ep=1, etp=1)
+
     def slots(self, tokens: int) -> int | None:
         """Return the pairs that an expert takes of one source and microbatch, None for all.
 

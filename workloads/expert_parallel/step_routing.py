@@ -138,7 +138,7 @@ class StepRouting:
     def make_reference_model(self, dtype: torch.dtype) -> nn.Module:
         """Return the single-process model on the meta device."""
         model = make_meta_model(self._spec.shape, dtype)
-        moe = replace(self._moe, ep=1, etp=1)
+        moe = self._moe.on_one_rank()
         replace_ffns_with_moe(model, self._spec.shape, moe, kind=ReferenceMoeLayer)
         for layer in _find_reference_layers(model):
             layer.positions_by_source = self._positions_by_source

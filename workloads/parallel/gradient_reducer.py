@@ -85,16 +85,8 @@ class GradientReducer:
         self._dtype = dtype
         backward_order = list(parameters)[::-1]
         self._buckets = split_buckets(backward_order, bucket_bytes)
-        self._tracker = BucketTracker(self._buckets, self._reduce)
+        self.tracker = BucketTracker(self._buckets, self._reduce)
         self._reductions: list[tuple[int, Tensor, dist.Work | None]] = []
-
-    def activate(self) -> None:
-        """Reduce each bucket during the following backward pass, once its gradients are there."""
-        self._tracker.activate()
-
-    def start_remaining(self) -> None:
-        """Reduce the buckets whose gradients were written without autograd's hooks."""
-        self._tracker.start_remaining()
 
     def wait(self, *, is_last: bool = True) -> None:
         """Wait until all gradients are reduced.
@@ -110,10 +102,6 @@ class GradientReducer:
                 flat *= scale
             unflatten_gradients(self._buckets[index], flat)
         self._reductions.clear()
-
-    def close(self) -> None:
-        """Remove the hooks of the parameters."""
-        self._tracker.close()
 
     def _reduce(self, index: int) -> None:
         flat = flatten_gradients(self._buckets[index], self._dtype)

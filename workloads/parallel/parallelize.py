@@ -5,7 +5,7 @@ parallelism. Parts are on the meta device until FSDP has sharded them, so that n
 more than one full parameter.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -28,7 +28,6 @@ from parbench.workloads.expert_parallel.moe_layer import (
 from parbench.workloads.model.transformer import (
     DTYPES,
     Core,
-    Layer,
     Transformer,
     checkpoint_layers,
     get_dtype,
@@ -57,23 +56,6 @@ class ParallelPart:
     """The parameters whose gradients are summed over ``tp`` once per step."""
     reducers: list[GradientReducer | DistributedOptimizer] = field(default_factory=list)
 
-    def add_reducer(
-        self,
-        parameters: Iterable[nn.Parameter],
-        group: dist.ProcessGroup | None,
-        divisor: int,
-        bucket_bytes: int,
-    ) -> None:
-        """Sum the gradients of parameters over a group in every step, and divide them."""
-        reducer = GradientReducer(
-            parameters,
-            group,
-            divisor=divisor,
-            dtype=self.reduce_dtype,
-            bucket_bytes=bucket_bytes,
-        )
-        self.reducers.append(reducer)
-
     @property
     def moe_layers(self) -> Mapping[int, MoeLayer]:
         """The MoE layers by number of the layer."""
@@ -91,19 +73,19 @@ class ParallelPart:
             return self.module.no_sync()
         if is_synced:
             for reducer in self.reducers:
-                reducer.activate()
+                reducer.tracker.activate()
         return nullcontext()
 
     def finish_microbatch(self) -> None:
         """Reduce the gradients so far, so that the next microbatch adds to the reduced ones."""
         for reducer in self.reducers:
-            reducer.start_remaining()
+            reducer.tracker.start_remaining()
             reducer.wait(is_last=False)
 
     def finish_gradients(self) -> None:
         """Wait until the gradients of a step are those of the mean loss."""
         for reducer in self.reducers:
-            reducer.start_remaining()
+            reducer.tracker.start_remaining()
             reducer.wait()
         if self.partial_parameters:
             group = self.mesh.groups["tp"]
@@ -112,7 +94,7 @@ class ParallelPart:
     def close(self) -> None:
         """Remove the hooks of the reducers."""
         for reducer in self.reducers:
-            reducer.close()
+            reducer.tracker.close()
 
 
 def build_parts(view: RankView, seed: int, mesh: Mesh) -> dict[int, Transformer]:
@@ -156,7 +138,7 @@ def parallelize(
         install_attention(part, attention, attended)
     partial_names: set[str] = set()
     if mesh.tensor is not None:
-        apply_tensor_parallelism(part, mesh, spec)
+        tensor_parallel.split_model(part, mesh.tensor, sequence_parallel=spec.sequence_parallel)
         if spec.sequence_parallel:
             partial_names = list_partial_names(part)
     checkpoint_layers(part, spec.checkpointing, spec.checkpoint_every)
@@ -177,15 +159,6 @@ def parallelize(
     if spec.zero1 != "distributed":
         apply_replication(parallel_part, spec, world.device)
     return parallel_part
-
-
-def apply_tensor_parallelism(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
-    """Split the layers, the token embedding and the head over ``tp``."""
-    assert mesh.tensor is not None
-    for layer in part.layers.values():
-        assert isinstance(layer, Layer)
-        tensor_parallel.split_layer(layer, mesh.tensor, sequence_parallel=spec.sequence_parallel)
-    tensor_parallel.split_vocabulary(part, mesh.tensor, sequence_parallel=spec.sequence_parallel)
 
 
 def list_partial_names(part: Transformer) -> set[str]:
@@ -250,21 +223,27 @@ def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch
     dims = mesh.dims
     experts = list_experts(part)
     group = mesh.groups.get("dp")
+    dtype, bucket_bytes = parallel_part.reduce_dtype, spec.bucket_bytes
+
+    def add_reducer(
+        parameters: list[nn.Parameter], group: dist.ProcessGroup | None, divisor: int
+    ) -> None:
+        reducer = GradientReducer(
+            parameters, group, divisor=divisor, dtype=dtype, bucket_bytes=bucket_bytes
+        )
+        parallel_part.reducers.append(reducer)
+
     if group is not None and not dims.is_sharded and dims.tp == dims.pp == 1 and not experts:
         parallel_part.module = data_parallel.wrap_in_ddp(
-            part,
-            group,
-            device,
-            bucket_bytes=spec.bucket_bytes,
-            reduce_dtype=parallel_part.reduce_dtype,
+            part, group, device, bucket_bytes=bucket_bytes, reduce_dtype=dtype
         )
         return
     if group is not None and not dims.is_sharded:
         expert_set = set(experts)
         dense = [parameter for parameter in part.parameters() if parameter not in expert_set]
-        parallel_part.add_reducer(dense, group, dims.dp * dims.cp, spec.bucket_bytes)
+        add_reducer(dense, group, divisor=dims.dp * dims.cp)
     if experts and mesh.expert_shards is None:
         # With FSDP, ranks with the same experts differ along dp only.
         replicas = group if dims.is_sharded else mesh.groups.get("edp")
         if replicas is not None or dims.data_ranks > 1:
-            parallel_part.add_reducer(experts, replicas, dims.data_ranks, spec.bucket_bytes)
+            add_reducer(experts, replicas, divisor=dims.data_ranks)

@@ -37,9 +37,17 @@ _SEQUENCE = Shard(1)
 _VOCABULARY = Shard(-1)
 
 
-def split_layer(layer: Layer, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def split_model(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Split layers by heads and columns, and the token embedding and the head by vocabulary."""
+    outside: Placement = _SEQUENCE if sequence_parallel else Replicate()
+    for layer in part.layers.values():
+        assert isinstance(layer, Layer)
+        _split_layer(layer, mesh, outside)
+    _split_vocabulary(part, mesh, outside)
+
+
+def _split_layer(layer: Layer, mesh: DeviceMesh, outside: Placement) -> None:
     """Split attention by heads and the FFN by columns; a mixture of experts is not split."""
-    outside = _place_sequence(sequence_parallel=sequence_parallel)
     styles = _split_block("attention", ["q", "k", "v"], "out", outside)
     if isinstance(layer.ffn, Ffn):
         columns = ["up"] if layer.ffn.gate is None else ["gate", "up"]
@@ -47,9 +55,7 @@ def split_layer(layer: Layer, mesh: DeviceMesh, *, sequence_parallel: bool) -> N
     parallelize_module(layer, mesh, styles)
 
 
-def split_vocabulary(part: Transformer, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Split the token embedding and the head of a part by vocabulary, where it has them."""
-    outside = _place_sequence(sequence_parallel=sequence_parallel)
+def _split_vocabulary(part: Transformer, mesh: DeviceMesh, outside: Placement) -> None:
     styles: dict[str, ParallelStyle] = {}
     if part.token_embedding is not None:
         styles["token_embedding"] = RowwiseParallel(
@@ -69,10 +75,6 @@ def split_embedding_gradient(embedding: nn.Embedding) -> None:
     assert isinstance(weight, DTensor)
     placements = weight.placements
     weight.register_hook(lambda gradient: gradient.redistribute(placements=placements))  # type: ignore[no-untyped-call]
-
-
-def _place_sequence(*, sequence_parallel: bool) -> Placement:
-    return _SEQUENCE if sequence_parallel else Replicate()
 
 
 def _split_block(

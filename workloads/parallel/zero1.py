@@ -64,17 +64,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ]
         super().__init__(self._shards, {"lr": LEARNING_RATE})
         self.optim = make_optimizer(self._shards, first.dtype, is_simulated=is_simulated)
-        self._tracker = BucketTracker(buckets, self._reduce)
+        self.tracker = BucketTracker(buckets, self._reduce)
         self._reductions: list[tuple[int, Tensor, dist.Work | None]] = []
         self.zero_grad()
-
-    def activate(self) -> None:
-        """Reduce each bucket during the following backward pass, once its gradients are there."""
-        self._tracker.activate()
-
-    def start_remaining(self) -> None:
-        """Reduce the buckets that hooks did not."""
-        self._tracker.start_remaining()
 
     def wait(self, *, is_last: bool = True) -> None:
         """Wait until this rank's parts of gradients are reduced; only those of a step are."""
@@ -109,10 +101,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for bucket, shard in zip(self._gradient_buckets, self._shards, strict=True):
             assert shard.grad is not None, "gradients are gathered after a backward pass"
             all_gather_single(bucket, shard.grad, self._group)
-
-    def close(self) -> None:
-        """Remove the hooks of the parameters."""
-        self._tracker.close()
 
     def _reduce(self, index: int) -> None:
         # A new tensor where the type differs, the buffer itself otherwise.

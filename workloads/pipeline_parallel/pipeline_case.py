@@ -124,14 +124,6 @@ class Pipeline:
         """Return the stages of a rank."""
         return self.schedule.stages_of(rank, self.size)
 
-    def microbatches_in_flight(self, rank: int) -> float:
-        """Return the maximum of microbatches whose activations a rank holds for its stages."""
-        return self.schedule.microbatches_in_flight(rank, self.size)
-
-    def logits_in_flight(self, rank: int) -> float:
-        """Return the maximum of microbatches whose logits a rank holds."""
-        return self.schedule.logits_in_flight(rank, self.size)
-
 
 def format_checkpointing_refusal(schedule: str, checkpointing: str) -> str:
     return (

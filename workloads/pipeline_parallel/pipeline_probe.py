@@ -110,7 +110,8 @@ class BubbleProbe:
 
     def summarize(self, samples: Sequence[RankSteps | None]) -> Explanation:
         order = self.pipeline.order
-        in_flight = max(map(self.pipeline.microbatches_in_flight, range(order.ranks)))
+        schedule, size = self.pipeline.schedule, self.pipeline.size
+        in_flight = max(schedule.microbatches_in_flight(rank, size) for rank in range(size.ranks))
         equal_passes = bubbles.simulate_kinds(order, bubbles.EQUAL_PASSES)
         metrics = {
             **make_values({"bubble_fraction_schedule": bubbles.bubble_fraction(equal_passes)}),

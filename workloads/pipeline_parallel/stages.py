@@ -1,9 +1,16 @@
 """The stages of this rank for torch's pipeline runtime, with the time of each action.
 
 Torch's first stage computes all its gradients with the weight gradient (W), because tokens have no
-gradient. Its input gradient (I) takes no time.
+gradient. Its input gradient (I) takes no time. Parts of the runtime differ between versions:
+
+| torch up to | behavior |
+|---|---|
+| 2.11 | stages do not know the meta tensors of gradients, and a rank hangs on gloo at start |
+| 2.12 | the graph node of an ``autograd.Function`` may end before the node that it belongs to |
 """
 
+import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -11,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.distributed.pipelining import PipelineStage
 
 from parbench.bench.results.details import Action, ActionKind
 from parbench.bench.world.world import World
@@ -19,7 +28,6 @@ from parbench.workloads.model.transformer import get_dtype
 from parbench.workloads.parallel.parallelize import ParallelPart
 from parbench.workloads.pipeline_parallel.order import PipelineOrder
 from parbench.workloads.pipeline_parallel.schedule import Schedule
-from parbench.workloads.pipeline_parallel.torch_pipelines import PlainStage, make_runtime
 from parbench.workloads.step.probe import Moment, make_moment_clock, record_moment
 
 
@@ -59,18 +67,31 @@ class ActionRecorder:
         ]
 
 
-class Stage(PlainStage):
-    """One stage of this rank, which records its actions and starts the reduction of gradients."""
+class Stage(PipelineStage):
+    """One stage of this rank, which records its actions and starts the reduction of gradients.
+
+    It has one input and one output, whose meta tensors torch need not derive.
+    """
 
     def __init__(
         self,
         parallel_part: ParallelPart,
         recorder: ActionRecorder,
+        index: int,
+        input_meta: Tensor,
+        output_meta: Tensor,
         **options: Any,
     ) -> None:
-        super().__init__(parallel_part.part, **options)
+        if "output_grads" in inspect.signature(PipelineStage).parameters:
+            has_gradient = input_meta.is_floating_point()
+            options["input_grads"] = (input_meta if has_gradient else None,)
+            options["output_grads"] = output_meta
+        part = parallel_part.part
+        super().__init__(part, index, input_args=input_meta, output_args=output_meta, **options)
         self._recorder = recorder
         self._reducers = parallel_part.reducers
+        self._graphs: dict[int, list[Any]] = {}
+        """Edges that keep the nodes of a graph alive until the weight gradient."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self._running("F", fwd_chunk_id):
@@ -85,21 +106,28 @@ class Stage(PlainStage):
     ) -> None:
         if last_backward:
             for reducer in self._reducers:
-                reducer.activate()
+                reducer.tracker.activate()
+        if not full_backward and torch.__version__ < "2.13":
+            outputs = self.fwd_cache[bwd_chunk_id][0] if loss is None else [loss]
+            self._graphs[bwd_chunk_id] = [get_gradient_edge(output) for output in outputs]
         with self._running("B" if full_backward else "I", bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if last_backward:
             for reducer in self._reducers:
-                reducer.start_remaining()
+                reducer.tracker.start_remaining()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self._running("W", bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self._graphs.pop(bwd_chunk_id, None)
         if last_backward:
             # Torch accumulates these gradients without the hooks of autograd.
             for reducer in self._reducers:
-                reducer.activate()
-                reducer.start_remaining()
+                reducer.tracker.activate()
+                reducer.tracker.start_remaining()
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return []
 
     def _running(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
         return self._recorder.running(Action(self.stage_index, kind, microbatch))
@@ -155,6 +183,30 @@ def list_notes(schedule: Schedule, world: World) -> tuple[str, ...]:
             "one that waits for its peer delays those behind it: that counts as bubble"
         )
     return tuple(notes)
+
+
+def make_runtime(
+    stages: Sequence[Stage],
+    order: PipelineOrder,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> Any:
+    """Return torch's pipeline runtime with the actions of an order.
+
+    Gradients are summed, so that ``loss`` is a microbatch's part of the mean. All ranks of the
+    group take part: batched sends and receives require a group whose ranks have all used it.
+    """
+    module = importlib.import_module("torch.distributed.pipelining.schedules")
+    runtime = module._PipelineScheduleRuntime(
+        list(stages), order.microbatches, loss_fn=loss, scale_grads=False
+    )
+    actions = {
+        rank: [module._Action.from_str(str(action)) for action in rank_actions]
+        for rank, rank_actions in enumerate(order.actions_by_rank)
+    }
+    runtime.pipeline_order = {rank: list(actions[rank]) for rank in actions}
+    runtime._prepare_schedule_with_comms(actions)
+    dist.all_reduce(torch.zeros(1, device=stages[0].device), group=stages[0].group)
+    return runtime
 
 
 def make_train(

@@ -1,7 +1,5 @@
 """The memory of the numerical check on a rank, which decides how the check is done. Pure."""
 
-from dataclasses import replace
-
 from parbench.workloads.costs.memory import activations_equation, rank_memory
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.costs.step_spec import RankView, StepSpec
@@ -28,7 +26,7 @@ def check_memory(view: RankView) -> float:
 
 def _single_pass(spec: StepSpec) -> float:
     """Return the float32 activations of the global batch in one process, with logits' gradients."""
-    moe = spec.moe and replace(spec.moe, ep=1, etp=1)
+    moe = spec.moe and spec.moe.on_one_rank()
     single = StepSpec(shape=spec.shape, moe=moe, microbatch=spec.global_batch, bytes_per_element=4)
     logits = 2.0 * spec.tokens * spec.shape.vocabulary * 4
     return activations_equation(single.rank_view(0)).value + logits

@@ -15,10 +15,15 @@ from torch.profiler import record_function
 
 from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
-from parbench.bench.results.details import Action, BytesFormulaDetails, MeshDetails
+from parbench.bench.results.details import (
+    Action,
+    AttentionDetails,
+    BytesFormulaDetails,
+    MeshDetails,
+)
+from parbench.bench.results.metrics import make_values
 from parbench.bench.world.benchmark import Benchmark, Description, Explanation
 from parbench.bench.world.world import World
-from parbench.workloads.context_parallel.context_probe import AttentionProbe
 from parbench.workloads.costs.communication_pattern import (
     bytes_by_axis,
     list_calls,
@@ -466,6 +471,7 @@ class TrainStep(Benchmark):
             "mesh": spec.dims.sizes,
             **MeshDetails(axes=axes).as_details,
             **self._bytes_formula(),
+            **self._attention_details(),
         }
         return Description(
             headline="step_time", work=tuple(work), details=details, notes=tuple(self._list_notes())
@@ -486,7 +492,13 @@ class TrainStep(Benchmark):
 
     def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
         """Return the results of the probes; the model is not usable afterwards."""
-        return run_probes(self._world, self.list_probes(), self.step, begin, budget_seconds)
+        probes = self.list_probes()
+        explanation = run_probes(self._world, probes, self.step, begin, budget_seconds)
+        split = self._positions.split
+        if split is not None:
+            balance = make_values({"load_balance": split.compute_load_balance()})
+            explanation = replace(explanation, metrics={**explanation.metrics, **balance})
+        return explanation
 
     def list_probes(self) -> list[Probe[Any]]:
         """Return the probes in order: steps without communication come after all others."""
@@ -494,8 +506,6 @@ class TrainStep(Benchmark):
         probes: list[Probe[Any]] = [CommBytesProbe(self.mesh.groups, self.compute_expected_bytes)]
         if spec.moe is not None:
             probes.append(self._make_expert_probe())
-        if self._positions.split is not None and spec.pipeline is None:
-            probes.append(self._make_attention_probe())
         if spec.pipeline is not None:
             probes.append(self._make_bubble_probe())
         overlap = OverlapProbe(
@@ -515,17 +525,6 @@ class TrainStep(Benchmark):
             routing=self._routing,
             ep_group=self.mesh.groups.get("ep"),
             share=0.5,
-        )
-
-    def _make_attention_probe(self) -> AttentionProbe:
-        split = self._positions.split
-        assert split is not None
-        return AttentionProbe(
-            groups=self.mesh.groups,
-            view=self._view,
-            split=split,
-            zero_grad=self.optimizer.zero_grad,
-            forward=lambda: self._run_forward(self.parts[0], 0),
         )
 
     def _make_bubble_probe(self) -> BubbleProbe:
@@ -598,6 +597,20 @@ class TrainStep(Benchmark):
             texts[axis] = sum_calls(call for call in calls if call.axis == axis).text
         return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
 
+    def _attention_details(self) -> dict[str, object]:
+        split = self._positions.split
+        if split is None:
+            return {}
+        shape = self.spec.shape
+        details = AttentionDetails(
+            method=split.method.name,
+            sequence=split.sequence,
+            tokens_per_rank=split.sequence // split.ranks,
+            # Above 1 + 1/g ranks, Ulysses sends less in forward than a ring.
+            crossover_ranks=1 + shape.heads / shape.kv_heads,
+        )
+        return details.as_details
+
     def _list_peak_notes(self, step_seconds: float) -> Sequence[str]:
         """Return a note if a step of so many seconds has an MFU above 100 %."""
         if self._peak is None:
@@ -606,14 +619,11 @@ class TrainStep(Benchmark):
         mfu = self._flops_per_rank / step_seconds / peak.flops_per_second
         if mfu <= 1:
             return []
+        reason = "it counts full attention, of which a causal kernel computes about half"
         if peak.measured:
-            return [
-                f"mfu is above 100 %: the measured peak of {peak.flops_per_second:.3g} FLOP/s is too low"
-            ]
-        return [
-            f"mfu is above 100 %: {mfu:.0%} of {peak.flops_per_second:.4g} FLOP/s ({peak.source}). "
-            "It counts full attention, as PaLM does, and a causal kernel computes about half of it"
-        ]
+            reason = "the measured peak is too low"
+        rate = f"{peak.flops_per_second:.4g} FLOP/s ({peak.source})"
+        return [f"mfu is above 100 %: {mfu:.0%} of {rate}: {reason}"]
 
     def close(self) -> None:
         """Remove the hooks of gradients and destroy the process groups."""

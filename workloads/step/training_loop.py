@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.workloads.model.transformer import plain_name
-from parbench.workloads.parallel.mesh import get_full_tensor
-from parbench.workloads.step.verify import norm_of_all
+from parbench.workloads.step.verify import (
+    collect_gradients,
+    collect_weights,
+    load_weights,
+    norm_of_all,
+)
 
 _NO_REFERENCE_NOTE = "no reference was given: gradients are only checked to be finite"
 _MAX_NAMED_GRADIENTS = 3
@@ -66,7 +70,7 @@ class TrainingLoop(Benchmark):
         self._run_forward_backward()
         if self._reference is None:
             self._wrong_gradients = []
-            for name, gradient in self._collect_gradients().items():
+            for name, gradient in collect_gradients(self._model).items():
                 if not torch.isfinite(gradient).all():
                     self._wrong_gradients.append(f"{name}: a gradient is not finite")
         else:
@@ -93,29 +97,17 @@ class TrainingLoop(Benchmark):
         loss = self._loss(self._model, self._current_batch)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def _collect_gradients(self) -> dict[str, Tensor]:
-        """Return the full gradients on every rank, by their parameters' names without wrappers."""
-        gradients = {}
-        for name, parameter in self._model.named_parameters():
-            if parameter.grad is not None:
-                gradients[plain_name(name)] = get_full_tensor(parameter.grad)
-        return gradients
-
     def _compare_with_reference(self, reference: nn.Module) -> list[str]:
         """Return a phrase for each gradient that differs from the mean of the reference's."""
-        gradients = self._collect_gradients()
-        weights = {}
-        for name, parameter in self._model.named_parameters():
-            weights[plain_name(name)] = get_full_tensor(parameter.detach())
+        gradients = collect_gradients(self._model)
+        weights = collect_weights(self._model)
         reference_parameters = {
             plain_name(name): parameter for name, parameter in reference.named_parameters()
         }
         missing = reference_parameters.keys() - weights.keys()
         if missing:
             return [f"{name}: the model has no such parameter" for name in sorted(missing)]
-        with torch.no_grad():
-            for name, parameter in reference_parameters.items():
-                parameter.copy_(weights[name])
+        load_weights(reference, weights)
         reference.zero_grad()
         loss = self._loss(reference, self._current_batch)
         loss.backward()  # type: ignore[no-untyped-call]

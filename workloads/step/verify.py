@@ -124,7 +124,7 @@ class Verifier:
                 "weights after two steps differ from the reference's",
             )
         wrong += self._count_replica_mismatches()
-        own_weights = self._collect_weights()
+        own_weights = collect_weights(self.model)
         weights = self._gather_stages(own_weights) if self.holds_stage_only else own_weights
         expected_loss, expected = self._run(
             self._load_reference(weights, torch.float32), microbatches, torch.float32
@@ -138,10 +138,7 @@ class Verifier:
             wrong += self._record(expected[name].numel(), f"{name} is on no rank")
         loss = compute_gradients()
         self.gather_gradients()
-        actual = {
-            plain_name(name): get_full_tensor(gradient)
-            for name, gradient in _list_gradients(self.model)
-        }
+        actual = collect_gradients(self.model)
         own_expected = {name: expected[name] for name in own_weights}
         # A GPU may add in another order each time, so only a CPU has equal bits.
         if self.exact_order and self.is_float32 and self.world.device.type == "cpu":
@@ -169,12 +166,6 @@ class Verifier:
         if wrong:
             self.differences.append(difference)
         return wrong
-
-    def _collect_weights(self) -> dict[str, Tensor]:
-        weights = {}
-        for name, parameter in self.model.named_parameters():
-            weights[plain_name(name)] = get_full_tensor(parameter.detach())
-        return weights
 
     def _gather_stages(self, own_weights: Tensors) -> Tensors:
         """Return the weights of all pipeline stages, sent by the first rank of each."""
@@ -226,7 +217,7 @@ class Verifier:
             optimizer.zero_grad()
         distances = []
         movements = []
-        for name, weight in self._collect_weights().items():
+        for name, weight in collect_weights(self.model).items():
             if name in masks:
                 expected = reference.get_parameter(name).detach()
                 first = start.get_parameter(name).detach()
@@ -242,10 +233,7 @@ class Verifier:
     def _load_reference(self, weights: Tensors, dtype: torch.dtype) -> nn.Module:
         """Return the reference model with these weights."""
         model = self.build_reference(dtype)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in weights:
-                    parameter.copy_(weights[name])
+        load_weights(model, weights)
         return model
 
     def _run(
@@ -279,6 +267,25 @@ class Verifier:
 def _list_gradients(model: nn.Module) -> list[tuple[str, Tensor]]:
     parameters = model.named_parameters()
     return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
+
+
+def collect_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the full weights on every rank, by their names without wrappers."""
+    parameters = model.named_parameters()
+    return {plain_name(name): get_full_tensor(parameter.detach()) for name, parameter in parameters}
+
+
+def collect_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Return the full gradients on every rank, by their parameters' names without wrappers."""
+    return {plain_name(name): get_full_tensor(grad) for name, grad in _list_gradients(model)}
+
+
+def load_weights(model: nn.Module, weights: Tensors) -> None:
+    """Copy the weights that exist into the parameters of a model."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if plain_name(name) in weights:
+                parameter.copy_(weights[plain_name(name)])
 
 
 @dataclass(frozen=True)
