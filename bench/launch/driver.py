@@ -256,12 +256,13 @@ class Driver:
             starts.setdefault(case.id, utc_now())
             began = time.monotonic()
             outcome = attempt.wait_for_block(number, self._plan.timeout_seconds)
+            outcome = replace(outcome, started=starts[case.id])
             if outcome.more:
                 repetition.partial_outcomes[case.id] = outcome
             elif outcome.ranks:
                 self._silent_hosts = find_silent_hosts(outcome.ranks)
                 seconds = time.monotonic() - began
-                outcome = replace(outcome, wall_seconds=seconds, started=starts[case.id])
+                outcome = replace(outcome, wall_seconds=seconds)
                 self._record(repetition, case, outcome)
                 return
             else:

@@ -81,7 +81,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     transfer_seconds: list[float] = []
     issue_seconds: list[float] = []
     arrival: Stragglers | None = None
-    injected: str = ""
     ranks: list[RankState] = []
     """The state of each rank. The driver sets it if the ranks failed and cannot continue."""
     explained: dict[str, MetricValue] = {}
@@ -94,7 +93,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One step of all ranks, as parbench.bench.results.records encodes it."""
     wall_seconds: float = 0.0
     started: str = ""
-    """The time (UTC) at which the first block began."""
+    """The time (UTC) at which the first block began, which the driver notes."""
 
 
 OUT_OF_BUDGET = Outcome(

@@ -95,6 +95,7 @@ class Recorder:
     def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
         """Write the record of a case in a repetition, with the files that belong to it."""
         samples = Samples(values=outcome.seconds, visits=outcome.visits)
+        fault = self._info.plan.injection
         notes = [*self._info.plan.notes, *self._placement_notes, *self.cleanup_notes]
         record = Record(
             case=case,
@@ -111,7 +112,7 @@ class Recorder:
             metrics=compute_metrics(outcome),
             noise=compute_noise(samples),
             arrival=outcome.arrival,
-            injected=outcome.injected,
+            injected="" if fault is None else fault.text,
             details=outcome.details,
             notes=[*notes, *outcome.notes],
             environment=self._environment,

@@ -121,8 +121,7 @@ class CaseRun:
                 self._prepare()
             outcome = self._measure_block(began, seconds, num_later, is_only)
         except CaseEndedError as end:
-            injected = self._fault.text if self._fault else ""
-            outcome = replace(end.outcome, injected=injected)
+            outcome = end.outcome
         except BaseException:
             self.close()
             raise
@@ -293,7 +292,6 @@ class CaseRun:
             check=Check(passed=True, wrong=0) if self._has_check else Check(),
             more=num_later > 0,
             wall_seconds=self._wall_seconds,
-            injected=self._fault.text if self._fault else "",
         )
         samples = self._timer.samples
         if samples is None:

@@ -22,7 +22,6 @@ from typing import Any
 
 import msgspec
 import torch
-from msgspec.structs import replace
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -56,7 +55,6 @@ from parbench.bench.machine.slurm_allocation import INTERFACE_VARIABLE, list_hos
 from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.rank.watchdog import Watchdog
-from parbench.bench.results.runs import utc_now
 from parbench.bench.world import accelerator
 from parbench.bench.world.world import World, disable_tf32, open_world
 
@@ -196,7 +194,6 @@ def measure_cases(
     clock = RepetitionClock(job)
     remaining = Counter(block.case for block in job.blocks)
     runs: dict[int, CaseRun] = {}
-    starts: dict[int, str] = {}
     for number, block in enumerate(job.blocks):
         index = block.case
         if not remaining[index]:
@@ -205,7 +202,6 @@ def measure_cases(
         num_later = remaining[index]
         progress.began_ns = time.time_ns()
         watchdog.begin(number, job.plan.timeout_seconds)
-        starts.setdefault(index, utc_now())
         world.recalibrate_stale_clock()
         seconds = clock.compute_block_seconds(number, remaining.total())
         clock.pause(index)
@@ -225,7 +221,6 @@ def measure_cases(
             outcome = runs[index].end_early()
         clock.note_block_end(index)
         if world.global_rank == 0:
-            outcome = replace(outcome, started=starts[index])
             mailbox.post(0, BlockResult(index=number, outcome=outcome))
         if not outcome.more:
             remaining[index] = 0

@@ -17,7 +17,7 @@ from parbench.bench.launch.messages import Job, Outcome
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import Case
-from parbench.bench.plan.plan import Plan
+from parbench.bench.plan.plan import Plan, parse_fault
 from parbench.bench.results.records import Record, SkipReason, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
 from tests.support.fakes import (
@@ -219,13 +219,15 @@ def test_record_has_the_time_at_which_its_case_began(make_run: MakeRun) -> None:
     before = utc_now()
     run = make_run(CASES[:2], die_at(1))
     run.drive()
-    failed = run.records()[1]
+    complete, failed = run.records()
     assert failed.status == "failed"
-    assert before <= failed.started <= utc_now()
-    started = "2026-01-01T00:00:00.000Z"
-    run = make_run(CASES[:1], finish_with(make_outcome(started=started)))
+    assert before <= complete.started <= failed.started <= utc_now()
+
+
+def test_each_record_of_a_disturbed_run_names_the_fault(make_run: MakeRun) -> None:
+    run = make_run(CASES[:2], die_at(1), injection=parse_fault("slow:1:10%", 2))
     run.drive()
-    assert run.records()[0].started == started
+    assert [record.injected for record in run.records()] == ["slow:1:10%"] * 2
 
 
 # --- several blocks of a case ---

@@ -363,7 +363,6 @@ def test_explanation_needs_all_ranks_undisturbed(
     for run in run_case(two_ranks, fault, explaining_ranks=explaining_ranks):
         assert run.outcome.status == "ok"
         assert run.outcome.explained == {}
-        assert run.outcome.injected == injection
         assert "explain" not in run.calls
 
 
@@ -375,7 +374,6 @@ def test_injected_late_rank_delays_every_step(two_ranks: Ranks) -> None:
     assert min(waiting.skew_seconds) >= LATE_SECONDS / 2
     assert waiting.arrival is not None
     assert waiting.arrival.late_rank == 1
-    assert late.injected == waiting.injected == "late:1:20ms"
 
 
 @pytest.mark.parametrize(
@@ -398,7 +396,6 @@ def test_corruption_without_a_result_is_skipped(
     for run in run_case(two_ranks, fault, target, dtype="float32", **params):
         assert run.outcome.status == "skipped"
         assert "corrupt:0" in run.outcome.reason
-        assert run.outcome.injected == "corrupt:0"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,7 +128,6 @@ def test_rank_reports_hello_cases_and_done(
     # Ranks on a CPU never call this.
     monkeypatch.setattr(torch.cuda, "_lazy_init", pytest.fail)
     cases = [fault_case("fine", number=0), fault_case("refusing"), fault_case("fine", number=1)]
-    before = datetime.now(UTC)
     hello, *finished, done = run_here(tmp_path, make_job(cases, budget_seconds=0.1))
     assert isinstance(hello, Hello)
     assert hello.rank == 0
@@ -144,12 +142,6 @@ def test_rank_reports_hello_cases_and_done(
     assert [outcome.status for outcome in outcomes] == ["ok", "skipped", "ok"]
     assert outcomes[0].seconds
     assert outcomes[0].raw
-    # The outcome has the time at which its case began, not the time of the record.
-    starts = [datetime.fromisoformat(outcome.started) for outcome in outcomes]
-    assert starts == sorted(starts)
-    assert (starts[0] - before).total_seconds() < (
-        datetime.now(UTC) - starts[0]
-    ).total_seconds() + 5
 
 
 def test_cases_after_the_run_budget_are_left_out(single_rank: None, tmp_path: Path) -> None:
