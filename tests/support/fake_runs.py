@@ -75,12 +75,12 @@ class FakeRanks:
 
         return start
 
-    def interrupt(self, case: int, sign: signal.Signals = signal.SIGINT) -> None:
-        """Send this process a signal in the case of this number."""
+    def interrupt(self, case: int) -> None:
+        """Send this process SIGINT in the case of this number."""
 
         def stop(count: int) -> None:
             if count == case:
-                os.kill(os.getpid(), sign)
+                os.kill(os.getpid(), signal.SIGINT)
 
         self.on_case = stop
 

@@ -182,9 +182,9 @@ class ScriptedRanks:
         """Let rank 0 report the outcome of a block."""
         self.post(0, BlockResult(index=index, outcome=outcome or make_outcome()))
 
-    def fail(self, rank: int, error: str = "RuntimeError: fire", seconds: float = 0.0) -> None:
+    def fail(self, rank: int, error: str = "RuntimeError: fire") -> None:
         stack = f"the stack of rank {rank}"
-        self.post(rank, RankError(error=error, stack=stack, seconds=seconds))
+        self.post(rank, RankError(error=error, stack=stack, seconds=0.0))
 
     def complete(self, *ranks: int) -> None:
         for rank in ranks:

@@ -58,11 +58,11 @@ def step_case(name: str = "ddp", **params: Any) -> Case:
     return make_case(f"step.{name}", f"workloads.{name}:prepare", {"layers": 4, **params})
 
 
-def seconds_metric(value: float | None, reach: float = 0.1) -> MetricValue:
-    """Return a time whose interval reaches this share of the value up and down."""
+def seconds_metric(value: float | None) -> MetricValue:
+    """Return a time whose interval reaches a tenth of the value up and down."""
     if value is None:
         return MetricValue(value=None, unit="s", better="lower", method="unknown")
-    low, high = value * (1 - reach), value * (1 + reach)
+    low, high = value * 0.9, value * 1.1
     return MetricValue(value=value, unit="s", better="lower", low=low, high=high, method=METHOD)
 
 
@@ -194,7 +194,7 @@ def out_of_budget_record(case: Case, repetition: int = 0) -> Record:
     )
 
 
-def hang_record(case: Case, repetition: int = 0) -> Record:
+def hang_record(case: Case) -> Record:
     waiting = RankState(
         rank=0,
         host="node-a",
@@ -210,7 +210,7 @@ def hang_record(case: Case, repetition: int = 0) -> Record:
         stack="File b.py, line 9, in <listcomp>",
     )
     reason = "rank 1 did not arrive within 60 s"
-    return failed_record(case, repetition, "hang", reason, ranks=[waiting, absent])
+    return failed_record(case, 0, "hang", reason, ranks=[waiting, absent])
 
 
 def pipeline_case(schedule: str = "1f1b", microbatches: int = 4, **params: Any) -> Case:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from parbench.bench.plan.cases import Case
 from parbench.bench.results.records import (
     Interval,
     RankTimeline,
@@ -23,9 +22,7 @@ from tests.support.reports_fixtures import (
 )
 
 
-def make_rank_timeline(
-    rank: int = 0, late_us: float = 0.0, *, axis: str = "dp"
-) -> RankTimeline:
+def make_rank_timeline(rank: int = 0, late_us: float = 0.0) -> RankTimeline:
     """Return 10 ms of a step with 6 ms of compute and two messages that overlap each other.
 
     3 ms of communication are exposed.
@@ -37,8 +34,8 @@ def make_rank_timeline(
         ("compute", "compute", 0.0, 3000.0),
         ("compute", "compute", 3000.0, 5000.0),
         ("compute", "compute", 8500.0, 9500.0),
-        (f"comm {axis}", "all_reduce", 4000.0, 7000.25),
-        (f"comm {axis}", "all_reduce", 5000.0, 8000.0),
+        ("comm dp", "all_reduce", 4000.0, 7000.25),
+        ("comm dp", "all_reduce", 5000.0, 8000.0),
         ("copy", "copy", 9500.0, 9750.0),
     ]
     intervals = [
@@ -56,7 +53,7 @@ def make_timeline(ranks: int = 2, clock: str = "one host, one monotonic clock") 
     return Timeline(clock=clock, uncertainty_seconds=2e-6, ranks=timelines)
 
 
-def traced_record(case: Case | None = None, repetition: int = 0) -> Record:
+def traced_record(repetition: int = 0) -> Record:
     """Return the record of such a step, whose metrics are the sums of its timeline."""
     seconds = {
         "compute": 6e-3,
@@ -66,7 +63,7 @@ def traced_record(case: Case | None = None, repetition: int = 0) -> Record:
         "residual": 0.0,
     }
     metrics = step_metrics(10e-3) | counted_metrics("s", seconds)
-    return ok_record(case or step_case("ddp"), repetition, 10e-3, metrics=metrics)
+    return ok_record(step_case("ddp"), repetition, 10e-3, metrics=metrics)
 
 
 def write_traced_run(
