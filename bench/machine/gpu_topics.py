@@ -100,6 +100,14 @@ def list_slowdowns(gpu: Gpu) -> list[str]:
     return list(reasons)
 
 
+def describe_clock_drop(before: Gpu, after: Gpu) -> str:
+    """Return how far and why the clock of a GPU fell, empty if it did not."""
+    if not _is_less(after.sm_clock, before.sm_clock, _MIN_CLOCK_SHARE):
+        return ""
+    cause = " and ".join(list_slowdowns(after)) or "no reason reported"
+    return f"SM clock fell from {before.sm_clock} to {after.sm_clock} MHz ({cause})"
+
+
 def format_gibibytes(num_bytes: int | None, suffix: str) -> str | None:
     return None if num_bytes is None else f"{num_bytes / (1 << 30):.2f} GiB {suffix}"
 

@@ -5,6 +5,7 @@ ends, and reports the maxima.
 """
 
 import ctypes
+import functools
 import os
 import select
 import sys
@@ -178,6 +179,22 @@ def make_report(*, has_details: bool) -> GpuReport:
         cuda_version=_read_cuda_version() if has_details else None,
         failure=failure,
     )
+
+
+def read_clocks(uuid: str) -> Gpu:
+    """Read the clock of a GPU and what slows it, in this process; all else is unknown."""
+    try:
+        handle = _open_gpu(uuid)
+        sm_clock = _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
+        return Gpu(uuid=uuid, sm_clock=sm_clock, slowed_by=_read_clock_reasons(handle))
+    except pynvml.NVMLError:
+        return Gpu()
+
+
+@functools.cache
+def _open_gpu(uuid: str) -> Any:
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
 def _ask(function: Callable[..., Any], *args: Any) -> Any:

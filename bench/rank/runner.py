@@ -11,6 +11,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Outcome
+from parbench.bench.machine.gpu import Gpu
+from parbench.bench.machine.gpu_topics import describe_clock_drop
 from parbench.bench.operations.local import background_load
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.catalogue import MODES, NO_LOAD, RUNNER_PARAMS, estimate_needed_bytes
@@ -237,11 +239,13 @@ class CaseRun:
             # Such a benchmark is a step, whose preparation takes a considerable part of the time.
             seconds_to_measure = _EXPLAINED_SHARE * seconds - (time.perf_counter() - began)
         seconds_to_measure = max(seconds_to_measure, 0.0)
+        clocks = _read_clocks(self._world)
         with background_load(self._load, self._world):
             if is_only:
                 timing.measure_until_precise(seconds_to_measure)
             else:
                 timing.measure_block(seconds_to_measure, num_later)
+        clock_notes = _describe_clocks(self._world, clocks)
         if self._is_repeatable:
             self._check("in the last replay of the timed region")
         step: Callable[[], object] | None = None
@@ -251,6 +255,7 @@ class CaseRun:
             step = self._benchmark.step
         self._check("after the timed region", step)
         outcome = self._make_outcome(0 if timing.is_complete else num_later)
+        outcome = replace(outcome, notes=[*outcome.notes, *clock_notes])
         if explains:
             outcome = self._explain(outcome, seconds - (time.perf_counter() - began))
         return outcome
@@ -313,6 +318,26 @@ class CaseRun:
             notes=[*outcome.notes, *explanation.notes],
             timeline=b"" if timeline is None else encode_timeline(timeline),
         )
+
+
+def _read_clocks(world: World) -> Gpu:
+    """Read the clock of this rank's GPU, outside the timed region; unknown on a CPU."""
+    if world.device.type != "cuda":
+        return Gpu()
+    from parbench.bench.machine.nvml import read_clocks
+
+    return read_clocks(accelerator.get_properties(world.device).uuid)
+
+
+def _describe_clocks(world: World, before: Gpu) -> list[str]:
+    """Return a note for each rank whose clock fell meanwhile; collective on GPUs."""
+    if world.device.type != "cuda":
+        return []
+    drop = describe_clock_drop(before, _read_clocks(world))
+    if not world.is_any_true(bool(drop)):
+        return []
+    drops = world.gather(drop)
+    return [f"rank {rank}: {text} in this block" for rank, text in enumerate(drops) if text]
 
 
 def _can_explain(benchmark: Benchmark) -> bool | None:

@@ -110,6 +110,16 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
     return code == NOT_SUPPORTED ? SUCCESS : code;
 }
 
+int nvmlDeviceGetHandleByUUID(const char *uuid, Device *device) {
+    char text[96];
+    for (unsigned index = 0; index < 64; index++) {
+        *device = (Device)(size_t)(index + 1);
+        if (find_text(*device, "uuid", text, sizeof text) == SUCCESS && !strcmp(text, uuid))
+            return nvmlDeviceGetHandleByIndex_v2(index, device);
+    }
+    return NOT_FOUND;
+}
+
 int nvmlDeviceGetName(Device device, char *text, unsigned size) {
     return find_text(device, "name", text, size);
 }

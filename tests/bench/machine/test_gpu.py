@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from parbench.bench.machine.gpu import (
     read_report,
     select_visible,
 )
+from parbench.bench.machine.gpu_topics import describe_clock_drop
 from tests.support.nvidia import (
     A100,
     H100,
@@ -247,3 +249,37 @@ def test_links_are_read_from_topology(tmp_path: Path) -> None:
         uuids = frozenset(format_uuid(index) for index in pair)
         assert links[uuids] == connections.get(frozenset(pair), "other NUMA node")
     assert msgspec.json.decode(msgspec.json.encode(report), type=GpuReport) == report
+
+
+CLOCKS_SCRIPT = """
+import sys
+from parbench.bench.machine.nvml import read_clocks
+gpu = read_clocks(sys.argv[1])
+print(gpu.sm_clock, gpu.slowed_by)
+"""
+
+
+@pytest.mark.parametrize(
+    ("index", "clocks"), [(1, "345 ('hardware slowdown',)"), (7, "None None")]
+)
+def test_rank_reads_the_clocks_of_its_gpu(tmp_path: Path, index: int, clocks: str) -> None:
+    environ = install(tmp_path, gpus(H100, 2, gpu1={"clock_reasons": "0x8"}))
+    output = subprocess.check_output(
+        [sys.executable, "-c", CLOCKS_SCRIPT, format_uuid(index)],
+        env={**os.environ, "LD_LIBRARY_PATH": environ["LD_LIBRARY_PATH"]},
+        text=True,
+    )
+    assert output.strip() == clocks
+
+
+@pytest.mark.parametrize(
+    ("sm_clock", "drop"),
+    [
+        (1410, "SM clock fell from 1980 to 1410 MHz (hardware slowdown)"),
+        (1900, ""),
+        (None, ""),
+    ],
+)
+def test_clock_drop_is_described(sm_clock: int | None, drop: str) -> None:
+    after = Gpu(sm_clock=sm_clock, slowed_by=("hardware slowdown",))
+    assert describe_clock_drop(Gpu(sm_clock=1980), after) == drop

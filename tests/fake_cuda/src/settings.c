@@ -19,6 +19,8 @@ static struct {
     size_t max_data_bytes;
     int slow_rank;
     long long slow_ns;
+    int slow_device_rank;
+    long long slow_device_percent;
     int hanging_rank;
     long long last_collective;
     int trace_file;
@@ -56,6 +58,7 @@ static void read_settings(void) {
     settings.folder = text_of("FAKE_CUDA_FOLDER", "/dev/shm");
     settings.max_data_bytes = atoll(text_of("FAKE_CUDA_DATA_BYTES", "65536"));
     read_pair("FAKE_CUDA_SLOW", &settings.slow_rank, &settings.slow_ns);
+    read_pair("FAKE_CUDA_SLOW_DEVICE", &settings.slow_device_rank, &settings.slow_device_percent);
     read_pair("FAKE_CUDA_HANG", &settings.hanging_rank, &settings.last_collective);
     settings.trace_file = open_trace();
     settings.is_read = true;
@@ -84,7 +87,8 @@ int num_gpus(void) {
 
 ns_t kernel_ns(void) {
     ensure_settings();
-    return settings.kernel_ns;
+    bool is_slow = process_rank != NO_RANK && process_rank == settings.slow_device_rank;
+    return settings.kernel_ns * (is_slow ? settings.slow_device_percent : 100) / 100;
 }
 
 const char *communicator_folder(void) {
