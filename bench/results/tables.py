@@ -48,6 +48,9 @@ _FORMATTERS: Mapping[ColumnKind, Callable[[Any], str]] = {
 _KIND_OF_UNIT: Mapping[str, ColumnKind] = {"s": "s", "B": "B", "B/s": "B/s", "": "percent"}
 
 
+_MEASURED_KINDS = ("s", "B", "B/s", "GB")
+
+
 class SortedText(NamedTuple):
     """A cell whose text is not its number, such as ``4/5`` repetitions."""
 
@@ -77,7 +80,10 @@ class Column:
     """A format such as ``{:.3f}`` that replaces that of the kind."""
     has_interval: bool = False
     is_result: bool = False
-    """A result is never moved out of the table, even if all rows have the same value."""
+    """A result is never moved out of the table, even if all rows have the same value.
+
+    Times, bytes and bandwidths are results in any case.
+    """
     grade_key: str = ""
     """The key of the grade or the status by which renderers color the cell."""
     metric: Metric | None = None
@@ -85,6 +91,7 @@ class Column:
     """All intervals are those of one repetition. The title says so."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_result", self.is_result or self.kind in _MEASURED_KINDS)
         object.__setattr__(self, "title", self.title or self.key)
 
     @property

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from parbench.reports.findings import run_rules, step_rules
 from parbench.reports.findings.evidence import CollectedEvidence
-from parbench.reports.findings.finding import Finding, select_findings
-from parbench.reports.messages import add_subjects
+from parbench.reports.findings.finding import Finding
+
+MAX_FINDINGS = 6
+MAX_NAMED_SUBJECTS = 3
 
 
 def apply_rules(evidence: CollectedEvidence) -> tuple[Finding, ...]:
@@ -17,7 +19,7 @@ def apply_rules(evidence: CollectedEvidence) -> tuple[Finding, ...]:
     for step in evidence.steps:
         for step_rule in step_rules.RULES:
             findings += step_rule(step)
-    return select_findings(_join_kinds(findings))
+    return _select(_join_kinds(findings))
 
 
 def _join_kinds(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -27,5 +29,18 @@ def _join_kinds(findings: Iterable[Finding]) -> Iterator[Finding]:
         by_kind.setdefault(finding.kind, {}).setdefault(finding.subject, finding)
     for by_subject in by_kind.values():
         worst, *rest = by_subject.values()
-        names = [finding.name for finding in rest]
-        yield replace(worst, message=add_subjects(worst.message, names))
+        if rest:
+            names = [finding.name for finding in rest]
+            text = ", ".join(names[:MAX_NAMED_SUBJECTS])
+            num_more = len(names) - MAX_NAMED_SUBJECTS
+            more = f" and {num_more} more" if num_more > 0 else ""
+            worst = replace(worst, message=f"{worst.message} Also: {text}{more}.")
+        yield worst
+
+
+def _select(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return at most MAX_FINDINGS: those that cost most time first, then those without a time."""
+    ordered = sorted(findings, key=lambda finding: finding.expected_share, reverse=True)
+    timed = [finding for finding in ordered if finding.time_share is not None]
+    untimed = [finding for finding in ordered if finding.time_share is None]
+    return (*timed[: MAX_FINDINGS - len(untimed)], *untimed)

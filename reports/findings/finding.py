@@ -1,6 +1,6 @@
-"""A finding, and the order of findings."""
+"""A finding, and the shares of the time from which there is one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from parbench.bench.results.formatting import format_percent
@@ -9,7 +9,6 @@ MIN_SHARE = 0.05
 """The share of the time from which a specific cause is reported."""
 MIN_GENERAL_SHARE = 0.1
 """The share of the time from which a part of a step is reported without a specific cause."""
-MAX_FINDINGS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +43,6 @@ class Finding:
         return f"{self.subject} ({format_percent(self.time_share)})"
 
 
-def select_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return at most MAX_FINDINGS: those that cost most time first, then those without a time."""
-    ordered = sorted(findings, key=lambda finding: finding.expected_share, reverse=True)
-    timed = [finding for finding in ordered if finding.time_share is not None]
-    untimed = [finding for finding in ordered if finding.time_share is None]
-    return (*timed[: MAX_FINDINGS - len(untimed)], *untimed)
+def describe_no_finding(min_share: float) -> str:
+    """Return the sentence about a report without findings."""
+    return f"Nothing stands out: no cause costs {format_percent(min_share)} of the step or more."

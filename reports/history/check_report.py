@@ -17,7 +17,7 @@ UNDECIDED = (Verdict.UNCONFIRMED, Verdict.DRIFT, *NOT_COMPARED)
 COLUMNS = (
     Column(key="verdict", title="verdict", is_result=True),
     Column(key="series", title="series", is_result=True),
-    Column(key="seconds", title="time", kind="s", is_result=True),
+    Column(key="seconds", title="time", kind="s"),
     Column(key="first_run", title="since run", is_result=True),
     Column(key="reason", title="observation", is_result=True),
 )

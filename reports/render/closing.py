@@ -32,7 +32,7 @@ TITLE_LINES = 13
 MAX_FINDINGS = 3
 MAX_COMPARISONS = 2
 MAX_LINES_OF_FINDING = 3
-_TIME_COLUMN = Column("seconds", "time", kind="s", has_interval=True, is_result=True)
+_TIME_COLUMN = Column("seconds", "time", kind="s", has_interval=True)
 _SIZE_TABLE_COLUMNS = (
     SIZE_COLUMN,
     _TIME_COLUMN,
@@ -48,7 +48,7 @@ _STEP_COLUMNS = (
         Column(part, kind="number", number_format="{:.0f} %")
         for part in ("compute", "exposed", "idle", "overlap")
     ),
-    Column("memory", kind="B", is_result=True),
+    Column("memory", kind="B"),
 )
 
 
@@ -106,8 +106,8 @@ def _make_size_tables(data: RunData) -> list[Table]:
 def _make_operation_table(data: RunData) -> Table:
     columns = [
         Column("operation"),
-        Column("latency", kind="s", is_result=True),
-        Column("busbw", "bus GB/s", kind="B/s", has_interval=True, is_result=True),
+        Column("latency", kind="s"),
+        Column("busbw", "bus GB/s", kind="B/s", has_interval=True),
     ]
     title = "Operations"
     ceiling = data.ceiling

@@ -7,6 +7,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TextIO
 
 from rich.cells import cell_len
@@ -165,74 +167,60 @@ class Sheet:
         """
         if not table.rows:
             return
-        columns = table.varying
         self.write("")
         self.write_text(table.title, style="bold")
         if table.constant:
             self.write_text(table.constant)
-        cells = [
-            [to_single_line(column.format_cell(row)) for row in table.rows] for column in columns
-        ]
-        titles = [self._wrap_title(*pair) for pair in zip(columns, cells, strict=True)]
-        widths = [
-            _compute_min_width(column, [*title.splitlines(), *texts])
-            for column, title, texts in zip(columns, titles, cells, strict=True)
-        ]
-        blocks = _split_columns(widths, _count_name_columns(cells), self.width)
+        columns = [self._lay_out(column, table.rows) for column in table.varying]
+        blocks = _split_columns(columns, self.width)
         if drops_columns:
             blocks = blocks[:1]
         if len(blocks) > 1 and len(table.rows) == 1:
-            self._write_record(columns, cells)
+            self._write_record(columns)
             return
         for number, block in enumerate(blocks):
             if number > 0:
                 self.write("")
-            self._write_block(table.rows, columns, titles, cells, block)
+            self._write_block(table.rows, block)
 
     def text(self) -> str:
         return "".join(f"{line}\n" for line in self._lines)
 
-    def _wrap_title(self, column: Column, cells: Sequence[str]) -> str:
-        """Return the title of a column in lines that are about as long as its cells."""
+    def _lay_out(self, column: Column, rows: Sequence[Row]) -> "_TextColumn":
+        """Return a column as text. Its title has lines that are about as long as its cells."""
+        cells = [to_single_line(column.format_cell(row)) for row in rows]
         title = to_single_line(column.title)
-        if self.width == UNBOUNDED:
-            return title
-        width = max(MIN_TITLE_WIDTH, *map(cell_len, cells))
-        return "\n".join(textwrap.wrap(title, width, break_long_words=False))
+        if self.width != UNBOUNDED:
+            width = max(MIN_TITLE_WIDTH, *map(cell_len, cells))
+            title = "\n".join(textwrap.wrap(title, width, break_long_words=False))
+        return _TextColumn(column, title, cells)
 
-    def _write_block(
-        self,
-        rows: Sequence[Row],
-        columns: Sequence[Column],
-        titles: Sequence[str],
-        cells: Sequence[Sequence[str]],
-        block: Sequence[int],
-    ) -> None:
-        """Write the columns of a block. A cell is colored by its grade, or by its text."""
+    def _write_block(self, rows: Sequence[Row], columns: Sequence["_TextColumn"]) -> None:
+        """Write columns that fit. A cell is colored by its grade, or by its text."""
         grid = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-        for i in block:
-            is_number = columns[i].is_number
+        for column in columns:
+            is_number = column.column.is_number
             grid.add_column(
-                Text(titles[i]),
+                Text(column.title),
                 justify="right" if is_number else "left",
                 no_wrap=is_number,
                 overflow="fold",
             )
             grid.columns[-1].vertical = "top"
-        for row_number, row in enumerate(rows):
+        for number, row in enumerate(rows):
             texts = []
-            for i in block:
-                text = cells[i][row_number]
-                grade = columns[i].mark(row) or text
+            for column in columns:
+                text = column.cells[number]
+                grade = column.column.mark(row) or text
                 texts.append(Text(text, _GRADE_STYLES.get(grade, "")))
             grid.add_row(*texts)
         self._print(grid)
 
-    def _write_record(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
+    def _write_record(self, columns: Sequence["_TextColumn"]) -> None:
         grid = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=False)
-        for column, [text] in zip(columns, cells, strict=True):
-            if text != UNKNOWN:
-                grid.add_row(Text(column.title), Text(text, overflow="fold"))
+        for column in columns:
+            if column.cells[0] != UNKNOWN:
+                grid.add_row(Text(column.column.title), Text(column.cells[0], overflow="fold"))
         self._print(grid)
 
     def _print(self, grid: RichTable) -> None:
@@ -241,35 +229,49 @@ class Sheet:
         self.write(*capture.get().splitlines())
 
 
-def _compute_min_width(column: Column, lines: Sequence[str]) -> int:
-    """Return the width that a column needs. Text is wrapped between words, numbers are not."""
-    widest = max(map(cell_len, lines))
-    if column.is_number:
-        return widest
-    longest_word = max(cell_len(word) for line in lines for word in line.split(" "))
-    return min(widest, max(MIN_TEXT_WIDTH, min(longest_word, MAX_WORD_WIDTH)))
+@dataclass
+class _TextColumn:
+    """A column with the lines of its title and the texts of its cells."""
+
+    column: Column
+    title: str
+    cells: Sequence[str]
+
+    @cached_property
+    def min_width(self) -> int:
+        """The width that it needs. Text is wrapped between words, numbers are not."""
+        lines = [*self.title.splitlines(), *self.cells]
+        widest = max(map(cell_len, lines))
+        if self.column.is_number:
+            return widest
+        longest_word = max(cell_len(word) for line in lines for word in line.split(" "))
+        return min(widest, max(MIN_TEXT_WIDTH, min(longest_word, MAX_WORD_WIDTH)))
 
 
-def _count_name_columns(cells: Sequence[Sequence[str]]) -> int:
-    """Return the number of first columns that together distinguish all rows, otherwise 1."""
-    rows = list(zip(*cells, strict=True))
-    for count in range(1, len(cells)):
-        if len({row[:count] for row in rows}) == len(rows):
-            return count
-    return 1
-
-
-def _split_columns(widths: Sequence[int], num_names: int, width: int) -> list[list[int]]:
-    """Return the positions of the columns of each table. Each begins with the name columns."""
-    names = list(range(num_names))
-    if sum(widths[:num_names]) > width * 2 // 3:
-        names = [0]
+def _split_columns(columns: Sequence[_TextColumn], width: int) -> list[list[_TextColumn]]:
+    """Return the columns of each table. Each begins with the columns that name the rows."""
+    names = _list_name_columns(columns)
+    if _measure(names) > width * 2 // 3:
+        names = names[:1]
     blocks = [names]
-    for i in range(len(names), len(widths)):
-        block = [*blocks[-1], i]
-        total = sum(widths[k] + GAP for k in block) - GAP
-        if total <= width or blocks[-1] == names:
+    for column in columns[len(names) :]:
+        block = [*blocks[-1], column]
+        if _measure(block) <= width or blocks[-1] == names:
             blocks[-1] = block
         else:
-            blocks.append([*names, i])
+            blocks.append([*names, column])
     return blocks
+
+
+def _list_name_columns(columns: Sequence[_TextColumn]) -> list[_TextColumn]:
+    """Return the first columns that together distinguish all rows, otherwise the first one."""
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    for count in range(1, len(columns)):
+        if len({row[:count] for row in rows}) == len(rows):
+            return list(columns[:count])
+    return list(columns[:1])
+
+
+def _measure(columns: Sequence[_TextColumn]) -> int:
+    """Return the width of columns next to each other."""
+    return sum(column.min_width + GAP for column in columns) - GAP

@@ -12,6 +12,7 @@ OPERATION_COLUMNS = (
     Column("dtype", help="element type"),
 )
 SIZE_COLUMN = Column("size", kind="size", help="total bytes as in nccl-tests, 1024-based")
+TIME_COLUMN = metric_column("time", key="seconds", has_interval=True)
 CASE_COLUMNS = (*OPERATION_COLUMNS, SIZE_COLUMN)
 QUALITY_COLUMNS = (
     metric_column("time_p99"),

@@ -28,6 +28,7 @@ from parbench.reports.tables.columns import (
     CASE_COLUMNS,
     OPERATION_COLUMNS,
     QUALITY_COLUMNS,
+    TIME_COLUMN,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ _FIT_COLUMNS = (
         kind="s",
         help="time extrapolated to size 0 from the line of the smallest sizes, with its 95 % CI",
         has_interval=True,
-        is_result=True,
     ),
     Column(
         "algbw",
@@ -61,7 +61,6 @@ _FIT_COLUMNS = (
         kind="B/s",
         help="asymptotic algorithm bandwidth in 1e9 B/s, of the line of the largest sizes",
         has_interval=True,
-        is_result=True,
     ),
     Column(
         "busbw",
@@ -69,7 +68,6 @@ _FIT_COLUMNS = (
         kind="B/s",
         help="asymptotic bus bandwidth in 1e9 B/s, of the line of the largest sizes",
         has_interval=True,
-        is_result=True,
     ),
     Column(
         "half_bandwidth",
@@ -88,14 +86,14 @@ _FIT_COLUMNS = (
     Column(
         "residual",
         kind="percent",
-        help="median distance of times from the fit",
         is_result=True,
+        help="median distance of times from the fit",
     ),
     Column(
         "efficiency",
         kind="percent",
-        help="fitted bus bandwidth relative to the link speed, or to a memory copy on the host",
         is_result=True,
+        help="fitted bus bandwidth relative to the link speed, or to a memory copy on the host",
     ),
 )
 
@@ -153,7 +151,7 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
         row["repetitions"] = SortedText(f"{repetitions}/{row['planned']}", repetitions)
     columns = (
         *CASE_COLUMNS,
-        metric_column("time", key="seconds", has_interval=True),
+        TIME_COLUMN,
         metric_column("algbw"),
         metric_column("busbw"),
         *QUALITY_COLUMNS,

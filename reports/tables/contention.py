@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parbench.bench.results.tables import Column, Table, metric_column
+from parbench.bench.results.tables import Column, Table
 from parbench.reports.analysis.comparisons import Comparison, compare_with_loads
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.stats import LEVEL
+from parbench.reports.tables.columns import TIME_COLUMN
 
 TITLES = {
     "concurrent": "Contention: all groups at once relative to one group",
@@ -42,7 +43,7 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
         caption="time under load relative to the time without it, paired by repetition",
         columns=[
             Column("label", "case", help="case without the load"),
-            metric_column("time", key="seconds", has_interval=True),
+            TIME_COLUMN,
             *(_make_load_column(param, load) for load in loads),
         ],
         rows=list(rows.values()),

@@ -40,8 +40,8 @@ _COLUMNS = (
         "change",
         "time change",
         kind="percent",
-        has_interval=True,
         is_result=True,
+        has_interval=True,
         help="step time relative to the first method at the same sequence length, less 1, with its "
         "95 % interval (t-test, paired by repetition)",
     ),
@@ -50,7 +50,6 @@ _COLUMNS = (
         "bytes_sent",
         "bytes sent",
         kind="B",
-        is_result=True,
         help="bytes that a rank sends for attention in a step",
     ),
     Column(

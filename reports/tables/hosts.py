@@ -10,6 +10,7 @@ from parbench.reports.analysis.stragglers import compute_arrival_delays, find_ar
 from parbench.reports.analysis.topology import ONE_RANK_PER_NODE, Topology
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
+from parbench.reports.tables.columns import TIME_COLUMN
 
 _NODE_COLUMNS = (
     Column("host", help="host name of the node"),
@@ -59,7 +60,7 @@ MAX_CASES = 24
 MAX_RANK_COLUMNS = 16
 _ARRIVAL_COLUMNS = (
     Column("label", "case", help="operation or step"),
-    metric_column("time", key="seconds", has_interval=True),
+    TIME_COLUMN,
     metric_column("skew"),
     metric_column("transfer"),
     Column("late_rank", "late rank", kind="count", help="rank that most often arrives last"),

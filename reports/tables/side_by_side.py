@@ -70,7 +70,6 @@ def _make_table(
             name,
             kind="s",
             has_interval=True,
-            is_result=True,
             help=f"time in {name} with its 95 % interval",
         )
         for name in names

@@ -47,20 +47,17 @@ _PREDICTED_COLUMN = Column(
     "predicted comm",
     kind="s",
     help="time of the step's calls one after another, from this run's fits of the same operations",
-    is_result=True,
 )
 _MEMORY_COLUMN = Column(
     "memory",
     kind="B",
     help="memory of all components, measured, maximum over ranks",
-    is_result=True,
 )
 _PROFILED_COLUMN = Column(
     "profiled",
     "profiled step",
     kind="s",
     help="wall time of the profiled step, the sum of its parts and the residual",
-    is_result=True,
 )
 _RESIDUAL_COLUMN = Column(
     "residual_percent",
@@ -247,7 +244,7 @@ def _make_timeline_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     for stream in dict.fromkeys(key for row in rows for key in row if key not in own_keys):
         title = name_stream(stream)
         help_text = f"time of {title}, overlaps counted once"
-        columns.append(Column(stream, title, kind="s", help=help_text, is_result=True))
+        columns.append(Column(stream, title, kind="s", help=help_text))
     return columns
 
 

@@ -15,8 +15,8 @@ from parbench.bench.results.records import Interval, Record
 from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.samples import make_samples_path
 from parbench.reports.findings.commands import STEP_DEFAULTS
-from parbench.reports.findings.engine import apply_rules
-from parbench.reports.findings.finding import MAX_FINDINGS, Finding
+from parbench.reports.findings.engine import MAX_FINDINGS, apply_rules
+from parbench.reports.findings.finding import Finding
 from parbench.reports.findings.record_evidence import collect_evidence
 from parbench.reports.run_data import RunData
 from tests.support.late import find_stragglers, late_record
