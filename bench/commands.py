@@ -50,7 +50,7 @@ class AppHooks:
 
 _NCCL_TESTS_OVERRIDES = {"mode": "pipelined", "placement": "out_of_place,in_place"}
 _RUN_OPTIONS = {
-    "What to measure": ("preset", "settings", "sizes", "dtype", "mesh", "group", "cases_file"),
+    "What to measure": ("preset", "settings", "sizes", "env", "mesh", "group", "cases_file"),
     "How long": ("repetitions", "budget", "timeout", "resume"),
     "Ranks": ("nproc", "device", "backend", "launcher", "nodes", "distribution"),
     "Output": ("form", "quiet", "out", "limits", "link"),
@@ -61,7 +61,8 @@ Examples:
   parbench run --preset smoke 'collective.*'
   parbench run all_reduce --sizes 1M                one operation at one size, in 10 s
   parbench run all_reduce ddp p2p.sendrecv          several cases
-  parbench run all_reduce --sizes 1K:64M:x4 --dtype float32,bfloat16
+  parbench run all_reduce --sizes 1K:64M:x4 --set dtype=float32,bfloat16
+  parbench run all_reduce --sizes 1K:64M:x4 --env NCCL_ALGO=Ring,Tree,NVLS
   parbench run ddp --set layers=2,4 --repetitions 3
   parbench run 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
   parbench run hybrid --mesh dp=2,pp=2,tp=2         one step on a mesh of 8 ranks
@@ -104,7 +105,12 @@ limits_option = click.option(
     help="Set a parameter, to each value.",
 )
 @click.option("--sizes", help="Short for --set size_bytes=: 1K:64M:x4, 1K,3M or 1M:8M:+1M.")
-@click.option("--dtype", help="Short for --set dtype=: float32, bfloat16, ...")
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME=VALUE[,...]",
+    help="Set an environment variable of all ranks, to each value in turn. Empty: unset.",
+)
 @click.option(
     "--mesh",
     metavar="AXIS=SIZE,...",
@@ -205,6 +211,7 @@ def run(
     from parbench.bench.launch.processes import convert_sigterm_to_interrupt, exit_now
     from parbench.bench.machine.slurm_allocation import parse_nodes
     from parbench.bench.plan.options import Options
+    from parbench.bench.plan.params import is_variable
 
     click.get_current_context().with_resource(convert_sigterm_to_interrupt())
     nodes = options.pop("nodes", None)
@@ -216,14 +223,18 @@ def run(
     if nodes is not None:
         options["nodes"], options["nodelist"] = parse_nodes(nodes)
     settings = list(options.pop("settings", ()))
-    for option, name in (("sizes", "size_bytes"), ("dtype", "dtype")):
-        text = options.pop(option, None)
-        if text is not None:
-            settings.append(f"{name}={text}")
+    sizes = options.pop("sizes", None)
+    if sizes is not None:
+        settings.append(f"size_bytes={sizes}")
+    variables = parse_settings(options.pop("env", ()), "--env")
+    for name in variables:
+        if not is_variable(name):
+            hint = "write capital letters, digits and underscores"
+            raise UserError(f"--env: {name!r} is not allowed as a variable", hint=hint)
     plan_options = Options(
         names=tuple(case for case in cases if ":" not in case),
         targets=tuple(case for case in cases if ":" in case),
-        settings=parse_settings(settings),
+        settings=parse_settings(settings) | variables,
         preset_overrides=_NCCL_TESTS_OVERRIDES if form == "nccl-tests" else {},
         **options,
     )
@@ -260,8 +271,8 @@ def _is_typed(name: str) -> bool:
     return source is ParameterSource.COMMANDLINE
 
 
-def parse_settings(settings: Sequence[str]) -> dict[str, str]:
-    """Return ``NAME=VALUE`` options by name.
+def parse_settings(settings: Sequence[str], option: str = "--set") -> dict[str, str]:
+    """Return the ``NAME=VALUE`` of an option that can be repeated, by name.
 
     Raises ``UserError`` if one has no equals sign or a name occurs twice.
     """
@@ -271,10 +282,10 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
         name = name.strip()
         if not equals or not name:
             hint = "write NAME=VALUE, or NAME=VALUE,VALUE"
-            raise UserError(f"--set {setting!r} is not understood", hint=hint)
+            raise UserError(f"{option} {setting!r} is not understood", hint=hint)
         if name in texts:
             hint = f"write its values together: {name}=VALUE,VALUE"
-            raise UserError(f"--set {name} is given twice", hint=hint)
+            raise UserError(f"{option} {name} is given twice", hint=hint)
         texts[name] = text
     return texts
 

@@ -8,12 +8,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import fmean
 
 from parbench.bench.launch.messages import Block
-from parbench.bench.plan.cases import Case
+from parbench.bench.plan.cases import Case, group_by_variables
 from parbench.bench.plan.plan import Measure, Plan
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
@@ -34,7 +34,7 @@ class CostModel:
     """Start-up and per-case cost in seconds, each the minimum over the repetitions so far."""
 
     startup_seconds: float | None = None
-    """The cost of a repetition without its cases, None before the first."""
+    """The cost of a start of all ranks without its cases, None before the first."""
     case_seconds: Mapping[str, float] = field(default_factory=dict)
     """By the id of the case."""
 
@@ -95,7 +95,10 @@ def compute_costs(run: Run) -> CostModel:
         seconds = sum(info.seconds for info in run.info.repetitions if info.repetition == number)
         records = [record for record in run.records if record.repetition == number]
         model = model.with_repetition(seconds, records)
-    return model
+    if model.startup_seconds is None:
+        return model
+    num_starts = len(group_by_variables(run.info.plan.cases))
+    return replace(model, startup_seconds=model.startup_seconds / num_starts)
 
 
 class TimeBudget:
@@ -156,7 +159,8 @@ def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
     The plan's own budget holds ``num_fitting``. Repetitions use the time that they are given, so
     that the cost of the fewest iterations alone would not suffice.
     """
-    least_seconds = plan.repetitions * costs.estimate_repetition(plan.cases)
+    starts = group_by_variables(plan.cases)
+    least_seconds = plan.repetitions * sum(map(costs.estimate_repetition, starts))
     scaled_seconds = plan.budget_seconds * plan.repetitions / max(num_fitting, 1)
     return format_budget(max(least_seconds, scaled_seconds))
 

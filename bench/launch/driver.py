@@ -20,7 +20,7 @@ from parbench.bench.launch.messages import OUT_OF_BUDGET, Job, Outcome
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.gpu_inventory import REPORT_VARIABLE
 from parbench.bench.machine.host_load import LoadMeter
-from parbench.bench.plan.cases import Case
+from parbench.bench.plan.cases import Case, group_by_variables
 from parbench.bench.plan.plan import Plan, SkippedCase, compute_sampling_seconds, get_case_weight
 from parbench.bench.results.records import Record, SkipReason
 from parbench.bench.results.runs import RepetitionInfo, Run, add_repetition, utc_now
@@ -45,27 +45,36 @@ class RunListener(Protocol):
     def show_startup(self, seconds: float) -> None: ...
 
 
-def list_pending(run: Run, *, with_out_of_budget: bool = False) -> dict[int, list[Case]]:
-    """Return the cases of each repetition that have no record.
+Pending = Sequence[tuple[int, Sequence[Case]]]
+"""The number and the cases of each start of ranks: a repetition in one environment."""
 
-    ``with_out_of_budget`` adds those whose record states that the time budget was over.
+
+def list_pending(run: Run, *, with_out_of_budget: bool = False) -> Pending:
+    """Return the cases that have no record, by repetition and environment.
+
+    Every second repetition has the environments in reverse, so that a slow drift affects all alike.
+    ``with_out_of_budget`` adds cases whose record states that the time budget was over.
     """
     done = set()
     for record in run.records:
         if not (with_out_of_budget and record.is_out_of_budget):
             done.add((record.repetition, record.case.id))
     plan = run.info.plan
-    pending = {}
+    pending: list[tuple[int, Sequence[Case]]] = []
     for number in range(plan.repetitions):
         cases = [case for case in plan.cases if (number, case.id) not in done]
-        if cases:
-            pending[number] = cases
+        groups = group_by_variables(cases)
+        order = groups[::-1] if number % 2 else groups
+        pending += [(number, group) for group in order]
     return pending
 
 
 @dataclass(kw_only=True)
 class Repetition:
-    """A repetition in progress: one start of ranks, or several if ranks failed."""
+    """A repetition in progress: one start of ranks, or several if ranks failed.
+
+    All its cases have the same environment.
+    """
 
     number: int
     cases: dict[str, Case]
@@ -84,7 +93,7 @@ class Driver:
     def __init__(
         self,
         run: Run,
-        pending: Mapping[int, Sequence[Case]],
+        pending: Pending,
         recorder: Recorder,
         start_ranks: StartRanks,
         listener: RunListener,
@@ -98,7 +107,7 @@ class Driver:
         self._recorder = recorder
         self._start_ranks = start_ranks
         self._listener = listener
-        cases_of_each = list(pending.values())
+        cases_of_each = [cases for _, cases in pending]
         self._budget = TimeBudget(self._plan.budget_seconds, compute_costs(run), cases_of_each)
         self._last_info = began
         """The time up to which repetitions are accounted for in run.json."""
@@ -113,7 +122,7 @@ class Driver:
             self._recorder.write(
                 0, entry.case, make_skipped_outcome(SkipReason.IMPOSSIBLE, entry.reason)
             )
-        for number, cases in self._pending.items():
+        for number, cases in self._pending:
             if not self._budget.num_fitting:
                 self._record_skipped(number, cases)
                 continue
@@ -177,6 +186,7 @@ class Driver:
         variables = {
             DEVICE_VARIABLE: self._plan.device,
             REPORT_VARIABLE: "1" if self._needs_gpu_reports else "0",
+            **next(iter(repetition.cases.values())).variables,
         }
         ranks = self._start_ranks(folder, variables)
         attempt = Attempt(ranks, folder, self._plan.nproc)

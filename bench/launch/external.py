@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from parbench.bench.launch.launchers import (
     FOLDER_VARIABLE,
     WORKER,
+    apply_variables,
     find_loopback_variables,
     kill_descendants,
     make_folder,
@@ -203,10 +204,12 @@ def start_worker(number: int, folder: Path, variables: Mapping[str, str]) -> Pro
     """
     joined = Joined.find(os.environ)
     interface = find_loopback_variables() if joined is not None and joined.one_node else {}
-    own_variables = {FOLDER_VARIABLE: str(folder), STORE_VARIABLE: str(number)}
+    env = {**interface, **os.environ}
+    apply_variables(env, variables)
+    env |= {FOLDER_VARIABLE: str(folder), STORE_VARIABLE: str(number)}
     return subprocess.Popen(
         [sys.executable, "-m", WORKER],
-        env={**interface, **os.environ, **variables, **own_variables},
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=2,
         start_new_session=True,

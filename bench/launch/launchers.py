@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -34,6 +34,8 @@ SERVER_LOG_VARIABLE = "PARBENCH_FORK_SERVER_LOG"
 WORKER = "parbench.bench.rank.worker"
 _PRELOAD = "parbench.bench.rank.preload"
 _PATIENCE_SECONDS = 5.0
+_READ_AFTER_FORK = ("PARBENCH_", "NCCL_", "GLOO_")
+"""Variables that are read when ranks communicate. Libraries read others when they are loaded."""
 # srun reports it of the first task that ends badly. It reports of the others that it killed them.
 _TASK_ENDED = re.compile(
     r"^srun: error: \S+: tasks? (?P<first>\d+)[\d,-]*: (?P<how>.+?)\s*$", re.MULTILINE
@@ -189,9 +191,19 @@ def run_forked_rank(
         os.sched_setaffinity(0, cpus)  # before the rank starts threads
     for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
         os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
-    os.environ.update(variables)
+    apply_variables(os.environ, variables)
     os.environ[FOLDER_VARIABLE] = folder
+    if not all(name.startswith(_READ_AFTER_FORK) for name in variables):
+        os.execv(sys.executable, [sys.executable, "-m", WORKER])
     importlib.import_module(_PRELOAD).begin_rank()  # imports torch, as the driver does not
+
+
+def apply_variables(environ: MutableMapping[str, str], variables: Mapping[str, str]) -> None:
+    """Set variables, and remove those whose value is empty."""
+    for name, value in variables.items():
+        environ[name] = value
+        if not value:
+            del environ[name]
 
 
 def redirect_output(log: Path) -> None:
@@ -266,7 +278,8 @@ class SrunRanks:
         self._log = folder / "srun.log"
         local_size = str(layout.ntasks_per_node)
         own_variables = {FOLDER_VARIABLE: str(folder), "LOCAL_WORLD_SIZE": local_size}
-        env = {**os.environ, **variables, **own_variables}
+        env = {**os.environ, **own_variables}
+        apply_variables(env, variables)
         with self._log.open("wb") as file:
             self._process = Popen(
                 build_rank_command(

@@ -31,7 +31,7 @@ from parbench.bench.machine.slurm_allocation import (
     inspect_rank_machine,
 )
 from parbench.bench.machine.world_spec import Joined
-from parbench.bench.plan.cases import EXPLAINER, Case
+from parbench.bench.plan.cases import EXPLAINER, Case, group_by_variables
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import Plan, compute_sampling_seconds
 from parbench.bench.results.limits import read_limits
@@ -40,6 +40,7 @@ from parbench.bench.results.runs import Run, create_run, load_run, open_writer
 from parbench.bench.text import UserError, format_duration, parse_duration, pluralize
 
 _STEP_SECONDS = 2.0  # for the check and the explanation of a training step
+_START_SECONDS = 1.0  # of all ranks
 _STARTUP_SECONDS = 4.0
 """The time for imports and the report."""
 MIN_OPEN_FILES = 64
@@ -168,7 +169,7 @@ def run_options(
     began = time.monotonic()
     pending = list_pending(run, with_out_of_budget=True)
     skipped = () if run.records else plan.skipped
-    num_cases = sum(map(len, pending.values())) + len(skipped)
+    num_cases = sum(len(cases) for _, cases in pending) + len(skipped)
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(convert_sigterm_to_interrupt())
@@ -228,7 +229,7 @@ def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
     elif options.nodelist is not None:
         problem = f"{path} was not measured by srun, but on one node"
         raise UserError(f"--nodes {options.nodelist}: {problem}")
-    repetitions = list_pending(run, with_out_of_budget=True).values()
+    repetitions = [cases for _, cases in list_pending(run, with_out_of_budget=True)]
     costs = compute_costs(run)
     needed = RESERVE * sum(map(costs.estimate_repetition, repetitions))
     seconds = max(plan.budget_seconds, needed)
@@ -250,7 +251,8 @@ def describe_duration(plan: Plan) -> str:
 
 def _expected_seconds(plan: Plan) -> float:
     num_steps = sum(case.name.startswith("workload.") for case in plan.cases)
-    per_repetition = 1.0 + compute_sampling_seconds(plan.cases, plan.measure)
+    per_repetition = _START_SECONDS * len(group_by_variables(plan.cases))
+    per_repetition += compute_sampling_seconds(plan.cases, plan.measure)
     per_repetition += num_steps * _STEP_SECONDS
     return min(_STARTUP_SECONDS + plan.repetitions * per_repetition, plan.budget_seconds)
 

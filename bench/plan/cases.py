@@ -14,7 +14,7 @@ import msgspec
 
 from parbench.bench.limits import ParamValue
 from parbench.bench.machine.world_spec import WorldSpec
-from parbench.bench.plan.params import Param, Value, refuse_unknown
+from parbench.bench.plan.params import Param, Value, is_variable, refuse_unknown
 from parbench.bench.text import UserError, suggest_similar
 
 EXPLAINER = "parbench.workloads.step.user_step:ExplainedUserStep"
@@ -34,6 +34,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def all_params(self) -> dict[str, Value]:
         """All parameters."""
         return {**self.defaults, **self.params}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of all ranks that measure it."""
+        return {name: str(value) for name, value in self.params.items() if is_variable(name)}
 
     @property
     def is_custom(self) -> bool:
@@ -66,6 +71,14 @@ def make_case(name: str, target: str, params: Params, defaults: Params | None = 
         params=dict(params),
         defaults=dict(defaults or {}),
     )
+
+
+def group_by_variables(cases: Iterable[Case]) -> list[list[Case]]:
+    """Return the cases of each environment, which need ranks of their own."""
+    groups: dict[tuple[tuple[str, str], ...], list[Case]] = {}
+    for case in cases:
+        groups.setdefault(tuple(case.variables.items()), []).append(case)
+    return list(groups.values())
 
 
 Refusal = Callable[[Params, WorldSpec], str | None]

@@ -10,7 +10,7 @@ from typing import Any
 
 from parbench.bench.plan.cases import BenchmarkDefinition
 from parbench.bench.plan.catalogue import MODE, RUNNER_PARAMS
-from parbench.bench.plan.params import Kind, Param
+from parbench.bench.plan.params import Kind, Param, is_variable
 from parbench.bench.text import UserError, format_list
 
 _KINDS: dict[type, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
@@ -62,6 +62,8 @@ def _make_param(name: str, default: Any) -> Param:
     if name in RUNNER_PARAMS:
         names = format_list(RUNNER_PARAMS)
         raise UserError(f"parameter {name!r} is parbench's own, as are {names}: rename it")
+    if is_variable(name):
+        raise UserError(f"parameter {name!r} has the name of an environment variable: rename it")
     if default is inspect.Parameter.empty:
         raise UserError(f"parameter {name!r} has no default: give it one, --set changes it")
     kind = _KINDS.get(type(default))

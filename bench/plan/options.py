@@ -32,7 +32,7 @@ from parbench.bench.plan.cases import (
 from parbench.bench.plan.catalogue import DTYPES
 from parbench.bench.plan.custom_step import define_custom_step
 from parbench.bench.plan.groups import INSIDE, format_mesh_group, parse_mesh
-from parbench.bench.plan.params import Value, refuse_unknown
+from parbench.bench.plan.params import Value, declare_variable, is_variable, refuse_unknown
 from parbench.bench.plan.plan import (
     BEYOND_CACHE,
     FEW_OPERATIONS,
@@ -218,6 +218,10 @@ def _select_definitions(
     if not definitions:
         names = " ".join(options.names)
         raise UserError(f"{options.cases_file} contains no case that matches {names}")
+    variables = [declare_variable(name) for name in options.settings if is_variable(name)]
+    definitions = [
+        replace(definition, params=(*definition.params, *variables)) for definition in definitions
+    ]
     _check_settings(options.settings, definitions)
     for entry in options.entries:
         _check_settings(entry.set, select_definitions(catalogue, [entry.name]))

@@ -1,5 +1,6 @@
 """Parameters of a case, each declared once for listing, validation, plan files and the docs."""
 
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
@@ -34,6 +35,7 @@ _DESCRIPTIONS = {
     "mesh": "axes and their ranks, such as dp=2,tp=2",
 }
 MAX_FLOAT = sys.float_info.max
+_VARIABLE = re.compile("[A-Z_][A-Z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,16 @@ class Param:
 def choice(name: str, help_text: str, *choices: str, optional: bool = True) -> Param:
     """Return a parameter whose default is the first of its choices."""
     return Param(name, "str", choices[0], help_text, choices=choices, optional=optional)
+
+
+def is_variable(name: str) -> bool:
+    """Return True for the name of an environment variable, which no declared parameter has."""
+    return _VARIABLE.fullmatch(name) is not None
+
+
+def declare_variable(name: str) -> Param:
+    """Return an environment variable as a parameter. An empty value removes the variable."""
+    return Param(name, "str", "", "environment variable of all ranks")
 
 
 def _convert(kind: Kind, raw: object) -> Value | None:

@@ -12,7 +12,7 @@ from parbench.bench.files import convert_read_errors, decode_json, read_file, re
 from parbench.bench.limits import Count, NonNegative, NumRanks, NumRepetitions, Rank
 from parbench.bench.machine.environment import describe_emulation
 from parbench.bench.machine.slurm_allocation import NodeLayout
-from parbench.bench.plan.cases import Case
+from parbench.bench.plan.cases import Case, group_by_variables
 from parbench.bench.plan.catalogue import OPERATIONS
 from parbench.bench.plan.params import Setting
 from parbench.bench.text import UserError, parse_duration
@@ -145,7 +145,8 @@ def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
 
 def compute_short_budget(cases: Sequence[Case], measure: Measure, repetitions: int) -> float:
     """Return a time limit (s) that a run of named cases reaches only on a slow or busy machine."""
-    import_seconds, startup_seconds = 30.0, 10.0
+    import_seconds, start_seconds = 30.0, 10.0
+    startup_seconds = start_seconds * len(group_by_variables(cases))
     repetition_seconds = startup_seconds + 3 * compute_sampling_seconds(cases, measure)
     return import_seconds + repetitions * repetition_seconds
 

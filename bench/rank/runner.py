@@ -404,7 +404,8 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
     """
     if world is None:
         return IdleBenchmark()
-    params = {name: value for name, value in case.all_params.items() if name not in RUNNER_PARAMS}
+    not_passed = {*RUNNER_PARAMS, *case.variables}
+    params = {name: value for name, value in case.all_params.items() if name not in not_passed}
     if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
         capability = accelerator.get_capability(world.device)
         refuse_float8(str(params.get("dtype")), capability)

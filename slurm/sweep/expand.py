@@ -12,11 +12,11 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.bench.plan.cases import BenchmarkDefinition, select_definitions
 from parbench.bench.plan.groups import MOST_RANKS
 from parbench.bench.plan.options import Options, make_plan
-from parbench.bench.plan.params import Param, Value
+from parbench.bench.plan.params import Param, Value, is_variable
 from parbench.bench.plan.plan import Entry, Plan
 from parbench.bench.text import UserError, format_choices, format_size, pluralize
 from parbench.slurm.sweep.folder import Point
-from parbench.slurm.sweep.sweepfile import Distribution, SweepFile, is_variable, locate_errors
+from parbench.slurm.sweep.sweepfile import Distribution, SweepFile, locate_errors
 
 _START_SECONDS = 10.0
 """The time of a run outside of its budget: parbench and srun start, and the last case ends."""

@@ -10,14 +10,13 @@ import msgspec
 
 from parbench.bench.files import read_toml
 from parbench.bench.plan.groups import MOST_RANKS
-from parbench.bench.plan.params import Value
+from parbench.bench.plan.params import Value, is_variable
 from parbench.bench.plan.plan import Entry, PlanFile
 from parbench.bench.text import UserError, parse_duration, parse_link
 
 Distribution = Literal["block", "cyclic"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 Counts = Annotated[list[Count], msgspec.Meta(min_length=1)]
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _RESERVED_OPTIONS = (
     "array chdir error job-name nodes no-kill no-requeue ntasks ntasks-per-node open-mode output",
     "parsable partition requeue signal test-only time wait wrap",
@@ -81,11 +80,6 @@ def locate_errors(place: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
-
-
-def is_variable(name: str) -> bool:
-    """Return True for the name of an environment variable, which no parameter of a case has."""
-    return _VARIABLE.fullmatch(name) is not None
 
 
 def read_sweep_file(path: Path) -> SweepFile:

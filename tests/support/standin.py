@@ -78,7 +78,7 @@ def _create_run(request: PointRequest, num_cases: int) -> Path:
 
 def _missing_records(run: Path, ending: Ending) -> list[Record]:
     records = []
-    for repetition, cases in list_pending(load_run(run)).items():
+    for repetition, cases in list_pending(load_run(run)):
         records += [ok_record(case, repetition, n=3) for case in cases]
     if ending == "killed":
         return records[:-1]
