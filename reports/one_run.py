@@ -42,11 +42,13 @@ from parbench.reports.tables.hosts import (
     list_repetition_tables,
 )
 from parbench.reports.tables.predictions import list_prediction_tables
+from parbench.reports.tables.settings import list_setting_tables
 from parbench.reports.tables.steps import list_step_tables
 
 SECTIONS: Mapping[tuple[str, str], Callable[[RunData], Iterable[Table]]] = {
     ("nodes", "Nodes"): list_node_tables,
     ("communication", "Communication"): list_communication_tables,
+    ("settings", "Settings of the environment"): list_setting_tables,
     ("contention", "Contention and interference"): list_contention_tables,
     ("groups", "Groups"): list_group_tables,
     ("pairs", "Rank to rank"): list_link_tables,

@@ -18,6 +18,7 @@ from parbench.reports.render.terminal import Sheet, render_text, wrap_text, writ
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import SIZE_COLUMN
+from parbench.reports.tables.settings import list_setting_tables
 
 WIDTH = 80
 MAX_LINES = 54
@@ -67,7 +68,7 @@ def render_closing(report: Report, width: int | None = None, color: bool = False
     num_rows = MAX_LINES - TITLE_LINES - sheet.num_lines - len(last_lines)
     steps = _make_step_table(data)
     num_steps = min(MAX_STEPS, len(steps.rows), max(1, num_rows - MIN_OPERATIONS))
-    size_tables = _make_size_tables(data)
+    size_tables = list(list_setting_tables(data)) or _make_size_tables(data)
     for table in size_tables:
         sheet.write_table(table)
     sheet.write_text(*describe_expected(data))

@@ -79,7 +79,7 @@ CASES = ("all_*", "ddp", "a:b")
 def test_every_option_of_run_reaches_the_plan(
     call_parbench: CallParbench, run_calls: list[Any]
 ) -> None:
-    line = "--set layers=2 --sizes 1K --dtype float16 --cases p.toml --nodes n[1-4]"
+    line = "--set layers=2 --sizes 1K --env NCCL_ALGO=Ring --cases p.toml --nodes n[1-4]"
     line += " --out o --limits b --format json -q"
     args = [*CASES, *line.split()]
     for name, value in PLAN_OPTIONS.items():
@@ -89,7 +89,7 @@ def test_every_option_of_run_reaches_the_plan(
     expected = Options(
         names=("all_*", "ddp"),
         targets=("a:b",),
-        settings={"layers": "2", "size_bytes": "1K", "dtype": "float16"},
+        settings={"layers": "2", "size_bytes": "1K", "NCCL_ALGO": "Ring"},
         cases_file=Path("p.toml"),
         nodes=4,
         nodelist="n[1-4]",
@@ -151,10 +151,11 @@ def test_parse_settings_refuses(texts: tuple[str, ...], fact: str) -> None:
 @pytest.mark.parametrize(
     ("args", "fact"),
     [
-        (("--dtype", "float16", "--set", "dtype=float32"), "dtype is given twice"),
+        (("--sizes", "1K", "--set", "size_bytes=1M"), "size_bytes is given twice"),
+        (("--env", "threads=1,2"), "'threads' is not allowed as a variable"),
     ],
 )
-def test_run_refuses_options_that_contradict(
+def test_run_refuses_options(
     call_parbench: CallParbench, run_calls: list[Any], args: tuple[str, ...], fact: str
 ) -> None:
     result = call_parbench("run", *args)

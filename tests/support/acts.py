@@ -1,6 +1,6 @@
 """The actions of forked ranks in tests of the fork server, instead of a driver's job.
 
-The fork server imports this module. Rank ``R`` does what its variable ``ACT_R`` names.
+The fork server imports this module. Rank ``R`` does what its variable ``PARBENCH_ACT_R`` names.
 """
 
 import json
@@ -24,7 +24,7 @@ def act() -> None:
     rank = os.environ["RANK"]
     folder = Path("/proc/self/fd/1").readlink().parent
     write_pid(folder / f"{rank}.pid", os.getpid())
-    match os.environ[f"ACT_{rank}"]:
+    match os.environ[f"PARBENCH_ACT_{rank}"]:
         case "look":
             print(json.dumps(describe_process()))
             exit_now(0)
@@ -50,7 +50,7 @@ def write_pid(path: Path, pid: int) -> None:
 def describe_process() -> dict[str, object]:
     return {
         "world": [os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]],
-        "message": os.environ.get("MESSAGE"),
+        "message": os.environ.get("PARBENCH_MESSAGE"),
         "threads": len(list(Path("/proc/self/task").iterdir())),
         "torch_threads": torch.get_num_threads(),
         "random": random.random(),
@@ -62,4 +62,4 @@ def describe_process() -> dict[str, object]:
 
 worker.main = act
 # The fork server then starts a new Python, as where an import has initialized CUDA.
-accelerator.has_lost_devices = lambda: "ACT_LOST" in os.environ
+accelerator.has_lost_devices = lambda: "PARBENCH_ACT_LOST" in os.environ

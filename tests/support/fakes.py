@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -172,6 +172,7 @@ class ScriptedRanks:
         self.has_ended = False
         self.killed_ranks: list[int] | None = None
         self.job: Job | None = None
+        self.variables: Mapping[str, str] = {}
         self._script = script
         self._acts: Iterator[None] = iter(())
         self._messages: list[tuple[int, Message]] = []

@@ -16,7 +16,7 @@ from parbench.bench.launch.driver import Driver, list_pending
 from parbench.bench.launch.messages import Job, Outcome
 from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.environment import RankPlace
-from parbench.bench.plan.cases import Case
+from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.plan import Plan, parse_fault
 from parbench.bench.results.records import Record, SkipReason, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
@@ -81,6 +81,7 @@ class FakeRun:
         hellos = [make_hello(rank, **self.hello(start, rank)) for rank in ranks]
         self.starts.append(ScriptedRanks(folder, hellos, script or complete_job))
         self.starts[-1].has_ended = script is None
+        self.starts[-1].variables = variables
         return self.starts[-1]
 
     def drive(self) -> list[str]:
@@ -154,6 +155,19 @@ def test_driver_records_each_case_of_each_repetition(make_run: MakeRun) -> None:
     assert len(run.starts) == 2
     repetitions = load_run(run.path).info.repetitions
     assert [info.repetition for info in repetitions] == [0, 1]
+
+
+def test_ranks_of_each_environment_are_interleaved(make_run: MakeRun) -> None:
+    cases = [
+        make_case("a.b", "c:d", {"number": number, "NCCL_ALGO": algorithm})
+        for number, algorithm in enumerate(["Ring", "", "Ring"])
+    ]
+    run = make_run(cases, repetitions=2)
+    run.drive()
+    started = [ranks.variables["NCCL_ALGO"] for ranks in run.starts]
+    assert started == ["Ring", "", "", "Ring"]
+    measured = [[case.params["number"] for case in job.plan.cases] for job in run.jobs()]
+    assert measured == [[0, 2], [1], [1], [0, 2]]
 
 
 def test_record_contains_the_outcome(make_run: MakeRun) -> None:

@@ -65,7 +65,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
 def start(server: ForkServer, folder: Path, *acts: str, **variables: str) -> Ranks:
     """Start a rank for each act, and return when all have begun."""
     for rank, act in enumerate(acts):
-        variables[f"ACT_{rank}"] = act
+        variables[f"PARBENCH_ACT_{rank}"] = act
     ranks = server.start_ranks(len(acts), folder, variables)
     wait_until(lambda: len(list(folder.glob("[0-9].pid"))) == len(acts), PATIENCE)
     return ranks
@@ -80,7 +80,7 @@ def are_gone(pids: list[int]) -> bool:
 
 
 def test_fork_server_isolates_ranks(fork_server: ForkServer, tmp_path: Path) -> None:
-    ranks = start(fork_server, tmp_path / "a", "look", "look", MESSAGE="hello")
+    ranks = start(fork_server, tmp_path / "a", "look", "look", PARBENCH_MESSAGE="hello")
     wait_until(ranks.have_ended, PATIENCE)
     assert ranks.exit_codes() == {0: 0, 1: 0}
     processes: list[dict[str, Any]] = []
@@ -136,15 +136,17 @@ def test_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path)
 
 
 @pytest.mark.full
-def test_rank_starts_a_new_python_if_forks_cannot_use_gpus(
-    fork_server: ForkServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("variables", "threads"), [({"PARBENCH_ACT_LOST": "1"}, 2), ({"OMP_NUM_THREADS": "1"}, 1)]
+)
+def test_rank_starts_a_new_python_if_forks_cannot_be_used(
+    fork_server: ForkServer, tmp_path: Path, variables: dict[str, str], threads: int
 ) -> None:
-    ranks = fork_server.start_ranks(
-        1, tmp_path / "a", {"PARBENCH_DEVICE": "cpu", "ACT_LOST": "1"}
-    )
+    ranks = fork_server.start_ranks(1, tmp_path / "a", {"PARBENCH_DEVICE": "cpu", **variables})
     wait_until(lambda: list((tmp_path / "a" / "mail" / "messages").glob("*.json")), PATIENCE)
     [(_, hello)] = ranks.mailbox.receive()
     assert isinstance(hello, Hello)
+    assert hello.environment["torch"]["threads"] == threads
     command = psutil.Process(hello.pid).cmdline()
     assert command[1:] == ["-m", "parbench.bench.rank.worker"]
     ranks.end([])

@@ -192,6 +192,15 @@ def test_mesh_sets_number_of_ranks(mesh: str, num_ranks: int) -> None:
     assert list_values(run_plan, "mesh") == mesh.split(";")
 
 
+def test_variables_are_an_axis_of_all_cases() -> None:
+    options = Options(
+        names=("copy", "ddp"), settings={"OMP_NUM_THREADS": "1,2", "NCCL_ALGO": ""}
+    )
+    variables = [case.variables for case in plan_run(options, MODULES, None).cases]
+    expected = [{"OMP_NUM_THREADS": threads, "NCCL_ALGO": ""} for threads in "12"]
+    assert variables == 2 * expected
+
+
 def test_mesh_with_group_selects_groups() -> None:
     options = replace(ALL_REDUCE, names=("all_reduce", "hybrid"), mesh="dp=2,tp=2", group="tp")
     run_plan = plan(options)
@@ -338,6 +347,7 @@ def with_tuple(world: object, *, sizes: object = (1, 2)) -> None: ...
 def with_infinity(world: object, *, limit: float = math.inf) -> None: ...
 def with_huge_number(world: object, *, limit: int = 1 << 63) -> None: ...
 def with_any_params(world: object, **params: int) -> None: ...
+def with_variable(world: object, *, NCCL_ALGO: str = "a") -> None: ...  # noqa: N803
 def with_param_of_parbench(world: object, *, mode: str = "a") -> None: ...
 
 
@@ -349,6 +359,7 @@ def with_param_of_parbench(world: object, *, mode: str = "a") -> None: ...
         (with_infinity, "limit = inf"),
         (with_huge_number, "64 bits"),
         (with_any_params, "'params'"),
+        (with_variable, "'NCCL_ALGO'"),
         (with_param_of_parbench, "'mode'"),
     ],
 )
