@@ -120,6 +120,9 @@ COLLECTIVE_LOADS = ("all_reduce", "all_gather", "all_to_all")
 NO_LOAD = "nothing"
 LOADS = (NO_LOAD, "gemm", *COLLECTIVE_LOADS)
 BACKGROUND = choice("background", "what runs at the same time on every rank", *LOADS)
+REGISTER = Param(
+    "register", "bool", False, "register the buffers with NCCL (ncclCommRegister)", optional=True
+)
 GEMM_SIZE = Param("m", "int", 512, "rows and columns of each matrix", minimum=1)
 GEMM_DTYPES = ("float32", "bfloat16", "float16", "float64")
 GEMM_DTYPE = choice("dtype", "element type", *GEMM_DTYPES)
@@ -133,7 +136,7 @@ GEMM_LOAD = Param(
     optional=True,
 )
 # Parameters that the runner handles. They are not passed to `prepare`.
-RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name)
+RUNNER_PARAMS = (MODE.name, *(param.name for param in GROUP), BACKGROUND.name, REGISTER.name)
 
 # --- Rules: each returns why a case cannot run, None if it can ---
 
@@ -254,6 +257,13 @@ def _refuse_sends_of_gloo(case: CaseInWorld) -> str | None:
     return None
 
 
+def _refuse_register(case: CaseInWorld) -> str | None:
+    backend = case.spec.backend
+    if case.params.get("register") and backend != "nccl":
+        return f"register=true is for NCCL, and the backend is {backend}: use register=false"
+    return None
+
+
 def _refuse_background(case: CaseInWorld) -> str | None:
     background, spec = case.params.get("background"), case.spec
     has_one_queue = os.environ.get(QUEUES_VARIABLE) == "1"
@@ -314,6 +324,7 @@ RULES = (
     _refuse_size,
     _refuse_ranks,
     _refuse_sends_of_gloo,
+    _refuse_register,
     _refuse_background,
     _refuse_graph,
     _refuse_async,
@@ -394,6 +405,7 @@ def _operation(
 
 DATA = (SIZE, DTYPE, MODE)
 SHARED = (BACKGROUND, *GROUP)
+COLLECTIVE = (REGISTER, *SHARED)
 LOCAL = (SIZE, DTYPE, LOCAL_MODE, *GROUP)
 MAIN = ("smoke", "node", "main")
 SIZED = ("smoke", "node", "sized")
@@ -404,57 +416,57 @@ BOTH = ("nccl", "gloo")
 OPERATIONS = (
     _operation(
         "collective.all_reduce", "combine every rank's buffer, result on all; size = the buffer",
-        *DATA, REDOP, IN_PLACE_FIRST, *SHARED,
+        *DATA, REDOP, IN_PLACE_FIRST, *COLLECTIVE,
         tags=(*MAIN, "grouped"), busbw=TWICE_RING, in_place=True, coalesced=BOTH,
     ),
     _operation(
         "collective.all_gather", "collect every rank's shard on all; size = the output",
-        *DATA, OUT_OF_PLACE_FIRST, *SHARED,
+        *DATA, OUT_OF_PLACE_FIRST, *COLLECTIVE,
         tags=MAIN, busbw=RING, coalesced=BOTH,
     ),
     _operation(
         "collective.reduce_scatter", "combine buffers, a shard of it on each; size = the input",
-        *DATA, REDOP, OUT_OF_PLACE_FIRST, *SHARED,
+        *DATA, REDOP, OUT_OF_PLACE_FIRST, *COLLECTIVE,
         tags=MAIN, busbw=RING, coalesced=BOTH,
     ),
     _operation(
         "collective.all_to_all", "each rank sends a shard to each; size = what one rank sends",
-        *DATA, *SHARED,
+        *DATA, *COLLECTIVE,
         tags=(*MAIN, "grouped"), busbw=RING, coalesced=NCCL,
     ),
     _operation(
         "collective.broadcast", "copy one rank's buffer to all; size = the buffer",
-        *DATA, ROOT, *SHARED,
+        *DATA, ROOT, *COLLECTIVE,
         tags=MAIN, busbw=ONE, in_place=True, coalesced=NCCL,
     ),
     _operation(
         "collective.all_to_all_v", "all_to_all, uneven shards; size = what one rank sends",
-        *DATA, SKEW, *SHARED,
+        *DATA, SKEW, *COLLECTIVE,
         tags=(*SIZED, "uneven"), busbw=RING, coalesced=NCCL,
     ),
     _operation(
         "collective.all_gather_v", "all_gather, uneven shards; size = the output",
-        *DATA, SKEW, *SHARED,
+        *DATA, SKEW, *COLLECTIVE,
         tags=("sized", "uneven"), busbw=RING,
     ),
     _operation(
         "collective.reduce", "combine every rank's buffer on one; size = the buffer",
-        *DATA, REDOP, ROOT, *SHARED,
+        *DATA, REDOP, ROOT, *COLLECTIVE,
         tags=SIZED, busbw=ONE, in_place=True, coalesced=NCCL,
     ),
     _operation(
         "collective.gather", "collect every rank's shard on one; size = the output",
-        *DATA, ROOT, *SHARED,
+        *DATA, ROOT, *COLLECTIVE,
         tags=SIZED, busbw=RING, coalesced=NCCL,
     ),
     _operation(
         "collective.scatter", "split one rank's buffer over all; size = the input",
-        *DATA, ROOT, *SHARED,
+        *DATA, ROOT, *COLLECTIVE,
         tags=SIZED, busbw=RING, coalesced=NCCL,
     ),
     _operation(
         "collective.all_reduce_two_step", "all_reduce as reduce_scatter, then all_gather",
-        *DATA, REDOP, *SHARED,
+        *DATA, REDOP, *COLLECTIVE,
         tags=SIZED, busbw=TWICE_RING, sharded=True, asynchronous=False,
     ),
     _operation(

@@ -4,7 +4,7 @@ import importlib
 import io
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -151,7 +151,8 @@ class CaseRun:
         try:
             subgroup = select_subgroup(world, self._case.all_params)
             _refuse_too_large(self._case, world)
-            benchmark = make_benchmark(self._case, subgroup.world, self._fault)
+            with self._register_buffers(subgroup.world):
+                benchmark = make_benchmark(self._case, subgroup.world, self._fault)
             self._resources.callback(benchmark.close)
         except UserError as error:
             refusal = str(error)
@@ -177,6 +178,12 @@ class CaseRun:
             reason = f"{', '.join(others)} unlike rank {first_rank}"
             raise CaseEndedError("failed", f"ranks disagree about what a step does: {reason}")
         self._check_first_step(benchmark)
+
+    def _register_buffers(self, world: World | None) -> AbstractContextManager[None]:
+        """Return the context in which buffers are allocated, which NCCL registers at its end."""
+        if world is None or not self._case.all_params.get("register"):
+            return nullcontext()
+        return accelerator.allocate_registered(world.group, world.device, self._resources)
 
     def _make_explainable(self, benchmark: Benchmark) -> Benchmark:
         """Decide whether ranks explain the case; a custom step gets an explainer of its own."""

@@ -6,12 +6,13 @@ counterpart that reports a host's devices without torch.
 """
 
 import ctypes
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
@@ -151,3 +152,21 @@ def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     step()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - start
+
+
+@contextmanager
+def allocate_registered(
+    group: dist.ProcessGroup, device: torch.device, resources: ExitStack
+) -> Iterator[None]:
+    """Register what is allocated within with NCCL, until the resources are closed.
+
+    Private: ``ProcessGroup._get_backend`` and the memory pool of its NCCL backend.
+    """
+    backend = cast(Any, group._get_backend(device))
+    # Buffers are registered with a communicator, which the first collective makes.
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        yield
+    backend.register_mem_pool(pool)
+    resources.callback(backend.deregister_mem_pool, pool)
