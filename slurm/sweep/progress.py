@@ -72,6 +72,6 @@ def read_progress(folder: Path, point_id: str) -> SweepProgress:
     return SweepProgress(
         run=run.path,
         planned=planned,
-        measured=planned - sum(map(len, list_pending(run).values())),
+        measured=planned - sum(len(cases) for _, cases in list_pending(run)),
         failures=tuple(failures),
     )
