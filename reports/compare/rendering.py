@@ -49,8 +49,9 @@ def render_text(report: VerdictReport, width: int | None = None) -> str:
 
 def render_markdown(report: VerdictReport) -> str:
     """Return Markdown for a GitHub step summary or a comment."""
-    lines = [f"## {escaped(report.title)}", ""]
-    lines += [f"{escaped(sentence)}  " for sentence in report.summary]
+    lines = [f"## {escaped(report.title)}"]
+    if report.summary:
+        lines += ["", *(f"{escaped(sentence)}  " for sentence in report.summary)]
     for table in report.tables:
         lines += ["", f"### {table.title}", ""]
         lines.append(markdown_table(table.varying, table.rows[:MAX_MARKDOWN_ROWS]))

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import UNKNOWN, format_seconds
@@ -31,31 +30,27 @@ def chart_pareto(
     caption: str,
     points: Mapping[str, tuple[float, float]],
     front: Sequence[str],
-    axes: tuple[AxisQuantity, AxisQuantity],
+    quantities: tuple[AxisQuantity, AxisQuantity],
 ) -> Chart | None:
     """Return points on log axes and the front of those that no other beats in both."""
     if len(set(points.values())) < 2:
         return None
+
+    def draw() -> "Figure":
+        figure, [axes] = new_figure(2.3)
+        draw_pareto(axes, points, front)
+        xs, ys = zip(*points.values(), strict=True)
+        set_x_axis(axes, quantities[0], min(xs) / 1.08, max(xs) * 1.08)
+        set_y_axis(axes, quantities[1], min(ys) / 1.08, max(ys) * 1.08)
+        return figure
+
     numbered = "; ".join(f"{number}: {label}" for number, label in enumerate(front, start=1))
     return Chart(
         name=name,
         title=title,
         caption=f"{caption} {numbered}.",
-        draw=partial(_draw_pareto, points, front, axes),
+        draw=draw,
     )
-
-
-def _draw_pareto(
-    points: Mapping[str, tuple[float, float]],
-    front: Sequence[str],
-    quantities_of_axes: tuple[AxisQuantity, AxisQuantity],
-) -> "Figure":
-    figure, [axes] = new_figure(2.3)
-    draw_pareto(axes, points, front)
-    xs, ys = zip(*points.values(), strict=True)
-    set_x_axis(axes, quantities_of_axes[0], min(xs) / 1.08, max(xs) * 1.08)
-    set_y_axis(axes, quantities_of_axes[1], min(ys) / 1.08, max(ys) * 1.08)
-    return figure
 
 
 def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None:
@@ -66,24 +61,26 @@ def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None
     caption = "Lines are 95 % intervals. The threshold is shaded."
     if len(shown) < len(rows):
         caption += f" The {len(shown)} largest of {len(rows)} changes are shown."
+
+    def draw() -> "Figure":
+        figure, [axes] = new_figure(0.4 + 0.27 * len(shown))
+        axes.axvspan(-threshold, threshold, color=color("faint"), alpha=0.6, linewidth=0)
+        axes.axvline(0.0, color=color("muted"), linewidth=0.5)
+        draw_intervals(axes, shown)
+        ends = [end for row in shown for end in row.interval]
+        width = max(threshold, *map(abs, ends)) * 1.08
+        quantity = AxisQuantity(
+            title="change of time, + is slower", text=_format_change, is_log=False
+        )
+        set_x_axis(axes, quantity, max(-1.0, -width), width)
+        return figure
+
     return Chart(
         name="effects",
         title="Change of each series",
         caption=caption,
-        draw=partial(_draw_effects, shown, threshold),
+        draw=draw,
     )
-
-
-def _draw_effects(rows: Sequence[IntervalRow], threshold: float) -> "Figure":
-    figure, [axes] = new_figure(0.4 + 0.27 * len(rows))
-    axes.axvspan(-threshold, threshold, color=color("faint"), alpha=0.6, linewidth=0)
-    axes.axvline(0.0, color=color("muted"), linewidth=0.5)
-    draw_intervals(axes, rows)
-    ends = [end for row in rows for end in row.interval]
-    width = max(threshold, *map(abs, ends)) * 1.08
-    quantity = AxisQuantity(title="change of time, + is slower", text=_format_change, is_log=False)
-    set_x_axis(axes, quantity, max(-1.0, -width), width)
-    return figure
 
 
 def _format_change(value: float | None) -> str:
@@ -106,27 +103,27 @@ def chart_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> Chart
     caption = "Dots are runs, lines are levels, and dashes are changes between them."
     if len(shown) < len(series):
         caption += f" The first {len(shown)} of {len(series)} series are shown."
+
+    def draw() -> "Figure":
+        figure, all_axes = new_figure(0.4 + 1.1 * len(shown), is_wide=True, num_rows=len(shown))
+        for axes, history in zip(all_axes, shown, strict=True):
+            draw_levels(axes, history.seconds_by_place, history.levels)
+            seconds = history.seconds_by_place.values()
+            quantity = AxisQuantity(
+                title=shorten(history.label, 120), text=format_seconds, is_log=False
+            )
+            margin = 0.1 * (max(seconds) - min(seconds)) or 0.1 * max(seconds)
+            set_y_axis(axes, quantity, min(seconds) - margin, max(seconds) + margin)
+            axes.set_xlim(-0.5, len(runs) - 0.5)
+            places = range(0, len(runs), math.ceil(len(runs) / 8))
+            axes.set_xticks(places, [runs[place] for place in places])
+            axes.label_outer()
+        return figure
+
     return Chart(
         name="history",
         title="Time over runs",
         caption=caption,
-        draw=partial(_draw_history, runs, shown),
+        draw=draw,
         is_wide=True,
     )
-
-
-def _draw_history(runs: Sequence[str], series: Sequence[HistorySeries]) -> "Figure":
-    figure, all_axes = new_figure(0.4 + 1.1 * len(series), is_wide=True, num_rows=len(series))
-    for axes, history in zip(all_axes, series, strict=True):
-        draw_levels(axes, history.seconds_by_place, history.levels)
-        seconds = history.seconds_by_place.values()
-        quantity = AxisQuantity(
-            title=shorten(history.label, 120), text=format_seconds, is_log=False
-        )
-        margin = 0.1 * (max(seconds) - min(seconds)) or 0.1 * max(seconds)
-        set_y_axis(axes, quantity, min(seconds) - margin, max(seconds) + margin)
-        axes.set_xlim(-0.5, len(runs) - 0.5)
-        places = range(0, len(runs), math.ceil(len(runs) / 8))
-        axes.set_xticks(places, [runs[place] for place in places])
-        axes.label_outer()
-    return figure

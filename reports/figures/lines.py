@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -97,28 +96,27 @@ def chart_lines(
             visible.append(replace(line, points=tuple(points)))
     if not visible:
         return None
-    draw = partial(_draw_lines, visible, x, y, reference)
+
+    def draw() -> "Figure":
+        figure, [axes] = new_figure(LINES_INCHES)
+        draw_lines(axes, visible)
+        xs = [point.x for line in visible for point in line.points]
+        values = [value for line in visible for point in line.points for value in point[1:]]
+        values += [value for line in visible for piece in line.fit for _, value in piece]
+        if reference:
+            draw_reference(axes, *reference)
+            values.append(reference[0])
+        set_x_axis(axes, x, min(xs) / 1.12, max(xs) * 1.12)
+        if y.is_log:
+            set_y_axis(
+                axes, y, min(value for value in values if value > 0) / 1.1, max(values) * 1.1
+            )
+        else:
+            set_y_axis(axes, y, 0.0, max(values) * 1.04)
+        add_line_legend(figure, axes)
+        return figure
+
     return Chart(name=name, title=title, caption=caption, draw=draw)
-
-
-def _draw_lines(
-    lines: Sequence[Line], x: AxisQuantity, y: AxisQuantity, reference: tuple[float, str] | None
-) -> "Figure":
-    figure, [axes] = new_figure(LINES_INCHES)
-    draw_lines(axes, lines)
-    xs = [point.x for line in lines for point in line.points]
-    values = [value for line in lines for point in line.points for value in point[1:]]
-    values += [value for line in lines for piece in line.fit for _, value in piece]
-    if reference:
-        draw_reference(axes, *reference)
-        values.append(reference[0])
-    set_x_axis(axes, x, min(xs) / 1.12, max(xs) * 1.12)
-    if y.is_log:
-        set_y_axis(axes, y, min(value for value in values if value > 0) / 1.1, max(values) * 1.1)
-    else:
-        set_y_axis(axes, y, 0.0, max(values) * 1.04)
-    add_line_legend(figure, axes)
-    return figure
 
 
 def _chart_bandwidth(
@@ -286,19 +284,19 @@ def chart_latency(number: int, title: str, operations: "pd.DataFrame") -> Chart 
             samples[f"{label}{size}"] = values
     if not samples:
         return None
+
+    def draw() -> "Figure":
+        figure, [axes] = new_figure(LINES_INCHES)
+        draw_ecdf(axes, samples)
+        values = [value for line in samples.values() for value in line]
+        set_x_axis(axes, quantities.TIME, min(values) / 1.05, max(values) * 1.05)
+        set_y_axis(axes, quantities.ITERATIONS, 0.0, 1.02)
+        add_line_legend(figure, axes)
+        return figure
+
     return Chart(
         name=number_name("latency_ecdf", number),
         title=f"Distribution of latency: {title}",
         caption="Empirical distribution (ECDF) of the iterations at the smallest size.",
-        draw=partial(_draw_ecdf, samples),
+        draw=draw,
     )
-
-
-def _draw_ecdf(samples: Mapping[str, Sequence[float]]) -> "Figure":
-    figure, [axes] = new_figure(LINES_INCHES)
-    draw_ecdf(axes, samples)
-    values = [value for line in samples.values() for value in line]
-    set_x_axis(axes, quantities.TIME, min(values) / 1.05, max(values) * 1.05)
-    set_y_axis(axes, quantities.ITERATIONS, 0.0, 1.02)
-    add_line_legend(figure, axes)
-    return figure

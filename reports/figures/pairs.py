@@ -1,6 +1,5 @@
 """The heat map of bandwidth from rank to rank."""
 
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -31,32 +30,32 @@ def chart_links(
     caption = "Darker is faster."
     if topology:
         caption += " Thin lines separate nodes, thick lines switches."
+
+    def draw() -> "Figure":
+        ranks = list(bandwidths.index)
+        figure, [axes] = new_figure(min(3.3, 0.6 + 0.35 * len(ranks)))
+        is_numbered = len(ranks) <= MAX_NUMBERED_RANKS
+        draw_heat_map(axes, bandwidths.to_numpy(), format_gigabytes if is_numbered else None)
+        hosts = [topology.get_host(rank) if topology else "" for rank in ranks]
+        indices = range(0, len(ranks), -(-len(ranks) // MAX_TICKS))
+        centers = [index + 0.5 for index in indices]
+        axes.set_xticks(centers, [str(ranks[index]) for index in indices])
+        names = [
+            f"{shorten(hosts[index], MAX_HOST_LETTERS)} {ranks[index]}".strip() for index in indices
+        ]
+        axes.set_yticks(centers, names)
+        axes.set_xlabel("to rank")
+        axes.set_title("from rank")
+        if topology:
+            _draw_node_borders(axes, hosts, topology)
+        return figure
+
     return Chart(
         name=number_name("pairs", number),
         title=title,
         caption=caption,
-        draw=partial(_draw_links, bandwidths, topology),
+        draw=draw,
     )
-
-
-def _draw_links(bandwidths: "pd.DataFrame", topology: Topology | None) -> "Figure":
-    ranks = list(bandwidths.index)
-    figure, [axes] = new_figure(min(3.3, 0.6 + 0.35 * len(ranks)))
-    is_numbered = len(ranks) <= MAX_NUMBERED_RANKS
-    draw_heat_map(axes, bandwidths.to_numpy(), format_gigabytes if is_numbered else None)
-    hosts = [topology.get_host(rank) if topology else "" for rank in ranks]
-    indices = range(0, len(ranks), -(-len(ranks) // MAX_TICKS))
-    centers = [index + 0.5 for index in indices]
-    axes.set_xticks(centers, [str(ranks[index]) for index in indices])
-    names = [
-        f"{shorten(hosts[index], MAX_HOST_LETTERS)} {ranks[index]}".strip() for index in indices
-    ]
-    axes.set_yticks(centers, names)
-    axes.set_xlabel("to rank")
-    axes.set_title("from rank")
-    if topology:
-        _draw_node_borders(axes, hosts, topology)
-    return figure
 
 
 def _draw_node_borders(axes: "Axes", hosts: list[str], topology: Topology) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from parbench.bench.results.details import PipelineDetails, PipelineTimeline
@@ -52,11 +51,29 @@ def chart_pipeline(
     seconds = max(1e-6, *map(get_end, timelines.values()))
     all_spans = [lane.spans for ranks in lanes.values() for lane in ranks]
     num_bins = choose_num_bins(all_spans, seconds, max_boxes)
+
+    def draw() -> "Figure":
+        num_ranks = max(map(len, timelines.values()))
+        rank_inches = max(0.06, min(0.2, 2.6 / num_ranks))
+        height = 0.4 + (0.25 + rank_inches * num_ranks) * len(timelines)
+        figure, all_axes = new_figure(height, is_wide=is_wide, num_rows=len(timelines))
+        looks = _list_looks([lane for ranks in lanes.values() for lane in ranks], num_bins)
+        for axes, (kind, timeline) in zip(all_axes, timelines.items(), strict=True):
+            set_x_axis(axes, _TIME, 0.0, seconds)
+            draw_lanes(axes, lanes[kind], looks, seconds, num_bins)
+            if num_bins is None and sum(map(len, timeline)) <= _MAX_NUMBERED_ACTIONS:
+                _number_actions(axes, timeline)
+            axes.set_title(f"{kind}: {format_seconds(get_end(timeline))}")
+            axes.set_ylim(num_ranks, 0)
+            axes.label_outer()
+        add_patch_legend(figure, _make_legend(looks), columns=8 if is_wide else 3)
+        return figure
+
     return Chart(
         name=name,
         title=title,
         caption=caption + describe_bins(seconds, num_bins),
-        draw=partial(_draw_pipeline, timelines, lanes, seconds, num_bins, is_wide),
+        draw=draw,
         is_wide=is_wide,
     )
 
@@ -80,30 +97,6 @@ def make_lanes(details: PipelineDetails, timeline: PipelineTimeline) -> list[Lan
 def get_end(timeline: PipelineTimeline) -> float:
     """Return the end of the last action of a timeline in seconds."""
     return max((actions[-1].stop_us / 1e6 for actions in timeline if actions), default=0.0)
-
-
-def _draw_pipeline(
-    timelines: dict[str, PipelineTimeline],
-    lanes: dict[str, list[Lane]],
-    seconds: float,
-    num_bins: int | None,
-    is_wide: bool,
-) -> "Figure":
-    num_ranks = max(map(len, timelines.values()))
-    rank_inches = max(0.06, min(0.2, 2.6 / num_ranks))
-    height = 0.4 + (0.25 + rank_inches * num_ranks) * len(timelines)
-    figure, all_axes = new_figure(height, is_wide=is_wide, num_rows=len(timelines))
-    looks = _list_looks([lane for ranks in lanes.values() for lane in ranks], num_bins)
-    for axes, (name, timeline) in zip(all_axes, timelines.items(), strict=True):
-        set_x_axis(axes, _TIME, 0.0, seconds)
-        draw_lanes(axes, lanes[name], looks, seconds, num_bins)
-        if num_bins is None and sum(map(len, timeline)) <= _MAX_NUMBERED_ACTIONS:
-            _number_actions(axes, timeline)
-        axes.set_title(f"{name}: {format_seconds(get_end(timeline))}")
-        axes.set_ylim(num_ranks, 0)
-        axes.label_outer()
-    add_patch_legend(figure, _make_legend(looks), columns=8 if is_wide else 3)
-    return figure
 
 
 def _list_looks(lanes: Sequence[Lane], num_bins: int | None) -> dict[str, Look]:

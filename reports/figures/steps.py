@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from parbench.bench.results.formatting import format_bytes
@@ -40,26 +39,26 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
             intervals.append(IntervalRow(label=label, interval=interval, parts=parts))
     if not intervals:
         return None
+
+    def draw() -> "Figure":
+        figure, [axes] = new_figure(0.35 + sum(0.36 if row.parts else 0.28 for row in intervals))
+        draw_intervals(axes, intervals)
+        ends = [end for row in intervals for end in (*row.interval, *row.parts)]
+        low = min(ends)
+        high = max(ends)
+        # Lengths start at zero unless the shortest would be invisible.
+        is_log = high / low > _LOG_FROM_RATIO
+        quantity = replace(quantities.STEP_TIME, is_log=is_log)
+        set_x_axis(axes, quantity, low / 1.1 if is_log else 0.0, high * 1.02)
+        return figure
+
     return Chart(
         name="step_times",
         title="Step time",
         caption="Diamonds are means over repetitions, squares are single repetitions. Lines are "
         "95 % intervals, within the repetition if there is only one.",
-        draw=partial(_draw_step_times, intervals),
+        draw=draw,
     )
-
-
-def _draw_step_times(rows: Sequence[IntervalRow]) -> "Figure":
-    figure, [axes] = new_figure(0.35 + sum(0.36 if row.parts else 0.28 for row in rows))
-    draw_intervals(axes, rows)
-    ends = [end for row in rows for end in (*row.interval, *row.parts)]
-    low = min(ends)
-    high = max(ends)
-    # Lengths start at zero unless the shortest would be invisible.
-    is_log = high / low > _LOG_FROM_RATIO
-    quantity = replace(quantities.STEP_TIME, is_log=is_log)
-    set_x_axis(axes, quantity, low / 1.1 if is_log else 0.0, high * 1.02)
-    return figure
 
 
 def chart_breakdown(stacks: Stacks) -> Chart | None:
@@ -106,33 +105,28 @@ def chart_stacks(
             bars.append((label, positive))
     if not bars:
         return None
-    draw = partial(_draw_stacked_bars, bars, hues, quantity, limit)
+
+    def draw() -> "Figure":
+        part_names = list(dict.fromkeys(part for _, stack in bars for part in stack))
+        # All bars have one order: compute, exposed communication by axis, copy, idle.
+        part_names.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
+        looks = {part: look_of_part(part, hues.get(part, "grey")) for part in part_names}
+        exposed = [part for part in part_names if part.startswith("exposed ")]
+        # Several axes look alike, so their names are on the bars.
+        bar_names = {part: part.removeprefix("exposed ") for part in exposed if len(exposed) > 1}
+        legend = {
+            "exposed communication" if part in bar_names else part: look
+            for part, look in looks.items()
+        }
+        longest = max(sum(stack.values()) for _, stack in bars)
+        longest = max(longest, limit[0] if limit else 0.0) * 1.01
+        figure, [axes] = new_figure(0.35 + 0.34 * len(bars))
+        set_x_axis(axes, quantity, 0.0, longest)
+        draw_stacks(axes, bars, looks, bar_names)
+        if limit:
+            axes.axvline(limit[0], color=color("text"), linestyle=(0, (6, 2)), linewidth=0.8)
+            axes.set_title(limit[1], loc="right")
+        add_patch_legend(figure, legend, columns=3)
+        return figure
+
     return Chart(name=name, title=title, caption=caption, draw=draw)
-
-
-def _draw_stacked_bars(
-    stacks: Sequence[tuple[str, Mapping[str, float]]],
-    hues: Mapping[str, str],
-    quantity: AxisQuantity,
-    limit: tuple[float, str] | None,
-) -> "Figure":
-    part_names = list(dict.fromkeys(part for _, stack in stacks for part in stack))
-    # All bars have one order: compute, exposed communication by axis, copy, idle.
-    part_names.sort(key=lambda part: (part != "compute", part == "idle", part == "copy"))
-    looks = {part: look_of_part(part, hues.get(part, "grey")) for part in part_names}
-    exposed = [part for part in part_names if part.startswith("exposed ")]
-    # Several axes look alike, so their names are on the bars.
-    bar_names = {part: part.removeprefix("exposed ") for part in exposed if len(exposed) > 1}
-    legend = {
-        "exposed communication" if part in bar_names else part: look for part, look in looks.items()
-    }
-    longest = max(sum(stack.values()) for _, stack in stacks)
-    longest = max(longest, limit[0] if limit else 0.0) * 1.01
-    figure, [axes] = new_figure(0.35 + 0.34 * len(stacks))
-    set_x_axis(axes, quantity, 0.0, longest)
-    draw_stacks(axes, stacks, looks, bar_names)
-    if limit:
-        axes.axvline(limit[0], color=color("text"), linestyle=(0, (6, 2)), linewidth=0.8)
-        axes.set_title(limit[1], loc="right")
-    add_patch_legend(figure, legend, columns=3)
-    return figure

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -59,11 +58,32 @@ def chart_timeline(
     caption += f" {format_seconds(seconds)} on one clock ({timeline.clock}, +/- {uncertainty})."
     if len(ranks) < len(timeline.ranks):
         caption += f" {len(ranks)} of {len(timeline.ranks)} ranks, among them the slowest."
+
+    def draw() -> "Figure":
+        bottom = lanes[-1].middle + 0.7 if lanes else 1.0
+        figure, [axes] = new_figure(0.35 + _LANE_INCHES * bottom, is_wide=is_wide)
+        set_x_axis(axes, _TIME, 0.0, seconds)
+        looks = _list_looks(lanes)
+        draw_lanes(axes, lanes, looks, seconds, num_bins)
+        axes.set_ylim(bottom, 0.0)
+        drawn_parts = set()
+        for lane in lanes:
+            for part, spans in lane.spans.items():
+                if part not in _PART_NAMES:
+                    for start, stop in spans:
+                        write_between(axes, start, stop, lane.middle, part)
+                elif spans:
+                    drawn_parts.add(part)
+        legend = {looks[part].name: looks[part].fill for part in _PART_NAMES if part in drawn_parts}
+        if legend:
+            add_patch_legend(figure, legend, columns=5 if is_wide else 2)
+        return figure
+
     return Chart(
         name=name,
         title=title,
         caption=caption.strip() + describe_bins(seconds, num_bins),
-        draw=partial(_draw_timeline, lanes, seconds, num_bins, is_wide),
+        draw=draw,
         is_wide=is_wide,
     )
 
@@ -120,29 +140,6 @@ def split_streams(rank: RankTimeline) -> dict[str, dict[str, list[Span]]]:
             exposed = difference(work, busy)
             streams[stream] = {"hidden": intersection(work, busy), "exposed": exposed}
     return streams
-
-
-def _draw_timeline(
-    lanes: Sequence[Lane], seconds: float, num_bins: int | None, is_wide: bool
-) -> "Figure":
-    bottom = lanes[-1].middle + 0.7 if lanes else 1.0
-    figure, [axes] = new_figure(0.35 + _LANE_INCHES * bottom, is_wide=is_wide)
-    set_x_axis(axes, _TIME, 0.0, seconds)
-    looks = _list_looks(lanes)
-    draw_lanes(axes, lanes, looks, seconds, num_bins)
-    axes.set_ylim(bottom, 0.0)
-    drawn_parts = set()
-    for lane in lanes:
-        for part, spans in lane.spans.items():
-            if part not in _PART_NAMES:
-                for start, stop in spans:
-                    write_between(axes, start, stop, lane.middle, part)
-            elif spans:
-                drawn_parts.add(part)
-    legend = {looks[part].name: looks[part].fill for part in _PART_NAMES if part in drawn_parts}
-    if legend:
-        add_patch_legend(figure, legend, columns=5 if is_wide else 2)
-    return figure
 
 
 def _list_looks(lanes: Sequence[Lane]) -> Mapping[str, Look]:
