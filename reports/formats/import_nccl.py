@@ -7,7 +7,6 @@ from dataclasses import replace
 from parbench.bench.machine.environment import select_recorded_variables
 from parbench.bench.text import UserError, format_list
 from parbench.reports.formats.imported import (
-    UNKNOWN,
     ImportedResult,
     ImportedRun,
     parse_count,
@@ -69,6 +68,8 @@ class _TextReader:
         """Read a line without prefix."""
         place = f"{self._source}, line {number}"
         words = line.split()
+        average = _AVERAGE.match(line)
+        wrong = _OUT_OF_BOUNDS.match(line)
         if self._starts_header(line):
             self._header = LogHeader()
             self._columns = []
@@ -78,11 +79,11 @@ class _TextReader:
                 self.headers.append(self._header)
         elif self._columns and _is_row(words):
             self._header.rows.append(self._parse_row(words, place))
-        elif self._columns and _AVERAGE.match(line):
+        elif self._columns and average:
             self.num_summaries += 1
-            self._read_average(line)
-        elif match := _OUT_OF_BOUNDS.match(line):
-            self._check_wrong(int(match[1]), place)
+            self._read_average(average[1])
+        elif wrong:
+            self._check_wrong(int(wrong[1]), place)
         else:
             self._read_fact(line, place)
 
@@ -101,33 +102,37 @@ class _TextReader:
 
     def _read_fact(self, line: str, place: str) -> None:
         header = self._header
-        if match := _RANK.match(line):
-            rank, group, pid, host, gpu = match.groups()
-            rank_line = RankLine(place, int(rank), int(group or 0), pid, host, gpu or "")
+        rank = _RANK.match(line)
+        version = _VERSION.match(line)
+        library = _LIBRARY.match(line)
+        exporter = _EXPORTER.match(line)
+        repeated = _REPEATED.match(line)
+        program = _PROGRAM.search(line)
+        if rank:
+            number, group, pid, host, gpu = rank.groups()
+            rank_line = RankLine(place, int(number), int(group or 0), pid, host, gpu or "")
             header.rank_lines.append(rank_line)
-        elif match := _VERSION.match(line):
-            header.version = match[1]
-            header.nccl = format_nccl_version(int(match[2] or 0))
-        elif match := _LIBRARY.match(line):
-            header.nccl = header.nccl or match[1]
-        elif match := _EXPORTER.match(line):
-            pairs = [word.split("=", 1) for word in match[2].split() if "=" in word]
-            header.export_fields = {"parbench": match[1], **dict(pairs)}
+        elif version:
+            header.version = version[1]
+            header.nccl = format_nccl_version(int(version[2] or 0))
+        elif library:
+            header.nccl = header.nccl or library[1]
+        elif exporter:
+            pairs = [word.split("=", 1) for word in exporter[2].split() if "=" in word]
+            header.export_fields = {"parbench": exporter[1], **dict(pairs)}
             header.mode = header.export_fields.get("mode", header.mode)
-        elif match := _REPEATED.match(line):
-            header.repeated_placement = match[1].replace("-", "_")
+        elif repeated:
+            header.repeated_placement = repeated[1].replace("-", "_")
         elif line.startswith("# Blocking Enabled"):
             header.mode = "blocking"
         elif line.startswith("#") and {"in-place", "out-of-place"} <= set(line.split()):
-            words = line.split()
-            header.is_reversed = words.index("in-place") < words.index("out-of-place")
-        elif match := _PROGRAM.search(line):
-            header.program = header.program or match[1]
+            header.is_reversed = line.index("in-place") < line.index("out-of-place")
+        elif program:
+            header.program = header.program or program[1]
 
-    def _read_average(self, line: str) -> None:
-        match = _AVERAGE.match(line)
+    def _read_average(self, text: str) -> None:
         try:
-            average = parse_printed(match[1]) if match else None
+            average = parse_printed(text)
         except ValueError:
             return
         if average is not None:
@@ -148,9 +153,6 @@ class _TextReader:
 
     def _parse_row(self, words: Sequence[str], place: str) -> Row:
         row = parse_row(self._columns, words, place, (*_REQUIRED, "time"))
-        if len(words) > len(self._columns):
-            counts = f"{len(words)} values for {len(self._columns)} columns"
-            raise UserError(f"{place}: {counts}, so values cannot be assigned to columns")
         root = row.get("root")
         if root is not None and not root.removeprefix("-").isdecimal():
             raise UserError(f"{place}: root {root!r} is not a whole number")
@@ -269,7 +271,7 @@ def _make_run(
         backend=first.export_fields.get("backend", "nccl"),
         device=first.export_fields.get("device", "cuda"),
         results=results,
-        hosts=[host for host in hosts if host != UNKNOWN],
+        hosts=hosts,
         variables=select_recorded_variables(first.variables),
         notes=list(dict.fromkeys(sentences)),
     )

@@ -87,9 +87,6 @@ class _Benchmark:
         if not self.columns:
             raise UserError(f"{place}: no heading names the columns of this row")
         row = parse_row(self.columns, words, place, ("size",))
-        if len(words) > len(self.columns):
-            counts = f"{len(words)} values for {len(self.columns)} columns"
-            raise UserError(f"{place}: {counts}, so values cannot be assigned to columns")
         size = parse_count(row["size"], place)
         if self.rows and size <= int(self.rows[-1][1]["size"]):
             problem = "the size does not ascend, so a title or a heading may be missing"

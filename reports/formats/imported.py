@@ -59,7 +59,7 @@ def parse_row(
 ) -> dict[str, str]:
     """Return the words of a line by their columns.
 
-    Raises ``UserError`` if a required column is absent or the line is too short.
+    Raises ``UserError`` if a required column is absent or the line has another number of words.
     """
     missing = [column for column in required if column not in columns]
     if missing:
@@ -67,6 +67,9 @@ def parse_row(
     if len(words) < len(columns):
         counts = f"{len(words)} of {len(columns)} values"
         raise UserError(f"{place}: {counts}, so the file seems to be cut short")
+    if len(words) > len(columns):
+        counts = f"{len(words)} values for {len(columns)} columns"
+        raise UserError(f"{place}: {counts}, so values cannot be assigned to columns")
     return dict(zip(columns, words, strict=False))
 
 

@@ -9,7 +9,15 @@ from typing import Annotated
 import msgspec
 
 from parbench.bench.text import UserError
-from parbench.reports.formats.nccl_rows import PLACEMENTS, LogHeader, Number, PlacementNumbers, Row
+from parbench.reports.formats.imported import UNKNOWN
+from parbench.reports.formats.nccl_rows import (
+    PLACEMENTS,
+    LogHeader,
+    Number,
+    PlacementNumbers,
+    RankLine,
+    Row,
+)
 
 _VERSIONS = (1, 2, 3, 4)
 _PRECISION = 1e-4
@@ -76,13 +84,12 @@ class _Config(msgspec.Struct, frozen=True):
     ngpus: int = 1
     blocking_collectives: str = "false"
 
-    @property
-    def num_ranks(self) -> int | None:
-        """The number of ranks. A process may list one of its devices, or all of them."""
+    def list_hosts(self) -> list[str]:
+        """Return the host of each rank. A process may list one of its devices, or all of them."""
         ranks = [device.rank for device in self.devices]
-        if len(ranks) > 1 and ranks == list(range(len(ranks))):
-            return len(ranks)
-        return len(ranks) * self.nthreads * self.ngpus or None
+        is_complete = len(ranks) > 1 and ranks == list(range(len(ranks)))
+        num_ranks = 1 if is_complete else self.nthreads * self.ngpus
+        return [device.hostname or UNKNOWN for device in self.devices for _ in range(num_ranks)]
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -101,14 +108,14 @@ def read_json(text: str, source: str) -> LogHeader:
     """
     document = _decode_document(text, source)
     config = document.config
-    hosts = dict.fromkeys(device.hostname for device in config.devices if device.hostname)
     header = LogHeader(
         program=PurePath(document.args[0]).name if document.args else "",
         version=f"JSON version {document.version}",
         nccl=format_nccl_version(document.nccl_version),
         mode="blocking" if config.blocking_collectives == "true" else "pipelined",
-        num_json_ranks=config.num_ranks,
-        json_hosts=list(hosts),
+        rank_lines=[
+            RankLine(source, rank, 0, "", host, "") for rank, host in enumerate(config.list_hosts())
+        ],
         variables=dict(word.split("=", 1) for word in document.env if "=" in word),
     )
     header.rows = [

@@ -103,8 +103,6 @@ class LogHeader:
     is_reversed: bool = False
     """Whether the columns in place come first."""
     rank_lines: list[RankLine] = field(default_factory=list)
-    num_json_ranks: int | None = None
-    json_hosts: list[str] = field(default_factory=list)
     export_fields: dict[str, str] = field(default_factory=dict)
     """The facts and parameters that parbench adds to its export."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -114,8 +112,8 @@ class LogHeader:
     @property
     def hosts(self) -> list[str]:
         """The host names, each once."""
-        names = [*self.json_hosts, *(line.host for line in self.rank_lines)]
-        return [host for host in dict.fromkeys(names) if host != UNKNOWN]
+        names = dict.fromkeys(line.host for line in self.rank_lines)
+        return [host for host in names if host != UNKNOWN]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -126,15 +124,10 @@ class LogHeader:
         return {name: value for name, value in facts.items() if value and value != UNKNOWN}
 
     @property
-    def num_listed_ranks(self) -> int | None:
-        """The number of ranks that the file lists, None if it lists none."""
-        return len(self.rank_lines) or self.num_json_ranks
-
-    @property
     def world_size(self) -> int | None:
-        """The number of all ranks, which is larger than that of a group."""
+        """The number of all ranks, which is larger than that of a group. None if unknown."""
         world = self.export_fields.get("world", "")
-        return int(world) if world.isdecimal() else self.num_listed_ranks
+        return int(world) if world.isdecimal() else len(self.rank_lines) or None
 
     @property
     def method(self) -> str:
@@ -203,7 +196,7 @@ def convert_table(
     """
     groups = header.list_groups()
     place = header.rows[0].place
-    group_size = len(groups[0]) if groups else header.num_listed_ranks
+    group_size = len(groups[0]) if groups else None
     if group_size is None and nproc is None:
         raise UserError(_describe_unknown_ranks(header, source, place))
     num_ranks = resolve_num_ranks(group_size, None if len(groups) > 1 else nproc, place)

@@ -81,11 +81,6 @@ EXPORT_FORMATS = {
             folder="chrome_trace:render_for_analysis",
         ),
         ExportFormat(
-            name="pytest-benchmark",
-            help="the iterations of every case",
-            file="pytest_benchmark:render_report",
-        ),
-        ExportFormat(
             name="github-action-benchmark",
             help="a folder with a file of times and one of rates",
             folder="exports:render_action",

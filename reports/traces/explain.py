@@ -33,61 +33,48 @@ from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evide
 MAX_RANK_ROWS = 16
 MAX_BOXES = 4000
 """The boxes that the timeline draws."""
-STEP_COLUMN = Column(key="step", title="step", kind="s", help="time of a step", is_result=True)
+STEP_COLUMN = Column("step", kind="s", help="time of a step", is_result=True)
 RANK_COLUMNS = (
-    Column(key="rank", title="rank", kind="count", help="global rank"),
+    Column("rank", kind="count", help="global rank"),
     STEP_COLUMN,
-    Column(key="compute", title="compute", kind="percent", is_result=True, help="computation"),
+    Column("compute", kind="percent", is_result=True, help="computation"),
     Column(
-        key="exposed",
-        title="exposed",
+        "exposed",
         kind="percent",
         is_result=True,
         help="communication that neither computation nor copies hide",
     ),
     Column(
-        key="copies",
-        title="copies",
+        "copies",
         kind="percent",
         is_result=True,
         help="copies of memory that no computation hides",
     ),
-    Column(key="idle", title="idle", kind="percent", is_result=True, help="nothing runs"),
+    Column("idle", kind="percent", is_result=True, help="nothing runs"),
     Column(
-        key="overlap",
-        title="overlap",
+        "overlap",
         kind="percent",
         is_result=True,
         help="hidden share of communication",
     ),
 )
 CALL_COLUMNS = (
-    Column(key="call", title="call", help="operation and process group"),
-    Column(
-        key="size", title="size", help="bytes by the convention of nccl-tests, in powers of two"
-    ),
-    Column(key="reach", title="reach", help="ranks within a node, or between nodes"),
-    Column(
-        key="calls", title="calls", kind="number", number_format="{:.4g}", help="calls per step"
-    ),
-    Column(key="seconds", title="time", kind="s", help="time in calls, per step"),
-    Column(key="exposed", title="exposed", kind="s", help="exposed time of calls, per step"),
-    Column(key="transfer", title="transfer", kind="s", help="time of the median call"),
-    Column(
-        key="busbw", title="busbw GB/s", kind="B/s", help="bus bandwidth of the median transfer"
-    ),
-    Column(
-        key="of_fit", title="of the fit", kind="percent", help="time by the fit over the transfer"
-    ),
+    Column("call", help="operation and process group"),
+    Column("size", help="bytes by the convention of nccl-tests, in powers of two"),
+    Column("reach", help="ranks within a node, or between nodes"),
+    Column("calls", kind="number", number_format="{:.4g}", help="calls per step"),
+    Column("seconds", "time", kind="s", help="time in calls, per step"),
+    Column("exposed", kind="s", help="exposed time of calls, per step"),
+    Column("transfer", kind="s", help="time of the median call"),
+    Column("busbw", "busbw GB/s", kind="B/s", help="bus bandwidth of the median transfer"),
+    Column("of_fit", "of the fit", kind="percent", help="time by the fit over the transfer"),
 )
 WAIT_COLUMNS = (
-    Column(key="rank", title="rank", kind="count", help="global rank"),
+    Column("rank", kind="count", help="global rank"),
+    Column("last", kind="percent", help="share of collectives where it arrives last"),
     Column(
-        key="last", title="last", kind="percent", help="share of collectives where it arrives last"
-    ),
-    Column(
-        key="wait",
-        title="waited for",
+        "wait",
+        "waited for",
         kind="s",
         help="time per step in which the others only wait for it",
     ),
@@ -105,10 +92,8 @@ def explain_traces(paths: Sequence[Path], against: Path | None) -> Report:
     name = f"{len(paths)} traces"
     if len(paths) == 1:
         name = paths[0].resolve().name
-    job = read_job(paths)
-    if against is None:
-        return build_trace_report(job, name)
-    return build_trace_report(job, name, make_predictor(load_run(against)), str(against))
+    predict = make_predictor(load_run(against)) if against else None
+    return build_trace_report(read_job(paths), name, predict, str(against or ""))
 
 
 def make_predictor(run: Run) -> PredictSeconds:

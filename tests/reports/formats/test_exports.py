@@ -1,19 +1,13 @@
 """Exports of a run, as the tools that read them expect, and by ``parbench export``."""
 
 import json
-import random
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from pytest_benchmark import cli as pytest_benchmark
-from pytest_benchmark.stats import Stats
 
 from parbench import cli
 from parbench.reports.formats.exports import ACTION_FILES, render_action, render_bencher
-from parbench.reports.formats.pytest_benchmark import compute_stats, render_report
 from parbench.reports.formats.registry import (
     EXPORT_FORMATS,
     IMPORT_FORMATS,
@@ -36,7 +30,7 @@ def export(run: Path, name: str, *args: str) -> Result:
     return CliRunner().invoke(cli.main, ["export", str(run), "--format", name, *args])
 
 
-@pytest.mark.parametrize("name", ["nccl-tests", "csv", "pytest-benchmark", "bencher"])
+@pytest.mark.parametrize("name", ["nccl-tests", "csv", "bencher"])
 def test_export_writes_a_document(run_folder: Path, tmp_path: Path, name: str) -> None:
     content = render_file(name, RunData.load(run_folder))
     result = export(run_folder, name)
@@ -61,38 +55,10 @@ def test_wrong_results_are_not_exported() -> None:
     wrong = failed_record(CASE, 4, "wrong")
     records = [*make_repetitions(CASE, count=4), wrong, *make_repetitions(OTHER_CASE)]
     data = RunData(run_from_records(records))
-    exports = [render_report(data), render_bencher(data), *render_action(data).values()]
+    exports = [render_bencher(data), *render_action(data).values()]
     for content in exports:
         assert b"collective.broadcast" in content
         assert b"collective.all_reduce" not in content
-
-
-def test_stats_equal_those_of_pytest_benchmark() -> None:
-    source = random.Random(7)
-    seconds = [source.lognormvariate(-7, 0.5) for _ in range(100)]
-    expected: Any = Stats()  # type: ignore[no-untyped-call]
-    for value in seconds:
-        expected.update(value)
-    stats = compute_stats(seconds)
-    for name in ("min", "max", "mean", "stddev", "rounds", "median", "iqr", "q1", "q3", "ops"):
-        assert stats[name] == pytest.approx(expected.as_dict()[name]), name
-
-
-def test_pytest_benchmark_compares_exports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base, new = tmp_path / "base.json", tmp_path / "new.json"
-    base.write_bytes(render_report(RunData(run_from_records(make_repetitions(CASE)))))
-    new.write_bytes(render_report(RunData(run_from_records(make_repetitions(CASE, 1.5)))))
-    args = ["pytest-benchmark", "compare", str(base), str(new), "--columns=median,rounds"]
-    monkeypatch.setattr(sys, "argv", args)
-    monkeypatch.chdir(
-        tmp_path
-    )  # away from the settings of these tests, which make warnings errors
-    pytest_benchmark.main()  # type: ignore[no-untyped-call]
-    output = capsys.readouterr().out
-    assert output.count("collective.all_reduce size_bytes=1024") == 2
-    assert "(1.50)" in output
 
 
 def test_action_export_divides_times_and_rates() -> None:
