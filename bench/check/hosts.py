@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import statistics
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from parbench.bench.check.health import Device, Health, compare_with_peers
+from parbench.bench.check.health import Device, Fault, Health, compare_with_peers
 from parbench.bench.check.show import format_faults, format_reasons, render_devices
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_read_errors, decode_json, read_text
@@ -121,6 +122,12 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
     by_host: dict[str, list[Device]] = {}
     for device in compare_with_peers(devices):
         by_host.setdefault(device.host, []).append(device)
+    for own_devices in by_host.values():
+        kind = own_devices[0].kind
+        counts = [len(others) for others in by_host.values() if others[0].kind == kind]
+        num_missing = statistics.mode(counts) - len(own_devices)
+        if own_devices[0].is_gpu and num_missing > 0:
+            own_devices.append(_make_missing_device(own_devices[0], num_missing))
     new_results = []
     for result in results:
         health = result.health
@@ -128,6 +135,14 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
             health = replace(health, devices=tuple(by_host[result.host]))
         new_results.append(replace(result, health=health))
     return tuple(new_results)
+
+
+def _make_missing_device(peer: Device, num_missing: int) -> Device:
+    """Return a device that stands for the GPUs that a host lacks relative to most hosts."""
+    text = f"most hosts have {num_missing} more of {peer.kind}"
+    fault = Fault(text=text, fix="see lspci -d 10de:, dmesg (Xid) and parbench doctor there")
+    name = "missing GPU"
+    return Device(host=peer.host, name=name, kind=peer.kind, rank=-1, reasons=(fault,), ran=False)
 
 
 def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:

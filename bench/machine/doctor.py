@@ -26,6 +26,7 @@ from parbench.bench.machine.gpu_topics import (
     UNKNOWN,
     GpuTopic,
     format_gibibytes,
+    format_switch,
     list_gpu_topics,
 )
 from parbench.bench.machine.host_load import BUSY_SHARE, STEAL_PERCENT
@@ -131,26 +132,24 @@ def examine_gpu_host(host: GpuHost) -> tuple[Disturbance, ...]:
     bridges = host.acs_bridges
     findings = [
         _make_finding("open files", f"{host.open_files}", (host.open_files or 0) < _MIN_OPEN_FILES),
-        _examine_switch("numa balancing", host.numa_balancing, host.numa_balancing),
-        _examine_switch("iommu", host.iommu_translates, host.iommu_translates),
+        _examine_switch("numa balancing", host.numa_balancing),
+        _examine_switch("iommu", host.iommu_translates),
         _make_finding("acs", _format_names(bridges), bool(bridges)),
         _make_finding("gpu errors", _format_names(xids, "Xid "), bool(xids)),
     ]
     if host.nics:
         is_limited = host.locked_bytes is not None and host.locked_bytes < sys.maxsize
         locked = format_gibibytes(host.locked_bytes, "may be locked") if is_limited else "unlimited"
-        has_no_peer_memory = host.has_peer_memory is False
         findings += [
             _make_finding("memlock", locked, is_limited),
-            _examine_switch("peer memory", host.has_peer_memory, has_no_peer_memory),
+            _examine_switch("peer memory", host.has_peer_memory, should_be_on=True),
             Disturbance(topic="nearest nics", facts="; ".join(host.nics_by_gpu)),
         ]
     return tuple(findings)
 
 
-def _examine_switch(topic: str, is_on: bool | None, disturbs: bool | None) -> Disturbance:
-    facts = None if is_on is None else ("on" if is_on else "off")
-    return _make_finding(topic, facts, bool(disturbs))
+def _examine_switch(topic: str, is_on: bool | None, *, should_be_on: bool = False) -> Disturbance:
+    return _make_finding(topic, format_switch(is_on), is_on is not should_be_on)
 
 
 def _format_names(names: Sequence[str] | None, prefix: str = "") -> str | None:

@@ -52,7 +52,7 @@ def list_gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
         ),
         GpuTopic(
             "mig",
-            lambda gpu: _format_switch(gpu.mig),
+            lambda gpu: format_switch(gpu.mig),
             lambda gpu: gpu.mig is True,
             "a slice is measured, and nccl joins none: sudo nvidia-smi -mig 0, and reset the GPU",
         ),
@@ -82,7 +82,7 @@ def list_gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
         ),
         GpuTopic(
             "persistence",
-            lambda gpu: _format_switch(gpu.persistence),
+            lambda gpu: format_switch(gpu.persistence),
             lambda gpu: gpu.persistence is False,
             "sudo nvidia-smi -pm 1: otherwise the driver is unloaded between launches, which then start late",
         ),
@@ -101,7 +101,7 @@ def list_slowdowns(gpu: Gpu) -> list[str]:
 
 
 def describe_clock_drop(before: Gpu, after: Gpu) -> str:
-    """Return how far and why the clock of a GPU fell, empty if it did not."""
+    """Return the fall of a GPU's clock with its reasons, empty if it did not fall."""
     if not _is_less(after.sm_clock, before.sm_clock, _MIN_CLOCK_SHARE):
         return ""
     cause = " and ".join(list_slowdowns(after)) or "no reason reported"
@@ -146,7 +146,7 @@ def _describe_clocks(gpu: Gpu) -> str | None:
 
 def _describe_memory_errors(gpu: Gpu) -> str | None:
     return _join(
-        None if gpu.ecc is None else f"ECC {_format_switch(gpu.ecc)}",
+        None if gpu.ecc is None else f"ECC {format_switch(gpu.ecc)}",
         _format_share(gpu.errors_uncorrected, None, " uncorrected errors"),
         _format_share(gpu.errors_corrected, None, " corrected errors"),
         _format_share(gpu.rows_remapped, None, " rows remapped"),
@@ -166,7 +166,7 @@ def _join(*parts: str | None) -> str | None:
     return ", ".join(part for part in parts if part) or None
 
 
-def _format_switch(is_on: bool | None) -> str | None:
+def format_switch(is_on: bool | None) -> str | None:
     if is_on is None:
         return None
     return "on" if is_on else "off"

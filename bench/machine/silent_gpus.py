@@ -42,17 +42,14 @@ def find_silent_gpus(
         return ()  # It hides all GPUs.
     driver_folder = root / "proc/driver/nvidia"
     kernel_gpus = _read_kernel_gpus(driver_folder)
-    excluded = {gpu.minor for gpu in kernel_gpus if gpu.is_excluded}
-    minors = [minor for minor in _list_openable_minors(root) if minor not in excluded]
-    if not minors and report.lost:
+    minors = _list_openable_minors(root)
+    candidates = [gpu for gpu in kernel_gpus if gpu.minor in minors and not gpu.is_excluded]
+    if not kernel_gpus:  # A sandbox has device nodes, but not the kernel's files.
+        candidates = [KernelGpu(address=f"/dev/nvidia{minor}", minor=minor) for minor in minors]
+    if not candidates and report.lost:
         return tuple(str(index) for index in report.lost if _is_visible(environ, index, None))
-    if not minors:
-        return _find_without_nodes(report, kernel_gpus, driver_folder, root)
-    candidates = [gpu for gpu in kernel_gpus if gpu.minor in minors]
     if not candidates:
-        # A sandbox has device nodes, but not the kernel's files.
-        for minor in minors:
-            candidates.append(KernelGpu(address=f"/dev/nvidia{minor}", minor=minor))
+        return _find_without_nodes(report, kernel_gpus, driver_folder, root)
     answering = {str(gpu.minor) for gpu in report.gpus if gpu.minor is not None}
     if len(answering) < len(report.gpus):
         return ()  # The nodes of the GPUs that answer are unknown.

@@ -128,6 +128,16 @@ def test_slow_host_is_found_among_hosts() -> None:
     assert "n3 GPU 0 and n3 GPU 1: 20 % under its peers" in text
 
 
+def test_gpu_that_other_hosts_have_is_missing() -> None:
+    whole = [answer("n1", 1.0), answer("n2", 1.0)]
+    first = build_health("n3").devices[0]
+    compared = compare_hosts([*whole, answer("n3", 1.0, devices=(first,))])
+    assert compute_exit_code(compared) == 1
+    text = render(compared)
+    assert "3 hosts: 1 bad" in text
+    assert "bad  n3 missing GPU: most hosts have 1 more of H100" in text
+
+
 def test_hosts_of_equal_names_are_told_apart() -> None:
     """Both hosts call themselves n1, because a host's own name is cut at the domain."""
     wrong = Fault(text="wrong results", fix="drain the host")
