@@ -24,8 +24,7 @@ from parbench.workloads.model.shapes import (
 )
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PARAMS as PIPELINE
-from parbench.workloads.pipeline_parallel.pipeline_case import SCHEDULE, PipelineOptions
-from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
+from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 
 Preset = Callable[[Params, int], StepSpec]
 """Of a case's parameters and the number of ranks."""
@@ -71,15 +70,7 @@ MIXTURE = tuple(param for param in MOE_PARAMS if param.name not in ("ep", "etp")
 """The parameters of experts, without those that a mesh has."""
 HYBRID = (
     _mesh("dp over all ranks"),
-    Param(
-        name="schedule",
-        kind="str",
-        default=SCHEDULE.default,
-        choices=tuple(SCHEDULES),
-        optional=True,
-        help="order of forward and backward passes of pp",
-    ),
-    *(param for param in PIPELINE if param is not SCHEDULE),
+    *(replace(param, optional=True) for param in PIPELINE),
     *CONTEXT,
     SEQUENCE_PARALLEL,
     BUCKET,

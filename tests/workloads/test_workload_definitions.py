@@ -12,24 +12,10 @@ from parbench.bench.plan.catalogue import DEFINITIONS as OPERATIONS
 from parbench.bench.plan.params import Value
 from parbench.bench.rank.runner import load_target
 from parbench.bench.text import UserError
-from parbench.bench.world.world import World
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.model.shapes import MODEL, SHAPES, Shape, shape_of
-from tests.support.ranks import Ranks
-from tests.support.training_steps import DEFINITION_BY_NAME, Params, count_wrong_after_step
+from tests.support.training_steps import DEFINITION_BY_NAME, Params
 
-AXES_BY_NAME = {
-    "ddp": ["dp"],
-    "zero1": ["dp"],
-    "fsdp": ["fsdp"],
-    "hsdp": ["fsdp"],
-    "tp": ["tp"],
-    "tp_sp": ["tp"],
-    "tp_fsdp": ["tp"],
-    "ep_step": ["dp", "ep"],
-    "pp": ["pp"],
-    "cp": ["dp", "cp"],
-}
 every_definition = pytest.mark.parametrize("name", DEFINITION_BY_NAME)
 
 
@@ -52,26 +38,6 @@ def test_definition_matches_its_function(name: str) -> None:
     assert params.kind == inspect.Parameter.VAR_KEYWORD
     assert definition.help
     assert all(param.help for param in definition.params)
-
-
-def run_defaults(world: World, name: str) -> tuple[int, list[str], str]:
-    """Return wrong elements of a step, the axes and the headline."""
-    definition = DEFINITION_BY_NAME[name]
-    step = load_target(definition.target)(world, **definition.complete({}))
-    wrong = count_wrong_after_step(step)
-    description = step.describe()
-    step.close()
-    return wrong, list(description.details["axes"]), description.headline
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", AXES_BY_NAME)
-def test_defaults_run(two_ranks: Ranks, name: str) -> None:
-    target = "tests.workloads.test_workload_definitions:run_defaults"
-    for wrong, axes, headline in two_ranks.call(target, name=name):
-        assert wrong == 0
-        assert axes == AXES_BY_NAME[name]
-        assert headline == "step_time"
 
 
 @every_definition

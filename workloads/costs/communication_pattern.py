@@ -19,7 +19,6 @@ from parbench.workloads.context_parallel.attention_calls import AttentionCall
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import (
     Kind,
-    Parts,
     count_elements,
     count_padded,
     count_shard,
@@ -201,10 +200,8 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
     spec = view.spec
     if spec.dims.tp == 1:
         return
-    for layers, count in _list_layer_kinds(view):
-        if not count:
-            continue
-        blocks = 1 if layers == "moe_layers" else 2
+    for layers, _, moe in view.layer_kinds:
+        blocks = 2 if moe is None else 1
         passes = f"2 * {layers} + recomputed_{layers}"
         gathers = f"{blocks} * ({passes}) * microbatches"
         sums = gathers
@@ -216,14 +213,6 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
             continue
         yield _call(view, "tp", "all_gather", ACTIVATIONS, gathers, "activations")
         yield _call(view, "tp", "reduce_scatter", ACTIVATIONS, sums, "activations")
-
-
-def _list_layer_kinds(view: RankView) -> list[tuple[str, int]]:
-    """Return the symbols of the kinds of layers, and the number of a rank's layers of each."""
-    if view.spec.moe is None:
-        return [("layers", view.layers)]
-    moe_layers = view.layers - view.dense_layers
-    return [("moe_layers", moe_layers), ("dense_layers", view.dense_layers)]
 
 
 def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
@@ -355,18 +344,13 @@ def _list_shard_calls(view: RankView) -> Iterator[Call]:
     shard = partial(_list_unit_calls, view, "fsdp", spec.dims.shard_axes)
     yield from shard("embedding", "1", count_padded(units.embeddings, shards))
     yield from shard("norm_and_head", "1", count_padded(units.head, shards), is_kept=True)
-    for (layers, count), (_, parts) in zip(_list_layer_kinds(view), units.layers, strict=False):
-        if count:
-            yield from shard(layers.removesuffix("s"), layers, count_padded(parts, shards))
-    if spec.moe is not None:
-        experts = _count_experts(units.layers[0][1])
-        yield from _list_unit_calls(
-            view, "efsdp", ("efsdp",), "experts_of_layer", "moe_layers", experts
-        )
-
-
-def _count_experts(parts: Parts) -> int:
-    return sum(part.numel for part in parts if part.kind == "routed")
+    for (layers, _, moe), (_, parts) in zip(view.layer_kinds, units.layers, strict=True):
+        yield from shard(layers.removesuffix("s"), layers, count_padded(parts, shards))
+        if moe is not None:
+            experts = sum(part.numel for part in parts if part.kind == "routed")
+            yield from _list_unit_calls(
+                view, "efsdp", ("efsdp",), "experts_of_layer", layers, experts
+            )
 
 
 def _list_unit_calls(

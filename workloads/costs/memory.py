@@ -226,7 +226,7 @@ def _count_gathered_parameters(view: RankView) -> dict[str, float]:
     layer_sum = sum(count * size for count, size in layers)
     return {
         "parameters": float(layer_sum + _count_gathered(view, units.embeddings) + head),
-        "layer_parameters": float(max(size for count, size in layers if count)),
+        "layer_parameters": float(max(size for _, size in layers)),
         "head_parameters": float(head),
         "shard_gradients": state_memory(view).gradients,
     }
@@ -268,13 +268,9 @@ def layers_equation(view: RankView, checkpointing: str) -> Equation:
 
 def _layers_text(view: RankView, checkpointing: str) -> str:
     """Return the bytes of the layers. With ``full:K`` all but one layer in K save everything."""
-    kinds = [("layers", view.spec)]
-    if view.spec.moe is not None:
-        kinds = [("moe_layers", view.spec)]
-    if view.dense_layers:
-        kinds.append(("dense_layers", replace(view.spec, moe=None)))
     terms: list[str] = []
-    for layers, spec in kinds:
+    for layers, _, moe in view.layer_kinds:
+        spec = view.spec if moe is view.spec.moe else replace(view.spec, moe=moe)
         text = layer_text(spec, checkpointing)
         if checkpointing == "full" and spec.checkpoint_every > 1:
             others = f"({layers} - recomputed_{layers}) * ({layer_text(spec, 'none')})"

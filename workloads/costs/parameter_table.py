@@ -67,11 +67,9 @@ class Units(NamedTuple):
 
 
 def list_units(view: RankView) -> Units:
-    """Return the units of a rank. The dense layers of a MoE model are the second kind of layers."""
+    """Return the units of a rank, with its layers by ``RankView.layer_kinds``."""
     shape, tp = view.spec.shape, view.spec.dims.tp
-    layers = [(view.layers - view.dense_layers, layer_parts(shape, tp, view.spec.moe))]
-    if view.dense_layers:
-        layers.append((view.dense_layers, layer_parts(shape, tp, None)))
+    layers = [(kind.layers, layer_parts(shape, tp, kind.moe)) for kind in view.layer_kinds]
     rows = _count_vocabulary_rows(view)
     embeddings = _embeddings(shape, rows) if view.has_embedding else ()
     is_tied_here = shape.tied and view.has_embedding

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.context_parallel.context_methods import (
@@ -339,6 +339,14 @@ StageKind = tuple[int, int, bool, bool]
 """The work of a pipeline rank: its layers, those without experts, its embedding, its head."""
 
 
+class LayerKind(NamedTuple):
+    """Equal layers of a rank."""
+
+    symbol: str  # the word of their number in equations
+    layers: int
+    moe: Moe | None  # in place of the FFN
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankView:
     """One rank's part of a step, from which its calls, its memory and its FLOPs follow."""
@@ -378,6 +386,18 @@ class RankView:
     def dense_layers(self) -> int:
         """The rank's layers of a MoE model that have an FFN in place of experts."""
         return sum(self.dense_layers_of(stage) for stage in self.stages)
+
+    @cached_property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The rank's layers by kind: all of a dense model, or those with experts and without."""
+        moe = self.spec.moe
+        if moe is None:
+            return (LayerKind("layers", self.layers, None),)
+        kinds = (
+            LayerKind("moe_layers", self.layers - self.dense_layers, moe),
+            LayerKind("dense_layers", self.dense_layers, None),
+        )
+        return tuple(kind for kind in kinds if kind.layers)
 
     def dense_layers_of(self, stage: int) -> int:
         dense = self.spec.dense_layers

@@ -26,7 +26,7 @@ from parbench.workloads.expert_parallel.moe_layer import (
 )
 from parbench.workloads.expert_parallel.step_routing import StepRouting
 from parbench.workloads.model.transformer import get_dtype, set_weights
-from parbench.workloads.parallel.mesh import build_expert_mesh
+from parbench.workloads.parallel.mesh import build_mesh
 from parbench.workloads.presets import ep_layer
 from parbench.workloads.step.layer_benchmark import LayerBenchmark, collect_tensors
 from parbench.workloads.step.overlap import OverlapProbe
@@ -53,7 +53,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         self.moe = self.spec.moe
         self._num_tokens = self.spec.local_tokens
         self._routing = StepRouting(world, self.spec, range(self.spec.shape.sequence))
-        self._mesh = build_expert_mesh(world, self.spec.dims)
+        self._mesh = build_mesh(world, self.spec.dims, has_experts=True)
         self.layer: MoeLayer = MoeLayer(self.spec.shape, self.moe, self._mesh)
         self._initialize(self.layer, self._dtype)
         self._draw()

@@ -29,7 +29,7 @@ from parbench.workloads.expert_parallel.routing import (
     compute_popularity,
 )
 from parbench.workloads.model.transformer import (
-    compute_padded_loss,
+    compute_loss,
     get_dtype,
     initialize,
     make_generator,
@@ -154,7 +154,7 @@ class StepRouting:
         """
         layers = dict(enumerate(find_moe_layers(model)))
         self.assign(layers, microbatch, is_reference=True)
-        loss = weight * compute_padded_loss(model, tokens)
+        loss = weight * compute_loss(model, tokens)
         losses = [layer.aux_loss for layer in _find_reference_layers(model)]
         known = [aux_loss for aux_loss in losses if aux_loss is not None]
         if known:

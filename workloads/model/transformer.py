@@ -295,11 +295,6 @@ def make_generator(
 
 
 def compute_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the mean cross-entropy of predicting each next token of (b, s + 1)."""
-    return cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
-
-
-def compute_padded_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return the mean cross-entropy over the next tokens of (b, s + 1) that are not padding."""
     return cross_entropy(model(get_inputs(tokens[:, :-1])), tokens[:, 1:])
 

@@ -54,7 +54,10 @@ def build_mesh(
     ``context_groups`` are the groups of context parallelism by axis.
     """
     partitions = {**_list_partitions(dims, has_experts=has_experts), **(context_groups or {})}
-    table = _make_groups(world, dims, partitions)
+    groups = {name: make_group(world, parts) for name, parts in partitions.items()}
+    # A group that one rank destroys while another rank still connects breaks on that rank.
+    world.barrier()
+    table = _MeshTable(world, dims, partitions, groups)
     shards, tensor = None, None
     if dims.is_sharded:
         root = table.build([*_keep_large(dims, "dp"), "fsdp", *_keep_large(dims, "tp")])
@@ -72,25 +75,11 @@ def build_mesh(
         experts = table.build(expert_axes)
     return Mesh(
         dims=dims,
-        groups=table.groups,
+        groups=groups,
         shards=shards,
         tensor=tensor,
         experts=experts,
         expert_shards=expert_shards,
-    )
-
-
-def build_expert_mesh(world: World, dims: ParallelDims) -> Mesh:
-    """Make the groups of ``ep`` and ``etp`` only, for a layer whose gradients are not reduced."""
-    table = _make_groups(world, dims, _keep_partitions(_list_expert_partitions(dims)))
-    axes = _keep_large(dims, "ep", "etp")
-    return Mesh(
-        dims=dims,
-        groups=table.groups,
-        shards=None,
-        tensor=None,
-        experts=table.build(axes) if axes else None,
-        expert_shards=None,
     )
 
 
@@ -103,31 +92,11 @@ def _list_partitions(dims: ParallelDims, *, has_experts: bool) -> dict[str, Part
         "tp": dims.groups("tp"),
     }
     if has_experts:
-        partitions |= _list_expert_partitions(dims)
+        partitions |= {"ep": dims.expert_groups(), "etp": dims.expert_split_groups()}
         partitions["efsdp"] = dims.expert_shard_groups()
         if not dims.is_sharded:
             partitions["edp"] = dims.expert_replica_groups()
-    return _keep_partitions(partitions)
-
-
-def _list_expert_partitions(dims: ParallelDims) -> dict[str, Partition]:
-    """Return the groups whose ranks share one replica of the experts, by axis."""
-    return {"ep": dims.expert_groups(), "etp": dims.expert_split_groups()}
-
-
-def _keep_partitions(partitions: Mapping[str, Partition]) -> dict[str, Partition]:
-    """Return the partitions whose groups have more than one rank."""
     return {name: parts for name, parts in partitions.items() if parts and len(parts[0]) > 1}
-
-
-def _make_groups(
-    world: World, dims: ParallelDims, partitions: Mapping[str, Partition]
-) -> "_MeshTable":
-    """Make the groups of each axis, in the same order on every rank."""
-    groups = {name: make_group(world, parts) for name, parts in partitions.items()}
-    # A group that one rank destroys while another rank still connects breaks on that rank.
-    world.barrier()
-    return _MeshTable(world, dims, partitions, groups)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ from parbench.workloads.model.transformer import (
     DTYPES,
     Transformer,
     compute_loss,
-    compute_padded_loss,
     draw_tokens,
     get_dtype,
     get_inputs,
@@ -388,7 +387,7 @@ class TrainStep(Benchmark):
             weight = float(count_targets(tokens[:, 1:])) * num_microbatches / all_targets
         if self._routing is not None:
             return self._routing.compute_reference_loss(model, tokens, number, weight)
-        return weight * compute_padded_loss(model, tokens)
+        return weight * compute_loss(model, tokens)
 
     # Batch
 
