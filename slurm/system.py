@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, get_last_line
 
 _PREFIX = re.compile(r"^\w+: (?:(?:error|fatal): )?")
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
@@ -46,8 +46,7 @@ class Slurm:
     def sbatch(self, script: Path) -> str:
         """Submit a batch script and return the id of the job, or of the whole array."""
         output = self._call("sbatch", "--parsable", str(script))
-        last_word = output.split()[-1] if output.split() else ""
-        job_id = last_word.partition(";")[0]  # 17, or 17;cluster
+        job_id = get_last_line(output).partition(";")[0]  # 17, or 17;cluster
         if not job_id.isdigit():
             raise SlurmError(f"sbatch printed {output.strip()!r}, which is not the id of a job")
         return job_id
