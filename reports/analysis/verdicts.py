@@ -67,7 +67,7 @@ def _judge_correctness(results: Sequence[CaseResult]) -> ReportVerdict:
     message = f"{num_checked} of {len(results)} results match the reference"
     if 0 < num_unchecked < len(results):
         results_text = pluralize(num_checked, "checked result")
-        message = f"{results_text} match the reference, {num_unchecked} were not checked"
+        message = f"{results_text} match the reference, {num_unchecked} unchecked"
     return ReportVerdict(
         word="CORRECT" if num_checked else "UNCHECKED",
         level="doubtful" if num_unchecked else "good",

@@ -51,7 +51,7 @@ FIRST_TWICE = [ok_record(FIRST, 0), ok_record(FIRST, 1)]
             ok_record(FIRST, check=Check(passed=None)),
             "CORRECT",
             "doubtful",
-            "1 were not checked",
+            "1 unchecked",
         ),
     ],
 )
