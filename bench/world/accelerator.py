@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
+from parbench.bench.text import UserError
+
 Event = torch.cuda.Event
 WAITING_MODULE = "torch.cuda"
 """The module in which a thread waits for a device."""
@@ -160,12 +162,17 @@ def allocate_registered(
 ) -> Iterator[None]:
     """Register what is allocated within with NCCL, until the resources are closed.
 
+    Raises ``UserError`` where torch has no allocator of NCCL.
     Private: ``ProcessGroup._get_backend`` and the memory pool of its NCCL backend.
     """
     backend = cast(Any, group._get_backend(device))
     # Buffers are registered with a communicator, which the first collective makes.
     dist.all_reduce(torch.zeros(1, device=device), group=group)
-    pool = torch.cuda.MemPool(backend.mem_allocator)
+    try:
+        pool = torch.cuda.MemPool(backend.mem_allocator)
+    except RuntimeError as error:
+        problem = "torch has NCCL's memory allocator only on GPUs with multicast (NVLS)"
+        raise UserError(f"register=true: {problem}") from error
     with torch.cuda.use_mem_pool(pool):
         yield
     backend.register_mem_pool(pool)
