@@ -142,7 +142,8 @@ def _compute_rates(run: Run, record: Record) -> Iterator[tuple[Ranks, float]]:
     seconds_by_rank = dict(zip(samples["ranks"].tolist(), seconds.tolist(), strict=True))
     amount = _compute_amount(record)
     for ranks in _list_concurrent_groups(record, tuple(seconds_by_rank)):
-        slowest = list(map(max, zip(*(seconds_by_rank[rank] for rank in ranks), strict=True)))
+        seconds_of_ranks = [seconds_by_rank[rank] for rank in ranks]
+        slowest = [max(sample) for sample in zip(*seconds_of_ranks, strict=True)]
         is_gpu = record.world.device == "cuda"
         typical = median(slowest) if is_gpu else quantile(slowest, _CPU_QUANTILE)
         yield ranks, amount / typical

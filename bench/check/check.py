@@ -119,7 +119,8 @@ def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, 
     for rank, cores in enumerate(core_sets):
         kind = f"cores ({len(core_sets[0])})"
         name = f"core{'s' if len(cores) > 1 else ''} {format_cpus(cores)}"
-        devices.append(Device(host=host, name=name, kind=kind, is_gpu=False, rank=rank))
+        device = Device(host=host, name=name, kind=kind, is_gpu=False, rank=rank)
+        devices.append(device)
     return tuple(devices)
 
 
@@ -128,7 +129,8 @@ def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
     for rank, gpu in enumerate(gpus):
         name = f"GPU {rank if gpu.index is None else gpu.index}"
         kind = gpu.name or "GPU"
-        devices.append(Device(host=host, name=name, uuid=gpu.uuid or "", kind=kind, rank=rank))
+        device = Device(host=host, name=name, uuid=gpu.uuid or "", kind=kind, rank=rank)
+        devices.append(device)
     return tuple(devices)
 
 

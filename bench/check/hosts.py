@@ -141,8 +141,14 @@ def _make_missing_device(peer: Device, num_missing: int) -> Device:
     """Return a device that stands for the GPUs that a host lacks relative to most hosts."""
     text = f"most hosts have {num_missing} more of {peer.kind}"
     fault = Fault(text=text, fix="see lspci -d 10de:, dmesg (Xid) and parbench doctor there")
-    name = "missing GPU"
-    return Device(host=peer.host, name=name, kind=peer.kind, rank=-1, reasons=(fault,), ran=False)
+    return Device(
+        host=peer.host,
+        name="missing GPU",
+        kind=peer.kind,
+        rank=-1,  # it has not taken part
+        reasons=(fault,),
+        ran=False,
+    )
 
 
 def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:

@@ -79,7 +79,8 @@ def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ..
         is_bad = bool(faults) or "link_downed" in increases
         faults += [f"{count} more {name} meanwhile" for name, count in increases.items()]
         fix = _FIX if faults else ""
-        judged_ports.append(replace(port, faults=", ".join(faults), is_bad=is_bad, fix=fix))
+        judged_port = replace(port, faults=", ".join(faults), is_bad=is_bad, fix=fix)
+        judged_ports.append(judged_port)
     return tuple(judged_ports)
 
 

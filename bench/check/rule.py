@@ -61,7 +61,9 @@ def compute_gaps(
             if len(peers) > 0:
                 levels[name, device] = np.log(table[row] / np.median(peers, axis=0))
                 peer_variations[name, device] = _compute_peer_variation(peers)
-    variations = {key: float(np.std(level, ddof=1)) for key, level in levels.items()}
+    variations = {}
+    for key, level in levels.items():
+        variations[key] = float(np.std(level, ddof=1))
     typical_variation = float(np.median([*variations.values()])) if variations else 0.0
     gaps = {}
     for key, level in levels.items():

@@ -52,3 +52,10 @@ def test_facts_about_gpus_take_one_process_of_a_run(stub: Stub) -> None:
     assert [record.status for record in session.records] == ["ok"] * 3, session.output
     # The driver starts one process. Six ranks read their clocks in their own.
     assert len((stub.folder / "nvml.log").read_text().split()) == 1 + 6
+
+
+def test_check_names_the_slow_gpu(stub: Stub) -> None:
+    slow = replace(stub, num_gpus=3, variables={"FAKE_CUDA_SLOW_DEVICE": "2:140"})
+    session = slow.parbench("check", "--budget", "2m")
+    assert session.returncode == 1, session.output
+    assert "bad  GPU 2: 29 % under its peers in bfloat16" in session.output
