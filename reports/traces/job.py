@@ -159,7 +159,7 @@ class TracedJob:
         return {rank.rank: rank.source.host for rank in self.ranks}
 
     def find_reach(self, call: TracedCall) -> str | None:
-        """Return whether a call is within a node or between nodes, None if that is unknown."""
+        """Return the reach of a call, within a node or between nodes. None if it is unknown."""
         hosts = {self.hosts.get(rank) for rank in call.facts.ranks or ()}
         if len(hosts - {None}) > 1:
             return "between nodes"
