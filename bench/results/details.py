@@ -20,7 +20,6 @@ COMPONENTS = (*STATE_COMPONENTS, "activations", "buffers")
 ActionKind = Literal["F", "B", "I", "W"]
 """Forward, full backward, gradient of the input, gradient of the weights."""
 IdleCause = Literal["schedule", "imbalance", "p2p", "rest"]
-ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
 
 

@@ -102,13 +102,6 @@ def format_difference(
     return f"{format_value(metric.value)} {interval}"
 
 
-def format_interval(metric: MetricValue | None) -> str:
-    """Return the 95 % interval without its unit, in the unit that ``format_measurement`` prints."""
-    if metric is None or metric.value is None or metric.low is None or metric.high is None:
-        return UNKNOWN
-    return "[" + format_measurement(metric).partition(" [")[2]
-
-
 def _format_scaled_interval(value: float, low: float, high: float, unit: str) -> str:
     """Return the numbers in the unit that suits the largest of them."""
     largest = max(abs(value), abs(low), abs(high))
