@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ ATTENTIONS = frozenset(
     )
 )
 """The operators that implement scaled_dot_product_attention."""
+_EVENT_SECONDS = 0.05
 
 
 @contextmanager
@@ -52,6 +54,9 @@ def profiling(device: torch.device, *, memory: bool = False) -> Iterator[profile
     try:
         yield profiler
     finally:
+        # Threads of gloo end their events a little after the work that they complete. An event
+        # that ends in a stopped profiler corrupts the heap.
+        time.sleep(_EVENT_SECONDS)
         profiler.stop()
 
 
