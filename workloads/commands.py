@@ -10,7 +10,8 @@ from parbench.bench.command_line import GroupedCommand, RunPath, format_option
 from parbench.bench.commands import AppHooks
 
 if TYPE_CHECKING:
-    from parbench.workloads.planner.plan_command import Answer, MachineOptions, StepOptions
+    from parbench.bench.results.tables import Document
+    from parbench.workloads.planner.plan_command import MachineOptions, StepOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 # Loops run as often as these options say.
@@ -209,8 +210,8 @@ def search_meshes(context: click.Context, /, **options: Any) -> None:
 
     step, machine = _split_options(options)
     output = _pop_output(options)
-    answer = answer_search(step, machine, is_page=output.path is not None, **options)
-    output.write(context, answer)
+    document = answer_search(step, machine, is_page=output.path is not None, **options)
+    output.write(context, document)
 
 
 @plan.command(
@@ -245,8 +246,8 @@ def predict_mesh(context: click.Context, /, **options: Any) -> None:
 
     step, machine = _split_options(options)
     output = _pop_output(options)
-    answer = answer_mesh(step, machine, is_page=output.path is not None, **options)
-    output.write(context, answer)
+    document = answer_mesh(step, machine, is_page=output.path is not None, **options)
+    output.write(context, document)
 
 
 @plan.command(epilog=_format_examples("validate latest", "validate RUN4 --links RUN2"))
@@ -292,11 +293,13 @@ def validate(context: click.Context, run: Path, links: Path | None, form: str) -
 @click.pass_context
 def guide(context: click.Context, /, **options: Any) -> None:
     """Print the bytes, memory and limits of each strategy for a model."""
-    from parbench.workloads.planner.plan_command import StepOptions, answer_guide
+    from parbench.workloads.planner.hardware import hardware_of
+    from parbench.workloads.planner.models import model_of
+    from parbench.workloads.planner.report.guide import guide_document
 
     output = _pop_output(options)
-    step = StepOptions(model=options["model"])
-    output.write(context, answer_guide(step, options["hardware"], options["gpus"]))
+    step, hardware = model_of(options["model"]), hardware_of(options["hardware"] or "h100")
+    output.write(context, guide_document(step, options["gpus"], hardware))
 
 
 @plan.command(epilog=_format_examples("recipes", "recipes -o recipes.md"))
@@ -304,9 +307,9 @@ def guide(context: click.Context, /, **options: Any) -> None:
 @click.pass_context
 def recipes(context: click.Context, /, **options: Any) -> None:
     """Print the meshes with which models were trained, and their sources."""
-    from parbench.workloads.planner.plan_command import answer_recipes
+    from parbench.workloads.planner.report.recipes import recipe_document
 
-    _pop_output(options).write(context, answer_recipes())
+    _pop_output(options).write(context, recipe_document())
 
 
 def _split_options(options: dict[str, Any]) -> "tuple[StepOptions, MachineOptions]":
@@ -337,19 +340,19 @@ class _Output:
         suffix = path.suffix if path else ""
         self.form = form or _FORMATS.get(suffix, "tables")
 
-    def write(self, context: click.Context, answer: "Answer") -> None:
+    def write(self, context: click.Context, document: "Document") -> None:
         """Write or print the document. A problem ends the command with code 2."""
         from parbench.bench.files import write_output
         from parbench.bench.text import format_error
 
-        content = context.ensure_object(AppHooks).render_document(answer.document, self.form)
+        content = context.ensure_object(AppHooks).render_document(document, self.form)
         if self.path is None:
             click.echo(content, nl=False)
         else:
             write_output(self.path, content)
             click.echo(str(self.path))
-        if answer.problem:
-            click.echo(format_error(answer.problem), err=True)
+        if document.problem:
+            click.echo(format_error(document.problem), err=True)
             context.exit(2)
 
 

@@ -21,9 +21,9 @@ from parbench.workloads.pipeline_parallel.bubbles import (
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES as PIPELINE_SCHEDULES
 from parbench.workloads.planner.candidates import place_step
 from parbench.workloads.planner.dry_run import GIGA, dry_run
-from parbench.workloads.planner.guide import compute_state, guide_document
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.models import model_of
+from parbench.workloads.planner.report.guide import compute_state, guide_document
 
 HARDWARE = PRESETS["h100"]
 SMALL_MODEL, LARGE_MODEL = "llama3-8b", "llama3-70b"

@@ -27,7 +27,7 @@ LOSS_BYTES = 30
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSeconds:
-    """The seconds of one microbatch on one rank. ``attention`` is the part of all its passes."""
+    """The seconds of one microbatch on one rank. ``attention`` is the part of both passes."""
 
     forward: float
     backward: float  # with what it recomputes
@@ -70,14 +70,13 @@ def compute_microbatch(view: RankView, hardware: Hardware) -> ComputeSeconds:
     spec = view.spec
     units = list_units(view)
     forward = backward = attention = 0.0
-    recomputed_share = view.recomputed_layers / view.layers
     for count, parts in units.layers:
         if not count:
             continue
-        layer = _compute_layer(spec, parts, hardware)
+        layer = _compute_layer(view, parts, hardware)
         forward += count * layer.forward
-        backward += count * (layer.backward + layer.repeated * recomputed_share)
-        attention += count * layer.attention * (1 + ATTENTION_BACKWARD)
+        backward += count * layer.backward
+        attention += count * layer.attention
     if view.has_head:
         head = GemmShape(
             m=spec.local_tokens, n=spec.shape.vocabulary / spec.dims.tp, k=spec.shape.hidden
@@ -89,17 +88,9 @@ def compute_microbatch(view: RankView, hardware: Hardware) -> ComputeSeconds:
     return ComputeSeconds(forward=forward, backward=backward, attention=attention)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerSeconds:
-    """The seconds of a layer: ``repeated`` is what backward recomputes."""
-
-    forward: float
-    backward: float
-    attention: float
-    repeated: float
-
-
-def _compute_layer(spec: StepSpec, parts: Parts, hardware: Hardware) -> LayerSeconds:
+def _compute_layer(view: RankView, parts: Parts, hardware: Hardware) -> ComputeSeconds:
+    """Return the seconds of a mean layer, whose backward pass has its share of recomputation."""
+    spec = view.spec
     gemms = repeated_gemms = 0.0
     for part in parts:
         gemm = _make_gemm(spec, part)
@@ -118,13 +109,13 @@ def _compute_layer(spec: StepSpec, parts: Parts, hardware: Hardware) -> LayerSec
         repeated = gemms + attention + elementwise
     elif spec.checkpointing == "selective":
         repeated = repeated_gemms + elementwise
-    return LayerSeconds(
+    return ComputeSeconds(
         forward=gemms + attention + elementwise,
         backward=MATMUL_BACKWARD * gemms
         + ATTENTION_BACKWARD * attention
-        + ELEMENTWISE_BACKWARD * elementwise,
-        attention=attention,
-        repeated=repeated,
+        + ELEMENTWISE_BACKWARD * elementwise
+        + repeated * view.recomputed_layers / view.layers,
+        attention=attention * (1 + ATTENTION_BACKWARD),
     )
 
 

@@ -27,7 +27,8 @@ from parbench.workloads.planner.state_widths import count_updated_bytes
 
 GIGA = 1e9
 MAX_SIMULATED_ACTIONS = 40_000
-_BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
+BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
+"""The axes whose calls are between the operations of a microbatch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class DryRun:
     bubble_seconds: float
     bubble_method: str
     axes: tuple[Axis, ...]
+    measured_seconds: Seconds | None  # of a call, None if the hardware gives them
 
     @cached_property
     def exposed_seconds(self) -> float:
@@ -167,13 +169,11 @@ def dry_run(
 ) -> DryRun:
     """Return the predicted step.
 
-    ``seconds`` is the rule for the time of a call, by default that of the hardware. ``exact``
+    ``seconds`` is the measured time of a call, by default that of the hardware. ``exact``
     simulates a pipeline of at most ``MAX_SIMULATED_ACTIONS`` actions; otherwise its bubble is the
     closed form of the schedule, if it has one. ``ranks`` are those of ``plan_ranks``, if known.
     """
-    seconds = seconds or by_hardware(hardware)
-    works = [estimate_work(view, hardware, seconds) for view in spec.distinct_views]
-    busiest = max(works, key=lambda work: work.microbatch)
+    works, busiest = _estimate_works(spec, hardware, seconds)
     bubble, method = _compute_bubble(spec, works, busiest, exact=exact)
     updated = max(updated_elements(view) for view in spec.distinct_views)
     return DryRun(
@@ -186,6 +186,7 @@ def dry_run(
         bubble_seconds=bubble,
         bubble_method=method,
         axes=_merge_axes(works, busiest),
+        measured_seconds=seconds,
     )
 
 
@@ -200,13 +201,22 @@ def _merge_axes(works: Sequence[PlannedWork], busiest: PlannedWork) -> tuple[Axi
     for name in dict.fromkeys(name for work in works for name in work.axes):
         of_ranks = [work.axes[name] for work in works if name in work.axes]
         axis = max(of_ranks, key=lambda axis: axis.exposed_seconds)
-        if name in _BLOCKING_AXES:
+        if name in BLOCKING_AXES:
             axis = busiest.axes.get(name, axis)
         axes.append(replace(axis, sent_bytes=max(axis.sent_bytes for axis in of_ranks)))
     return tuple(axes)
 
 
-def estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> PlannedWork:
+def _estimate_works(
+    spec: StepSpec, hardware: Hardware, seconds: Seconds | None
+) -> tuple[list[PlannedWork], PlannedWork]:
+    """Return the work of each kind of rank, and that of the busiest rank."""
+    seconds = seconds or by_hardware(hardware)
+    works = [_estimate_work(view, hardware, seconds) for view in spec.distinct_views]
+    return works, max(works, key=lambda work: work.microbatch)
+
+
+def _estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> PlannedWork:
     """Return the microbatch of a rank.
 
     Communication that blocks a pass is a part of it. All other communication stays with its axis.
@@ -221,7 +231,7 @@ def estimate_work(view: RankView, hardware: Hardware, seconds: Seconds) -> Plann
         name: _make_axis(name, calls, overlap.get(name, 0.0), windows.get(name, 0.0), seconds)
         for name, calls in calls_by_axis.items()
     }
-    blocking = sum(axis.exposed_seconds for name, axis in axes.items() if name in _BLOCKING_AXES)
+    blocking = sum(axis.exposed_seconds for name, axis in axes.items() if name in BLOCKING_AXES)
     blocking /= spec.microbatches
     forward_share = 1 / (1 + spec.forward_passes)
     return PlannedWork(
@@ -304,14 +314,9 @@ def _compute_bubble(
     return form.seconds + 2 * (pp - 1) * hop, f"analytical: {form.note}, and 2(P-1) messages"
 
 
-def pipeline_of(run: DryRun, seconds: Seconds | None = None) -> SimulatedTimeline:
-    """Return every action of a predicted pipeline, however its bubble was found.
-
-    ``seconds`` is that of ``dry_run``.
-    """
-    seconds = seconds or by_hardware(run.hardware)
-    works = [estimate_work(view, run.hardware, seconds) for view in run.spec.distinct_views]
-    busiest = max(works, key=lambda work: work.microbatch)
+def pipeline_of(run: DryRun) -> SimulatedTimeline:
+    """Return every action of a predicted pipeline, however its bubble was found."""
+    works, busiest = _estimate_works(run.spec, run.hardware, run.measured_seconds)
     return _simulate_step(run.spec, _list_works_by_rank(run.spec, works), _compute_hop(busiest))
 
 

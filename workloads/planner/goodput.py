@@ -26,38 +26,29 @@ arXiv 2001.08361, equations 1.2 and 1.4). Their models have a vocabulary of 50,2
 class Goodput:
     """The share of time that trains, with checkpoints as often as is best."""
 
-    failure_seconds: float
-    """The mean time between failures of all GPUs."""
     checkpoint_interval: float
     """Seconds between checkpoints, sqrt(2 checkpoint failure) (Young, 1974; Daly, 2006)."""
     share: Equation
 
 
-def compute_goodput(
-    gpus: int,
-    *,
-    failures_per_gpu_day: float = FAILURES_PER_GPU_DAY,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    restart_seconds: float = RESTART_SECONDS,
-    checkpoint_interval: float = 0.0,
-) -> Goodput:
+def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Goodput:
     """Return the goodput of a job. An interval of 0 is the best one.
 
     A failure costs the restart and, in the mean, half an interval of training.
     """
-    failure_seconds = 86_400 / (failures_per_gpu_day * gpus)
-    interval = checkpoint_interval or math.sqrt(2 * checkpoint_seconds * failure_seconds)
+    failure_seconds = 86_400 / (FAILURES_PER_GPU_DAY * gpus)
+    interval = checkpoint_interval or math.sqrt(2 * CHECKPOINT_SECONDS * failure_seconds)
     share = Equation(
         text="interval / (interval + checkpoint) * "
         "failure / (failure + restart + (interval + checkpoint) / 2)",
         symbols={
             "interval": interval,
-            "checkpoint": checkpoint_seconds,
+            "checkpoint": CHECKPOINT_SECONDS,
             "failure": failure_seconds,
-            "restart": restart_seconds,
+            "restart": RESTART_SECONDS,
         },
     )
-    return Goodput(failure_seconds=failure_seconds, checkpoint_interval=interval, share=share)
+    return Goodput(checkpoint_interval=interval, share=share)
 
 
 def compute_critical_batch(tokens: float) -> Equation:

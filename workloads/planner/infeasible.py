@@ -53,24 +53,17 @@ def explain_too_large(run: DryRun) -> str:
 
 
 def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
-    run = find_fewest_gpus(request, hardware)
-    if run is None:
-        return f"No power of two of GPUs up to {MAX_GPUS} fits global batch {request.global_batch}"
-    step = describe_step(run.spec)
-    return f"The fewest GPUs that fit, in powers of two, are {run.spec.ranks}: {step}"
-
-
-def find_fewest_gpus(request: SearchRequest, hardware: Hardware) -> DryRun | None:
-    """Return the first step on the smallest power of two of GPUs that fits, None if none does."""
+    """Return the smallest power of two of GPUs that fits, with the first step of its search."""
     gpus = 1
     while gpus <= MAX_GPUS:
         # Fewer GPUs do not even hold the state once.
         if compute_state_bytes(request.step) <= gpus * hardware.usable_bytes:
             result = search(replace(request, gpus=gpus), hardware)
             if result.runs:
-                return result.best
+                step = describe_step(result.best.spec)
+                return f"The fewest GPUs that fit, in powers of two, are {gpus}: {step}"
         gpus *= 2
-    return None
+    return f"No power of two of GPUs up to {MAX_GPUS} fits global batch {request.global_batch}"
 
 
 def _describe_state(request: SearchRequest, hardware: Hardware) -> str:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,10 +19,9 @@ from parbench.workloads.planner.candidates import (
     balance_layers,
     place_step,
 )
-from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import Hardware, hardware_of
-from parbench.workloads.planner.infeasible import explain_too_large, require_candidates
+from parbench.workloads.planner.infeasible import require_candidates
 from parbench.workloads.planner.link_time import (
     MESSAGES,
     Seconds,
@@ -34,7 +32,6 @@ from parbench.workloads.planner.link_time import (
 from parbench.workloads.planner.measured.calibration import calibrated
 from parbench.workloads.planner.models import find_model
 from parbench.workloads.planner.report.documents import (
-    SearchAnswer,
     add_details,
     dry_run_document,
     search_document,
@@ -82,13 +79,6 @@ class PlannedMachine:
     notes: tuple[str, ...] = ()
 
 
-class Answer(NamedTuple):
-    """A document, and the problem that ends the command with code 2."""
-
-    document: Document
-    problem: str = ""
-
-
 def answer_search(
     options: StepOptions,
     machine_options: MachineOptions,
@@ -97,7 +87,7 @@ def answer_search(
     top: int = 10,
     explain: bool = False,
     is_page: bool = False,
-) -> Answer:
+) -> Document:
     """Return the ranked meshes. Raises ``UserError`` if no mesh fits."""
     for name in ("microbatches", "split"):
         if getattr(options, name):
@@ -116,17 +106,9 @@ def answer_search(
     )
     result = search(request, machine.hardware, machine.seconds)
     require_candidates(request, machine.hardware, result)
-    answer = SearchAnswer(
-        request=request,
-        result=result,
-        rule=apply_rule_of_thumb(request, machine.hardware, machine.seconds),
-        questions=list(list_questions(request, machine.hardware)),
-    )
     explain = explain or is_page
-    document = search_document(answer, top, (*notes, *machine.notes), explain=explain)
-    if is_page:
-        document = add_details(document, result.best, machine.seconds)
-    return Answer(document)
+    document = search_document(request, result, top, (*notes, *machine.notes), explain=explain)
+    return add_details(document, result.best) if is_page else document
 
 
 def answer_mesh(
@@ -136,37 +118,13 @@ def answer_mesh(
     mesh: str,
     explain: bool = False,
     is_page: bool = False,
-) -> Answer:
+) -> Document:
     """Return the prediction of one mesh. Raises ``UserError`` if it breaks a rule."""
     spec, notes = build_step_on_mesh(options, mesh)
     machine = load_machine(machine_options)
     run = dry_run(spec, machine.hardware, seconds=machine.seconds)
-    problem = "" if run.fits else explain_too_large(run)
-    document = dry_run_document(
-        run,
-        machine.seconds,
-        (*notes, *machine.notes),
-        explain=explain or is_page,
-        problem=problem,
-    )
-    if is_page:
-        document = add_details(document, run, machine.seconds)
-    return Answer(document, problem)
-
-
-def answer_guide(options: StepOptions, hardware: str, gpus: int) -> Answer:
-    """Return the tables from which to choose a strategy for a model."""
-    from parbench.workloads.planner.guide import guide_document
-
-    step, _ = build_step(options)
-    return Answer(guide_document(step, gpus, hardware_of(hardware or DEFAULT_HARDWARE)))
-
-
-def answer_recipes() -> Answer:
-    """Return the meshes of trained models."""
-    from parbench.workloads.planner.recipes import recipe_document
-
-    return Answer(recipe_document())
+    document = dry_run_document(run, (*notes, *machine.notes), explain=explain or is_page)
+    return add_details(document, run) if is_page else document
 
 
 def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:

@@ -148,7 +148,7 @@ def test_search_uses_its_options() -> None:
     options = StepOptions(
         model="llama3-8b", global_batch=16, microbatch=2, checkpointing="full", schedule="1f1b"
     )
-    document = answer_search(options, MachineOptions(), gpus=4, top=3).document
+    document = answer_search(options, MachineOptions(), gpus=4, top=3)
     [meshes] = [table for table in document.sections[1].tables if table.id == "meshes"]
     assert len(meshes.rows) == 3
     for row in meshes.rows:

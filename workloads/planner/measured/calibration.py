@@ -19,9 +19,6 @@ from parbench.workloads.planner.hardware import HIDEABLE, Efficiency, Hardware
 from parbench.workloads.planner.link_time import positive
 from parbench.workloads.planner.measured.validate import spec_of_record
 
-_ASSUMED = ("gemm", "memory_rate", "memory")
-"""The fields of ``Efficiency`` that a plan needs next to links and overlap."""
-
 
 def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
     """Return the hardware with the shares that runs measured, and notes on what is measured.
@@ -34,16 +31,14 @@ def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple
         reason = "no step has real compute and a known peak, nor an axis whose overlap was traced"
         raise UserError(f"{names}: {reason}")
     efficiency, notes = hardware.efficiency, []
-    measured: set[str] = set()
     if compute_shares:
         hardware, efficiency = _replace_compute(hardware, min(1.0, median(compute_shares)))
-        measured.add("gemm")
         notes.append(f"measured: matrix products at {_describe_shares(compute_shares)}")
     for axis, shares in overlaps.items():
         overlap = {**efficiency.overlap, axis: median(shares)}
         efficiency = msgspec.structs.replace(efficiency, overlap=overlap)
         notes.append(f"measured: {_describe_shares(shares)} of {axis}'s communication hides")
-    notes.append(_describe_assumed(hardware, measured, overlaps))
+    notes.append(_describe_assumed(hardware, compute_shares, overlaps))
     return msgspec.structs.replace(hardware, efficiency=efficiency), tuple(notes)
 
 
@@ -61,9 +56,9 @@ def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Effici
 
 
 def _describe_assumed(
-    hardware: Hardware, measured: Collection[str], overlaps: Collection[str]
+    hardware: Hardware, compute_shares: Sequence[float], overlaps: Collection[str]
 ) -> str:
-    names = [name for name in _ASSUMED if name not in measured]
+    names = ["memory_rate", "memory"] if compute_shares else ["gemm", "memory_rate", "memory"]
     names += [f"overlap of {name}" for name in hardware.efficiency.overlap if name not in overlaps]
     if not hardware.links_from:
         names += ["links_inside", "links_across"]

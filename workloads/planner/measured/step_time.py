@@ -13,13 +13,12 @@ from parbench.workloads.costs.parameter_table import ParameterPart, list_parts
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 from parbench.workloads.pipeline_parallel.simulation import simulate
+from parbench.workloads.planner.dry_run import BLOCKING_AXES
 from parbench.workloads.planner.link_time import PlacedCall, Seconds
 
 FORWARD_SHARE = 1 / 3
 BACKWARD_SHARE = 2 / 3
 """Shares of a layer's compute: backward has the gradients of inputs and of weights."""
-_BLOCKING_AXES = ("tp", "cp", "ring", "ulysses", "ep", "etp")
-"""The axes whose calls are between the operations of a microbatch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ def _predict_pipeline(
     has_rendezvous: bool,
 ) -> StepTime:
     """Return the time of a pipeline, whose messages are exposed by what they add to its makespan."""
-    blocking = sum(axis_seconds.get(axis, 0.0) for axis in _BLOCKING_AXES)
+    blocking = sum(axis_seconds.get(axis, 0.0) for axis in BLOCKING_AXES)
     after = sum(axis_seconds.values()) - blocking - axis_seconds["pp"]
     busy = compute_seconds + blocking
     without_messages = _simulate_makespan(spec, busy, 0.0, has_rendezvous=has_rendezvous)

@@ -210,8 +210,8 @@ def make_validation_document(validation: Validation) -> Document:
         notes += [f"{step.label}: {note}." for note in (step.rule, *step.notes)]
     notes += [f"{label} is left out: {reason}." for label, reason in validation.left_out.items()]
     table = Table(
-        id="components",
-        title="Predictions and measurements",
+        "components",
+        "Predictions and measurements",
         columns=[
             make_column("step"),
             make_column("component"),
@@ -225,7 +225,7 @@ def make_validation_document(validation: Validation) -> Document:
     return Document(
         name=f"validation of {validation.run}",
         heading=f"{validation.run}, predicted from the fits of {validation.fits}",
-        sections=[Section(id="validation", title="Validation", tables=[table])],
+        sections=[Section("validation", "Validation", tables=[table])],
         status="VALIDATED",
     )
 

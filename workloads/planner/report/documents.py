@@ -1,7 +1,7 @@
 """The documents of ``parbench plan``: each table once, which reports print in every form. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,12 @@ from parbench.workloads.planner.candidates import (
     MIN_TOKENS,
     SearchRequest,
 )
-from parbench.workloads.planner.decision import Question, RuleOfThumb
+from parbench.workloads.planner.decision import (
+    Question,
+    RuleOfThumb,
+    apply_rule_of_thumb,
+    list_questions,
+)
 from parbench.workloads.planner.describe import (
     describe_batch,
     describe_bottleneck,
@@ -30,7 +35,7 @@ from parbench.workloads.planner.describe import (
 )
 from parbench.workloads.planner.dry_run import GIGA, DryRun, PlannedRank, pipeline_of
 from parbench.workloads.planner.hardware import Hardware
-from parbench.workloads.planner.link_time import Seconds
+from parbench.workloads.planner.infeasible import explain_too_large
 from parbench.workloads.planner.report.columns import (
     BOTTLENECK,
     MEMORY,
@@ -53,63 +58,51 @@ MAX_BARS = 10
 MAX_DRAWN_ACTIONS = 320
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchAnswer:
-    """A search, and what a reader compares it with."""
-
-    request: SearchRequest
-    result: SearchResult
-    rule: RuleOfThumb
-    questions: Sequence[Question]
-
-
 def search_document(
-    answer: SearchAnswer, top: int, notes: Sequence[str] = (), *, explain: bool = False
+    request: SearchRequest,
+    result: SearchResult,
+    top: int,
+    notes: Sequence[str] = (),
+    *,
+    explain: bool = False,
 ) -> Document:
     """Return the decision path, the rule of thumb next to the search, and the first meshes.
 
     ``notes`` are added to the assumptions. ``explain`` adds the equations of the first mesh.
     """
-    best = answer.result.best
+    best = result.best
+    questions = list(list_questions(request, best.hardware))
+    rule = apply_rule_of_thumb(request, best.hardware, best.measured_seconds)
     decision = Section(
-        id="decision",
-        title="Decision",
-        tables=[_question_table(answer.questions), _rule_table(answer.rule, best)],
+        "decision",
+        "Decision",
+        tables=[_question_table(questions), _rule_table(rule, best)],
     )
     candidates = Section(
-        id="candidates",
-        title="Candidates",
-        tables=[
-            _mesh_table(answer.result, top),
-            _space_table(answer.request, best.hardware),
-        ],
+        "candidates",
+        "Candidates",
+        tables=[_mesh_table(result, top), _space_table(request, best.hardware)],
     )
     sections = [decision, candidates, _assumption_section(best, notes, explain=explain)]
     return _make_document(best, sections)
 
 
-def dry_run_document(
-    run: DryRun,
-    seconds: Seconds | None = None,
-    notes: Sequence[str] = (),
-    *,
-    explain: bool = False,
-    problem: str = "",
-) -> Document:
-    """Return the time, communication and memory of a step. ``problem`` is why it does not fit."""
-    sections = [_step_section(run, seconds), _assumption_section(run, notes, explain=explain)]
-    return _make_document(run, sections, problem)
+def dry_run_document(run: DryRun, notes: Sequence[str] = (), *, explain: bool = False) -> Document:
+    """Return the time, communication and memory of a step."""
+    return _make_document(
+        run, [_step_section(run), _assumption_section(run, notes, explain=explain)]
+    )
 
 
-def add_details(document: Document, run: DryRun, seconds: Seconds | None = None) -> Document:
+def add_details(document: Document, run: DryRun) -> Document:
     """Return the document with the step of ``run`` in full and its variants, for a page."""
     sections = [section for section in document.sections if section.id != "step"]
-    variants = Section(id="variants", title="Variants", tables=[what_if_table(run, seconds)])
-    details = [_step_section(run, seconds), variants]
+    variants = Section("variants", "Variants", tables=[what_if_table(run)])
+    details = [_step_section(run), variants]
     return replace(document, sections=[*sections[:-1], *details, sections[-1]])
 
 
-def _make_document(run: DryRun, sections: Sequence[Section], problem: str = "") -> Document:
+def _make_document(run: DryRun, sections: Sequence[Section]) -> Document:
     spec, usable = run.spec, run.hardware.usable_bytes / GIGA
     memory = run.fullest.memory.total / GIGA
     return Document(
@@ -124,7 +117,7 @@ def _make_document(run: DryRun, sections: Sequence[Section], problem: str = "") 
             (f"{run.mfu:.1%}", f"MFU, bottleneck {describe_bottleneck(run)}"),
             (f"{memory:.1f} GB", f"of {usable:.1f} GB usable"),
         ],
-        problem=problem,
+        problem="" if run.fits else explain_too_large(run),
     )
 
 
@@ -141,8 +134,8 @@ def _question_table(questions: Sequence[Question]) -> Table:
     ]
     equations = dict.fromkeys(question.equation.text for question in questions)
     return Table(
-        id="questions",
-        title="Decision path",
+        "questions",
+        "Decision path",
         caption="each question with the numbers of this model",
         columns=[
             make_column("question"),
@@ -175,8 +168,8 @@ def _rule_table(rule: RuleOfThumb, best: DryRun) -> Table:
             f"{PREDICTION_ERROR:.0%}."
         )
     return Table(
-        id="rule",
-        title="Rule of thumb and search",
+        "rule",
+        "Rule of thumb and search",
         caption="predicted for both",
         columns=[
             make_column("source", "from"),
@@ -213,8 +206,8 @@ def _mesh_table(result: SearchResult, top: int) -> Table:
         slowdown = run.seconds / fastest - 1
         rows.append({**_summarize_run(run), "slowdown": slowdown, "rank": rank})
     return Table(
-        id="meshes",
-        title="Fastest of the meshes considered",
+        "meshes",
+        "Fastest of the meshes considered",
         caption="the best settings of each mesh, with the least recomputation that fits",
         columns=[
             MESH,
@@ -290,15 +283,15 @@ def _space_table(request: SearchRequest, hardware: Hardware) -> Table:
         "checkpointing": f"the first of {', '.join(request.checkpointings)} that fits",
     }
     return Table(
-        id="space",
-        title="Search space",
+        "space",
+        "Search space",
         caption="the meshes considered",
         columns=[make_column("axis"), make_column("rule", "sizes and settings")],
         rows=[{"axis": axis, "rule": rule} for axis, rule in rules.items()],
     )
 
 
-def _step_section(run: DryRun, seconds: Seconds | None) -> Section:
+def _step_section(run: DryRun) -> Section:
     used = run.fullest.memory.total / run.hardware.usable_bytes
     per_gpu = run.tokens_per_second / run.spec.ranks
     summary = (
@@ -307,16 +300,16 @@ def _step_section(run: DryRun, seconds: Seconds | None) -> Section:
         f"memory {used:.0%} of {run.hardware.usable_bytes / GIGA:.1f} GB usable, "
         f"bottleneck {describe_bottleneck(run)}."
     )
-    tables = [_time_table(run, seconds), *_axis_tables(run), _memory_table(run)]
-    return Section(id="step", title="The step", tables=tables, notes=[summary])
+    tables = [_time_table(run), *_axis_tables(run), _memory_table(run)]
+    return Section("step", "The step", tables=tables, notes=[summary])
 
 
-def _time_table(run: DryRun, seconds: Seconds | None) -> Table:
+def _time_table(run: DryRun) -> Table:
     bubble = [f"Bubble: {run.bubble_method}."] if run.spec.dims.pp > 1 else []
     parts = {**run.parts, "step": run.seconds}
     return Table(
-        id="time",
-        title="Time of a step",
+        "time",
+        "Time of a step",
         caption="of the rank with the most work",
         columns=[
             make_column("part"),
@@ -328,11 +321,11 @@ def _time_table(run: DryRun, seconds: Seconds | None) -> Table:
             for name, part_seconds in parts.items()
         ],
         notes=[*bubble, *run.caveats],
-        figures=partial(_draw_step, run, seconds),
+        figures=partial(_draw_step, run),
     )
 
 
-def _draw_step(run: DryRun, seconds: Seconds | None) -> Iterator[Plot]:
+def _draw_step(run: DryRun) -> Iterator[Plot]:
     """Yield the schedule of a pipeline, or the parts of a step without a pipeline."""
     if run.spec.dims.pp == 1:
         yield StackedBars(
@@ -342,7 +335,7 @@ def _draw_step(run: DryRun, seconds: Seconds | None) -> Iterator[Plot]:
             bars={run.spec.dims.label: run.parts},
         )
         return
-    details = _simulate_details(run, seconds)
+    details = _simulate_details(run)
     caption = (
         f"{run.spec.pipeline_options.schedule}, simulated with the times of each stage and the "
         "latency of the link."
@@ -355,12 +348,12 @@ def _draw_step(run: DryRun, seconds: Seconds | None) -> Iterator[Plot]:
     yield GanttChart(title="The pipeline", caption=caption, details=details)
 
 
-def _simulate_details(run: DryRun, seconds: Seconds | None) -> PipelineDetails:
+def _simulate_details(run: DryRun) -> PipelineDetails:
     """Return the predicted actions of as many microbatches as are legible."""
     spec, ranks = run.spec, run.spec.dims.pp
     rounds = max(2, MAX_DRAWN_ACTIONS // (2 * ranks * ranks * spec.stages_per_rank))
     spec = replace(spec, microbatches=min(spec.microbatches, rounds * ranks))
-    predicted = make_detail_rows(pipeline_of(replace(run, spec=spec), seconds))
+    predicted = make_detail_rows(pipeline_of(replace(run, spec=spec)))
     return msgspec.structs.replace(make_details(spec.order), predicted=predicted)
 
 
@@ -380,8 +373,8 @@ def _axis_tables(run: DryRun) -> list[Table]:
         for axis in run.axes
     ]
     table = Table(
-        id="axes",
-        title="Communication by axis",
+        "axes",
+        "Communication by axis",
         caption="of a step, bytes of the rank that sends most",
         columns=[
             make_column("axis"),
@@ -407,8 +400,8 @@ def _memory_table(run: DryRun) -> Table:
         for rank in run.ranks
     ]
     return Table(
-        id="memory",
-        title="Memory",
+        "memory",
+        "Memory",
         caption="of each kind of rank, an upper bound because components need not peak together",
         columns=[
             make_column("rank", description="its place in the pipeline"),
@@ -443,14 +436,14 @@ def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> 
     tables = [_formula_table(run)] if explain else []
     tables.append(
         Table(
-            id="assumptions",
-            title="Assumptions",
+            "assumptions",
+            "Assumptions",
             caption="declared, not measured. --hardware FILE.toml changes them",
             columns=[make_column("assumption")],
             rows=[{"assumption": text} for text in [*list_assumptions(run.hardware), *notes]],
         )
     )
-    return Section(id="formulas", title="Formulas and assumptions", tables=tables)
+    return Section("formulas", "Formulas and assumptions", tables=tables)
 
 
 def _formula_table(run: DryRun) -> Table:
@@ -465,8 +458,8 @@ def _formula_table(run: DryRun) -> Table:
         for formula in list_formulas(run)
     ]
     return Table(
-        id="equations",
-        title="Formulas",
+        "equations",
+        "Formulas",
         caption="each with its numbers in the same order",
         columns=[
             make_column("quantity"),

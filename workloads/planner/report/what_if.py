@@ -11,13 +11,12 @@ from parbench.bench.results.tables import Table
 from parbench.workloads.planner.candidates import place_step
 from parbench.workloads.planner.describe import describe_bottleneck
 from parbench.workloads.planner.dry_run import GIGA, DryRun, dry_run
-from parbench.workloads.planner.link_time import Seconds
 from parbench.workloads.planner.report.columns import BOTTLENECK, MEMORY, MFU, STEP, make_column
 
 
-def list_variants(run: DryRun, seconds: Seconds | None) -> Iterator[tuple[str, DryRun]]:
+def list_variants(run: DryRun) -> Iterator[tuple[str, DryRun]]:
     """Yield the step and its possible variants by name. Measured links are not changed."""
-    spec, hardware = run.spec, run.hardware
+    spec, hardware, seconds = run.spec, run.hardware, run.measured_seconds
     yield "unchanged", run
     if seconds is None:
         for where in ("across", "inside"):
@@ -41,9 +40,9 @@ def list_variants(run: DryRun, seconds: Seconds | None) -> Iterator[tuple[str, D
             yield "twice the GPUs", dry_run(narrow, hardware, seconds=seconds)
 
 
-def what_if_table(run: DryRun, seconds: Seconds | None) -> Table:
+def what_if_table(run: DryRun) -> Table:
     """Return a row and a bar for each variant."""
-    variants = dict(list_variants(run, seconds))
+    variants = dict(list_variants(run))
     tokens_per_gpu = run.tokens_per_second / run.spec.ranks
     rows = []
     for name, variant in variants.items():
@@ -59,8 +58,8 @@ def what_if_table(run: DryRun, seconds: Seconds | None) -> Table:
         }
         rows.append(row)
     return Table(
-        id="what-if",
-        title="What if",
+        "what-if",
+        "What if",
         caption="one change each",
         columns=[
             make_column("change"),

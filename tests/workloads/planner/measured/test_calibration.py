@@ -104,7 +104,7 @@ def test_plan_calibrates_a_preset(run_path: Path) -> None:
     assert machine.hardware.name == "h100"
     assert machine.hardware.efficiency.overlap["dp"] == pytest.approx(0.75)
     assert machine.seconds is None
-    document = answer_mesh(StepOptions(model="tiny"), options, mesh="fsdp=8").document
+    document = answer_mesh(StepOptions(model="tiny"), options, mesh="fsdp=8")
     [assumptions] = [
         table for table in document.sections[-1].tables if table.id == "assumptions"
     ]

@@ -8,7 +8,6 @@ from parbench.bench.results.plots import GanttChart, ScatterPlot
 from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.report.documents import (
-    SearchAnswer,
     dry_run_document,
     search_document,
 )
@@ -17,37 +16,29 @@ from tests.support.planner_asks import H100, make_request, make_spec
 from tests.workloads.planner.conftest import PlanCommand
 
 
-def make_answer() -> SearchAnswer:
-    request = make_request("llama3-70b", 32, 32)
-    return SearchAnswer(
-        request=request,
-        result=search(request, H100),
-        rule=apply_rule_of_thumb(request, H100),
-        questions=list(list_questions(request, H100)),
-    )
-
-
 def test_search_document_compares_with_rule_of_thumb() -> None:
-    answer = make_answer()
-    decision, candidates, _ = search_document(answer, 3).sections
+    request = make_request("llama3-70b", 32, 32)
+    result = search(request, H100)
+    rule = apply_rule_of_thumb(request, H100)
+    decision, candidates, _ = search_document(request, result, 3).sections
     questions, comparison = decision.tables
     assert [row["question"] for row in questions.rows] == [
-        entry.text for entry in answer.questions
+        question.text for question in list_questions(request, H100)
     ]
-    assert answer.rule.run is not None
+    assert rule.run is not None
     assert [row["mesh"] for row in comparison.rows] == [
-        answer.result.best.spec.dims.label,
-        answer.rule.run.spec.dims.label,
+        result.best.spec.dims.label,
+        rule.run.spec.dims.label,
     ]
     assert "the error of a prediction" in comparison.notes[0]
     meshes, _ = candidates.tables
     assert meshes.title == "Fastest of the meshes considered"
     assert [row["step_seconds"] for row in meshes.rows] == [
-        run.seconds for run in answer.result.runs[:3]
+        run.seconds for run in result.runs[:3]
     ]
     *_, scatter = meshes.figures()
     assert isinstance(scatter, ScatterPlot)
-    assert len(scatter.front) == len(find_pareto_front(answer.result.runs))
+    assert len(scatter.front) == len(find_pareto_front(result.runs))
     assert {*scatter.front} <= scatter.points.keys()
 
 

@@ -8,7 +8,7 @@ from tests.support.planner_asks import H100, make_spec
 def test_variants_change_one_thing() -> None:
     spec = make_spec("dp=2,pp=4,tp=8", "llama3-70b", checkpointing="selective")
     run = dry_run(spec.with_batch(64), H100)
-    variants = dict(list_variants(run, None))
+    variants = dict(list_variants(run))
     assert variants["unchanged"].seconds == run.seconds
     assert variants["links inside nodes half as fast"].seconds > run.seconds
     assert variants["no communication hidden"].exposed_seconds > run.exposed_seconds
@@ -21,6 +21,7 @@ def test_variants_change_one_thing() -> None:
 
 def test_variants_keep_measured_links() -> None:
     spec = make_spec("fsdp=64", "llama3-70b").with_batch(64)
-    variants = dict(list_variants(dry_run(spec, H100), lambda call: 1e-3))
+    run = dry_run(spec, H100, seconds=lambda call: 1e-3)
+    variants = dict(list_variants(run))
     assert not any(name.startswith("links") for name in variants)
     assert "twice the GPUs" not in variants

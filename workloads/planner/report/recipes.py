@@ -90,8 +90,8 @@ RECIPES = (
 def recipe_document() -> Document:
     """Return the table of recipes, the smallest model first."""
     table = Table(
-        id="recipes",
-        title="Recipes",
+        "recipes",
+        "Recipes",
         caption="as published, in the syntax of --mesh",
         columns=[
             make_column("model"),
@@ -107,7 +107,7 @@ def recipe_document() -> Document:
     return Document(
         name="recipes",
         heading="Meshes with which large models were trained",
-        sections=[Section(id="recipes", title="Recipes", tables=[table])],
+        sections=[Section("recipes", "Recipes", tables=[table])],
         status="PUBLISHED",
     )
 

@@ -198,18 +198,18 @@ def guide_document(step: StepSpec, gpus: int, hardware: Hardware) -> Document:
         _recomputation_table(step, gpus, hardware),
     ]
     sections = [
-        Section(id="strategies", title="Strategies", tables=[_strategy_table(strategies)]),
-        Section(id="batch", title="Batch", tables=batch_tables),
-        Section(id="activations", title="Activations", tables=[_activation_table()]),
-        Section(id="pipelines", title="Pipelines", tables=[_pipeline_table()]),
+        Section("strategies", "Strategies", tables=[_strategy_table(strategies)]),
+        Section("batch", "Batch", tables=batch_tables),
+        Section("activations", "Activations", tables=[_activation_table()]),
+        Section("pipelines", "Pipelines", tables=[_pipeline_table()]),
     ]
     return Document(name=f"guide {step.name} on {gpus} GPUs", heading=heading, sections=sections)
 
 
 def _strategy_table(strategies: Sequence[Strategy]) -> Table:
     return Table(
-        id="table",
-        title="Strategies",
+        "table",
+        "Strategies",
         caption="one strategy at a time",
         columns=[
             make_column("strategy"),
@@ -258,8 +258,8 @@ def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
     """Return the simplest mesh that can hide its communication, by tokens per GPU."""
     token_counts = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     return Table(
-        id="regimes",
-        title="Batch regimes",
+        "regimes",
+        "Batch regimes",
         caption="all communication of a step relative to its compute, by tokens per GPU",
         columns=[
             make_column("tokens", "tokens per GPU"),
@@ -326,8 +326,8 @@ def _recomputation_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table
             row[f"microbatch_{microbatch}"] = run.tokens_per_second / gpus if run.fits else None
         rows.append(row)
     return Table(
-        id="recomputation",
-        title="Recomputation and batch",
+        "recomputation",
+        "Recomputation and batch",
         caption=f"tokens/s per GPU with FSDP on {gpus} GPUs, empty where memory is too small",
         columns=[
             make_column("checkpointing"),
@@ -357,8 +357,8 @@ def _activation_table() -> Table:
             row[f"tp_sp_{checkpointing}"] = _compute_saved_gb(step, checkpointing)
         rows.append(row)
     return Table(
-        id="activations",
-        title="Activations by model size",
+        "activations",
+        "Activations by model size",
         caption="of all layers and one sequence of 2,048 tokens, tp=8, with flash attention",
         columns=[
             make_column("model", "GPT"),
@@ -389,8 +389,8 @@ def _pipeline_table() -> Table:
             row[f"batch_{batch}"] = run.model_flops_per_second / 1e12
         rows.append(row)
     return Table(
-        id="pipelines",
-        title="Throughput by pipeline size",
+        "pipelines",
+        "Throughput by pipeline size",
         caption="TFLOP/s per A100 of a GPT that grows with the pipeline, tp=8, 1F1B",
         columns=[
             make_column("pipeline"),

@@ -1,7 +1,7 @@
 """Recipes name their sources, and their meshes are those of the devices."""
 
 from parbench.workloads.parallel.dims import ParallelDims
-from parbench.workloads.planner.recipes import RECIPES
+from parbench.workloads.planner.report.recipes import RECIPES
 
 
 def test_recipe_meshes_have_the_devices() -> None:
