@@ -41,13 +41,6 @@ EXPECTED = (
         "https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests",
     ),
     ExpectedBandwidth(
-        "MI300X",
-        COLLECTIVES,
-        "7 xGMI links of 48 GB/s",
-        336,
-        "https://rocm.blogs.amd.com/software-tools-optimization/mi300x-rccl-xgmi/README.html",
-    ),
-    ExpectedBandwidth(
         "RTX 5090",
         ALL_REDUCE,
         "PCIe between 8 GPUs",
