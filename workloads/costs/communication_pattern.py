@@ -7,7 +7,7 @@ measured step and the planner read the same calls.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -109,6 +109,16 @@ def list_calls(view: RankView) -> tuple[Call, ...]:
     ):
         calls += list_axis_calls(view)
     return tuple(call for call in calls if call.ranks > 1 and call.times and call.num_bytes)
+
+
+def list_busiest_calls(
+    views: Iterable[RankView], axes: Collection[str] | None = None
+) -> Sequence[Call]:
+    """Return the calls of the rank that sends most over some axes, by default over all."""
+    calls_by_rank = [
+        [call for call in list_calls(view) if axes is None or call.axis in axes] for view in views
+    ]
+    return max(calls_by_rank, key=lambda calls: sum(call.sent for call in calls))
 
 
 class SentBytes(Protocol):

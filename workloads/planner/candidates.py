@@ -278,5 +278,4 @@ def _count_head_layers(shape: Shape, moe: Moe | None) -> float:
 
 @lru_cache
 def list_divisors(number: int) -> list[int]:
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -16,6 +16,7 @@ from parbench.workloads.costs.communication_pattern import Call, list_calls
 from parbench.workloads.costs.flops import flops_per_token, stage_flops
 from parbench.workloads.costs.memory import RankMemory, rank_memory, updated_elements
 from parbench.workloads.costs.step_spec import RankView, StepSpec
+from parbench.workloads.model.shapes import Widths
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
 from parbench.workloads.pipeline_parallel.schedules import find_schedule
 from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
@@ -23,7 +24,6 @@ from parbench.workloads.planner.compute_time import ComputeSeconds, compute_micr
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.link_time import PlacedCall, Seconds, by_hardware
 from parbench.workloads.planner.placement import place_of, place_on_torus
-from parbench.workloads.planner.state_widths import count_updated_bytes
 
 GIGA = 1e9
 MAX_SIMULATED_ACTIONS = 40_000
@@ -39,8 +39,8 @@ class Axis:
     seconds: float
     exposed_seconds: float
     sent_bytes: float  # of the rank that sends most
-    where: str
-    assumption: str  # the rule of ``exposed_seconds``
+    links: str
+    rule: str  # for ``exposed_seconds``
 
     @property
     def hidden_seconds(self) -> float:
@@ -182,12 +182,23 @@ def dry_run(
         ranks=ranks or plan_ranks(spec),
         busiest=busiest.view,
         compute_seconds=busiest.compute_seconds * spec.microbatches,
-        update_seconds=updated * count_updated_bytes(spec.widths) / hardware.memory_rate,
+        update_seconds=updated * _count_updated_bytes(spec.widths) / hardware.memory_rate,
         bubble_seconds=bubble,
         bubble_method=method,
         axes=_merge_axes(works, busiest),
         measured_seconds=seconds,
     )
+
+
+def _count_updated_bytes(widths: Widths) -> int:
+    """Return the bytes that AdamW moves per parameter.
+
+    It reads and writes both moments and the weight, and reads the gradient. With a master copy it
+    also writes the parameter.
+    """
+    weight = widths.master or widths.parameters
+    copy = widths.parameters if widths.master else 0
+    return 2 * (2 * widths.moments + weight) + widths.gradients + copy
 
 
 def plan_ranks(spec: StepSpec) -> tuple[PlannedRank, ...]:
@@ -275,21 +286,21 @@ def _make_axis(
     total = sum(call.count * seconds(call) for call in calls)
     if name == "pp":
         exposed = 0.0
-        assumption = "its latency is in the bubble, its bytes move during compute"
+        rule = "its latency is in the bubble, its bytes move during compute"
     elif overlap and window:
         exposed = max(total * (1 - overlap), total - window)
-        assumption = f"max({1 - overlap:.0%} of it, what exceeds {window:.3g} s of compute)"
+        rule = f"max({1 - overlap:.0%} of it, what exceeds {window:.3g} s of compute)"
     else:
         exposed = total
-        assumption = "nothing hides it"
+        rule = "nothing hides it"
     largest = max((call.place for call in calls), key=lambda place: place.ranks)
     return Axis(
         name=name,
         seconds=total,
         exposed_seconds=exposed,
         sent_bytes=sum(call.sent for call in calls),
-        where=largest.label,
-        assumption=assumption,
+        links=largest.label,
+        rule=rule,
     )
 
 

@@ -281,7 +281,13 @@ def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, .
     return tuple(dict.fromkeys(notes))
 
 
-def positive(value: object) -> float:
+def read_peak(record: Record) -> float:
+    """Return the peak FLOP/s that was measured with a record, 0 if there is none."""
+    peak = record.details.get("peak")
+    return _read_positive(peak.get("flops_per_second")) if isinstance(peak, dict) else 0.0
+
+
+def _read_positive(value: object) -> float:
     """Return a positive number from a file, 0 for all else."""
     return float(value) if isinstance(value, int | float) and 0 < value < 1e30 else 0.0
 
@@ -313,13 +319,12 @@ def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]
 def _list_measured_rates(run: Run, gpus_per_node: int, *, is_cpu: bool) -> dict[str, float]:
     """Return the fields of ``Hardware`` that a run measured: its peak, memory and copies."""
     measured: dict[str, float] = {}
-    peaks = [record.details.get("peak") for record in run.records]
-    rates = [positive(peak.get("flops_per_second")) for peak in peaks if isinstance(peak, dict)]
-    if any(rates):
-        measured["flops_per_second"] = max(rates)
+    peak = max(read_peak(record) for record in run.records)
+    if peak:
+        measured["flops_per_second"] = peak
     host = (run.info.environment or {}).get("host")
     if is_cpu and isinstance(host, dict):
-        memory = positive(host.get("memory_bytes"))
+        memory = _read_positive(host.get("memory_bytes"))
         if memory:
             measured["memory_bytes"] = memory / gpus_per_node
     copies = [

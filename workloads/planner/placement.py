@@ -6,11 +6,15 @@ pods, above which there are fewer links. The groups of experts are those of ``Pa
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from parbench.workloads.parallel.dims import EXPERT_AXES, ParallelDims
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _MAX_CACHED = 1 << 14
 _EXPERT_GROUPS = (("ep",), ("etp",), ("efsdp",), ("edp",))
@@ -70,37 +74,35 @@ def place_on_torus(dims: ParallelDims, group: tuple[str, ...], torus: tuple[int,
     All groups of an axis have the same extents if the sizes of the torus and of the mesh divide
     each other.
     """
-    ranks = _list_first_group(dims, group)
+    ranks = _arrange_groups(dims, group)[0]
     extents = []
     stride = math.prod(torus)
     for size in torus:
         stride //= size
-        extents.append(len({rank // stride % size for rank in ranks}))
+        extents.append(len(set(ranks // stride % size)))
     return Place(ranks=len(ranks), on_node=len(ranks), extents=tuple(extents))
-
-
-def _list_first_group(dims: ParallelDims, group: tuple[str, ...]) -> Sequence[int]:
-    """Return the ranks of rank 0's group along axes, or of its group of experts."""
-    expert_groups = {
-        ("ep",): dims.expert_groups,
-        ("etp",): dims.expert_split_groups,
-        ("efsdp",): dims.expert_shard_groups,
-        ("edp",): dims.expert_replica_groups,
-    }
-    groups = expert_groups[group]() if group in expert_groups else dims.groups(*group)
-    return groups[0]
 
 
 @lru_cache(maxsize=_MAX_CACHED)
 def _place(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Place:
-    """Arrange all ranks by axis, and count the nodes of each group."""
+    """Count the nodes of each group."""
     import numpy as np  # imported late, because the command line answers without it
 
+    nodes_by_group = np.sort(_arrange_groups(dims, group) // gpus_per_node, axis=1)
+    max_nodes = 1 + int((np.diff(nodes_by_group, axis=1) > 0).sum(axis=1).max())
+    ranks = nodes_by_group.shape[1]
+    return Place(ranks=ranks, on_node=-(-ranks // max_nodes))
+
+
+def _arrange_groups(dims: ParallelDims, group: tuple[str, ...]) -> "NDArray[np.int64]":
+    """Return the ranks of each group along axes, or of the experts' group, as a row."""
+    import numpy as np
+
     order = dims.order
-    digits = {name: dims.size(name) for name in order}
-    ranks = np.arange(dims.ranks).reshape(tuple(digits.values()))
+    sizes = {name: dims.size(name) for name in order}
+    ranks = np.arange(dims.ranks).reshape(tuple(sizes.values()))
     if group in _EXPERT_GROUPS:
-        digits = {
+        sizes = {
             "pp": dims.pp,
             "edp": dims.expert_replicas // dims.expert_shards,
             "efsdp": dims.expert_shards,
@@ -108,16 +110,7 @@ def _place(dims: ParallelDims, group: tuple[str, ...], gpus_per_node: int) -> Pl
             "etp": dims.etp,
         }
         axes = [order.index(name) for name in ("pp", *EXPERT_AXES)]
-        ranks = ranks.transpose(axes).reshape(tuple(digits.values()))
-    distant = 1
-    for i, (name, size) in enumerate(digits.items()):
-        steps = np.diff(ranks, axis=i)
-        # Ranks that are full nodes apart share none, and the others are the same on each.
-        if size > 1 and not (steps % gpus_per_node).any() and (steps == steps.flat[0]).all():
-            ranks = ranks.take([0], axis=i)
-            distant *= size if name in group else 1
-    members = [i for i, name in enumerate(digits) if name in group]
-    groups = np.moveaxis(ranks, members, range(-len(members), 0)) // gpus_per_node
-    groups = np.sort(groups.reshape(-1, math.prod(ranks.shape[i] for i in members)), axis=1)
-    nodes = 1 + int((np.diff(groups, axis=1) > 0).sum(axis=1).max())
-    return Place(ranks=groups.shape[1] * distant, on_node=-(-groups.shape[1] // nodes))
+        ranks = ranks.transpose(axes).reshape(tuple(sizes.values()))
+    members = [i for i, name in enumerate(sizes) if name in group]
+    num_ranks = math.prod(ranks.shape[i] for i in members)
+    return np.moveaxis(ranks, members, range(-len(members), 0)).reshape(-1, num_ranks)

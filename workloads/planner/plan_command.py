@@ -1,6 +1,6 @@
 """The answers of ``parbench plan``: a document, and the reason why a step does not fit."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,7 @@ from parbench.bench.results.tables import Document
 from parbench.bench.text import UserError, format_choices
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.costs.step_spec import StepSpec
-from parbench.workloads.model.shapes import PRECISIONS
+from parbench.workloads.model.shapes import PRECISIONS, Widths
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.pipeline_parallel.pipeline_case import PipelineOptions
 from parbench.workloads.pipeline_parallel.schedules import DEFAULT_SCHEDULE, find_schedule
@@ -37,9 +37,10 @@ from parbench.workloads.planner.report.documents import (
     search_document,
 )
 from parbench.workloads.planner.search import search
-from parbench.workloads.planner.state_widths import parse_widths
 
 DEFAULT_HARDWARE = "h100"
+STATE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+"""The bytes of an element of model state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,27 @@ def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:
     num_bytes = widths.parameters + widths.gradients + widths.optimizer
     note = f"state: {options.state} makes {num_bytes} bytes per parameter"
     return replace(step, state=widths), (*model.notes, note)
+
+
+def parse_widths(text: str, default: Widths) -> Widths:
+    """Return the widths of a text such as ``moments=bfloat16,master=none``.
+
+    Raises ``UserError`` with the allowed names.
+    """
+    widths: dict[str, int] = {}
+    kinds = [field.name for field in fields(Widths)]
+    for part in filter(None, text.split(",")):
+        kind, _, dtype = part.partition("=")
+        if kind not in kinds:
+            raise UserError(f"--set state={part}: {kind!r} is not {format_choices(kinds, kind)}")
+        dtypes = dict(STATE_DTYPES)
+        if kind == "master":
+            dtypes["none"] = 0
+        if dtype not in dtypes:
+            allowed = format_choices(dtypes, dtype)
+            raise UserError(f"--set state={part}: {dtype!r} is not {allowed}")
+        widths[kind] = dtypes[dtype]
+    return replace(default, **widths)
 
 
 def build_step_on_mesh(options: StepOptions, mesh: str) -> tuple[StepSpec, tuple[str, ...]]:

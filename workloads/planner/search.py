@@ -120,22 +120,15 @@ def _predict(
         else:
             result.broken_rules.setdefault(rule, spec.dims.label)
     result.num_considered += len(valid_specs)
-    if not valid_specs:
-        return None
-    *larger_specs, smallest = valid_specs
-    smallest_memory = plan_ranks(smallest)
-    peak = max(rank.memory.total for rank in smallest_memory)
-    if peak > hardware.usable_bytes:
-        result.num_too_large += len(valid_specs)
-        if result.smallest is None or peak < result.smallest[0]:
-            result.smallest = (peak, smallest)
-        return None
-    for spec in larger_specs:
-        memory = plan_ranks(spec)
-        if max(rank.memory.total for rank in memory) <= hardware.usable_bytes:
-            return dry_run(spec, hardware, seconds=seconds, exact=False, ranks=memory)
+    for spec in valid_specs:
+        ranks = plan_ranks(spec)
+        peak = max(rank.memory.total for rank in ranks)
+        if peak <= hardware.usable_bytes:
+            return dry_run(spec, hardware, seconds=seconds, exact=False, ranks=ranks)
         result.num_too_large += 1
-    return dry_run(smallest, hardware, seconds=seconds, exact=False, ranks=smallest_memory)
+        if result.smallest is None or peak < result.smallest[0]:
+            result.smallest = (peak, spec)
+    return None
 
 
 def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:

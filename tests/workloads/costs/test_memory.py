@@ -18,7 +18,7 @@ from parbench.workloads.costs.parameter_table import count_elements, num_paramet
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import MIXED
 from parbench.workloads.planner.models import model_of
-from parbench.workloads.planner.state_widths import parse_widths
+from parbench.workloads.planner.plan_command import parse_widths
 from parbench.workloads.presets import PRESETS
 from tests.support.planner_asks import make_spec
 

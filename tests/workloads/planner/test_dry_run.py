@@ -48,7 +48,7 @@ def test_dry_run_exposes_tensor_communication() -> None:
     axis = axis_of(run, "tp")
     assert axis.seconds == pytest.approx(axis.sent_bytes / 100e9)
     assert axis.exposed_seconds == axis.seconds
-    assert axis.where == "inside a node"
+    assert axis.links == "inside a node"
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])

@@ -16,8 +16,8 @@ from parbench.bench.text import UserError
 from parbench.workloads.costs.flops import stage_flops
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.hardware import HIDEABLE, Efficiency, Hardware
-from parbench.workloads.planner.link_time import positive
-from parbench.workloads.planner.measured.validate import spec_of_record
+from parbench.workloads.planner.link_time import read_peak
+from parbench.workloads.planner.measured.validate import get_value, spec_of_record
 
 
 def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple[str, ...]]:
@@ -89,8 +89,10 @@ def measure_shares(
 
 
 def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -> float | None:
-    seconds = _get_value(record, "compute")
-    peak = _find_peak(record, spec, hardware)
+    seconds = get_value(record.metrics, "compute")
+    peak = read_peak(record)
+    if not peak and record.world.device != "cpu":
+        peak = hardware.peak(spec.bytes_per_element)
     if not seconds or not peak or spec.is_simulated:
         return None
     views = [spec.rank_view(rank) for rank in range(record.world.size)]
@@ -99,26 +101,11 @@ def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -
 
 
 def _measure_overlap(record: Record, axis: str) -> float | None:
-    transfer = _get_value(record, f"comm_transfer.{axis}")
+    transfer = get_value(record.metrics, f"comm_transfer.{axis}")
     if not transfer or f"exposed_comm.{axis}" not in record.metrics:
         return None
-    exposed = _get_value(record, f"exposed_comm.{axis}") or 0.0
+    exposed = get_value(record.metrics, f"exposed_comm.{axis}") or 0.0
     return min(1.0, max(0.0, 1 - exposed / transfer))
-
-
-def _get_value(record: Record, name: str) -> float | None:
-    metric = record.metrics.get(name)
-    return metric.value if metric is not None else None
-
-
-def _find_peak(record: Record, spec: StepSpec, hardware: Hardware) -> float | None:
-    """Return the peak of a record, or on GPUs that of the hardware."""
-    peak = record.details.get("peak")
-    if isinstance(peak, dict):
-        rate = positive(peak.get("flops_per_second"))
-        if rate:
-            return rate
-    return None if record.world.device == "cpu" else hardware.peak(spec.bytes_per_element)
 
 
 def _describe_shares(shares: Sequence[float]) -> str:

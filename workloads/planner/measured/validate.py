@@ -23,7 +23,7 @@ from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.costs.communication_pattern import (
     Call,
     bytes_by_axis,
-    list_calls,
+    list_busiest_calls,
 )
 from parbench.workloads.costs.memory import RankMemory, rank_memory
 from parbench.workloads.costs.step_spec import StepSpec
@@ -45,6 +45,7 @@ from parbench.workloads.planner.report.columns import make_column
 from parbench.workloads.presets import PRESETS
 
 MAX_RANKS = 1 << 14
+Metrics = Mapping[str, MetricValue]
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
 
 
@@ -94,11 +95,11 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
     if isinstance(spec, str):
         return f"not predicted: {spec}"
     declared = get_declared_compute(spec)
-    compute = _get_value(metrics, "compute") if declared is None else declared
+    compute = get_value(metrics, "compute") if declared is None else declared
     if compute is None:
         return "its compute was not measured"
     views = [spec.rank_view(rank) for rank in range(world.size)]
-    calls = max((list_calls(view) for view in views), key=_sum_sent_bytes)
+    calls = list_busiest_calls(views)
     # All places are alike, as the collectives of the run were measured.
     on_node = -(-world.size // max(1, world.nodes))
     placed_calls = [
@@ -113,51 +114,34 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
         backend=world.backend,
     )
     memories = [rank_memory(view) for view in views]
-    components = [
-        *_list_time_components(time, metrics),
-        *_list_byte_components(calls, metrics),
-        *_list_memory_components(memories, metrics),
-    ]
     return StepCheck(
         case=case.id,
         label=case.label,
         ranks=world.size,
         rule=time.rule,
         compute="measured" if declared is None else "declared",
-        components=components,
+        components=list(_list_components(time, calls, memories, metrics)),
         notes=list(beyond(placed_calls, curves)),
     )
 
 
-Metrics = Mapping[str, MetricValue]
-
-
-def _get_value(metrics: Metrics, name: str) -> float | None:
+def get_value(metrics: Metrics, name: str) -> float | None:
     return metrics[name].value if name in metrics else None
 
 
-def _sum_sent_bytes(calls: Sequence[Call]) -> float:
-    return sum(call.sent for call in calls)
-
-
-def _list_time_components(time: StepTime, metrics: Metrics) -> Iterator[ComponentCheck]:
+def _list_components(
+    time: StepTime, calls: Sequence[Call], memories: Sequence[RankMemory], metrics: Metrics
+) -> Iterator[ComponentCheck]:
+    """Yield seconds, bytes by axis, and the maximum of each kind of memory over the ranks."""
     yield _check("step_time", time.seconds, "s", metrics.get("step_time"))
     for axis, seconds in time.exposed_seconds.items():
         yield _check(f"exposed.{axis}", seconds, "s", metrics.get(f"exposed_comm.{axis}"))
     for axis, seconds in time.axis_seconds.items():
         yield _check(f"comm.{axis}", seconds, "s", metrics.get(f"comm_transfer.{axis}"))
-
-
-def _list_byte_components(calls: Sequence[Call], metrics: Metrics) -> Iterator[ComponentCheck]:
     for axis, num_bytes in bytes_by_axis(calls).items():
         yield _check(f"bytes.{axis}", num_bytes, "B", metrics.get(f"bytes_sent.{axis}"))
-
-
-def _list_memory_components(
-    memories: Sequence[RankMemory], metrics: Metrics
-) -> Iterator[ComponentCheck]:
-    """Yield the maxima over ranks. Activations are counted, because a peak also has other tensors."""
     for name in (*STATE_COMPONENTS, "activations"):
+        # Activations are counted, because a peak also has other tensors.
         source = "memory_counted" if name == "activations" else "memory"
         num_bytes = max(getattr(memory, name) for memory in memories)
         yield _check(f"memory.{name}", num_bytes, "B", metrics.get(f"{source}.{name}"))

@@ -1,7 +1,7 @@
 """The documents of ``parbench plan``: each table once, which reports print in every form. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -362,13 +362,10 @@ def _axis_tables(run: DryRun) -> list[Table]:
         return []
     rows = [
         {
+            **asdict(axis),
             "axis": axis.name,
-            "links": axis.where,
             "sent_gb": axis.sent_bytes / GIGA,
-            "seconds": axis.seconds,
             "hidden_seconds": axis.hidden_seconds,
-            "exposed_seconds": axis.exposed_seconds,
-            "rule": axis.assumption,
         }
         for axis in run.axes
     ]
@@ -461,13 +458,7 @@ def _formula_table(run: DryRun) -> Table:
         "equations",
         "Formulas",
         caption="each with its numbers in the same order",
-        columns=[
-            make_column("quantity"),
-            make_column("equation"),
-            make_column("numbers"),
-            make_column("value"),
-            make_column("source"),
-        ],
+        columns=[make_column(key) for key in rows[0]],
         rows=rows,
     )
 

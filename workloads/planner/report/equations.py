@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from parbench.workloads.costs.communication_pattern import SOURCES, list_calls, sum_calls
+from parbench.workloads.costs.communication_pattern import SOURCES, list_busiest_calls, sum_calls
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.flops import matmul_weights
 from parbench.workloads.costs.memory import (
@@ -43,13 +43,9 @@ def list_formulas(run: DryRun) -> Iterator[Formula]:
     )
     yield Formula(name="buffers", equation=buffers_equation(view), unit="B")
     for axis in run.axes:
-        calls_by_rank = [
-            [call for call in list_calls(rank.view) if call.axis == axis.name] for rank in run.ranks
-        ]
-        calls = max(calls_by_rank, key=lambda calls: sum(call.sent for call in calls))
         yield Formula(
             name=f"bytes on {axis.name}",
-            equation=sum_calls(calls),
+            equation=sum_calls(list_busiest_calls(run.spec.distinct_views, (axis.name,))),
             unit="B",
             source=SOURCES[axis.name],
         )

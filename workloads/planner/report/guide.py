@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from parbench.bench.results.tables import Document, Row, Section, Table
-from parbench.workloads.costs.communication_pattern import Call, list_calls
+from parbench.workloads.costs.communication_pattern import Call, list_busiest_calls
 from parbench.workloads.costs.memory import layers_equation, rank_memory, state_memory
 from parbench.workloads.costs.parameter_table import count_elements
 from parbench.workloads.costs.step_spec import StepSpec
@@ -36,20 +36,16 @@ class Strategy:
     name: str
     splits: str
     link: str
-    batch: str  # how the global batch grows with the ranks
-    ease: str
     formula: str
     axes: str
     spec: StepSpec
+    ease: str = "easy"
+    batch: str = "a sequence per rank"  # how the global batch grows with the ranks
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> Sequence[Call]:
         """The calls of the strategy, of the rank that sends most."""
-        axes = self.axes.split()
-        calls_by_rank: list[list[Call]] = []
-        for view in self.spec.distinct_views:
-            calls_by_rank.append([call for call in list_calls(view) if call.axis in axes])
-        return tuple(max(calls_by_rank, key=lambda calls: sum(call.sent for call in calls)))
+        return list_busiest_calls(self.spec.distinct_views, self.axes.split())
 
     @property
     def sent_bytes(self) -> float:
@@ -59,7 +55,6 @@ class Strategy:
 _ONCE = "any, once a step"
 _AHEAD = "across, a layer ahead"
 _TENSOR = "in a node, exposed"
-_DATA_BATCH = "a sequence per rank"
 _NO_BATCH = "none"
 _CONTEXT = {
     "zigzag": ("L * b * s * k * (2 * e + 4) * r", "neighbors, hidden"),
@@ -91,24 +86,15 @@ def _list_data_strategies(step: StepSpec, ranks: int, gpus_per_node: int) -> lis
     gathers = "2 * Psi * e - H * e"
     shards = f"({gathers} + Psi * g) * r"
     hybrid_bytes = f"({gathers} + Psi * g) * (f - 1) / f + 2 * Psi * g * r / f"
-    strategies: list[Strategy] = []
-    for name, splits, link, ease, formula, axes, spec in (
-        ("DDP", "the batch", _ONCE, "easy", "2 * Psi * g * r", "dp edp", replicated),
-        ("ZeRO-1", "optimizer", _ONCE, "easy", "Psi * (g + e) * r", "dp edp", zero1),
-        ("ZeRO-2", "+ gradients", _AHEAD, "easy", "Psi * (e + g) * r", "fsdp efsdp", zero2),
-        ("ZeRO-3, FSDP", "+ parameters", _AHEAD, "easy", shards, "fsdp efsdp", sharded),
-        (
-            "HSDP",
-            "state in a node",
-            "node, sums across",
-            "easy",
-            hybrid_bytes,
-            "fsdp efsdp dp",
-            hybrid,
+    return [
+        Strategy("DDP", "the batch", _ONCE, "2 * Psi * g * r", "dp edp", replicated),
+        Strategy("ZeRO-1", "optimizer", _ONCE, "Psi * (g + e) * r", "dp edp", zero1),
+        Strategy("ZeRO-2", "+ gradients", _AHEAD, "Psi * (e + g) * r", "fsdp efsdp", zero2),
+        Strategy("ZeRO-3, FSDP", "+ parameters", _AHEAD, shards, "fsdp efsdp", sharded),
+        Strategy(
+            "HSDP", "state in a node", "node, sums across", hybrid_bytes, "fsdp efsdp dp", hybrid
         ),
-    ):
-        strategies.append(Strategy(name, splits, link, _DATA_BATCH, ease, formula, axes, spec))
-    return strategies
+    ]
 
 
 def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
@@ -126,29 +112,21 @@ def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
     tensor_bytes = f"({activations} + 2 * W * g) * r"
     messages = "2 * M * b * s * h * e" if pipeline.dims.pp > 2 else "M * b * s * h * e"
     code = "hard: splits matrices"
+    stages = "hard: needs stages of equal work"
+    batch = "microbatches >= ranks"
+    tokens = "matrices, tokens"
     strategies = [
         Strategy(
-            "TP", "matrices", _TENSOR, _NO_BATCH, code, f"{activations} * r", "tp", without_sp
+            "TP", "matrices", _TENSOR, f"{activations} * r", "tp", without_sp, code, _NO_BATCH
         ),
-        Strategy(
-            "TP + SP", "matrices, tokens", _TENSOR, _NO_BATCH, code, tensor_bytes, "tp", tensor
-        ),
-        Strategy(
-            "PP",
-            "layers",
-            "across, few bytes",
-            "microbatches >= ranks",
-            "hard: needs stages of equal work",
-            messages,
-            "pp",
-            pipeline,
-        ),
+        Strategy("TP + SP", tokens, _TENSOR, tensor_bytes, "tp", tensor, code, _NO_BATCH),
+        Strategy("PP", "layers", "across, few bytes", messages, "pp", pipeline, stages, batch),
     ]
     for method, (formula, link) in _CONTEXT.items():
         spec = _resize_axis(replace(step, cp_method=method), "cp", node)
         ease = "medium: replaces attention"
         name = f"CP, {method}"
-        strategies.append(Strategy(name, "sequences", link, _NO_BATCH, ease, formula, "cp", spec))
+        strategies.append(Strategy(name, "sequences", link, formula, "cp", spec, ease, _NO_BATCH))
     if step.moe:
         sizes = [size for size in list_divisors(node) if step.moe.experts % size == 0]
         ep = max(sizes)
@@ -156,7 +134,7 @@ def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
         spec = place_step(step, ParallelDims(dp=ep, ep=ep))
         ease = "medium: needs balanced routing"
         strategies.append(
-            Strategy("EP", "experts", _TENSOR, "inside data ranks", ease, formula, "ep", spec)
+            Strategy("EP", "experts", _TENSOR, formula, "ep", spec, ease, "inside data ranks")
         )
     return strategies
 

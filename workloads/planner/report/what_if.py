@@ -22,7 +22,7 @@ def list_variants(run: DryRun) -> Iterator[tuple[str, DryRun]]:
         for where in ("across", "inside"):
             field = f"{where}_bytes_per_second"
             slow = msgspec.structs.replace(hardware, **{field: getattr(hardware, field) / 2})
-            if any(axis.where.startswith(where) for axis in run.axes):
+            if any(axis.links.startswith(where) for axis in run.axes):
                 yield f"links {where} nodes half as fast", dry_run(spec, slow)
     efficiency = msgspec.structs.replace(hardware.efficiency, overlap={})
     exposed = msgspec.structs.replace(hardware, efficiency=efficiency)
