@@ -18,7 +18,7 @@ def make_run(
 ) -> DryRun:
     """Return a step of one second of compute, a bubble, and exposed seconds by axis."""
     spec = make_spec("dp=2", checkpointing=checkpointing, microbatch=microbatch)
-    parts: dict[str, Any] = {"sent_bytes": 0, "where": "", "assumption": ""}
+    parts: dict[str, Any] = {"sent_bytes": 0, "links": "", "rule": ""}
     axes = [
         Axis(name=name, seconds=seconds, exposed_seconds=seconds, **parts)
         for name, seconds in exposed.items()
