@@ -31,8 +31,8 @@ CONTEXT_TOKENS = 4096
 MAX_STAGES_PER_RANK = 4
 CP_METHODS = ("zigzag", "allgather_kv", "ulysses", "usp")
 SIMPLEST_SCHEDULE = "1f1b"
-_ORDER = ("dp", "pp", "fsdp", "cp", "tp")
-_EXPERT_ORDER = ("pp", "dp", "fsdp", "cp", "tp")
+ORDER = ("dp", "pp", "fsdp", "cp", "tp")
+EXPERT_ORDER = ("pp", "dp", "fsdp", "cp", "tp")
 """The pipeline is outermost, so that ranks that exchange tokens are neighbors."""
 
 
@@ -94,7 +94,7 @@ def _list_model_dims(
                     continue
                 ranks = request.gpus // (tp * cp)
                 for pp in list_pipeline_sizes(shape.layers, ranks):
-                    yield ParallelDims(dp=ranks // pp, pp=pp, cp=cp, tp=tp, order=_ORDER), method
+                    yield ParallelDims(dp=ranks // pp, pp=pp, cp=cp, tp=tp, order=ORDER), method
 
 
 def _list_context_sizes(request: SearchRequest, ranks: int) -> list[int]:
@@ -147,7 +147,7 @@ def _list_expert_dims(
     sizes += [nodes * gpus_per_node for nodes in (2, 4, 8) if nodes * gpus_per_node <= experts]
     for dims in meshes:
         for ep in sizes:
-            sized = dims.resize(ep=ep, order=_EXPERT_ORDER if ep > 1 else _ORDER)
+            sized = dims.resize(ep=ep, order=EXPERT_ORDER if ep > 1 else ORDER)
             if not sized.find_broken_rule(sized.ranks, experts):
                 yield sized
 
@@ -211,7 +211,7 @@ def list_schedules(request: SearchRequest) -> list[tuple[str, int]]:
             continue
         counts = [schedule.stages_per_rank]
         if schedule.min_stages_per_rank is not None:
-            counts = [count for count in (2, 4) if count <= MAX_STAGES_PER_RANK]
+            counts = [2, MAX_STAGES_PER_RANK]
         pairs += [(schedule.name, count) for count in ([requested] if requested else counts)]
     return sorted(pairs, key=lambda pair: (pair[0] != SIMPLEST_SCHEDULE, pair[1]))
 

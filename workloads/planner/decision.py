@@ -19,6 +19,8 @@ from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.parallel.dims import ParallelDims
 from parbench.workloads.planner.candidates import (
     CONTEXT_TOKENS,
+    EXPERT_ORDER,
+    ORDER,
     SearchRequest,
     list_divisors,
     place_step,
@@ -297,7 +299,7 @@ def _list_pipelines(step: StepSpec, gpus: int, *, cp: int, tp: int, ep: int = 1)
     """Return meshes with ZeRO-1 and pipelines of powers of two ranks, the shortest first."""
     steps: list[StepSpec] = []
     pp = 2
-    order = ("pp", "dp", "fsdp", "cp", "tp") if ep > 1 else ("dp", "pp", "fsdp", "cp", "tp")
+    order = EXPERT_ORDER if ep > 1 else ORDER
     while pp <= step.shape.layers:
         dims = ParallelDims(
             dp=max(1, gpus // (pp * cp * tp)), pp=pp, cp=cp, tp=tp, ep=ep, order=order

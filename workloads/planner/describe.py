@@ -59,8 +59,7 @@ def describe_bottleneck(run: DryRun) -> str:
     lost = losses[name]
     if name != "memory" and run.compute_seconds >= 0.85 * run.seconds:
         name, lost = "compute", run.compute_seconds
-    used = run.fullest.memory.total / run.hardware.usable_bytes
-    memory = f", memory {used:.0%} full" if used >= 0.9 else ""
+    memory = f", memory {run.memory_share:.0%} full" if run.memory_share >= 0.9 else ""
     return f"{name} ({lost / run.seconds:.0%} of the step{memory})"
 
 

@@ -76,9 +76,7 @@ class DryRun:
 
     @cached_property
     def seconds(self) -> float:
-        return (
-            self.compute_seconds + self.update_seconds + self.bubble_seconds + self.exposed_seconds
-        )
+        return sum(self.parts.values())
 
     @property
     def parts(self) -> dict[str, float]:
@@ -100,7 +98,12 @@ class DryRun:
 
     @property
     def fits(self) -> bool:
-        return self.fullest.memory.total <= self.hardware.usable_bytes
+        return self.memory_share <= 1
+
+    @property
+    def memory_share(self) -> float:
+        """The memory of the fullest rank relative to the usable memory of a GPU."""
+        return self.fullest.memory.total / self.hardware.usable_bytes
 
     @property
     def tokens_per_second(self) -> float:

@@ -151,28 +151,27 @@ class Curve:
     fit: "CurveFit"
     smallest: int
     largest: int
-    inside: bool | None = None  # whether the ranks share a node, None if groups are not compared
+    inside: bool  # whether the ranks share a node
 
 
-def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
+def curves_of(run: Run) -> list[Curve]:
     """Return the fits of blocking float32 calls by operation and ranks, to medians over repetitions.
 
-    They are calls of all ranks. ``grouped`` adds those of the ranks of a node, and of one rank of
-    each node.
+    They are calls of all ranks, of the ranks of a node, or of one rank of each node.
     """
     # It imports numpy and scipy, which a plan from declared hardware does not need.
     from parbench.bench.results.fit import CurvePoint, fit_curve
 
-    times: dict[tuple[str, int, bool | None], dict[int, list[float]]] = {}
+    times: dict[tuple[str, int, bool], dict[int, list[float]]] = {}
     for record in run.records:
         op = record.case.short_name
         time = record.metrics.get("time")
-        group = str(record.case.params.get("group", "world")) if grouped else "world"
+        group = str(record.case.params.get("group", "world"))
         world = record.world
         on_node = world.size // max(1, world.nodes)
         ranks = {"world": world.size, "node": on_node, "across": world.nodes}.get(group, 1)
-        if _is_plain(record, grouped) and time is not None and time.value and ranks > 1:
-            inside = ranks <= on_node and group != "across" if grouped else None
+        if _is_plain(record) and time is not None and time.value and ranks > 1:
+            inside = ranks <= on_node and group != "across"
             by_size = times.setdefault((op, ranks, inside), {})
             by_size.setdefault(_size_of(record), []).append(time.value)
     curves = []
@@ -195,15 +194,14 @@ def curves_of(run: Run, *, grouped: bool = False) -> list[Curve]:
     return curves
 
 
-def _is_plain(record: Record, grouped: bool) -> bool:
+def _is_plain(record: Record) -> bool:
     """Return True if a record is of a successful blocking call that moves bytes between ranks."""
     params = record.case.params
     return (
         record.case.name.startswith(("collective.", "p2p."))
         and record.status == "ok"
         and record.world.size > 1
-        and params.keys()
-        <= {"size_bytes", "dtype", "mode", "source", "target", *(["group"] if grouped else [])}
+        and params.keys() <= {"size_bytes", "dtype", "mode", "source", "target", "group"}
         and (params.get("mode"), params.get("dtype")) == ("blocking", "float32")
         and _size_of(record) > 0
     )
@@ -258,8 +256,7 @@ def curve_for(call: PlacedCall, curves: Sequence[Curve], *, roughly: bool = Fals
 
 def _rank_curve(curve: Curve, place: Place) -> tuple[bool, bool, int]:
     """Return the order of curves for a place: same kind of group, same ranks, most ranks."""
-    is_elsewhere = curve.inside not in (None, place.inside)
-    return is_elsewhere, curve.ranks != place.ranks, -curve.ranks
+    return curve.inside != place.inside, curve.ranks != place.ranks, -curve.ranks
 
 
 def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The model of a checkpoint's config.json. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +19,8 @@ from parbench.workloads.model.shapes import (
     require_shape,
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Mixture:
-    """The experts of a model, named as in ``Moe``."""
-
-    experts: int
-    top_k: int
-    expert_ffn: int
-    shared: int = 0
-    dense_layers: int = 0
+Mixture = Mapping[str, int]
+"""The experts of a model by parameters of ``make_moe``, and ``dense_layers``."""
 
 
 class Model(NamedTuple):
@@ -48,12 +40,11 @@ def make_model_step(name: str, shape: Shape, mixture: Mixture | None = None) -> 
 
 
 def _make_moe(mixture: Mixture, shape: Shape) -> Moe:
-    if mixture.dense_layers > shape.layers:
-        raise UserError(f"dense_layers({mixture.dense_layers}) > layers({shape.layers})")
-    params = asdict(mixture)
-    dense_layers = params.pop("dense_layers")
-    moe = make_moe({**params, "routing": BALANCED}, shape, 1)
-    return replace(moe, dense_layers=dense_layers)
+    params: dict[str, Any] = {"shared": 0, "routing": BALANCED, **mixture}
+    dense_layers = params.pop("dense_layers", 0)
+    if dense_layers > shape.layers:
+        raise UserError(f"dense_layers({dense_layers}) > layers({shape.layers})")
+    return replace(make_moe(params, shape, 1), dense_layers=dense_layers)
 
 
 _ATTENTION: tuple[Bias, ...] = ("q", "k", "v", "out")
@@ -249,10 +240,10 @@ def _read_mixture(config: _Config) -> Mixture | None:
                 f"model file {config.path}: mlp_only_layers = {mlp_only} are not the first layers"
             )
         dense_layers = len(mlp_only)
-    return Mixture(
-        experts=experts,
-        top_k=config.read_size("num_experts_per_tok"),
-        expert_ffn=config.read_size(family.expert_ffn),
-        shared=config.read_size(family.shared, 0, minimum=0) if family.shared else 0,
-        dense_layers=dense_layers,
-    )
+    return {
+        "experts": experts,
+        "top_k": config.read_size("num_experts_per_tok"),
+        "expert_ffn": config.read_size(family.expert_ffn),
+        "shared": config.read_size(family.shared, 0, minimum=0) if family.shared else 0,
+        "dense_layers": dense_layers,
+    }

@@ -6,7 +6,7 @@ from pathlib import Path
 from parbench.bench.text import UserError, format_list, suggest_similar
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import SHAPES, Latent, Shape
-from parbench.workloads.planner.model_files import Mixture, Model, make_model_step, read_model
+from parbench.workloads.planner.model_files import Model, make_model_step, read_model
 
 _LLAMA_405B = Shape("llama", 126, 16384, 128, 8, 53248, 8192, 128256)
 _QWEN_32B = Shape("llama", 64, 5120, 64, 8, 25600, 4096, 151936, head_dim=128, qk_norm=True)
@@ -54,14 +54,14 @@ _MOE_MODELS = {
     # arXiv 2401.04088, table 1
     "mixtral-8x7b": (
         Shape("llama", 32, 4096, 32, 8, 14336, 8192, 32000),
-        Mixture(experts=8, top_k=2, expert_ffn=14336),
+        {"experts": 8, "top_k": 2, "expert_ffn": 14336},
     ),
     # arXiv 2505.09388, table 2
-    "qwen3-235b-a22b": (_QWEN_235B, Mixture(experts=128, top_k=8, expert_ffn=1536)),
+    "qwen3-235b-a22b": (_QWEN_235B, {"experts": 128, "top_k": 8, "expert_ffn": 1536}),
     # arXiv 2412.19437, section 4.2, without the module that predicts a second token
     "deepseek-v3": (
         _DEEPSEEK_V3,
-        Mixture(experts=256, top_k=8, expert_ffn=2048, shared=1, dense_layers=3),
+        {"experts": 256, "top_k": 8, "expert_ffn": 2048, "shared": 1, "dense_layers": 3},
     ),
 }
 MODELS: dict[str, StepSpec] = {

@@ -232,7 +232,7 @@ def load_machine(options: MachineOptions) -> PlannedMachine:
         seconds = by_curves(curves_of(run))
     elif runs and not options.hardware:
         hardware, notes = hardware_of_run(runs[0], hardware)
-        curves = [curve for run in runs for curve in curves_of(run, grouped=True)]
+        curves = [curve for run in runs for curve in curves_of(run)]
         if not curves:
             hardware = msgspec.structs.replace(hardware, links_from="")
         else:

@@ -162,7 +162,7 @@ def test_fits_are_separate_by_group() -> None:
         *curve_records(latency=1e-3, group="across"),
         *curve_records(),
     ]
-    curves = curves_of(run_of(*records), grouped=True)
+    curves = curves_of(run_of(*records))
     assert curve_for(make_call("all_reduce"), curves).inside is True
 
 

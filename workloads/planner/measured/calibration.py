@@ -5,7 +5,7 @@ of an axis is 1 - exposed / transfer time. Each is the median over the steps of 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -38,7 +38,11 @@ def calibrated(runs: Sequence[Run], hardware: Hardware) -> tuple[Hardware, tuple
         overlap = {**efficiency.overlap, axis: median(shares)}
         efficiency = msgspec.structs.replace(efficiency, overlap=overlap)
         notes.append(f"measured: {_describe_shares(shares)} of {axis}'s communication hides")
-    notes.append(_describe_assumed(hardware, compute_shares, overlaps))
+    assumed = ["memory_rate", "memory"] if compute_shares else ["gemm", "memory_rate", "memory"]
+    assumed += [f"overlap of {axis}" for axis in efficiency.overlap if axis not in overlaps]
+    if not hardware.links_from:
+        assumed += ["links_inside", "links_across"]
+    notes.append(f"still assumed: {', '.join(assumed)}")
     return msgspec.structs.replace(hardware, efficiency=efficiency), tuple(notes)
 
 
@@ -53,16 +57,6 @@ def _replace_compute(hardware: Hardware, share: float) -> tuple[Hardware, Effici
         score_traffic=0.0,
     )
     return msgspec.structs.replace(hardware, kernel_seconds=0.0), efficiency
-
-
-def _describe_assumed(
-    hardware: Hardware, compute_shares: Sequence[float], overlaps: Collection[str]
-) -> str:
-    names = ["memory_rate", "memory"] if compute_shares else ["gemm", "memory_rate", "memory"]
-    names += [f"overlap of {name}" for name in hardware.efficiency.overlap if name not in overlaps]
-    if not hardware.links_from:
-        names += ["links_inside", "links_across"]
-    return f"still assumed: {', '.join(names)}"
 
 
 def measure_shares(

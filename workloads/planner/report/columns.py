@@ -1,6 +1,10 @@
 """The columns of the planner's tables. Pure."""
 
+from typing import Any
+
 from parbench.bench.results.tables import Column, ColumnKind
+from parbench.workloads.planner.describe import describe_bottleneck, describe_settings
+from parbench.workloads.planner.dry_run import GIGA, DryRun
 
 
 def make_column(
@@ -18,3 +22,16 @@ MEMORY = make_column("memory_gb", "memory", "GB", "of the rank that holds most")
 BOTTLENECK = make_column("bottleneck", description="the largest loss, or compute")
 MESH = make_column("mesh", description="axes and their ranks, outermost first")
 SETTINGS = make_column("settings", description="the settings besides the mesh")
+
+
+def summarize_run(run: DryRun) -> dict[str, Any]:
+    """Return the cells of a step in the columns above and ``tokens_per_second``."""
+    return {
+        "mesh": run.spec.dims.label,
+        "settings": describe_settings(run.spec),
+        "step_seconds": run.seconds,
+        "memory_gb": run.fullest.memory.total / GIGA,
+        "tokens_per_second": run.tokens_per_second,
+        "mfu": run.mfu,
+        "bottleneck": describe_bottleneck(run),
+    }

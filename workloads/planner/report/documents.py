@@ -1,9 +1,8 @@
 """The documents of ``parbench plan``: each table once, which reports print in every form. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -44,6 +43,7 @@ from parbench.workloads.planner.report.columns import (
     SETTINGS,
     STEP,
     make_column,
+    summarize_run,
 )
 from parbench.workloads.planner.report.equations import list_formulas
 from parbench.workloads.planner.report.what_if import what_if_table
@@ -156,12 +156,12 @@ def _format_value(value: float, unit: str) -> str:
 
 def _rule_table(rule: RuleOfThumb, best: DryRun) -> Table:
     """Return the mesh of practice next to the first mesh of the search."""
-    rows = [{"source": "search", **_summarize_run(best), "difference": 0.0}]
+    rows = [{"source": "search", **summarize_run(best), "difference": 0.0}]
     note = f"No mesh of the rule fits the memory and the batch: {rule.text}."
     if rule.run is not None:
         difference = rule.run.seconds / best.seconds - 1
         source = f"rule of thumb, {rule.text}"
-        rows.append({"source": source, **_summarize_run(rule.run), "difference": difference})
+        rows.append({"source": source, **summarize_run(rule.run), "difference": difference})
         relation = "within" if abs(difference) <= PREDICTION_ERROR else "beyond"
         note = (
             f"The difference of {difference:+.1%} is {relation} the error of a prediction, "
@@ -184,18 +184,6 @@ def _rule_table(rule: RuleOfThumb, best: DryRun) -> Table:
     )
 
 
-def _summarize_run(run: DryRun) -> dict[str, Any]:
-    return {
-        "mesh": run.spec.dims.label,
-        "settings": describe_settings(run.spec),
-        "step_seconds": run.seconds,
-        "memory_gb": run.fullest.memory.total / GIGA,
-        "tokens_per_second": run.tokens_per_second,
-        "mfu": run.mfu,
-        "bottleneck": describe_bottleneck(run),
-    }
-
-
 def _mesh_table(result: SearchResult, top: int) -> Table:
     runs = result.runs[:top]
     fastest = min(run.seconds for run in result.runs)
@@ -204,7 +192,7 @@ def _mesh_table(result: SearchResult, top: int) -> Table:
     for run in runs:
         rank = "tie" if is_tie(run, fastest) else "slower"
         slowdown = run.seconds / fastest - 1
-        rows.append({**_summarize_run(run), "slowdown": slowdown, "rank": rank})
+        rows.append({**summarize_run(run), "slowdown": slowdown, "rank": rank})
     return Table(
         "meshes",
         "Fastest of the meshes considered",
@@ -240,13 +228,8 @@ def _draw_meshes(result: SearchResult, runs: Sequence[DryRun]) -> Iterator[Plot]
         quantity="step",
         bars={label_step(run.spec): run.parts for run in runs},
     )
-    yield StackedBars(
-        title="Memory of a rank",
-        caption="Of the rank that holds most.",
-        quantity="memory",
-        bars={label_step(run.spec): _memory_by_component(run.fullest) for run in runs},
-        limit=_memory_limit(runs[0].hardware),
-    )
+    ranks = {label_step(run.spec): run.fullest for run in runs}
+    yield _draw_memory("Of the rank that holds most.", ranks, runs[0].hardware)
     yield from _draw_memory_against_time(result)
 
 
@@ -292,12 +275,11 @@ def _space_table(request: SearchRequest, hardware: Hardware) -> Table:
 
 
 def _step_section(run: DryRun) -> Section:
-    used = run.fullest.memory.total / run.hardware.usable_bytes
     per_gpu = run.tokens_per_second / run.spec.ranks
     summary = (
         f"{run.tokens_per_second:,.0f} tokens/s, {per_gpu:,.0f} per GPU, "
         f"{run.model_flops_per_second / 1e12:.4g} TFLOP/s per GPU, MFU {run.mfu:.1%}, "
-        f"memory {used:.0%} of {run.hardware.usable_bytes / GIGA:.1f} GB usable, "
+        f"memory {run.memory_share:.0%} of {run.hardware.usable_bytes / GIGA:.1f} GB usable, "
         f"bottleneck {describe_bottleneck(run)}."
     )
     tables = [_time_table(run), *_axis_tables(run), _memory_table(run)]
@@ -406,27 +388,28 @@ def _memory_table(run: DryRun) -> Table:
             make_column("total", kind="GB", description="the sum"),
         ],
         rows=rows,
-        figures=partial(_draw_memory, run),
+        figures=partial(_draw_kinds_of_ranks, run),
     )
 
 
-def _draw_memory(run: DryRun) -> Iterator[Plot]:
-    yield StackedBars(
+def _draw_kinds_of_ranks(run: DryRun) -> Iterator[Plot]:
+    ranks = {rank.view.label: rank for rank in run.ranks}
+    yield _draw_memory("Of each kind of rank.", ranks, run.hardware)
+
+
+def _draw_memory(caption: str, ranks: Mapping[str, PlannedRank], hardware: Hardware) -> StackedBars:
+    usable = hardware.usable_bytes / GIGA
+    return StackedBars(
         title="Memory of a rank",
-        caption="Of each kind of rank.",
+        caption=caption,
         quantity="memory",
-        bars={rank.view.label: _memory_by_component(rank) for rank in run.ranks},
-        limit=_memory_limit(run.hardware),
+        bars={label: _memory_by_component(rank) for label, rank in ranks.items()},
+        limit=(usable, f"{usable:.1f} GB usable"),
     )
 
 
 def _memory_by_component(rank: PlannedRank) -> dict[str, float]:
     return {name: getattr(rank.memory, name) / GIGA for name in COMPONENTS}
-
-
-def _memory_limit(hardware: Hardware) -> tuple[float, str]:
-    usable = hardware.usable_bytes / GIGA
-    return usable, f"{usable:.1f} GB usable"
 
 
 def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> Section:

@@ -16,14 +16,14 @@ from parbench.workloads.planner.dry_run import DryRun
 OWN_SOURCE = "this planner"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Formula:
     """An equation with the unit of its value and its source."""
 
     name: str
     equation: Equation
     unit: str
-    source: str = OWN_SOURCE
+    source: str
 
 
 def list_formulas(run: DryRun) -> Iterator[Formula]:
@@ -32,35 +32,16 @@ def list_formulas(run: DryRun) -> Iterator[Formula]:
     The rank is the one that holds most. Bytes are of the rank that sends most.
     """
     view = run.fullest.view
-    yield Formula(
-        name="state", equation=state_equation(view), unit="B", source="arXiv 1910.02054, figure 1"
-    )
-    yield Formula(
-        name="activations",
-        equation=activations_equation(view),
-        unit="B",
-        source="arXiv 2205.05198, section 4, with flash attention and without dropout",
-    )
-    yield Formula(name="buffers", equation=buffers_equation(view), unit="B")
+    yield Formula("state", state_equation(view), "B", "arXiv 1910.02054, figure 1")
+    korthikanti = "arXiv 2205.05198, section 4, with flash attention and without dropout"
+    yield Formula("activations", activations_equation(view), "B", korthikanti)
+    yield Formula("buffers", buffers_equation(view), "B", OWN_SOURCE)
     for axis in run.axes:
-        yield Formula(
-            name=f"bytes on {axis.name}",
-            equation=sum_calls(list_busiest_calls(run.spec.distinct_views, (axis.name,))),
-            unit="B",
-            source=SOURCES[axis.name],
-        )
-    yield Formula(name="step", equation=_step_equation(run), unit="s")
-    yield Formula(
-        name="MFU",
-        equation=_mfu_equation(run),
-        unit="",
-        source="PaLM, arXiv 2204.02311, appendix B",
-    )
-
-
-def _step_equation(run: DryRun) -> Equation:
-    symbols = {name.replace(" ", "_"): seconds for name, seconds in run.parts.items()}
-    return Equation(text=" + ".join(symbols), symbols=symbols)
+        calls = list_busiest_calls(run.spec.distinct_views, (axis.name,))
+        yield Formula(f"bytes on {axis.name}", sum_calls(calls), "B", SOURCES[axis.name])
+    parts = {name.replace(" ", "_"): seconds for name, seconds in run.parts.items()}
+    yield Formula("step", Equation(text=" + ".join(parts), symbols=parts), "s", OWN_SOURCE)
+    yield Formula("MFU", _mfu_equation(run), "", "PaLM, arXiv 2204.02311, appendix B")
 
 
 def _mfu_equation(run: DryRun) -> Equation:

@@ -251,15 +251,15 @@ def _regime_table(step: StepSpec, gpus: int, hardware: Hardware) -> Table:
 
 
 def _regime_row(step: StepSpec, gpus: int, tokens: int, hardware: Hardware) -> Row:
-    sharded_ratio = _compute_comm_ratio(step, ParallelDims(fsdp=gpus), tokens, hardware)
     ratio_by_tp: dict[int, float] = {}
     for tp in list_divisors(hardware.gpus_per_node):
         dims = ParallelDims(fsdp=gpus // tp, tp=tp)
-        if tp == 1 or tp >= gpus or dims.ranks != gpus:
+        if dims.ranks != gpus or 1 < tp == gpus:
             continue
         ratio = _compute_comm_ratio(step, dims, tokens * tp, hardware)
         if ratio is not None:
             ratio_by_tp[tp] = ratio
+    sharded_ratio = ratio_by_tp.pop(1, None)
     best_tp = min(ratio_by_tp, key=lambda tp: ratio_by_tp[tp], default=0)
     mixed_ratio = ratio_by_tp.get(best_tp)
     regime = "communication bound"

@@ -1,6 +1,6 @@
 """The meshes with which models were trained. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from parbench.bench.results.tables import Document, Row, Section, Table
 from parbench.workloads.costs.parameter_table import num_parameters
@@ -115,11 +115,8 @@ def recipe_document() -> Document:
 def _make_row(recipe: Recipe) -> Row:
     step = MODELS[recipe.model]
     return {
-        "model": recipe.model,
+        **asdict(recipe),
         "parameters": f"{num_parameters(step.shape, step.moe) / 1e9:,.4g} B",
-        "devices": recipe.devices,
-        "strategy": recipe.strategy,
         "mesh": recipe.mesh or "not published",
         "sequence": f"{recipe.sequence or step.shape.sequence:,}",
-        "source": recipe.source,
     }

@@ -9,9 +9,15 @@ import msgspec
 from parbench.bench.results.plots import Plot, StackedBars
 from parbench.bench.results.tables import Table
 from parbench.workloads.planner.candidates import place_step
-from parbench.workloads.planner.describe import describe_bottleneck
-from parbench.workloads.planner.dry_run import GIGA, DryRun, dry_run
-from parbench.workloads.planner.report.columns import BOTTLENECK, MEMORY, MFU, STEP, make_column
+from parbench.workloads.planner.dry_run import DryRun, dry_run
+from parbench.workloads.planner.report.columns import (
+    BOTTLENECK,
+    MEMORY,
+    MFU,
+    STEP,
+    make_column,
+    summarize_run,
+)
 
 
 def list_variants(run: DryRun) -> Iterator[tuple[str, DryRun]]:
@@ -27,17 +33,18 @@ def list_variants(run: DryRun) -> Iterator[tuple[str, DryRun]]:
     efficiency = msgspec.structs.replace(hardware.efficiency, overlap={})
     exposed = msgspec.structs.replace(hardware, efficiency=efficiency)
     yield "no communication hidden", dry_run(spec, exposed, seconds=seconds)
-    large = replace(spec, microbatches=2 * spec.microbatches)
-    yield "twice the batch", dry_run(large, hardware, seconds=seconds)
     axis_name = "fsdp" if spec.dims.fsdp > spec.dims.dp else "dp"
     dims = spec.dims.resize(**{axis_name: 2 * spec.dims.size(axis_name)})
     wide = replace(place_step(spec, dims), zero1=spec.zero1)
-    if wide.find_broken_rule() is None:
-        yield "twice the GPUs and batch", dry_run(wide, hardware, seconds=seconds)
+    changes = {
+        "twice the batch": replace(spec, microbatches=2 * spec.microbatches),
+        "twice the GPUs and batch": wide,
+    }
     if spec.microbatches % 2 == 0:
-        narrow = replace(wide, microbatches=spec.microbatches // 2)
-        if narrow.find_broken_rule() is None:
-            yield "twice the GPUs", dry_run(narrow, hardware, seconds=seconds)
+        changes["twice the GPUs"] = replace(wide, microbatches=spec.microbatches // 2)
+    for name, changed in changes.items():
+        if changed.find_broken_rule() is None:
+            yield name, dry_run(changed, hardware, seconds=seconds)
 
 
 def what_if_table(run: DryRun) -> Table:
@@ -48,14 +55,13 @@ def what_if_table(run: DryRun) -> Table:
     for name, variant in variants.items():
         per_gpu = variant.tokens_per_second / variant.spec.ranks
         row = {
+            **summarize_run(variant),
             "change": name,
-            "step_seconds": variant.seconds,
             "tokens_per_second_per_gpu": per_gpu,
             "difference": per_gpu / tokens_per_gpu - 1,
-            "mfu": variant.mfu,
-            "memory_gb": variant.fullest.memory.total / GIGA,
-            "bottleneck": describe_bottleneck(variant) + ("" if variant.fits else ", does not fit"),
         }
+        if not variant.fits:
+            row["bottleneck"] += ", does not fit"
         rows.append(row)
     return Table(
         "what-if",
