@@ -32,6 +32,7 @@ from parbench.bench.machine.slurm_allocation import (
 )
 from parbench.bench.machine.world_spec import Joined
 from parbench.bench.plan.cases import EXPLAINER, Case, group_by_variables
+from parbench.bench.plan.custom_step import hash_source
 from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.plan.plan import Plan, compute_sampling_seconds
 from parbench.bench.results.limits import read_limits
@@ -229,6 +230,7 @@ def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
     elif options.nodelist is not None:
         problem = f"{path} was not measured by srun, but on one node"
         raise UserError(f"--nodes {options.nodelist}: {problem}")
+    _refuse_changed_sources(plan)
     repetitions = [cases for _, cases in list_pending(run, with_out_of_budget=True)]
     costs = compute_costs(run)
     needed = RESERVE * sum(map(costs.estimate_repetition, repetitions))
@@ -241,6 +243,17 @@ def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
         message += f", about {format_duration(needed)}"
     info = replace(run.info, plan=replace(plan, budget_seconds=seconds))
     return replace(run, info=info), message
+
+
+def _refuse_changed_sources(plan: Plan) -> None:
+    """Raise ``UserError`` if a custom step has changed since the first repetition measured it."""
+    for target, digest in plan.sources.items():
+        if hash_source(target, Path(plan.path or ".")) != digest:
+            raise UserError(
+                f"--resume: the file of {target} has changed since the run began, so that its "
+                "repetitions would measure different steps",
+                hint=f"parbench run {target}",
+            )
 
 
 def describe_duration(plan: Plan) -> str:

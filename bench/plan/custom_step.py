@@ -1,5 +1,7 @@
 """Definitions of custom steps, from the functions ``module:function`` that a run names."""
 
+import hashlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -24,9 +26,7 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
     """
     from parbench.bench.rank.runner import load_target  # Other runs start without torch.
 
-    if str(folder) not in sys.path:
-        # At the end, so that no module of the folder shadows one of Python's.
-        sys.path.append(str(folder))
+    _add_to_path(folder)
     environment = dict(os.environ)
     try:
         # The output of a module is in the logs of the ranks, which import it themselves.
@@ -47,6 +47,24 @@ def define_custom_step(target: str, folder: Path) -> BenchmarkDefinition:
         params=(MODE, *params),
         tags=("smoke", "node"),
     )
+
+
+def hash_source(target: str, folder: Path) -> str:
+    """Return the SHA-256 of the file of ``package.module:function``, empty if there is none."""
+    _add_to_path(folder)
+    try:
+        spec = importlib.util.find_spec(target.partition(":")[0])
+    except ImportError:
+        spec = None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return ""
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+
+
+def _add_to_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        # At the end, so that no module of the folder shadows one of Python's.
+        sys.path.append(str(folder))
 
 
 def list_params(prepare: Callable[..., object]) -> tuple[Param, ...]:

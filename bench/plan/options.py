@@ -30,7 +30,7 @@ from parbench.bench.plan.cases import (
     select_definitions,
 )
 from parbench.bench.plan.catalogue import DTYPES
-from parbench.bench.plan.custom_step import define_custom_step
+from parbench.bench.plan.custom_step import define_custom_step, hash_source
 from parbench.bench.plan.groups import INSIDE, format_mesh_group, parse_mesh
 from parbench.bench.plan.params import Value, declare_variable, is_variable, refuse_unknown
 from parbench.bench.plan.plan import (
@@ -122,6 +122,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
         emulation=get_emulation(os.environ),
         notes=tuple(note for note in notes if note),
         path=str(folder) if options.targets else None,
+        sources={target: hash_source(target, folder) for target in options.targets},
         injection=fault,
         measure=plan.measure.extend_to_budget()
         if has_budget and plan.repetitions > 1

@@ -96,6 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     injection: FaultSpec | None = None
     link_bytes_per_second: NonNegative | None = None
     path: str | None = None  # a folder from which ranks import targets, after all others
+    sources: dict[str, str] = {}  # SHA-256 of the file of each custom step, by target
     spread: NodeLayout | None = None  # None if srun does not start the ranks
 
     @property
