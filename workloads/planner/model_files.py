@@ -113,8 +113,7 @@ torch_dtype transformers_version use_cache use_sliding_window
 class _Config:
     """The content of a config.json. It records the keys that were read."""
 
-    def __init__(self, path: Path, content: Mapping[str, Any], family: _Family) -> None:
-        self.path = path
+    def __init__(self, content: Mapping[str, Any], family: _Family) -> None:
         self.content = content
         self.family = family
         self.read_keys: set[str] = set()
@@ -128,17 +127,17 @@ class _Config:
             return default
         if value is None:
             model_type = self.content["model_type"]
-            raise UserError(f"model file {self.path} has no {key}: a {model_type} needs it")
+            raise UserError(f"{key} is missing: a {model_type} needs it")
         if type(value) is not int or not minimum <= value <= MAX_SIZE:
             allowed = f"a whole number from {minimum} to {MAX_SIZE}"
-            raise UserError(f"model file {self.path}: {key} = {value!r} is not {allowed}")
+            raise UserError(f"{key} = {value!r} is not {allowed}")
         return value
 
     def read_flag(self, key: str, default: bool = False) -> bool:
         self.read_keys.add(key)
         value = self.content.get(key, default)
         if not isinstance(value, bool):
-            raise UserError(f"model file {self.path}: {key} = {value!r} is not true or false")
+            raise UserError(f"{key} = {value!r} is not true or false")
         return value
 
     def list_ignored_keys(self) -> list[str]:
@@ -168,12 +167,10 @@ def read_model(path: Path) -> Model:
         hint = suggest_similar(str(model_type), _FAMILIES)
         allowed = format_list(_FAMILIES)
         raise UserError(f"model file {path}: model_type {model_type!r} is not {allowed}{hint}")
-    config = _Config(path, content, _FAMILIES[model_type])
-    shape = _read_shape(config)
-    mixture = _read_mixture(config)
+    config = _Config(content, _FAMILIES[model_type])
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
     try:
-        step = make_model_step(name, shape, mixture)
+        step = make_model_step(name, _read_shape(config), _read_mixture(config))
     except UserError as error:
         raise UserError(f"model file {path}: {error}") from error
     ignored = config.list_ignored_keys()
@@ -228,7 +225,7 @@ def _read_mixture(config: _Config) -> Mixture | None:
         if config.read_size(key, 1) != 1:
             value = config.content[key]
             reason = "only the first layers may have no experts"
-            raise UserError(f"model file {config.path}: {key} = {value} is not 1: {reason}")
+            raise UserError(f"{key} = {value} is not 1: {reason}")
     dense_layers = 0
     if family.latent:
         dense_layers = config.read_size("first_k_dense_replace", 0, minimum=0)
@@ -236,9 +233,7 @@ def _read_mixture(config: _Config) -> Mixture | None:
     mlp_only = config.content.get("mlp_only_layers") or []
     if mlp_only:
         if mlp_only != list(range(len(mlp_only))):
-            raise UserError(
-                f"model file {config.path}: mlp_only_layers = {mlp_only} are not the first layers"
-            )
+            raise UserError(f"mlp_only_layers = {mlp_only} are not the first layers")
         dense_layers = len(mlp_only)
     return {
         "experts": experts,
