@@ -94,12 +94,19 @@ class DistributedInfo(msgspec.Struct):
     pg_config: Any = None
 
 
+class OtherData(msgspec.Struct):
+    """The metadata that programs other than torch's profiler add."""
+
+    parbench: str | None = None  # the version whose export the file is
+
+
 class Header(msgspec.Struct):
     """The metadata around the events of a file."""
 
     distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
     host: str | None = msgspec.field(default=None, name="host_name")
     base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
+    other: OtherData | None = msgspec.field(default=None, name="otherData")
 
 
 _EVENTS_DECODER = msgspec.json.Decoder(list[_Event], strict=False)
@@ -217,6 +224,7 @@ class TraceFile:
             distributed=header.distributed or self.header.distributed,
             host=header.host or self.header.host,
             base_ns=header.base_ns or self.header.base_ns,
+            other=header.other or self.header.other,
         )
 
 

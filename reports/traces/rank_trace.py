@@ -99,6 +99,12 @@ def read_rank(path: Path) -> RankTrace:
         with path.open("rb") as file:
             reader = TraceFile(file, path)
             events = reader.read_events()
+    if reader.header.other is not None and reader.header.other.parbench:
+        raise UserError(
+            f"{path} is a timeline that parbench exported, without operators and sizes",
+            hint="parbench show --all RUN explains its step, and parbench export RUN --format hta "
+            "writes a trace for each rank",
+        )
     if not events:
         raise UserError(f"{path} contains no operator, kernel or step of a profile")
     return _build_rank_trace(path, events, reader.header, reader.notes)

@@ -123,6 +123,13 @@ def test_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
         read_text(tmp_path, text)
 
 
+def test_timeline_of_parbench_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2, "tid": 1}'
+    path.write_text(f'{{"traceEvents": [{event}], "otherData": {{"parbench": "0.2.0"}}}}')
+    assert "timeline that parbench exported" in usage_error(read_rank, path)
+
+
 def test_rank_is_read_from_the_file_name(tmp_path: Path) -> None:
     document = json.loads(make_file().text())
     del document["distributedInfo"]
