@@ -78,9 +78,13 @@ def explain_no_prefetch(step: StepEvidence, part: Communication) -> Cause | None
 
 def explain_otherwise(step: StepEvidence, part: Communication) -> Cause:
     """Communication is exposed for an unknown reason."""
+    explanation = "Larger microbatches may hide more."
+    if part.reductions > 1 and part.reduced_bytes:
+        size = format_bytes(part.reduced_bytes)
+        explanation = f"{part.reductions:g} calls sum {size}. {explanation}"
     return Cause(
         kind="exposed-communication",
-        explanation="Larger microbatches may hide more.",
+        explanation=explanation,
         seconds=part.exposed_seconds,
         min_share=MIN_GENERAL_SHARE,
     )
