@@ -66,6 +66,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str] = {}  # of the driver, by topic
     reasons: tuple[Fault, ...] = ()
     ran: bool = True
+    # The names of rates that could not be compared with those of other hosts.
+    uncompared: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -73,6 +75,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             return "bad"
         if not self.ran:
             return "did not run"
+        if self.uncompared:
+            return "not compared"
         return "watch" if self.reasons else "ok"
 
 
@@ -102,13 +106,19 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def code(self) -> ExitCode:
         codes = [ExitCode.BAD] if self.bad_names else []
-        if self.problems or not all(device.ran for device in self.devices):
+        if self._is_incomplete or any(device.uncompared for device in self.devices):
             codes.append(ExitCode.DID_NOT_RUN)
         return combine_exit_codes(codes)
 
     @property
     def verdict(self) -> str:
+        if self.code is ExitCode.DID_NOT_RUN and not self._is_incomplete:
+            return "not compared"
         return _VERDICTS[self.code]
+
+    @property
+    def _is_incomplete(self) -> bool:
+        return bool(self.problems) or not all(device.ran for device in self.devices)
 
 
 def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:

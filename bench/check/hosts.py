@@ -4,6 +4,7 @@ import re
 import shlex
 import statistics
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.check.health import Device, Fault, Health, compare_with_peers
+from parbench.bench.check.rule import MIN_REPETITIONS
 from parbench.bench.check.show import format_faults, format_reasons, render_devices
 from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_read_errors, decode_json, read_text
@@ -35,6 +37,10 @@ class HostResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def code(self) -> ExitCode:
         return ExitCode.DID_NOT_RUN if self.health is None else self.health.code
+
+    @property
+    def verdict(self) -> str:
+        return "did not run" if self.health is None else self.health.verdict
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
@@ -112,7 +118,8 @@ def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> Hos
 def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
     """Compare each device with its peers on all hosts.
 
-    Emulated hosts share one machine and are left as they are.
+    Emulated hosts share one machine and are left as they are. A rate without peers is reported,
+    because a device is not known to be fine without them.
     """
     devices: list[Device] = []
     for result in results:
@@ -121,6 +128,8 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
             devices += [replace(device, host=result.host) for device in result.health.devices]
     by_host: dict[str, list[Device]] = {}
     for device in compare_with_peers(devices):
+        if len(results) > 1:
+            device = replace(device, uncompared=_list_uncompared(device, devices))
         by_host.setdefault(device.host, []).append(device)
     for own_devices in by_host.values():
         kind = own_devices[0].kind
@@ -135,6 +144,23 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
             health = replace(health, devices=tuple(by_host[result.host]))
         new_results.append(replace(result, health=health))
     return tuple(new_results)
+
+
+def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ...]:
+    """Return the names of rates that no peer has, or none of the other hosts that measured them.
+
+    Devices of one host may all be slow, which only other hosts show.
+    """
+    names = []
+    for name, rate in device.rates.items():
+        counts = [
+            len(peer.rates[name].repetitions)
+            for peer in devices
+            if peer.host != device.host and peer.kind == device.kind and name in peer.rates
+        ]
+        if rate.gap is None or (counts and max(counts) < MIN_REPETITIONS):
+            names.append(name)
+    return tuple(names)
 
 
 def _make_missing_device(peer: Device, num_missing: int) -> Device:
@@ -174,8 +200,12 @@ def render(results: Sequence[HostResult]) -> str:
     """Return a table of all devices, then the reasons why hosts and devices are not ok."""
     devices = [device for result in results if result.health for device in result.health.devices]
     bad_hosts = [result.host for result in results if result.code is ExitCode.BAD]
-    num_missing = sum(result.code is ExitCode.DID_NOT_RUN for result in results)
-    lines = [f"{pluralize(len(results), 'host')}: {len(bad_hosts)} bad, {num_missing} did not run"]
+    counts = Counter(result.verdict for result in results)
+    title = f"{pluralize(len(results), 'host')}: {counts['bad']} bad"
+    title += f", {counts['did not run']} did not run"
+    if counts["not compared"]:
+        title += f", {counts['not compared']} not compared"
+    lines = [title]
     if devices:
         lines += render_devices(devices, with_host=True)
     by_device = _group_by_device(results)
@@ -189,7 +219,21 @@ def render(results: Sequence[HostResult]) -> str:
             lines.append(f"did not run  {result.host}: {result.problem}")
         else:
             lines += format_faults(result.health, f"{result.host} ")
+    lines += _format_uncompared(devices)
     lines += format_reasons(devices, with_host=True)
     if bad_hosts:
         lines.append(f"leave out: {','.join(bad_hosts)}")
     return "\n".join(lines)
+
+
+def _format_uncompared(devices: Sequence[Device]) -> list[str]:
+    """Return a line for each device that has rates without peers, and the fix."""
+    lines = []
+    for device in devices:
+        if device.uncompared:
+            names = ", ".join(device.uncompared)
+            lines.append(f"not compared  {device.host} {device.name}: {names}")
+    if lines:
+        needs = f"{MIN_REPETITIONS} repetitions of the device and of another one of its kind"
+        lines.append(f"     -> a comparison needs {needs}: allow more time (--budget 2m)")
+    return lines

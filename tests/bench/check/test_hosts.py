@@ -128,6 +128,29 @@ def test_slow_host_is_found_among_hosts() -> None:
     assert "n3 GPU 0 and n3 GPU 1: 20 % under its peers" in text
 
 
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_host_without_peers_is_not_ok(num_devices: int) -> None:
+    """Two hosts have no time for the third repetition, so the slow one has no peers."""
+    answers = []
+    for host, speed, num_repetitions in (("n1", 1.0, 2), ("n2", 1.0, 2), ("n3", 0.3, 3)):
+        health = build_health(host, speed)
+        rate = health.devices[0].rates["float32"]
+        repetitions = dict(list(rate.repetitions.items())[:num_repetitions])
+        rates = {"float32": replace(rate, repetitions=repetitions)}
+        devices = [replace(device, rates=rates) for device in health.devices[:num_devices]]
+        problems = ("gemm: out of time",) if num_repetitions < 3 else ()
+        answers.append(answer(host, speed, devices=tuple(devices), problems=problems))
+    compared = compare_hosts(answers)
+    assert [result.verdict for result in compared] == ["did not run"] * 2 + ["not compared"]
+    assert compute_exit_code(compared) == 4
+    assert compute_exit_code(compared[2:]) == 4
+    text = render(compared)
+    assert "3 hosts: 0 bad, 2 did not run, 1 not compared" in text
+    assert "not compared  n3 GPU 0: float32" in text
+    assert "ok " not in text
+    assert compute_exit_code(compare_hosts(answers[2:])) == 0, "a single host needs no peers"
+
+
 def test_gpu_that_other_hosts_have_is_missing() -> None:
     whole = [answer("n1", 1.0), answer("n2", 1.0)]
     first = build_health("n3").devices[0]
