@@ -64,6 +64,14 @@ def test_workflow_uses_existing_files() -> None:
         assert (ROOT / name).exists()
 
 
+def test_guide_does_not_pass_undecided_times() -> None:
+    guide = (ROOT / "docs" / "guides" / "ci.md").read_text()
+    times = guide.partition("## Compare times")[2].partition("## Set limits")[0]
+    commands = re.findall(r"^(?:\$|.*run:) parbench compare .*$", times, re.MULTILINE)
+    assert len(commands) == 2
+    assert all("--fail-on-unknown" in command for command in commands)
+
+
 @pytest.mark.full
 def test_gitlab_compares_merge_requests_and_keeps_branches(tmp_path: Path) -> None:
     script = "branch=main\n" + "\n".join(

@@ -137,16 +137,19 @@ def _count_repetitions(data: RunData, measured: Sequence[CaseResult]) -> ReportV
         for repetitions, count in sorted(counts.items())
     ]
     budget = format_duration(plan.budget_seconds)
-    num_repetitions = len({info.repetition for info in data.run.info.repetitions})
-    sufficient_budget = suggest_budget(plan, compute_costs(data.run), num_repetitions)
     return ReportVerdict(
         word="PARTIAL",
         level="bad" if data.exit_code == 4 else "doubtful",
         message=f"within the budget of {budget} {' and '.join(shares)}{suffix}",
-        hint=(
-            f"Finish: parbench run --resume {data.run.path}, or use --budget {sufficient_budget}"
-        ),
+        hint=f"Finish: {describe_completion(data.run)}",
     )
+
+
+def describe_completion(run: Run) -> str:
+    """Return the command that finishes a run whose budget was too short, and a longer budget."""
+    num_repetitions = len({info.repetition for info in run.info.repetitions})
+    budget = suggest_budget(run.info.plan, compute_costs(run), num_repetitions)
+    return f"parbench run --resume {run.path}, or use --budget {budget}"
 
 
 def find_noisy(results: Sequence[CaseResult]) -> tuple[CaseResult, ...]:

@@ -186,6 +186,9 @@ def _apply_judgement(series: SeriesComparison, judgement: TimeJudgement | None) 
     if judgement is None:
         reason = "no repetition was measured on both sides"
         return replace(series, verdict=Verdict.TOO_FEW_RUNS, reason=reason)
+    if judgement.verdict == Verdict.NO_CHANGE and series.counts.varying:
+        reason = "a count differs between repetitions of BASE"
+        judgement = replace(judgement, verdict=Verdict.UNCONFIRMED, reason=reason)
     return replace(
         series, verdict=judgement.verdict, reason=judgement.reason, effect=judgement.effect
     )

@@ -1,8 +1,9 @@
 """Exact counts of a step: calls and bytes by axis and operation, memory by component, the schedule.
 
 Counts do not depend on the load of the machine, so one repetition decides. A count that is equal in
-all repetitions of BASE and differs in NEW has changed, and the message names the cause. A count on
-which the repetitions of BASE disagree depends on data and is not compared.
+all repetitions of BASE and differs in NEW has changed, and the message names the cause. A count that
+differs between the repetitions of BASE is not compared, but named: it depends on data, or the code
+changed during the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,8 @@ ROUTED_MEMORY = f"{MEMORY_PREFIX}activations"
 class CountChange:
     """A count that differs between two runs. ``path`` is its name for ``--across``.
 
-    The verdict is UNCONFIRMED if the runs may have counted differently, because only one knows it.
+    The verdict is UNCONFIRMED if the runs may have counted differently, because only one knows it,
+    or if the count differs between the repetitions of BASE.
     """
 
     path: str
@@ -48,6 +50,8 @@ class CountChange:
     message: str
     verdict: Verdict = Verdict.COUNT_CHANGED
     is_intended: bool = False
+    varies_in_base: bool = False
+    """True if the repetitions of BASE disagree."""
 
     @property
     def fails(self) -> bool:
@@ -60,8 +64,13 @@ class CountComparison:
 
     num_compared: int
     changes: tuple[CountChange, ...]
-    varying: tuple[str, ...] = ()
-    """Counts that are not compared because the repetitions of BASE disagree on them."""
+
+    @property
+    def varying(self) -> tuple[CountChange, ...]:
+        """Counts on which the repetitions of BASE disagree, unless that is intended."""
+        return tuple(
+            change for change in self.changes if change.varies_in_base and not change.is_intended
+        )
 
 
 NOTHING_COUNTED = CountComparison(num_compared=0, changes=())
@@ -69,11 +78,23 @@ NOTHING_COUNTED = CountComparison(num_compared=0, changes=())
 
 def collect_counts(result: CaseResult) -> dict[str, list[float | str]]:
     """Return the counts of a case's repetitions, none if its result is wrong."""
+    repetitions = [_read_counts(record) for record in result.measured if result.metrics]
     values: dict[str, dict[float | str, None]] = {}
-    for record in result.measured if result.metrics else ():
-        for name, value in _read_counts(record).items():
-            values.setdefault(name, {})[value] = None
+    for name in dict.fromkeys(name for counts in repetitions for name in counts):
+        for counts in repetitions:
+            value = counts.get(name, 0.0 if _lacks_operation(name, counts) else None)
+            if value is not None:
+                values.setdefault(name, {})[value] = None
     return {name: list(distinct) for name, distinct in values.items()}
+
+
+def _lacks_operation(name: str, counts: Mapping[str, float | str]) -> bool:
+    """Return True if a repetition whose calls were counted did not call this operation."""
+    prefix, _, operation = name.partition(".")
+    is_called = f"{CALLS_PREFIX}{operation}" in counts
+    is_of_operation = f"{prefix}." in (CALLS_PREFIX, SENT_PREFIX)
+    counts_calls = any(name.startswith(CALLS_PREFIX) for name in counts)
+    return is_of_operation and counts_calls and not is_called
 
 
 def _read_counts(record: Record) -> dict[str, float | str]:
@@ -122,9 +143,8 @@ def compare_counts(
             marked.append(replace(change, is_intended=is_intended))
     compared = [name for name in base if _is_operation(name) or not name.startswith(CALLS_PREFIX)]
     return CountComparison(
-        num_compared=sum(name in new for name in compared),
+        num_compared=sum(name in new and len(base[name]) == 1 for name in compared),
         changes=tuple(marked),
-        varying=tuple(name for name in base if len(base[name]) > 1),
     )
 
 
@@ -149,6 +169,12 @@ def _compare_operation(
     axis, _, operation_name = operation.rpartition(".")
     prefix = f"{operation_name} on {axis}: "
     path = f"counts.{operation}"
+    if len(base_calls) > 1:
+        text = f"{prefix}{_format_counts(base_calls)} calls a step"
+        return _report_variation(path, base_calls, new_calls, text)
+    if len(base_bytes) > 1:
+        text = f"{prefix}{_format_bytes(base_bytes)} a step"
+        return _report_variation(path, base_bytes, new_bytes, text)
     if _are_equal(base_calls, new_calls):
         if _are_equal(base_bytes, new_bytes) or not (base_bytes or new_bytes):
             return None
@@ -172,6 +198,18 @@ def _compare_operation(
     return replace(change, message=message + _describe_disagreement(new_calls))
 
 
+def _report_variation(path: str, base: CountValues, new: CountValues, text: str) -> CountChange:
+    """Report a count that differs between the repetitions of BASE."""
+    return CountChange(
+        path=path,
+        base=base,
+        new=new,
+        message=f"{text}, the count differs between repetitions of BASE",
+        verdict=Verdict.UNCONFIRMED,
+        varies_in_base=True,
+    )
+
+
 def _get_sent_bytes(operation: str, counts: ExactCounts) -> CountValues:
     """Return the bytes of an operation: 0 if it was not called, nothing if they are unknown."""
     default = [] if f"{CALLS_PREFIX}{operation}" in counts else [0.0]
@@ -179,9 +217,7 @@ def _get_sent_bytes(operation: str, counts: ExactCounts) -> CountValues:
 
 
 def _describe_bytes(base: CountValues, new: CountValues, calls: CountValues) -> str:
-    base_text = " or ".join(format_bytes(_to_number(value)) for value in base)
-    new_text = " or ".join(format_bytes(_to_number(value)) for value in new)
-    text = f"{base_text} -> {new_text} a step in {_format_counts(calls)} calls"
+    text = f"{_format_bytes(base)} -> {_format_bytes(new)} a step in {_format_counts(calls)} calls"
     if len(base) == 1 and len(new) == 1 and _to_number(base[0]):
         ratio = _to_number(new[0]) / _to_number(base[0])
         text += f", each {format_number(ratio)} times as large"
@@ -225,6 +261,8 @@ def _compare_value(
         return None
     unit = metric.unit if metric else ""
     base_text = " or ".join(_format_value(name, value, unit) for value in base)
+    if len(base) > 1:
+        return _report_variation(path, base, new, f"{title}: {base_text}")
     new_text = " or ".join(_format_value(name, value, unit) for value in new)
     message = f"{title}: {base_text} -> {new_text}{_describe_disagreement(new)}"
     return CountChange(path=path, base=base, new=new, message=message)
@@ -242,8 +280,12 @@ def _format_counts(values: CountValues) -> str:
     return " or ".join(f"{value:g}" for value in sorted(map(_to_number, values)))
 
 
+def _format_bytes(values: CountValues) -> str:
+    return " or ".join(format_bytes(_to_number(value)) for value in values)
+
+
 def _describe_disagreement(new: CountValues) -> str:
-    return " (the repetitions disagree)" if len(new) > 1 else ""
+    return ", the count differs between repetitions of NEW" if len(new) > 1 else ""
 
 
 def _to_number(value: float | str) -> float:
@@ -252,9 +294,7 @@ def _to_number(value: float | str) -> float:
 
 
 def _are_equal(base: CountValues, new: CountValues) -> bool:
-    """Return True if a count did not change. One on which BASE disagrees counts as unchanged."""
-    if len(base) > 1:
-        return True
+    """Return True if a count is equal in all repetitions of both runs."""
     if len(base) != 1 or len(new) != 1:
         return False
     if isinstance(base[0], str) or isinstance(new[0], str):

@@ -50,9 +50,13 @@ def _build_counts(comparison: RunComparison) -> Element:
     suite = Element("testsuite", name="counts")
     for series in comparison.counted_series:
         failures = [change.message for change in series.counts.changes if change.fails]
-        tag = _get_tag(Verdict.COUNT_CHANGED) if failures else ""
-        message = "; ".join(failures)
-        _add_case(suite, "counts", series.case.label, Verdict.COUNT_CHANGED, tag, message)
+        verdict = Verdict.COUNT_CHANGED
+        tag = _get_tag(verdict) if failures else ""
+        if series.counts.varying and not failures:
+            failures = [change.message for change in series.counts.varying]
+            verdict = Verdict.UNCONFIRMED
+            tag = _get_tag(verdict)
+        _add_case(suite, "counts", series.case.label, verdict, tag, "; ".join(failures))
     return suite
 
 

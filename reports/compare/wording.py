@@ -8,8 +8,9 @@ from statistics import median
 from parbench.bench.results.formatting import UNKNOWN, format_number, format_percent
 from parbench.bench.results.runs import Run
 from parbench.bench.text import format_duration, pluralize
+from parbench.reports.analysis.case_results import CaseResult
 from parbench.reports.analysis.labels import label_cases
-from parbench.reports.analysis.verdicts import describe_emulations
+from parbench.reports.analysis.verdicts import describe_completion, describe_emulations
 from parbench.reports.compare.ab import MAX_PAIRS, MIN_REPETITION_SECONDS, TEST_POINTS
 from parbench.reports.compare.compare import RunComparison, SeriesComparison
 from parbench.reports.compare.thresholds import describe_thresholds
@@ -68,6 +69,13 @@ def describe_counts(comparison: RunComparison) -> str:
         for series, change in comparison.count_changes
         if change.verdict == Verdict.COUNT_CHANGED
     ]
+    varying = [(series, change) for series in counted for change in series.counts.varying]
+    if varying and not changed:
+        series, change = varying[0]
+        return (
+            f"Counts: {len(varying)} not compared: {series.case.short_name}: {change.message}. "
+            f"None of the other {total} changed."
+        )
     if not changed:
         return f"Counts: none of {total} changed."
     num_intended = sum(change.is_intended for _, change in changed)
@@ -196,6 +204,7 @@ def _advise_repetitions(comparison: RunComparison) -> list[str]:
         if series.verdict == Verdict.UNCONFIRMED
         and series.effect is not None
         and series.effect.noise is not None
+        and not series.counts.varying
     ]
     min_effect = comparison.rule.min_effect
     if not noises or not min_effect:
@@ -217,6 +226,40 @@ def _advise_repetitions(comparison: RunComparison) -> list[str]:
     return [f"{advice}: use parbench ab with {options} --budget {minutes}m."]
 
 
+def _advise_missing_repetitions(comparison: RunComparison) -> list[str]:
+    """Return advice for TOO FEW RUNS: finish incomplete runs, otherwise ask for more repetitions."""
+    count = comparison.rule.min_repetitions
+    if comparison.new.plan.is_imported:
+        return [f"Import {count} logs per side to a folder each: parbench import LOG... --out NEW"]
+    undecided = [series for series in comparison.series if series.verdict == Verdict.TOO_FEW_RUNS]
+    base_results = [series.base for series in undecided]
+    new_results = [series.new for series in undecided]
+    advice = [
+        *_advise_completion("BASE", comparison.base.run, base_results, count),
+        *_advise_completion("NEW", comparison.new.run, new_results, count),
+    ]
+    return advice or [f"Measure more repetitions: parbench run --repetitions {count}"]
+
+
+def _advise_completion(
+    name: str, run: Run, results: Sequence[CaseResult | None], count: int
+) -> list[str]:
+    """Return advice for a run whose plan has enough repetitions, but whose budget ended earlier."""
+    incomplete = [
+        result
+        for result in results
+        if result and result.status == "ok" and result.repetitions < count <= result.planned
+    ]
+    if not incomplete:
+        return []
+    fewest = min(incomplete, key=lambda result: result.repetitions)
+    budget = format_duration(run.info.plan.budget_seconds)
+    text = f"{name} ran {fewest.repetitions} of {fewest.planned} repetitions within the budget of"
+    if (run.path / "run.json").exists():
+        return [f"{text} {budget}. Finish it with the same code: {describe_completion(run)}"]
+    return [f"{text} {budget}. Measure again with a longer --budget"]
+
+
 def _suggest_actions(comparison: RunComparison) -> list[str]:
     actions = []
     verdicts = comparison.verdicts
@@ -230,23 +273,19 @@ def _suggest_actions(comparison: RunComparison) -> list[str]:
             "parbench ab --a-python BASE_PYTHON --b-python NEW_PYTHON -- OPTIONS_OF_RUN"
         )
     if Verdict.TOO_FEW_RUNS in verdicts:
-        count = comparison.rule.min_repetitions
-        advice = f"Measure more repetitions: parbench run --repetitions {count}"
-        if comparison.new.plan.is_imported:
-            advice = (
-                f"Import {count} logs per side to a folder each: parbench import LOG... --out NEW"
-            )
-        actions.append(advice)
+        actions += _advise_missing_repetitions(comparison)
     failing = [change.path for _, change in comparison.count_changes if change.fails]
     if failing:
         actions.append(
             f"If a count changed on purpose, declare it: --across {failing[0]}, "
             "or --across 'counts.*' for all."
         )
-    varying = dict.fromkeys(name for series in comparison.series for name in series.counts.varying)
+    varying = [change.path for series in comparison.series for change in series.counts.varying]
     if varying:
         actions.append(
-            f"Not compared, because the repetitions of BASE disagree: {', '.join(varying)}."
+            "Counts differ between repetitions of BASE: the code may have changed during the run, "
+            "for example by --resume on another branch. Measure it again. If the count depends on "
+            f"data, declare it: --across {varying[0]}"
         )
     blocking = [change.path for change in comparison.environment_changes if change.is_blocking]
     if Verdict.ENVIRONMENT_CHANGED in verdicts and blocking:

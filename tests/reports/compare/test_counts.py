@@ -100,7 +100,25 @@ def test_disagreeing_repetitions_fail_only_in_new() -> None:
     varying = [make_record(), make_record(EXTRA_CALL, 1)]
     [text] = list_failures(compare_records(stable, varying))
     assert "9 -> 9 or 10 calls a step" in text
+    assert text.endswith("the count differs between repetitions of NEW")
     assert list_failures(compare_records(varying, stable)) == []
+
+
+@pytest.mark.parametrize("first", [FSDP, {"calls.fsdp.reduce_scatter": 5.0}])
+def test_count_that_varies_in_base_is_named(first: dict[str, float]) -> None:
+    varying = [make_record(first, 0)]
+    varying += [make_record(EXTRA_CALL, i) for i in range(1, 5)]
+    comparison = compare_records(varying, varying)
+    text = render_text(build_report(comparison))
+    calls = f"{first.get('calls.fsdp.all_gather', 0):g} or 10 calls a step"
+    assert f"all_gather on fsdp: {calls}, the count differs between repetitions" in text
+    assert "Counts: none of" not in text
+    assert "--across counts.fsdp." in text
+    assert "NO CHANGE" not in comparison.verdicts
+    assert comparison.get_exit_code(fail_on_unknown=True) == 3
+    assert "differs between repetitions" in render_junit(comparison)
+    intended = compare_records(varying, varying, intended=["counts.*"])
+    assert intended.verdicts == {"NO CHANGE": 1}
 
 
 def test_bytes_unknown_on_one_side_are_not_compared() -> None:

@@ -93,6 +93,14 @@ def test_compare_exit_code(
     assert verdict in result.output
 
 
+def test_too_few_repetitions_advise_a_longer_budget(base: str, tmp_path: Path) -> None:
+    incomplete = write(tmp_path, count=4)
+    text = invoke(base, incomplete).output
+    assert "NEW ran 4 of 5 repetitions within the budget of" in text
+    assert f"parbench run --resume {incomplete}, or use --budget" in text
+    assert "--repetitions 5" not in text
+
+
 @pytest.mark.parametrize("form", ["tables", "markdown"])
 def test_compare_names_the_emulated_side(form: str, base: str, tmp_path: Path) -> None:
     text = invoke(base, write(tmp_path, emulation=EMULATION), "--format", form).output
