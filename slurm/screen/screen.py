@@ -2,6 +2,7 @@
 
 import secrets
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+import click
 import msgspec
 from msgspec.structs import replace
 
@@ -18,7 +20,7 @@ from parbench.bench.exit_codes import ExitCode, combine_exit_codes
 from parbench.bench.files import convert_write_errors
 from parbench.bench.launch.processes import PARBENCH
 from parbench.bench.machine.slurm_allocation import Allocation, inspect_rank_machine
-from parbench.bench.text import UserError, format_table, parse_duration, parse_size
+from parbench.bench.text import UserError, format_error, format_table, parse_duration, parse_size
 from parbench.slurm.screen.devices import check_nodes, estimate_check_seconds
 from parbench.slurm.screen.measure import Measurement, Setup, measure_rounds
 from parbench.slurm.screen.ratios import Endpoint, Ratio, compare, confirm_slow, find_slow
@@ -102,9 +104,7 @@ def screen(
     if "SLURM_JOB_ID" not in environ:
         if options.nodes is None:
             raise UserError("--nodes is missing: outside of an allocation it is required")
-        with convert_write_errors("salloc", "cannot be started"):
-            completed = subprocess.run(build_salloc_command(options, arguments), check=False)
-        return completed.returncode, ""
+        return run_in_allocation(build_salloc_command(options, arguments))
     nodes = list_nodes(options, environ, slurm)
     machine = inspect_rank_machine(environ, Allocation.find(environ))
     device = "cuda" if machine.gpus else "cpu"
@@ -154,6 +154,35 @@ def build_salloc_command(options: ScreenOptions, arguments: Sequence[str]) -> li
     if options.gpus_per_node:
         command.append(f"--gpus-per-node={options.gpus_per_node}")
     return [*command, *PARBENCH, *arguments]
+
+
+def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
+    """Run the screening inside a new allocation and return its exit code and output.
+
+    salloc ends with 1 if there is no allocation, as a screening does that finds a bad node. Only the
+    screening prints something.
+    """
+    last_line = ""
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        convert_write_errors("salloc", "cannot be started"),
+        subprocess.Popen(
+            command, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
+        ) as process,
+    ):
+        assert process.stderr is not None, "it is a pipe"
+        for line in process.stderr:
+            click.echo(line, err=True, nl=False)
+            last_line = line.strip() or last_line
+        exit_code = process.wait()
+        output.seek(0)
+        text = output.read().rstrip("\n")
+    if exit_code != ExitCode.BAD or text:
+        return exit_code, text
+    message = f"salloc ended without a screening: {last_line or f'exit code {exit_code}'}"
+    hint = "run it on a login node of the cluster, and see sinfo for partitions and free nodes"
+    click.echo(format_error(message, hint), err=True)
+    return ExitCode.DID_NOT_RUN, ""
 
 
 def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:

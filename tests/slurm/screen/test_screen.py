@@ -242,8 +242,21 @@ def test_screen_outside_an_allocation(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     options = ScreenOptions(nodes=4)
     assert "salloc cannot be started" in usage_error(screen, options, {}, [])
-    write_tool(tmp_path, "salloc", "exit 1")
-    assert screen(options, {}, []) == (1, ""), "the code of the screening inside"
+    write_tool(tmp_path, "salloc", "echo nothing to exclude; exit 1")
+    assert screen(options, {}, []) == (1, "nothing to exclude"), "of the screening inside"
+
+
+def test_failed_allocation_is_not_a_bad_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    write_tool(
+        tmp_path, "salloc", "echo salloc: error: first >&2; echo salloc: last >&2; exit 1"
+    )
+    assert screen(ScreenOptions(nodes=4), {}, []) == (4, "")
+    errors = capsys.readouterr().err.splitlines()
+    assert "error: salloc ended without a screening: salloc: last" in errors
+    assert errors[-1].startswith("hint: ")
 
 
 def make_answer(host: str, *reasons: Fault) -> HostResult:
