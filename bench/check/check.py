@@ -32,7 +32,12 @@ _HOST_TOPICS = (
     "swap",
     "gpu driver",
 )
-
+# A check has three repetitions. More time gives them more samples.
+_FIXES = {
+    "load average": "stop other work, or allow more time (--budget 2m)",
+    "steal time": "the hypervisor gives these cores to others: use dedicated cores, or allow more "
+    "time (--budget 2m)",
+}
 
 DEFAULT_BUDGETS = {"cpu": "40s", "cuda": "60s"}
 
@@ -80,7 +85,7 @@ def check(
         def measure() -> Path | None:
             return run_options(options, modules, out=out, cpus=core_sets)
 
-        notes = _list_disturbances(environ, machine, has_gpus=bool(gpus))
+        notes = list_disturbances(environ, machine, has_gpus=bool(gpus))
         ports = read_ports()
         path, report = run_watched(environ, gpus, measure)
         assert path is not None, "only a rank that joins has no run"
@@ -102,13 +107,11 @@ def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
     return core_sets
 
 
-def _list_disturbances(
-    environ: Mapping[str, str], machine: Machine, *, has_gpus: bool
-) -> list[str]:
+def list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus: bool) -> list[str]:
     """Return the doctor's findings about this host, from before the check's own work."""
     findings = examine_this_host(environ, machine, gpus=has_gpus)
     return [
-        f"{finding.topic}: {finding.facts} -> {finding.fix}"
+        f"{finding.topic}: {finding.facts} -> {_FIXES.get(finding.topic, finding.fix)}"
         for finding in findings
         if finding.disturbs and finding.topic in _HOST_TOPICS
     ]
