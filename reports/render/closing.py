@@ -18,6 +18,7 @@ from parbench.reports.render.terminal import Sheet, render_text, wrap_text, writ
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import SIZE_COLUMN
+from parbench.reports.tables.groups import list_link_tables
 from parbench.reports.tables.settings import list_setting_tables
 
 WIDTH = 80
@@ -26,6 +27,7 @@ BAR_WIDTH = 12
 MAX_NAME_WIDTH = 26
 MAX_TABULATED_OPERATIONS = 3
 MAX_TABULATED_ROWS = 60
+MAX_LINK_ROWS = 16
 MAX_STEPS = 6
 MIN_OPERATIONS = 3
 TITLE_LINES = 13
@@ -88,7 +90,10 @@ def render_verdicts(report: Report, width: int | None = None, color: bool = Fals
 
 
 def _make_size_tables(data: RunData) -> list[Table]:
-    """Return the table over sizes of each operation, mode and type if there are few operations."""
+    """Return the table over sizes of each operation, mode and type, and the first tables of links.
+
+    There are none if the run has many operations.
+    """
     operations = select_operations(data)
     if operations["operation"].nunique() > MAX_TABULATED_OPERATIONS:
         return []
@@ -101,6 +106,11 @@ def _make_size_tables(data: RunData) -> list[Table]:
         ]
         title = ", ".join(str(name) for name in names if not is_missing(name))
         tables.append(Table("sizes", title, columns=_SIZE_TABLE_COLUMNS, rows=rows))
+    num_rows = 0
+    for table in list_link_tables(data):
+        num_rows += len(table.rows)
+        if num_rows <= MAX_LINK_ROWS:
+            tables.append(table)
     return tables
 
 

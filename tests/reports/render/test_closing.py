@@ -7,11 +7,13 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.reports.findings.finding import Finding
 from parbench.reports.render.closing import render_closing
-from tests.support.report_rows import report_of, run_from_records
+from tests.support.report_rows import matrix_case, report_of, run_from_records
 from tests.support.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,
+    rate_metric,
+    seconds_metric,
     step_case,
     training_metrics,
 )
@@ -56,6 +58,23 @@ def test_few_operations_have_a_table_over_sizes() -> None:
     assert variation.endswith("%")
     assert table[3][0] == "1M"
     assert not any(line.startswith("Operations") for line in lines)
+
+
+def render_links(*pairs: tuple[int, int]) -> list[str]:
+    metrics = {"time": seconds_metric(1e-3), "busbw": rate_metric(2e9)}
+    return render(*(ok_record(matrix_case(*pair), metrics=metrics) for pair in pairs))
+
+
+def test_matrix_has_a_table_of_links() -> None:
+    lines = render_links((0, 1), (1, 0))
+    start = lines.index("Rank to rank: bus bandwidth in GB/s, 1M float32, blocking")
+    table = [line.split() for line in lines[start + 2 : start + 4]]
+    assert table == [["0", "-", "2.00"], ["1", "2.00", "-"]]
+
+
+def test_matrix_of_many_ranks_has_no_table() -> None:
+    lines = render_links(*((rank, (rank + 1) % 17) for rank in range(17)))
+    assert not any(line.startswith("Rank to rank") for line in lines)
 
 
 def test_step_shows_the_parts_of_its_time() -> None:
