@@ -124,7 +124,10 @@ def describe_comparison(comparison: Comparison, num_comparisons: int) -> str:
         text += f" [{100 * effect.low:+.0f} %, {100 * effect.high:+.0f} %]"
     if comparison.is_significant:
         return text
-    text += f", not significant (n={effect.num_repetitions})"
+    correction = ""
+    if effect.p_value is not None and effect.p_value <= LEVEL:
+        correction = f" after correction for {num_comparisons} comparisons"
+    text += f", not significant{correction} (n={effect.num_repetitions})"
     if effect.noise is None:
         return text
     required = compute_required_repetitions(

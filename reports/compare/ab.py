@@ -102,7 +102,7 @@ class PairedSession:
             is_over = pair_start - start + longest_pair > self._budget_seconds
             if self.pairs and is_over:
                 if len(self.pairs) < self._min_pairs:
-                    self.problem = self._describe_problem(longest_pair)
+                    self.problem = self._describe_problem("took up to", longest_pair)
                 return
             self._measure_pair()
             longest_pair = max(longest_pair, self._clock() - pair_start)
@@ -121,6 +121,7 @@ class PairedSession:
 
     def _plan(self, pair_seconds: float) -> None:
         """Set the length of a repetition and check the budget after the first pair."""
+        verb = "took"
         cut_runs = [
             run for run in self.runs if any(record.is_out_of_budget for record in run.records)
         ]
@@ -131,18 +132,20 @@ class PairedSession:
             if complete_seconds > self._repetition_seconds:
                 pair_seconds += 2 * (complete_seconds - self._repetition_seconds)
                 self._repetition_seconds = complete_seconds
+                verb = "with all cases takes about"
         required_seconds = self._min_pairs * pair_seconds
         if not self._is_fixed_budget:
             self._budget_seconds = max(self._budget_seconds, RESERVE * required_seconds)
         elif required_seconds > self._budget_seconds:
-            self.problem = self._describe_problem(pair_seconds)
+            self.problem = self._describe_problem(verb, pair_seconds)
 
-    def _describe_problem(self, pair_seconds: float) -> str:
+    def _describe_problem(self, verb: str, pair_seconds: float) -> str:
         min_pairs = self._min_pairs
         budget = format_budget(min_pairs * pair_seconds)
         return (
-            f"a repetition of both sides takes {format_duration(pair_seconds)}, "
-            f"and at least {min_pairs} are needed: --budget {budget}"
+            f"a repetition of both sides {verb} {format_duration(pair_seconds)}, because each side "
+            f"measures for up to {format_duration(self._repetition_seconds)}. "
+            f"At least {min_pairs} are needed: --budget {budget}"
         )
 
 

@@ -77,4 +77,5 @@ def test_significance_is_corrected_for_the_number_of_comparisons() -> None:
     assert "not significant" not in describe(*default, *slower)[0]
     sentences = describe(*default, *slower, *noise)
     assert all("not significant" in sentence for sentence in sentences[:-2])
+    assert "not significant after correction for 7 comparisons (n=4)" in sentences[0]
     assert sentences[-1].endswith("(false discovery rate 5 %).")

@@ -134,6 +134,8 @@ def test_short_budget_ends_after_one_pair() -> None:
     outcome = measure(Machine(), budget_seconds=99.0)
     assert outcome.num_pairs == 1
     assert outcome.is_too_short
+    assert "took 20 s" in outcome.reason
+    assert "up to 30 s" in outcome.reason
     assert "--budget 110s" in outcome.reason
     assert measure(Machine(), budget_seconds=100.0).num_pairs == 5
 
