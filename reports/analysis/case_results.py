@@ -246,7 +246,24 @@ def _collect_notes(records: Sequence[Record], *, is_repeated: bool) -> tuple[str
         notes.append("some repetitions were measured more than once; the last record counts")
     if any(record.world != records[0].world for record in records):
         notes.append("repetitions ran with different numbers of ranks, backends or devices")
+    varying = _find_varying_calls(records)
+    if varying:
+        notes.append(
+            f"{', '.join(varying)} differs between repetitions: the code may have changed "
+            "during the run"
+        )
     return tuple(dict.fromkeys(notes))
+
+
+def _find_varying_calls(records: Sequence[Record]) -> list[str]:
+    """Return the names of operations whose number of calls differs between repetitions."""
+    counts = []
+    for record in records:
+        metrics = record.metrics.items()
+        counts.append({name: metric.value for name, metric in metrics if name.startswith("calls.")})
+    counted = [calls for calls in counts if calls]
+    names = dict.fromkeys(name for calls in counted for name in calls if name.count(".") > 1)
+    return [name for name in names if len({calls.get(name) for calls in counted}) > 1]
 
 
 def find_missing(run: Run) -> tuple[MissingCase, ...]:

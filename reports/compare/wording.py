@@ -74,7 +74,7 @@ def describe_counts(comparison: RunComparison) -> str:
         series, change = varying[0]
         return (
             f"Counts: {len(varying)} not compared: {series.case.short_name}: {change.message}. "
-            f"None of the other {total} changed."
+            f"No other count changed ({total})."
         )
     if not changed:
         return f"Counts: none of {total} changed."
