@@ -5,6 +5,7 @@ from typing import Any
 from parbench.bench.results.formatting import format_quantity, format_seconds
 from parbench.bench.results.tables import is_missing
 from parbench.bench.text import pluralize
+from parbench.reports.analysis.labels import AXES, label_differences
 from parbench.reports.analysis.operations import select_operations
 from parbench.reports.analysis.repetitions import describe_measuring_time
 from parbench.reports.analysis.steps import (
@@ -44,11 +45,15 @@ def describe_setup(data: RunData) -> str:
 def summarize_operations(data: RunData) -> list[dict[str, Any]]:
     """Return the case of each operation with the largest bus bandwidth, the fastest first.
 
-    ``latency`` is the time of the smallest size in blocking mode, ``share`` is the bus bandwidth
-    over the ceiling.
+    ``operation`` has the parameters in which cases of a name differ. ``latency`` is the time of the
+    smallest size in blocking mode, ``share`` is the bus bandwidth over the ceiling.
     """
     cases = select_operations(data)
     cases = cases[cases["kind"] != "memory"].fillna({"size": 0})
+    results = list(cases["result"])
+    differences = label_differences(results, AXES)
+    names = [f"{result.case.short_name} {differences[result.case.id]}" for result in results]
+    cases = cases.assign(operation=[name.strip() for name in names])
     order = cases["busbw"].fillna(0).sort_values(ascending=False, kind="stable").index
     is_small = (cases["mode"] == "blocking") & (cases["size"] <= MAX_LATENCY_BYTES)
     smallest = cases[is_small].sort_values("size", kind="stable").drop_duplicates("operation")

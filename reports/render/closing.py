@@ -1,6 +1,6 @@
 """The summary that a run ends with: verdicts, operations, steps and findings on one screen.
 
-The summary has about 54 lines of 80 columns. A run of at most three operations has their tables
+The summary has about 64 lines of 80 columns. A run of at most three operations has their tables
 over sizes instead of the largest bandwidth of each, and more lines if the tables need them.
 """
 
@@ -22,7 +22,7 @@ from parbench.reports.tables.groups import list_link_tables
 from parbench.reports.tables.settings import list_setting_tables
 
 WIDTH = 80
-MAX_LINES = 54
+MAX_LINES = 64
 BAR_WIDTH = 12
 MAX_NAME_WIDTH = 26
 MAX_TABULATED_OPERATIONS = 3
