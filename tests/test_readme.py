@@ -80,7 +80,8 @@ COMMANDS_WITH_FAKE_RANKS = [
 COMMANDS_OF_FULL_TIER = [
     command
     for command in COMMANDS
-    if command == "parbench run" or any(text in command for text in MEASURED_IN_FULL_TIER)
+    if command.startswith("parbench run")
+    and (command == "parbench run" or any(text in command for text in MEASURED_IN_FULL_TIER))
 ]
 
 
