@@ -41,8 +41,8 @@ class Work:
 TIER_LIMITS = {
     "not full": Work(processes=250, budget_seconds=400),
     "full": Work(processes=450, budget_seconds=1400),
-    "full and not measures": Work(processes=210, budget_seconds=400),
-    "full and measures": Work(processes=240, budget_seconds=1000),
+    "full and not measures": Work(processes=218, budget_seconds=400),
+    "full and measures": Work(processes=232, budget_seconds=1000),
 }
 """The most work of a tier or its part, by the marker expression that selects it."""
 
