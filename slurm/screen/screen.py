@@ -2,7 +2,6 @@
 
 import secrets
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -162,26 +161,12 @@ def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
     salloc ends with 1 if there is no allocation, as a screening does that finds a bad node. Only the
     screening prints something.
     """
-    last_line = ""
-    with (
-        tempfile.TemporaryFile("w+") as output,
-        convert_write_errors("salloc", "cannot be started"),
-        subprocess.Popen(
-            command, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
-        ) as process,
-    ):
-        assert process.stderr is not None, "it is a pipe"
-        for line in process.stderr:
-            click.echo(line, err=True, nl=False)
-            last_line = line.strip() or last_line
-        exit_code = process.wait()
-        output.seek(0)
-        text = output.read().rstrip("\n")
-    if exit_code != ExitCode.BAD or text:
-        return exit_code, text
-    message = f"salloc ended without a screening: {last_line or f'exit code {exit_code}'}"
+    with convert_write_errors("salloc", "cannot be started"):
+        completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if completed.returncode != ExitCode.BAD or completed.stdout:
+        return completed.returncode, completed.stdout.rstrip("\n")
     hint = "run it on a login node of the cluster, and see sinfo for partitions and free nodes"
-    click.echo(format_error(message, hint), err=True)
+    click.echo(format_error("salloc made no allocation", hint), err=True)
     return ExitCode.DID_NOT_RUN, ""
 
 
