@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -98,11 +98,12 @@ class Expansion:
         """
         remaining = list(rows)
         for index, table in enumerate(self._file.exclude):
-            excluded = {}
+            excluded = rows
             with locate_errors(f"$.exclude[{index}]"):
                 for name, setting in table.items():
-                    excluded[name] = self._parse_exclusion(name, setting, rows)
-            remaining = [row for row in remaining if not _matches(row, excluded)]
+                    texts = self._parse_exclusion(name, setting, rows)
+                    excluded = [row for row in excluded if row[name] in texts]
+            remaining = [row for row in remaining if row not in excluded]
         if not remaining:
             raise UserError(f"$.exclude removes all {len(rows)} points")
         return remaining
@@ -150,10 +151,6 @@ class Expansion:
 
 def _format_plain(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _matches(row: Row, excluded: Mapping[str, Sequence[str]]) -> bool:
-    return all(row[name] in texts for name, texts in excluded.items())
 
 
 def expand(

@@ -35,10 +35,6 @@ class SweepProgress:
         return self.state == "complete"
 
     @property
-    def has_wrong_results(self) -> bool:
-        return any(record.status == "wrong" for record in self.failures)
-
-    @property
     def reason(self) -> str:
         """The first failure, the missing measurements, or why the run cannot be read."""
         if self.problem:

@@ -119,7 +119,7 @@ def compute_exit_code(points: Iterable[SweepProgress]) -> int:
     """Return the exit code of a sweep from the progress of its points."""
     codes = []
     for progress in points:
-        if progress.has_wrong_results:
+        if any(record.status == "wrong" for record in progress.failures):
             codes.append(ExitCode.BAD)
         if progress.failures or not progress.is_complete:
             codes.append(ExitCode.DID_NOT_RUN)
