@@ -64,7 +64,7 @@ Examples:
   parbench run all_reduce --sizes 1K:64M:x4 --set dtype=float32,bfloat16
   parbench run all_reduce --sizes 1K:64M:x4 --env NCCL_ALGO=Ring,Tree,NVLS
   parbench run ddp --set layers=2,4 --repetitions 3
-  parbench run 'all_*' --mesh dp=2,tp=2 --group tp --nproc 4
+  parbench run 'all_*' --group dp=2,tp=2:tp --nproc 4
   parbench run hybrid --mesh dp=2,pp=2,tp=2         one step on a mesh of 8 ranks
   parbench run all_reduce --sizes 1K:64M:x4 --format nccl-tests
   parbench run --launcher srun --nodes 4 --nproc 8  8 ranks on each of 4 nodes
@@ -115,11 +115,13 @@ limits_option = click.option(
     "--mesh",
     metavar="AXIS=SIZE,...",
     help="Mesh of the training step, outermost axis first: dp=2,tp=4. ep and etp lie inside other "
-    "axes. With --group: mesh of the groups.",
+    "axes.",
 )
 @click.option(
     "--group",
-    help="Groups of ranks: a mesh axis, node, across, pairs, contiguous:K or strided:K.",
+    metavar="GROUP[,...]",
+    help="Groups of ranks: node, across, pairs, contiguous:K, strided:K, or an axis of a mesh of all "
+    "ranks: dp=2,tp=4:tp.",
 )
 @click.option(
     "--cases",

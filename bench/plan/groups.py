@@ -1,7 +1,7 @@
 """Groups of ranks, pairings and uneven shards, as pure arithmetic.
 
 A group is written ``world``, ``node``, ``across``, ``contiguous:K``, ``strided:K``, ``pairs``, or
-as a mesh with one of its axes, ``dp=2 tp=4:tp``. Every rank is in exactly one of the groups that a
+as a mesh with one of its axes, ``dp=2,tp=4:tp``. Every rank is in exactly one of the groups that a
 text describes.
 """
 
@@ -17,7 +17,9 @@ Pair = tuple[int, int]
 MOST_RANKS = 1 << 17
 # Axes of a step's mesh that lie inside others and do not multiply the number of ranks.
 INSIDE = ("ep", "etp")
-FORMS = "world, node, across, contiguous:K, strided:K, pairs, or a mesh and its axis such as dp=2 tp=4:tp"
+FORMS = (
+    "world, node, across, contiguous:K, strided:K, pairs, or an axis of a mesh such as dp=2,tp=4:tp"
+)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -36,10 +38,9 @@ def parse_mesh(text: str) -> dict[str, int]:
     return axes
 
 
-def format_mesh_group(mesh: str, axis: str) -> str:
-    """Return the text of the groups along an axis of a mesh."""
-    sizes = " ".join(f"{name}={size}" for name, size in parse_mesh(mesh).items())
-    return f"{sizes}:{axis}"
+def join_mesh_axes(groups: str) -> str:
+    """Return groups with a blank between the axes of a mesh: a comma separates groups."""
+    return re.sub(r"(?<==)(\d+),(?=\w+=)", r"\1 ", groups)
 
 
 def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple[Ranks, ...]:

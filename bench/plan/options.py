@@ -31,7 +31,7 @@ from parbench.bench.plan.cases import (
 )
 from parbench.bench.plan.catalogue import DTYPES
 from parbench.bench.plan.custom_step import define_custom_step, hash_source
-from parbench.bench.plan.groups import INSIDE, format_mesh_group, parse_mesh
+from parbench.bench.plan.groups import INSIDE, join_mesh_axes, parse_mesh
 from parbench.bench.plan.params import Value, declare_variable, is_variable, refuse_unknown
 from parbench.bench.plan.plan import (
     BEYOND_CACHE,
@@ -236,7 +236,8 @@ def _check_settings(
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
     if "mesh" in settings and "mesh" not in declared:
-        raise UserError(f"mesh is not a parameter of {owner}", hint="--mesh MESH --group AXIS")
+        problem = f"mesh is not a parameter of {owner}: only training steps have one"
+        raise UserError(problem, hint="groups along an axis of a mesh: --group dp=2,tp=2:tp")
     refuse_unknown(settings, declared, owner)
 
 
@@ -407,13 +408,13 @@ def _apply_cases_file(options: Options) -> Options:
 def _apply_mesh(options: Options, joined: Joined | None) -> Options:
     """Return the options with ``--mesh`` and ``--group`` as settings.
 
-    Without ``--group`` the mesh is that of the training steps. It also sets the number of ranks
-    on this node, if all meshes have the same number.
+    The mesh of the training steps also sets the number of ranks on this node, if all meshes have
+    the same number.
     """
     mesh, settings = options.mesh, options.settings
     if options.group is not None:
-        group = options.group if mesh is None else format_mesh_group(mesh, options.group)
-        return replace(options, settings={**settings, "group": group})
+        settings = {**settings, "group": join_mesh_axes(options.group)}
+        options = replace(options, settings=settings)
     if mesh is None:
         return options
     if "mesh" in settings:

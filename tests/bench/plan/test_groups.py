@@ -9,7 +9,7 @@ from parbench.bench.plan.groups import (
     choose_pairs,
     count_rounds,
     form_groups,
-    format_mesh_group,
+    join_mesh_axes,
     list_round_pairs,
     parse_mesh,
     parse_pairs,
@@ -72,7 +72,7 @@ def test_groups_across_unequal_nodes_are_refused() -> None:
 
 def test_mesh_and_axis_are_read_from_options() -> None:
     assert parse_mesh("dp=2,tp=4") == {"dp": 2, "tp": 4}
-    assert format_mesh_group("dp=2,tp=4", "tp") == "dp=2 tp=4:tp"
+    assert join_mesh_axes("node,dp=2,tp=4:tp,pairs") == "node,dp=2 tp=4:tp,pairs"
 
 
 def list_rounds(num_ranks: int) -> list[tuple[tuple[int, int], ...]]:

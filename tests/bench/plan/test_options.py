@@ -201,11 +201,12 @@ def test_variables_are_an_axis_of_all_cases() -> None:
     assert variables == 2 * expected
 
 
-def test_mesh_with_group_selects_groups() -> None:
-    options = replace(ALL_REDUCE, names=("all_reduce", "hybrid"), mesh="dp=2,tp=2", group="tp")
+def test_mesh_is_of_steps_and_group_of_operations() -> None:
+    names = ("all_reduce", "hybrid")
+    options = replace(ALL_REDUCE, names=names, mesh="dp=4", group="pairs,dp=2,tp=2:tp")
     run_plan = plan(options)
-    assert set(list_values(run_plan, "group")) == {"dp=2 tp=2:tp", None}
-    assert set(list_values(run_plan, "mesh")) == {"", None}
+    assert set(list_values(run_plan, "group")) == {"pairs", "dp=2 tp=2:tp", None}
+    assert set(list_values(run_plan, "mesh")) == {"dp=4", None}
 
 
 @pytest.mark.parametrize(
