@@ -1,7 +1,7 @@
 # The same three words here and in CI. PYTHON picks the environment: make check PYTHON=.venv/bin/python
 PYTHON ?= python
 
-.PHONY: format check test test-full test-cuda-stub golden pictures docs
+.PHONY: format check test test-full test-cuda-stub golden pictures docs dist
 
 format:
 	$(PYTHON) -m ruff format .
@@ -30,6 +30,10 @@ pictures:
 
 golden:
 	$(PYTHON) -m tests.support.golden
+
+# the sdist and the wheel, which is installed in a fresh environment and measures in an empty folder
+dist:
+	.ci/check-dist $(PYTHON)
 
 # the documentation site, in site/
 docs:
