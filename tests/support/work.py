@@ -46,7 +46,8 @@ TIER_LIMITS = {
 }
 """The most work of a tier or its part, by the marker expression that selects it.
 
-Retries and workers that start anew vary a count by a few processes, so limits leave a fifth above it.
+Retries and workers that start anew vary a count by a few processes, so limits leave a fifth above
+it.
 """
 
 
