@@ -137,7 +137,7 @@ def build_rank_samples_frame(runs: Runs) -> "pd.DataFrame":
             frames.append(frame.set_index(np.full(len(frame), index)))
     if not frames:
         folders = dict.fromkeys(str(repetition.run.path / "samples") for repetition in repetitions)
-        problem = f"there are no samples of ranks (*.npz) in {', '.join(folders)}"
+        problem = f"no samples of ranks (*.npz) are in {', '.join(folders)}"
         raise UserError(f"{problem}: copy a run with its folder samples/")
     return _join(_build_repetitions(repetitions).filter(regex=SAMPLE_COLUMNS), pd.concat(frames))
 

@@ -93,6 +93,8 @@ class Interval(msgspec.Struct, frozen=True, array_like=True):
     name: str
     start_us: float
     stop_us: float
+    num_bytes: int | None = None
+    """The size of a call of communication as nccl-tests counts it, None if it is unknown."""
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):

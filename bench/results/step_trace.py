@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
+from typing import NamedTuple
 
 from parbench.bench.results.records import COMM, COPY, Interval, RankTimeline
 from parbench.bench.results.records import COMPUTE as COMPUTE_STREAM
@@ -88,6 +89,15 @@ class TraceEvent:
     @property
     def span(self) -> Span:
         return self.start_ns, self.stop_ns
+
+
+class TimedCall(NamedTuple):
+    """A call of communication: its axis, its operation, its time, and its size if it is known."""
+
+    axis: str
+    op: str
+    span: Span
+    num_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,29 +256,29 @@ def _list_spans(events: Iterable[TraceEvent]) -> list[Span]:
 def build_rank_timeline(
     rank: int,
     trace: StepTrace,
-    comm: Iterable[tuple[str, str, Span]],
+    comm: Iterable[TimedCall],
     late_ns: int,
 ) -> RankTimeline:
     """Return the step of one rank, which began ``late_ns`` after that of the first rank.
 
-    ``comm`` has axis, operation and span of each call. As in the breakdown, compute and copies are
-    disjoint, and copies count only while nothing is computed.
+    As in the breakdown, compute and copies are disjoint, and copies count only while nothing is
+    computed.
     """
 
     def to_us(stamp: int) -> float:
         return (stamp - trace.step[0] + late_ns) / 1e3
 
-    def make_interval(stream: str, name: str, span: Span) -> Interval:
-        return Interval(stream, name, to_us(span[0]), to_us(span[1]))
+    def make_interval(stream: str, name: str, span: Span, num_bytes: int | None = None) -> Interval:
+        return Interval(stream, name, to_us(span[0]), to_us(span[1]), num_bytes)
 
     computing = intersection(trace.compute, [trace.step])
     copying = difference(intersection(trace.copies, [trace.step]), computing)
     intervals = [make_interval(PHASE_STREAM, name, span) for name, span in trace.phases]
     intervals += [make_interval(COMPUTE_STREAM, COMPUTE_STREAM, span) for span in computing]
     intervals += [make_interval(COPY, COPY, span) for span in copying]
-    for axis, operation, span in comm:
-        for part in intersection([span], [trace.step]):
-            intervals.append(make_interval(f"{COMM} {axis}", operation, part))
+    for call in comm:
+        for part in intersection([call.span], [trace.step]):
+            intervals.append(make_interval(f"{COMM} {call.axis}", call.op, part, call.num_bytes))
     start, stop = trace.step
     return RankTimeline(
         rank=rank,

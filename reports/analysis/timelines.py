@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from parbench.bench.results.records import (
     COMM,
@@ -15,7 +16,7 @@ from parbench.bench.results.records import (
     Timeline,
 )
 from parbench.bench.results.runs import Run, load_timeline
-from parbench.bench.results.spans import Span, length
+from parbench.bench.results.spans import Span, difference, length
 from parbench.bench.results.stats import median
 from parbench.bench.text import UserError
 from parbench.reports.analysis.case_results import CaseResult
@@ -116,6 +117,39 @@ def measure_busy_seconds(rank: RankTimeline) -> dict[str, float]:
             key = f"{PHASE} {interval.name}" if stream == PHASE else stream
             groups.setdefault(key, []).append(interval)
     return {key: length(convert_to_spans(intervals)) / 1e9 for key, intervals in groups.items()}
+
+
+def summarize_calls(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return the calls of one rank by axis, operation and size, those with most exposed time first.
+
+    The rank is the one that waits least in its calls. Times are seconds, overlaps counted once.
+    """
+    by_rank = [_summarize_rank_calls(rank) for rank in timeline.ranks]
+    rows = min(by_rank, key=lambda rows: sum(row["seconds"] for row in rows), default=[])
+    return sorted(rows, key=lambda row: (-row["exposed"], -row["seconds"]))
+
+
+def _summarize_rank_calls(rank: RankTimeline) -> list[dict[str, Any]]:
+    streams = group_by_stream(rank)
+    work = convert_to_spans([*streams.get(COMPUTE, []), *streams.get(COPY, [])])
+    rows = []
+    for stream, intervals in streams.items():
+        by_call: dict[tuple[str, int | None], list[Interval]] = {}
+        for interval in intervals:
+            by_call.setdefault((interval.name, interval.num_bytes), []).append(interval)
+        for (operation, num_bytes), calls in by_call.items():
+            spans = convert_to_spans(calls)
+            rows.append(
+                {
+                    "axis": get_axis(stream),
+                    "operation": operation,
+                    "size": num_bytes,
+                    "calls": len(calls),
+                    "seconds": length(spans) / 1e9,
+                    "exposed": length(difference(spans, work)) / 1e9,
+                }
+            )
+    return [row for row in rows if row["axis"]]
 
 
 def find_slow_computing_rank(run: Run, result: CaseResult) -> Straggler | None:

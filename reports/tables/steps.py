@@ -26,7 +26,11 @@ from parbench.reports.analysis.steps import (
     predict_communication,
     sum_memory,
 )
-from parbench.reports.analysis.timelines import measure_busy_seconds, name_stream
+from parbench.reports.analysis.timelines import (
+    measure_busy_seconds,
+    name_stream,
+    summarize_calls,
+)
 from parbench.reports.figures.chart import Chart, list_charts, number_name
 from parbench.reports.figures.steps import chart_breakdown, chart_memory, chart_step_times
 from parbench.reports.figures.timeline import chart_timeline
@@ -86,6 +90,15 @@ _VOLUME_COLUMNS = (
         for metric, title in _AXIS_METRICS.items()
     ),
 )
+_CALL_COLUMNS = (
+    STEP_COLUMN,
+    Column("axis", help="axis of the mesh, or process group"),
+    Column("operation", help="collective, or send and receive"),
+    Column("size", kind="B", help="bytes of one call, as nccl-tests counts them"),
+    Column("calls", kind="count", is_result=True, help="calls in a step"),
+    Column("seconds", "time", kind="s", help="time of these calls in a step"),
+    Column("exposed", kind="s", help="time of these calls that no computation and no copy hides"),
+)
 
 
 def list_step_tables(data: RunData) -> list[Table]:
@@ -96,6 +109,7 @@ def list_step_tables(data: RunData) -> list[Table]:
         _make_step_table(data, rows, problems),
         _make_part_table(rows),
         _make_volume_table(rows),
+        _make_call_table(data),
         _make_timeline_table(data),
         *make_pipeline_tables(pipelines),
         _make_memory_table(rows),
@@ -206,6 +220,23 @@ def _make_volume_table(steps: Sequence[StepRow]) -> Table:
         "Communication volume",
         caption="bytes that a rank sends in a step on each axis, analytical and counted",
         columns=keep_known_columns(_VOLUME_COLUMNS, rows),
+        rows=rows,
+    )
+
+
+def _make_call_table(data: RunData) -> Table:
+    """Return the calls of each profiled step by operation and size."""
+    rows = [
+        {"label": data.labels[step.result.case.id], **row}
+        for step in data.timelines
+        if step.timeline
+        for row in summarize_calls(step.timeline)
+    ]
+    return Table(
+        "step-calls",
+        "Communication by operation and size",
+        caption="calls of the profiled step on the rank that waits least; rows of a step may overlap",
+        columns=keep_known_columns(_CALL_COLUMNS, rows),
         rows=rows,
     )
 

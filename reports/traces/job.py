@@ -25,7 +25,7 @@ from parbench.bench.results.spans import (
     intersection,
     length,
 )
-from parbench.bench.results.step_trace import CallFacts, StepTrace, build_rank_timeline
+from parbench.bench.results.step_trace import CallFacts, StepTrace, TimedCall, build_rank_timeline
 from parbench.bench.text import UserError
 from parbench.reports.traces.rank_trace import Source, Window, list_trace_files, read_rank
 
@@ -271,7 +271,10 @@ def build_timeline(job: TracedJob) -> Timeline:
             copies=step.copies,
             phases=step.phases,
         )
-        comm = [(call.label, call.facts.op, call.span) for call in step.calls]
+        comm = [
+            TimedCall(call.label, call.facts.op, call.span, call.facts.num_bytes)
+            for call in step.calls
+        ]
         late_ns = starts[rank.rank] - min(starts.values())
         timelines.append(build_rank_timeline(rank.rank, trace, comm, late_ns))
     hosts = {rank.source.host for rank in job.ranks}

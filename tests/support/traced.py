@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from parbench.bench.results.records import (
     Interval,
@@ -27,20 +28,20 @@ def make_rank_timeline(rank: int = 0, late_us: float = 0.0) -> RankTimeline:
 
     3 ms of communication are exposed.
     """
-    spans = [
+    spans: list[tuple[Any, ...]] = [
         ("phase", "forward", 0.0, 3000.0),
         ("phase", "backward", 3000.0, 8500.0),
         ("phase", "update", 8500.0, 10_000.0),
         ("compute", "compute", 0.0, 3000.0),
         ("compute", "compute", 3000.0, 5000.0),
         ("compute", "compute", 8500.0, 9500.0),
-        ("comm dp", "all_reduce", 4000.0, 7000.25),
-        ("comm dp", "all_reduce", 5000.0, 8000.0),
+        ("comm dp", "all_reduce", 4000.0, 7000.25, 1 << 20),
+        ("comm dp", "all_reduce", 5000.0, 8000.0, 4 << 20),
         ("copy", "copy", 9500.0, 9750.0),
     ]
     intervals = [
-        Interval(stream, name, start + late_us, stop + late_us)
-        for stream, name, start, stop in spans
+        Interval(stream, name, start + late_us, stop + late_us, *num_bytes)
+        for stream, name, start, stop, *num_bytes in spans
     ]
     return RankTimeline(
         rank=rank, start_us=late_us, stop_us=10_000.0 + late_us, intervals=tuple(intervals)

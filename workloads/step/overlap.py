@@ -24,7 +24,7 @@ from parbench.bench.results.spans import (
     length,
 )
 from parbench.bench.results.stats import median
-from parbench.bench.results.step_trace import StepTrace, build_rank_timeline
+from parbench.bench.results.step_trace import StepTrace, TimedCall, build_rank_timeline
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.call_spans import find_call_spans
@@ -61,8 +61,8 @@ class MatchedTrace:
 
     spans: list[Span | None]
     """The span of each call, None for an unseen one; empty if spans and calls do not match."""
-    named: list[tuple[str, str, Span]]
-    """Axis, operation and span of all communication in the trace."""
+    named: list[TimedCall]
+    """All communication in the trace."""
     unseen: set[str]
     """The axes with calls that the trace does not have."""
 
@@ -268,27 +268,30 @@ def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> Matched
     if spans is None:
         axes = {call.axis for call in calls}
         axis = axes.pop() if len(axes) == 1 else OTHER
-        named = [(axis, "communication", span) for span in trace.comm]
+        named = [TimedCall(axis, "communication", span) for span in trace.comm]
         missing = [] if trace.comm else calls
         return MatchedTrace([], named, {call.axis for call in missing if call.ranks > 1})
     unseen = set()
-    ops_by_span: defaultdict[tuple[str, Span], list[str]] = defaultdict(list)
+    calls_by_span: defaultdict[tuple[str, Span], list[SentCall]] = defaultdict(list)
     for call, span in zip(calls, spans, strict=True):
         if span is not None:
-            ops_by_span[call.axis, span].append(call.op)
+            calls_by_span[call.axis, span].append(call)
         elif call.ranks > 1:
             unseen.add(call.axis)
-    named = [
-        (axis, " + ".join(dict.fromkeys(ops)), span) for (axis, span), ops in ops_by_span.items()
-    ]
+    named = []
+    for (axis, span), joint_calls in calls_by_span.items():
+        ops = [call.op for call in joint_calls]
+        # A joint send and receive has the size of what it sends.
+        num_bytes = sum(call.num_bytes for call in joint_calls if call.op == ops[0])
+        named.append(TimedCall(axis, " + ".join(dict.fromkeys(ops)), span, num_bytes))
     return MatchedTrace(spans, named, unseen)
 
 
 def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown:
     """Return the parts of the wall time of a profiled step."""
     spans_by_axis: defaultdict[str, list[Span]] = defaultdict(list)
-    for axis, _, span in matched.named:
-        spans_by_axis[axis].append(span)
+    for call in matched.named:
+        spans_by_axis[call.axis].append(call.span)
     return compute_breakdown(
         trace.step,
         trace.compute,

@@ -1,10 +1,12 @@
 """The tables of training steps."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from parbench.bench.results.metrics import MetricValue
+from parbench.reports.run_data import RunData
 from tests.support.report_rows import (
     assert_cells,
     find_table_of_run,
@@ -22,6 +24,7 @@ from tests.support.reports_fixtures import (
     step_metrics,
     training_metrics,
 )
+from tests.support.traced import make_timeline, traced_record, write_traced_run
 
 
 def step_line(metrics: dict[str, MetricValue]) -> dict[str, str]:
@@ -138,3 +141,12 @@ def test_memory_joins_all_sources() -> None:
         ["buffers", "8.00 B", "-", "-"],
         ["cache", "-", "32.0 B", "-"],
     ]
+
+
+def test_calls_are_summed_by_operation_and_size(tmp_path: Path) -> None:
+    run = write_traced_run(tmp_path, [(traced_record(), make_timeline())])
+    lines = table_lines(find_table_of_run(RunData(run), "step-calls"))
+    assert [line["size"] for line in lines] == ["4.00 MiB", "1.00 MiB"]
+    assert_cells(
+        lines[0], {"axis": "dp", "calls": "1", "time": "3.00 ms", "exposed": "3.00 ms"}
+    )

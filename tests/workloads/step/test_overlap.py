@@ -167,8 +167,8 @@ def test_kernel_of_send_and_recv_counts_once() -> None:
     matched = match_spans_to_calls(trace, [SEND, RECV, SEND, RECV])
     assert matched.spans == [(200, 300), (200, 300), (500, 600), (500, 600)]
     assert matched.named == [
-        ("cp", "send + recv", (200, 300)),
-        ("cp", "send + recv", (500, 600)),
+        ("cp", "send + recv", (200, 300), 1024),
+        ("cp", "send + recv", (500, 600), 1024),
     ]
     assert compute_time_breakdown(trace, matched).exposed_comm_seconds == pytest.approx(
         {"cp": 150 * NS}
@@ -197,7 +197,7 @@ def test_kernel_of_no_call_hides_axes(axes: list[str], axis: str) -> None:
     calls = [sent_call(name, "all_reduce") for name in axes]
     matched = match_spans_to_calls(trace, calls)
     assert matched.spans == []
-    assert {name for name, _, _ in matched.named} == {axis}
+    assert {call.axis for call in matched.named} == {axis}
 
 
 def test_ect_is_a_bound_if_the_mode_slows_a_gpu() -> None:

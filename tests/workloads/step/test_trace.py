@@ -10,6 +10,7 @@ from parbench.bench.results.spans import Span, gaps, length
 from parbench.bench.results.step_trace import (
     STEP,
     StepTrace,
+    TimedCall,
     TraceEvent,
     build_device_trace,
     build_rank_timeline,
@@ -85,11 +86,12 @@ def test_rank_timeline_is_clipped_to_step() -> None:
         copies=[(8 * US, 12 * US)],
         phases=[("forward", (5 * US, 14 * US))],
     )
-    calls = [("dp", "all_reduce", trace.comm[0])]
+    calls = [TimedCall("dp", "all_reduce", trace.comm[0], 64)]
     timeline = build_rank_timeline(1, trace, calls, late_ns=3 * US)
     assert timeline.start_us == 3.0
     assert timeline.stop_us == 23.0
     intervals = [(i.stream, i.name, i.start_us, i.stop_us) for i in timeline.intervals]
+    assert timeline.intervals[-1].num_bytes == 64
     assert intervals == [
         ("phase", "forward", 3.0, 12.0),
         ("compute", "compute", 3.0, 8.0),
