@@ -16,10 +16,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
-from parbench.bench.world.benchmark import Description, Explanation
+from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World, make_group
 from parbench.workloads.model.transformer import DTYPES, Ffn, set_weights
 from parbench.workloads.parallel.mesh import destroy_groups

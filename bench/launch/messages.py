@@ -16,16 +16,7 @@ from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.launch.flight_recorder import GroupState
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.plan import Plan
-from parbench.bench.results.metrics import MetricValue
-from parbench.bench.results.records import (
-    Check,
-    Culprit,
-    RankState,
-    SkipReason,
-    Status,
-    Stop,
-    Stragglers,
-)
+from parbench.bench.results.records import CaseResult, SkipReason
 
 MAIL = "mail"
 """The folder of messages in the folder of an attempt."""
@@ -50,43 +41,14 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Slurm's job step."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """An amount of work done by one sample: ``amount / seconds`` is the metric ``name``."""
+class Outcome(CaseResult, frozen=True, kw_only=True):
+    """The result of a case, as rank 0 reports it or as the driver concludes it.
 
-    name: str
-    amount: float
-    unit: str = ""
-    """The unit of a rate that parbench.bench.results.metrics does not declare."""
+    It has ``ranks`` if they failed and cannot continue.
+    """
 
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a case on all ranks, as rank 0 reports it or as the driver concludes it."""
-
-    status: Status
-    reason: str = ""
-    skip_reason: SkipReason | None = None
-    wrong_by_rank: dict[int, int] = {}
-    culprits: tuple[Culprit, ...] = ()
-    stop: Stop | None = None
-    check: Check = Check()
     more: bool = False
     """True if more blocks follow, so that this is the result so far."""
-    headline: str = "time"
-    seconds: list[float] = []
-    """One sample per iteration."""
-    visits: list[int] = []
-    """The number of samples in each block."""
-    rank_mean_seconds: list[float] = []
-    skew_seconds: list[float] = []
-    transfer_seconds: list[float] = []
-    issue_seconds: list[float] = []
-    arrival: Stragglers | None = None
-    ranks: list[RankState] = []
-    """The state of each rank. The driver sets it if the ranks failed and cannot continue."""
-    explained: dict[str, MetricValue] = {}
-    work: list[Work] = []
-    details: dict[str, Any] = {}
-    notes: list[str] = []
     raw: bytes = b""
     """The samples of every rank, an npz file."""
     timeline: bytes = b""

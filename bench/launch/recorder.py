@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from parbench.bench.files import convert_write_errors
-from parbench.bench.launch.messages import Hello, Outcome, Work
+from parbench.bench.launch.messages import Hello, Outcome
 from parbench.bench.machine.environment import (
     describe_relations,
     find_differing_values,
@@ -19,17 +19,10 @@ from parbench.bench.machine.gpu import GpuReport, inspect_gpus
 from parbench.bench.machine.gpu_inventory import GpuInventory
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.metrics import MetricValue, find_metric, make_value, make_values
-from parbench.bench.results.records import Record, Samples, WorldInfo, compute_noise
+from parbench.bench.results.records import CaseResult, Record, WorldInfo, compute_noise
 from parbench.bench.results.runs import RecordWriter, Run, make_trace_path, utc_now, write_run_info
 from parbench.bench.results.samples import make_samples_path
-from parbench.bench.results.stats import (
-    MIN_ITERATIONS_FOR_P99,
-    MIN_ITERATIONS_FOR_Q10,
-    Estimate,
-    estimate_median,
-    quantile,
-)
+from parbench.bench.results.stats import estimate_median
 
 FAILED_STATUSES = ("failed", "hang", "wrong")
 
@@ -94,29 +87,19 @@ class Recorder:
 
     def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
         """Write the record of a case in a repetition, with the files that belong to it."""
-        samples = Samples(values=outcome.seconds, visits=outcome.visits)
-        fault = self._info.plan.injection
+        result = {name: getattr(outcome, name) for name in CaseResult.__struct_fields__}
         notes = [*self._info.plan.notes, *self._placement_notes, *self.cleanup_notes]
+        result["notes"] = [*notes, *outcome.notes]
+        samples = outcome.samples
+        fault = self._info.plan.injection
         record = Record(
+            **result,
             case=case,
             world=self._world,
             repetition=repetition,
-            status=outcome.status,
-            reason=outcome.reason,
-            skip_reason=outcome.skip_reason,
-            wrong_by_rank=outcome.wrong_by_rank,
-            culprits=outcome.culprits,
-            stop=outcome.stop,
-            check=outcome.check,
-            samples=samples,
-            metrics=compute_metrics(outcome),
             noise=compute_noise(samples),
-            arrival=outcome.arrival,
             injected="" if fault is None else fault.text,
-            details=outcome.details,
-            notes=[*notes, *outcome.notes],
             environment=self._environment,
-            ranks=outcome.ranks,
             emulation=self._info.plan.emulation,
             started=outcome.started or utc_now(),
             seconds=round(outcome.wall_seconds, 6),
@@ -124,8 +107,8 @@ class Recorder:
         self._writer.write(record)
         if record.status in FAILED_STATUSES:
             self.failures[case.id] = record
-        if outcome.seconds:
-            estimate = estimate_median(outcome.seconds, outcome.visits)
+        if samples.values:
+            estimate = estimate_median(samples.values, samples.visits)
             self.half_widths[case.id] = estimate.half_width
         self._on_record(record)
         if outcome.raw:
@@ -133,60 +116,6 @@ class Recorder:
         if outcome.timeline:
             self._writer.write_file(make_trace_path(record), outcome.timeline)
         return record
-
-
-def compute_metrics(outcome: Outcome) -> dict[str, MetricValue]:
-    """Return the duration with its percentiles, the rates, and the parts of the duration.
-
-    There is nothing without samples.
-    """
-    if not outcome.seconds:
-        return {}
-    time = estimate_median(outcome.seconds, outcome.visits)
-    count = len(outcome.seconds)
-    # A custom benchmark may choose the name of its duration.
-    metrics = {outcome.headline: make_value("time", time)}
-    for name, share, min_count in (
-        ("q10", 0.1, MIN_ITERATIONS_FOR_Q10),
-        ("p99", 0.99, MIN_ITERATIONS_FOR_P99),
-    ):
-        if count >= min_count:
-            method = f"{100 * share:.0f}th percentile of {count} iterations"
-            percentile = make_value(f"time_{name}", quantile(outcome.seconds, share), method)
-            metrics[f"{outcome.headline}_{name}"] = percentile
-    for work in outcome.work:
-        metrics[work.name] = compute_rate(work, time)
-    parts = {
-        "issue_time": outcome.issue_seconds,
-        "wait_time": [],
-        "skew": outcome.skew_seconds,
-        "transfer": outcome.transfer_seconds,
-        "rank_mean_time": outcome.rank_mean_seconds,
-    }
-    if outcome.issue_seconds:
-        durations = zip(outcome.seconds, outcome.issue_seconds, strict=True)
-        parts["wait_time"] = [duration - issue for duration, issue in durations]
-    medians = {}
-    for name, seconds in parts.items():
-        if seconds:
-            medians[name] = estimate_median(seconds, outcome.visits)
-    return metrics | make_values(medians) | outcome.explained
-
-
-def compute_rate(work: Work, time: Estimate) -> MetricValue:
-    """Return the rate of work; it is unknown where nothing is moved, or in no time."""
-    rates = []
-    for seconds in (time.value, time.high, time.low):  # the slowest time gives the lowest rate
-        rates.append(work.amount / seconds if seconds and work.amount else None)
-    metric = find_metric(work.name)
-    return MetricValue(
-        value=rates[0],
-        low=rates[1],
-        high=rates[2],
-        unit=metric.unit if metric else work.unit,
-        better=metric.better if metric else "higher",
-        method=f"{work.amount:.12g} over the {time.method}",
-    )
 
 
 def describe_hosts(hellos: Sequence[Hello]) -> dict[str, Any]:

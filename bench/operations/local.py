@@ -11,12 +11,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.messages import Work
 from parbench.bench.operations.data_pattern import DataPattern, dtype_of, poison
 from parbench.bench.operations.operation import Operation, make_pattern
 from parbench.bench.plan.catalogue import NO_LOAD
 from parbench.bench.world import accelerator
-from parbench.bench.world.benchmark import Benchmark, Description
+from parbench.bench.world.benchmark import Benchmark, Description, Work
 from parbench.bench.world.torch_compat import all_gather_single
 from parbench.bench.world.world import World
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parbench.bench.launch.messages import Work
 from parbench.bench.operations.data_pattern import DataPattern, count_wrong, poison
 from parbench.bench.plan.catalogue import get_busbw_factor
-from parbench.bench.world.benchmark import Benchmark, Description
+from parbench.bench.world.benchmark import Benchmark, Description, Work
 from parbench.bench.world.world import World
 
 

@@ -46,6 +46,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.startswith("custom.")
 
     @property
+    def is_step(self) -> bool:
+        """True for a training step, also a custom one."""
+        return self.is_custom or self.name.startswith("workload.")
+
+    @property
     def short_name(self) -> str:
         """The name without its kind: ``all_reduce``."""
         return self.name.partition(".")[2] or self.name

@@ -1,13 +1,11 @@
 """One case on the ranks: prepare, check, warm up, time and check again, for every benchmark."""
 
 import importlib
-import io
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, cast
 
-import numpy as np
 from msgspec.structs import replace
 
 from parbench.bench.launch.messages import Outcome
@@ -17,15 +15,14 @@ from parbench.bench.operations.local import background_load
 from parbench.bench.plan.cases import EXPLAINER, Case
 from parbench.bench.plan.catalogue import MODES, NO_LOAD, RUNNER_PARAMS, estimate_needed_bytes
 from parbench.bench.plan.plan import FaultSpec, Measure
-from parbench.bench.rank.device_timer import HOST_NS
-from parbench.bench.rank.timing import CaseTimer, Progress, TimedSamples
+from parbench.bench.rank.result import add_samples
+from parbench.bench.rank.timing import CaseTimer, Progress
 from parbench.bench.results.records import (
     MIN_HIDDEN,
     Check,
     SkipReason,
     Status,
     encode_timeline,
-    find_stragglers,
 )
 from parbench.bench.text import UserError, format_list, format_size
 from parbench.bench.world import accelerator
@@ -308,7 +305,7 @@ class CaseRun:
         samples = self._timer.samples
         if samples is None:
             return outcome
-        outcome = _add_samples(outcome, samples, self._description, self._world, list(self._ranks))
+        outcome = add_samples(outcome, samples, self._description, self._world, list(self._ranks))
         notes = _make_notes(self._case, self._world, len(self._ranks), samples.hidden)
         return replace(outcome, notes=[*outcome.notes, *notes])
 
@@ -320,7 +317,7 @@ class CaseRun:
         timeline = explanation.timeline
         return replace(
             outcome,
-            explained=explanation.metrics,
+            metrics={**outcome.metrics, **explanation.metrics},
             details={**outcome.details, **explanation.details},
             notes=[*outcome.notes, *explanation.notes],
             timeline=b"" if timeline is None else encode_timeline(timeline),
@@ -452,67 +449,3 @@ def _make_refusal(refusals: Sequence[str | None], active: Sequence[int]) -> Case
         return CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
     states = "; ".join(f"rank {rank}: {refusals[rank] or 'ready'}" for rank in active)
     return CaseEndedError("failed", f"ranks disagree about whether this can run: {states}")
-
-
-def _add_samples(
-    outcome: Outcome,
-    timed: TimedSamples,
-    description: Description,
-    world: World,
-    ranks: list[int],
-) -> Outcome:
-    """Return the outcome with its samples and the description of a step."""
-    lists = timed.samples(description.hops)
-    details = dict(description.details)
-    if len(ranks) < len(world.hosts):
-        details |= {"group_size": len(ranks), "group_ranks": ranks}
-    details |= {"warmup": timed.warmup, "steps_per_sample": timed.steps_per_sample}
-    method = world.clock.method
-    uncertainty_ns = world.clock.uncertainty_ns
-    if timed.hidden is not None:
-        details["launch_hidden"] = round(timed.hidden, 4)
-        method = f"{method}; a device's events by its host"
-        uncertainty_ns += HOST_NS
-    arrival = None
-    if timed.has_arrivals:
-        arrivals, exits, _, _ = timed.stamps
-        arrival = find_stragglers(
-            [ranks[index] for index in arrivals.argmax(axis=0)],
-            [ranks[index] for index in exits.argmax(axis=0)],
-            lists["skew_seconds"],
-            method,
-            uncertainty_ns / 1e9,
-        )
-    return replace(
-        outcome,
-        stop=timed.stop,
-        visits=list(timed.visits),
-        headline=description.headline,
-        **lists,
-        arrival=arrival,
-        work=list(description.work),
-        details=details,
-        notes=list(description.notes),
-        raw=b"" if outcome.more else _pack_samples(timed, world, ranks),
-    )
-
-
-def _pack_samples(timed: TimedSamples, world: World, ranks: list[int]) -> bytes:
-    """Return all measured ranks' samples as a NumPy archive.
-
-    Arrivals and exits are in ns since the first arrival, on rank 0's clock.
-    """
-    arrivals, exits, durations, issues = timed.stamps
-    first_arrival = arrivals.min()
-    arrays: dict[str, Any] = {
-        "ranks": np.array(ranks, dtype=np.int64),
-        "arrival_ns": arrivals - first_arrival,
-        "exit_ns": exits - first_arrival,
-        "duration_ns": durations,
-        "issue_ns": issues,
-        "steps_per_sample": np.int64(timed.steps_per_sample),
-        "clock_offsets_ns": np.array(world.clock.offsets_ns),
-    }
-    with io.BytesIO() as file:
-        np.savez_compressed(file, **arrays)
-        return file.getvalue()

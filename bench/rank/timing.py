@@ -124,27 +124,27 @@ class TimedSamples:
         """False if devices began together, so that arrivals show when their hosts woke up."""
         return self.hidden is None or self.hidden < MIN_HIDDEN
 
-    def samples(self, hops: int = 1) -> dict[str, list[float]]:
-        """Return a record's lists of seconds, with one value for each sample.
+    def compute_seconds(self, hops: int = 1) -> dict[str, list[float]]:
+        """Return the seconds of each sample by the name of their metric.
 
         A sample's time is that of its slowest rank, divided by its steps and ``hops``.
         """
         arrivals, exits, durations, issues = self.stamps
-        samples = {
-            "seconds": _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops),
-            "rank_mean_seconds": _to_seconds(durations.mean(axis=0) / self.steps_per_sample, hops),
-            "skew_seconds": [],
-            "transfer_seconds": [],
-            "issue_seconds": [],
-        }
+        times = _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops)
+        seconds = {"time": times}
+        if issues.any():
+            issue_times = _to_seconds(issues.max(axis=0))
+            seconds["issue_time"] = issue_times
+            pairs = zip(times, issue_times, strict=True)
+            seconds["wait_time"] = [time - issue_time for time, issue_time in pairs]
         if self.has_arrivals:
-            samples["skew_seconds"] = _to_seconds(np.ptp(arrivals, axis=0))
+            seconds["skew"] = _to_seconds(np.ptp(arrivals, axis=0))
             if self.steps_per_sample == 1:
                 transfers = exits.max(axis=0) - arrivals.max(axis=0)
-                samples["transfer_seconds"] = _to_seconds(transfers, hops)
-        if issues.any():
-            samples["issue_seconds"] = _to_seconds(issues.max(axis=0))
-        return samples
+                seconds["transfer"] = _to_seconds(transfers, hops)
+        rank_means = durations.mean(axis=0) / self.steps_per_sample
+        seconds["rank_mean_time"] = _to_seconds(rank_means, hops)
+        return seconds
 
 
 def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:

@@ -225,9 +225,9 @@ def measure_cases(
         if not outcome.more:
             remaining[index] = 0
             runs.pop(index, None)
-        if outcome.explained:
-            # A step's model and groups hold each other in cycles, with their memory and threads.
-            gc.collect()
+            if job.plan.cases[index].is_step:
+                # Its model and groups hold each other in cycles, with their memory and threads.
+                gc.collect()
 
 
 class RepetitionClock:

@@ -217,13 +217,9 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """True if it did not answer when all ranks were asked for their state."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One case in one repetition."""
+class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one case after its measurement, or after the failure of its ranks."""
 
-    schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
-    case: Case
-    world: WorldInfo
-    repetition: RepetitionIndex
     status: Status
     reason: str = ""
     """A sentence for people about a status other than ok. Programs read the fields below."""
@@ -238,20 +234,29 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     check: Check = Check()
     samples: Samples = Samples()
     metrics: dict[str, MetricValue] = {}
-    noise: Noise | None = None
     arrival: Stragglers | None = None
-    injected: str = ""
-    """The fault that was injected on purpose."""
     details: dict[str, Any] = {}
     """Facts of the benchmark, for example the structs of ``details.py``."""
-    emulation: str = ""
-    """The nodes or links that are not real."""
     notes: list[str] = []
     """Sentences about limits of the result."""
-    environment: dict[str, Any] = {}
-    """The differences from the environment in ``run.json``."""
     ranks: list[RankState] = []
     """The state of each rank if the case ended badly."""
+
+
+class Record(CaseResult, frozen=True, kw_only=True):
+    """One case in one repetition."""
+
+    schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
+    case: Case
+    world: WorldInfo
+    repetition: RepetitionIndex
+    noise: Noise | None = None
+    injected: str = ""
+    """The fault that was injected on purpose."""
+    emulation: str = ""
+    """The nodes or links that are not real."""
+    environment: dict[str, Any] = {}
+    """The differences from the environment in ``run.json``."""
     started: str
     seconds: NonNegative
     """The time of the case with its preparation, warm-up and checks."""

@@ -4,9 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from parbench.bench.launch.messages import Work
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """An amount of work done by one step: ``amount / seconds`` is the metric ``name``."""
+
+    name: str
+    amount: float
+    unit: str = ""
+    """The unit of a rate that parbench.bench.results.metrics does not declare."""
 
 
 @dataclass(frozen=True, kw_only=True)

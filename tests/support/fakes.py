@@ -26,7 +26,8 @@ from parbench.bench.launch.messages import (
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.plan import Plan, SkippedCase
-from parbench.bench.results.records import Check
+from parbench.bench.results.metrics import make_value
+from parbench.bench.results.records import Check, Samples
 from parbench.bench.world.benchmark import Description
 
 HOSTNAME = socket.gethostname()
@@ -66,9 +67,8 @@ def make_outcome(seconds: float = 1e-3, **overrides: Any) -> Outcome:
         "status": "ok",
         "check": Check(passed=True, wrong=0),
         "stop": "precision",
-        "seconds": [seconds] * 20,
-        "skew_seconds": [1e-6] * 20,
-        "visits": [2] * 10,
+        "samples": Samples(values=[seconds] * 20, visits=[2] * 10),
+        "metrics": {"time": make_value("time", seconds)},
         "wall_seconds": 0.1,
     }
     return Outcome(**{**fields, **overrides})

@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import MeshDetails
-from parbench.bench.world.benchmark import Description, Explanation
+from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatch import ExpertRows
 from parbench.workloads.expert_parallel.expert_probe import ExpertProbe

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from parbench.bench.launch.messages import Work
 from parbench.bench.plan.params import Value
 from parbench.bench.results.details import (
     Action,
@@ -22,7 +21,7 @@ from parbench.bench.results.details import (
     MeshDetails,
 )
 from parbench.bench.results.metrics import make_values
-from parbench.bench.world.benchmark import Benchmark, Description, Explanation
+from parbench.bench.world.benchmark import Benchmark, Description, Explanation, Work
 from parbench.bench.world.world import World
 from parbench.workloads.costs.communication_pattern import (
     bytes_by_axis,

@@ -18,7 +18,7 @@ from parbench.bench.launch.recorder import Recorder
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.plan.plan import Plan, parse_fault
-from parbench.bench.results.records import Record, SkipReason, read_records
+from parbench.bench.results.records import Record, Samples, SkipReason, read_records
 from parbench.bench.results.runs import create_run, load_run, open_writer, utc_now
 from tests.support.fakes import (
     Script,
@@ -184,7 +184,7 @@ def test_record_contains_the_outcome(make_run: MakeRun) -> None:
     run.drive()
     record, skipped_record = run.records()
     assert record.case == CASES[0]
-    assert record.samples.values == outcome.seconds
+    assert record.samples.values == outcome.samples.values
     assert record.metrics["time"].value == 2e-3
     assert record.check == outcome.check
     assert record.stop == outcome.stop
@@ -253,7 +253,8 @@ def order_like(monkeypatch: pytest.MonkeyPatch, *order: int) -> None:
 
 def make_result(*seconds: float, more: bool = False) -> Outcome:
     """Return the outcome of a case after blocks with one sample each."""
-    return replace(make_outcome(), seconds=list(seconds), visits=[1] * len(seconds), more=more)
+    samples = Samples(values=list(seconds), visits=[1] * len(seconds))
+    return replace(make_outcome(), samples=samples, more=more)
 
 
 def test_case_is_recorded_after_its_last_block(

@@ -1,21 +1,20 @@
-"""The metrics of an outcome, and the ranks that arrive last."""
-
-from typing import Any
+"""The metrics of a case, and the ranks that arrive last."""
 
 import numpy as np
 import pytest
 
-from parbench.bench.launch.messages import Outcome, Work
-from parbench.bench.launch.recorder import compute_metrics
+from parbench.bench.rank.result import compute_metrics
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import find_stragglers
 from parbench.bench.results.stats import MIN_ITERATIONS_FOR_P99, MIN_ITERATIONS_FOR_Q10
+from parbench.bench.world.benchmark import Description, Work
 
 
-def metrics_of(seconds: list[float], *work: Work, **fields: Any) -> dict[str, MetricValue]:
-    visits = [1] * len(seconds)
-    outcome = Outcome(status="ok", seconds=seconds, visits=visits, work=list(work), **fields)
-    return compute_metrics(outcome)
+def metrics_of(
+    times: list[float], *work: Work, headline: str = "time", **parts: list[float]
+) -> dict[str, MetricValue]:
+    description = Description(headline=headline, work=work)
+    return compute_metrics({"time": times, **parts}, [1] * len(times), description)
 
 
 def test_time_is_the_median_and_rate_is_work_over_time() -> None:
@@ -43,29 +42,10 @@ def test_percentiles_require_enough_iterations() -> None:
     assert list(metrics_of(seconds[: MIN_ITERATIONS_FOR_Q10 - 1])) == ["time"]
 
 
-def test_issue_wait_skew_and_transfer_are_medians() -> None:
-    metrics = metrics_of(
-        [1e-3] * 3,
-        issue_seconds=[3e-4] * 3,
-        skew_seconds=[1e-6, 2e-6, 9e-6],
-        transfer_seconds=[5e-4, 4e-4, 1e-4],
-    )
+def test_parts_of_the_time_are_medians() -> None:
+    metrics = metrics_of([1e-3] * 3, skew=[1e-6, 2e-6, 9e-6], transfer=[5e-4, 4e-4, 1e-4])
     values = {name: metric.value for name, metric in metrics.items()}
-    expected = {
-        "time": 1e-3,
-        "issue_time": 3e-4,
-        "wait_time": 7e-4,
-        "skew": 2e-6,
-        "transfer": 4e-4,
-    }
-    assert values == pytest.approx(expected)
-
-
-def test_metrics_require_samples() -> None:
-    metric = MetricValue(value=4e-4, unit="s", better="lower", method="maximum over ranks")
-    work = Work(name="algbw", amount=1.0, unit="B/s")
-    assert metrics_of([], work, explained={"compute": metric}) == {}
-    assert metrics_of([1e-3], explained={"compute": metric})["compute"] == metric
+    assert values == pytest.approx({"time": 1e-3, "skew": 2e-6, "transfer": 4e-4})
 
 
 @pytest.mark.parametrize(("seconds", "amount"), [(0.0, 4e6), (1e-3, 0.0)])
