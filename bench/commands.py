@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from parbench.bench.exit_codes import ExitCode
 from parbench.bench.text import UserError
 
 if TYPE_CHECKING:
+    from parbench.bench.plan.options import Options
     from parbench.bench.results.tables import Document
 
 
@@ -211,37 +212,15 @@ def run(
     """
     from parbench.bench.launch.measure import run_options
     from parbench.bench.launch.processes import convert_sigterm_to_interrupt, exit_now
-    from parbench.bench.machine.slurm_allocation import parse_nodes
-    from parbench.bench.plan.options import Options
-    from parbench.bench.plan.params import is_variable
 
     click.get_current_context().with_resource(convert_sigterm_to_interrupt())
-    nodes = options.pop("nodes", None)
     if resume is not None:
         # It has its own plan, whatever the defaults of the project are.
         refuse_options_of_plan()
-        options = {"budget": options["budget"]} if _is_typed("budget") else {}
-        nodes = nodes if _is_typed("nodes") else None
-    if nodes is not None:
-        options["nodes"], options["nodelist"] = parse_nodes(nodes)
-    settings = list(options.pop("settings", ()))
-    sizes = options.pop("sizes", None)
-    if sizes is not None:
-        settings.append(f"size_bytes={sizes}")
-    variables = parse_settings(options.pop("env", ()), "--env")
-    for name in variables:
-        if not is_variable(name):
-            hint = "write capital letters, digits and underscores"
-            raise UserError(f"--env: {name!r} is not allowed as a variable", hint=hint)
-    plan_options = Options(
-        names=tuple(case for case in cases if ":" not in case),
-        targets=tuple(case for case in cases if ":" in case),
-        settings=parse_settings(settings) | variables,
-        preset_overrides=_NCCL_TESTS_OVERRIDES if form == "nccl-tests" else {},
-        **options,
-    )
+        options = {name: options[name] for name in ("budget", "nodes") if _is_typed(name)}
+    overrides = _NCCL_TESTS_OVERRIDES if form == "nccl-tests" else {}
     path = run_options(
-        plan_options,
+        make_options(cases, options, overrides),
         hooks.modules,
         out=out,
         resume_path=resume,
@@ -257,6 +236,36 @@ def run(
     if "RANK" in os.environ:
         exit_now(code)
     sys.exit(code)
+
+
+def make_options(
+    cases: Sequence[str], options: Mapping[str, Any], overrides: Mapping[str, str]
+) -> "Options":
+    """Return the options of a run from those of the command line."""
+    from parbench.bench.machine.slurm_allocation import parse_nodes
+    from parbench.bench.plan.options import Options
+    from parbench.bench.plan.params import is_variable
+
+    fields = dict(options)
+    nodes = fields.pop("nodes", None)
+    if nodes is not None:
+        fields["nodes"], fields["nodelist"] = parse_nodes(nodes)
+    settings = list(fields.pop("settings", ()))
+    sizes = fields.pop("sizes", None)
+    if sizes is not None:
+        settings.append(f"size_bytes={sizes}")
+    variables = parse_settings(fields.pop("env", ()), "--env")
+    for name in variables:
+        if not is_variable(name):
+            hint = "write capital letters, digits and underscores"
+            raise UserError(f"--env: {name!r} is not allowed as a variable", hint=hint)
+    return Options(
+        names=tuple(case for case in cases if ":" not in case),
+        targets=tuple(case for case in cases if ":" in case),
+        settings=parse_settings(settings) | variables,
+        preset_overrides=overrides,
+        **fields,
+    )
 
 
 def refuse_options_of_plan() -> None:
@@ -302,7 +311,7 @@ Examples:
 
 @click.command("list", epilog=_LIST_EXAMPLES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, type=CaseName())
-@format_option(type=click.Choice(("tables", "markdown", "json")), default="tables")
+@format_option(type=click.Choice(("tables", "markdown")), default="tables")
 @click.pass_obj
 def list_cases(hooks: AppHooks, names: tuple[str, ...], form: str) -> None:
     """List what can be measured; with a name, its parameters."""
@@ -312,8 +321,6 @@ def list_cases(hooks: AppHooks, names: tuple[str, ...], form: str) -> None:
     definitions = select_definitions(load_catalogue(hooks.modules), names)
     if form == "markdown":
         text = listing.render_markdown(definitions)
-    elif form == "json":
-        text = listing.render_json(definitions)
     elif names:
         width = shutil.get_terminal_size((100, 24)).columns
         text = listing.render_details(definitions, width)

@@ -1,6 +1,5 @@
 """The catalogue as text: a line for each name, all facts about some names, and both as Markdown."""
 
-import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -61,31 +60,6 @@ def render_markdown(definitions: Sequence[BenchmarkDefinition]) -> str:
         allowed = _format_allowed(param)
         lines.append(_join(f"`{param.name}`", code, param.help, allowed, owners or "all"))
     return "\n".join(lines)
-
-
-def render_json(definitions: Sequence[BenchmarkDefinition]) -> str:
-    """Return a JSON list of the names with their help, presets and parameters."""
-    entries = []
-    for definition in definitions:
-        params = [
-            {
-                "name": param.name,
-                "default": param.default,
-                "help": param.help,
-                "allowed": list(param.choices) or _format_allowed(param),
-            }
-            for param in definition.params
-        ]
-        presets = _list_presets(definition).split(", ")
-        entries.append(
-            {
-                "name": definition.name,
-                "help": definition.help,
-                "presets": presets,
-                "params": params,
-            }
-        )
-    return json.dumps(entries)
 
 
 def _join(*cells: str) -> str:

@@ -25,7 +25,6 @@ from parbench.bench.results.stats import (
     Grade,
     compute_relative_iqr,
     count_effective_samples,
-    describe_trend,
     grade_noise,
 )
 from parbench.bench.text import UserError
@@ -185,8 +184,6 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     grade: Grade
     spread: NonNegative
     """The interquartile range over the median."""
-    steady: str
-    """A phrase about the trend of the samples."""
     effective: NonNegative | None = None
     """The number of independent samples with a median as certain, None with too few visits."""
 
@@ -200,7 +197,6 @@ def compute_noise(samples: Samples) -> Noise | None:
     return Noise(
         grade=grade_noise(relative_iqr),
         spread=round(relative_iqr, 4),
-        steady=describe_trend(samples.values),
         effective=None if effective is None else round(effective, 1),
     )
 

@@ -32,10 +32,6 @@ MIN_ITERATIONS_FOR_P99 = 100
 MIN_ITERATIONS_FOR_Q10 = 20
 MIN_INTERVAL_REPETITIONS = 3
 MIN_INTERVAL_ITERATIONS = 20
-MIN_TREND_ITERATIONS = 20
-TREND_SIGNIFICANCE = 0.02
-MIN_TREND = 0.10
-"""The difference of medians, relative to their median, from which parts of a series differ."""
 _GRADE_LIMITS: tuple[tuple[float, Grade], ...] = ((0.05, "stable"), (0.15, "fair"), (0.40, "noisy"))
 _MAX_EXPONENT = 700.0  # exp of more is not a finite float
 
@@ -192,45 +188,3 @@ def grade_noise(deviation: float) -> Grade:
         if deviation < limit:
             return grade
     return "very noisy"
-
-
-def describe_trend(values: Sequence[float]) -> str:
-    """Return a phrase about the trend of a series, from its quarters: flat, warm-up, drift."""
-    n = len(values)
-    if n < MIN_TREND_ITERATIONS:
-        return f"unknown (fewer than {MIN_TREND_ITERATIONS} iterations)"
-    quarters = [values[n * i // 4 : n * (i + 1) // 4] for i in range(4)]
-    if not _differ_in_level(quarters):
-        return "flat"
-    medians = [median(quarter) for quarter in quarters]
-    if _differ_in_level(quarters[1:]):
-        is_monotonic = medians in (sorted(medians), sorted(medians, reverse=True))
-        return "drifting" if is_monotonic else "unsteady"
-    if medians[0] > median(medians[1:]):
-        return f"warm-up ended by iteration {n // 4}"
-    return f"slower from iteration {n // 4} on"
-
-
-def _differ_in_level(parts: Sequence[Sequence[float]]) -> bool:
-    """Return True if parts of a series differ by MIN_TREND, and significantly.
-
-    The test is that of Kruskal & Wallis (JASA 1952). Its statistic is divided by
-    (1 + rho) / (1 - rho), because consecutive samples resemble each other. The autocorrelation rho
-    of the ranks within the parts counts up to 0.5 only, because a slow mode that comes and goes is
-    not noise.
-    """
-    medians = [median(part) for part in parts]
-    if max(medians) - min(medians) <= MIN_TREND * median(medians):
-        return False
-    import numpy as np
-    from scipy.stats import chi2, kruskal, rankdata  # type: ignore[import-untyped]
-
-    statistic = kruskal(*parts).statistic
-    stops = np.cumsum([len(part) for part in parts])[:-1]
-    ranks = np.split(rankdata(np.concatenate(parts)), stops)
-    deviations = [part - part.mean() for part in ranks]
-    variance = sum(part @ part for part in deviations)
-    covariance = sum(part[1:] @ part[:-1] for part in deviations)
-    rho = min(max(covariance / variance, 0.0), 0.5) if variance else 0.0
-    p_value = chi2.sf(statistic * (1 - rho) / (1 + rho), df=len(parts) - 1)
-    return bool(p_value < TREND_SIGNIFICANCE)

@@ -68,7 +68,7 @@ def make_outcome(seconds: float = 1e-3, **overrides: Any) -> Outcome:
         "check": Check(passed=True, wrong=0),
         "stop": "precision",
         "samples": Samples(values=[seconds] * 20, visits=[2] * 10),
-        "metrics": {"time": make_value("time", seconds)},
+        "metrics": {"time": make_value("time", seconds), "skew": make_value("skew", 1e-6)},
         "wall_seconds": 0.1,
     }
     return Outcome(**{**fields, **overrides})

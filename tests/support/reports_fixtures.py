@@ -168,7 +168,7 @@ def ok_record(
         "check": Check(passed=True, wrong=0),
         "samples": Samples(values=[seconds] * n),
         "metrics": dict(metrics),
-        "noise": Noise(grade=grade, spread=0.02, steady="flat"),
+        "noise": Noise(grade=grade, spread=0.02),
         "started": STARTED,
         "seconds": 0.5,
     }

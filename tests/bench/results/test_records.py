@@ -41,7 +41,7 @@ FULL = msgspec.structs.replace(
     metrics={
         "time": MetricValue(value=1e-3, unit="s", better="lower", low=9e-4, method="median")
     },
-    noise=Noise(grade="stable", spread=0.01, steady="flat"),
+    noise=Noise(grade="stable", spread=0.01),
     details={"bytes": 1024, "nested": {"list": [1, None, "x"]}},
     notes=["functional only"],
     environment={"threads": 1},

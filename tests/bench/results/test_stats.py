@@ -14,7 +14,6 @@ from parbench.bench.results.stats import (
     ValueKind,
     compute_relative_iqr,
     count_effective_samples,
-    describe_trend,
     estimate_mean,
     estimate_median,
     grade_noise,
@@ -141,43 +140,3 @@ def test_interval_over_repetitions_covers_the_mean() -> None:
 )
 def test_grade_has_limits(relative_spread: float, name: str) -> None:
     assert grade_noise(relative_spread) == name
-
-
-def make_quarters(levels: tuple[float, ...], noise: float = 0.02) -> list[float]:
-    """Return 25 samples around each of four levels."""
-    source = random.Random(1)
-    return [level * (1 + source.uniform(-noise, noise)) for level in levels for _ in range(25)]
-
-
-@pytest.mark.parametrize(
-    ("levels", "verdict"),
-    [
-        ((1.0, 1.05, 1.0, 1.05), "flat"),
-        ((1.5, 1.0, 1.0, 1.0), "warm-up ended by iteration 25"),
-        ((0.5, 1.0, 1.0, 1.0), "slower from iteration 25 on"),
-        ((1.0, 1.2, 1.4, 1.6), "drifting"),
-        ((2.0, 1.0, 1.3, 1.6), "unsteady"),
-    ],
-)
-def test_steadiness_of_known_series(levels: tuple[float, ...], verdict: str) -> None:
-    samples = make_quarters(levels)
-    assert describe_trend(samples) == verdict
-    assert describe_trend([value * 1e-6 for value in samples]) == verdict
-
-
-def test_steadiness_limit_is_a_tenth() -> None:
-    below = make_quarters((1.09, 1.0, 1.0, 1.0), noise=0.0)
-    above = make_quarters((1.11, 1.0, 1.0, 1.0), noise=0.0)
-    assert describe_trend(below) == "flat"
-    assert describe_trend(above) == "warm-up ended by iteration 25"
-
-
-def test_steadiness_needs_20_iterations() -> None:
-    assert describe_trend([1.0] * 19).startswith("unknown")
-    assert describe_trend([1.0] * 20) == "flat"
-
-
-@pytest.mark.parametrize("count", [80, 83])
-def test_steadiness_includes_the_last_iteration(count: int) -> None:
-    """The median of the last quarter changes only if its last sample counts."""
-    assert describe_trend([1.0] * (count - 11) + [2.0] * 11) == "drifting"
