@@ -16,7 +16,7 @@ from parbench.bench.files import convert_write_errors, write_output
 from parbench.bench.launch.flight_recorder import GroupState
 from parbench.bench.machine.environment import RankPlace
 from parbench.bench.plan.plan import Plan
-from parbench.bench.results.records import CaseResult, SkipReason
+from parbench.bench.results.records import RecordedOutcome, SkipReason
 
 MAIL = "mail"
 """The folder of messages in the folder of an attempt."""
@@ -41,7 +41,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Slurm's job step."""
 
 
-class Outcome(CaseResult, frozen=True, kw_only=True):
+class Outcome(RecordedOutcome, frozen=True, kw_only=True):
     """The result of a case, as rank 0 reports it or as the driver concludes it.
 
     It has ``ranks`` if they failed and cannot continue.

@@ -19,7 +19,7 @@ from parbench.bench.machine.gpu import GpuReport, inspect_gpus
 from parbench.bench.machine.gpu_inventory import GpuInventory
 from parbench.bench.machine.slurm_allocation import NodeLayout
 from parbench.bench.plan.cases import Case
-from parbench.bench.results.records import CaseResult, Record, WorldInfo, compute_noise
+from parbench.bench.results.records import Record, RecordedOutcome, WorldInfo, compute_noise
 from parbench.bench.results.runs import RecordWriter, Run, make_trace_path, utc_now, write_run_info
 from parbench.bench.results.samples import make_samples_path
 from parbench.bench.results.stats import estimate_median
@@ -87,7 +87,7 @@ class Recorder:
 
     def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
         """Write the record of a case in a repetition, with the files that belong to it."""
-        result = {name: getattr(outcome, name) for name in CaseResult.__struct_fields__}
+        result = {name: getattr(outcome, name) for name in RecordedOutcome.__struct_fields__}
         notes = [*self._info.plan.notes, *self._placement_notes, *self.cleanup_notes]
         result["notes"] = [*notes, *outcome.notes]
         samples = outcome.samples

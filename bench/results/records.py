@@ -213,7 +213,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """True if it did not answer when all ranks were asked for their state."""
 
 
-class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one case after its measurement, or after the failure of its ranks."""
 
     status: Status
@@ -239,7 +239,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     """The state of each rank if the case ended badly."""
 
 
-class Record(CaseResult, frozen=True, kw_only=True):
+class Record(RecordedOutcome, frozen=True, kw_only=True):
     """One case in one repetition."""
 
     schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
