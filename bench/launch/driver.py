@@ -42,7 +42,6 @@ class RunListener(Protocol):
 
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None: ...
     def show_progress(self, case: Case, share: float) -> None: ...
-    def show_startup(self, seconds: float) -> None: ...
 
 
 Pending = Sequence[tuple[int, Sequence[Case]]]
@@ -142,9 +141,8 @@ class Driver:
                 continue
             cause = f"{failure.status} in repetition {failure.repetition + 1} ({failure.reason})"
             reason = f"not tried again: {cause}"
-            self._recorder.write(
-                number, case, make_skipped_outcome(SkipReason.EARLIER_FAILURE, reason)
-            )
+            outcome = make_skipped_outcome(SkipReason.EARLIER_FAILURE, reason)
+            self._recorder.write(number, case, outcome)
 
     def _measure(self, repetition: Repetition) -> None:
         """Measure the cases; ranks that fail end their case, and new ones measure the rest."""
@@ -165,10 +163,7 @@ class Driver:
                 self._record(repetition, case, replace(outcome, stop="budget"))
         if any(record.status == "ok" for record in repetition.records):
             seconds = time.monotonic() - repetition.began
-            costs = self._budget.costs.with_repetition(seconds, repetition.records)
-            if self._budget.costs.startup_seconds is None and self._plan.repetitions > 1:
-                self._listener.show_startup(costs.startup_seconds or 0.0)
-            self._budget.costs = costs
+            self._budget.costs = self._budget.costs.with_repetition(seconds, repetition.records)
 
     def _record_failed_start(self, repetition: Repetition, failure: Outcome) -> None:
         if self._silent_hosts:

@@ -50,16 +50,10 @@ class MetricLimit:
         return matches(case.name, self.cases) or fnmatchcase(case.label, self.cases)
 
     def is_met(self, value: float) -> bool:
-        if self.operator == "<":
-            return value < self.number
-        if self.operator == ">":
-            return value > self.number
-        is_equal = isclose(value, self.number, rel_tol=1e-9)
-        if self.operator == "<=":
-            return is_equal or value < self.number
-        if self.operator == ">=":
-            return is_equal or value > self.number
-        return is_equal
+        if isclose(value, self.number, rel_tol=1e-9):
+            return "=" in self.operator
+        direction = "<" if value < self.number else ">"
+        return self.operator.startswith(direction)
 
 
 def read_limits(
