@@ -211,7 +211,7 @@ def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
     free_bytes = _MAX_INTERLEAVED_BYTES
     for index in sorted(range(len(cases)), key=lambda index: _num_bytes(cases[index])):
         free_bytes -= _num_bytes(cases[index])
-        if free_bytes >= 0 and cases[index].name.partition(".")[0] in _INTERLEAVED_KINDS:
+        if free_bytes >= 0 and cases[index].kind in _INTERLEAVED_KINDS:
             ready.append(index)
     return ready
 

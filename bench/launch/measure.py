@@ -254,7 +254,7 @@ def describe_duration(plan: Plan) -> str:
 
 
 def _expected_seconds(plan: Plan) -> float:
-    num_steps = sum(case.name.startswith("workload.") for case in plan.cases)
+    num_steps = sum(case.is_step for case in plan.cases)
     per_repetition = _START_SECONDS * len(group_by_variables(plan.cases))
     per_repetition += compute_sampling_seconds(plan.cases, plan.measure)
     per_repetition += num_steps * _STEP_SECONDS

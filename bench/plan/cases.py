@@ -41,14 +41,19 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return {name: str(value) for name, value in self.params.items() if is_variable(name)}
 
     @property
+    def kind(self) -> str:
+        """The first part of the name: ``collective``."""
+        return self.name.partition(".")[0]
+
+    @property
     def is_custom(self) -> bool:
         """True for a custom step, from ``module:function``."""
-        return self.name.startswith("custom.")
+        return self.kind == "custom"
 
     @property
     def is_step(self) -> bool:
         """True for a training step, also a custom one."""
-        return self.is_custom or self.name.startswith("workload.")
+        return self.kind in ("workload", "custom")
 
     @property
     def short_name(self) -> str:

@@ -126,7 +126,7 @@ def get_case_weight(case: Case) -> float:
 
     A training step with its explanation takes about as long as 20 collectives.
     """
-    return _CASE_WEIGHTS.get(case.name.partition(".")[0], 1.0)
+    return _CASE_WEIGHTS.get(case.kind, 1.0)
 
 
 SHORT_REPETITIONS = 3

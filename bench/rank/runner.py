@@ -410,7 +410,7 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
         return IdleBenchmark()
     not_passed = {*RUNNER_PARAMS, *case.variables}
     params = {name: value for name, value in case.all_params.items() if name not in not_passed}
-    if world.backend == "nccl" and case.name.startswith(("collective.", "p2p.")):
+    if world.backend == "nccl" and case.kind in ("collective", "p2p"):
         capability = accelerator.get_capability(world.device)
         refuse_float8(str(params.get("dtype")), capability)
     benchmark = load_target(case.target)(world, **params)
