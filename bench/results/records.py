@@ -214,7 +214,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one case after its measurement, or after the failure of its ranks."""
+    """The result of one case: its measurement, or the failure of its ranks."""
 
     status: Status
     reason: str = ""
