@@ -59,6 +59,14 @@ class Effect:
             return False
         return self.low > 0 or self.high < 0
 
+    def make_cells(self, key: str) -> dict[str, float | None]:
+        """Return the ratio and its interval as the cells of a column of a table."""
+        return {
+            key: self.ratio,
+            f"{key}_low": None if self.low is None else 1 + self.low,
+            f"{key}_high": None if self.high is None else 1 + self.high,
+        }
+
     def is_within(self, min_effect: float) -> bool:
         """Return True if the 95 % interval excludes changes of the minimum effect and larger ones.
 

@@ -159,6 +159,7 @@ def add_patch_legend(
 
     handles = [Patch(label=name, **look) for name, look in names.items()]
     num_lines = math.ceil(len(handles) / columns)
+    columns = math.ceil(len(handles) / num_lines)
     figure.set_figheight(figure.get_figheight() + LEGEND_LINE_INCHES * num_lines + 0.08)
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.4)
 
@@ -233,7 +234,7 @@ def draw_intervals(axes: "Axes", rows: Sequence[IntervalRow]) -> None:
     """Draw a diamond and a bar for each interval, and small squares for its parts above."""
     for index, row in enumerate(rows):
         value, low, high = row.interval
-        middle = index + (0.22 if row.parts else -0.04)
+        middle = index + (0.17 if row.parts else -0.04)
         axes.plot([low, high], [middle] * 2, color=color(row.hue), linewidth=2)
         [diamond] = axes.plot([value], [middle], "D", color=color(row.hue), markersize=4)
         describe(diamond, row.label)

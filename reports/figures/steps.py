@@ -126,7 +126,7 @@ def chart_stacks(
         if limit:
             axes.axvline(limit[0], color=color("text"), linestyle=(0, (6, 2)), linewidth=0.8)
             axes.set_title(limit[1], loc="right")
-        add_patch_legend(figure, legend, columns=3)
+        add_patch_legend(figure, legend, columns=4)
         return figure
 
     return Chart(name=name, title=title, caption=caption, draw=draw)

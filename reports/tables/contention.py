@@ -32,11 +32,7 @@ def _make_table(data: RunData, param: str, comparisons: Sequence[Comparison]) ->
     for comparison in comparisons:
         case_id = comparison.base.case.id
         row = rows.setdefault(case_id, dict(cases[case_id]))
-        load = comparison.get_value(comparison.result)
-        effect = comparison.effect
-        row[load] = effect.ratio
-        if effect.low is not None and effect.high is not None:
-            row |= {f"{load}_low": 1 + effect.low, f"{load}_high": 1 + effect.high}
+        row |= comparison.effect.make_cells(comparison.get_value(comparison.result))
     return Table(
         id=f"contention-{param}",
         title=TITLES[param],

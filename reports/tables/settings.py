@@ -26,7 +26,8 @@ def list_setting_tables(data: RunData) -> Iterator[Table]:
         fastest = min(results, key=lambda setting: row[setting])
         slower = {setting for setting in effects[case] if next(discoveries)}
         row["best"] = ", ".join([fastest, *(name for name in effects[case] if name not in slower)])
-        row |= _describe_lead(effects[case])
+        for effect in list(effects[case].values())[:1]:
+            row |= effect.make_cells("lead")
         rows.append(row)
     settings = dict.fromkeys(setting for results in by_case.values() for setting in results)
     columns = [
@@ -86,13 +87,3 @@ def _compare_with_fastest(results: Mapping[str, CaseResult]) -> dict[str, Effect
         if effect is not None:
             effects[setting] = effect
     return effects
-
-
-def _describe_lead(effects: Mapping[str, Effect]) -> dict[str, float]:
-    """Return the time of the next fastest setting relative to the fastest, with its interval."""
-    effect = next(iter(effects.values()), None)
-    if effect is None:
-        return {}
-    if effect.low is None or effect.high is None:
-        return {"lead": effect.ratio}
-    return {"lead": effect.ratio, "lead_low": 1 + effect.low, "lead_high": 1 + effect.high}

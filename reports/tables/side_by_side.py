@@ -120,10 +120,7 @@ def compare_times(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
             continue
         effect = estimate_unpaired_effect(base, repetitions)
         if effect:
-            cells[f"{name} ratio"] = effect.ratio
-        if effect and effect.low is not None and effect.high is not None:
-            cells[f"{name} ratio_low"] = 1 + effect.low
-            cells[f"{name} ratio_high"] = 1 + effect.high
+            cells |= effect.make_cells(f"{name} ratio")
     return cells
 
 
