@@ -51,7 +51,7 @@ class ScreenOptions:
     as_json: bool = False
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on a node, or on one of its rails."""
 
     node: str
@@ -69,7 +69,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class Screening(msgspec.Struct, frozen=True, kw_only=True):
     """The verdicts on all nodes, and on rails that are not fine."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[NodeVerdict, ...]
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     folder: str = ""  # of the runs
@@ -194,7 +194,7 @@ def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Pa
         silent |= measurements[0].silent
     verdicts = []
     for node, reason in silent.items():
-        verdicts.append(Verdict(node=node, verdict="did not answer", evidence=reason))
+        verdicts.append(NodeVerdict(node=node, verdict="did not answer", evidence=reason))
     first = measurements[0]
     suspects: list[Ratio] = []
     if not first.silent:
@@ -214,7 +214,7 @@ def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Pa
         if node not in judged_nodes and ratio is not None and not first.silent:
             verdicts.append(make_verdict("fine", ratio, first))
         elif node not in judged_nodes:
-            verdicts.append(Verdict(node=node, verdict="unknown", evidence="too few partners"))
+            verdicts.append(NodeVerdict(node=node, verdict="unknown", evidence="too few partners"))
     problems = [problem for entry in measurements for problem in entry.problems]
     return Screening(
         verdicts=tuple(sorted(verdicts, key=_get_sort_key)),
@@ -226,7 +226,7 @@ def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Pa
 
 def judge_suspects(
     suspects: Sequence[Ratio], first: Measurement, second: Measurement
-) -> list[Verdict]:
+) -> list[NodeVerdict]:
     """Return the verdicts on suspects, which the second measurement confirms or not.
 
     It does not count if its ranks are on other nodes, or if rounds are missing.
@@ -250,10 +250,10 @@ def judge_suspects(
 
 def make_verdict(
     judgment: Judgment, ratio: Ratio, measurement: Measurement, comment: str = ""
-) -> Verdict:
+) -> NodeVerdict:
     """Return the verdict on a node or rail, whose evidence names its partners."""
     partners = ", ".join(measurement.nodes[partner] for partner in ratio.partners)
-    return Verdict(
+    return NodeVerdict(
         node=measurement.nodes[ratio.endpoint.node],
         rail=ratio.endpoint.rail,
         verdict=judgment,
@@ -263,7 +263,7 @@ def make_verdict(
     )
 
 
-def _get_sort_key(verdict: Verdict) -> tuple[str, int, int]:
+def _get_sort_key(verdict: NodeVerdict) -> tuple[str, int, int]:
     """Order n2 before n10, and a node before its rails."""
     stem = verdict.node.rstrip("0123456789")
     number = int(verdict.node[len(stem) :] or 0)
