@@ -71,7 +71,8 @@ class RunData:
           repetitions, ``num_effective`` (independent iterations).
         * ``variation``: relative standard deviation between repetitions, unknown below three.
           ``noise``: its grade, or that within the only repetition.
-        * ``stop`` (``precision x4, budget``), ``check`` (``ok``, ``unchecked``, ``3 wrong``).
+        * ``stop`` (``precision x4, budget``), ``check`` (``ok``, ``unchecked``, ``3 wrong``),
+          ``kernel`` (of NCCL, ``AllReduce_Sum_f32_RING_LL<<<24,544>>>``).
         * ``world_size``, ``num_ranks`` (of the group), ``nodes``, ``backend``, ``device``.
         * ``headline``: the metric that is the duration, ``time`` or ``step_time``. ``seconds``,
           ``seconds_low`` and ``seconds_high`` are its value and its 95 % interval.

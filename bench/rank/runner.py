@@ -24,6 +24,7 @@ from parbench.bench.results.records import (
     Status,
     encode_timeline,
 )
+from parbench.bench.results.step_trace import describe_nccl_kernels
 from parbench.bench.text import UserError, format_list, format_size
 from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import (
@@ -262,7 +263,27 @@ class CaseRun:
         outcome = replace(outcome, notes=[*outcome.notes, *clock_notes])
         if explains:
             outcome = self._explain(outcome, seconds - (time.perf_counter() - began))
+        kernel = "" if outcome.more else self._profile_kernel()
+        if kernel:
+            outcome = replace(outcome, details={**outcome.details, "kernel": kernel})
         return outcome
+
+    def _profile_kernel(self) -> str:
+        """Return the kernels of NCCL that a step of an operation launches, as rank 0 profiles it.
+
+        Empty on other ranks and without such a kernel. It follows the last measurement of the case.
+        """
+        benchmark = self._benchmark
+        is_operation = self._case.name.startswith(("collective.", "p2p."))
+        if benchmark is None or not is_operation or self._world.backend != "nccl":
+            return ""
+        self._progress.phase = "explain"
+        if self._world.global_rank == 0:
+            events = accelerator.profile_kernels(benchmark.step, self._world.device)
+            return describe_nccl_kernels(events)
+        benchmark.step()
+        self._world.sync()
+        return ""
 
     def _check(self, when: str, step: Callable[[], object] | None = None) -> None:
         """Compare the results of ``step``, or of the last step, with the reference.

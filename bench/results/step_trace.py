@@ -1,11 +1,11 @@
 """A profiled step as spans of time: arithmetic, communication and copies from torch's profiler."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from parbench.bench.results.records import COMM, COPY, Interval, RankTimeline
 from parbench.bench.results.records import COMPUTE as COMPUTE_STREAM
@@ -156,6 +156,22 @@ def parse_kernel_operation(name: str) -> str:
         if pattern.search(base_name):
             return operation
     return ""
+
+
+def describe_nccl_kernels(events: Iterable[Mapping[str, Any]]) -> str:
+    """Return NCCL's kernels with their blocks and threads, from the events of a trace file.
+
+    For example ``AllReduce_Sum_f32_RING_LL<<<24,544>>>``. NCCL launches a block for each channel.
+    A kernel stands for several algorithms and all protocols: RING for all but TREE, and LL for any
+    (NCCL, src/device/generate.py, ``best_kernel``). So the name alone shows neither of them.
+    """
+    kernels: dict[str, None] = {}
+    for event in events:
+        name = _get_base_name(event["name"])
+        if name.startswith("nccl"):
+            (blocks, *_), (threads, *_) = event["args"]["grid"], event["args"]["block"]
+            kernels[f"{name.removeprefix('ncclDevKernel_')}<<<{blocks},{threads}>>>"] = None
+    return ", ".join(kernels)
 
 
 def _get_base_name(name: str) -> str:

@@ -6,15 +6,18 @@ counterpart that reports a host's devices without torch.
 """
 
 import ctypes
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity
+from torch.profiler import ProfilerActivity, profile
 
 from parbench.bench.text import UserError
 
@@ -134,6 +137,21 @@ def capture_graph(warm_up: Callable[[], object], repeat: Callable[[], None]) -> 
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         repeat()
     return graph.replay
+
+
+def profile_kernels(step: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
+    """Profile a step, and return the events of its kernels, as in torch's trace files.
+
+    Only these files have the grid of a kernel in all versions of torch.
+    """
+    with profile(activities=[PROFILER_ACTIVITY]) as profiler:
+        step()
+        synchronize(device)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(file))
+        trace = json.loads(file.read_bytes())
+    return [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
 
 
 def count_free_bytes(device: torch.device) -> int:

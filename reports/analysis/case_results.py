@@ -126,6 +126,12 @@ class CaseResult:
         return noise.grade if noise else None
 
     @property
+    def kernel(self) -> str | None:
+        """The kernels of NCCL that a step launched, all of them if repetitions differ."""
+        kernels = dict.fromkeys(record.details.get("kernel") for record in self.measured)
+        return " or ".join(kernel for kernel in kernels if kernel) or None
+
+    @property
     def check_text(self) -> str:
         """The outcome of the comparison with the reference: ``ok``, ``unchecked``, ``3 wrong``."""
         if self.check.passed is None:

@@ -79,6 +79,12 @@ class SeriesComparison:
         return self.result.world
 
     @property
+    def kernel_change(self) -> str:
+        """NCCL's kernels in BASE and NEW, empty if they are the same or unknown."""
+        base, new = (side.kernel if side else None for side in (self.base, self.new))
+        return f"{base} -> {new}" if base and new and base != new else ""
+
+    @property
     def is_counted(self) -> bool:
         return self.counts.num_compared > 0 or bool(self.counts.changes)
 

@@ -289,6 +289,7 @@ def _describe_series(series: SeriesComparison) -> dict[str, Any]:
         "reason": series.reason,
         "metric": series.result.headline,
         "effect": series.effect,
+        "kernel_change": series.kernel_change,
         "min_effect": series.times.min_effect if series.effect else None,
         "base_seconds": series.times.base,
         "new_seconds": series.times.new,

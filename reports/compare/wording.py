@@ -51,6 +51,7 @@ def summarize_comparison(comparison: RunComparison) -> list[str]:
     sentences = [
         *describe_limits(comparison.limits),
         describe_counts(comparison),
+        describe_kernels(comparison),
         describe_times(comparison),
         describe_overall(comparison),
     ]
@@ -85,6 +86,19 @@ def describe_counts(comparison: RunComparison) -> str:
     return (
         f"Counts: {len(changed)} of {total} changed{intended_suffix}: "
         f"{series.case.short_name}: {change.message}{more}."
+    )
+
+
+def describe_kernels(comparison: RunComparison) -> str:
+    """Return a sentence about changed kernels of NCCL, which may be the cause of changed times."""
+    changed = [series for series in comparison.series if series.kernel_change]
+    if not changed:
+        return ""
+    labels = label_series(changed)
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return (
+        f"Kernels: NCCL launches others in {len(changed)} series, which may explain their times: "
+        f"{labels[0]}: {changed[0].kernel_change}{more}."
     )
 
 

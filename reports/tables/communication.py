@@ -26,6 +26,7 @@ from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.columns import (
     CASE_COLUMNS,
+    KERNEL_COLUMN,
     OPERATION_COLUMNS,
     QUALITY_COLUMNS,
     TIME_COLUMN,
@@ -154,6 +155,7 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
         TIME_COLUMN,
         metric_column("algbw"),
         metric_column("busbw"),
+        KERNEL_COLUMN,
         *QUALITY_COLUMNS,
     )
     return Table(
@@ -181,7 +183,7 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
     sweeps = operations.pivot_table(
         index=OPERATION_KEYS,
         columns="size",
-        values=["seconds", "seconds_low", "seconds_high", "busbw"],
+        values=["seconds", "seconds_low", "seconds_high", "busbw", "kernel"],
         aggfunc="last",
         sort=False,
     )
@@ -189,7 +191,7 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
     column_sizes = sweeps.columns.get_level_values("size")
     # A bound of an interval has the key of its value with a suffix.
     sweeps.columns = [
-        re.sub("seconds|busbw", rf"\g<0>_{size}", name)
+        re.sub("seconds|busbw|kernel", rf"\g<0>_{size}", name)
         for name, size in zip(names, column_sizes, strict=True)
     ]
     rows = list_rows(sweeps.reset_index())
@@ -203,8 +205,15 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
     bandwidths = [
         metric_column("busbw", key=f"busbw_{size}", title=format_case_size(size)) for size in sizes
     ]
+    kernels = keep_known_columns(
+        [
+            replace(KERNEL_COLUMN, key=f"kernel_{size}", title=format_case_size(size))
+            for size in sizes
+        ],
+        rows,
+    )
     note = "report.html has the noise, iterations and checks of each size."
-    return [
+    tables = [
         Table(
             "time-over-size",
             title,
@@ -221,6 +230,13 @@ def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
             where="terminal",
         ),
     ]
+    if kernels:
+        title = "NCCL kernel over size, <<<blocks, threads>>>"
+        columns = [*OPERATION_COLUMNS, *kernels]
+        tables.append(
+            Table("kernel-over-size", title, columns=columns, rows=rows, where="terminal")
+        )
+    return tables
 
 
 def make_level_table(operations: "pd.DataFrame") -> Table | None:

@@ -1,5 +1,6 @@
 """Running one case on the ranks: outcomes, visits, wrong results, refusals, explanations."""
 
+import dataclasses
 import io
 import sys
 import time
@@ -510,6 +511,31 @@ def test_coalesced_sample_of_subgroup_is_one_call(two_ranks: Ranks, concurrent: 
     )
     assert first == {"c10d::allreduce_coalesced_": 6, "c10d::allreduce_": 7}
     assert second == (first if concurrent else {"c10d::allreduce_": 4})
+
+
+def measure_kernel(world: World) -> list[str | None]:
+    """Return the kernel in the outcome of each of two blocks, on a backend that has kernels."""
+    args = {"grid": [2, 1, 1], "block": [640, 1, 1]}
+
+    def profile_kernels(
+        step: Callable[[], object], device: torch.device
+    ) -> list[dict[str, Any]]:
+        step()
+        return [{"name": "ncclDevKernel_AllReduce_Sum_f32_TREE_LL(int)", "args": args}]
+
+    run = CaseRun(
+        make_all_reduce(), world, replace(MEASURE, max_iterations=14), Progress(), None
+    )
+    outcomes = [run.run_block(60.0, 1, is_only=False)]
+    run._world = dataclasses.replace(world, backend="nccl")
+    with mock.patch.object(runner.accelerator, "profile_kernels", profile_kernels):
+        outcomes.append(run.run_block(60.0, 0, is_only=False))
+    return [outcome.details.get("kernel") for outcome in outcomes]
+
+
+def test_last_block_profiles_the_kernel_on_rank_0(two_ranks: Ranks) -> None:
+    kernels = two_ranks.call(f"{MODULE}:measure_kernel")
+    assert kernels == [[None, "AllReduce_Sum_f32_TREE_LL<<<2,640>>>"], [None, None]]
 
 
 def log_device_until_load(world: World, mode: str) -> list[str]:

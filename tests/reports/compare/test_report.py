@@ -101,6 +101,19 @@ def test_too_few_repetitions_advise_a_longer_budget(base: str, tmp_path: Path) -
     assert "--repetitions 5" not in text
 
 
+def test_compare_names_a_changed_kernel_before_times(tmp_path: Path) -> None:
+    ring, tree = (
+        {"kernel": f"AllReduce_Sum_f32_{name}_LL<<<2,544>>>"} for name in ("RING", "TREE")
+    )
+    base, new = write(tmp_path, details=ring), write(tmp_path, 1.2, details=tree)
+    text = invoke(base, new).output
+    change = f"{ring['kernel']} -> {tree['kernel']}"
+    assert text.index(change) < text.index("became slower")
+    assert "Kernels:" not in invoke(base, base).output
+    [series] = json.loads(invoke(base, new, "--format", "json").output)["series"]
+    assert series["kernel_change"] == change
+
+
 @pytest.mark.parametrize("form", ["tables", "markdown"])
 def test_compare_names_the_emulated_side(form: str, base: str, tmp_path: Path) -> None:
     text = invoke(base, write(tmp_path, emulation=EMULATION), "--format", form).output

@@ -77,3 +77,17 @@ def test_fit_of_one_repetition_is_marked_next_to_others() -> None:
     single, several = report_lines("fits", *curve_records(), *repeated)
     assert single["latency"] == "20.0 us (one repetition)"
     assert several["latency"].startswith("20.0 us [")
+
+
+def test_operations_have_a_column_of_known_kernels() -> None:
+    [swept, single] = [curve_records("all_reduce"), [ok_record(collective_case("broadcast"))]]
+    assert not any("kernel" in line for line in report_lines("communication", *single))
+    single = [
+        replace(record, details={"kernel": "Broadcast_RING_LL<<<2,544>>>"}) for record in single
+    ]
+    [line] = report_lines("communication", *single)
+    assert line["kernel"] == "Broadcast_RING_LL<<<2,544>>>"
+    kernel = "AllReduce_Sum_f32_TREE_LL<<<2,640>>>"
+    swept = [replace(record, details={"kernel": kernel}) for record in swept]
+    [line] = report_lines("kernel-over-size", *swept)
+    assert kernel in line.values()
