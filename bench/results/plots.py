@@ -1,11 +1,10 @@
 """Figures of a plan as data. Workloads build them, reports draw them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from parbench.bench.results.details import PipelineDetails
-from parbench.bench.results.tables import Column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,19 +20,6 @@ class StackedBars:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScatterPlot:
-    """A point for each name, on logarithmic axes."""
-
-    title: str
-    caption: str
-    x: Column
-    y: Column
-    points: Mapping[str, tuple[float, float]]
-    front: Sequence[str]
-    """The names on the Pareto front."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class GanttChart:
     """The ``predicted`` actions of a pipeline over time."""
 
@@ -42,4 +28,4 @@ class GanttChart:
     details: PipelineDetails
 
 
-Plot = StackedBars | ScatterPlot | GanttChart
+Plot = StackedBars | GanttChart

@@ -11,7 +11,6 @@ from parbench.reports.figures.primitives import (
     IntervalRow,
     draw_intervals,
     draw_levels,
-    draw_pareto,
     shorten,
 )
 from parbench.reports.figures.quantities import AxisQuantity, set_x_axis, set_y_axis
@@ -22,35 +21,6 @@ if TYPE_CHECKING:
 
 MAX_EFFECTS = 40
 MAX_HISTORY_SERIES = 6
-
-
-def chart_pareto(
-    name: str,
-    title: str,
-    caption: str,
-    points: Mapping[str, tuple[float, float]],
-    front: Sequence[str],
-    quantities: tuple[AxisQuantity, AxisQuantity],
-) -> Chart | None:
-    """Return points on log axes and the front of those that no other beats in both."""
-    if len(set(points.values())) < 2:
-        return None
-
-    def draw() -> "Figure":
-        figure, [axes] = new_figure(2.3)
-        draw_pareto(axes, points, front)
-        xs, ys = zip(*points.values(), strict=True)
-        set_x_axis(axes, quantities[0], min(xs) / 1.08, max(xs) * 1.08)
-        set_y_axis(axes, quantities[1], min(ys) / 1.08, max(ys) * 1.08)
-        return figure
-
-    numbered = "; ".join(f"{number}: {label}" for number, label in enumerate(front, start=1))
-    return Chart(
-        name=name,
-        title=title,
-        caption=f"{caption} {numbered}.",
-        draw=draw,
-    )
 
 
 def chart_effects(rows: Sequence[IntervalRow], threshold: float) -> Chart | None:

@@ -1,8 +1,7 @@
 """Figures of tables: charts of runs, and plots of plans."""
 
-from parbench.bench.results.plots import GanttChart, Plot, StackedBars
+from parbench.bench.results.plots import GanttChart, Plot
 from parbench.bench.results.tables import Column, Table
-from parbench.reports.figures.changes import chart_pareto
 from parbench.reports.figures.chart import Chart, list_charts
 from parbench.reports.figures.pipeline import chart_pipeline
 from parbench.reports.figures.quantities import AxisQuantity
@@ -29,14 +28,7 @@ def list_table_charts(table: Table) -> list[Chart]:
 def _chart_plot(name: str, plot: Plot) -> Chart | None:
     if isinstance(plot, GanttChart):
         return chart_pipeline(name, plot.title, plot.caption, plot.details)
-    if isinstance(plot, StackedBars):
-        hues = _STACK_HUES[plot.quantity]
-        quantity = _make_quantity(_STACK_AXES[plot.quantity], is_log=False)
-        stacks = list(plot.bars.items())
-        return chart_stacks(name, plot.title, plot.caption, stacks, hues, quantity, plot.limit)
-    axes = (_make_quantity(plot.x), _make_quantity(plot.y))
-    return chart_pareto(name, plot.title, plot.caption, plot.points, plot.front, axes)
-
-
-def _make_quantity(axis: Column, is_log: bool = True) -> AxisQuantity:
-    return AxisQuantity(title=axis.title, text=axis.format_value, is_log=is_log)
+    hues, axis = _STACK_HUES[plot.quantity], _STACK_AXES[plot.quantity]
+    quantity = AxisQuantity(title=axis.title, text=axis.format_value, is_log=False)
+    stacks = list(plot.bars.items())
+    return chart_stacks(name, plot.title, plot.caption, stacks, hues, quantity, plot.limit)

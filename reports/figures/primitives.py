@@ -295,26 +295,6 @@ def draw_boxes(
     patch.set_in_layout(False)
 
 
-def draw_pareto(
-    axes: "Axes", points: Mapping[str, tuple[float, float]], front: Sequence[str]
-) -> None:
-    """Draw points, those of the front joined and numbered in its order."""
-    others = [point for name, point in points.items() if name not in front]
-    if others:
-        xs, ys = zip(*others, strict=True)
-        axes.plot(xs, ys, "o", color=color("blue"), alpha=0.35, clip_on=False)
-    xs, ys = zip(*(points[name] for name in front), strict=True)
-    axes.plot(xs, ys, "o-", color=color("blue"), markersize=4, clip_on=False)
-    for number, name in enumerate(front, start=1):
-        axes.annotate(
-            str(number),
-            points[name],
-            xytext=(3, 3),
-            textcoords="offset points",
-            fontweight="bold",
-        ).set_in_layout(False)
-
-
 def draw_ecdf(axes: "Axes", samples: Mapping[str, Sequence[float]]) -> None:
     """Draw the share of samples that are at most as large, at evenly spaced shares."""
     for values, look in zip(samples.values(), choose_looks(list(samples)), strict=True):

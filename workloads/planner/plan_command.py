@@ -124,8 +124,7 @@ def answer_mesh(
     spec, notes = build_step_on_mesh(options, mesh)
     machine = load_machine(machine_options)
     run = dry_run(spec, machine.hardware, seconds=machine.seconds)
-    document = dry_run_document(run, (*notes, *machine.notes), explain=explain or is_page)
-    return add_details(document, run) if is_page else document
+    return dry_run_document(run, (*notes, *machine.notes), explain=explain or is_page)
 
 
 def build_step(options: StepOptions) -> tuple[StepSpec, tuple[str, ...]]:

@@ -28,8 +28,6 @@ SIMULATED_RUNS = 3
 SIMULATED_PASSES = 4096
 """The pipelines of the first runs are simulated if they have at most so many forward passes."""
 NEARLY_FULL = 0.95
-MAX_SLOWDOWN = 1.4
-"""Of the runs that need less memory, relative to the fastest."""
 _WEIGHTS = {"dp": 1, "fsdp": 1, "tp": 2, "ep": 2, "cp": 3, "pp": 3}
 """The effort that each axis adds to running a mesh."""
 
@@ -165,14 +163,3 @@ def measure_effort(run: DryRun) -> int:
 def is_tie(run: DryRun, fastest_seconds: float) -> bool:
     """Return True if a run is not slower than the fastest by more than the prediction error."""
     return run.seconds <= fastest_seconds * (1 + PREDICTION_ERROR)
-
-
-def find_pareto_front(runs: Sequence[DryRun]) -> list[DryRun]:
-    """Return the runs that need a tenth less memory than all faster ones, the fastest first."""
-    front: list[DryRun] = []
-    for run in sorted(runs, key=lambda run: run.seconds):
-        if front and run.seconds > MAX_SLOWDOWN * front[0].seconds:
-            break
-        if not front or run.fullest.memory.total <= 0.9 * front[-1].fullest.memory.total:
-            front.append(run)
-    return front

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 
 import msgspec
 import pytest
@@ -15,7 +14,6 @@ from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
 from parbench.workloads.planner.search import (
     PREDICTION_ERROR,
-    find_pareto_front,
     is_tie,
     measure_effort,
     rank_runs,
@@ -70,15 +68,6 @@ def test_effort_grows_with_axes() -> None:
     efforts = [measure_effort(make_run(mesh, 1.0)) for mesh in meshes]
     assert efforts == sorted(efforts)
     assert len(set(efforts)) == 3
-
-
-def test_pareto_front_saves_memory() -> None:
-    result = search(make_request("llama3-70b", 32, 32), H100)
-    front = find_pareto_front(result.runs)
-    assert front[0].seconds == min(run.seconds for run in result.runs)
-    for faster, slower in pairwise(front):
-        assert slower.seconds >= faster.seconds
-        assert slower.fullest.memory.total <= 0.9 * faster.fullest.memory.total
 
 
 def test_search_reports_smallest_step() -> None:

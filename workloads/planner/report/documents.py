@@ -7,16 +7,13 @@ from functools import partial
 import msgspec
 
 from parbench.bench.results.details import COMPONENTS, PipelineDetails
-from parbench.bench.results.plots import GanttChart, Plot, ScatterPlot, StackedBars
+from parbench.bench.results.plots import GanttChart, Plot, StackedBars
 from parbench.bench.results.tables import Document, Section, Table
 from parbench.workloads.pipeline_parallel.bubbles import make_detail_rows, make_details
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.candidates import (
     CONTEXT_TOKENS,
-    CP_METHODS,
     MAX_STAGES_PER_RANK,
-    MAX_TOKENS,
-    MIN_TOKENS,
     SearchRequest,
 )
 from parbench.workloads.planner.decision import (
@@ -46,11 +43,9 @@ from parbench.workloads.planner.report.columns import (
     summarize_run,
 )
 from parbench.workloads.planner.report.equations import list_formulas
-from parbench.workloads.planner.report.what_if import what_if_table
 from parbench.workloads.planner.search import (
     PREDICTION_ERROR,
     SearchResult,
-    find_pareto_front,
     is_tie,
 )
 
@@ -81,7 +76,7 @@ def search_document(
     candidates = Section(
         "candidates",
         "Candidates",
-        tables=[_mesh_table(result, top), _space_table(request, best.hardware)],
+        tables=[_mesh_table(result, top)],
     )
     sections = [decision, candidates, _assumption_section(best, notes, explain=explain)]
     return _make_document(best, sections)
@@ -95,11 +90,9 @@ def dry_run_document(run: DryRun, notes: Sequence[str] = (), *, explain: bool = 
 
 
 def add_details(document: Document, run: DryRun) -> Document:
-    """Return the document with the step of ``run`` in full and its variants, for a page."""
-    sections = [section for section in document.sections if section.id != "step"]
-    variants = Section("variants", "Variants", tables=[what_if_table(run)])
-    details = [_step_section(run), variants]
-    return replace(document, sections=[*sections[:-1], *details, sections[-1]])
+    """Return a search with its first step in full, for a page."""
+    *sections, assumptions = document.sections
+    return replace(document, sections=[*sections, _step_section(run), assumptions])
 
 
 def _make_document(run: DryRun, sections: Sequence[Section]) -> Document:
@@ -214,14 +207,16 @@ def _mesh_table(result: SearchResult, top: int) -> Table:
             f"{PREDICTION_ERROR:.0%} of the fastest, the error of a prediction. The simplest is "
             "first.",
             f"{result.num_considered:,} steps were considered, {result.num_too_large:,} are too "
-            "large.",
+            f"large. Considered are tp within a node, cp with more than {CONTEXT_TOKENS:,} tokens "
+            f"per rank, at most {MAX_STAGES_PER_RANK} stages per rank, and the schedules "
+            f"{', '.join(SCHEDULES)}.",
             *(f"{run.spec.dims.label}: {caveat}." for run in runs for caveat in run.caveats),
         ],
-        figures=partial(_draw_meshes, result, runs[:MAX_BARS]),
+        figures=partial(_draw_meshes, runs[:MAX_BARS]),
     )
 
 
-def _draw_meshes(result: SearchResult, runs: Sequence[DryRun]) -> Iterator[Plot]:
+def _draw_meshes(runs: Sequence[DryRun]) -> Iterator[Plot]:
     yield StackedBars(
         title="Time of a step",
         caption="Of the rank with the most work.",
@@ -230,48 +225,6 @@ def _draw_meshes(result: SearchResult, runs: Sequence[DryRun]) -> Iterator[Plot]
     )
     ranks = {label_step(run.spec): run.fullest for run in runs}
     yield _draw_memory("Of the rank that holds most.", ranks, runs[0].hardware)
-    yield from _draw_memory_against_time(result)
-
-
-def _draw_memory_against_time(result: SearchResult) -> Iterator[Plot]:
-    """Yield the figure of the meshes that need less memory, none if the fastest needs the least."""
-    front = find_pareto_front(result.runs)
-    if len(front) < 2:
-        return
-    points = {
-        label_step(run.spec): (run.seconds, run.fullest.memory.total / GIGA)
-        for run in [*result.runs[:MAX_BARS], *front]
-    }
-    yield ScatterPlot(
-        title="Time and memory",
-        caption="The line joins meshes that need a tenth less memory than all faster ones.",
-        x=make_column("step_seconds", "step time", "s"),
-        y=make_column("memory_gb", "memory of a rank", "GB"),
-        points=points,
-        front=[label_step(run.spec) for run in front],
-    )
-
-
-def _space_table(request: SearchRequest, hardware: Hardware) -> Table:
-    rules = {
-        "tp": f"divisors of the {hardware.gpus_per_node} GPUs of a node and of the heads",
-        "cp": f"powers of two that leave each rank more than {CONTEXT_TOKENS:,} tokens, or "
-        f"{MIN_TOKENS:,} if nothing else fits. Methods: {', '.join(CP_METHODS)}",
-        "pp": "powers of two and divisors of the layers, with at least as many microbatches. "
-        f"Schedules: {', '.join(SCHEDULES)}, at most {MAX_STAGES_PER_RANK} stages per rank, "
-        "omitted if a simpler one fits with the same bubble",
-        "dp, fsdp": "all replicas, all shards, or replicas of shards of 1, 8 or 64 nodes",
-        "ep": "1 rank, a node, or 2, 4 or 8 nodes",
-        "microbatch": f"{MIN_TOKENS:,} to {MAX_TOKENS:,} tokens per rank, or one sequence",
-        "checkpointing": f"the first of {', '.join(request.checkpointings)} that fits",
-    }
-    return Table(
-        "space",
-        "Search space",
-        caption="the meshes considered",
-        columns=[make_column("axis"), make_column("rule", "sizes and settings")],
-        rows=[{"axis": axis, "rule": rule} for axis, rule in rules.items()],
-    )
 
 
 def _step_section(run: DryRun) -> Section:
