@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 
 from parbench.bench.results.details import Action
 from parbench.bench.text import pluralize
-from parbench.workloads.costs.parameter_table import ParameterPart, list_parts
+from parbench.workloads.costs.parameter_table import (
+    ParameterPart,
+    count_padded,
+    list_parts,
+    list_units,
+)
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 from parbench.workloads.pipeline_parallel.simulation import simulate
@@ -79,7 +84,8 @@ def predict_step_time(
         else:
             rule = "no rank to reduce with"
     elif spec.dims.is_sharded and (backend != "gloo" or spec.prefetch):
-        exposed, rule = _expose_units(calls, seconds, compute_seconds, axis_seconds, backend)
+        exposed |= _expose_units(spec, calls, seconds, compute_seconds, backend != "gloo")
+        rule = "a unit is gathered during the compute of the unit before it"
     return StepTime(
         seconds=compute_seconds + sum(exposed.values()),
         axis_seconds=axis_seconds,
@@ -187,29 +193,59 @@ def compute_exposed_seconds(
 
 
 def _expose_units(
+    spec: StepSpec,
     calls: Sequence[PlacedCall],
     seconds: Seconds,
     compute_seconds: float,
-    axis_seconds: Mapping[str, float],
-    backend: str,
-) -> tuple[dict[str, float], str]:
-    """Return the exposed time of FSDP's units, which gloo gathers only during compute."""
-    windows = {"all_gather": compute_seconds}
-    if backend != "gloo":
-        windows["reduce_scatter"] = compute_seconds * BACKWARD_SHARE
-    exposed = dict(axis_seconds)
-    for axis in axis_seconds:
-        for op, window in windows.items():
-            unit_calls = [call for call in calls if call.axis == axis and call.op == op]
-            exposed[axis] -= _compute_hidden_seconds(unit_calls, seconds, window)
-    rule = f"each {' and '.join(windows)} but the longest during one layer's compute"
-    return exposed, rule
+    has_streams: bool,
+) -> dict[str, float]:
+    """Return the exposed time of FSDP's calls by axis.
+
+    A unit is gathered while the unit before it in a pass computes. Embeddings and head compute
+    next to nothing. The first unit of forward and the first layer of each pass are therefore
+    exposed. With streams a unit's gradients are scattered while the next unit computes.
+    """
+    layer = compute_seconds / spec.microbatches / spec.shape.layers
+    windows = [0.0, *[layer] * spec.shape.layers, 0.0]
+    forward = [FORWARD_SHARE * window for window in windows]
+    backward = [BACKWARD_SHARE * window for window in windows]
+    exposed: dict[str, float] = {}
+    for call in calls:
+        if call.axis not in ("fsdp", "efsdp") or call.axis in exposed:
+            continue
+        gathers = _list_unit_seconds(spec, replace(call, op="all_gather"), seconds)
+        scatters = _list_unit_seconds(spec, replace(call, op="reduce_scatter"), seconds)
+        gathering = gathers[0] + _sum_excess(gathers[1:], forward)
+        if spec.reshard:
+            gathering += _sum_excess(gathers[:-1], backward[1:])
+        scattering = sum(scatters)
+        if has_streams:
+            scattering = scatters[0] + _sum_excess(scatters[1:], backward)
+        exposed[call.axis] = spec.microbatches * gathering + spec.gradient_syncs * scattering
+    return exposed
 
 
-def _compute_hidden_seconds(calls: Sequence[PlacedCall], seconds: Seconds, window: float) -> float:
-    """Return the hidden seconds of calls that each have one layer's compute, without the longest."""
-    if not calls:
-        return 0.0
-    layer = window / sum(call.count for call in calls)
-    covered = sum(call.count * min(seconds(call), layer) for call in calls)
-    return max(0.0, covered - max(seconds(call) for call in calls))
+def _list_unit_seconds(spec: StepSpec, call: PlacedCall, seconds: Seconds) -> list[float]:
+    """Return the seconds of an operation for each unit, in the order of a forward pass."""
+    units = list_units(spec.rank_view(0))
+    parts_by_unit = [units.embeddings]
+    for count, parts in units.layers:
+        parts_by_unit += [parts] * count
+    parts_by_unit.append(units.head)
+    width = spec.bytes_per_element if call.op == "all_gather" else spec.reduce_bytes
+    unit_seconds = []
+    for parts in parts_by_unit:
+        elements = count_padded(parts, spec.dims.shard_size)
+        if call.axis == "efsdp":
+            elements = sum(part.numel for part in parts if part.kind == "routed")
+        sized = replace(call, num_bytes=elements * width)
+        unit_seconds.append(seconds(sized) if elements else 0.0)
+    return unit_seconds
+
+
+def _sum_excess(durations: Sequence[float], windows: Sequence[float]) -> float:
+    """Return the seconds by which durations exceed the windows that hide them."""
+    excesses = [
+        max(0.0, duration - window) for duration, window in zip(durations, windows, strict=False)
+    ]
+    return sum(excesses)

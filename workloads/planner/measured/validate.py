@@ -6,6 +6,7 @@ to a step. The host's idle time is not predicted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from parbench.bench.results.details import (
     STATE_COMPONENTS,
@@ -26,7 +27,7 @@ from parbench.workloads.costs.communication_pattern import (
     list_busiest_calls,
 )
 from parbench.workloads.costs.memory import RankMemory, rank_memory
-from parbench.workloads.costs.step_spec import StepSpec
+from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.expert_parallel.routing import BALANCED
 from parbench.workloads.planner.link_time import (
     Curve,
@@ -113,7 +114,7 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
         compute_seconds=compute,
         backend=world.backend,
     )
-    memories = [rank_memory(view) for view in views]
+    memories = [predict_torch_memory(view) for view in views]
     return StepCheck(
         case=case.id,
         label=case.label,
@@ -123,6 +124,23 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
         components=list(_list_components(time, calls, memories, metrics)),
         notes=list(beyond(placed_calls, curves)),
     )
+
+
+def predict_torch_memory(view: RankView) -> RankMemory:
+    """Return the memory of a rank with the gathered inputs that torch's DTensor saves.
+
+    With sequence parallelism each block and the head save the tokens of all ranks of ``tp``.
+    Megatron saves a rank's part and gathers it again, which is what ``rank_memory`` has.
+    """
+    spec, memory = view.spec, rank_memory(view)
+    blocks = 0
+    if spec.checkpointing == "none":
+        # A mixture of experts is not split.
+        blocks = view.layers + (view.layers if spec.moe is None else spec.moe.dense_layers)
+    inputs = blocks * view.microbatches_in_flight + view.has_head * view.logits_in_flight
+    tokens = inputs * (spec.local_tokens - spec.sharded_tokens)
+    gathered = tokens * spec.shape.hidden * spec.bytes_per_element
+    return replace(memory, activations=memory.activations + gathered)
 
 
 def get_value(metrics: Metrics, name: str) -> float | None:

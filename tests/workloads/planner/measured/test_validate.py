@@ -194,6 +194,22 @@ def test_row_time_adds_exposed_calls(name: str, axis: str) -> None:
     assert row.exposed_seconds == {axis: pytest.approx(sum_seconds(step, axis))}
 
 
+@pytest.mark.parametrize(("backend", "scattered"), [("gloo", [1, 4, 1]), ("nccl", [1, 1, 0])])
+def test_row_time_hides_units_behind_the_unit_before(
+    backend: str, scattered: list[int]
+) -> None:
+    """Embeddings and head hide nothing: neither the first gather nor that of a first layer."""
+    step = make_step("fsdp", prefetch="explicit")
+    row = predict_step_time(
+        step, calls_of(step), call_seconds, compute_seconds=100.0, backend=backend
+    )
+    scatters = [call for call in calls_of(step) if call.op == "reduce_scatter"]
+    embedding, head, layer = [call_seconds(call) for call in scatters]
+    counts = zip(scattered, (embedding, layer, head), strict=True)
+    scattering = sum(count * seconds for count, seconds in counts)
+    assert row.exposed_seconds["fsdp"] == pytest.approx(embedding + 2 * layer + scattering)
+
+
 def test_row_time_hides_ddp_buckets_during_backward() -> None:
     step = make_step("ddp", bucket_mb=1.0)
     buckets = list_buckets(
