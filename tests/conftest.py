@@ -66,9 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
         os.environ.pop(name, None)
     restore_signals()
-    meter = WorkMeter(tier=config.option.markexpr)
-    meter.count_processes()
-    config.pluginmanager.register(meter, "work-meter")
+    is_main_process = not hasattr(config, "workerinput")
+    if is_main_process:
+        config.pluginmanager.register(WorkMeter(config.option.markexpr), "work-meter")
 
 
 def restore_signals() -> None:

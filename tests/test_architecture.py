@@ -94,7 +94,7 @@ def test_modules_have_no_import_cycle() -> None:
 
 
 def find_loaded(code: str, modules: tuple[str, ...]) -> set[str]:
-    """Return which of the modules are loaded after code ran in a new process."""
+    """Return the modules of a list that code loads in a new process."""
     script = f"import sys\n{code}\nprint(*sys.modules)"
     completed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

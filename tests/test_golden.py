@@ -1,4 +1,4 @@
-"""What parbench prints of stored runs and plans, and what a small real run leaves."""
+"""Golden output of stored runs and plans, and the folder of a small real run."""
 
 import difflib
 import re

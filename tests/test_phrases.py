@@ -9,11 +9,22 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PHRASES = re.compile(
-    r"\b(tells?|told|nobody|anew|afresh|beside|held against|(?<!there )is no|has no word|but for|"
-    r"of one's own|in turns|gang)\b",
-    re.IGNORECASE,
+PHRASES = (
+    "tells?",
+    "told",
+    "nobody",
+    "anew",
+    "afresh",
+    "beside",
+    "held against",
+    "(?<!there )is no",
+    "has no word",
+    "but for",
+    "of one's own",
+    "in turns",
+    "gang",
 )
+UNCLEAR = re.compile(rf"\b({'|'.join(PHRASES)})\b", re.IGNORECASE)
 PACKAGES = ("parbench", "bench", "workloads", "reports", "slurm")
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 MODULES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
@@ -39,10 +50,10 @@ def find_paragraphs(path: Path) -> Iterator[tuple[int, str]]:
 )
 def test_texts_have_no_unclear_phrase(paths, find_texts) -> None:  # type: ignore[no-untyped-def]
     assert paths
-    unclear = [
-        f"{path.relative_to(ROOT)}:{line}: {found.group()!r} in {text.strip()[:80]!r}"
-        for path in paths
-        for line, text in find_texts(path)
-        if (found := PHRASES.search(text))
-    ]
+    unclear = []
+    for path in paths:
+        for line, text in find_texts(path):
+            match = UNCLEAR.search(text)
+            if match:
+                unclear.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r} in {text!r}")
     assert not unclear, "\n".join(unclear)

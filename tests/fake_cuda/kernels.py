@@ -36,7 +36,7 @@ COUNTING = ("nonzero", "_unique2", "unique_dim", "unique_consecutive")
 
 
 class Local(threading.local):
-    """Whether this thread is within the kernel of an operator."""
+    """A flag of a thread: it is within the kernel of an operator."""
 
     is_nested = False
 
@@ -275,7 +275,7 @@ def is_on_device(value: object) -> bool:
 
 
 def to_host(value: Any) -> Any:
-    """Return what stands for an argument on the CPU; a tensor keeps its memory."""
+    """Return the CPU counterpart of an argument; a tensor keeps its memory."""
     import torch
 
     if is_on_device(value):

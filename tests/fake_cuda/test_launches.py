@@ -1,4 +1,4 @@
-"""What records say when one rank launches slowly, or misses a collective."""
+"""Records of a run in which one rank launches slowly, or misses a collective."""
 
 from dataclasses import replace
 

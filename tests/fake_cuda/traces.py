@@ -38,7 +38,7 @@ class Call:
 
     @property
     def waits_for_device(self) -> bool:
-        """Whether the host waits; a copy to memory that is not pinned does so too."""
+        """Return True if the host waits; a copy to memory that is not pinned does so too."""
         return self.name in SYNCHRONIZING or self.words.get("waits") == "1"
 
 

@@ -90,7 +90,7 @@ def measure_median_seconds(
 
 
 def is_expected_of_h200(rate: float, expected_rate: float) -> bool:
-    """Return whether a rate is within 10 % of that of an H200; any rate of other devices is."""
+    """Return True if a rate is within 10 % of that of an H200, or the device is another one."""
     if REHEARSE or "H200" not in torch.cuda.get_device_name():
         return True
     return abs(rate / expected_rate - 1) <= 0.1
@@ -356,7 +356,7 @@ def capture_graph(work: Callable[[], object], count: int, mode: str = "thread_lo
 
 
 def attempt(action: Callable[[], object]) -> str:
-    """Return whether an action works, or the first line of its exception."""
+    """Return True if an action works, otherwise the first line of its exception."""
     try:
         action()
         cuda.synchronize()

@@ -70,7 +70,7 @@ def test_hang_is_explained_and_next_case_runs(
 
 
 def read_group(world: World, start_ns: int) -> GroupState:
-    """Return what the flight recorder contains about the group of the world since a time."""
+    """Return the entries of the flight recorder about the group of the world since a time."""
     groups, dumps = dump_flight_records()
     seen = parse_groups(dumps, groups, start_ns, time.time_ns())
     assert seen is not None

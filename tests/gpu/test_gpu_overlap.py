@@ -1,4 +1,4 @@
-"""Where the time of a step goes on a GPU: kernels by call, device clock, waits in a stream."""
+"""The parts of a step's time on a GPU: kernels by call, device clock, waits in a stream."""
 
 import time
 

@@ -78,7 +78,7 @@ class Reduction:
         assert not self._differs(list(range(num_ranks)))
 
     def _differs(self, ranks: list[int]) -> bool:
-        """Return whether the terms of these ranks give a wrong result."""
+        """Return True if the terms of these ranks give a wrong result."""
         joined = self._join.reduce(self._terms[ranks])
         if self.redop == "avg":
             joined = compute_averages(joined, self.num_ranks, getattr(torch, self.dtype))[0]

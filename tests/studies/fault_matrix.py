@@ -85,7 +85,7 @@ class Fault:
 
     @property
     def resumes(self) -> bool:
-        """Whether the waiting rank continues after the fault."""
+        """True if the waiting rank continues after the fault."""
         return bool(self.command) or self.stops_driver
 
     @property

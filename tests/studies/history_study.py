@@ -36,7 +36,7 @@ STEPS = (0.03, 0.05, 0.1, 0.2)
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """How times vary from run to run, as fractions of a time."""
+    """The variation of times from run to run, as fractions of a time."""
 
     cv: float  # standard deviation relative to the mean
     shared: float = 0.0  # share of the variance that all series have in common

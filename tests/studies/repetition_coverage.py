@@ -53,7 +53,7 @@ class Noise:
         return times
 
     def _draw_slow(self, count: int, random: np.random.Generator) -> NDArray[np.bool_]:
-        """Return which samples are in the slow mode."""
+        """Return a mask of the samples in the slow mode."""
         slow = np.zeros(count, dtype=bool)
         if self.slow_share == 0:
             return slow

@@ -1,4 +1,4 @@
-"""How often does ``parbench slurm screen`` find a node or rail that is 10 % slow?
+"""Estimate how often ``parbench slurm screen`` finds a node or rail that is 10 % slow.
 
 Usage: python -m tests.studies.screening [TRIALS]
 

@@ -1,4 +1,4 @@
-"""How long do submit, status and collect take for a sweep of 100 points on 512 nodes?
+"""Time submit, status and collect of a sweep of 100 points on 512 nodes.
 
 Usage: python -m tests.studies.sweep_scale
 

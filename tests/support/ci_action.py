@@ -16,7 +16,7 @@ ACTION = ROOT / ".github" / "actions" / "parbench" / "action.yml"
 
 @dataclass(frozen=True, kw_only=True)
 class ActionResult:
-    """What happened when the steps of the action ran."""
+    """The outcome of the steps of the action."""
 
     steps: list[str]  # names of the steps that ran in a shell
     exit_code: int  # of the first failed step

@@ -118,7 +118,7 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_reading(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operator of this name and these arguments makes the host wait on CUDA."""
+    """Return True if an operator of this name and these arguments makes the host wait on CUDA."""
     if name in INDEXING_OPERATORS:
         masks = (torch.bool, torch.uint8)
         return any(index is not None and index.dtype in masks for index in args[1])
@@ -128,14 +128,14 @@ def is_reading(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def is_mask(index: Any) -> bool:
-    """Return whether an index consists of one boolean tensor, and slices that are ``:``."""
+    """Return True if an index consists of one boolean tensor, and slices that are ``:``."""
     parts = index if isinstance(index, tuple) else (index,)
     masks = [part for part in parts if not (isinstance(part, slice) and part == slice(None))]
     return len(masks) == 1 and isinstance(masks[0], Tensor) and masks[0].dtype == torch.bool
 
 
 def has_device(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether ``Tensor.to`` is called with a device, which no step on one device needs."""
+    """Return True if ``Tensor.to`` is called with a device, which no step on one device needs."""
     target = kwargs.get("device", args[0] if args else None)
     return isinstance(target, str | torch.device | int)
 

@@ -146,7 +146,7 @@ def receive_answer(connection: Connection) -> Answer:
 
 
 def is_broken_connection(error: str) -> bool:
-    """Return whether an error follows from the failure of another rank."""
+    """Return True if an error follows from the failure of another rank."""
     return any(text in error for text in BROKEN_CONNECTION_TEXTS)
 
 

@@ -1,11 +1,7 @@
 """Run cases on ranks, each checked and timed as in a run."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any
-
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from parbench.bench.plan.cases import load_catalogue
 from parbench.bench.plan.plan import Measure
@@ -13,7 +9,6 @@ from parbench.bench.rank.runner import CaseRun
 from parbench.bench.rank.timing import Progress
 from parbench.bench.world.world import World
 from parbench.cli import DEFINITIONS
-from tests.support.staging import stage_operator
 
 NamedCase = tuple[str, dict[str, Any]]
 """The name of a case and its parameters."""
@@ -32,28 +27,14 @@ NCCL_ONLY_CASES: list[NamedCase] = [
 """Cases that gloo does not carry between CUDA tensors."""
 
 
-class StagingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, every c10d call of this thread is staged, on any device."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func.name().startswith("c10d::"):
-            return stage_operator(func, torch.Tensor.clone)(*args)
-        return func(*args, **(kwargs or {}))
-
-
-def find_failures(
-    world: World, cases: Iterable[NamedCase], *, staged_on_cpu: bool = False
-) -> list[str]:
+def find_failures(world: World, cases: Iterable[NamedCase]) -> list[str]:
     """Run each case and return status and reason of those that are not ok."""
     definitions = {definition.name: definition for definition in load_catalogue(DEFINITIONS)}
     failures = []
     for name, params in cases:
         case = definitions[name].build_case(params)
         run = CaseRun(case, world, Measure(max_iterations=20), Progress(), None)
-        with StagingMode() if staged_on_cpu else nullcontext():  # type: ignore[no-untyped-call]
-            outcome = run.run_block(SECONDS_PER_CASE, is_only=False)
+        outcome = run.run_block(SECONDS_PER_CASE, is_only=False)
         if outcome.status != "ok":
             failures.append(f"{case.label}: {outcome.status}: {outcome.reason}")
     return failures

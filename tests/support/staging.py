@@ -52,15 +52,13 @@ def stage() -> None:
     _libraries.append(library)
 
 
-def stage_operator(
-    operator: Callable[..., Any], copy_to_host: Callable[[Tensor], Tensor] = Tensor.cpu
-) -> Callable[..., Any]:
+def stage_operator(operator: Callable[..., Any]) -> Callable[..., Any]:
     """Return a c10d operator that works on copies; its work ends after results are copied back."""
     has_output = "send" not in str(operator)
 
     def call(*args: Any) -> Any:
         leaves, spec = tree_flatten(args)
-        copies = [copy_to_host(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        copies = [leaf.cpu() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         host_args = tree_unflatten(copies, spec)
         result = operator(*host_args)
         returns_only_work = isinstance(result, torch.ScriptObject)

@@ -16,7 +16,7 @@ Answers = tuple[HangReport | None, ...]
 
 
 def make_evidence(size: int = 2, *, hosts: str = "") -> Evidence:
-    """Return what is known of ranks that run; ``hosts`` has one letter for the host of each."""
+    """Return evidence about running ranks; ``hosts`` has one letter for the host of each."""
     hellos = {}
     for rank in range(size):
         host = {"host": hosts[rank]} if hosts else {"process_space": get_process_space()}

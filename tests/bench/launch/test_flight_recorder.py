@@ -54,7 +54,7 @@ def make_p2p_entry(name: str) -> Entry:
 
 
 def read_groups(entries: Sequence[Entry], groups: Groups = WORLD) -> dict[str, GroupState]:
-    """Return what a rank did on its groups in the last minute."""
+    """Return the actions of a rank on its groups in the last minute."""
     dump = json.dumps({"version": "2.10", "pg_config": {}, "entries": entries}).encode()
     result = parse_groups([dump], groups, NOW_NS - 60 * SECOND_NS, NOW_NS)
     assert result is not None
@@ -136,7 +136,7 @@ def test_old_and_recent_calls_and_destroyed_groups_do_not_count() -> None:
 
 
 def record_late_rank(world: World, late_rank: int) -> dict[str, GroupState] | None:
-    """Return what torch recorded on this rank while one rank came late to a barrier."""
+    """Return torch's records of this rank while one rank came late to a barrier."""
     began_ns = time.time_ns()
     results: list[dict[str, GroupState] | None] = []
     group = dist.new_group(group_desc="both")

@@ -206,7 +206,7 @@ def run_case(
 
 
 def count_gathers_of_last_block(world: World) -> int:
-    """Return how often ranks exchange pickled objects in a block whose results are right."""
+    """Count exchanges of pickled objects between ranks in a block with right results."""
     case = make_case("workload.faulty", f"{MODULE}:prepare", {})
     run = CaseRun(case, world, replace(MEASURE, max_iterations=14), Progress(), None)
     run.run_block(60.0, 1, is_only=False)
@@ -539,7 +539,7 @@ def test_last_block_profiles_the_kernel_on_rank_0(two_ranks: Ranks) -> None:
 
 
 def log_device_until_load(world: World, mode: str) -> list[str]:
-    """Return what a device did before a background load started."""
+    """Return the actions of a device before a background load started."""
     device: Any = FakeDevice(HeldTime())
 
     def start_load(kind: str, world: World) -> NoReturn:

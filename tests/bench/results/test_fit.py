@@ -84,7 +84,7 @@ def fit_line(points: Sequence[CurvePoint]) -> Segment:
 
 
 def count_hits(segment: Segment, latency: float, bandwidth: float) -> int:
-    """Return how many of the two intervals contain the true value."""
+    """Return the number of the two intervals that contain the true value."""
     low = segment.bytes_per_second_low or 0
     high = segment.bytes_per_second_high or math.inf
     has_latency = segment.latency_low <= latency <= segment.latency_high

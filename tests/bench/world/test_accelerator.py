@@ -1,4 +1,4 @@
-"""What the interface to accelerators adds to torch."""
+"""The interface to accelerators, where it adds to torch."""
 
 import ctypes
 from contextlib import ExitStack, nullcontext

@@ -38,7 +38,7 @@ def test_build_command_is_valid(tmp_path: Path) -> None:
     assert f"--cases {tmp_path}/sweep/points/{POINT.id}.json" in line
     assert f"--out {tmp_path}/sweep/runs/{POINT.id} --link 400Gbit" in line
     result = CliRunner().invoke(main, args[3:])
-    assert result.exit_code == 2, "there is no allocation"
+    assert result.exit_code == 2  # outside of an allocation
     assert "srun" in result.output
 
 

@@ -31,7 +31,7 @@ ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": NODES}
 
 
 def describe_job(seconds_left: float) -> dict[str, dict[str, str]]:
-    """Return what scontrol shows of job 7, which ends in ``seconds_left``."""
+    """Return the properties of job 7 that scontrol shows, which ends in ``seconds_left``."""
     end = datetime.fromtimestamp(time.time() + seconds_left)
     facts = {
         "JobId": "7",

@@ -122,7 +122,7 @@ def test_fsdp_buffers_at_the_loss_are_logits_and_head() -> None:
 
 
 def test_fsdp_buffers_after_a_layer_are_two_layers_and_gradients() -> None:
-    """What the layer saved is free when its gradients are reduced."""
+    """The activations of a layer are free when its gradients are reduced."""
     spec = make_spec("fsdp=8", "mixtral-8x7b", checkpointing="full")
     view = spec.rank_view(0)
     layer = (count_elements(view) - 2 * 32000 * 4096 - 4096) / 32

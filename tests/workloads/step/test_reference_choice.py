@@ -86,7 +86,7 @@ def test_difference_without_reference_is_named(
 
 
 def has_reference(world: World, free_bytes: list[float], params: Params) -> bool:
-    """Return whether the step has a reference with the ranks' free memory."""
+    """Return True if the step has a reference with the ranks' free memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             reference_choice, "count_free_bytes", lambda world: free_bytes[world.rank]

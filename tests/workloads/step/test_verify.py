@@ -261,7 +261,7 @@ def test_replica_mismatches_are_bits(
 def differences(
     actual: Tensors, reference: Tensors, low_precision: Tensors | None = None
 ) -> dict[str, str]:
-    """Return how each wrong tensor differs, by name."""
+    """Return the difference of each wrong tensor by name."""
     results = compare(actual, reference, low_precision, norm_of_all(reference.values()))
     return {result.name: result.difference for result in results}
 
