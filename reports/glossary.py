@@ -105,7 +105,8 @@ _DEFINITIONS = {
         "Differences between simulations, which add up to the measured idle time."
     ),
     "phases": (
-        "Forward, backward and update as the step marks them, by the clock of the host. "
+        "Parts of a step that it marks with torch.profiler.record_function: forward, backward, "
+        "optimizer. On a GPU, a phase lasts from the first to the last kernel launched within it. "
         "Communication lasts from its launch to its end, which includes waiting for other ranks."
     ),
     "F, B, I, W": (

@@ -1,6 +1,7 @@
 """A profiled step as spans of time: arithmetic, communication and copies from torch's profiler."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -22,6 +23,7 @@ _ISSUE = "c10d::"
 _WAIT = "_c10d_functional::wait_tensor"
 _WITHIN_ISSUE = "record_param_comms"  # the backends of torch record it inside a call
 _LAUNCH = ("cudaLaunch", "cuLaunch")
+_DEVICE_CALL = (*_LAUNCH, "cudaMemcpy", "cudaMemset")
 OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -251,18 +253,46 @@ def build_device_trace(events: Sequence[TraceEvent], wall_seconds: float) -> Ste
     )
 
 
-def list_phases(events: Iterable[TraceEvent]) -> list[tuple[str, Span]]:
-    """Return the ranges that a step names, otherwise those that torch names for optimizers."""
+def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
+    """Return the ranges that a step names, otherwise those that torch names for optimizers.
+
+    On a device, a phase lasts from the first to the last kernel that the host launched within it.
+    """
     ranges = [event for event in events if event.is_annotation and not event.is_device]
     ranges.sort(key=attrgetter("span"))
+    kernels = _list_launches(events)
     phases = []
     optimizers = []
     for event in ranges:
+        span = _find_device_span(event.span, kernels)
         if event.name.startswith(PHASE) and event.name not in (STEP, COMPUTE):
-            phases.append((event.name.removeprefix(PHASE), event.span))
+            phases.append((event.name.removeprefix(PHASE), span))
         elif event.name.startswith(_OPTIMIZER_STEP):
-            optimizers.append((OPTIMIZER, event.span))
+            optimizers.append((OPTIMIZER, span))
     return phases or optimizers
+
+
+def _list_launches(events: Iterable[TraceEvent]) -> list[tuple[int, Span]]:
+    """Return the launch and the span of each kernel, copy or memset, in order of launches."""
+    launch_times = {
+        event.correlation: event.start_ns
+        for event in events
+        if event.correlation and not event.is_device and event.name.startswith(_DEVICE_CALL)
+    }
+    launches = []
+    for event in events:
+        if event.is_device and event.correlation in launch_times:
+            launches.append((launch_times[event.correlation], event.span))
+    return sorted(launches)
+
+
+def _find_device_span(host_span: Span, launches: Sequence[tuple[int, Span]]) -> Span:
+    """Return the time of the kernels launched within a span of the host, the span without any."""
+    first, last = (bisect_left(launches, (time, (0, 0))) for time in host_span)
+    spans = [span for _, span in launches[first:last]]
+    if not spans:
+        return host_span
+    return min(start for start, _ in spans), max(stop for _, stop in spans)
 
 
 def _list_spans(events: Iterable[TraceEvent]) -> list[Span]:

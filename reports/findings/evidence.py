@@ -75,11 +75,22 @@ class StepEvidence:
     """The tokens of the rank with most tokens over the mean."""
     bytes_ratios: Mapping[str, float] = field(default_factory=dict)
     """The sent bytes over the expected bytes, by axis."""
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    """The duration of each phase that the step marks."""
+    exposed_by_phase: Mapping[str, float] = field(default_factory=dict)
+    idle_by_phase: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def full_name(self) -> str:
         """The step in a sentence."""
         return f"the step of {self.name}" if self.name else "the step"
+
+    def name_phase(self, seconds_by_phase: Mapping[str, float], total: float) -> str:
+        """Return a phrase that names the shortest phase with most of the total, or nothing."""
+        phases = [name for name, seconds in seconds_by_phase.items() if seconds > total / 2]
+        if not phases:
+            return ""
+        return f", most of it in phase {min(phases, key=self.phase_seconds.__getitem__)}"
 
     def format_share(self, seconds: float) -> str:
         return format_percent(seconds / self.seconds)

@@ -131,6 +131,10 @@ def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
     has_real_compute = params.get("compute", "real") == "real"
     slowdown = _get_significant(step, "imbalance_slowdown", 1.0) or 1.0
     ratios = get_axis_values(step, "bytes_ratio")
+    by_phase = {
+        part: {phase: seconds or 0.0 for phase, seconds in get_axis_values(step, part).items()}
+        for part in ("phase_time", "phase_exposed", "phase_idle")
+    }
     return StepEvidence(
         name=label,
         id=step.case.id,
@@ -146,6 +150,9 @@ def _make_step_evidence(data: RunData, step: CaseResult) -> StepEvidence | None:
         expert_imbalance_seconds=(1 - 1 / slowdown) * seconds,
         max_expert_load=step.value("imbalance.rank"),
         bytes_ratios={axis: ratio for axis, ratio in ratios.items() if ratio},
+        phase_seconds=by_phase["phase_time"],
+        exposed_by_phase=by_phase["phase_exposed"],
+        idle_by_phase=by_phase["phase_idle"],
     )
 
 

@@ -105,6 +105,9 @@ def find_exposed_communication(step: StepEvidence) -> list[Finding]:
     findings: list[Finding] = []
     for part in step.communication:
         exposed = step.format_share(part.exposed_seconds)
+        phase = ""
+        if len(step.communication) == 1:  # phases have the communication of all axes
+            phase = step.name_phase(step.exposed_by_phase, part.exposed_seconds)
         for explain in EXPLANATIONS:
             cause = explain(step, part)
             if cause is None or cause.seconds < cause.min_share * step.seconds:
@@ -113,7 +116,7 @@ def find_exposed_communication(step: StepEvidence) -> list[Finding]:
                 cause.kind,
                 step,
                 cause.seconds,
-                f"{part.label}: {exposed} of the step is exposed communication. "
+                f"{part.label}: {exposed} of the step is exposed communication{phase}. "
                 f"{cause.explanation}",
                 cause.command,
                 subject=part.label,
@@ -130,8 +133,9 @@ def find_host_bound(step: StepEvidence) -> list[Finding]:
         "host-bound",
         step,
         step.idle_seconds,
-        f"Nothing runs for {step.format_share(step.idle_seconds)} of {step.full_name}. The host "
-        "probably does not keep up: many small kernels, synchronization or input.",
+        f"Nothing runs for {step.format_share(step.idle_seconds)} of {step.full_name}"
+        f"{step.name_phase(step.idle_by_phase, step.idle_seconds)}. The host probably does not keep "
+        "up: many small kernels, synchronization or input.",
         _suggest_larger(step, "microbatch"),
         min_share=MIN_GENERAL_SHARE,
     )

@@ -80,6 +80,13 @@ _AXIS_METRICS = {
     "exposed_comm": "exposed",
 }
 """The metrics of an axis, with the titles of their columns."""
+_PHASE_METRICS = {
+    "phase_time": "time",
+    "phase_compute": "compute",
+    "phase_exposed": "exposed",
+    "phase_idle": "idle",
+}
+"""The metrics of a phase, with the titles of their columns."""
 _VOLUME_COLUMNS = (
     STEP_COLUMN,
     Column("axis", help="axis of the mesh, or process group"),
@@ -108,6 +115,7 @@ def list_step_tables(data: RunData) -> list[Table]:
     return [
         _make_step_table(data, rows, problems),
         _make_part_table(rows),
+        _make_phase_table(rows),
         _make_volume_table(rows),
         _make_call_table(data),
         _make_timeline_table(data),
@@ -200,6 +208,32 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
         rows=rows,
         terms=["parts of a step"],
         figures=lambda: list_charts(chart_breakdown(stacks)),
+    )
+
+
+def _make_phase_table(steps: Sequence[StepRow]) -> Table:
+    """Return the phases of steps, with a row for each phase that a step marks."""
+    rows = []
+    for step in steps:
+        by_metric = {name: get_axis_values(step["result"], name) for name in _PHASE_METRICS}
+        for phase in by_metric["phase_time"]:
+            values = {name: by_phase.get(phase) for name, by_phase in by_metric.items()}
+            rows.append({"label": step["label"], "phase": phase, **values})
+    columns = [
+        STEP_COLUMN,
+        Column("phase", help="name of the phase, as the step marks it"),
+        *(
+            metric_column(f"{metric}.the phase", key=metric, title=title)
+            for metric, title in _PHASE_METRICS.items()
+        ),
+    ]
+    return Table(
+        "step-phases",
+        "Phases of a step",
+        caption="parts of each phase of the profiled step, a phase within another counts in both",
+        columns=columns,
+        rows=rows,
+        terms=["phases"],
     )
 
 

@@ -66,6 +66,13 @@ class MatchedTrace:
     unseen: set[str]
     """The axes with calls that the trace does not have."""
 
+    def group_by_axis(self) -> dict[str, list[Span]]:
+        """Return the spans of communication on each axis."""
+        spans: defaultdict[str, list[Span]] = defaultdict(list)
+        for call in self.named:
+            spans[call.axis].append(call.span)
+        return dict(spans)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimings:
@@ -79,10 +86,13 @@ class RankTimings:
     ranks_by_axis: dict[str, list[int]]
     wall_seconds: dict[str, list[float]]
     """By kind: uninstrumented, instrumented, without_comm, profiled."""
-    breakdowns: list[Breakdown]
     matched: list[MatchedTrace]
     median_step: int
     """The index of the profiled step whose wall time is the median, the same on all ranks."""
+    breakdown: Breakdown
+    """The parts of the median step."""
+    phases: dict[str, float]
+    """The metrics of the phases of the median step."""
     timeline: RankTimeline
 
 
@@ -141,9 +151,10 @@ class OverlapProbe:
                 axis: dist.get_process_group_ranks(group) for axis, group in self.axes.items()
             },
             wall_seconds=walls,
-            breakdowns=list(map(compute_time_breakdown, traces, matched)),
             matched=matched,
             median_step=median_step,
+            breakdown=compute_time_breakdown(traces[median_step], matched[median_step]),
+            phases=measure_phases(traces[median_step], matched[median_step]),
             timeline=build_rank_timeline(
                 world.rank, traces[median_step], matched[median_step].named, late_ns
             ),
@@ -191,10 +202,9 @@ class OverlapProbe:
 
     def _summarize_breakdown(self, samples: Sequence[RankTimings]) -> dict[str, MetricValue]:
         """Return the parts of the wall time of the median step on its slowest rank."""
-        step = samples[0].median_step
-        slowest_rank = max(samples, key=lambda sample: sample.breakdowns[step].wall_seconds)
-        breakdown = slowest_rank.breakdowns[step]
-        unseen = slowest_rank.matched[step].unseen
+        slowest_rank = max(samples, key=lambda sample: sample.breakdown.wall_seconds)
+        breakdown = slowest_rank.breakdown
+        unseen = slowest_rank.matched[slowest_rank.median_step].unseen
         exposed: dict[str, float | None] = {}
         if OTHER not in breakdown.exposed_comm_seconds:  # an axis without a span has none exposed
             exposed |= dict.fromkeys(self.axes, 0.0)
@@ -208,7 +218,8 @@ class OverlapProbe:
             "residual": breakdown.residual_seconds,
         }
         parts |= {f"exposed_comm.{axis}": seconds for axis, seconds in exposed.items()}
-        num_steps = len(slowest_rank.breakdowns)
+        parts |= slowest_rank.phases
+        num_steps = len(slowest_rank.matched)
         return make_values(
             parts, f"the slowest rank of the median profiled step, of {num_steps} steps"
         )
@@ -289,16 +300,30 @@ def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> Matched
 
 def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown:
     """Return the parts of the wall time of a profiled step."""
-    spans_by_axis: defaultdict[str, list[Span]] = defaultdict(list)
-    for call in matched.named:
-        spans_by_axis[call.axis].append(call.span)
     return compute_breakdown(
         trace.step,
         trace.compute,
-        spans_by_axis,
+        matched.group_by_axis(),
         trace.copies,
         measured_wall_seconds=trace.wall_seconds,
     )
+
+
+def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:
+    """Return the metrics of each phase of a profiled step, whose ranges are added.
+
+    Without all calls in the trace, exposed communication and idle time are unknown.
+    """
+    metrics: defaultdict[str, float] = defaultdict(float)
+    comm_by_axis = matched.group_by_axis()
+    for phase, span in trace.phases:
+        part = compute_breakdown(span, trace.compute, comm_by_axis, trace.copies)
+        metrics[f"phase_time.{phase}"] += part.wall_seconds
+        metrics[f"phase_compute.{phase}"] += part.compute_seconds
+        if not matched.unseen:
+            metrics[f"phase_exposed.{phase}"] += part.exposed_seconds
+            metrics[f"phase_idle.{phase}"] += part.idle_seconds
+    return dict(metrics)
 
 
 def split_transfer_and_wait(

@@ -156,7 +156,7 @@ class TrainStep(Benchmark):
         """Train on this rank's part of the current batch."""
         self.optimizer.zero_grad()
         self.forward_backward()
-        with record_function("parbench:update"):
+        with record_function("parbench:optimizer"):
             self.optimizer.step()
 
     def reset(self) -> None:

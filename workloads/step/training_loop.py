@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from parbench.bench.world.benchmark import Benchmark, Description
 from parbench.workloads.model.transformer import plain_name
@@ -54,7 +55,8 @@ class TrainingLoop(Benchmark):
     def step(self) -> None:
         self._optimizer.zero_grad()
         self._run_forward_backward()
-        self._optimizer.step()
+        with record_function("parbench:optimizer"):
+            self._optimizer.step()
 
     def reset(self) -> None:
         self._step_number += 1
@@ -94,8 +96,10 @@ class TrainingLoop(Benchmark):
         self._current_batch = self._batch(self._step_number) if has_batches else self._batch
 
     def _run_forward_backward(self) -> None:
-        loss = self._loss(self._model, self._current_batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with record_function("parbench:forward"):
+            loss = self._loss(self._model, self._current_batch)
+        with record_function("parbench:backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def _compare_with_reference(self, reference: nn.Module) -> list[str]:
         """Return a phrase for each gradient that differs from the mean of the reference's."""

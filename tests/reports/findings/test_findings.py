@@ -196,6 +196,20 @@ def test_single_bucket_suggests_smaller_ones() -> None:
     assert get_kinds(train_buckets(count=4, exposed=0.09)) == []
 
 
+def test_finding_names_phase() -> None:
+    seconds = {
+        "phase_time.forward": 0.06,
+        "phase_time.data": 0.03,
+        "phase_exposed.forward": 0.025,
+        "phase_exposed.data": 0.024,
+    }
+    records = [
+        with_metrics(record, **record.metrics, **counted_metrics("s", seconds))
+        for record in train(exposed=0.3)
+    ]
+    assert "exposed communication, most of it in phase data." in get_finding(records).text
+
+
 def train_sharded(prefetch: str = "default") -> list[Record]:
     return train(exposed=0.3, defaults={"prefetch": prefetch}, axis="fsdp")
 

@@ -15,6 +15,7 @@ from parbench.bench.results.step_trace import (
     build_device_trace,
     build_rank_timeline,
     describe_nccl_kernels,
+    list_phases,
 )
 from parbench.workloads.step.probe import trace_step
 
@@ -76,6 +77,26 @@ def test_trace_of_device() -> None:
     assert trace.copies == [(740, 770)]
     assert trace.issue_spans == [(100, 150)]
     assert trace.launch_times == [110]
+
+
+def test_phase_on_device_lasts_as_long_as_its_kernels() -> None:
+    host = {"is_device": False}
+    events = [
+        make_event("parbench:forward", 0, 20, is_annotation=True, **host),
+        make_event("cudaLaunchKernel", 10, 12, correlation=1, **host),
+        make_event("sgemm", 100, 200, correlation=1),
+        make_event("parbench:backward", 20, 60, is_annotation=True, **host),
+        make_event("cudaLaunchKernel", 30, 32, correlation=2, **host),
+        make_event("cudaLaunchKernel", 40, 42, correlation=3, **host),
+        make_event("sgemm", 200, 300, correlation=2),
+        make_event("ncclDevKernel_AllReduce_Sum_f32", 280, 500, correlation=3),
+        make_event("parbench:data", 60, 90, is_annotation=True, **host),
+    ]
+    assert list_phases(events) == [
+        ("forward", (100, 200)),
+        ("backward", (200, 500)),
+        ("data", (60, 90)),
+    ]
 
 
 def test_rank_timeline_is_clipped_to_step() -> None:

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
 
 import parbench
 from parbench.bench.world.benchmark import Benchmark, Explanation
@@ -56,7 +57,8 @@ def build_cnn(
     batch = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
 
     def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        images, labels = batch
+        with record_function("parbench:data"):
+            images, labels = batch
         return cross_entropy(module(images), labels)
 
     optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
@@ -199,6 +201,18 @@ def test_explanation_of_ddp_loop(two_ranks: Ranks) -> None:
     assert metric_value(explanation, "bytes_sent.world") == CNN_BYTES
     assert 0 < metric_value(explanation, "mfu") < 1
     assert metric_value(explanation, "memory_peak") > CNN_BYTES
+
+
+def test_loop_marks_its_phases(two_ranks: Ranks) -> None:
+    explanation = explain(two_ranks, "ddp")
+    phases = ("forward", "backward", "optimizer", "data")
+    seconds = {phase: metric_value(explanation, f"phase_time.{phase}") for phase in phases}
+    assert min(seconds.values()) > 0
+    assert seconds["data"] < seconds["forward"]
+    exposed = metric_value(explanation, "exposed_comm.world")
+    assert metric_value(explanation, "phase_exposed.backward") == pytest.approx(
+        exposed, rel=0.05
+    )
 
 
 def test_explanation_of_fsdp_loop(two_ranks: Ranks) -> None:
