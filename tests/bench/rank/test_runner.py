@@ -31,6 +31,7 @@ from parbench.bench.rank.timing import CaseTimer, Progress
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import Check
 from parbench.bench.text import UserError
+from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Description, Explanation, Work
 from parbench.bench.world.world import World
 from parbench.workloads.torch_internals import TorchDispatchMode
@@ -528,7 +529,7 @@ def measure_kernel(world: World) -> list[str | None]:
     )
     outcomes = [run.run_block(60.0, 1, is_only=False)]
     run._world = dataclasses.replace(world, backend="nccl")
-    with mock.patch.object(runner.accelerator, "profile_kernels", profile_kernels):
+    with mock.patch.object(accelerator, "profile_kernels", profile_kernels):
         outcomes.append(run.run_block(60.0, 0, is_only=False))
     return [outcome.details.get("kernel") for outcome in outcomes]
 
