@@ -16,7 +16,7 @@ SUBSET = ("all_reduce", "sendrecv", "ddp")
 
 def run_smoke_subset(folder: Path) -> Run:
     """Measure a few cases of the smoke preset once and return the run."""
-    return run_preset(folder, "--repetitions", "1", "--budget", "20s", *SUBSET)
+    return run_preset(folder, "--repetitions", "1", "--budget", "60s", *SUBSET)
 
 
 def run_preset(folder: Path, *options: str) -> Run:
