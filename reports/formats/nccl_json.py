@@ -76,7 +76,7 @@ class _Device(msgspec.Struct, frozen=True):
     hostname: str | None = None
 
 
-class _Config(msgspec.Struct, frozen=True):
+class _RunConfig(msgspec.Struct, frozen=True):
     """The options and the processes of nccl-tests."""
 
     devices: list[_Device] = []
@@ -94,7 +94,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 class _Document(msgspec.Struct, frozen=True):
     version: int
-    config: _Config
+    config: _RunConfig
     results: list[_Result]
     args: list[str] = []
     env: list[str] = []

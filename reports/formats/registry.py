@@ -67,7 +67,7 @@ EXPORT_FORMATS = {
         ExportFormat(
             name="csv",
             help="a row for each metric and repetition",
-            file="exports:render_csv",
+            file="csv_export:render_csv",
         ),
         ExportFormat(
             name="chrome-trace",
@@ -79,16 +79,6 @@ EXPORT_FORMATS = {
             name="hta",
             help="a folder per step for HolisticTraceAnalysis",
             folder="chrome_trace:render_for_analysis",
-        ),
-        ExportFormat(
-            name="github-action-benchmark",
-            help="a folder with a file of times and one of rates",
-            folder="exports:render_action",
-        ),
-        ExportFormat(
-            name="bencher",
-            help="the Bencher Metric Format, latency in ns",
-            file="exports:render_bencher",
         ),
     )
 }

@@ -1,0 +1,12 @@
+"""A run as CSV."""
+
+from parbench.reports.record_frames import build_metrics_frame
+from parbench.reports.run_data import RunData
+from parbench.reports.sweeps import find_point
+
+
+def render_csv(data: RunData) -> bytes:
+    """Return a row for each metric of each repetition, as ``parbench.load`` does."""
+    point = find_point(data.run.path)
+    frame = build_metrics_frame([(data.run, point.name if point else None)])
+    return frame.to_csv(index=False).encode(errors="replace")
