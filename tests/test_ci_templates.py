@@ -13,8 +13,8 @@ import yaml
 from parbench import cli
 from parbench.reports.history.database import open_history
 from tests.support.ci_action import ACTION, ActionResult, run_action, run_script
-from tests.support.history_fixtures import fill_history, write_history_run
 from tests.support.paths import ROOT
+from tests.support.reports.history_fixtures import fill_history, write_history_run
 
 GITLAB = ROOT / ".github" / "templates" / "gitlab-ci.yml"
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"

@@ -21,11 +21,11 @@ from parbench.reports.figures import svg
 from parbench.reports.figures.chart import Chart
 from parbench.reports.figures.svg import save_charts
 from parbench.reports.render import page, show
-from tests.support.exchange_fixtures import OSU
 from tests.support.fake_runs import FakeRanks, isolate_driver
 from tests.support.fakes import make_outcome
 from tests.support.golden import BASE, NEW, STEPS
 from tests.support.paths import ROOT, Command
+from tests.support.reports.exchange_fixtures import OSU
 
 README = ROOT / "README.md"
 GUIDES = ROOT / "docs" / "guides"

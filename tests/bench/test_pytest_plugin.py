@@ -13,7 +13,7 @@ from parbench.bench import pytest_plugin
 from parbench.bench.commands import run
 from parbench.bench.pytest_plugin import OPTIONS, build_options, make_timer, select_measured
 from tests.support.paths import ROOT, environment
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,

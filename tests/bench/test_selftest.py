@@ -4,7 +4,7 @@ import pytest
 
 from parbench.bench.results.records import Record, Stragglers
 from parbench.bench.selftest import judge, render, selftest
-from tests.support.reports_fixtures import collective_case, failed_record, ok_record
+from tests.support.reports.reports_fixtures import collective_case, failed_record, ok_record
 
 CASE = collective_case()
 OTHER_SHARES = {"late_rank": 0, "share": 1.0, "last_out_rank": 0, "last_out_share": 1.0}

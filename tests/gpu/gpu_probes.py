@@ -31,7 +31,7 @@ from parbench.workloads.model.optimizer import make_optimizer
 from parbench.workloads.model.shapes import shape_of
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.model.transformer import compute_loss, draw_tokens
-from tests.support.training_steps import build_model
+from tests.support.workloads.training_steps import build_model
 
 REHEARSE = "--rehearse" in sys.argv
 DEVICE = torch.device("cpu") if REHEARSE else torch.device("cuda", 0)

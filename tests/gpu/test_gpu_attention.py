@@ -8,7 +8,7 @@ from parbench.workloads.context_parallel.attention_kernel import (
     CudaFlash,
     SavedQueries,
 )
-from tests.support.cp_ranks import BLOCKS, AttentionBlock, compute_attention
+from tests.support.workloads.cp_ranks import BLOCKS, AttentionBlock, compute_attention
 
 pytestmark = pytest.mark.gpu
 

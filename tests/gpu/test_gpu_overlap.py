@@ -16,7 +16,7 @@ from parbench.workloads.step.call_spans import find_call_spans
 from parbench.workloads.step.probe import make_moment_clock, record_moment, trace_step
 from parbench.workloads.torch_internals import profiling, trace_events
 from tests.support.ranks import Ranks
-from tests.support.training_steps import build_small_step
+from tests.support.workloads.training_steps import build_small_step
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)

@@ -15,7 +15,7 @@ from parbench.workloads.parallel.mesh import get_full_tensor
 from parbench.workloads.step.reference_choice import count_free_bytes
 from parbench.workloads.step.train_step import SMALL_MODEL_NOTE, fsdp
 from parbench.workloads.torch_internals import profiling, trace_events
-from tests.support.training_steps import DEFINITION_BY_NAME, build_model
+from tests.support.workloads.training_steps import DEFINITION_BY_NAME, build_model
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)

@@ -6,7 +6,7 @@
 import pytest
 
 from tests.support.ranks import Ranks
-from tests.support.staged_steps import NCCL_ONLY_CASES, NamedCase
+from tests.support.workloads.staged_steps import NCCL_ONLY_CASES, NamedCase
 
 pytestmark = pytest.mark.gpu
 TINY = {"shape": "tiny"}
@@ -32,5 +32,7 @@ STEPS: list[NamedCase] = [
     ids=lambda case: f"{case[0]}-{list(case[1].values())[-1]}",
 )
 def test_two_ranks_are_correct(ranks_on_one_gpu: Ranks, case: NamedCase) -> None:
-    failures = ranks_on_one_gpu.call("tests.support.staged_steps:find_failures", cases=[case])
+    failures = ranks_on_one_gpu.call(
+        "tests.support.workloads.staged_steps:find_failures", cases=[case]
+    )
     assert failures == [[], []]

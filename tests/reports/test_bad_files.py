@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from parbench import cli
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import collective_case, ok_record, write_run
-from tests.support.traced import make_timeline, traced_record, write_traced_run
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import collective_case, ok_record, write_run
+from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
 
 @pytest.fixture

@@ -10,20 +10,20 @@ import parbench
 from parbench.bench.results.runs import load_run
 from parbench.bench.text import UserError
 from parbench.reports.commands import compare, export, import_files, report, show
-from tests.support.nodes_fixtures import (
+from tests.support.reports.nodes_fixtures import (
     failed_node_run,
     make_sweep_point,
     scaling_run,
     write_sweep,
 )
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,
     write_run,
 )
-from tests.support.traced import make_timeline, traced_record, write_traced_run
+from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
 RUN = run_from_records(ok_record(collective_case()))
 

@@ -12,8 +12,8 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.limits import check_limits, get_limits_exit_code
 from parbench.reports.run_data import RunData
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     counted_metric,
     failed_record,

@@ -5,18 +5,18 @@ from pathlib import Path
 from parbench.bench.results.runs import Run
 from parbench.reports.one_run import chart_first_screen
 from parbench.reports.run_data import RunData
-from tests.support.report_rows import (
+from tests.support.reports.report_rows import (
     load_records,
     report_of,
     run_from_records,
 )
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
     ok_record,
     step_case,
 )
-from tests.support.traced import make_timeline, traced_record, write_traced_run
+from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
 
 def test_first_screen_has_bandwidth_and_a_traced_step(tmp_path: Path) -> None:

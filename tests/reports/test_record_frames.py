@@ -15,15 +15,15 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import load_run
 from parbench.bench.results.samples import make_samples_path
 from tests.support.golden import GOLDEN, STEPS
-from tests.support.nodes_fixtures import (
+from tests.support.paths import ROOT
+from tests.support.reports.nodes_fixtures import (
     failed_node_run,
     make_sweep_point,
     scaling_run,
     write_sweep,
 )
-from tests.support.paths import ROOT
-from tests.support.report_rows import assert_cells, run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import assert_cells, run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
     make_plan,

@@ -15,8 +15,8 @@ from parbench.bench.results.records import Check, Record, read_records
 from parbench.bench.results.tables import is_missing
 from parbench.reports.frames import list_rows
 from parbench.reports.run_data import RunData
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,

@@ -10,8 +10,8 @@ from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
 from parbench.reports.several_runs import make_report_of_runs
 from parbench.reports.sweeps import MeasuredPoint
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import failed_record, ok_record, step_case
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import failed_record, ok_record, step_case
 
 
 def plan_run(

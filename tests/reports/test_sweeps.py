@@ -6,7 +6,7 @@ import pytest
 
 from parbench.bench.text import UserError
 from parbench.reports.sweeps import list_point_runs, load_runs, load_sweep
-from tests.support.nodes_fixtures import (
+from tests.support.reports.nodes_fixtures import (
     make_sweep_point,
     scaling_run,
     write_sweep,

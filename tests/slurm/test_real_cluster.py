@@ -10,17 +10,22 @@ import pytest
 
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run, load_run
-from tests.support.clusters import LOCAL_CLUSTER, PARBENCH, cluster_command, run_in_cluster
 from tests.support.fakes import wait_until
-from tests.support.processes import find_processes
-from tests.support.sweep_scenarios import SCENARIOS
+from tests.support.slurm.clusters import (
+    LOCAL_CLUSTER,
+    PARBENCH,
+    cluster_command,
+    run_in_cluster,
+)
+from tests.support.slurm.processes import find_processes
+from tests.support.slurm.sweep_scenarios import SCENARIOS
 
 pytestmark = pytest.mark.full
 
 FAULT = f"{' '.join(LOCAL_CLUSTER)} fault"
 LINK_BITS_PER_SECOND = 200e6
 RUN = f"{PARBENCH} run --launcher srun --set mode=blocking --repetitions 1"
-RUN_COUNTED = f"{RUN} tests.support.wire:counted"
+RUN_COUNTED = f"{RUN} tests.support.slurm.wire:counted"
 
 
 def test_local_cluster_gives_each_node_its_own_host() -> None:
@@ -151,7 +156,7 @@ def test_cut_link_is_a_hang_that_names_the_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_sweep_on_a_real_cluster(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.sweep_scenarios", name, str(tmp_path)]
+    command = [sys.executable, "-m", "tests.support.slurm.sweep_scenarios", name, str(tmp_path)]
     result = run_in_cluster(command, timeout=170)
     logs = [path.read_text(errors="replace") for path in tmp_path.glob("**/logs/*.*")]
     output = "\n".join([result.stdout, result.stderr, *logs])

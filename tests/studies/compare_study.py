@@ -28,8 +28,8 @@ from parbench.bench.results.runs import Run
 from parbench.reports.compare.ab import PairedResult, Side, compare_interleaved
 from parbench.reports.compare.rule import Rule, SeriesTimes, judge_overall, judge_series
 from parbench.reports.compare.verdicts import Verdict
-from tests.support.compare_fixtures import run_from_records
-from tests.support.reports_fixtures import collective_case, ok_record
+from tests.support.reports.compare_fixtures import run_from_records
+from tests.support.reports.reports_fixtures import collective_case, ok_record
 
 DRIFTS = (0.0, 0.05, 0.15, 0.3)
 EFFECTS = (0.0, 0.03, 0.06, 0.2)

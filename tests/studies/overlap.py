@@ -24,7 +24,7 @@ from parbench.bench.world.torch_compat import all_gather_single, reduce_scatter_
 from parbench.bench.world.world import World, open_world
 from parbench.workloads.step.sent_bytes import SentCall, record_calls
 from parbench.workloads.step.train_step import TrainStep
-from tests.support.training_steps import build_small_step
+from tests.support.workloads.training_steps import build_small_step
 
 NUM_COMMUNICATION_ROUNDS = 7
 NUM_WARMUP_STEPS = 3

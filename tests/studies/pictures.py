@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from parbench.reports.render.show import load_report, render_report
-from tests.support.browser import Browser
 from tests.support.paths import ROOT
+from tests.support.reports.browser import Browser
 
 SCREEN_SIZE = (1400, 900)
 PHONE_SIZE = (400, 800)

@@ -9,7 +9,7 @@ import sys
 
 from parbench.bench.text import format_table
 from parbench.slurm.screen.ratios import Endpoint
-from tests.support.screening import Cluster, estimate_rates
+from tests.support.slurm.screening import Cluster, estimate_rates
 
 NUM_TRIALS = 200
 SPEED = 0.9

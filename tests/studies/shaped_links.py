@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 from parbench.bench.results.stats import median
-from tests.support.clusters import PARBENCH, run_in_cluster
+from tests.support.slurm.clusters import PARBENCH, run_in_cluster
 
 OPERATIONS = (
     "collective.all_reduce",

@@ -20,8 +20,8 @@ from parbench.slurm.sweep.folder import load_sweep
 from parbench.slurm.sweep.status import collect, print_status
 from parbench.slurm.sweep.submit import submit
 from tests.support.fakes import make_plan
-from tests.support.reports_fixtures import collective_case, ok_record
-from tests.support.sweeps import FakeSlurm, queue_job
+from tests.support.reports.reports_fixtures import collective_case, ok_record
+from tests.support.slurm.sweeps import FakeSlurm, queue_job
 
 NUM_NODES = 512
 RANKS_PER_NODE = 8

@@ -23,8 +23,8 @@ from parbench.bench.plan.options import Options, plan_run
 from parbench.bench.results.records import SCHEMA, Record, WorldInfo
 from parbench.bench.results.runs import list_runs, load_run, open_writer
 from parbench.cli import DEFINITIONS
-from tests.support.late import find_stragglers
-from tests.support.reports_fixtures import (
+from tests.support.reports.late import find_stragglers
+from tests.support.reports.reports_fixtures import (
     collective_case,
     make_plan,
     make_run,

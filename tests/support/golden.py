@@ -24,7 +24,7 @@ from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.plan_command import StepOptions, build_step_on_mesh
 from tests.support.paths import TESTS
-from tests.support.report_rows import report_of
+from tests.support.reports.report_rows import report_of
 
 GOLDEN = TESTS / "golden"
 STEPS = GOLDEN / "runs" / "steps"

@@ -162,7 +162,7 @@ def serve(address: str, folder: str, device: str, backend: str) -> None:
     world_size = int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(f"{folder}/store", world_size)  # type: ignore[attr-defined]  # not in __all__
     if (device, backend) == ("cuda", "gloo"):
-        importlib.import_module("tests.support.staging").stage()
+        importlib.import_module("tests.support.workloads.staging").stage()
     with open_world(backend, device, seed=0, timeout_seconds=60, store=store) as world:
         initial_groups = set(distributed_c10d._world.pg_map)
         while True:

@@ -6,11 +6,15 @@ import pytest
 
 from parbench.bench.rank.runner import load_target
 from parbench.bench.world.world import World
-from tests.support.cuda_defaults import use_cuda_defaults
-from tests.support.ep_steps import BFLOAT16, DROPS, make_params
 from tests.support.host_reads import record_host_reads
 from tests.support.ranks import Ranks
-from tests.support.training_steps import DEFINITION_BY_NAME, Params, count_wrong_after_step
+from tests.support.workloads.cuda_defaults import use_cuda_defaults
+from tests.support.workloads.ep_steps import BFLOAT16, DROPS, make_params
+from tests.support.workloads.training_steps import (
+    DEFINITION_BY_NAME,
+    Params,
+    count_wrong_after_step,
+)
 
 ONE_LAYER: Params = {"layers": 1}
 EXPERTS: Params = {**ONE_LAYER, "experts": 4, "ffn": 64}

@@ -15,7 +15,7 @@ from parbench.bench.world.world import World
 from parbench.workloads.presets import PRESETS
 from parbench.workloads.step.sent_bytes import record_calls
 from tests.support.ranks import Ranks
-from tests.support.training_steps import (
+from tests.support.workloads.training_steps import (
     Params,
     assert_right,
     build_small_step,

@@ -14,7 +14,7 @@ from parbench.bench.rank.runner import load_target
 from parbench.bench.text import UserError
 from parbench.workloads.catalogue import DEFINITIONS
 from parbench.workloads.model.shapes import MODEL, SHAPES, Shape, shape_of
-from tests.support.training_steps import DEFINITION_BY_NAME, Params
+from tests.support.workloads.training_steps import DEFINITION_BY_NAME, Params
 
 every_definition = pytest.mark.parametrize("name", DEFINITION_BY_NAME)
 

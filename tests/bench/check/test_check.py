@@ -22,11 +22,11 @@ from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.results.runs import load_run
 from parbench.cli import main
 from tests.bench.check.test_health import NUM_RANKS, WRONG_ON_ONE, build_run
-from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.fake_runs import MACHINE
 from tests.support.nvidia import H100, gpus, install, write_evidence
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
+from tests.support.slurm.clusters import PARBENCH, run_in_cluster
 
 DEVICE = Device(host="n1", name="GPU 0", uuid="a", kind="H100", rank=0)
 SLOW_LINK = Fault(text="GPU 0 - GPU 1: slow", fix="see")

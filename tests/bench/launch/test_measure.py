@@ -30,7 +30,7 @@ from tests.support.fake_runs import (
 from tests.support.fakes import make_fake_case, make_outcome, make_plan
 from tests.support.nvidia import L40S, gpus, install
 from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import ok_record, step_case
+from tests.support.reports.reports_fixtures import ok_record, step_case
 
 TWO_CASES = Options(preset="smoke", names=("all_reduce",), settings={"size_bytes": "1K,4K"})
 SRUN = Options(

@@ -10,8 +10,8 @@ import pytest
 
 from parbench.bench.machine.environment import find_interface
 from parbench.bench.results.runs import Run, list_runs, load_run
-from tests.support.clusters import PARBENCH, run_in_cluster
 from tests.support.paths import environment
+from tests.support.slurm.clusters import PARBENCH, run_in_cluster
 
 ALL_REDUCE = ("run", "--preset", "smoke", "all_reduce")
 ONE_CASE = (*ALL_REDUCE, "--sizes", "1K")

@@ -22,10 +22,10 @@ from parbench.bench.machine.slurm_allocation import (
     main,
     parse_nodes,
 )
-from tests.support.clusters import run_in_cluster
 from tests.support.nvidia import H100, gpus, install
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
+from tests.support.slurm.clusters import run_in_cluster
 from tests.support.trees import write_tool
 
 VARIABLES = {

@@ -14,7 +14,7 @@ from parbench.bench.results.details import (
     read_details,
 )
 from parbench.bench.results.records import Record, encode_record
-from tests.support.reports_fixtures import ok_record, pipeline_details, step_case
+from tests.support.reports.reports_fixtures import ok_record, pipeline_details, step_case
 
 KINDS = (CommunicationDetails, ExpertLoadDetails, PipelineDetails)
 CALLS = CountedCall(axis="dp", op="all_reduce", num_bytes=8, ranks=2, count=3)

@@ -7,7 +7,7 @@ import pytest
 from parbench.bench.plan.plan import SkippedCase
 from parbench.bench.results.limits import MetricLimit, read_limits
 from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import collective_case, step_case
+from tests.support.reports.reports_fixtures import collective_case, step_case
 
 CASES = (step_case("ddp"), collective_case("all_reduce", 1 << 20))
 SKIPPED = (SkippedCase(case=step_case("fsdp"), reason="needs 4 ranks"),)

@@ -32,7 +32,7 @@ from parbench.bench.results.runs import (
 )
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import collective_case, make_plan, ok_record
+from tests.support.reports.reports_fixtures import collective_case, make_plan, ok_record
 
 PLAN: Plan = make_plan([collective_case()])
 

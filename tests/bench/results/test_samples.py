@@ -11,7 +11,12 @@ from msgspec.structs import replace
 from parbench.bench.results.runs import Run
 from parbench.bench.results.samples import load_rank_samples, make_samples_path
 from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import collective_case, make_plan, make_run, ok_record
+from tests.support.reports.reports_fixtures import (
+    collective_case,
+    make_plan,
+    make_run,
+    ok_record,
+)
 
 RECORD = ok_record(collective_case())
 

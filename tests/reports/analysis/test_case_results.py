@@ -7,8 +7,8 @@ from parbench.bench.results.metrics import MetricValue, make_values
 from parbench.bench.results.records import Check, Record, Status
 from parbench.bench.results.stats import Grade, estimate_mean, t_quantile
 from parbench.reports.run_data import RunData
-from tests.support.report_rows import run_from_records, summarize_row
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import run_from_records, summarize_row
+from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
     hang_record,

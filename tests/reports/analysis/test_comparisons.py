@@ -8,8 +8,8 @@ from parbench.bench.plan.cases import Case, make_case
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.comparisons import compare_with_loads, describe_settings
 from parbench.reports.run_data import RunData
-from tests.support.report_rows import find_table_of_run, report_lines, run_from_records
-from tests.support.reports_fixtures import collective_case, ok_record
+from tests.support.reports.report_rows import find_table_of_run, report_lines, run_from_records
+from tests.support.reports.reports_fixtures import collective_case, ok_record
 
 
 def repeat(case: Case, *seconds: float) -> list[Record]:

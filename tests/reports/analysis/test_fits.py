@@ -19,8 +19,8 @@ from parbench.reports.analysis.fits import (
     fit_curves,
 )
 from parbench.reports.run_data import RunData
-from tests.support.report_rows import run_from_records, summarize_rows
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import run_from_records, summarize_rows
+from tests.support.reports.reports_fixtures import (
     WORLD,
     collective_case,
     curve_records,

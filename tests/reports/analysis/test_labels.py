@@ -4,8 +4,8 @@ import pytest
 
 from parbench.bench.plan.cases import Case, make_case
 from parbench.reports.analysis.labels import label_cases
-from tests.support.report_rows import summarize_rows
-from tests.support.reports_fixtures import ok_record, step_case
+from tests.support.reports.report_rows import summarize_rows
+from tests.support.reports.reports_fixtures import ok_record, step_case
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.fits import fit_curves
 from parbench.reports.analysis.steps import PredictedCommunication, predict_communication
-from tests.support.report_rows import summarize_row, summarize_rows
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import summarize_row, summarize_rows
+from tests.support.reports.reports_fixtures import (
     WORLD,
     comm_call,
     curve_records,

@@ -12,9 +12,9 @@ from parbench.reports.analysis.stragglers import (
     compute_arrival_delays,
     elect_straggler,
 )
-from tests.support.late import late_record, samples
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import write_run
+from tests.support.reports.late import late_record, samples
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import write_run
 
 
 def test_arrival_delay_is_the_median_of_repetitions(tmp_path: Path) -> None:

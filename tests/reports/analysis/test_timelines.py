@@ -7,8 +7,8 @@ import pytest
 from parbench.bench.results.records import Record, Timeline
 from parbench.reports.analysis.timelines import StepTimeline
 from parbench.reports.run_data import RunData
-from tests.support.reports_fixtures import collective_case, ok_record
-from tests.support.traced import make_timeline, traced_record, write_traced_run
+from tests.support.reports.reports_fixtures import collective_case, ok_record
+from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
 
 def read_traces(

@@ -3,7 +3,7 @@
 import pytest
 
 from parbench.reports.analysis.topology import Topology, read_topology
-from tests.support.nodes_fixtures import sample_node_run
+from tests.support.reports.nodes_fixtures import sample_node_run
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from parbench.bench.plan.plan import Plan, SkippedCase
 from parbench.bench.results.records import Check, Record
 from parbench.reports.analysis.verdicts import ReportVerdict, describe_emulations, judge_run
 from parbench.reports.run_data import RunData
-from tests.support.nodes_fixtures import EMULATION
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.nodes_fixtures import EMULATION
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
     make_plan,

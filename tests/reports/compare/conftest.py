@@ -3,14 +3,14 @@
 import pytest
 
 from parbench.reports.compare.compare import RunComparison
-from tests.support.compare_fixtures import (
+from tests.support.reports.compare_fixtures import (
     OTHER_CASE,
     compare_with_rule,
     make_curve,
     make_repetitions,
     run_from_records,
 )
-from tests.support.reports_fixtures import HOSTILE_TEXT, collective_case, failed_record
+from tests.support.reports.reports_fixtures import HOSTILE_TEXT, collective_case, failed_record
 
 
 @pytest.fixture(scope="session")

@@ -25,11 +25,11 @@ from parbench.reports.compare.ab import (
 )
 from parbench.reports.compare.thresholds import read_thresholds
 from tests.studies.compare_study import simulate_session
-from tests.support.compare_fixtures import NOISE, find_series, run_from_records
 from tests.support.fakes import wait_until
-from tests.support.history_fixtures import write_history_run
 from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import (
+from tests.support.reports.compare_fixtures import NOISE, find_series, run_from_records
+from tests.support.reports.history_fixtures import write_history_run
+from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
     ok_record,

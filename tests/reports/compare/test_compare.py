@@ -10,7 +10,7 @@ from parbench.bench.results.records import Record, Status
 from parbench.bench.results.runs import Run
 from parbench.reports.analysis.case_results import merge_records
 from parbench.reports.compare.pool import pool_runs
-from tests.support.compare_fixtures import (
+from tests.support.reports.compare_fixtures import (
     CASE,
     OTHER_CASE,
     compare_records,
@@ -20,7 +20,7 @@ from tests.support.compare_fixtures import (
     make_repetitions,
     run_from_records,
 )
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     WORLD,
     collective_case,
     failed_record,

@@ -14,14 +14,14 @@ from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.junit import render_junit
 from parbench.reports.compare.rendering import render, render_markdown, render_text
 from parbench.reports.compare.report import build_report
-from tests.support.compare_fixtures import (
+from tests.support.paths import Command
+from tests.support.reports.compare_fixtures import (
     compare_records,
     compare_with_rule,
     run_from_records,
 )
-from tests.support.paths import Command
-from tests.support.planted_steps import PLANTS, VARIABLE
-from tests.support.reports_fixtures import ok_record, step_case, step_metrics
+from tests.support.reports.reports_fixtures import ok_record, step_case, step_metrics
+from tests.support.workloads.planted_steps import PLANTS, VARIABLE
 
 MIB = float(1 << 20)
 FSDP = {
@@ -178,7 +178,11 @@ def test_every_format_shows_changed_counts() -> None:
 @pytest.mark.measures
 def test_planted_faults_are_named_after_one_repetition(parbench: Command) -> None:
     options = ["--nproc", "2", "--repetitions", "1", "--budget", "16s", "--format=json"]
-    options += ["tests.support.planted_steps:step", "--set", f"plant={','.join(PLANTS)}"]
+    options += [
+        "tests.support.workloads.planted_steps:step",
+        "--set",
+        f"plant={','.join(PLANTS)}",
+    ]
     folders = []
     for planted in ("", "", "1"):
         result = parbench("run", *options, **{VARIABLE: planted})

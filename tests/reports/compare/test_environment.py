@@ -16,8 +16,8 @@ from parbench.reports.compare.environment import (
     find_environment_changes,
     find_plan_changes,
 )
-from tests.support.compare_fixtures import CASE, make_repetitions, run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.compare_fixtures import CASE, make_repetitions, run_from_records
+from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     WORLD,
     collective_case,

@@ -12,12 +12,12 @@ import xmlschema
 
 from parbench.reports.compare.compare import RunComparison
 from parbench.reports.compare.junit import render_junit
-from tests.support.compare_fixtures import (
+from tests.support.reports.compare_fixtures import (
     CASE,
     compare_records,
     make_repetitions,
 )
-from tests.support.reports_fixtures import failed_record
+from tests.support.reports.reports_fixtures import failed_record
 
 PYTEST_VERSION = "9.2.0"
 PYTEST_SHA256 = "97c4f3b1f3c7414aa36465e09b8220f1d03627993bd51b1282e193753c80557b"

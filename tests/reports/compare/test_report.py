@@ -18,15 +18,15 @@ from parbench.reports.compare.thresholds import find_fingerprints, save_threshol
 from parbench.reports.history.database import open_history
 from parbench.reports.history.runs import find_run
 from parbench.reports.run_data import RunData
-from tests.support.compare_fixtures import (
+from tests.support.reports.compare_fixtures import (
     OTHER_CASE,
     make_repetitions,
     make_threshold,
     run_from_records,
 )
-from tests.support.history_fixtures import fill_history
-from tests.support.nodes_fixtures import EMULATION
-from tests.support.reports_fixtures import (
+from tests.support.reports.history_fixtures import fill_history
+from tests.support.reports.nodes_fixtures import EMULATION
+from tests.support.reports.reports_fixtures import (
     write_run,
 )
 

@@ -20,14 +20,14 @@ from parbench.reports.compare.thresholds import (
     save_thresholds,
 )
 from parbench.reports.run_data import RunData
-from tests.support.compare_fixtures import (
+from tests.support.refusals import usage_error
+from tests.support.reports.compare_fixtures import (
     CASE,
     OTHER_CASE,
     make_threshold,
     run_from_records,
 )
-from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import ENVIRONMENT, failed_record, ok_record
+from tests.support.reports.reports_fixtures import ENVIRONMENT, failed_record, ok_record
 
 RULE = Rule()
 THRESHOLD = make_threshold(0.031)

@@ -15,9 +15,9 @@ from parbench.reports.figures.lines import (
 )
 from parbench.reports.figures.quantities import BANDWIDTH
 from parbench.reports.run_data import RunData
-from tests.support.figure_parts import find_lines
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import collective_case, ok_record
+from tests.support.reports.figure_parts import find_lines
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import collective_case, ok_record
 
 
 def make_record(size_bytes: int, seconds: float) -> Record:

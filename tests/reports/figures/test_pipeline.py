@@ -4,8 +4,8 @@ from typing import Any
 
 from parbench.bench.results.details import PipelineDetails, read_details
 from parbench.reports.figures.pipeline import chart_pipeline
-from tests.support.figure_parts import find_boxes, find_texts
-from tests.support.reports_fixtures import pipeline_record
+from tests.support.reports.figure_parts import find_boxes, find_texts
+from tests.support.reports.reports_fixtures import pipeline_record
 
 TWO_RANKS: dict[str, Any] = {
     "microbatches": 1,

@@ -3,9 +3,9 @@
 import pytest
 
 from parbench.reports.figures.steps import chart_breakdown, chart_step_times
-from tests.support.figure_parts import find_boxes, find_markers, find_texts
-from tests.support.report_rows import summarize_rows
-from tests.support.reports_fixtures import (
+from tests.support.reports.figure_parts import find_boxes, find_markers, find_texts
+from tests.support.reports.report_rows import summarize_rows
+from tests.support.reports.reports_fixtures import (
     ok_record,
     step_case,
 )

@@ -6,8 +6,8 @@ from parbench.reports.figures.timeline import (
     chart_timeline,
     choose_ranks,
 )
-from tests.support.figure_parts import find_boxes, find_texts
-from tests.support.traced import make_rank_timeline
+from tests.support.reports.figure_parts import find_boxes, find_texts
+from tests.support.reports.traced import make_rank_timeline
 
 
 def make_rank(intervals: list[Interval], rank: int = 0, seconds: float = 1.0) -> RankTimeline:

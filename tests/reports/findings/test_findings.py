@@ -19,19 +19,19 @@ from parbench.reports.findings.engine import MAX_FINDINGS, apply_rules
 from parbench.reports.findings.finding import Finding
 from parbench.reports.findings.record_evidence import collect_evidence
 from parbench.reports.run_data import RunData
-from tests.support.late import find_stragglers, late_record
-from tests.support.nodes_fixtures import (
+from tests.support.reports.late import find_stragglers, late_record
+from tests.support.reports.nodes_fixtures import (
     group_records,
     make_hosts,
     make_node_run,
     make_rates,
     pair_records,
 )
-from tests.support.report_rows import (
+from tests.support.reports.report_rows import (
     matrix_case,
     run_from_records,
 )
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     WORLD,
     collective_case,
     comm_call,
@@ -47,7 +47,7 @@ from tests.support.reports_fixtures import (
     step_metrics,
     write_run,
 )
-from tests.support.traced import make_timeline, traced_record, write_traced_run
+from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
 Params = dict[str, Any]
 

@@ -18,15 +18,15 @@ from parbench.reports.formats.chrome_trace import (
 )
 from parbench.reports.run_data import RunData
 from tests.support.refusals import usage_error
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     ok_record,
     pipeline_details,
     pipeline_record,
     step_case,
 )
-from tests.support.traced import (
+from tests.support.reports.traced import (
     make_rank_timeline,
     make_timeline,
     traced_record,

@@ -13,7 +13,7 @@ from parbench.reports.formats.registry import (
     render_file,
 )
 from parbench.reports.run_data import RunData
-from tests.support.history_fixtures import write_history_run
+from tests.support.reports.history_fixtures import write_history_run
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from parbench.reports.formats.import_nccl import parse_nccl
 from parbench.reports.formats.imported import OPERATIONS_BY_NAME, ImportedResult, ImportedRun
 from parbench.reports.formats.nccl_tests import PROGRAMS
-from tests.support.exchange_fixtures import NCCL, nccl_report
 from tests.support.refusals import usage_error
+from tests.support.reports.exchange_fixtures import NCCL, nccl_report
 
 LINES = NCCL.splitlines(keepends=True)
 SMALL_ROW, LARGE_ROW = (line for line in LINES if line.lstrip()[:1].isdigit())

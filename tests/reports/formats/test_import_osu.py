@@ -5,8 +5,8 @@ import pytest
 from parbench.bench.plan.catalogue import get_busbw_factor
 from parbench.reports.formats.import_osu import parse_osu
 from parbench.reports.formats.imported import ImportedResult
-from tests.support.exchange_fixtures import OSU, OSU_CUDA
 from tests.support.refusals import usage_error
+from tests.support.reports.exchange_fixtures import OSU, OSU_CUDA
 
 
 def parse_single(text: str, nproc: int = 4) -> ImportedResult:

@@ -14,9 +14,9 @@ from parbench.reports.formats.nccl_tests import render_text
 from parbench.reports.one_run import make_report
 from parbench.reports.render.closing import render_closing
 from parbench.reports.run_data import RunData
-from tests.support.exchange_fixtures import NCCL, OSU, make_pairs_record, nccl_report
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.exchange_fixtures import NCCL, OSU, make_pairs_record, nccl_report
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     curve_records,
     ok_record,

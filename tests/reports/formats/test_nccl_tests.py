@@ -10,9 +10,9 @@ from parbench.bench.plan.catalogue import IN_PLACE, OUT_OF_PLACE
 from parbench.bench.results.records import Check, Record
 from parbench.reports.formats.nccl_tests import render_text
 from parbench.reports.run_data import RunData
-from tests.support.exchange_fixtures import FORMATS_FOLDER
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.exchange_fixtures import FORMATS_FOLDER
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import (
     HOSTILE_TEXT,
     WORLD,
     collective_case,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from parbench.reports.history.database import open_history
-from tests.support.history_fixtures import DailyRuns, fill_history
+from tests.support.reports.history_fixtures import DailyRuns, fill_history
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,14 @@ from parbench.reports.analysis.verdicts import ReportVerdict
 from parbench.reports.history.baseline import judge_by_history
 from parbench.reports.history.database import open_history
 from parbench.reports.run_data import RunData
-from tests.support.compare_fixtures import CASE
-from tests.support.history_fixtures import fill_history, make_entry, write_history_run
-from tests.support.reports_fixtures import failed_record, ok_record, step_case, step_metrics
+from tests.support.reports.compare_fixtures import CASE
+from tests.support.reports.history_fixtures import fill_history, make_entry, write_history_run
+from tests.support.reports.reports_fixtures import (
+    failed_record,
+    ok_record,
+    step_case,
+    step_metrics,
+)
 
 
 @pytest.fixture

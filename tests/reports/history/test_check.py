@@ -14,9 +14,9 @@ from parbench.reports.compare.rendering import render
 from parbench.reports.history.check import HistoryCheck, SeriesCheck
 from parbench.reports.history.check_report import build_report, summarize_check
 from parbench.reports.history.levels import LevelRule
-from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions
-from tests.support.history_fixtures import DailyRuns, make_daily_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.compare_fixtures import CASE, OTHER_CASE, make_repetitions
+from tests.support.reports.history_fixtures import DailyRuns, make_daily_records
+from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
     failed_record,

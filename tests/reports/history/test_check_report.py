@@ -8,8 +8,8 @@ from parbench.reports.compare.rendering import render_markdown, render_text
 from parbench.reports.compare.verdicts import Verdict
 from parbench.reports.history.check import HistoryCheck, SeriesCheck
 from parbench.reports.history.check_report import build_report, summarize_check
-from tests.support.history_fixtures import DailyRuns
-from tests.support.reports_fixtures import HOSTILE_TEXT
+from tests.support.reports.history_fixtures import DailyRuns
+from tests.support.reports.reports_fixtures import HOSTILE_TEXT
 
 
 @pytest.fixture

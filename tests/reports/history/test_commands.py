@@ -13,8 +13,8 @@ from parbench import cli
 from parbench.reports.compare.thresholds import save_thresholds
 from parbench.reports.history.database import SCHEMA_VERSION, open_history
 from parbench.reports.options import HISTORY_FILE
-from tests.support.compare_fixtures import CASE, make_threshold
-from tests.support.history_fixtures import write_history_run
+from tests.support.reports.compare_fixtures import CASE, make_threshold
+from tests.support.reports.history_fixtures import write_history_run
 
 VARIABLES = [
     "PARBENCH_HISTORY",

@@ -16,10 +16,10 @@ from parbench.bench.results.runs import load_run
 from parbench.reports.history import database
 from parbench.reports.history.database import History, RunEntry, open_history
 from parbench.reports.history.runs import add_folders, read_entry
-from tests.support.compare_fixtures import make_repetitions
-from tests.support.history_fixtures import DailyRuns, make_entry, write_history_run
 from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import collective_case
+from tests.support.reports.compare_fixtures import make_repetitions
+from tests.support.reports.history_fixtures import DailyRuns, make_entry, write_history_run
+from tests.support.reports.reports_fixtures import collective_case
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from parbench.reports.history.database import open_history
 from parbench.reports.history.runs import add_folders, select_runs
-from tests.support.history_fixtures import DailyRuns, write_history_run
 from tests.support.refusals import usage_error
+from tests.support.reports.history_fixtures import DailyRuns, write_history_run
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from parbench.reports.history.trends import (
     find_trends,
     render_trends,
 )
-from tests.support.compare_fixtures import CASE, make_repetitions
-from tests.support.history_fixtures import DailyRuns, make_daily_records
-from tests.support.reports_fixtures import ENVIRONMENT
+from tests.support.reports.compare_fixtures import CASE, make_repetitions
+from tests.support.reports.history_fixtures import DailyRuns, make_daily_records
+from tests.support.reports.reports_fixtures import ENVIRONMENT
 
 
 def show(history: History, pattern: str = "*all_reduce*") -> str:

@@ -13,12 +13,12 @@ from parbench import cli
 from parbench.bench.results.runs import load_run
 from parbench.reports.render.data import render_embedded_json
 from parbench.reports.render.show import load_report, render_report
-from tests.support.axe import axe_source
-from tests.support.browser import Browser
-from tests.support.late import late_record, samples
-from tests.support.nodes_fixtures import sample_node_run, sample_sweep
-from tests.support.report_rows import report_of
-from tests.support.reports_fixtures import (
+from tests.support.reports.axe import axe_source
+from tests.support.reports.browser import Browser
+from tests.support.reports.late import late_record, samples
+from tests.support.reports.nodes_fixtures import sample_node_run, sample_sweep
+from tests.support.reports.report_rows import report_of
+from tests.support.reports.reports_fixtures import (
     HOSTILE_TEXT,
     failed_record,
     ok_record,
@@ -28,7 +28,7 @@ from tests.support.reports_fixtures import (
     training_metrics,
     write_run,
 )
-from tests.support.traced import make_timeline, traced_record, write_traced_run
+from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
 pytestmark = pytest.mark.full
 

@@ -7,8 +7,8 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.reports.findings.finding import Finding
 from parbench.reports.render.closing import render_closing
-from tests.support.report_rows import matrix_case, report_of, run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import matrix_case, report_of, run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,

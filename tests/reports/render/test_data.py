@@ -13,8 +13,8 @@ from parbench.reports.render.data import render_csv, render_embedded_json, rende
 from parbench.reports.report import Report, make_report_of_document
 from parbench.reports.run_set import RunSet
 from parbench.reports.several_runs import make_report_of_runs
-from tests.support.report_rows import report_of, run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import report_of, run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
     ok_record,

@@ -8,9 +8,9 @@ from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Document
 from parbench.reports.render.markdown import render_markdown
 from parbench.reports.report import make_report_of_document
-from tests.support.nodes_fixtures import EMULATION, sample_node_run
-from tests.support.report_rows import report_of, run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.nodes_fixtures import EMULATION, sample_node_run
+from tests.support.reports.report_rows import report_of, run_from_records
+from tests.support.reports.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,
     failed_record,

@@ -15,9 +15,9 @@ from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.reports.render.data import render_json
 from parbench.reports.render.page import render_page
-from tests.support.nodes_fixtures import EMULATION, sample_node_run
-from tests.support.report_rows import report_of, run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.nodes_fixtures import EMULATION, sample_node_run
+from tests.support.reports.report_rows import report_of, run_from_records
+from tests.support.reports.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,
     failed_record,

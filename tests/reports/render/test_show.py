@@ -20,10 +20,10 @@ from parbench.reports.render.show import (
 )
 from parbench.reports.render.terminal import render_text
 from parbench.reports.run_data import RunData
-from tests.support.nodes_fixtures import scaling_run
 from tests.support.refusals import usage_error
-from tests.support.report_rows import report_of
-from tests.support.reports_fixtures import (
+from tests.support.reports.nodes_fixtures import scaling_run
+from tests.support.reports.report_rows import report_of
+from tests.support.reports.reports_fixtures import (
     collective_case,
     failed_record,
     make_plan,
@@ -32,7 +32,7 @@ from tests.support.reports_fixtures import (
     step_case,
     write_run,
 )
-from tests.support.traced import make_timeline, traced_record, write_traced_run
+from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
 CASE = collective_case()
 

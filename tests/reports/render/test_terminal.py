@@ -12,9 +12,9 @@ from parbench.bench.results.runs import Run, load_run
 from parbench.bench.results.tables import Table
 from parbench.reports.render.terminal import print_report, render_text
 from tests.support.golden import GOLDEN
-from tests.support.nodes_fixtures import sample_node_run
-from tests.support.report_rows import report_of, run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.nodes_fixtures import sample_node_run
+from tests.support.reports.report_rows import report_of, run_from_records
+from tests.support.reports.reports_fixtures import (
     HOSTILE_TEXT,
     collective_case,
     failed_record,

@@ -8,11 +8,11 @@ from parbench.bench.plan.cases import make_case
 from parbench.bench.results.records import Record
 from parbench.reports.analysis.operations import select_operations
 from parbench.reports.tables.communication import make_level_table
-from tests.support.report_rows import (
+from tests.support.reports.report_rows import (
     load_records,
     report_lines,
 )
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     WORLD,
     collective_case,
     curve_records,

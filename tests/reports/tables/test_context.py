@@ -3,14 +3,14 @@
 import pytest
 from msgspec.structs import replace
 
-from tests.support.figure_parts import find_texts
-from tests.support.report_rows import (
+from tests.support.reports.figure_parts import find_texts
+from tests.support.reports.report_rows import (
     assert_cells,
     find_table_of_run,
     load_records,
     report_lines,
 )
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     context_record,
     counted_metric,
 )

@@ -1,12 +1,12 @@
 """Expert-parallel steps: their table, the load of experts and ranks, and damaged facts."""
 
 from parbench.reports.tables.experts import list_expert_tables
-from tests.support.report_rows import (
+from tests.support.reports.report_rows import (
     assert_cells,
     load_records,
     report_lines,
 )
-from tests.support.reports_fixtures import expert_case, expert_record, ok_record
+from tests.support.reports.reports_fixtures import expert_case, expert_record, ok_record
 
 
 def test_table_shows_scope_load_and_cost() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 from parbench.bench.results.records import Record
 from parbench.reports.run_data import RunData
-from tests.support.figure_parts import find_texts
-from tests.support.nodes_fixtures import sample_node_run
-from tests.support.report_rows import (
+from tests.support.reports.figure_parts import find_texts
+from tests.support.reports.nodes_fixtures import sample_node_run
+from tests.support.reports.report_rows import (
     assert_cells,
     find_table_of_run,
     matrix_case,
@@ -14,7 +14,7 @@ from tests.support.report_rows import (
     run_from_records,
     table_lines,
 )
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     collective_case,
     ok_record,
     rate_metric,

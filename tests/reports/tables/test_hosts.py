@@ -5,18 +5,18 @@ from msgspec.structs import replace
 from parbench.bench.machine.host_load import HostLoad
 from parbench.bench.results.runs import RepetitionInfo
 from parbench.reports.run_data import RunData
-from tests.support.late import find_stragglers, late_record
-from tests.support.nodes_fixtures import (
+from tests.support.reports.late import find_stragglers, late_record
+from tests.support.reports.nodes_fixtures import (
     sample_node_run,
 )
-from tests.support.report_rows import (
+from tests.support.reports.report_rows import (
     assert_cells,
     find_table_of_run,
     report_lines,
     run_from_records,
     table_lines,
 )
-from tests.support.reports_fixtures import collective_case, ok_record
+from tests.support.reports.reports_fixtures import collective_case, ok_record
 
 
 def test_node_table_has_ranks_switches_and_placement() -> None:

@@ -3,14 +3,14 @@
 from parbench.bench.results.records import Record
 from parbench.reports.render.data import render_embedded_json, render_json
 from parbench.reports.tables.steps import list_step_tables
-from tests.support.report_rows import (
+from tests.support.reports.report_rows import (
     assert_cells,
     load_records,
     report_lines,
     report_of,
     run_from_records,
 )
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     ok_record,
     pipeline_case,
     pipeline_details,

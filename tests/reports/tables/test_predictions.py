@@ -10,8 +10,8 @@ from parbench.bench.results.details import PLAN_FILE, ComponentCheck, StepCheck,
 from parbench.bench.results.tables import Table
 from parbench.reports.run_data import RunData
 from parbench.reports.tables.predictions import list_prediction_tables
-from tests.support.report_rows import run_from_records, table_lines
-from tests.support.reports_fixtures import ok_record, step_case
+from tests.support.reports.report_rows import run_from_records, table_lines
+from tests.support.reports.reports_fixtures import ok_record, step_case
 
 
 def read_predictions(folder: Path) -> Table:

@@ -8,14 +8,14 @@ from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
 from parbench.reports.sweeps import MeasuredPoint
 from parbench.reports.tables.scaling import list_node_scaling_tables, list_rank_scaling_tables
-from tests.support.nodes_fixtures import (
+from tests.support.reports.nodes_fixtures import (
     group_record,
     make_hosts,
     make_node_run,
     scaling_run,
 )
-from tests.support.report_rows import assert_cells, run_from_records, table_lines
-from tests.support.reports_fixtures import WORLD, collective_case, ok_record, step_case
+from tests.support.reports.report_rows import assert_cells, run_from_records, table_lines
+from tests.support.reports.reports_fixtures import WORLD, collective_case, ok_record, step_case
 
 SIZE = 1 << 22
 

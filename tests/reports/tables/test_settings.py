@@ -1,8 +1,8 @@
 """The table of environment variables names the best setting of each size."""
 
 from parbench.bench.results.records import Record
-from tests.support.report_rows import report_lines
-from tests.support.reports_fixtures import collective_case, ok_record
+from tests.support.reports.report_rows import report_lines
+from tests.support.reports.reports_fixtures import collective_case, ok_record
 
 KIB, MIB = 1024, 1 << 20
 

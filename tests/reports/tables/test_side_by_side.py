@@ -7,9 +7,9 @@ from parbench.bench.results.runs import Run
 from parbench.reports.run_set import RunSet
 from parbench.reports.sweeps import MeasuredPoint
 from parbench.reports.tables.side_by_side import make_environment_table, make_side_by_side_table
-from tests.support.nodes_fixtures import scaling_run
-from tests.support.report_rows import run_from_records, table_lines
-from tests.support.reports_fixtures import collective_case, ok_record, step_case
+from tests.support.reports.nodes_fixtures import scaling_run
+from tests.support.reports.report_rows import run_from_records, table_lines
+from tests.support.reports.reports_fixtures import collective_case, ok_record, step_case
 
 
 def make_run(

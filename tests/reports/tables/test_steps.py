@@ -7,14 +7,14 @@ import pytest
 
 from parbench.bench.results.metrics import MetricValue
 from parbench.reports.run_data import RunData
-from tests.support.report_rows import (
+from tests.support.reports.report_rows import (
     assert_cells,
     find_table_of_run,
     load_records,
     report_lines,
     table_lines,
 )
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     comm_call,
     counted_metric,
     counted_metrics,
@@ -24,7 +24,7 @@ from tests.support.reports_fixtures import (
     step_metrics,
     training_metrics,
 )
-from tests.support.traced import make_timeline, traced_record, write_traced_run
+from tests.support.reports.traced import make_timeline, traced_record, write_traced_run
 
 
 def step_line(metrics: dict[str, MetricValue]) -> dict[str, str]:

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from parbench import cli
-from tests.support.drawn_steps import MB, RANKS, draw_clean, draw_one_bucket, make_job
-from tests.support.report_rows import run_from_records
-from tests.support.reports_fixtures import (
+from tests.support.reports.drawn_steps import MB, RANKS, draw_clean, draw_one_bucket, make_job
+from tests.support.reports.report_rows import run_from_records
+from tests.support.reports.reports_fixtures import (
     collective_case,
     ok_record,
     write_run,

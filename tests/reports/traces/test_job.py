@@ -23,10 +23,10 @@ from parbench.reports.traces.job import (
 from parbench.workloads.step.overlap import compute_time_breakdown, match_spans_to_calls
 from parbench.workloads.step.sent_bytes import record_calls
 from parbench.workloads.torch_internals import profiling, trace_events
-from tests.support.drawn_steps import MB, draw_late_rank, draw_one_bucket, make_job
-from tests.support.kineto_files import RankFile
 from tests.support.ranks import Ranks
-from tests.support.training_steps import build_small_step
+from tests.support.reports.drawn_steps import MB, draw_late_rank, draw_one_bucket, make_job
+from tests.support.reports.kineto_files import RankFile
+from tests.support.workloads.training_steps import build_small_step
 
 
 def read_drawn_rank(folder: Path, rank: int, durations_us: dict[int, int]) -> TracedRank:

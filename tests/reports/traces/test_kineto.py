@@ -10,8 +10,8 @@ from parbench.bench.results.step_trace import CallFacts
 from parbench.bench.text import UserError
 from parbench.reports.traces import kineto
 from parbench.reports.traces.rank_trace import RankTrace, list_trace_files, read_rank
-from tests.support.kineto_files import RankFile
 from tests.support.refusals import usage_error
+from tests.support.reports.kineto_files import RankFile
 
 MB = 1 << 20
 TWO_STEPS = [(0, 1_000_000), (1_000_000, 2_000_000)]

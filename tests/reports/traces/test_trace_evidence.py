@@ -9,14 +9,14 @@ from parbench.reports.findings.engine import apply_rules
 from parbench.reports.findings.finding import Finding
 from parbench.reports.traces.job import TracedJob, compute_waits, join_ranks, read_rank_steps
 from parbench.reports.traces.trace_evidence import PredictSeconds, collect_evidence
-from tests.support.drawn_steps import (
+from tests.support.reports.drawn_steps import (
     FAULTS,
     draw_late_rank,
     draw_one_bucket,
     draw_ring,
     make_job,
 )
-from tests.support.kineto_files import RankFile
+from tests.support.reports.kineto_files import RankFile
 
 
 def find_in(job: TracedJob, predict: PredictSeconds | None = None) -> tuple[Finding, ...]:

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from parbench.cli import main
 from parbench.slurm.job.child import Child, Command, PointRequest, build_command
-from tests.support.sweeps import make_folder, make_point, make_sweep
+from tests.support.slurm.sweeps import make_folder, make_point, make_sweep
 
 POINT = make_point()
 

@@ -5,8 +5,8 @@ import pytest
 from parbench.bench.results.records import RankState, Record
 from parbench.slurm.job.nodes import NodeMonitor
 from tests.support.fakes import make_fake_case
-from tests.support.reports_fixtures import failed_record
-from tests.support.sweeps import FakeSlurm
+from tests.support.reports.reports_fixtures import failed_record
+from tests.support.slurm.sweeps import FakeSlurm
 
 CASE = make_fake_case(0)
 ENVIRON = {

@@ -19,10 +19,10 @@ from parbench.slurm.sweep import progress as progress_module
 from parbench.slurm.sweep.folder import JobAttempt, Point, load_attempt, load_sweep
 from parbench.slurm.sweep.progress import read_progress
 from tests.support.fakes import time_limit, wait_until
-from tests.support.processes import find_processes
 from tests.support.refusals import usage_error
-from tests.support.standin import Ending, assert_measured_once, count_records, stand_in
-from tests.support.sweeps import FakeSlurm, make_folder, make_point, make_sweep
+from tests.support.slurm.processes import find_processes
+from tests.support.slurm.standin import Ending, assert_measured_once, count_records, stand_in
+from tests.support.slurm.sweeps import FakeSlurm, make_folder, make_point, make_sweep
 
 POINTS = (make_point(0), make_point(1), make_point(2))
 IDS = tuple(point.id for point in POINTS)

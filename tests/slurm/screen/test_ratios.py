@@ -6,7 +6,7 @@ import pytest
 
 from parbench.slurm.screen.ratios import Endpoint, Exchange, compare, confirm_slow, find_slow
 from parbench.slurm.screen.rounds import plan_tournament
-from tests.support.screening import Cluster, estimate_rates
+from tests.support.slurm.screening import Cluster, estimate_rates
 
 NOTHING: dict[Endpoint, float] = {}
 

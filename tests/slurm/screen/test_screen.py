@@ -25,8 +25,8 @@ from parbench.slurm.screen.screen import (
     screen_nodes,
 )
 from tests.support.refusals import usage_error
-from tests.support.screening import Cluster, simulate
-from tests.support.sweeps import FakeSlurm
+from tests.support.slurm.screening import Cluster, simulate
+from tests.support.slurm.sweeps import FakeSlurm
 from tests.support.trees import write_tool
 
 NODES = ("n1", "n2", "n3", "n10")

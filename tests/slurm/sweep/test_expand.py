@@ -13,7 +13,7 @@ from parbench.slurm.sweep.folder import Point
 from parbench.slurm.sweep.sweepfile import SweepFile
 from tests.support.paths import ROOT
 from tests.support.refusals import usage_error
-from tests.support.sweeps import make_point
+from tests.support.slurm.sweeps import make_point
 
 ALL_REDUCE = {"name": "all_reduce", "set": {"size_bytes": "64K"}}
 

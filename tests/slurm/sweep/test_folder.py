@@ -14,7 +14,7 @@ from parbench.slurm.sweep.folder import (
     write_sweep,
 )
 from tests.support.refusals import usage_error
-from tests.support.sweeps import make_folder, make_job, make_point, make_sweep
+from tests.support.slurm.sweeps import make_folder, make_job, make_point, make_sweep
 
 
 def test_sweep_is_read_back_unchanged(tmp_path: Path) -> None:

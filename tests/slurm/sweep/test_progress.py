@@ -8,8 +8,12 @@ from parbench.bench.results.records import Record
 from parbench.slurm.sweep.progress import read_progress
 from parbench.slurm.sweep.status import compute_exit_code
 from tests.support.fakes import make_fake_case
-from tests.support.reports_fixtures import failed_record, ok_record, out_of_budget_record
-from tests.support.sweeps import make_point, write_run
+from tests.support.reports.reports_fixtures import (
+    failed_record,
+    ok_record,
+    out_of_budget_record,
+)
+from tests.support.slurm.sweeps import make_point, write_run
 
 CASES = (make_fake_case(0), make_fake_case(1), make_fake_case(2))
 POINT = make_point()

@@ -19,8 +19,8 @@ from parbench.slurm.sweep.status import (
     print_status,
 )
 from tests.support.fakes import make_fake_case
-from tests.support.reports_fixtures import failed_record, ok_record
-from tests.support.sweeps import (
+from tests.support.reports.reports_fixtures import failed_record, ok_record
+from tests.support.slurm.sweeps import (
     FakeSlurm,
     make_folder,
     make_job,

@@ -16,8 +16,8 @@ from parbench.slurm.sweep.submit import cancel, resume, submit
 from parbench.slurm.system import QueuedJob, Slurm
 from tests.support.fakes import make_fake_case
 from tests.support.refusals import usage_error
-from tests.support.reports_fixtures import failed_record, ok_record
-from tests.support.sweeps import (
+from tests.support.reports.reports_fixtures import failed_record, ok_record
+from tests.support.slurm.sweeps import (
     FakeSlurm,
     make_folder,
     make_job,

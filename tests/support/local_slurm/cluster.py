@@ -39,7 +39,7 @@ from tests.support.local_slurm.links import (
     shape_link,
 )
 
-PROGRAM = ("-m", "tests.support.local_cluster")
+PROGRAM = ("-m", "tests.support.slurm.local_cluster")
 """The arguments of Python that run this package."""
 
 FOLDER_VARIABLE = "PARBENCH_CLUSTER"

@@ -15,8 +15,8 @@ from parbench.workloads.context_parallel.attention_kernel import (
     SimulatedAttention,
     choose_kernel,
 )
-from tests.support.cp_ranks import BLOCKS, AttentionBlock, compute_attention
 from tests.support.fake_time import FakeTime
+from tests.support.workloads.cp_ranks import BLOCKS, AttentionBlock, compute_attention
 
 CUDA = torch.device("cuda")
 

@@ -13,8 +13,8 @@ from parbench.workloads.context_parallel.attention_methods import Ring, RingAtte
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.context_parallel.sequence_split import split_sequence
 from parbench.workloads.model.shapes import SHAPES
-from tests.support.cp_ranks import AttentionCase
 from tests.support.ranks import Ranks
+from tests.support.workloads.cp_ranks import AttentionCase
 
 
 def make_case(method: str, ranks: int, **params: Any) -> AttentionCase:
@@ -30,7 +30,7 @@ def make_case(method: str, ranks: int, **params: Any) -> AttentionCase:
 
 
 def assert_right(ranks: Ranks, cases: list[AttentionCase], tolerance: float = 1e-5) -> None:
-    for results in ranks.call("tests.support.cp_ranks:attend_all", cases=cases):
+    for results in ranks.call("tests.support.workloads.cp_ranks:attend_all", cases=cases):
         for case, result in zip(cases, results, strict=True):
             assert max(result.errors) <= tolerance, case
             assert result.sent_bytes == result.expected_bytes, case

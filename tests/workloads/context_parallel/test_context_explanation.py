@@ -5,7 +5,7 @@ import pytest
 from parbench.bench.world.world import World
 from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from tests.support.ranks import Ranks
-from tests.support.training_steps import Params, build_trained_step
+from tests.support.workloads.training_steps import Params, build_trained_step
 
 Metrics = dict[str, float | None]
 

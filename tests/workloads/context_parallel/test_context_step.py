@@ -11,7 +11,7 @@ from parbench.workloads.context_parallel.context_methods import CONTEXT_METHODS
 from parbench.workloads.model.transformer import Attention
 from parbench.workloads.step.train_step import TrainStep
 from tests.support.ranks import Ranks
-from tests.support.training_steps import (
+from tests.support.workloads.training_steps import (
     Params,
     assert_right,
     build_small_step,

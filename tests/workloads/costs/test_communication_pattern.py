@@ -13,7 +13,7 @@ from parbench.workloads.costs.communication_pattern import (
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.presets import PRESETS
-from tests.support.planner_asks import make_spec
+from tests.support.workloads.planner_asks import make_spec
 
 TINY = SHAPES["tiny"]  # every parameter's rows divide by 4
 PSI, LAYERS, HIDDEN = num_parameters(TINY), TINY.layers, TINY.hidden

@@ -5,7 +5,7 @@ import pytest
 from parbench.workloads.costs.flops import flops_per_token, stage_flops
 from parbench.workloads.costs.parameter_table import count_matmul_weights
 from parbench.workloads.model.shapes import SHAPES
-from tests.support.planner_asks import make_spec
+from tests.support.workloads.planner_asks import make_spec
 
 TOKENS = 8192
 HIDDEN = 4096

@@ -20,7 +20,7 @@ from parbench.workloads.model.shapes import MIXED
 from parbench.workloads.planner.models import model_of
 from parbench.workloads.planner.plan_command import parse_widths
 from parbench.workloads.presets import PRESETS
-from tests.support.planner_asks import make_spec
+from tests.support.workloads.planner_asks import make_spec
 
 Params = dict[str, Any]
 # Float32 norm input, input of the head, and float32 logits of one microbatch of llama3-8b.

@@ -9,9 +9,9 @@ import pytest
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.moe_layer import find_moe_layers
 from parbench.workloads.step.train_step import TrainStep
-from tests.support.ep_steps import BFLOAT16, DROPS
 from tests.support.ranks import Ranks
-from tests.support.training_steps import (
+from tests.support.workloads.ep_steps import BFLOAT16, DROPS
+from tests.support.workloads.training_steps import (
     Params,
     assert_right,
     build_small_step,

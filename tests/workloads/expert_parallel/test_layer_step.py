@@ -9,14 +9,14 @@ from parbench.bench.world.benchmark import Description
 from parbench.bench.world.world import World
 from parbench.workloads.expert_parallel.dispatchers import DISPATCHERS
 from parbench.workloads.parallel.mesh import get_local_tensor
-from tests.support.ep_steps import (
+from tests.support.ranks import Ranks
+from tests.support.workloads.ep_steps import (
     BFLOAT16,
     DROPS,
     build_dispatch,
     build_layer,
 )
-from tests.support.ranks import Ranks
-from tests.support.training_steps import Params, count_wrong_after_step
+from tests.support.workloads.training_steps import Params, count_wrong_after_step
 
 PAIRS = 64  # of a rank: 32 tokens take two experts each
 HIDDEN = 32

@@ -8,7 +8,7 @@ from parbench.bench.machine.world_spec import WorldSpec
 from parbench.workloads.costs.flops import flops_per_token
 from parbench.workloads.expert_parallel.moe_case import Moe, count_expert_parameters, make_moe
 from parbench.workloads.model.shapes import SHAPES
-from tests.support.training_steps import DEFINITION_BY_NAME
+from tests.support.workloads.training_steps import DEFINITION_BY_NAME
 
 TINY = SHAPES["tiny"]
 Params = dict[str, Any]

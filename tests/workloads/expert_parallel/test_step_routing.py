@@ -12,8 +12,8 @@ from parbench.workloads.expert_parallel.moe_case import make_moe
 from parbench.workloads.expert_parallel.moe_layer import MoeLayer, count_misrouted
 from parbench.workloads.expert_parallel.step_routing import StepRouting, draw_experts
 from parbench.workloads.presets import PRESETS
-from tests.support.ep_steps import make_params
-from tests.support.training_steps import Params
+from tests.support.workloads.ep_steps import make_params
+from tests.support.workloads.training_steps import Params
 
 SMALL = {"sequence": 8, "experts": 4, "ep": 1, "microbatch": 2, "routing": "zipf"}
 PARAMS = make_params("ep_step", SMALL)

@@ -16,7 +16,7 @@ from parbench.workloads.model.transformer import (
     compute_loss,
     draw_tokens,
 )
-from tests.support.training_steps import build_model
+from tests.support.workloads.training_steps import build_model
 
 GPT = shape_of({"shape": "tiny", "hidden": 32, "vocabulary": 32, "sequence": 16})
 LLAMA = shape_of({"shape": "tiny-llama", "hidden": 32, "vocabulary": 32, "sequence": 16})

@@ -10,7 +10,7 @@ from tests.support.paths import environment
 
 @pytest.mark.full
 def test_model_uses_one_device() -> None:
-    command = [sys.executable, "-m", "tests.support.fake_device"]
+    command = [sys.executable, "-m", "tests.support.workloads.fake_device"]
     finished = subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=120, check=False
     )

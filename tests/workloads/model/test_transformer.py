@@ -16,8 +16,8 @@ from parbench.workloads.model.transformer import (
     draw_tokens,
     rotate,
 )
-from tests.support.cp_ranks import compute_attention
-from tests.support.training_steps import build_model
+from tests.support.workloads.cp_ranks import compute_attention
+from tests.support.workloads.training_steps import build_model
 
 CPU = torch.device("cpu")
 GPT = Shape(

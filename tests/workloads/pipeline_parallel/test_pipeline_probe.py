@@ -19,7 +19,7 @@ from parbench.workloads.pipeline_parallel.pipeline_probe import (
 )
 from parbench.workloads.pipeline_parallel.simulation import SimulatedTimeline, simulate
 from tests.support.ranks import Ranks
-from tests.support.training_steps import Params, build_small_step
+from tests.support.workloads.training_steps import Params, build_small_step
 
 MODULE = "tests.workloads.pipeline_parallel.test_pipeline_probe"
 

@@ -7,9 +7,9 @@ import torch
 
 from parbench.bench.world.world import World
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
-from tests.support.mesh_steps import Params, build_small_pipeline
 from tests.support.ranks import Ranks
-from tests.support.training_steps import (
+from tests.support.workloads.mesh_steps import Params, build_small_pipeline
+from tests.support.workloads.training_steps import (
     SMALL_PARAMS,
     count_wrong_after_step,
     measure_sent_bytes,

@@ -9,8 +9,8 @@ from parbench.bench.text import UserError
 from parbench.workloads.pipeline_parallel.order import read_order
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds, PipelineSize, Schedule
 from parbench.workloads.pipeline_parallel.schedules import SCHEDULES, find_schedule
-from tests.support import torch_orders
 from tests.support.refusals import usage_error
+from tests.support.workloads import torch_orders
 
 
 @pytest.mark.parametrize("name", ["interleaved", "looped_bfs", "interleaved_zb"])

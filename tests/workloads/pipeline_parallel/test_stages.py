@@ -12,8 +12,12 @@ from parbench.bench.world.world import World
 from parbench.workloads.model.shapes import SHAPES
 from parbench.workloads.model.transformer import draw_tokens, initialize, make_meta_model
 from parbench.workloads.step import train_step
-from tests.support.mesh_steps import assert_calibration, build_small_pipeline, record_waits
 from tests.support.ranks import Ranks
+from tests.support.workloads.mesh_steps import (
+    assert_calibration,
+    build_small_pipeline,
+    record_waits,
+)
 
 
 @pytest.mark.parametrize("borders", [(0, 4), (0, 1, 4), (0, 2, 3, 4)])

@@ -16,7 +16,7 @@ from parbench.workloads.planner.candidates import (
     list_pipelines,
 )
 from parbench.workloads.planner.models import model_of
-from tests.support.planner_asks import make_request
+from tests.support.workloads.planner_asks import make_request
 
 
 def list_meshes(request: SearchRequest) -> set[str]:

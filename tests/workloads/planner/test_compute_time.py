@@ -9,7 +9,7 @@ from parbench.workloads.planner.compute_time import (
     compute_microbatch,
 )
 from parbench.workloads.planner.hardware import PRESETS
-from tests.support.planner_asks import SIMPLE_HARDWARE, make_spec
+from tests.support.workloads.planner_asks import SIMPLE_HARDWARE, make_spec
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from parbench.workloads.planner.decision import apply_rule_of_thumb, list_questions
 from parbench.workloads.planner.hardware import PRESETS
 from parbench.workloads.planner.models import model_of
-from tests.support.planner_asks import H100, make_request
+from tests.support.workloads.planner_asks import H100, make_request
 
 
 @pytest.mark.parametrize(

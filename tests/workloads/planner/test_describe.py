@@ -10,7 +10,7 @@ from parbench.workloads.planner.describe import (
     describe_settings,
 )
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
-from tests.support.planner_asks import H100, make_spec
+from tests.support.workloads.planner_asks import H100, make_spec
 
 
 def make_run(

@@ -12,7 +12,7 @@ from parbench.workloads.pipeline_parallel.schedules import SCHEDULES
 from parbench.workloads.planner.dry_run import Axis, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.models import model_of
-from tests.support.planner_asks import H100, SIMPLE_HARDWARE, make_spec
+from tests.support.workloads.planner_asks import H100, SIMPLE_HARDWARE, make_spec
 
 FAST_LINKS = msgspec.structs.replace(SIMPLE_HARDWARE, inside_bytes_per_second=1e30)
 

@@ -10,7 +10,7 @@ from parbench.workloads.planner.infeasible import (
 )
 from parbench.workloads.planner.search import search
 from tests.support import refusals
-from tests.support.planner_asks import H100, make_request, make_spec
+from tests.support.workloads.planner_asks import H100, make_request, make_spec
 
 
 def explain_search(request: SearchRequest, hardware: Hardware = H100) -> str:

@@ -21,8 +21,7 @@ from parbench.workloads.planner.link_time import (
     hardware_of_run,
 )
 from parbench.workloads.planner.placement import Place, place_of, place_on_torus
-from tests.support.planner_asks import SIMPLE_HARDWARE
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     curve_records,
     failed_record,
@@ -32,6 +31,7 @@ from tests.support.reports_fixtures import (
     rate_metric,
     step_case,
 )
+from tests.support.workloads.planner_asks import SIMPLE_HARDWARE
 
 MEBI = 1 << 20
 ONE_NODE = Place(ranks=8, on_node=8)

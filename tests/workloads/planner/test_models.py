@@ -13,7 +13,7 @@ from parbench.workloads.costs.parameter_table import (
     num_parameters,
 )
 from parbench.workloads.planner.models import MODELS, model_of
-from tests.support.planner_asks import make_spec
+from tests.support.workloads.planner_asks import make_spec
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from parbench.workloads.planner.plan_command import (
     answer_search,
     build_step_on_mesh,
 )
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     counted_metric,
     curve_records,

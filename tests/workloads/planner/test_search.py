@@ -20,7 +20,7 @@ from parbench.workloads.planner.search import (
     search,
 )
 from tests.support.paths import ROOT
-from tests.support.planner_asks import H100, SIMPLE_HARDWARE, make_request, make_spec
+from tests.support.workloads.planner_asks import H100, SIMPLE_HARDWARE, make_request, make_spec
 
 
 def test_search_ranks_meshes_that_fit() -> None:

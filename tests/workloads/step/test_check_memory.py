@@ -2,7 +2,7 @@
 
 from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.step.check_memory import check_memory
-from tests.support.planner_asks import make_spec
+from tests.support.workloads.planner_asks import make_spec
 
 
 def test_check_memory_contains_single_process_reference() -> None:

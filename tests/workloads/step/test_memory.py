@@ -13,7 +13,7 @@ from parbench.workloads.model.optimizer import LEARNING_RATE, make_optimizer
 from parbench.workloads.step.memory import peak_during
 from parbench.workloads.step.probe import run_probes
 from tests.support.ranks import Ranks
-from tests.support.training_steps import Params, build_small_step
+from tests.support.workloads.training_steps import Params, build_small_step
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

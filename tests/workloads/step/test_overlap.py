@@ -20,7 +20,7 @@ from parbench.workloads.step.overlap import (
 from parbench.workloads.step.probe import trace_step
 from parbench.workloads.step.sent_bytes import OTHER, SentCall
 from tests.support.ranks import Ranks
-from tests.support.training_steps import build_trained_step, metric_value
+from tests.support.workloads.training_steps import build_trained_step, metric_value
 
 MS = 1_000_000
 NS = 1e-9

@@ -14,7 +14,7 @@ from parbench.workloads.step import reference_choice
 from parbench.workloads.step.reference_choice import shrink_model
 from parbench.workloads.step.train_step import SMALL_MODEL_NOTE
 from tests.support.ranks import Ranks
-from tests.support.training_steps import (
+from tests.support.workloads.training_steps import (
     DEFINITION_BY_NAME,
     Params,
     build_small_step,

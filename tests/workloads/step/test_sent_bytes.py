@@ -19,7 +19,7 @@ from parbench.workloads.step.sent_bytes import (
     summarize_counts,
 )
 from tests.support.ranks import Ranks
-from tests.support.training_steps import build_trained_step
+from tests.support.workloads.training_steps import build_trained_step
 
 Call = tuple[str, str, int, int]
 

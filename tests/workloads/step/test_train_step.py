@@ -12,7 +12,7 @@ from parbench.workloads.costs.parameter_table import num_parameters
 from parbench.workloads.parallel.mesh import get_local_tensor
 from parbench.workloads.step.peaks import Peak
 from tests.support.ranks import Ranks
-from tests.support.training_steps import (
+from tests.support.workloads.training_steps import (
     MUTANTS,
     Params,
     build_small_step,
@@ -84,7 +84,7 @@ def test_mutant_is_detected(two_ranks: Ranks, name: str, mutant: str) -> None:
     ],
 )
 def test_unreduced_gradients_are_detected(two_ranks: Ranks, name: str, params: Params) -> None:
-    function = "tests.support.training_steps:count_wrong_without_reduction"
+    function = "tests.support.workloads.training_steps:count_wrong_without_reduction"
     first, second = two_ranks.call(function, name=name, params=params)
     in_check, in_steps = map(max, first, second)
     assert in_check > 0

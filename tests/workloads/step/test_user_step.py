@@ -25,7 +25,7 @@ from parbench.bench.world.benchmark import Benchmark, Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.step.user_step import ExplainedUserStep
 from tests.support.ranks import Ranks
-from tests.support.training_steps import metric_value
+from tests.support.workloads.training_steps import metric_value
 
 CHANNELS = 8
 HIDDEN = 32

@@ -28,7 +28,7 @@ from parbench.workloads.step.verify import (
     norm_of_all,
 )
 from tests.support.ranks import Ranks
-from tests.support.training_steps import build_model
+from tests.support.workloads.training_steps import build_model
 
 NAN = math.nan
 SHAPE = Shape(

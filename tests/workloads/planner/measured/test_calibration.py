@@ -18,8 +18,7 @@ from parbench.workloads.planner.plan_command import (
     answer_mesh,
     load_machine,
 )
-from tests.support.planner_asks import H100, SIMPLE_HARDWARE
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     counted_metric,
     curve_records,
@@ -29,6 +28,7 @@ from tests.support.reports_fixtures import (
     seconds_metric,
     write_run,
 )
+from tests.support.workloads.planner_asks import H100, SIMPLE_HARDWARE
 
 
 def make_step(

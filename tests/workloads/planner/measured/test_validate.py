@@ -33,7 +33,7 @@ from parbench.workloads.planner.measured.step_time import (
 from parbench.workloads.planner.measured.validate import make_validation_document, validate
 from parbench.workloads.planner.placement import Place
 from parbench.workloads.presets import PRESETS
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     counted_metric,
     curve_records,
     failed_record,

@@ -12,7 +12,7 @@ from parbench.workloads.planner.report.documents import (
     search_document,
 )
 from parbench.workloads.planner.search import search
-from tests.support.planner_asks import H100, make_request, make_spec
+from tests.support.workloads.planner_asks import H100, make_request, make_spec
 from tests.workloads.planner.conftest import PlanCommand
 
 

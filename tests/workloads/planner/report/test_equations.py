@@ -6,7 +6,7 @@ import pytest
 
 from parbench.workloads.planner.dry_run import dry_run
 from parbench.workloads.planner.report.equations import list_formulas
-from tests.support.planner_asks import H100, make_spec
+from tests.support.workloads.planner_asks import H100, make_spec
 
 
 @pytest.mark.parametrize(

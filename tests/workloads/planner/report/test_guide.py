@@ -7,7 +7,7 @@ from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.parameter_table import count_elements, num_parameters
 from parbench.workloads.planner.models import model_of
 from parbench.workloads.planner.report.guide import Strategy, guide_document, list_strategies
-from tests.support.planner_asks import H100
+from tests.support.workloads.planner_asks import H100
 
 
 def evaluate_formula(strategy: Strategy) -> float:

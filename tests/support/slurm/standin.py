@@ -15,7 +15,7 @@ from parbench.bench.results.records import Record, encode_record
 from parbench.bench.results.runs import create_run, load_run
 from parbench.slurm.job.child import Command, PointRequest
 from tests.support.fakes import make_fake_case, make_plan
-from tests.support.reports_fixtures import failed_record, ok_record
+from tests.support.reports.reports_fixtures import failed_record, ok_record
 
 Ending = Literal["ok", "wrong", "hang", "bad-input", "killed", "ignores-sigterm", "ranks-died"]
 """The way a child ends: ``killed`` writes all records except the last and ends with SIGKILL,

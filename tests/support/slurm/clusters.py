@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.paths import environment
 
 PARBENCH = str(Path(sys.executable).with_name("parbench"))
-LOCAL_CLUSTER = [sys.executable, "-m", "tests.support.local_cluster"]
+LOCAL_CLUSTER = [sys.executable, "-m", "tests.support.slurm.local_cluster"]
 
 
 def run_in_cluster(

@@ -121,7 +121,7 @@ def measure_wrong_and_bytes(
 
 def assert_right(ranks: Ranks, name: str, params: Params) -> None:
     """Two steps are right, and each rank sends the analytical bytes in a third."""
-    target = "tests.support.training_steps:measure_wrong_and_bytes"
+    target = "tests.support.workloads.training_steps:measure_wrong_and_bytes"
     for wrong, sent, expected in ranks.call(target, name=name, params=params):
         assert wrong == [0, 0]
         assert sent == pytest.approx(expected, rel=1e-12)

@@ -14,7 +14,7 @@ from parbench.slurm.sweep.folder import FOLDERS, Point, Sweep, SweepJob, write_j
 from parbench.slurm.sweep.sweepfile import SweepFile
 from parbench.slurm.system import QueuedJob, Slurm, SlurmError
 from tests.support.fakes import make_fake_case, make_plan
-from tests.support.reports_fixtures import ok_record
+from tests.support.reports.reports_fixtures import ok_record
 
 SUBMITTED = "2026-01-01T00:00:00.000Z"
 PYTHON = "python"

@@ -3,7 +3,7 @@
 torch lets Python stand in for a device (``PrivateUse1``), and fake tensors carry its name through
 autograd and optimizers. Operators raise an error for tensors of two devices, as on CUDA, and for
 a result that the host has to read. The stand-in stays for the life of a process, so
-``python -m tests.support.fake_device`` is a process of its own.
+``python -m tests.support.workloads.fake_device`` is a process of its own.
 """
 
 from collections.abc import Callable

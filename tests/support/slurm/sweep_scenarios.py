@@ -1,6 +1,6 @@
 """Sweeps on a real cluster, each a function that runs inside of one.
 
-Usage: python -m tests.support.sweep_scenarios NAME FOLDER
+Usage: python -m tests.support.slurm.sweep_scenarios NAME FOLDER
 
 Stand-ins replace ``parbench run`` in all scenarios except ``ranks``, so they test the sweep and not
 the ranks.
@@ -30,13 +30,13 @@ from parbench.slurm.sweep.folder import (
 from parbench.slurm.sweep.status import SweepStatus, follow_sweep, get_status
 from parbench.slurm.sweep.submit import resume, submit_points
 from parbench.slurm.system import Slurm
-from tests.support.clusters import PARBENCH
 from tests.support.fakes import wait_until
 from tests.support.local_slurm.local import inject_fault
 from tests.support.paths import IMPORT_PATH
 from tests.support.refusals import usage_error
-from tests.support.standin import assert_measured_once, count_records
-from tests.support.sweeps import make_point, make_sweep
+from tests.support.slurm.clusters import PARBENCH
+from tests.support.slurm.standin import assert_measured_once, count_records
+from tests.support.slurm.sweeps import make_point, make_sweep
 from tests.support.trees import write_tool
 
 
@@ -51,7 +51,13 @@ def submit_stand_ins(
     """Submit a sweep of stand-ins and return its folder."""
     pace = workspace / "pace"
     pace.write_text(str(seconds_per_case))
-    command = [sys.executable, "-m", "tests.support.standin_job", str(num_cases), str(pace)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.slurm.standin_job",
+        str(num_cases),
+        str(pace),
+    ]
     script = f'export PYTHONPATH={IMPORT_PATH}\nexec {shlex.join(command)} "$@"'
     python = write_tool(workspace, "python", script)
     slurm = {"partition": "lab", "time": "2m", **fields.pop("slurm", {})}
@@ -163,7 +169,7 @@ def find_worker(folder: Path) -> int:
     """Return the process that the batch script of a sweep became."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         args = path.read_bytes().split(b"\0")
-        if b"tests.support.standin_job" in args and str(folder).encode() in args:
+        if b"tests.support.slurm.standin_job" in args and str(folder).encode() in args:
             return int(path.parent.name)
     raise AssertionError(f"no job of {folder} is running")
 

@@ -1,8 +1,8 @@
 """Training steps with a fault that the environment plants.
 
-`tests.support.planted_steps:step` measures the step of the plant that its parameter names.
-`PLANTED=1` plants the fault. A fault that an option plants would make another case, which is not
-compared.
+`tests.support.workloads.planted_steps:step` measures the step of the plant that its parameter
+names. `PLANTED=1` plants the fault. A fault that an option plants would make another case, which
+is not compared.
 """
 
 import os

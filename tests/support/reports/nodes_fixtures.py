@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from parbench.bench.results.metrics import MetricValue
 from parbench.bench.results.records import RankState, Record, WorldInfo
 from parbench.bench.results.runs import Run
-from tests.support.report_rows import matrix_case
-from tests.support.reports_fixtures import (
+from tests.support.reports.report_rows import matrix_case
+from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
     failed_record,

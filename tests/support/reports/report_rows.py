@@ -11,7 +11,7 @@ from parbench.reports.analysis.case_results import CaseResult, merge_records
 from parbench.reports.one_run import make_report
 from parbench.reports.report import Report
 from parbench.reports.run_data import RunData
-from tests.support.reports_fixtures import make_plan, make_run
+from tests.support.reports.reports_fixtures import make_plan, make_run
 
 
 def run_from_records(

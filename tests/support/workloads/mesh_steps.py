@@ -7,7 +7,7 @@ from typing import Any
 from parbench.bench.world.world import World
 from parbench.workloads.model.simulated_compute import SimulatedCompute
 from parbench.workloads.step.train_step import TrainStep
-from tests.support.training_steps import build_small_step
+from tests.support.workloads.training_steps import build_small_step
 
 Params = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """The Python of a test's batch script: ``slurm work`` whose children are stand-ins.
 
-Usage: python -m tests.support.standin_job CASES PACE -m parbench slurm work FOLDER [--array]
+Usage: python -m tests.support.slurm.standin_job CASES PACE -m parbench slurm work FOLDER [--array]
 
 PACE is a file with the seconds per record. Each child reads it when it starts.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parbench.slurm.job.child import PointRequest
 from parbench.slurm.job.work import work
-from tests.support.standin import stand_in
+from tests.support.slurm.standin import stand_in
 
 
 def main(args: list[str]) -> int:

@@ -19,7 +19,12 @@ from parbench.reports.history.database import History, RunEntry
 from parbench.reports.history.levels import LevelRule
 from parbench.reports.history.runs import read_entry
 from parbench.reports.run_data import RunData
-from tests.support.compare_fixtures import CASE, OTHER_CASE, make_repetitions, run_from_records
+from tests.support.reports.compare_fixtures import (
+    CASE,
+    OTHER_CASE,
+    make_repetitions,
+    run_from_records,
+)
 
 DAILY_NOISE = (1.0, 1.004, 0.997, 1.002, 0.996)
 RULE = LevelRule()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from parbench.bench.results.records import Record, Stragglers
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     collective_case,
     collective_metrics,
     ok_record,

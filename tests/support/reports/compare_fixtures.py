@@ -10,7 +10,7 @@ from parbench.reports.compare.compare import RunComparison, SeriesComparison, co
 from parbench.reports.compare.rule import Rule
 from parbench.reports.compare.thresholds import Threshold
 from parbench.reports.run_data import RunData
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     ENVIRONMENT,
     collective_case,
     make_plan,

@@ -1,7 +1,7 @@
 """Start a Slurm cluster on this machine, run a command in it, and inject faults from inside.
 
-``python -m tests.support.local_cluster run --nodes 4 --link 200mbit -- srun --nodes 4 hostname``
-``python -m tests.support.local_cluster fault cut n3``
+python -m tests.support.slurm.local_cluster run --nodes 4 --link 200mbit -- srun -N 4 hostname
+python -m tests.support.slurm.local_cluster fault cut n3
 """
 
 import sys

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from parbench.reports.traces.job import TracedJob, join_ranks, read_rank_steps
-from tests.support.kineto_files import RankFile
+from tests.support.reports.kineto_files import RankFile
 
 MB = 1 << 20
 RANKS = (0, 1, 2, 3)

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from parbench.bench.results.records import Record
-from tests.support.reports_fixtures import collective_case, ok_record
+from tests.support.reports.reports_fixtures import collective_case, ok_record
 
-FORMATS_FOLDER = Path(__file__).parents[1] / "reports" / "formats"
+FORMATS_FOLDER = Path(__file__).parents[2] / "reports" / "formats"
 
 NCCL = (FORMATS_FOLDER / "nccl_all_reduce.txt").read_text()
 """Two sizes of an all_reduce on four GPUs of two hosts; the last in-place result is wrong."""

@@ -12,7 +12,7 @@ from parbench.bench.results.records import (
     encode_timeline,
 )
 from parbench.bench.results.runs import Run, load_run, make_trace_path
-from tests.support.reports_fixtures import (
+from tests.support.reports.reports_fixtures import (
     counted_metrics,
     make_plan,
     make_run,
