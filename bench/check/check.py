@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from parbench.bench.check.cases import make_options
+from parbench.bench.check.earlier_gpus import find_missing_gpus
 from parbench.bench.check.gpus import add_gpu_facts, run_watched
 from parbench.bench.check.health import Device, Fault, Health, add_run
 from parbench.bench.check.infiniband import judge_ports, read_ports
@@ -67,9 +68,13 @@ def check(
     machine = inspect_machine(environ)
     host = strip_domain(socket.gethostname())
     silent = () if device == "cpu" else _list_silent_gpus(host, machine)
-    device = device or ("cuda" if machine.gpus or silent else "cpu")
-    health = Health(host=host, started=started, device=device, devices=silent)
-    if silent and not machine.gpus:
+    missing: tuple[Device, ...] = ()
+    if device != "cpu" and nproc is None:
+        missing = find_missing_gpus(out, host, environ, machine.gpus, silent)
+    absent = (*silent, *missing)
+    device = device or ("cuda" if machine.gpus or absent else "cpu")
+    health = Health(host=host, started=started, device=device, devices=absent)
+    if absent and not machine.gpus:
         health = replace(health, problems=("no GPU answers, so nothing was measured",))
     else:
         gpus = machine.gpus[:nproc] if device == "cuda" else ()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -20,10 +21,12 @@ from parbench.bench.machine.doctor import FIXES, Disturbance
 from parbench.bench.machine.gpu import GpuFailure
 from parbench.bench.machine.machine import Machine, inspect_machine
 from parbench.bench.results.runs import load_run
+from parbench.bench.text import strip_domain
 from parbench.cli import main
+from tests.bench.check.test_earlier_gpus import write_run
 from tests.bench.check.test_health import NUM_RANKS, WRONG_ON_ONE, build_run
 from tests.support.fake_runs import MACHINE
-from tests.support.nvidia import H100, gpus, install, write_evidence
+from tests.support.nvidia import H100, format_uuid, gpus, install, write_evidence
 from tests.support.paths import environment
 from tests.support.refusals import usage_error
 from tests.support.slurm.clusters import PARBENCH, run_in_cluster
@@ -117,6 +120,12 @@ def test_host_whose_gpus_do_not_answer_is_bad(
         ("slow", 1, "ok ok bad ok", "bad  GPU 2: 20 % under its peers in bfloat16"),
         ("wrong", 1, "ok bad ok ok", "bad  GPU 1: wrong results in compute.gemm (3 times)"),
         ("missing", 1, "ok ok ok ok bad", "bad  GPU 0000:5d:00.0: does not answer"),
+        (
+            "removed",
+            1,
+            "ok ok ok ok bad",
+            f"bad  missing GPU: {format_uuid(NUM_RANKS)} was here",
+        ),
     ],
 )
 def test_command_names_the_gpu_that_is_not_healthy(
@@ -134,8 +143,13 @@ def test_command_names_the_gpu_that_is_not_healthy(
     monkeypatch.setattr(check_module, "inspect_machine", partial(inspect_machine, root=root))
     monkeypatch.setattr(check_module, "run_options", lambda *args, **kwargs: run.path)
     monkeypatch.setattr(check_module, "load_run", lambda path: run)
+    if state == "removed":
+        earlier_gpus = [format_uuid(index) for index in range(NUM_RANKS + 1)]
+        write_run(tmp_path / "runs", 1, earlier_gpus, host=strip_domain(socket.gethostname()))
     result = CliRunner().invoke(
-        main, ["check"], env={"LD_LIBRARY_PATH": driver["LD_LIBRARY_PATH"]}
+        main,
+        ["check", "--out", str(tmp_path / "runs")],
+        env={"LD_LIBRARY_PATH": driver["LD_LIBRARY_PATH"]},
     )
     assert result.exit_code == exit_code, result.output
     devices = result.stdout.splitlines()[2 : 2 + len(verdicts.split())]

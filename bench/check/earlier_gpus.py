@@ -1,0 +1,91 @@
+"""GPUs that an earlier run on this host used and that the host does not have now."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parbench.bench.check.health import Device, Fault
+from parbench.bench.machine.gpu import Gpu
+from parbench.bench.results.runs import Run, list_runs, load_run
+from parbench.bench.text import UserError, format_list, strip_domain
+
+_MAX_RUNS = 100  # a check reads only so many of the newest runs
+_FIX = "see lspci -d 10de:, dmesg (Xid) and parbench doctor; if it was removed, delete that run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierGpus:
+    """The GPUs that an earlier run used."""
+
+    run: str  # its name
+    date: str
+    kind: str
+    uuids: frozenset[str]
+
+
+def find_missing_gpus(
+    out: Path,
+    host: str,
+    environ: Mapping[str, str],
+    gpus: Sequence[Gpu],
+    silent: Sequence[Device],
+) -> tuple[Device, ...]:
+    """Return a bad device if an earlier run under ``out`` had more GPUs than this host has.
+
+    Runs with another ``CUDA_VISIBLE_DEVICES`` do not count. A GPU that was replaced is not missing,
+    nor is one that is already known to be silent.
+    """
+    earlier = _read_earlier_gpus(out, host, environ.get("CUDA_VISIBLE_DEVICES"))
+    if earlier is None:
+        return ()
+    num_missing = len(earlier.uuids) - len(gpus) - len(silent)
+    uuids = sorted(earlier.uuids - {gpu.uuid for gpu in gpus})
+    if num_missing <= 0 or not uuids:
+        return ()
+    # The UUID of a silent GPU is unknown.
+    names = format_list(uuids, "and")
+    selection = "" if num_missing == len(uuids) else f"{num_missing} of these: "
+    verb = "was" if len(uuids) == 1 else "were"
+    text = f"{selection}{names} {verb} here in {earlier.run} of {earlier.date}"
+    fault = Fault(text=text, fix=_FIX)
+    return (
+        Device(
+            host=host,
+            name="missing GPU" if num_missing == 1 else f"{num_missing} missing GPUs",
+            kind=earlier.kind,
+            rank=-1,  # it has not taken part
+            reasons=(fault,),
+            ran=False,
+        ),
+    )
+
+
+def _read_earlier_gpus(out: Path, host: str, visible_devices: str | None) -> EarlierGpus | None:
+    """Return the GPUs of the run with the most GPUs on this host, the newest of equal runs."""
+    best = None
+    for path in reversed(list_runs(out)[-_MAX_RUNS:]):
+        try:
+            run = load_run(path)
+        except UserError:
+            continue  # Another version wrote it, or it is damaged.
+        environment = run.info.environment or {}
+        variables = environment.get("variables") or {}
+        name = (environment.get("host") or {}).get("name") or ""
+        if strip_domain(name) != host or variables.get("CUDA_VISIBLE_DEVICES") != visible_devices:
+            continue
+        uuids = _list_uuids(run, environment)
+        if uuids and (best is None or len(uuids) > len(best.uuids)):
+            kind = (environment.get("gpu") or {}).get("name") or "GPU"
+            date = run.info.started.partition("T")[0]
+            best = EarlierGpus(run=run.info.id, date=date, kind=kind, uuids=uuids)
+    return best
+
+
+def _list_uuids(run: Run, environment: Mapping[str, Any]) -> frozenset[str]:
+    """Return the UUIDs of the GPUs of all ranks. A single rank has no record of its own."""
+    groups = [environment]
+    for record in run.records[:1]:
+        groups += [group for name, group in record.environment.items() if name.startswith("rank ")]
+    uuids = [(group.get("gpu") or {}).get("uuid") for group in groups]
+    return frozenset(uuid for uuid in uuids if uuid)
