@@ -1,4 +1,6 @@
-"""The time of a run: the cost of its repetitions, the share of each, and their blocks. Without torch.
+"""How the time budget of a run is shared among its repetitions and their blocks. Without torch.
+
+The default budget of a run is chosen in ``bench/plan/options.py``.
 
 A case that is cheap to keep ready has several blocks, with those of all other cases between, in
 random order. What slows a machine for a while then affects a part of every case, not all of one.

@@ -281,7 +281,10 @@ def _layers_text(view: RankView, checkpointing: str) -> str:
 
 
 INPUT = "sharded_tokens * hidden * bytes_per_element"
-"""A tensor between blocks, and the input of a block, which ``tp`` gathers again for backward."""
+"""A tensor between blocks, and the input of a block, which ``tp`` gathers again for backward.
+
+With sequence parallelism ``StepSpec.sharded_tokens`` is divided by ``tp``.
+"""
 
 
 def layer_text(spec: StepSpec, checkpointing: str) -> str:

@@ -174,6 +174,7 @@ COMMON = (
     CHECK,
 )
 """The parameters of every training step."""
+# The buckets of torch's DDP that the costs assume when ``bucket_mb`` is 0.
 DEFAULT_FIRST_BUCKET_BYTES = 2**20  # dist._DEFAULT_FIRST_BUCKET_BYTES
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 

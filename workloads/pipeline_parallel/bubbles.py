@@ -1,4 +1,7 @@
-"""Bubbles of a pipeline: measured, by cause, and simulated for other schedules. Pure."""
+"""Bubbles of a pipeline: measured, by cause, and simulated for other schedules.
+
+Their formulas belong to the schedules in ``schedules.py``.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
