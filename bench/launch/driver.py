@@ -42,6 +42,7 @@ class RunListener(Protocol):
 
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None: ...
     def show_progress(self, case: Case, share: float) -> None: ...
+    def show_startup(self, seconds: float) -> None: ...
 
 
 Pending = Sequence[tuple[int, Sequence[Case]]]
@@ -163,7 +164,10 @@ class Driver:
                 self._record(repetition, case, replace(outcome, stop="budget"))
         if any(record.status == "ok" for record in repetition.records):
             seconds = time.monotonic() - repetition.began
-            self._budget.costs = self._budget.costs.with_repetition(seconds, repetition.records)
+            costs = self._budget.costs.with_repetition(seconds, repetition.records)
+            if self._budget.costs.startup_seconds is None and self._plan.repetitions > 1:
+                self._listener.show_startup(costs.startup_seconds or 0.0)
+            self._budget.costs = costs
 
     def _record_failed_start(self, repetition: Repetition, failure: Outcome) -> None:
         if self._silent_hosts:

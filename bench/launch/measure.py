@@ -46,6 +46,7 @@ _STARTUP_SECONDS = 4.0
 """The time for imports and the report."""
 MIN_OPEN_FILES = 64
 _OPEN_FILES = 1 << 16
+_LONG_STARTUP_SECONDS = 5.0
 _LAZY_GLOO_RANKS = 64
 """From this number of ranks on, gloo connects only ranks that exchange data."""
 _LINE_SECONDS = 5.0
@@ -96,6 +97,14 @@ class Display(ExitStack):
         self._prefix = f"repetition {number}/{total}"
         self._bar.update(self._task, description=f"{self._prefix}: starting ranks")
         self._print_unless_terminal(f"{self._prefix}: {pluralize(num_cases, 'case')}")
+
+    def show_startup(self, seconds: float) -> None:
+        if seconds >= _LONG_STARTUP_SECONDS:
+            duration = format_duration(seconds)
+            self.print_message(
+                f"starting ranks takes {duration} of each repetition; "
+                "fewer --repetitions leave more time to measure"
+            )
 
     def show_progress(self, case: Case, share: float) -> None:
         now = time.monotonic()
@@ -325,6 +334,8 @@ def choose_launcher(
     defaults = {"OMP_NUM_THREADS": str(max(1, threads))}
     if layout is None:
         defaults |= find_loopback_variables()
+    if plan.device == "cuda":
+        defaults["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, where models of GPUs differ
     if plan.nproc >= _LAZY_GLOO_RANKS:
         defaults["TORCH_GLOO_LAZY_INIT"] = "1"
     own = {name: value for name, value in defaults.items() if name not in os.environ}

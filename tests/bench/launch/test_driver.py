@@ -59,10 +59,14 @@ class FakeRun:
         self.size = plan.nproc
         self.scripts: Sequence[Script | None] = scripts or (complete_job,)
         self.starts: list[ScriptedRanks] = []
+        self.startups: list[float] = []
         self.hello: Callable[[int, int], dict[str, Any]] = lambda start, rank: {}
 
     def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
         """Ignore the start of a repetition."""
+
+    def show_startup(self, seconds: float) -> None:
+        self.startups.append(seconds)
 
     def show_progress(self, case: Case, share: float) -> None:
         assert 0 <= share <= 1
@@ -344,5 +348,6 @@ def test_repetitions_beyond_the_budget_are_left_out(
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(budget, "time", clock)
     run.drive()
+    assert run.startups == [pytest.approx(0.0, abs=1.0)], "reported once"
     reasons = [record.skip_reason for record in run.records()]
     assert reasons == [None] * 6 + [SkipReason.OUT_OF_BUDGET] * 4

@@ -109,6 +109,7 @@ def test_local_ranks_on_gpus_get_their_cpus(
             started: Any = start(path, {})
         variables, own_cpus = started
         assert own_cpus == cpus
+        assert ("CUDA_DEVICE_ORDER" in variables) is (device == "cuda")
         assert ("TORCH_GLOO_LAZY_INIT" in variables) is is_lazy
 
 
@@ -120,6 +121,16 @@ def test_ranks_may_open_as_many_files_as_the_system_allows() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 128
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(4.0, ""), (11.0, "starting ranks takes 11 s")])
+def test_long_startup_is_printed(seconds: float, text: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with Display(1, 60.0, console) as display:
+        display.show_startup(seconds)
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text in output
+    assert bool(text) == bool(output.strip())
 
 
 def test_run_keeps_disturbances_of_gpus(
