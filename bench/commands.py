@@ -443,7 +443,7 @@ def check(
     if hosts is None:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of nvidia-smi
         health = checks.check(hooks.modules, os.environ, **options)
-        report, text, code = checks.to_document(health), render(health), health.code
+        report, text, code = checks.to_document(health), render(health), health.exit_code
     else:
         names = host_checks.parse_hosts(hosts)
         arguments = []

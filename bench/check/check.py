@@ -164,4 +164,4 @@ def to_document(health: Health) -> dict[str, object]:
         {"verdict": device.verdict, **msgspec.to_builtins(device)} for device in health.devices
     ]
     facts: dict[str, object] = msgspec.to_builtins(health)
-    return {"verdict": health.verdict, "code": health.code, **facts, "devices": devices}
+    return {"verdict": health.verdict, "code": health.exit_code, **facts, "devices": devices}

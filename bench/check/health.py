@@ -104,7 +104,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return [*devices, *links, *ports]
 
     @property
-    def code(self) -> ExitCode:
+    def exit_code(self) -> ExitCode:
         codes = [ExitCode.BAD] if self.bad_names else []
         if self._is_incomplete or any(device.uncompared for device in self.devices):
             codes.append(ExitCode.DID_NOT_RUN)
@@ -112,9 +112,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        if self.code is ExitCode.DID_NOT_RUN and not self._is_incomplete:
+        if self.exit_code is ExitCode.DID_NOT_RUN and not self._is_incomplete:
             return "not compared"
-        return _VERDICTS[self.code]
+        return _VERDICTS[self.exit_code]
 
     @property
     def _is_incomplete(self) -> bool:

@@ -35,8 +35,8 @@ class HostResult(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
     @property
-    def code(self) -> ExitCode:
-        return ExitCode.DID_NOT_RUN if self.health is None else self.health.code
+    def exit_code(self) -> ExitCode:
+        return ExitCode.DID_NOT_RUN if self.health is None else self.health.exit_code
 
     @property
     def verdict(self) -> str:
@@ -182,7 +182,7 @@ def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:
 
     If some hosts check GPUs and others cores, the latter may have GPUs that nothing has checked.
     """
-    codes = [result.code for result in results]
+    codes = [result.exit_code for result in results]
     if len(_group_by_device(results)) > 1:
         codes.append(ExitCode.DID_NOT_RUN)
     return combine_exit_codes(codes)
@@ -199,7 +199,7 @@ def _group_by_device(results: Sequence[HostResult]) -> dict[str, list[str]]:
 def render(results: Sequence[HostResult]) -> str:
     """Return a table of all devices, then the reasons why hosts and devices are not ok."""
     devices = [device for result in results if result.health for device in result.health.devices]
-    bad_hosts = [result.host for result in results if result.code is ExitCode.BAD]
+    bad_hosts = [result.host for result in results if result.exit_code is ExitCode.BAD]
     counts = Counter(result.verdict for result in results)
     title = f"{pluralize(len(results), 'host')}: {counts['bad']} bad"
     title += f", {counts['did not run']} did not run"

@@ -68,9 +68,9 @@ class Attempt:
         self._set_deadline(max(job.plan.timeout_seconds, START_SECONDS))
 
     def wait_for_block(self, index: int, timeout_seconds: float) -> Outcome:
-        """Return the outcome of the block at ``index``.
+        """Return the outcome of the block at ``index``. A failure or a hang is also an outcome.
 
-        If it has ``ranks``, they have failed and cannot continue.
+        If the outcome has ``ranks``, these ranks have failed and cannot continue.
         """
         while index not in self._outcomes:
             self._poll()

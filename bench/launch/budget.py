@@ -197,7 +197,12 @@ def make_blocks(
     weights: Sequence[float],
     costs: Sequence[float],
 ) -> list[Block]:
-    """Return the blocks, each with its part of its case's weight and cost; extra ones have none."""
+    """Return the blocks of a job, of which the extra ones come last.
+
+    ``order`` and ``extra`` hold the case index of each block. ``weights`` and ``costs`` (seconds)
+    are indexed by case, and each is split evenly over the case's blocks in ``order``. Extra blocks
+    have neither.
+    """
     counts = Counter(order)
     blocks = []
     for index in order:

@@ -96,9 +96,10 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         variables: Mapping[str, str],
         cpus: Sequence[Sequence[int]] = (),
     ) -> Ranks:
-        """Start ranks once all is imported.
+        """Fork ``size`` ranks from the server, which has imported the modules.
 
-        Each rank is bound to its entry of ``cpus``, if there are any.
+        The server is started again if it has died. ``cpus[rank]`` lists the CPUs to which a rank is
+        bound. Ranks are not bound if ``cpus`` is empty.
         """
         make_folder(folder)
         if self.has_ended():  # killed, perhaps because memory was short

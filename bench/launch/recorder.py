@@ -108,7 +108,7 @@ class Recorder:
         if record.status in FAILED_STATUSES:
             self.failures[case.id] = record
         if samples.values:
-            estimate = estimate_median(samples.values, samples.visits)
+            estimate = estimate_median(samples.values, samples.samples_per_block)
             self.half_widths[case.id] = estimate.half_width
         self._on_record(record)
         if outcome.raw:

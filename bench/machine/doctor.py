@@ -35,7 +35,7 @@ from parbench.bench.machine.world_spec import (
     WorldSpec,
     choose_world,
     describe_driver_mismatch,
-    suggest_driver,
+    suggest_driver_fix,
 )
 from parbench.bench.text import UserError, format_list, format_table, pluralize
 
@@ -112,6 +112,10 @@ def examine_this_host(
 
 
 def examine(machine: Machine, environment: Mapping[str, Any]) -> tuple[Disturbance, ...]:
+    """Return the findings about a machine, except those about the host of its GPUs.
+
+    ``environment`` is the captured environment with the load of the machine.
+    """
     try:
         world = choose_world(machine, nproc=None, backend=None, device=None, allow_single=False)
     except UserError:
@@ -292,7 +296,7 @@ def _examine_cuda_version(machine: Machine) -> Disturbance:
     """Examine whether the driver is new enough for torch."""
     old_driver = describe_driver_mismatch(machine)
     if old_driver:
-        return _make_finding("gpu cuda", old_driver, True, suggest_driver(machine))
+        return _make_finding("gpu cuda", old_driver, True, suggest_driver_fix(machine))
     driver = f"driver supports CUDA up to {machine.driver_cuda_version}"
     facts = f"{driver}, torch is built for CUDA {machine.torch_cuda_version}"
     return Disturbance(topic="gpu cuda", facts=facts)

@@ -137,7 +137,7 @@ def _describe_clocks(gpu: Gpu) -> str | None:
         cause = f"slowed by {' and '.join(slowdowns)}"
         if gpu.temperature_celsius is not None:
             cause += f" at {gpu.temperature_celsius} degrees C"
-    return _join(
+    return _join_known(
         _format_share(gpu.sm_clock, gpu.sm_clock_max, " MHz", "SM "),
         _format_share(gpu.memory_clock, gpu.memory_clock_max, " MHz", "memory "),
         cause,
@@ -145,7 +145,7 @@ def _describe_clocks(gpu: Gpu) -> str | None:
 
 
 def _describe_memory_errors(gpu: Gpu) -> str | None:
-    return _join(
+    return _join_known(
         None if gpu.ecc is None else f"ECC {format_switch(gpu.ecc)}",
         _format_share(gpu.errors_uncorrected, None, " uncorrected errors"),
         _format_share(gpu.errors_corrected, None, " corrected errors"),
@@ -156,13 +156,14 @@ def _describe_memory_errors(gpu: Gpu) -> str | None:
 
 
 def _describe_pcie(gpu: Gpu) -> str | None:
-    return _join(
+    return _join_known(
         _format_share(gpu.pcie_width, gpu.pcie_width_max, " lanes"),
         _format_share(gpu.pcie_generation, gpu.pcie_generation_max, "", "generation "),
     )
 
 
-def _join(*parts: str | None) -> str | None:
+def _join_known(*parts: str | None) -> str | None:
+    """Return the known parts joined by commas, None if all are unknown."""
     return ", ".join(part for part in parts if part) or None
 
 

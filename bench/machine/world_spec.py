@@ -177,8 +177,8 @@ def describe_driver_mismatch(machine: Machine) -> str:
     return f"driver {driver} supports CUDA up to {supported}, and {torch}"
 
 
-def suggest_driver(machine: Machine) -> str:
-    """Return the fix for a driver that is too old for torch."""
+def suggest_driver_fix(machine: Machine) -> str:
+    """Return advice to install another torch, a newer driver or cuda-compat."""
     major = _parse_major(machine.driver_cuda_version or "")
     return (
         f"install a build of torch for CUDA {major} (https://pytorch.org/get-started/locally), "
@@ -256,7 +256,7 @@ def _check_cuda(machine: Machine) -> None:
         raise UserError(f"--device cuda: {cause}", hint=f"{fix}, or use --device cpu")
     old_driver = describe_driver_mismatch(machine)
     if old_driver:
-        raise UserError(old_driver, hint=f"{suggest_driver(machine)}, or use --device cpu")
+        raise UserError(old_driver, hint=f"{suggest_driver_fix(machine)}, or use --device cpu")
 
 
 def _check_sharing(machine: Machine, ranks: int) -> None:

@@ -28,31 +28,33 @@ class DeviceQueue:
         self._token = torch.zeros(1, device=world.device)
 
     def spin(self, duration_ns: int) -> None:
-        """Keep the device busy for at least this long."""
+        """Keep the device busy for at least ``duration_ns``."""
         accelerator.spin(_CYCLES_PER_NS * duration_ns)
 
     def queue_barrier(self) -> None:
-        """Let the queue wait for those of all ranks.
+        """Let the stream wait until the streams of all ranks have arrived here.
 
-        Collectives of gloo run on the host, where all ranks have just passed a barrier.
+        gloo needs no such barrier: its collectives run on the host, where all ranks have just met.
         """
         if self._world.backend != "gloo":
             dist.all_reduce(self._token, group=self._world.group)
 
     def event(self) -> accelerator.Event:
+        """Return a new event that records a time."""
         return accelerator.make_event()
 
     def sync(self) -> None:
+        """Wait for the work on the stream."""
         self._world.sync_stream()
 
 
 class DeviceTimer:
-    """Times samples with events, behind a spin that hides the launch of their work.
+    """Times samples with CUDA events, behind a spin that hides the launch of their work.
 
-    The spin lasts while the host queues the start line and launches the steps. A launch that was
-    seen lengthens the next spins. A launch is not hidden if its own time is measured
-    (``times_issue``), or if it takes too long, as that of a training step. Then the host waits
-    at the start line, and the duration includes the launch.
+    The spin lasts while the host queues the start line and launches the steps. If a launch outlasts
+    its spin, the next spins are longer. A launch is not hidden if its own time is measured
+    (``times_issue``), or if it takes too long, as that of a training step. Then the host waits at
+    the start line, and the duration includes the launch.
     """
 
     def __init__(self, device: DeviceQueue, *, times_issue: bool) -> None:
@@ -65,9 +67,10 @@ class DeviceTimer:
         self._is_behind_spin = False
 
     def queue_start_line(self, steps: int, *, is_late: bool = False) -> None:
-        """Queue a spin, during which the host launches the steps, and a collective.
+        """Queue a spin and then a collective, which ends on all ranks at the same time.
 
-        The collective ends on all ranks together. A late rank waits for that on the host.
+        The host launches ``steps`` steps during the spin. A late rank waits on the host for the end
+        of the collective.
         """
         spin_ns = None if self._times_issue else self._find_spin_ns(steps)
         begin_ns = time.perf_counter_ns()
@@ -80,7 +83,10 @@ class DeviceTimer:
             self._device.sync()
 
     def _find_spin_ns(self, steps: int) -> int | None:
-        """Return the ns to spin, or None if the launch is too long to hide."""
+        """Return how long (ns) to spin so that the launch of ``steps`` steps is hidden.
+
+        None if the launch is too long to hide.
+        """
         max_spin_ns = _MAX_SPIN_OF_MANY_STEPS_NS if steps > 1 else _MAX_SPIN_NS
         if steps not in self._least_host_ns:
             return max_spin_ns
@@ -95,7 +101,10 @@ class DeviceTimer:
         return max(free_ns // max(self._least_launch_ns or 1, 1), 1)
 
     def measure(self, sampler: Callable[[], int | None], steps: int) -> Stamp:
-        """Time one sample; its arrival is when the device began it."""
+        """Time one sample and return its stamp.
+
+        Its arrival is the time at which the device began it.
+        """
         start = self._device.event()
         end = self._device.event()
         begin_ns = time.perf_counter_ns()

@@ -25,7 +25,7 @@ _SHIFT_PAGES = 1 << 16
 
 
 def set_up_fork_server(log: Path) -> None:
-    """Let this process end with the driver, and all that ranks leave behind with this process."""
+    """Let this process end with the driver, and let all descendants end with this process."""
     signal.signal(signal.SIGTERM, end_server)
     die_with_parent(signal.SIGTERM)
     adopt_orphans()
@@ -38,12 +38,13 @@ def set_up_fork_server(log: Path) -> None:
 
 
 def end_server(number: int, frame: FrameType | None) -> None:
+    """Kill all descendants and exit, as the handler of SIGTERM."""
     kill_descendants(os.getpid())
     os._exit(0)
 
 
 def begin_rank() -> None:
-    """Be the rank that the environment describes."""
+    """Run the rank that the environment variables describe."""
     import numpy as np
 
     from parbench.bench.rank import worker

@@ -32,7 +32,7 @@ def add_samples(
     world: World,
     ranks: list[int],
 ) -> Outcome:
-    """Return the outcome with its samples, their metrics, and the description of a step."""
+    """Add the samples, their metrics and the description of a step to the outcome."""
     seconds = timed.compute_seconds(description.hops)
     details = dict(description.details)
     if len(ranks) < len(world.hosts):
@@ -57,8 +57,8 @@ def add_samples(
     return replace(
         outcome,
         stop=timed.stop,
-        samples=Samples(values=seconds["time"], visits=list(timed.visits)),
-        metrics=compute_metrics(seconds, timed.visits, description),
+        samples=Samples(values=seconds["time"], samples_per_block=list(timed.samples_per_block)),
+        metrics=compute_metrics(seconds, timed.samples_per_block, description),
         arrival=arrival,
         details=details,
         notes=list(description.notes),
@@ -67,14 +67,14 @@ def add_samples(
 
 
 def compute_metrics(
-    seconds: dict[str, list[float]], visits: Sequence[int], description: Description
+    seconds: dict[str, list[float]], samples_per_block: Sequence[int], description: Description
 ) -> dict[str, MetricValue]:
-    """Return the duration with its percentiles, the rates, and the parts of the duration.
+    """Return metrics by name: the time with its percentiles, rates, and parts of the time.
 
-    ``seconds`` are the samples by the name of their metric.
+    ``seconds`` are the samples in seconds by metric name.
     """
     headline = description.headline
-    medians = {name: estimate_median(values, visits) for name, values in seconds.items()}
+    medians = {name: estimate_median(values, samples_per_block) for name, values in seconds.items()}
     time = medians.pop("time")
     count = len(seconds["time"])
     metrics = {headline: make_value("time", time)}
@@ -89,7 +89,7 @@ def compute_metrics(
 
 
 def _compute_rate(work: Work, time: Estimate) -> MetricValue:
-    """Return the rate of work; it is unknown where nothing is moved, or in no time."""
+    """Return work per time, with an unknown value if the work or the time is 0."""
     rates = []
     for seconds in (time.value, time.high, time.low):  # the slowest time gives the lowest rate
         rates.append(work.amount / seconds if seconds and work.amount else None)
@@ -105,9 +105,9 @@ def _compute_rate(work: Work, time: Estimate) -> MetricValue:
 
 
 def _pack_samples(timed: TimedSamples, world: World, ranks: list[int]) -> bytes:
-    """Return all measured ranks' samples as a NumPy archive.
+    """Return the stamps of all measured ranks as a NumPy archive.
 
-    Arrivals and exits are in ns since the first arrival, on rank 0's clock.
+    Arrivals and exits are on rank 0's clock, in ns since the first arrival.
     """
     arrivals, exits, durations, issues = timed.stamps
     first_arrival = arrivals.min()

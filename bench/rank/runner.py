@@ -42,7 +42,7 @@ _EXPLAINED_SHARE = 0.6
 
 
 class FaultInjector:
-    """A benchmark whose steps take longer or have a wrong result.
+    """Wraps a benchmark so that its steps take longer or have a wrong result.
 
     ``sync`` waits for the work that a step has launched.
     """
@@ -110,10 +110,10 @@ class CaseRun:
         self._is_repeatable = False  # whether many steps leave the result of one
 
     def run_block(self, seconds: float, num_later: int = 0, *, is_only: bool = True) -> Outcome:
-        """Measure one block for about ``seconds``, with ``num_later`` blocks to come.
+        """Measure one block of about ``seconds``. After it, ``num_later`` blocks are to come.
 
         The only block of a case is measured until the median is precise enough. A case that fails
-        has no further blocks. Returns the outcome of all blocks so far; that of rank 0 counts.
+        has no further blocks. Returns the outcome of all blocks so far. Rank 0's outcome counts.
         """
         began = time.perf_counter()
         try:
@@ -137,6 +137,7 @@ class CaseRun:
         return replace(outcome, stop="budget" if outcome.stop == "visits" else outcome.stop)
 
     def close(self) -> None:
+        """Release the benchmark and all resources of the case."""
         self._benchmark = None
         self._resources.close()
 
@@ -178,13 +179,19 @@ class CaseRun:
         self._check_first_step(benchmark)
 
     def _register_buffers(self, world: World | None) -> AbstractContextManager[None]:
-        """Return the context in which buffers are allocated, which NCCL registers at its end."""
+        """Return the context in which the benchmark allocates its buffers.
+
+        With ``register=true``, NCCL registers these buffers at the end of the context.
+        """
         if world is None or not self._case.all_params.get("register"):
             return nullcontext()
         return accelerator.allocate_registered(world.group, world.device, self._resources)
 
     def _make_explainable(self, benchmark: Benchmark) -> Benchmark:
-        """Decide whether ranks explain the case; a custom step gets an explainer of its own."""
+        """Return the benchmark, wrapped by an explainer if it is a custom step without its own.
+
+        It also stores whether the ranks explain the case.
+        """
         can_explain = self._world.gather(_can_explain(benchmark))
         self._can_explain = all(can_explain)
         if self._case.is_custom and all(can is False for can in can_explain):
@@ -193,6 +200,7 @@ class CaseRun:
         return benchmark
 
     def _make_timer(self, benchmark: Benchmark, subgroup: Subgroup) -> CaseTimer:
+        """Return the timer of the case, which delays this rank if a fault of kind late names it."""
         fault = self._fault
         is_late = fault is not None and fault.kind == "late"
         late_seconds = 0.0
@@ -210,6 +218,7 @@ class CaseRun:
         )
 
     def _check_first_step(self, benchmark: Benchmark) -> None:
+        """Check the results of an untimed step and, in mode graph, of an untimed replay."""
         self._check("before the timed region", benchmark.step)
         fault = self._fault
         if fault is not None and fault.kind == "corrupt":
@@ -225,6 +234,7 @@ class CaseRun:
             self._timer.stopwatch.start_line(1)
 
     def _refuse_fault_without_effect(self) -> None:
+        """Skip the case if the injected fault would have no effect in it."""
         fault = self._fault
         if fault is None or fault.kind == "corrupt":
             return
@@ -236,7 +246,10 @@ class CaseRun:
     def _measure_block(
         self, began: float, seconds: float, num_later: int, is_only: bool
     ) -> Outcome:
-        """Measure, check and, if this block is the only one, explain."""
+        """Measure one block, check the results and, if the block is the only one, explain a step.
+
+        ``began`` is the time.perf_counter() at which the block's ``seconds`` began.
+        """
         timing = self._timer
         explains = is_only and self._can_explain
         seconds_to_measure = seconds
@@ -263,15 +276,16 @@ class CaseRun:
         outcome = replace(outcome, notes=[*outcome.notes, *clock_notes])
         if explains:
             outcome = self._explain(outcome, seconds - (time.perf_counter() - began))
-        kernel = "" if outcome.more else self._profile_kernel()
+        kernel = "" if outcome.more else self._describe_launched_kernels()
         if kernel:
             outcome = replace(outcome, details={**outcome.details, "kernel": kernel})
         return outcome
 
-    def _profile_kernel(self) -> str:
-        """Return the kernels of NCCL that a step of an operation launches, as rank 0 profiles it.
+    def _describe_launched_kernels(self) -> str:
+        """Run one more step and, on rank 0, return the NCCL kernels that it launches, as text.
 
-        Empty on other ranks and without such a kernel. It follows the last measurement of the case.
+        It follows the last measurement of the case. The text is empty without such a kernel, on
+        other ranks, and for a case that is not an operation on NCCL.
         """
         benchmark = self._benchmark
         is_operation = self._case.name.startswith(("collective.", "p2p."))
@@ -286,9 +300,10 @@ class CaseRun:
         return ""
 
     def _check(self, when: str, step: Callable[[], object] | None = None) -> None:
-        """Compare the results of ``step``, or of the last step, with the reference.
+        """Compare the results of a new call of ``step``, or of the last step, with the reference.
 
-        Raises ``CaseEndedError`` on all ranks if a result of any rank is wrong.
+        ``when`` is the phrase for error messages. Raises ``CaseEndedError`` on all ranks if a
+        result of any rank is wrong.
         """
         assert self._benchmark is not None
         self._progress.phase = "check"
@@ -317,6 +332,7 @@ class CaseRun:
         )
 
     def _make_outcome(self, num_later: int) -> Outcome:
+        """Return the outcome of the samples so far; ``num_later`` blocks are still to come."""
         outcome = Outcome(
             status="ok",
             check=Check(passed=True, wrong=0) if self._has_check else Check(),
@@ -331,6 +347,7 @@ class CaseRun:
         return replace(outcome, notes=[*outcome.notes, *notes])
 
     def _explain(self, outcome: Outcome, seconds: float) -> Outcome:
+        """Explain a step in at most ``seconds`` and add the explanation to the outcome."""
         self._progress.phase = "explain"
         [remaining_seconds] = self._world.broadcast_from_rank_0([max(seconds, 0.0)])
         benchmark = cast(SupportsExplanation, self._benchmark)
@@ -346,7 +363,7 @@ class CaseRun:
 
 
 def _read_clocks(world: World) -> Gpu:
-    """Read the clock of this rank's GPU, outside the timed region; unknown on a CPU."""
+    """Return the clocks of this rank's GPU, an empty ``Gpu`` on a CPU. Not called while timing."""
     if world.device.type != "cuda":
         return Gpu()
     from parbench.bench.machine.nvml import read_clocks
@@ -355,7 +372,10 @@ def _read_clocks(world: World) -> Gpu:
 
 
 def _describe_clocks(world: World, before: Gpu) -> list[str]:
-    """Return a note for each rank whose clock fell meanwhile; collective on GPUs."""
+    """Return a note for each rank whose GPU clock has fallen since ``before``.
+
+    Every rank of a world on GPUs calls it. It is empty on CPUs.
+    """
     if world.device.type != "cuda":
         return []
     drop = describe_clock_drop(before, _read_clocks(world))
@@ -366,19 +386,26 @@ def _describe_clocks(world: World, before: Gpu) -> list[str]:
 
 
 def _can_explain(benchmark: Benchmark) -> bool | None:
-    """Return True if the benchmark explains itself, and None for a rank with an injected fault."""
+    """Return True if the benchmark explains its steps, None for a rank with an injected fault.
+
+    None does not count as False, so a custom step with a fault gets no explainer.
+    """
     if isinstance(benchmark, FaultInjector):
         return None
     return isinstance(benchmark, SupportsExplanation)
 
 
 def _make_skip_error(fault: FaultSpec, reason: str) -> CaseEndedError:
+    """Return the error that skips a case because a fault cannot be injected into it."""
     reason = f"--inject {fault.text}: {reason}"
     return CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)
 
 
 def _refuse_too_large(case: Case, world: World) -> None:
-    """Refuse an operation that needs more memory than is free on any device; collective."""
+    """Raise ``UserError`` if an operation needs more memory than is free on the fullest device.
+
+    Every rank of the world calls it.
+    """
     is_operation = {"size_bytes", "dtype", "mode"} <= case.all_params.keys()
     if world.device.type != "cuda" or not is_operation:
         return
@@ -391,7 +418,10 @@ def _refuse_too_large(case: Case, world: World) -> None:
 
 
 def _make_notes(case: Case, world: World, num_ranks: int, hidden: float | None) -> list[str]:
-    """Return the limits of a time that a device measured; ``hidden`` is None on the host."""
+    """Return notes about the limits of a time that was measured on the device.
+
+    ``hidden`` is the share of samples with a hidden launch, None if the host measured the time.
+    """
     mode = case.all_params.get("mode")
     if hidden is None or mode not in MODES:
         return []
@@ -423,9 +453,9 @@ def load_target(target: str) -> Callable[..., Benchmark]:
 
 
 def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> Benchmark:
-    """Make a rank's benchmark, with the fault if it names this rank.
+    """Make the case's benchmark on this rank, with the fault if it names this rank.
 
-    ``world`` has the ranks of the case's group; it is None for an idle rank.
+    ``world`` has the ranks of the case's group. It is None on a rank that takes no steps.
     """
     if world is None:
         return IdleBenchmark()
@@ -442,6 +472,7 @@ def make_benchmark(case: Case, world: World | None, fault: FaultSpec | None) -> 
 
 
 def _check_is_benchmark(benchmark: object, target: str) -> None:
+    """Raise ``TypeError`` if the object that ``target`` returned lacks a method of a benchmark."""
     if isinstance(benchmark, type):
         name = benchmark.__name__
         raise TypeError(
@@ -464,7 +495,10 @@ def refuse_float8(dtype: str, capability: tuple[int, int]) -> None:
 
 
 def _make_refusal(refusals: Sequence[str | None], active: Sequence[int]) -> CaseEndedError:
-    """Skip a case that all active ranks refuse for the same reason; otherwise it has failed."""
+    """Return the error of a case that active ranks refuse. ``refusals`` are indexed by rank.
+
+    The case is skipped if all active ranks refuse for the same reason, otherwise it has failed.
+    """
     if len({refusals[rank] for rank in active}) == 1:
         reason = str(refusals[active[0]])
         return CaseEndedError("skipped", reason, skip_reason=SkipReason.IMPOSSIBLE)

@@ -41,7 +41,7 @@ Sampler = Callable[[], int | None]
 
 
 class Progress:
-    """The phase and the number of steps of this rank in its case, for the watchdog's thread."""
+    """The phase and the step count of this rank in its current case, which the watchdog reports."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -50,7 +50,10 @@ class Progress:
         self.began_ns = time.time_ns()  # of the current block
 
     def make_hang_report(self) -> HangReport:
-        """Describe where the measuring thread is, from its stack; another thread calls this."""
+        """Return a report of the measuring thread's position, from its stack.
+
+        Another thread calls it.
+        """
         # DDP waits for its buckets in autograd's engine, and NCCL's work in a synchronize.
         waiting_modules = ("torch.distributed", "torch.autograd", accelerator.WAITING_MODULE)
         frame = sys._current_frames().get(self._thread)
@@ -65,9 +68,9 @@ class Progress:
 
 
 def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: int) -> Sampler:
-    """Return a function that takes a sample of ``steps`` steps.
+    """Return a function that takes one sample of ``steps`` steps in a mode such as ``graph``.
 
-    ``world`` has the ranks that communicate with each other; it is None on an idle rank.
+    ``world`` has the ranks that communicate with each other. It is None on an idle rank.
     """
 
     def repeat() -> None:
@@ -93,6 +96,10 @@ def make_sampler(mode: str, benchmark: Benchmark, world: World | None, steps: in
 
 
 def _make_async_sampler(benchmark: Any) -> Sampler:
+    """Return a sampler that issues one operation and waits for it.
+
+    The sampler returns the time (ns) at which the operation was issued.
+    """
     issue: Callable[[], Sequence[dist.Work]] = benchmark.issue
 
     def issue_and_wait() -> int:
@@ -114,20 +121,24 @@ class TimedSamples:
     unless it is timed; shape (4, ranks, samples)."""
     stop: Stop
     steps_per_sample: int
-    warmup: int
-    visits: tuple[int, ...] = ()  # samples of each block
+    warmup: int  # untimed steps before the first sample
+    samples_per_block: tuple[int, ...] = ()
     hidden: float | None = None
     """On CUDA, the share of samples that all ranks had launched before their device began."""
 
     @property
     def has_arrivals(self) -> bool:
-        """False if devices began together, so that arrivals show when their hosts woke up."""
+        """True if arrivals show when the ranks began.
+
+        False if the devices began together, because then arrivals only show when their hosts woke
+        up.
+        """
         return self.hidden is None or self.hidden < MIN_HIDDEN
 
     def compute_seconds(self, hops: int = 1) -> dict[str, list[float]]:
-        """Return the seconds of each sample by the name of their metric.
+        """Return the seconds of each sample by metric name, such as ``time`` and ``skew``.
 
-        A sample's time is that of its slowest rank, divided by its steps and ``hops``.
+        The ``time`` of a sample is the maximum over the ranks, divided by its steps and ``hops``.
         """
         arrivals, exits, durations, issues = self.stamps
         times = _to_seconds(durations.max(axis=0) / self.steps_per_sample, hops)
@@ -148,6 +159,7 @@ class TimedSamples:
 
 
 def _to_seconds(values_ns: npt.NDArray[Any], hops: int = 1) -> list[float]:
+    """Convert ns to seconds and divide by ``hops``."""
     return [round(float(value) / 1e9, 9) / hops for value in values_ns]
 
 
@@ -172,9 +184,9 @@ class Stopwatch:
         self._timer = timer  # of a CUDA device
 
     def start_line(self, steps: int = 0) -> None:
-        """Reset the benchmark and wait for all ranks, and then for an injected delay.
+        """Reset the benchmark, wait for all ranks, and then wait for an injected delay.
 
-        On CUDA, the device has a start line as well, if ``steps`` are to be timed from there.
+        On CUDA, a start line is also queued on the device, unless ``steps`` is 0.
         """
         self._benchmark.reset()
         if self._has_load:
@@ -189,9 +201,10 @@ class Stopwatch:
             time.sleep(self._late_seconds)
 
     def take(self, sampler: Sampler, count: int, steps: int = 1) -> torch.Tensor:
-        """Take ``count`` samples of ``steps`` steps; return this rank's stamps, shape (5, count).
+        """Take ``count`` samples of ``steps`` steps and return the stamps of this rank.
 
-        The rows are ``ARRIVAL`` to ``ISSUE`` in ns, and ``HIDDEN``, 1 for a hidden launch.
+        The shape is (5, count). Rows ``ARRIVAL`` to ``ISSUE`` are in ns. Row ``HIDDEN`` is 1 if the
+        launch was hidden.
         """
         timer = self._timer
         stamps = []
@@ -205,6 +218,7 @@ class Stopwatch:
 
 
 def _time_on_host(sampler: Sampler) -> Stamp:
+    """Take one sample and return its stamp by the host's clock."""
     arrival = time.perf_counter_ns()
     issued = sampler()
     done = time.perf_counter_ns()
@@ -271,24 +285,24 @@ class CaseTimer:
             stop=self._stop,
             steps_per_sample=self._steps_per_sample,
             warmup=self._warmup,
-            visits=tuple(self._block_counts),
+            samples_per_block=tuple(self._block_counts),
             hidden=float(np.mean(self._hidden)) if self._hidden else None,
         )
 
     @property
     def is_complete(self) -> bool:
-        """True if further blocks would add nothing: the median is precise, or the limit is reached."""
+        """True if the median is precise or max_iterations is reached, so that no block must follow."""
         return self._is_precise or sum(self._block_counts) >= self._measure.max_iterations
 
     @property
     def replay(self) -> Sampler:
-        """A graph of one step, captured at the first use."""
+        """Replays the CUDA graph of one step, which is captured at the first use."""
         if self._replay is None:
             self._replay = make_sampler("graph", self._benchmark, self._subgroup.world, 1)
         return self._replay
 
     def close(self) -> None:
-        """Release graphs, because they use their group's communicator."""
+        """Release the CUDA graphs, because they use the communicator of their group."""
         self._sampler = None
         self._replay = None
 
@@ -304,7 +318,7 @@ class CaseTimer:
         half_widths: list[float | None] = []
         stop_code = _CONTINUE
         while stop_code == _CONTINUE:
-            self._take_block(sampler, batch)
+            self._take_samples(sampler, batch)
             if self._world.global_rank == 0:
                 remaining_seconds = seconds - (time.perf_counter() - began)
                 num_samples = self._stamps.shape[2]
@@ -319,10 +333,10 @@ class CaseTimer:
         self._stop = _STOPS[stop_code]
 
     def measure_block(self, seconds: float, num_later: int) -> None:
-        """Take the samples of one block, with ``num_later`` blocks to come.
+        """Take the samples of one block. After it, ``num_later`` blocks are to come.
 
-        They are as many as the wanted precision needs if samples are independent. Where they are
-        not, more samples of one block would not help, and blocks should be of equal length.
+        Their number suffices for the required precision if samples are independent. If samples of a
+        block resemble each other, more of them would not help, and blocks should have equal length.
         """
         sampler = self._warm_up(seconds)
         is_rank_0 = self._world.global_rank == 0
@@ -330,7 +344,7 @@ class CaseTimer:
         count = self._broadcast_from_rank_0(
             min(self._choose_count(num_later), affordable) if is_rank_0 else 0
         )
-        self._take_block(sampler, count)
+        self._take_samples(sampler, count)
         self._block_counts.append(count)
         if is_rank_0:
             self._stop = self._find_block_stop(affordable)
@@ -343,6 +357,7 @@ class CaseTimer:
         return int(decision)
 
     def _choose_count(self, num_later: int) -> int:
+        """Return the number of samples for this block, from the variation of the samples so far."""
         durations = self._durations()
         limit = self._measure.max_iterations - sum(self._block_counts)
         if not durations:
@@ -363,7 +378,10 @@ class CaseTimer:
         return min(max(_MIN_BLOCK, min(count, max_count)), limit)
 
     def _find_block_stop(self, affordable: int) -> Stop:
-        """Return why there are no more samples, if this block is the last."""
+        """Return the stop reason to record if no block follows.
+
+        ``affordable`` is the number of samples for which this block had time.
+        """
         half_width = estimate_median(self._durations(), self._block_counts).half_width
         if half_width is not None and half_width <= self._measure.precision:
             return "precision"
@@ -372,9 +390,10 @@ class CaseTimer:
         return "budget" if self._block_counts[-1] == affordable else "visits"
 
     def _warm_up(self, seconds: float) -> Sampler:
-        """Take untimed steps: all requested ones at first, and one before each later block.
+        """Take untimed steps and return the sampler.
 
-        The later one is for caches, which may hold the data of another case.
+        The first block takes all requested warm-up steps. Each later block takes one, because the
+        caches may hold the data of another case.
         """
         began = time.perf_counter()
         self._progress.phase = "warm-up"
@@ -398,7 +417,10 @@ class CaseTimer:
         return self._sampler
 
     def _choose_steps(self, step_ns: int) -> int:
-        """Return the steps of a sample, whose launches a spin can hide if that is possible."""
+        """Return the number of steps of a sample.
+
+        If possible they are few enough that a spin hides their launches.
+        """
         if not self.takes_many_steps:
             return 1
         limit = _MAX_MANY_STEPS
@@ -406,7 +428,8 @@ class CaseTimer:
             limit = min(limit, self._timer.count_hideable_steps())
         return max(min(_MANY_STEPS_NS // max(step_ns, 1), limit), _MIN_MANY_STEPS)
 
-    def _take_block(self, sampler: Sampler, count: int) -> None:
+    def _take_samples(self, sampler: Sampler, count: int) -> None:
+        """Take ``count`` samples and, on rank 0, append the stamps of all measured ranks."""
         began = time.perf_counter()
         stamps = self.stopwatch.take(sampler, count, self._steps_per_sample)
         gathered = gather_stamps(stamps, self._world, self._subgroup.ranks)
@@ -419,12 +442,20 @@ class CaseTimer:
             self._hidden += gathered[HIDDEN].all(axis=0).tolist()
 
     def _durations(self) -> list[float]:
+        """Return the duration of each sample so far in ns, the maximum over the ranks.
+
+        Empty but on rank 0.
+        """
         durations: list[float] = self._stamps[DURATION].max(axis=0).tolist()
         return durations
 
 
 def compute_half_width(values: Sequence[float]) -> float | None:
-    """Return the half-width of the median's interval if ten successive parts are independent."""
+    """Return the half-width of the median's interval relative to the median.
+
+    Ten successive parts of the values are assumed to be independent. None with fewer than 20
+    values.
+    """
     n = len(values)
     if n < 20:
         return None
@@ -438,7 +469,7 @@ def _find_stop_reason(
     measure: Measure,
     remaining_seconds: float,
 ) -> Stop | None:
-    """Return why to stop, or None to continue."""
+    """Return why to stop taking samples, None to continue."""
     half_width = half_widths[-1]
     if half_width is not None and half_width <= measure.precision:
         return "precision"
@@ -453,9 +484,9 @@ def _find_stop_reason(
 
 
 def gather_stamps(stamps: torch.Tensor, world: World, ranks: Sequence[int]) -> Stamps | None:
-    """Return the stamps of ``ranks`` on rank 0, shape (rows, ranks, samples).
+    """Return the stamps of ``ranks`` on rank 0, shape (rows, ranks, samples), None on other ranks.
 
-    Arrivals and exits are converted to rank 0's clock.
+    Arrivals and exits are converted to rank 0's clock. Every rank of the world calls it.
     """
     contiguous = stamps.contiguous()
     parts = None

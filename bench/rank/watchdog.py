@@ -49,7 +49,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def begin(self, index: int, timeout_seconds: float) -> None:
-        """Start the deadline of a block, which replaces that of the last one."""
+        """Set the deadline of the block ``index``, which replaces that of the previous block."""
         is_sooner = timeout_seconds < self._timeout_seconds
         self._index = index
         self._timeout_seconds = timeout_seconds
@@ -61,7 +61,7 @@ class Watchdog:
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread and the deadline."""
+        """Stop the thread and cancel the deadline."""
         self._is_closed = True
         self._wake.set()
         faulthandler.cancel_dump_traceback_later()
@@ -70,6 +70,7 @@ class Watchdog:
         self._stack_file.close()
 
     def _watch(self) -> None:
+        """Wait for the deadline or for an alarm, and report each time; return after ``close``."""
         while True:
             self._wake.clear()
             if self._is_closed:
@@ -77,12 +78,13 @@ class Watchdog:
             elapsed = time.monotonic() - self._began
             if elapsed < self._timeout_seconds / 2:
                 self._wake.wait(self._timeout_seconds / 2 - elapsed)
-            elif elapsed > self._timeout_seconds or self._is_alarmed():
+            elif elapsed > self._timeout_seconds or self._has_new_alarm():
                 self._report()
             else:
                 self._wake.wait(_LOOK_SECONDS)
 
-    def _is_alarmed(self) -> bool:
+    def _has_new_alarm(self) -> bool:
+        """Return True if a rank has raised an alarm that this watchdog has not handled."""
         alarm = self._mailbox.get(ALARM)
         return alarm is not None and alarm != self._handled_alarm
 
@@ -97,10 +99,14 @@ class Watchdog:
         return True
 
     def _report(self) -> None:
-        """Report the state of this rank, and end it unless its block ends or the driver ends it."""
+        """Report the state of this rank, then wait until its block ends.
+
+        The process exits with ``HANG_EXIT_CODE`` if neither the block ends nor the driver ends it
+        in time.
+        """
         index, began = self._index, self._began
         state = replace(self._progress.make_hang_report(), index=index)
-        if not self._is_alarmed():
+        if not self._has_new_alarm():
             self._mailbox.put(ALARM, f"{self._rank} {index}".encode())
         self._mailbox.post(self._rank, replace(state, more=True))
         state = replace(state, is_connected=self._is_connected())

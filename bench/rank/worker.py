@@ -74,7 +74,7 @@ _SRUN_VARIABLES = {
 
 
 def main() -> None:
-    """Be the rank that the environment describes, and exit."""
+    """Run the rank that the environment variables describe, then exit."""
     if "RANK" not in os.environ:
         for name, slurm_name in _SRUN_VARIABLES.items():
             os.environ[name] = os.environ[slurm_name]
@@ -130,7 +130,11 @@ def run_rank(mailbox: Mailbox, store: Store | None, folder: Path) -> None:
 
 
 def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
-    """Return a store for all ranks, which rank 0 serves, and choose the interface of gloo."""
+    """Return a client of the store of all ranks, which rank 0 serves, and choose gloo's interface.
+
+    Other ranks read the address of the store from the mailbox. The interface is written to
+    ``environ``.
+    """
     hosts = ["127.0.0.1"] if is_on_one_host(environ) else list(list_host_addresses(environ))
     if environ["RANK"] == "0":
         # The server listens on all interfaces; the host is for its own client.
@@ -150,7 +154,7 @@ def meet_ranks(mailbox: Mailbox, environ: MutableMapping[str, str]) -> Store:
 
 
 def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the address of the server of a store, None if it is in this process."""
+    """Return the host and port of the store's server, None if the server is in this process."""
     if environ["RANK"] == "0":
         return None
     if isinstance(store, TCPStore):
@@ -163,7 +167,7 @@ def is_on_one_host(environ: Mapping[str, str]) -> bool:
 
 
 def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
-    """Let rank 0 use the interface under which ranks of other hosts have reached it."""
+    """Set rank 0's gloo interface to the one at which ranks of other hosts have reached rank 0."""
     first_address = list_host_addresses(environ)[0]
     other_addresses = []
     for rank in range(1, int(environ["WORLD_SIZE"])):
@@ -176,7 +180,10 @@ def correct_interface(store: Store, environ: MutableMapping[str, str]) -> None:
 
 
 def _connect(addresses: list[tuple[str, int]]) -> tuple[TCPStore, str, str]:
-    """Return a store at the first address that answers, this address, and that of this host."""
+    """Connect to the first address that answers.
+
+    Returns the store, the host of that address, and this host's own address of the connection.
+    """
     for host, port in addresses:
         try:
             with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
@@ -244,7 +251,8 @@ class RepetitionClock:
     def compute_block_seconds(self, number: int, num_later: int = 0) -> float:
         """Return the seconds for a block that begins now, with ``num_later`` blocks after it.
 
-        They are its cost, and a share by weight of the time that the costs of all blocks leave.
+        A weighted block gets its cost plus its share, by weight, of the time that remains after the
+        costs of all later blocks. A block without weight gets an equal share of the time.
         """
         seconds = self._job.budget_seconds - self._elapsed()
         block = self._job.blocks[number]
@@ -257,36 +265,37 @@ class RepetitionClock:
         max_seconds = _TIMEOUT_SHARE * self._job.plan.timeout_seconds
         return min(max(share, _MIN_CASE_SECONDS), max_seconds)
 
-    def pause(self, index: int) -> None:
-        """Wait until the last block of this case is long enough ago."""
-        if index in self._ends:
-            seconds = _PAUSE_SECONDS - (time.monotonic() - self._ends[index])
+    def pause(self, case_index: int) -> None:
+        """Sleep until 0.05 s have passed since the last block of the case."""
+        if case_index in self._ends:
+            seconds = _PAUSE_SECONDS - (time.monotonic() - self._ends[case_index])
             time.sleep(max(0.0, seconds))
 
     def may_begin(self) -> bool:
-        """Return True if there is time to begin a case."""
+        """Return True if there is time to begin a case that has had no block."""
         return self._elapsed() < self._job.run_seconds
 
     def may_continue(self) -> bool:
-        """Return True if there is time for a further block of a case."""
+        """Return True if there is time for a further block of a case that has begun."""
         return self._elapsed() < self._job.budget_seconds
 
-    def note_block_end(self, index: int) -> None:
-        self._ends[index] = time.monotonic()
+    def note_block_end(self, case_index: int) -> None:
+        """Store the time at which the last block of the case ended."""
+        self._ends[case_index] = time.monotonic()
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
 
 
 def accumulate_from_end(values: list[float]) -> list[float]:
-    """Return for each position the sum of the values from there on."""
+    """Return for each position the sum of the values from that position to the end."""
     return list(itertools.accumulate(reversed(values)))[::-1]
 
 
 def report_and_block(mailbox: Mailbox, rank: int, error: Exception) -> None:
-    """Report an exception, and wait for the driver to end this process.
+    """Report an exception, then block until the driver ends this process.
 
-    A rank that left would cause exceptions on the others, and their reports could arrive first.
+    If this rank left, other ranks would raise exceptions too, and those could arrive first.
     """
     first_line = describe_exception(error, os.environ)
     traceback.print_exc()
@@ -309,7 +318,10 @@ def describe_exception(error: Exception, environ: Mapping[str, str]) -> str:
 
 
 def make_hello(environ: Mapping[str, str]) -> Hello:
-    """Describe this rank and its environment; a rank on the CPU leaves CUDA alone."""
+    """Return this rank's first message, with its place and its environment.
+
+    A rank on the CPU does not initialize CUDA.
+    """
     facts: dict[str, Any] = {
         "version": importlib.metadata.version("torch"),
         "cuda": torch.version.cuda,

@@ -224,7 +224,11 @@ def _choose_lines(sizes: _Array, times: _Array, noise: float) -> list[_Line]:
 
 
 def _list_partitions(length: int, count: int) -> list[tuple[int, ...]]:
-    """Return the ways to split a curve into lines of MIN_SIZES sizes, each as the lines' ends."""
+    """Return the ways to split ``length`` sizes into ``count`` lines of at least MIN_SIZES sizes.
+
+    Each is the indices (0, breaks, ``length``) at which lines begin and end. For long curves only
+    every n-th index is a break.
+    """
     places = range(MIN_SIZES, length - MIN_SIZES + 1)
     step = max(1, math.ceil(len(places) / _MAX_BREAKPOINT_PLACES))
     partitions = []

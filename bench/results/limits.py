@@ -81,6 +81,7 @@ def read_limits(
 def _describe_unused(
     limit: MetricLimit, cases: Sequence[Case], skipped: Sequence[SkippedCase]
 ) -> str:
+    """Return why a limit applies to no case: its cases are skipped, or its pattern matches none."""
     for skip in skipped:
         if limit.applies_to(skip.case):
             return f"{limit.cases!r} matches only cases that cannot run here: {skip.reason}"

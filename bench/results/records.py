@@ -170,12 +170,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """The duration of each iteration, which is the maximum over the ranks."""
+    """The durations of a case's samples, each the maximum over the ranks."""
 
     unit: str = "s"
     values: list[NonNegative] = []
-    visits: list[Count] = []
-    """The numbers of consecutive samples between which other cases ran."""
+    samples_per_block: list[Count] = msgspec.field(default_factory=list, name="visits")
+    """The numbers of consecutive samples between which other cases ran, ``visits`` in JSON."""
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +185,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     spread: NonNegative
     """The interquartile range over the median."""
     effective: NonNegative | None = None
-    """The number of independent samples with a median as certain, None with too few visits."""
+    """The number of independent samples with a median as certain, None with too few blocks."""
 
 
 def compute_noise(samples: Samples) -> Noise | None:
@@ -193,7 +193,7 @@ def compute_noise(samples: Samples) -> Noise | None:
     if not samples.values:
         return None
     relative_iqr = compute_relative_iqr(samples.values)
-    effective = count_effective_samples(samples.values, samples.visits)
+    effective = count_effective_samples(samples.values, samples.samples_per_block)
     return Noise(
         grade=grade_noise(relative_iqr),
         spread=round(relative_iqr, 4),

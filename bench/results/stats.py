@@ -1,7 +1,7 @@
 """Statistics of samples: medians, means, their intervals and noise, whatever was timed.
 
 Within one repetition, the interval of the median is the distribution-free one of order statistics
-(binomial) over the medians of the visits, because samples taken one after another resemble each
+(binomial) over the medians of the blocks, because samples taken one after another resemble each
 other. Across repetitions, it is Student's t on the logarithms of the medians of the repetitions, because
 the repetition is the unit of replication (Hunold & Carpen-Amarie, arXiv 1505.07734). For differences
 and values that may be zero, it is Student's t on the values themselves.
@@ -71,28 +71,28 @@ def quantile(values: Sequence[float], q: float) -> float:
     return lower + (upper - lower) * (position - index)
 
 
-def estimate_median(values: Sequence[float], visits: Sequence[int] = ()) -> Estimate:
-    """Return the median of one repetition, with the order-statistics interval over its visits.
+def estimate_median(values: Sequence[float], samples_per_block: Sequence[int] = ()) -> Estimate:
+    """Return the median of one repetition and its order-statistics interval over blocks.
 
-    ``visits`` are the numbers of consecutive samples between which other cases ran. Samples of a
-    visit may resemble each other. Visits are taken as independent, which holds if the causes of
-    such resemblance end before the next visit. At least six visits are needed for an interval.
+    ``samples_per_block`` are the numbers of consecutive samples between which other cases ran.
+    Samples of a block may resemble each other. Blocks are taken as independent, which holds if the
+    causes of such resemblance end before the next block. An interval needs at least six blocks.
     """
     n = len(values)
     center = median(values)
-    rank = _compute_interval_rank(len(visits))
+    rank = _compute_interval_rank(len(samples_per_block))
     if rank == 0 or n < MIN_INTERVAL_ITERATIONS:
         if rank > 0:
             reason = f"{n} are too few for an interval"
-        elif len(visits) > 1:
-            reason = f"{len(visits)} visits are too few for an interval"
+        elif len(samples_per_block) > 1:
+            reason = f"{len(samples_per_block)} visits are too few for an interval"
         else:
             reason = "in one go, so no interval"
         return Estimate(
             value=center, method=f"median of {n} iterations of one repetition; {reason}"
         )
-    medians = sorted(median(samples) for samples in _split_by_counts(values, visits))
-    method = f"median of {n} iterations in {len(visits)} visits of one repetition"
+    medians = sorted(median(samples) for samples in _split_by_counts(values, samples_per_block))
+    method = f"median of {n} iterations in {len(samples_per_block)} visits of one repetition"
     method += ", order-statistics interval of visits"
     low = min(medians[rank - 1], center)
     high = max(medians[-rank], center)
@@ -115,19 +115,21 @@ def _split_by_counts(values: Sequence[float], counts: Sequence[int]) -> list[Seq
     return [values[stop - count : stop] for stop, count in zip(stops, counts, strict=True)]
 
 
-def count_effective_samples(values: Sequence[float], visits: Sequence[int]) -> float | None:
+def count_effective_samples(
+    values: Sequence[float], samples_per_block: Sequence[int]
+) -> float | None:
     """Return the number of independent samples whose median would be as certain.
 
-    It follows from the variance, between visits, of the share of samples below the median. Visits
-    are clusters (Woodruff, JASA 1952). None if there are fewer than six visits.
+    It follows from the variance, between blocks, of the share of samples below the median. Blocks
+    are clusters (Woodruff, JASA 1952). None if there are fewer than six blocks.
     """
-    if _compute_interval_rank(len(visits)) == 0:
+    if _compute_interval_rank(len(samples_per_block)) == 0:
         return None
     n = len(values)
     center = median(values)
     sides = [0.5 * (value < center) - 0.5 * (value > center) for value in values]
-    squares = sum(sum(cluster) ** 2 for cluster in _split_by_counts(sides, visits))
-    variance = len(visits) / (len(visits) - 1) * squares / n**2
+    squares = sum(sum(cluster) ** 2 for cluster in _split_by_counts(sides, samples_per_block))
+    variance = len(samples_per_block) / (len(samples_per_block) - 1) * squares / n**2
     return min(float(n), 0.25 / variance) if variance else float(n)
 
 

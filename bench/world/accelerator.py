@@ -38,7 +38,7 @@ class DeviceProperties:
 
 
 def has_lost_devices() -> bool:
-    """Return True if this process cannot use devices, because it was forked after their start.
+    """Return True if this process was forked after CUDA was initialized and cannot use it.
 
     Private: ``torch.cuda._is_in_bad_fork``.
     """
@@ -60,7 +60,7 @@ def select_device(index: int) -> torch.device:
 
 
 def get_selected_device() -> torch.device | None:
-    """Return the device of this thread, None if the process uses none."""
+    """Return the device that this thread uses, None if this process has not initialized CUDA."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return torch.device("cuda", torch.cuda.current_device())
@@ -75,14 +75,14 @@ def get_properties(device: torch.device | int) -> DeviceProperties:
 
 
 def get_capability(device: torch.device) -> tuple[int, int]:
-    """Return the compute capability, which says which data types and kernels there are."""
+    """Return the compute capability (major, minor), which decides about data types and kernels."""
     return torch.cuda.get_device_capability(device)
 
 
 def find_library_version() -> str:
-    """Return the version of the loaded NCCL, or else the one that torch was compiled with.
+    """Return the version of the loaded NCCL, otherwise the version that torch was compiled with.
 
-    torch only has the latter. Private: the name of its library.
+    torch itself reports only the latter. Private: the name of torch's CUDA library.
     """
     number = ctypes.c_int()
     try:
@@ -105,12 +105,15 @@ def synchronize_stream(device: torch.device) -> None:
 
 
 def make_event(*, blocking: bool = False) -> Event:
-    """Return an event that measures time. A thread that waits for a ``blocking`` one sleeps."""
+    """Return an event that records a time on the device.
+
+    The host thread sleeps while it waits for a ``blocking`` event, and otherwise it spins.
+    """
     return Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
 
 
 def make_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which this thread's work goes into a stream of its own."""
+    """Return a context in which the work of this thread is queued on a new stream."""
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
@@ -123,9 +126,9 @@ def spin(cycles: int) -> None:
 
 
 def capture_graph(warm_up: Callable[[], object], repeat: Callable[[], None]) -> Callable[[], None]:
-    """Capture calls in a graph, after a warm-up on a side stream as graphs need it.
+    """Capture the calls of ``repeat`` in a CUDA graph and return a function that replays it.
 
-    Returns the function that replays the graph.
+    ``warm_up`` runs on a side stream before the capture, as graphs require.
     """
     side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side_stream.wait_stream(torch.cuda.current_stream())
@@ -140,9 +143,9 @@ def capture_graph(warm_up: Callable[[], object], repeat: Callable[[], None]) -> 
 
 
 def profile_kernels(step: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
-    """Profile a step, and return the events of its kernels, as in torch's trace files.
+    """Profile a step and return the kernel events of its trace file, in torch's format.
 
-    Only these files have the grid of a kernel in all versions of torch.
+    Only trace files contain the grid of a kernel in all versions of torch.
     """
     with profile(activities=[PROFILER_ACTIVITY]) as profiler:
         step()
@@ -165,7 +168,10 @@ def count_allocated_bytes(device: torch.device) -> int:
 
 
 def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
-    """Run a step, and return the peak of the bytes that it allocates in addition to the others."""
+    """Run a step and return the peak of the memory (bytes) that it allocates.
+
+    Memory that was allocated before the step does not count.
+    """
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     start = torch.cuda.memory_allocated(device)
@@ -178,10 +184,11 @@ def measure_peak_bytes(step: Callable[[], object], device: torch.device) -> int:
 def allocate_registered(
     group: dist.ProcessGroup, device: torch.device, resources: ExitStack
 ) -> Iterator[None]:
-    """Register what is allocated within with NCCL, until the resources are closed.
+    """Allocate the block's CUDA tensors from NCCL's memory pool and register it with the group.
 
-    Raises ``UserError`` where torch has no allocator of NCCL.
-    Private: ``ProcessGroup._get_backend`` and the memory pool of its NCCL backend.
+    NCCL registers the pool at the end of the block and deregisters it when ``resources`` closes.
+    Every rank of the group calls this function. Raises ``UserError`` where torch has no allocator
+    of NCCL. Private: ``ProcessGroup._get_backend`` and the memory pool of its NCCL backend.
     """
     backend = cast(Any, group._get_backend(device))
     # Buffers are registered with a communicator, which the first collective makes.

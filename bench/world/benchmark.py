@@ -32,7 +32,7 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The parts of a step's time, its traffic and its memory."""
+    """The breakdown of a step: parts of its time, its communication and its memory."""
 
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
@@ -43,14 +43,17 @@ class Explanation:
 class Benchmark(Protocol):
     """A workload that takes steps on every rank of a world.
 
-    A class that inherits from it only needs ``step``.
+    A subclass must define only ``step``.
     """
 
     def step(self) -> None:
-        """Do what is timed; on CUDA it may return before the device has finished."""
+        """Do the work that is timed. On CUDA it may return before the device has finished."""
 
     def reset(self) -> None:
-        """Prepare the next step, untimed: poison outputs, restore inputs, draw a batch."""
+        """Prepare the next step, for example poison outputs, restore inputs or draw a batch.
+
+        Not timed.
+        """
         return
 
     def check(self) -> int:
@@ -58,11 +61,11 @@ class Benchmark(Protocol):
         return 0
 
     def describe(self) -> Description:
-        """Describe a step, equally on every rank."""
+        """Return the description of a step, which must be equal on every rank."""
         return Description()
 
     def close(self) -> None:
-        """Release what ``prepare`` acquired."""
+        """Release the resources that ``prepare`` acquired."""
         return
 
 
@@ -71,7 +74,7 @@ class SupportsDifferences(Protocol):
     """A benchmark that can describe the wrong results of its last check."""
 
     def differences(self) -> Sequence[str]:
-        """Return a phrase for each wrong result on this rank.
+        """Return a phrase for each result on this rank that the last check found wrong.
 
         An example is ``norm.weight: gradient is 0.5 of ...``.
         """
@@ -82,9 +85,9 @@ class SupportsExplanation(Protocol):
     """A benchmark that can explain where the time of a step goes, such as a training step."""
 
     def explain_step(self, begin: Callable[[], None], budget_seconds: float) -> Explanation:
-        """Profile further steps on every rank for at most ``budget_seconds``; rank 0's result counts.
+        """Profile further steps on every rank and explain them. Rank 0's result counts.
 
-        ``begin`` is called before each step. It resets the benchmark, and all ranks leave it
-        together, except a rank that an injected fault delays. This method is called last, after
-        all checks, and may leave the benchmark unusable.
+        This takes at most ``budget_seconds``. ``begin`` must be called before each step. It resets
+        the benchmark and then lets all ranks start together, except a rank that an injected fault
+        delays. This method is called last, after all checks, and may leave the benchmark unusable.
         """

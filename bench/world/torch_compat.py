@@ -65,19 +65,19 @@ def all_reduce_out_of_place(tensor: Tensor, group: dist.ProcessGroup, redop: str
 def coalesce_calls(
     group: dist.ProcessGroup, device: torch.device | None
 ) -> AbstractContextManager[object]:
-    """Return a context that gathers collectives and launches them as one.
+    """Return a context that launches the collectives of its block as one operation.
 
-    Without a device, as on gloo, it only gathers calls of one kind, and only of some kinds.
+    Without a device, as on gloo, it coalesces only calls of one kind, and only of some kinds.
     Private: ``distributed_c10d._coalescing_manager``.
     """
     return distributed_c10d._coalescing_manager(group=group, device=device)
 
 
 def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
-    """Return the ranks of this rank's groups by name, and torch's flight records as JSON.
+    """Return the ranks of each of this rank's groups by group name, and torch's flight records.
 
-    There is a record of NCCL and one of gloo, as far as this build of torch has them. Private:
-    ``distributed_c10d._world``, ``_dump_nccl_trace_json`` and ``_dump_fr_trace_json``.
+    The records are JSON, one of NCCL and one of gloo, as far as this build of torch has them.
+    Private: ``distributed_c10d._world``, ``_dump_nccl_trace_json`` and ``_dump_fr_trace_json``.
     """
     world = distributed_c10d._world
     # Copies, because another thread may make groups meanwhile.
@@ -94,7 +94,7 @@ def dump_flight_records() -> tuple[dict[str, tuple[int, ...]], list[bytes]]:
 
 @contextmanager
 def replace_default_timeout(timeout: timedelta) -> Iterator[None]:
-    """Replace torch's default timeout of groups made in the block, also of those of meshes.
+    """Replace torch's default timeout for all groups made in the block, also for those of meshes.
 
     Private: the variables ``default_pg_timeout`` and ``default_pg_nccl_timeout``.
     """

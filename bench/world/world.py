@@ -43,7 +43,10 @@ class Clock:
 
 
 def calibrate_clocks(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
-    """Measure the clocks of all hosts against rank 0's; every rank calls it."""
+    """Measure and return each rank's clock offset from rank 0 (ns), and the uncertainty.
+
+    Every rank calls it. Ranks of one host share a clock, so one rank of each host is measured.
+    """
     boot_ids: list[str | None] = [None] * size
     # Ranks with the same kernel have a common clock.
     boot_id = read_text(_BOOT_ID_FILE) or f"rank {rank}"
@@ -68,7 +71,10 @@ def calibrate_clocks(rank: int, size: int, control: dist.ProcessGroup) -> Clock:
 
 
 def _measure_offset(rank: int, peer: int, control: dist.ProcessGroup) -> tuple[int, int]:
-    """Return the peer's offset and half the least round trip in ns on rank 0, zeros elsewhere."""
+    """Measure how many ns the clock of ``peer`` is ahead of rank 0's clock, by round trips.
+
+    Returns the offset and half of the shortest round trip on rank 0, and zeros on other ranks.
+    """
     stamp = torch.zeros(1, dtype=torch.int64)
     round_trips = []
     for _ in range(_NUM_ROUND_TRIPS):
@@ -113,10 +119,11 @@ class World:
         purpose: str,
         backend: str | None = None,
     ) -> dist.ProcessGroup:
-        """Return this rank's group of a partition; every rank of the world calls it.
+        """Return the process group of the part that contains this rank.
 
-        A group is made once, reused by later cases and destroyed with the world. Equal
-        partitions have one group for each ``purpose``.
+        Every rank of the world calls it. A group is made once, reused by later cases and destroyed
+        with the world. Calls with the same partition and another ``purpose`` or ``backend`` make
+        another group.
         """
         backend = backend or self.backend
         key = (purpose, backend, partition)
@@ -125,10 +132,10 @@ class World:
         return self.process_groups[key]
 
     def recalibrate_stale_clock(self) -> None:
-        """Calibrate a clock that may have drifted; every rank of the world calls it.
+        """Calibrate the clocks again if the last calibration is old.
 
-        The uncertainty grows by the drift since the last calibration, because the clocks will
-        drift on. A group of some ranks keeps its clock.
+        Every rank of the world calls it. The clocks will drift on, so the drift since the last
+        calibration is added to the uncertainty. A world of only some ranks keeps its clock.
         """
         if self.clock.method == _SINGLE_CLOCK or self.size < len(self.hosts):
             return
@@ -142,11 +149,12 @@ class World:
         self.clock = replace(clock, uncertainty_ns=clock.uncertainty_ns + drift_ns)
 
     def sync(self) -> None:
+        """Wait for all work on this rank's device. It does nothing on a CPU."""
         if self.device.type == "cuda":
             accelerator.synchronize(self.device)
 
     def sync_stream(self) -> None:
-        """Wait for the work of this thread, but not for a background load."""
+        """Wait for the work on this thread's stream. A background load is on another stream."""
         if self.device.type == "cuda":
             accelerator.synchronize_stream(self.device)
 
@@ -154,13 +162,19 @@ class World:
         dist.barrier(group=self.control)
 
     def broadcast_from_rank_0(self, values: Sequence[float]) -> list[float]:
-        """Return rank 0's values on every rank; other ranks pass as many of any value."""
+        """Return rank 0's values on every rank.
+
+        Other ranks pass the same number of arbitrary values.
+        """
         shared = torch.tensor(values, dtype=torch.float64)
         dist.broadcast(shared, group=self.control, group_src=0)
         return [float(value) for value in shared]
 
     def is_any_true(self, value: bool) -> bool:
-        """Return True if ``value`` is true on any rank; cheaper than ``gather``, which pickles."""
+        """Return True if ``value`` is true on any rank. Every rank calls it.
+
+        This is cheaper than ``gather``, which pickles.
+        """
         flag = torch.tensor([int(value)], dtype=torch.int32)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.control)
         return bool(flag.item())
@@ -176,10 +190,11 @@ class World:
 def open_world(
     backend: str, device: str, seed: int, timeout_seconds: float, store: Store | None = None
 ) -> Iterator[World]:
-    """Join the ranks of RANK and WORLD_SIZE, and leave them at the end.
+    """Initialize torch.distributed and yield the world of this rank; destroy all groups at the end.
 
-    Ranks meet in ``store``, or at MASTER_ADDR and MASTER_PORT. ``timeout_seconds`` limits the
-    collectives of every group. It must exceed a case's timeout, so that the driver reports a hang.
+    RANK and WORLD_SIZE are environment variables. Ranks meet in ``store``, or at MASTER_ADDR and
+    MASTER_PORT. ``timeout_seconds`` limits the collectives of every group. It must exceed a case's
+    timeout, so that the driver reports a hang.
     """
     own_device = _select_device(device)
     rank = int(os.environ["RANK"])
@@ -214,9 +229,9 @@ def open_world(
 
 
 def disable_tf32() -> str:
-    """Compute float32 in full precision; return torch's name of that setting.
+    """Let torch compute float32 in full precision, and return torch's name of that setting.
 
-    The setting overrides the environment's TORCH_ALLOW_TF32_CUBLAS_OVERRIDE.
+    This overrides TORCH_ALLOW_TF32_CUBLAS_OVERRIDE of the environment.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -224,6 +239,7 @@ def disable_tf32() -> str:
 
 
 def _select_device(name: str) -> torch.device:
+    """Return the CPU for ``cpu``, otherwise select and return this rank's GPU, without TF32."""
     if name == "cpu":
         return torch.device("cpu")
     disable_tf32()
@@ -235,10 +251,11 @@ def make_group(
     partition: Sequence[Sequence[int]],
     backend: str | None = None,
 ) -> dist.ProcessGroup:
-    """Make a process group of each part of all ranks and return this rank's; every rank calls it.
+    """Make a process group for each part of ``partition`` and return the group of this rank.
 
-    NCCL splits the world's communicator once for all parts, as torch's meshes do. ``new_group``
-    would split it once for each part, because the ranks outside of a part take part in its split.
+    Every rank calls it. NCCL splits the world's communicator once for all parts, as torch's meshes
+    do. ``new_group`` would split it once for each part, because the ranks outside of a part take
+    part in its split.
     """
     parts = [list(ranks) for ranks in partition]
     backend = backend or world.backend
@@ -260,7 +277,7 @@ class IdleBenchmark(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class Subgroup:
-    """The ranks of a case: who is measured, and who takes steps."""
+    """The ranks that a case measures and the ranks that take steps in it."""
 
     ranks: Ranks  # are measured
     active: Ranks  # take steps: the measured ranks, or all ranks if all groups run concurrently
@@ -268,9 +285,9 @@ class Subgroup:
 
 
 def select_subgroup(world: World, params: Params) -> Subgroup:
-    """Return the ranks for a case's ``group``, ``group_index`` and ``concurrent``.
+    """Return the ranks of a case from its ``group``, ``group_index`` and ``concurrent``.
 
-    Every rank of the world calls it. It raises ``UserError`` if the group cannot be formed.
+    Every rank of the world calls it. Raises ``UserError`` if the group cannot be formed.
     """
     text = str(params.get("group", "world"))
     all_ranks = tuple(range(len(world.hosts)))

@@ -167,7 +167,7 @@ class Worker:
         failures = list_new_failures(latest, progress)
         has_dead_node = not self._nodes.update(failures).isdisjoint(nodes)
         if has_dead_node and (failures or not latest.is_complete):
-            reason = f"{self._nodes.describe()}: {latest.reason or reason}"
+            reason = f"{self._nodes.describe()}: {latest.not_done_reason or reason}"
             abandon_run(latest)
         elif not latest.is_complete:
             reason = reason or describe_end(latest, child)
@@ -219,7 +219,7 @@ class Worker:
 def describe_end(progress: SweepProgress, child: Child) -> str:
     """Describe the end of a child that left measurements missing."""
     exit_text = describe_exit(child.exit_code or 0).removeprefix("ended by ")
-    text = f"{progress.reason or 'the run did not begin'}, the run ended with {exit_text}"
+    text = f"{progress.not_done_reason or 'the run did not begin'}, the run ended with {exit_text}"
     return f"{text}: {child.read_last_message()}".removesuffix(": ")
 
 

@@ -100,7 +100,7 @@ def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measuremen
     for record in run.records:
         # Later failures follow from the first one that distinguishes nodes.
         if not silent and record.status in ("failed", "hang", "wrong"):
-            silent = find_silent_nodes(record, nodes, setup.node_by_host)
+            silent = find_blamed_nodes(record, nodes, setup.node_by_host)
     return Measurement(
         nodes=_read_nodes(run, setup) if good else tuple(nodes),
         exchanges=tuple(exchanges),
@@ -137,12 +137,13 @@ def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator
         yield Exchange(round=index, nodes=nodes, rail=first % rails, seconds=duration)
 
 
-def find_silent_nodes(
+def find_blamed_nodes(
     record: Record, nodes: Sequence[str], node_by_host: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the nodes that a bad record blames, with its reason; empty if it blames all or none.
+    """Return the silent or blamed nodes of a bad record, each with the record's reason.
 
-    A rank that raised an error is not blamed, because it may have suffered from another one.
+    Empty if all nodes or none are silent or blamed. A rank that raised an error is not blamed,
+    because it may have suffered from another one.
     """
     reported = {node_by_host.get(rank.host, rank.host) for rank in record.ranks}
     silent_hosts = [rank.host for rank in record.ranks if rank.is_silent]

@@ -125,7 +125,7 @@ def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
 
 @dataclass(frozen=True)
 class ScreeningLevel:
-    """The median of the logarithms of durations."""
+    """The median ``value`` of the logarithms of ``count`` durations in seconds."""
 
     value: float
     count: int
@@ -136,6 +136,7 @@ Levels = dict[tuple[int | None, int], ScreeningLevel]
 
 
 def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
+    """Return the levels of the exchanges by round and rail, and by rail over all rounds."""
     groups: dict[tuple[int | None, int], list[float]] = defaultdict(list)
     for entry in exchanges:
         value = math.log(entry.seconds)
@@ -144,10 +145,11 @@ def _compute_levels(exchanges: Sequence[Exchange]) -> Levels:
     return {key: ScreeningLevel(median(values), len(values)) for key, values in groups.items()}
 
 
-def _compute_excess(entry: Exchange, levels: Levels) -> float:
-    """Return the excess of an exchange that is part of the levels.
+def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
+    """Return the log of an exchange's duration minus that of its level.
 
-    The deviation from a median of few values is too small by a factor, which is corrected.
+    The exchange is part of its level, which makes the difference too small by a factor. The factor
+    is corrected.
     """
     level = levels[entry.round, entry.rail]
     if level.count == 1:
@@ -158,7 +160,10 @@ def _compute_excess(entry: Exchange, levels: Levels) -> float:
 
 def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
     """Return the standard deviation of an exchange, from the median absolute deviation."""
-    return median(abs(_compute_excess(entry, levels)) for entry in exchanges) / _MAD_OF_NORMAL
+    return (
+        median(abs(_compute_corrected_excess(entry, levels)) for entry in exchanges)
+        / _MAD_OF_NORMAL
+    )
 
 
 def _find_slowest(exchanges: Sequence[Exchange]) -> Ratio | None:
@@ -167,7 +172,7 @@ def _find_slowest(exchanges: Sequence[Exchange]) -> Ratio | None:
     excesses: dict[Endpoint, list[float]] = defaultdict(list)
     for entry in exchanges:
         for node in entry.nodes:
-            excesses[Endpoint(node, entry.rail)].append(_compute_excess(entry, levels))
+            excesses[Endpoint(node, entry.rail)].append(_compute_corrected_excess(entry, levels))
     rails = {endpoint: median(values) for endpoint, values in excesses.items()}
     by_node: dict[Endpoint, list[float]] = defaultdict(list)
     for endpoint, excess in rails.items():

@@ -82,7 +82,7 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
         return f"--exclude={','.join(dict.fromkeys(bad))}" if bad else ""
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         codes = [_CODES.get(entry.verdict, ExitCode.DID_NOT_RUN) for entry in self.verdicts]
         if self.problems:
             codes.append(ExitCode.DID_NOT_RUN)
@@ -126,9 +126,9 @@ def screen(
     )
     screening = add_checks(screen_nodes(nodes, options.rounds, setup, folder), checks)
     if not options.as_json:
-        return screening.code, format_screening(screening)
+        return screening.exit_code, format_screening(screening)
     document = {**msgspec.structs.asdict(screening), "exclude": screening.exclude_option}
-    return screening.code, msgspec.json.encode(document).decode()
+    return screening.exit_code, msgspec.json.encode(document).decode()
 
 
 def check_options(options: ScreenOptions) -> None:

@@ -40,10 +40,10 @@ class Expansion:
             self._params_of_case.append({param.name: param for param in params})
 
     def list_axes(self) -> dict[str, list[str]]:
-        """Return the values of each axis, and refuse what is not allowed.
+        """Return the allowed values of each axis as text, by the name of the axis.
 
-        ``repeat`` varies slowest and ``environment`` fastest, so that drift affects all settings
-        alike.
+        The first axis, ``repeat``, varies slowest, so that drift affects all other settings
+        equally. Raises ``UserError`` if an axis is set twice or a value is not allowed.
         """
         file = self._file
         settings: dict[str, Any] = {"$.repeat": list(range(1, file.repeat + 1))}
@@ -62,6 +62,7 @@ class Expansion:
         return axes
 
     def _format_values(self, name: str, setting: Any) -> list[str]:
+        """Return the values of an axis as text. Raises ``UserError`` if one occurs twice."""
         values = setting if isinstance(setting, list) else [setting]
         texts = [self.format_value(name, value) for value in values]
         if not texts:
@@ -74,9 +75,12 @@ class Expansion:
         return texts
 
     def format_value(self, name: str, value: Value) -> str:
-        """Return the text of a value, the same for ``"1K"`` and 1024."""
+        """Return the value of an axis as text.
+
+        Equal sizes such as ``"1K"`` and 1024 have equal texts.
+        """
         if name in SHAPE or is_variable(name):
-            return _format_plain(value)
+            return _format_scalar(value)
         params = {key: param for case in self._params_of_case for key, param in case.items()}
         if name not in params:
             allowed = format_choices(sorted(params) or ["none without a [[case]]"], name)
@@ -89,12 +93,13 @@ class Expansion:
             raise UserError(f"{name} = {value!r} has {len(values)} values, a point has one; {hint}")
         if params[name].kind == "size":
             return format_size(int(values[0]))
-        return _format_plain(values[0])
+        return _format_scalar(values[0])
 
     def remove_excluded(self, rows: Sequence[Row]) -> list[Row]:
-        """Remove the rows that match every key of a table of ``exclude``.
+        """Remove the rows that a table of ``exclude`` matches.
 
-        A list matches any of its values.
+        A table matches a row if it matches in every key of the table. A list matches any of its
+        values.
         """
         remaining = list(rows)
         for index, table in enumerate(self._file.exclude):
@@ -109,6 +114,10 @@ class Expansion:
         return remaining
 
     def _parse_exclusion(self, name: str, setting: Any, rows: Sequence[Row]) -> list[str]:
+        """Return the excluded values of the axis ``name`` as text.
+
+        Raises ``UserError`` if no row has the axis or one of the values.
+        """
         if name not in rows[0]:
             allowed = format_choices(rows[0], name)
             raise UserError(f"{name!r} is not a key of the points; allowed are {allowed}")
@@ -121,7 +130,10 @@ class Expansion:
         return texts
 
     def make_point(self, row: Row, varied: set[str]) -> Point:
-        """Build a point without its id and duration. Its label shows what is ``varied``."""
+        """Return the point of a row without its id and duration.
+
+        Its label shows the axes that are in ``varied``, which have several values.
+        """
         variables = {name: text for name, text in row.items() if is_variable(name)}
         settings = {name: row[name] for name in row if name not in (*SHAPE, *variables)}
         differences = [f"{name}={text}" for name, text in variables.items() if name in varied]
@@ -149,17 +161,18 @@ class Expansion:
         )
 
 
-def _format_plain(value: Value) -> str:
+def _format_scalar(value: Value) -> str:
+    """Return a value as text, a boolean in lower case as in TOML."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def expand(
     file: SweepFile, catalogue: Sequence[BenchmarkDefinition]
 ) -> tuple[tuple[Point, ...], list[str]]:
-    """Return the points in the order of execution, and notes about cases that are skipped.
+    """Return the points in the order of execution, and a note for each group of skipped cases.
 
-    Larger points come first: they show a dead node early, and small points fit into the rest of a
-    job's time. Raises ``UserError`` with the place that is wrong.
+    Points on more nodes come first: they show a dead node early, and small points fit into the rest
+    of a job's time. Raises ``UserError`` with the place in the file that is wrong.
     """
     expansion = Expansion(file, catalogue)
     axes = expansion.list_axes()
@@ -190,17 +203,17 @@ def expand(
 
 
 def plan_point(file: SweepFile, catalogue: Sequence[BenchmarkDefinition], point: Point) -> Plan:
-    """Return the plan of a point; ``UserError`` if it cannot run on so many ranks.
+    """Return the plan of a point. Raises ``UserError`` if the point cannot run.
 
-    The nodes decide about a backend and a device that the file does not name, so it is enough that
-    the point can run on one of them. Gloo on GPUs is only used where the file names it.
+    If the file names no backend or device, the nodes decide later. So the plan is the first one
+    that works for gloo on CPUs or NCCL on GPUs. Gloo on GPUs is tried only if the file names gloo.
     """
     ranks = point.nodes * point.ntasks_per_node
     if not 2 <= ranks <= MOST_RANKS:
         product = f"nodes({point.nodes}) * ntasks_per_node({point.ntasks_per_node})"
         allowed = f"2 to {MOST_RANKS} are allowed"
         raise UserError(f"{product} = {pluralize(ranks, 'rank')}, {allowed}; see exclude")
-    plan_file = file.plan()
+    plan_file = file.make_plan_file()
     options = Options(
         preset=plan_file.preset,
         entries=point.cases,

@@ -110,7 +110,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
     """Write ``sweep.json`` and the plan file of every point."""
     with convert_out_errors(f"{folder} cannot be written"):
         for point in sweep.points:
-            plan = replace(sweep.file.plan(), case=point.cases)
+            plan = replace(sweep.file.make_plan_file(), case=point.cases)
             replace_file(plan_path(folder, point.id), encode_json(plan))
         replace_file(folder / _SWEEP, encode_json(sweep))
 

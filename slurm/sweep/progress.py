@@ -35,8 +35,11 @@ class SweepProgress:
         return self.state == "complete"
 
     @property
-    def reason(self) -> str:
-        """The first failure, the missing measurements, or why the run cannot be read."""
+    def not_done_reason(self) -> str:
+        """Why the point is not done: a reading error, failures, or missing measurements.
+
+        Empty if the point is done, and before it has a run.
+        """
         if self.problem:
             return self.problem
         if self.failures:

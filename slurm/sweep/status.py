@@ -103,7 +103,7 @@ def get_status(folder: Path, slurm: Slurm = SLURM) -> SweepStatus:
     points = []
     for index, point in enumerate(sweep.points):
         own_jobs = [job_statuses[job.id] for job in jobs if point.id in job.points]
-        tasks = [entry for entry in queue or () if _has_point(entry, jobs, index, point)]
+        tasks = [entry for entry in queue or () if _covers_point(entry, jobs, index, point)]
         points.append(_get_point_status(folder, point, progress[point.id], own_jobs, tasks))
     return SweepStatus(
         name=sweep.name,
@@ -143,8 +143,8 @@ def _get_job_status(job: SweepJob, queue: Sequence[QueuedJob] | None, slurm: Slu
     return JobStatus(id=job.id, state=", ".join(texts).lower(), is_alive=bool(queued))
 
 
-def _has_point(entry: QueuedJob, jobs: Sequence[SweepJob], index: int, point: Point) -> bool:
-    """Return True if a job in the queue, or a task of an array, measures a point."""
+def _covers_point(entry: QueuedJob, jobs: Sequence[SweepJob], index: int, point: Point) -> bool:
+    """Return True if the queue entry measures the point, which is task ``index`` of an array."""
     if entry.task is not None and entry.task != index:
         return False
     return any(job.id == entry.id and point.id in job.points for job in jobs)
@@ -159,7 +159,7 @@ def _get_point_status(
 ) -> PointStatus:
     attempt = load_attempt(folder, point.id)
     state: PointState
-    reason = progress.reason
+    reason = progress.not_done_reason
     if progress.state == "complete":
         state = "failed" if progress.failures else "done"
     elif tasks or any(job.is_alive is None for job in jobs):

@@ -67,8 +67,8 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prologue: tuple[str, ...] = ()
     container: str | None = None
 
-    def plan(self) -> PlanFile:
-        """Return the content of every point's plan file, without cases."""
+    def make_plan_file(self) -> PlanFile:
+        """Return the plan file with the settings that all points share, without their cases."""
         names = [name for name in PlanFile.__struct_fields__ if name not in ("nproc", "case")]
         return PlanFile(**{name: getattr(self, name) for name in names})
 

@@ -125,7 +125,7 @@ class SimulatedTiming(CaseTimer):
         self._sample_seconds = 1e-9
         return lambda: None
 
-    def _take_block(self, sampler: Sampler, count: int) -> None:
+    def _take_samples(self, sampler: Sampler, count: int) -> None:
         stamps = np.zeros((4, 1, count), dtype=np.int64)
         stamps[DURATION, 0] = 1e9 * self._series[self._position : self._position + count]
         self._stamps = np.concatenate([self._stamps, stamps], axis=2)

@@ -67,7 +67,7 @@ def make_outcome(seconds: float = 1e-3, **overrides: Any) -> Outcome:
         "status": "ok",
         "check": Check(passed=True, wrong=0),
         "stop": "precision",
-        "samples": Samples(values=[seconds] * 20, visits=[2] * 10),
+        "samples": Samples(values=[seconds] * 20, samples_per_block=[2] * 10),
         "metrics": {"time": make_value("time", seconds), "skew": make_value("skew", 1e-6)},
         "wall_seconds": 0.1,
     }

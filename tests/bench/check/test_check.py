@@ -104,7 +104,7 @@ def test_host_whose_gpus_do_not_answer_is_bad(
     monkeypatch: pytest.MonkeyPatch, device: str | None
 ) -> None:
     health = check_machine(ALL_LOST, monkeypatch, device)
-    assert health.code == 1
+    assert health.exit_code == 1
     assert health.bad_names == ["GPU 0000:19:00.0"]
     text = show.render(health)
     assert "bad  GPU 0000:19:00.0: does not answer" in text

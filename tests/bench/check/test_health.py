@@ -160,7 +160,7 @@ def test_single_device_is_measured_once() -> None:
 
 def test_equal_devices_are_ok(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path))
-    assert health.code == 0
+    assert health.exit_code == 0
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert health.links == ()
     # A MiB in 1.1 ms, the median of the repetitions.
@@ -170,7 +170,7 @@ def test_equal_devices_are_ok(tmp_path: Path) -> None:
 
 def test_slow_device_is_bad(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, {2: 1.25}))
-    assert health.code == 1
+    assert health.exit_code == 1
     assert health.bad_names == ["GPU 2"]
     assert health.links == ()
     compute, host, pairs = health.devices[2].reasons
@@ -182,7 +182,7 @@ def test_slow_device_is_bad(tmp_path: Path) -> None:
 
 def test_slow_link_is_bad_and_its_devices_are_not(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, slow_pair="1-3"))
-    assert health.code == 1
+    assert health.exit_code == 1
     assert health.bad_names == ["GPU 1 - GPU 3"]
     assert "29 % under its peers" in health.links[0].text
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
@@ -201,7 +201,7 @@ OUT_OF_BUDGET: dict[str, Any] = {
 
 def test_device_with_wrong_results_is_bad(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, failures=WRONG_ON_ONE))
-    assert health.code == 1
+    assert health.exit_code == 1
     assert list_verdicts(health) == ["ok", "bad", "ok", "ok"]
     assert "wrong results in compute.gemm (3 times)" in health.devices[1].reasons[0].text
     assert health.problems == ()
@@ -235,7 +235,7 @@ def test_failure_of_no_single_device_is_a_problem(
     tmp_path: Path, name: str, failure: dict[str, Any]
 ) -> None:
     health = check_run(build_run(tmp_path, failures={name: failure}))
-    assert health.code == 4
+    assert health.exit_code == 4
     assert health.verdict == "did not run"
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert len(health.problems) == 1
@@ -244,7 +244,7 @@ def test_failure_of_no_single_device_is_a_problem(
 
 def test_two_repetitions_name_no_device(tmp_path: Path) -> None:
     health = check_run(build_run(tmp_path, {2: 1.25}, num_repetitions=2))
-    assert health.code == 4
+    assert health.exit_code == 4
     assert list_verdicts(health) == ["ok", "ok", "ok", "ok"]
     assert "not reached" in health.problems[0]
 

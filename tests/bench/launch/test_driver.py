@@ -253,7 +253,7 @@ def order_like(monkeypatch: pytest.MonkeyPatch, *order: int) -> None:
 
 def make_result(*seconds: float, more: bool = False) -> Outcome:
     """Return the outcome of a case after blocks with one sample each."""
-    samples = Samples(values=list(seconds), visits=[1] * len(seconds))
+    samples = Samples(values=list(seconds), samples_per_block=[1] * len(seconds))
     return replace(make_outcome(), samples=samples, more=more)
 
 

@@ -268,7 +268,7 @@ def test_visits_extend_one_case(two_ranks: Ranks) -> None:
     assert [outcome.more for outcome in outcomes] == [True, True, False]
     assert 3 == counts[0] < counts[1] < counts[2] <= 14
     assert last.samples.values[:3] == outcomes[0].samples.values
-    assert last.samples.visits == [3, counts[1] - 3, counts[2] - counts[1]]
+    assert last.samples.samples_per_block == [3, counts[1] - 3, counts[2] - counts[1]]
     assert unpack(last)["duration_ns"].shape == (2, counts[2])
     for run in runs:
         assert run.calls.count("close") == 1

@@ -213,7 +213,7 @@ def count_samples_of_visits(ranks: Ranks, steps_ns: list[int], visits: int) -> t
     script = Script(steps_ns=[steps_ns] * 2, measure=measure, visits=visits)
     first, second = run_script(ranks, script)
     assert first.calls == second.calls
-    return first.result.visits
+    return first.result.samples_per_block
 
 
 def test_later_visits_use_the_remaining_samples(two_ranks: Ranks) -> None:

@@ -150,7 +150,7 @@ def test_work_continues_after_a_failed_point(
     folder = write_sweep(tmp_path, POINTS[:2])
     assert run_job(folder, command=end_first_point(ending)) == exit_code
     assert list_states(folder) == ["complete", "complete"]
-    assert reason in read_progress(folder, IDS[0]).reason
+    assert reason in read_progress(folder, IDS[0]).not_done_reason
     requests: list[PointRequest] = []
     assert run_job(folder, command=stand_in(requests=requests)) == exit_code
     assert requests == [], "a failed point is complete"

@@ -31,7 +31,7 @@ from parbench.bench.text import UserError
 from parbench.slurm.screen import measure as screen_measure
 from parbench.slurm.screen.measure import (
     Setup,
-    find_silent_nodes,
+    find_blamed_nodes,
     make_plan_file,
     measure_rounds,
     read_exchanges,
@@ -184,7 +184,7 @@ def test_read_blames_only_the_first_failure(tmp_path: Path) -> None:
 def test_hang_blames_hosts_without_an_answer(silent: Sequence[str], blamed: set[str]) -> None:
     ranks = make_states(silent)
     record = make_record(0, "hang", reason="late", ranks=ranks, culprits=blame(2, "absent"))
-    assert find_silent_nodes(record, NODES, SETUP.node_by_host) == dict.fromkeys(blamed, "late")
+    assert find_blamed_nodes(record, NODES, SETUP.node_by_host) == dict.fromkeys(blamed, "late")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_hang_blames_hosts_without_an_answer(silent: Sequence[str], blamed: set[
 def test_failure_blames_only_a_host_that_died(cause: CulpritCause, blamed: set[str]) -> None:
     culprits = blame(1, cause)
     record = make_record(0, "failed", reason="it broke", ranks=make_states(), culprits=culprits)
-    assert find_silent_nodes(record, NODES, SETUP.node_by_host) == dict.fromkeys(
+    assert find_blamed_nodes(record, NODES, SETUP.node_by_host) == dict.fromkeys(
         blamed, "it broke"
     )
 

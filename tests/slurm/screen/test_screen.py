@@ -112,7 +112,7 @@ N3_SLOW = SimulatedRun(slow={"n3": 0.25})
 def test_good_nodes_are_measured_once(simulated: SimulatedNodes) -> None:
     screening = run_screen_nodes()
     assert verdicts(screening) == ALL_FINE
-    assert screening.code == 0
+    assert screening.exit_code == 0
     assert screening.exclude_option == ""
     assert simulated.measured == [NODES]
 
@@ -121,7 +121,7 @@ def test_slow_node_is_confirmed_and_excluded(simulated: SimulatedNodes) -> None:
     simulated.runs = [N3_SLOW, SimulatedRun(slow={"n3": 0.5})]
     screening = run_screen_nodes()
     assert verdicts(screening) == {**ALL_FINE, "n3": "slow"}
-    assert screening.code == 1
+    assert screening.exit_code == 1
     assert screening.exclude_option == "--exclude=n3"
     assert simulated.folders == [FOLDER / "rounds", FOLDER / "confirmation"]
     n1, _, n3, n10 = screening.verdicts
@@ -146,7 +146,7 @@ def test_suspect_without_confirmation_is_not_excluded(
     simulated.runs = [N3_SLOW, confirmation]
     screening = run_screen_nodes()
     assert verdicts(screening)["n3"] == verdict
-    assert screening.code == code
+    assert screening.exit_code == code
     assert screening.exclude_option == ""
 
 
@@ -167,7 +167,7 @@ def test_slow_rail_excludes_its_node(
     simulated.runs = [RAIL_SLOW, confirmation]
     screening = run_screen_nodes()
     assert verdicts(screening) == {**ALL_FINE, **verdict}
-    assert screening.code == code
+    assert screening.exit_code == code
     assert screening.exclude_option == ("--exclude=n10" if code == 1 else "")
 
 
@@ -177,7 +177,7 @@ def test_silent_node_is_excluded_and_the_others_screened(simulated: SimulatedNod
     screening = run_screen_nodes(nodes)
     expected = {**ALL_FINE, "n1": "slow", "n2": "did not answer", "n11": "fine"}
     assert verdicts(screening) == expected
-    assert screening.code == 1, "a slow node is certain, whatever did not answer"
+    assert screening.exit_code == 1, "a slow node is certain, whatever did not answer"
     assert screening.exclude_option == "--exclude=n1,n2"
     answering = ("n1", "n3", "n10", "n11")
     assert simulated.measured == [nodes, answering, answering]
@@ -187,7 +187,7 @@ def test_broken_run_judges_no_node(simulated: SimulatedNodes) -> None:
     simulated.runs = [SimulatedRun(problem="it broke")]
     screening = run_screen_nodes()
     assert verdicts(screening) == dict.fromkeys(NODES, "unknown")
-    assert screening.code == 4
+    assert screening.exit_code == 4
     assert screening.exclude_option == ""
     assert "not measured: it broke" in format_screening(screening)
 

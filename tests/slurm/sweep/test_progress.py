@@ -45,7 +45,7 @@ def test_records_decide_the_state(
     progress = read_progress(tmp_path, POINT.id)
     assert progress.run == run
     assert progress.state == state
-    assert progress.reason.startswith(reason)
+    assert progress.not_done_reason.startswith(reason)
     assert compute_exit_code([progress]) == code
 
 
