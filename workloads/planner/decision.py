@@ -6,6 +6,7 @@ rule of thumb gives one mesh for the size of the model. Both are independent of 
 that they can be compared with it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,6 @@ from parbench.workloads.planner.candidates import (
     EXPERT_ORDER,
     ORDER,
     SearchRequest,
-    list_divisors,
     place_step,
 )
 from parbench.workloads.planner.dry_run import GIGA, DryRun
@@ -121,7 +121,7 @@ def _list_state_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iter
 
 def _list_activation_questions(step: StepSpec, gpus: int, hardware: Hardware) -> Iterator[Question]:
     """Yield the questions whether the activations of one sequence fit next to a shard of FSDP."""
-    tp = max(_list_tensor_sizes(step, gpus, hardware))
+    tp = _find_tensor_size(step, gpus, hardware)
     full_tp = ParallelDims(fsdp=max(1, gpus // tp), tp=tp)
     for dims, checkpointing, if_yes, if_no in (
         (
@@ -207,12 +207,11 @@ def _ask_batch(request: SearchRequest) -> Question:
 def _ask_failures(gpus: int) -> Question:
     """Return the share of time that checkpoints, lost work and restarts take."""
     goodput = compute_goodput(gpus)
-    minutes = goodput.checkpoint_interval / 60
-    advice = f"save a checkpoint every {minutes:,.0f} minutes"
+    advice = f"save a checkpoint every {goodput.symbols['interval'] / 60:,.0f} minutes"
     return Question(
         text=f"Do failures, as frequent as in arXiv 2407.21783, cost at most {MAX_LOST_SHARE:.0%} "
         "of the time?",
-        equation=Equation(text=f"1 - {goodput.share.text}", symbols=goodput.share.symbols),
+        equation=Equation(text=f"1 - {goodput.text}", symbols=goodput.symbols),
         limit=MAX_LOST_SHARE,
         unit="of the time",
         if_yes=advice,
@@ -258,7 +257,7 @@ def _find_rule(request: SearchRequest, hardware: Hardware) -> tuple[str, list[St
     step, gpus = request.step, request.gpus
     node = hardware.gpus_per_node
     parameters = num_parameters(step.shape, step.moe)
-    tp = max(_list_tensor_sizes(step, gpus, hardware))
+    tp = _find_tensor_size(step, gpus, hardware)
     cp = 1
     suffix = ""
     if step.shape.sequence > LONG_SEQUENCE:
@@ -284,10 +283,9 @@ def _find_rule(request: SearchRequest, hardware: Hardware) -> tuple[str, list[St
     return text, _list_pipelines(step, gpus, cp=cp, tp=tp)
 
 
-def _list_tensor_sizes(step: StepSpec, gpus: int, hardware: Hardware) -> list[int]:
-    """Return the sizes of tp within a node that divide the GPUs and the key and value heads."""
-    sizes = list_divisors(hardware.gpus_per_node)
-    return [size for size in sizes if gpus % size == 0 and step.shape.kv_heads % size == 0]
+def _find_tensor_size(step: StepSpec, gpus: int, hardware: Hardware) -> int:
+    """Return the largest tp within a node that divides the GPUs and the key and value heads."""
+    return math.gcd(hardware.gpus_per_node, gpus, step.shape.kv_heads)
 
 
 def _shard(step: StepSpec, gpus: int, *, cp: int = 1, tp: int = 1, ep: int = 1) -> StepSpec:

@@ -71,10 +71,6 @@ class DryRun:
     measured_seconds: Seconds | None  # of a call, None if the hardware gives them
 
     @cached_property
-    def exposed_seconds(self) -> float:
-        return sum(axis.exposed_seconds for axis in self.axes)
-
-    @cached_property
     def seconds(self) -> float:
         return sum(self.parts.values())
 
@@ -132,18 +128,6 @@ class DryRun:
         return (
             f"MFU {self.mfu:.1%} is above 100%: it counts all pairs of attention, of which a causal "
             f"mask leaves half. The GPU executes {executed:.1%} of the peak",
-        )
-
-    @property
-    def memory_message(self) -> str:
-        """The memory of the fullest rank next to that of a GPU, as the reason of an error."""
-        memory, hardware = self.fullest.memory, self.hardware
-        return (
-            f"{self.spec.name} with {self.spec.dims.label} needs {memory.total / GIGA:,.1f} GB on "
-            f"{self.fullest.view.label} ({memory.state / GIGA:,.1f} GB of state, "
-            f"{memory.activations / GIGA:,.1f} GB of activations, {memory.buffers / GIGA:,.1f} GB of "
-            f"buffers) > {hardware.usable_bytes / GIGA:,.1f} GB usable of "
-            f"{hardware.memory_bytes / GIGA:,.0f}"
         )
 
 

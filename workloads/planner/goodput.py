@@ -4,7 +4,6 @@ The functions return numbers with the formula that gives them. Neither depends o
 """
 
 import math
-from dataclasses import dataclass
 
 from parbench.workloads.costs.equation import Equation
 
@@ -22,23 +21,15 @@ LOSS_EXPONENT = 0.095
 arXiv 2001.08361, equations 1.2 and 1.4). Their models have a vocabulary of 50,257."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Goodput:
-    """The share of time that trains, with checkpoints as often as is best."""
+def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Equation:
+    """Return the share of time that trains.
 
-    checkpoint_interval: float
-    """Seconds between checkpoints, sqrt(2 checkpoint failure) (Young, 1974; Daly, 2006)."""
-    share: Equation
-
-
-def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Goodput:
-    """Return the goodput of a job. An interval of 0 is the best one.
-
-    A failure costs the restart and, in the mean, half an interval of training.
+    The best interval between checkpoints, of which 0 stands, is sqrt(2 checkpoint failure) (Young,
+    1974; Daly, 2006). A failure costs the restart and, in the mean, half an interval of training.
     """
     failure_seconds = 86_400 / (FAILURES_PER_GPU_DAY * gpus)
     interval = checkpoint_interval or math.sqrt(2 * CHECKPOINT_SECONDS * failure_seconds)
-    share = Equation(
+    return Equation(
         text="interval / (interval + checkpoint) * "
         "failure / (failure + restart + (interval + checkpoint) / 2)",
         symbols={
@@ -48,7 +39,6 @@ def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Goodput:
             "restart": RESTART_SECONDS,
         },
     )
-    return Goodput(checkpoint_interval=interval, share=share)
 
 
 def compute_critical_batch(tokens: float) -> Equation:

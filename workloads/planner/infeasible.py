@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from parbench.bench.text import UserError
+from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.model.shapes import CHECKPOINTINGS
 from parbench.workloads.planner.candidates import SearchRequest
 from parbench.workloads.planner.describe import compute_state_bytes, describe_step
-from parbench.workloads.planner.dry_run import DryRun, dry_run
+from parbench.workloads.planner.dry_run import GIGA, DryRun, dry_run
 from parbench.workloads.planner.hardware import Hardware
 from parbench.workloads.planner.search import MAX_GPUS, SearchResult, search
 
@@ -19,8 +20,8 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
     if result.smallest is not None:
         peak, spec = result.smallest
         problem = (
-            f"{step.name} needs {_describe_state(request, hardware)}: {peak / 1e9:,.1f} GB per GPU "
-            f"even as {describe_step(spec)}, {hardware.usable_bytes / 1e9:,.1f} GB are usable"
+            f"{step.name} needs {_describe_state(request, hardware)}: {peak / GIGA:,.1f} GB per GPU "
+            f"even as {describe_step(spec)}, {hardware.usable_bytes / GIGA:,.1f} GB are usable"
         )
     elif result.broken_rules:
         rule, mesh = next(iter(result.broken_rules.items()))
@@ -34,22 +35,30 @@ def require_candidates(request: SearchRequest, hardware: Hardware, result: Searc
 
 
 def explain_too_large(run: DryRun) -> str:
-    """Return the memory that a step lacks, and a change with which the model fits.
+    """Return the memory that a step lacks, and a change with which the model fits."""
+    spec, hardware, memory = run.spec, run.hardware, run.fullest.memory
+    return (
+        f"{spec.name} with {spec.dims.label} needs {memory.total / GIGA:,.1f} GB on "
+        f"{run.fullest.view.label} ({memory.state / GIGA:,.1f} GB of state, "
+        f"{memory.activations / GIGA:,.1f} GB of activations, {memory.buffers / GIGA:,.1f} GB of "
+        f"buffers) > {hardware.usable_bytes / GIGA:,.1f} GB usable of "
+        f"{hardware.memory_bytes / GIGA:,.0f}. {_suggest_change(spec, hardware)}"
+    )
 
-    It is recomputation, another mesh, or the fewest GPUs.
-    """
-    spec = run.spec
+
+def _suggest_change(spec: StepSpec, hardware: Hardware) -> str:
+    """Return recomputation, another mesh, or the fewest GPUs with which a step fits."""
     for checkpointing in CHECKPOINTINGS:
         recomputing = spec.with_checkpointing(checkpointing)
-        if recomputing.find_broken_rule() is None and dry_run(recomputing, run.hardware).fits:
-            return f"{run.memory_message}. It fits with --checkpointing {checkpointing}"
+        if recomputing.find_broken_rule() is None and dry_run(recomputing, hardware).fits:
+            return f"It fits with --checkpointing {checkpointing}"
     step = spec.with_pipeline(split="", stages_per_rank=0)
     request = SearchRequest(step=step, gpus=spec.ranks, global_batch=spec.global_batch)
-    result = search(request, run.hardware)
+    result = search(request, hardware)
     if result.runs:
-        return f"{run.memory_message}. As many GPUs can run {describe_step(result.best.spec)}"
-    state = _describe_state(request, run.hardware)
-    return f"{run.memory_message}. It needs {state}. {describe_fewest_gpus(request, run.hardware)}"
+        return f"As many GPUs can run {describe_step(result.best.spec)}"
+    state = _describe_state(request, hardware)
+    return f"It needs {state}. {describe_fewest_gpus(request, hardware)}"
 
 
 def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
@@ -67,6 +76,6 @@ def describe_fewest_gpus(request: SearchRequest, hardware: Hardware) -> str:
 
 
 def _describe_state(request: SearchRequest, hardware: Hardware) -> str:
-    state = compute_state_bytes(request.step) / 1e9
-    memory = hardware.memory_bytes / 1e9
+    state = compute_state_bytes(request.step) / GIGA
+    memory = hardware.memory_bytes / GIGA
     return f"{state:,.0f} GB of state on {request.gpus} GPUs of {memory:,.0f} GB"

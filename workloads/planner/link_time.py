@@ -31,17 +31,19 @@ from parbench.workloads.planner.placement import Place
 if TYPE_CHECKING:
     from parbench.bench.results.fit import CurveFit
 
+MESSAGES = ("unidirectional", "sendrecv", "pingpong", "bidirectional")
 _SUBSTITUTES: Mapping[str, tuple[str, ...]] = {
     "all_gather": ("reduce_scatter", "all_reduce"),
     "reduce_scatter": ("all_gather", "all_reduce"),
     "all_reduce": ("all_gather", "reduce_scatter"),
     "all_to_all": ("all_gather", "all_reduce"),
     "broadcast": ("all_gather", "all_reduce"),
-    "send": ("unidirectional", "sendrecv", "pingpong", "bidirectional"),
+    "send": (*MESSAGES, "all_gather", "all_reduce"),
 }
-"""The operations whose fits an operation without one uses: they move as many bytes over the links."""
-MESSAGES = ("send", *_SUBSTITUTES["send"])
-_ROUGH_MESSAGES = ("all_gather", "all_reduce")
+"""The operations whose fits an operation without one uses: they move as many bytes over the links.
+
+A message without a fit takes a hop of a collective.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,17 +214,16 @@ def _size_of(record: Record) -> int:
     return size if isinstance(size, int) else 0
 
 
-def by_curves(curves: Sequence[Curve], *, roughly: bool = False) -> Seconds:
+def by_curves(curves: Sequence[Curve]) -> Seconds:
     """Return the rule that takes the time of a call from the fits of a run.
 
-    ``roughly`` uses a hop of a collective for a message. The rule raises ``UserError`` for a call
-    without a curve.
+    The rule raises ``UserError`` for a call without a curve.
     """
 
     def seconds(call: PlacedCall) -> float:
         if call.place.ranks == 1:
             return 0.0
-        curve = curve_for(call, curves, roughly=roughly)
+        curve = curve_for(call, curves)
         if curve.op in MESSAGES:
             return curve.fit.predict(round(call.num_bytes))
         # The call of the curve that moves as many bytes over a link has this size.
@@ -242,9 +243,9 @@ def _count_ring_hops(op: str, ranks: int) -> int:
     return (2 if op == "all_reduce" else 1) * (ranks - 1)
 
 
-def curve_for(call: PlacedCall, curves: Sequence[Curve], *, roughly: bool = False) -> Curve:
+def curve_for(call: PlacedCall, curves: Sequence[Curve]) -> Curve:
     """Return the curve of the operation, or of a substitute, with the same ranks if there is one."""
-    for op in (call.op, *_SUBSTITUTES.get(call.op, ()), *(_ROUGH_MESSAGES if roughly else ())):
+    for op in (call.op, *_SUBSTITUTES.get(call.op, ())):
         candidates = [curve for curve in curves if curve.op == op]
         if candidates:
             return min(candidates, key=lambda curve: _rank_curve(curve, call.place))
@@ -265,11 +266,12 @@ def beyond(calls: Sequence[PlacedCall], curves: Sequence[Curve]) -> tuple[str, .
     for call in calls:
         curve = curve_for(call, curves)
         name = f"{call.axis}: {call.op}"
-        if curve.ranks != call.place.ranks and call.op != "send":
+        is_collective = curve.op not in MESSAGES
+        if is_collective and curve.ranks != call.place.ranks:
             notes.append(
                 f"{name} on {call.place.ranks} ranks by the fit of {curve.op} on {curve.ranks}"
             )
-        elif curve.op != call.op and call.op != "send":
+        elif is_collective and curve.op != call.op:
             notes.append(f"{name} by the fit of {curve.op}")
         elif not curve.smallest <= call.num_bytes <= curve.largest:
             notes.append(
@@ -307,10 +309,8 @@ def hardware_of_run(run: Run, base: Hardware) -> tuple[Hardware, tuple[str, ...]
         **measured,
     )
     names = ("flops_per_second", "memory_bytes", "memory_bytes_per_second")
-    missing = [name for name in names if name not in measured]
-    if not missing:
-        return hardware, ()
-    return hardware, (f"{', '.join(missing)}: those of {base.name}, the run has none",)
+    notes = [f"{name}: that of {base.name}" for name in names if name not in measured]
+    return hardware, tuple(notes)
 
 
 def _list_measured_rates(run: Run, gpus_per_node: int, *, is_cpu: bool) -> dict[str, float]:

@@ -9,8 +9,6 @@ from parbench.workloads.model.shapes import SHAPES, Latent, Shape
 from parbench.workloads.planner.model_files import Model, make_model_step, read_model
 
 _LLAMA_405B = Shape("llama", 126, 16384, 128, 8, 53248, 8192, 128256)
-_QWEN_32B = Shape("llama", 64, 5120, 64, 8, 25600, 4096, 151936, head_dim=128, qk_norm=True)
-_QWEN_235B = Shape("llama", 94, 4096, 64, 4, 12288, 4096, 151936, head_dim=128, qk_norm=True)
 _DEEPSEEK_V3 = Shape(
     "llama",
     61,
@@ -48,7 +46,7 @@ _DENSE_MODELS = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, voc
     # arXiv 2408.00118, table 1: half of its layers attend to 4,096 tokens, here all attend to all
     "gemma2-27b": Shape("llama", 46, 4608, 32, 16, 36864, 8192, 256128, head_dim=128, tied=True),
     # arXiv 2505.09388, table 1: trained with 4,096 tokens, then with 32,768
-    "qwen3-32b": _QWEN_32B,
+    "qwen3-32b": Shape("llama", 64, 5120, 64, 8, 25600, 4096, 151936, head_dim=128, qk_norm=True),
 }
 _MOE_MODELS = {
     # arXiv 2401.04088, table 1
@@ -57,7 +55,10 @@ _MOE_MODELS = {
         {"experts": 8, "top_k": 2, "expert_ffn": 14336},
     ),
     # arXiv 2505.09388, table 2
-    "qwen3-235b-a22b": (_QWEN_235B, {"experts": 128, "top_k": 8, "expert_ffn": 1536}),
+    "qwen3-235b-a22b": (
+        Shape("llama", 94, 4096, 64, 4, 12288, 4096, 151936, head_dim=128, qk_norm=True),
+        {"experts": 128, "top_k": 8, "expert_ffn": 1536},
+    ),
     # arXiv 2412.19437, section 4.2, without the module that predicts a second token
     "deepseek-v3": (
         _DEEPSEEK_V3,

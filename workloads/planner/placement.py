@@ -6,7 +6,7 @@ pods, above which there are fewer links. The groups of experts are those of ``Pa
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ def place_of(
     if not nodes_per_pod or place.inside:
         return place
     in_pod = _place(dims, group, gpus_per_node * nodes_per_pod).on_node
-    return Place(ranks=place.ranks, on_node=place.on_node, in_pod=in_pod)
+    return replace(place, in_pod=in_pod)
 
 
 @lru_cache(maxsize=_MAX_CACHED)

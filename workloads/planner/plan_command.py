@@ -225,17 +225,16 @@ def load_machine(options: MachineOptions) -> PlannedMachine:
     seconds: Seconds | None = None
     notes: tuple[str, ...] = ()
     runs = [load_run(path) for path in options.calibrate]
+    link_runs = [] if options.hardware else runs
     if options.links is not None:
-        run = load_run(options.links)
-        hardware, notes = hardware_of_run(run, hardware)
-        seconds = by_curves(curves_of(run))
-    elif runs and not options.hardware:
-        hardware, notes = hardware_of_run(runs[0], hardware)
-        curves = [curve for run in runs for curve in curves_of(run)]
-        if not curves:
-            hardware = msgspec.structs.replace(hardware, links_from="")
+        link_runs = [load_run(options.links)]
+    if link_runs:
+        hardware, notes = hardware_of_run(link_runs[0], hardware)
+        curves = [curve for run in link_runs for curve in curves_of(run)]
+        if curves or options.links is not None:
+            seconds = by_curves(curves)
         else:
-            seconds = by_curves(curves, roughly=True)
+            hardware = msgspec.structs.replace(hardware, links_from="")
         if curves and not any(curve.op in MESSAGES for curve in curves):
             note = (
                 "the time of a message is a hop of a collective: no run has three sizes of "

@@ -57,25 +57,19 @@ def search(
     """
     if not 1 <= request.gpus <= MAX_GPUS:
         raise UserError(f"--gpus({request.gpus}) is not within 1 and {MAX_GPUS}")
-    result = _predict_layouts(request, hardware, seconds)
-    if not result.runs:
-        forced = replace(request, context_tokens=MIN_TOKENS - 1)
-        result = _predict_layouts(forced, hardware, seconds)
+    for context_tokens in (request.context_tokens, MIN_TOKENS - 1):
+        result = SearchResult()
+        relaxed = replace(request, context_tokens=context_tokens)
+        for layout in list_layouts(relaxed, hardware.gpus_per_node):
+            predict_layout(relaxed, layout, hardware, seconds, result)
+        if result.runs:
+            break
     runs = rank_runs(result.runs)
     for index, run in enumerate(runs[:SIMULATED_RUNS]):
         size = run.spec.pipeline_size
         if run.spec.dims.pp > 1 and size.num_stages * size.microbatches <= SIMULATED_PASSES:
             runs[index] = dry_run(run.spec, hardware, seconds=seconds)
     result.runs = rank_runs(runs)
-    return result
-
-
-def _predict_layouts(
-    request: SearchRequest, hardware: Hardware, seconds: Seconds | None
-) -> SearchResult:
-    result = SearchResult()
-    for layout in list_layouts(request, hardware.gpus_per_node):
-        predict_layout(request, layout, hardware, seconds, result)
     return result
 
 
@@ -111,16 +105,13 @@ def _predict(
     result: SearchResult,
 ) -> DryRun | None:
     """Return the step with the least recomputation that fits, None if nothing fits."""
-    specs = [step.with_checkpointing(checkpointing) for checkpointing in request.checkpointings]
-    valid_specs: list[StepSpec] = []
-    for spec in specs:
+    for checkpointing in request.checkpointings:
+        spec = step.with_checkpointing(checkpointing)
         rule = spec.find_broken_rule()
-        if rule is None:
-            valid_specs.append(spec)
-        else:
+        if rule is not None:
             result.broken_rules.setdefault(rule, spec.dims.label)
-    result.num_considered += len(valid_specs)
-    for spec in valid_specs:
+            continue
+        result.num_considered += 1
         ranks = plan_ranks(spec)
         peak = max(rank.memory.total for rank in ranks)
         if peak <= hardware.usable_bytes:
@@ -135,11 +126,12 @@ def rank_runs(runs: Sequence[DryRun]) -> list[DryRun]:
     """Return the first run of each mesh: ties with the fastest by simplicity, others by time."""
     if not runs:
         return []
-    limit = min(run.seconds for run in runs) * (1 + PREDICTION_ERROR)
+    fastest = min(run.seconds for run in runs)
 
-    def order(run: DryRun) -> tuple[int, float]:
-        is_tie = run.seconds <= limit
-        return (measure_effort(run) if is_tie else 1 << 30), run.seconds
+    def order(run: DryRun) -> tuple[bool, int, float]:
+        if is_tie(run, fastest):
+            return False, measure_effort(run), run.seconds
+        return True, 0, run.seconds
 
     by_mesh: dict[str, DryRun] = {}
     for run in sorted(runs, key=order):

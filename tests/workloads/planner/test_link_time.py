@@ -175,9 +175,17 @@ def test_fit_is_scaled_to_other_calls(op: str, ranks: int, sent: float, hops: in
     assert seconds == pytest.approx(20e-6 * hops / 6 + MEBI * sent / 1.5 / 3e9, rel=1e-3)
 
 
-def test_message_needs_its_own_fit() -> None:
+def test_message_without_a_fit_takes_a_hop() -> None:
+    """An all_reduce on 4 ranks has 6 hops, and sends 1.5 of its bytes."""
+    send = make_measured_call("send", ranks=2)
+    seconds = by_curves(REDUCE_CURVES)(send)
+    assert seconds == pytest.approx(20e-6 / 6 + MEBI / 1.5 / 3e9, rel=1e-3)
+    assert "by the fit of all_reduce" in beyond([send], REDUCE_CURVES)[0]
+
+
+def test_call_without_a_curve_names_the_missing_case() -> None:
     with pytest.raises(UserError, match=r"send.*p2p\.unidirectional"):
-        by_curves(REDUCE_CURVES)(make_measured_call("send"))
+        by_curves([])(make_measured_call("send"))
 
 
 def test_extrapolated_calls_are_noted() -> None:

@@ -12,7 +12,7 @@ import msgspec
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import Run
 from parbench.bench.results.stats import median
-from parbench.bench.text import UserError
+from parbench.bench.text import UserError, pluralize
 from parbench.workloads.costs.flops import stage_flops
 from parbench.workloads.costs.step_spec import StepSpec
 from parbench.workloads.planner.hardware import HIDEABLE, Efficiency, Hardware
@@ -69,8 +69,9 @@ def measure_shares(
         for record in run.records:
             if record.status != "ok" or not record.case.name.startswith("workload."):
                 continue
-            spec = spec_of_record(record)
-            if isinstance(spec, str):
+            try:
+                spec = spec_of_record(record)
+            except UserError:
                 continue
             share = _measure_compute_share(record, spec, hardware)
             if share is not None:
@@ -89,21 +90,20 @@ def _measure_compute_share(record: Record, spec: StepSpec, hardware: Hardware) -
         peak = hardware.peak(spec.bytes_per_element)
     if not seconds or not peak or spec.is_simulated:
         return None
-    views = [spec.rank_view(rank) for rank in range(record.world.size)]
-    flops = max(stage_flops(view).total for view in views)
+    flops = max(stage_flops(view).total for view in spec.distinct_views)
     return flops * spec.microbatches / seconds / peak
 
 
 def _measure_overlap(record: Record, axis: str) -> float | None:
     transfer = get_value(record.metrics, f"comm_transfer.{axis}")
-    if not transfer or f"exposed_comm.{axis}" not in record.metrics:
+    exposed = get_value(record.metrics, f"exposed_comm.{axis}")
+    if not transfer or exposed is None:
         return None
-    exposed = get_value(record.metrics, f"exposed_comm.{axis}") or 0.0
     return min(1.0, max(0.0, 1 - exposed / transfer))
 
 
 def _describe_shares(shares: Sequence[float]) -> str:
-    count = f"{len(shares)} step{'s' if len(shares) > 1 else ''}"
+    count = pluralize(len(shares), "step")
     if len(shares) > 1:
         count += f", {min(shares):.0%} to {max(shares):.0%}"
     return f"{median(shares):.0%} ({count})"

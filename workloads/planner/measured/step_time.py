@@ -4,6 +4,7 @@ The rules are those of the implementations: DDP reduces buckets during the backw
 gathers a layer while another computes, and a pipeline runs its order of actions.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -61,10 +62,9 @@ def predict_step_time(
     backend: str = "gloo",
 ) -> StepTime:
     """Return the time of a step with so much compute."""
-    axis_seconds: dict[str, float] = {}
+    axis_seconds: defaultdict[str, float] = defaultdict(float)
     for call in calls:
-        total = axis_seconds.get(call.axis, 0.0) + call.count * seconds(call)
-        axis_seconds[call.axis] = total
+        axis_seconds[call.axis] += call.count * seconds(call)
     if "pp" in axis_seconds:
         hop = seconds(next(call for call in calls if call.axis == "pp"))
         return _predict_pipeline(

@@ -45,7 +45,6 @@ from parbench.workloads.planner.placement import Place
 from parbench.workloads.planner.report.columns import make_column
 from parbench.workloads.presets import PRESETS
 
-MAX_RANKS = 1 << 14
 Metrics = Mapping[str, MetricValue]
 _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
 
@@ -53,7 +52,7 @@ _DEFINITIONS = {definition.name: definition for definition in DEFINITIONS}
 def validate(run: Run, fits: Run | None = None) -> Validation:
     """Return the predictions for all steps of a run from its own fits, or from those of another.
 
-    Raises ``UserError`` if the run has no step, or if there is no fit that a step needs.
+    Raises ``UserError`` if the run has no step, or if there are no fits.
     """
     fits = fits or run
     records_by_case: dict[str, list[Record]] = {}
@@ -69,38 +68,27 @@ def validate(run: Run, fits: Run | None = None) -> Validation:
         raise UserError(f"{fits.path} has nothing to predict from: it needs {needed}")
     rows: list[StepCheck] = []
     left_out: dict[str, str] = {}
-    missing_curve: UserError | None = None
     for records in records_by_case.values():
         try:
-            row = _check_step(records, curves)
+            rows.append(_check_step(records, curves))
         except UserError as error:
-            # Other steps may not need the missing curve.
-            row, missing_curve = str(error), error
-        if isinstance(row, str):
-            left_out[records[0].case.label] = row
-        else:
-            rows.append(row)
-    if missing_curve is not None and not rows:
-        raise missing_curve
+            left_out[records[0].case.label] = str(error)
     return Validation(run=run.info.id, fits=fits.info.id, rows=rows, left_out=left_out)
 
 
-def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck | str:
-    """Return the components of a step, or the reason why it is left out."""
+def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck:
+    """Return the components of a step. Raises ``UserError`` with the reason to leave it out."""
     measured = [record for record in records if record.status == "ok"]
     if not measured:
-        return records[0].reason or records[0].status
+        raise UserError(records[0].reason or records[0].status)
     case, world = measured[0].case, measured[0].world
     metrics = merge_metrics([record.metrics for record in measured])
     spec = spec_of_record(measured[0])
-    if isinstance(spec, str):
-        return f"not predicted: {spec}"
     declared = get_declared_compute(spec)
     compute = get_value(metrics, "compute") if declared is None else declared
     if compute is None:
-        return "its compute was not measured"
-    views = [spec.rank_view(rank) for rank in range(world.size)]
-    calls = list_busiest_calls(views)
+        raise UserError("its compute was not measured")
+    calls = list_busiest_calls(spec.distinct_views)
     # All places are alike, as the collectives of the run were measured.
     on_node = -(-world.size // max(1, world.nodes))
     placed_calls = [
@@ -114,7 +102,7 @@ def _check_step(records: Sequence[Record], curves: Sequence[Curve]) -> StepCheck
         compute_seconds=compute,
         backend=world.backend,
     )
-    memories = [predict_torch_memory(view) for view in views]
+    memories = [predict_torch_memory(view) for view in spec.distinct_views]
     return StepCheck(
         case=case.id,
         label=case.label,
@@ -179,25 +167,26 @@ def _check(name: str, predicted: float, unit: str, metric: MetricValue | None) -
     )
 
 
-def spec_of_record(record: Record) -> StepSpec | str:
-    """Return the step of a record, or the reason why its bytes and memory have no formula."""
+def spec_of_record(record: Record) -> StepSpec:
+    """Return the step of a record.
+
+    Raises ``UserError`` with the reason if its bytes and memory have no formula.
+    """
     name, ranks = record.case.short_name, record.world.size
     preset, definition = PRESETS.get(name), _DEFINITIONS.get(record.case.name)
-    if ranks > MAX_RANKS:
-        return f"{name}: {ranks} ranks are more than {MAX_RANKS}, and each of them is counted"
-    if definition is None:
-        return f"{name}: no step of this suite"
-    if preset is None:
-        return f"{name}: no training step"
+    if preset is None or definition is None:
+        raise UserError(f"{name}: no training step of this suite")
     spec = preset(definition.complete(record.case.params), ranks)
     moe = spec.moe
     if moe is None:
         return spec
     if moe.routing != BALANCED:
-        return f"{name}: routing = {moe.routing}: only balanced routing has a formula"
+        reason = "only balanced routing has a formula"
+        raise UserError(f"{name}: routing = {moe.routing}: {reason}")
     if moe.variant != "all_to_all" or moe.capacity:
         options = f"variant = {moe.variant}, capacity = {moe.capacity:g}"
-        return f"{name}: {options}: only all_to_all without capacity has a formula"
+        reason = "only all_to_all without capacity has a formula"
+        raise UserError(f"{name}: {options}: {reason}")
     return spec
 
 

@@ -16,6 +16,11 @@ def make_column(
     )
 
 
+def format_value(value: float, unit: str) -> str:
+    number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{number} {unit}".rstrip()
+
+
 STEP = make_column("step_seconds", "step", "s", "seconds of a step")
 MFU = make_column("mfu", "MFU", "percent", "PaLM's model FLOPs, as a share of the dense peak")
 MEMORY = make_column("memory_gb", "memory", "GB", "of the rank that holds most")

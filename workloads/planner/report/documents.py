@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from parbench.bench.results.details import COMPONENTS, PipelineDetails
+from parbench.bench.results.details import COMPONENTS
 from parbench.bench.results.plots import GanttChart, Plot, StackedBars
 from parbench.bench.results.tables import Document, Section, Table
 from parbench.workloads.pipeline_parallel.bubbles import make_detail_rows, make_details
@@ -39,10 +39,11 @@ from parbench.workloads.planner.report.columns import (
     MFU,
     SETTINGS,
     STEP,
+    format_value,
     make_column,
     summarize_run,
 )
-from parbench.workloads.planner.report.equations import list_formulas
+from parbench.workloads.planner.report.equations import formula_table
 from parbench.workloads.planner.search import (
     PREDICTION_ERROR,
     SearchResult,
@@ -50,7 +51,8 @@ from parbench.workloads.planner.search import (
 )
 
 MAX_BARS = 10
-MAX_DRAWN_ACTIONS = 320
+MAX_DRAWN_ROUNDS = 3
+"""The microbatches per rank of a figure: a pipeline fills, repeats its middle, and drains."""
 
 
 def search_document(
@@ -119,8 +121,8 @@ def _question_table(questions: Sequence[Question]) -> Table:
         {
             "question": question.text,
             "equation": question.equation.numbers,
-            "value": _format_value(question.equation.value, question.unit),
-            "limit": _format_value(question.limit, question.unit),
+            "value": format_value(question.equation.value, question.unit),
+            "limit": format_value(question.limit, question.unit),
             "answer": question.answer,
         }
         for question in questions
@@ -140,11 +142,6 @@ def _question_table(questions: Sequence[Question]) -> Table:
         rows=rows,
         notes=[f"Equation: {text}." for text in equations],
     )
-
-
-def _format_value(value: float, unit: str) -> str:
-    number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-    return f"{number} {unit}".rstrip()
 
 
 def _rule_table(rule: RuleOfThumb, best: DryRun) -> Table:
@@ -224,7 +221,7 @@ def _draw_meshes(runs: Sequence[DryRun]) -> Iterator[Plot]:
         bars={label_step(run.spec): run.parts for run in runs},
     )
     ranks = {label_step(run.spec): run.fullest for run in runs}
-    yield _draw_memory("Of the rank that holds most.", ranks, runs[0].hardware)
+    yield from _draw_memory("Of the rank that holds most.", ranks, runs[0].hardware)
 
 
 def _step_section(run: DryRun) -> Section:
@@ -256,40 +253,24 @@ def _time_table(run: DryRun) -> Table:
             for name, part_seconds in parts.items()
         ],
         notes=[*bubble, *run.caveats],
-        figures=partial(_draw_step, run),
+        figures=partial(_draw_pipeline, run),
     )
 
 
-def _draw_step(run: DryRun) -> Iterator[Plot]:
-    """Yield the schedule of a pipeline, or the parts of a step without a pipeline."""
-    if run.spec.dims.pp == 1:
-        yield StackedBars(
-            title="The step",
-            caption="Of the rank with the most work.",
-            quantity="step",
-            bars={run.spec.dims.label: run.parts},
-        )
+def _draw_pipeline(run: DryRun) -> Iterator[Plot]:
+    """Yield the predicted actions of as many microbatches as are legible."""
+    spec = run.spec
+    if spec.dims.pp == 1:
         return
-    details = _simulate_details(run)
-    caption = (
-        f"{run.spec.pipeline_options.schedule}, simulated with the times of each stage and the "
-        "latency of the link."
+    microbatches = min(spec.microbatches, MAX_DRAWN_ROUNDS * spec.dims.pp)
+    drawn = replace(run, spec=replace(spec, microbatches=microbatches))
+    details = make_details(drawn.spec.order)
+    yield GanttChart(
+        title="The pipeline",
+        caption=f"{spec.pipeline_options.schedule}, simulated with the times of each stage and the "
+        f"latency of the link. The figure has {microbatches} of {spec.microbatches} microbatches.",
+        details=msgspec.structs.replace(details, predicted=make_detail_rows(pipeline_of(drawn))),
     )
-    if details.microbatches < run.spec.microbatches:
-        caption += (
-            f" The figure has {details.microbatches} of {run.spec.microbatches} microbatches. The "
-            "others repeat the middle."
-        )
-    yield GanttChart(title="The pipeline", caption=caption, details=details)
-
-
-def _simulate_details(run: DryRun) -> PipelineDetails:
-    """Return the predicted actions of as many microbatches as are legible."""
-    spec, ranks = run.spec, run.spec.dims.pp
-    rounds = max(2, MAX_DRAWN_ACTIONS // (2 * ranks * ranks * spec.stages_per_rank))
-    spec = replace(spec, microbatches=min(spec.microbatches, rounds * ranks))
-    predicted = make_detail_rows(pipeline_of(replace(run, spec=spec)))
-    return msgspec.structs.replace(make_details(spec.order), predicted=predicted)
 
 
 def _axis_tables(run: DryRun) -> list[Table]:
@@ -323,13 +304,14 @@ def _axis_tables(run: DryRun) -> list[Table]:
 
 
 def _memory_table(run: DryRun) -> Table:
+    ranks = {rank.view.label: rank for rank in run.ranks}
     rows = [
         {
-            "rank": rank.view.label,
+            "rank": label,
             **_memory_by_component(rank),
             "total": rank.memory.total / GIGA,
         }
-        for rank in run.ranks
+        for label, rank in ranks.items()
     ]
     return Table(
         "memory",
@@ -341,18 +323,15 @@ def _memory_table(run: DryRun) -> Table:
             make_column("total", kind="GB", description="the sum"),
         ],
         rows=rows,
-        figures=partial(_draw_kinds_of_ranks, run),
+        figures=partial(_draw_memory, "Of each kind of rank.", ranks, run.hardware),
     )
 
 
-def _draw_kinds_of_ranks(run: DryRun) -> Iterator[Plot]:
-    ranks = {rank.view.label: rank for rank in run.ranks}
-    yield _draw_memory("Of each kind of rank.", ranks, run.hardware)
-
-
-def _draw_memory(caption: str, ranks: Mapping[str, PlannedRank], hardware: Hardware) -> StackedBars:
+def _draw_memory(
+    caption: str, ranks: Mapping[str, PlannedRank], hardware: Hardware
+) -> Iterator[Plot]:
     usable = hardware.usable_bytes / GIGA
-    return StackedBars(
+    yield StackedBars(
         title="Memory of a rank",
         caption=caption,
         quantity="memory",
@@ -366,7 +345,7 @@ def _memory_by_component(rank: PlannedRank) -> dict[str, float]:
 
 
 def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> Section:
-    tables = [_formula_table(run)] if explain else []
+    tables = [formula_table(run)] if explain else []
     tables.append(
         Table(
             "assumptions",
@@ -377,26 +356,6 @@ def _assumption_section(run: DryRun, notes: Sequence[str], *, explain: bool) -> 
         )
     )
     return Section("formulas", "Formulas and assumptions", tables=tables)
-
-
-def _formula_table(run: DryRun) -> Table:
-    rows = [
-        {
-            "quantity": formula.name,
-            "equation": formula.equation.text,
-            "numbers": formula.equation.numbers,
-            "value": _format_value(formula.equation.value, formula.unit),
-            "source": formula.source,
-        }
-        for formula in list_formulas(run)
-    ]
-    return Table(
-        "equations",
-        "Formulas",
-        caption="each with its numbers in the same order",
-        columns=[make_column(key) for key in rows[0]],
-        rows=rows,
-    )
 
 
 def list_assumptions(hardware: Hardware) -> list[str]:

@@ -1,8 +1,8 @@
 """The equations behind a predicted step. Each printed equation gives the printed value. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from parbench.bench.results.tables import Row, Table
 from parbench.workloads.costs.communication_pattern import SOURCES, list_busiest_calls, sum_calls
 from parbench.workloads.costs.equation import Equation
 from parbench.workloads.costs.flops import matmul_weights
@@ -12,36 +12,49 @@ from parbench.workloads.costs.memory import (
     state_equation,
 )
 from parbench.workloads.planner.dry_run import DryRun
+from parbench.workloads.planner.report.columns import format_value, make_column
 
 OWN_SOURCE = "this planner"
 
 
-@dataclass(frozen=True)
-class Formula:
-    """An equation with the unit of its value and its source."""
-
-    name: str
-    equation: Equation
-    unit: str
-    source: str
-
-
-def list_formulas(run: DryRun) -> Iterator[Formula]:
-    """Yield the formulas of the memory of a rank, of the bytes of each axis, and of the step.
+def formula_table(run: DryRun) -> Table:
+    """Return the formulas of the memory of a rank, of the bytes of each axis, and of the step.
 
     The rank is the one that holds most. Bytes are of the rank that sends most.
     """
+    return Table(
+        "equations",
+        "Formulas",
+        caption="each with its numbers in the same order",
+        columns=[
+            make_column(key) for key in ("quantity", "equation", "numbers", "value", "source")
+        ],
+        rows=list(_list_rows(run)),
+    )
+
+
+def _list_rows(run: DryRun) -> Iterator[Row]:
     view = run.fullest.view
-    yield Formula("state", state_equation(view), "B", "arXiv 1910.02054, figure 1")
+    yield _make_row("state", state_equation(view), "B", "arXiv 1910.02054, figure 1")
     korthikanti = "arXiv 2205.05198, section 4, with flash attention and without dropout"
-    yield Formula("activations", activations_equation(view), "B", korthikanti)
-    yield Formula("buffers", buffers_equation(view), "B", OWN_SOURCE)
+    yield _make_row("activations", activations_equation(view), "B", korthikanti)
+    yield _make_row("buffers", buffers_equation(view), "B", OWN_SOURCE)
     for axis in run.axes:
         calls = list_busiest_calls(run.spec.distinct_views, (axis.name,))
-        yield Formula(f"bytes on {axis.name}", sum_calls(calls), "B", SOURCES[axis.name])
+        yield _make_row(f"bytes on {axis.name}", sum_calls(calls), "B", SOURCES[axis.name])
     parts = {name.replace(" ", "_"): seconds for name, seconds in run.parts.items()}
-    yield Formula("step", Equation(text=" + ".join(parts), symbols=parts), "s", OWN_SOURCE)
-    yield Formula("MFU", _mfu_equation(run), "", "PaLM, arXiv 2204.02311, appendix B")
+    yield _make_row("step", Equation(text=" + ".join(parts), symbols=parts), "s", OWN_SOURCE)
+    yield _make_row("MFU", _mfu_equation(run), "", "PaLM, arXiv 2204.02311, appendix B")
+
+
+def _make_row(quantity: str, equation: Equation, unit: str, source: str) -> Row:
+    return {
+        "quantity": quantity,
+        "equation": equation.text,
+        "numbers": equation.numbers,
+        "value": format_value(equation.value, unit),
+        "source": source,
+    }
 
 
 def _mfu_equation(run: DryRun) -> Equation:

@@ -3,6 +3,7 @@
 ``tests/studies/strategy_guide.py`` generates the documentation page that explains when to use each.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -128,8 +129,7 @@ def _list_model_strategies(step: StepSpec, node: int) -> list[Strategy]:
         name = f"CP, {method}"
         strategies.append(Strategy(name, "sequences", link, formula, "cp", spec, ease, _NO_BATCH))
     if step.moe:
-        sizes = [size for size in list_divisors(node) if step.moe.experts % size == 0]
-        ep = max(sizes)
+        ep = math.gcd(node, step.moe.experts)
         formula = f"4 * {moe_layers} * b * s * top_k * h * e * r"
         spec = place_step(step, ParallelDims(dp=ep, ep=ep))
         ease = "medium: needs balanced routing"

@@ -136,7 +136,6 @@ def test_validation_compares_bytes_and_memory() -> None:
             make_record(metrics={"compute": counted_metric(None, "s")}),
             "compute was not measured",
         ),
-        (make_record("cp", cp_method="ring"), "p2p.unidirectional"),
     ],
 )
 def test_validation_states_why_steps_are_left_out(record: Record, reason: str) -> None:

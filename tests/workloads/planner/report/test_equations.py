@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from parbench.workloads.planner.dry_run import dry_run
-from parbench.workloads.planner.report.equations import list_formulas
+from parbench.workloads.planner.report.columns import format_value
+from parbench.workloads.planner.report.equations import formula_table
 from tests.support.workloads.planner_asks import H100, make_spec
 
 
@@ -22,7 +23,7 @@ def test_formulas_evaluate_to_the_dry_run(
     mesh: str, model: str, params: dict[str, Any]
 ) -> None:
     run = dry_run(make_spec(mesh, model, **params), H100)
-    equations = {formula.name: formula.equation for formula in list_formulas(run)}
+    rows = {row["quantity"]: row for row in formula_table(run).rows}
     expected = {
         "state": run.fullest.memory.state,
         "activations": run.fullest.memory.activations,
@@ -32,7 +33,8 @@ def test_formulas_evaluate_to_the_dry_run(
     }
     for axis in run.axes:
         expected[f"bytes on {axis.name}"] = axis.sent_bytes
-    values = {name: equations[name].value for name in expected}
+    values = {name: eval(rows[name]["numbers"]) for name in expected}
     assert values == pytest.approx(expected, rel=1e-4)
-    for name, equation in equations.items():
-        assert eval(equation.numbers) == pytest.approx(equation.value, rel=1e-6), name
+    for name, row in rows.items():
+        printed, *_ = row["value"].split()
+        assert printed == format_value(eval(row["numbers"]), ""), name
