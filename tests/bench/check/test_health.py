@@ -148,6 +148,14 @@ def test_every_quantity_is_planned() -> None:
         assert names.count(f"{quantity.name} alone") == (8 if quantity.has_alone else 0)
 
 
+def test_all_reduce_of_gpus_is_on_the_plateau_of_nvlink() -> None:
+    cases = plan_cases("cuda", 8)
+    [size] = [
+        case.all_params["size_bytes"] for case in cases if case.name == "collective.all_reduce"
+    ]
+    assert int(str(size)) > 256 << 20, "a weak fabric hides in the slope below"
+
+
 def test_quantities_of_cpu_are_planned() -> None:
     planned = set(list_quantities("cpu", 2))
     for quantity in QUANTITIES:

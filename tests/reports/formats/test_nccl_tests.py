@@ -86,6 +86,7 @@ def test_times_are_means_over_ranks_with_their_limits() -> None:
     assert (slower[-4], row[-4]) == ("2000.00", "1000.00")
     assert float(row[-2]) == pytest.approx(2 * float(slower[-2]), rel=0.02)
     assert "maxima over ranks" not in text
+    assert "One buffer is used again" in text
     assert "75% of iterations include launches" in text
 
 
