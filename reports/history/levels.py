@@ -5,11 +5,14 @@ The logarithm of the time of a run is the level at that run plus noise (``noise.
 1. Levels: optimal partitioning. A change point reduces the sum of squares by more than z^2 v, where
    v is the variance of a run with its autocorrelation, and z the normal quantile at the
    significance level divided by the number of runs (Bonferroni).
-2. Step: Student's t of the means of the newest level and an earlier one.
+2. Step: the largest p-value of three tests. Student's t of the means of the newest level and an
+   earlier one, the same at that run if all levels have a common slope, and the binomial
+   probability that the runs of one level are outliers of the other.
 3. Drift: a line has 2 parameters, k levels have 2 k - 1. The line is preferred unless levels are
    better by 6 in Schwarz's criterion, which is strong evidence (Kass & Raftery 1995).
-4. Rise: Student's t of the newest run and the mean of the last level. Because outliers are not
-   normal, at most one in 20 earlier runs may exceed the level of any series as far.
+4. Rise: Student's t of the newest run and its prediction by the last level and the common slope.
+   Because outliers are not normal, at most one in 20 earlier runs may exceed the level of any
+   series by as much divided by 1.25.
 """
 
 import math
@@ -21,6 +24,7 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parbench.bench.results.stats import CONFIDENCE, t_quantile
 from parbench.reports.history.noise import Logs, RunNoise, clip_outliers, estimate_noise
@@ -29,6 +33,8 @@ from parbench.reports.stats import find_change_points, select_discoveries
 FALSE_DISCOVERY_RATE = 0.01
 STRONG_EVIDENCE = 6.0
 MAX_EXCEEDING_RUNS = 1 / 20
+EXCEEDING_MARGIN = 1.25
+MIN_OUTLIER_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,28 +88,32 @@ def judge_series(
     noises = estimate_noise(series)
     models = [SeriesModel(*parts) for parts in zip(series, noises, rules, strict=True)]
     changes: list[LevelChange | None] = [None] * len(models)
-    if not newest_is_candidate:
-        changes = [model.find_change() for model in models]
-    rises = [model.find_rise(newest_is_candidate=newest_is_candidate) for model in models]
     deviations = np.concatenate([model.compute_deviations() for model in models] or [np.zeros(0)])
-    max_exceeding = MAX_EXCEEDING_RUNS * (max(map(len, series), default=1) - 1)
-    is_change = _select_discoveries(changes)
-    is_rise = _select_discoveries(rises)
-    for i, (model, rise) in enumerate(zip(models, rises, strict=True)):
+    if not newest_is_candidate:
+        changes = [model.find_change(deviations) for model in models]
+    rises = [
+        model.find_rise(deviations, newest_is_candidate=newest_is_candidate) for model in models
+    ]
+    is_change = np.zeros(len(models), dtype=bool)
+    for kind in ("step", "drift"):
+        is_change |= _select_discoveries(changes, kind)
+    is_rise = _select_discoveries(rises, "rise")
+    for i, rise in enumerate(rises):
         change = changes[i]
         if change and is_change[i]:
             changes[i] = replace(change, is_significant=True)
         elif rise and is_rise[i]:
-            num_deviations = math.log1p(rise.change) / math.sqrt(model.noise.variance)
-            if (deviations >= num_deviations).sum() <= max_exceeding:
-                changes[i] = replace(rise, is_significant=True)
+            changes[i] = replace(rise, is_significant=True)
     return changes
 
 
-def _select_discoveries(changes: Sequence[LevelChange | None]) -> list[bool]:
-    """Select the significant changes among all series. A series without one counts as tested."""
-    p_values = [change.p_value if change else 1.0 for change in changes]
-    return select_discoveries(p_values, FALSE_DISCOVERY_RATE)
+def _select_discoveries(changes: Sequence[LevelChange | None], kind: str) -> NDArray[np.bool_]:
+    """Select the significant changes of a kind. A series without one counts as tested.
+
+    True drifts would permit more false steps, so kinds are not mixed.
+    """
+    p_values = [change.p_value if change and change.kind == kind else 1.0 for change in changes]
+    return np.array(select_discoveries(p_values, FALSE_DISCOVERY_RATE), dtype=bool)
 
 
 def find_levels(logs: Logs, rule: LevelRule) -> list[Level]:
@@ -137,7 +147,7 @@ class SeriesModel:
             for start, stop in pairwise([0, *changes, n])
         ]
 
-    def find_change(self) -> LevelChange | None:
+    def find_change(self, deviations: Logs) -> LevelChange | None:
         """Return the step to the newest level, or the drift.
 
         If there is a drift, only steps relative to it count.
@@ -149,11 +159,13 @@ class SeriesModel:
         slope = float(positions @ self._clipped) / float(positions @ positions)
         drift = self._find_drift(positions, slope)
         if drift is None:
-            return self._find_step()
+            return self._find_step(deviations)
         detrended = SeriesModel(self.logs - slope * positions, self.noise, self.rule)
-        return detrended._find_step() or drift
+        step = detrended._find_step(deviations)
+        is_drift = drift.p_value <= self.rule.significance
+        return step or (drift if is_drift else None)
 
-    def _find_step(self) -> LevelChange | None:
+    def _find_step(self, deviations: Logs) -> LevelChange | None:
         """Return the change from the fastest earlier level, or from the last one if slower."""
         levels = self.levels
         if len(levels) < 2 or levels[-1].start < self.rule.min_runs - self.rule.min_level_runs:
@@ -162,16 +174,51 @@ class SeriesModel:
         base = min(earlier, key=lambda level: level.log)
         if newest.log <= base.log:
             base = earlier[-1]
-        if abs(newest.log - base.log) <= math.log1p(self.rule.min_effect):
+        log_change = newest.log - base.log
+        if abs(log_change) <= math.log1p(self.rule.min_effect):
             return None
-        # Two outliers in three runs are not a level.
-        is_above = self.logs > (newest.log + base.log) / 2
-        share_above = [is_above[level.start : level.stop].mean() for level in (base, newest)]
-        if min(share_above) > 0.2 or max(share_above) < 0.8:
-            return None
-        variance = self.noise.compute_variance_of_mean(base.num_runs)
-        variance += self.noise.compute_variance_of_mean(newest.num_runs)
-        return self._build_change("step", newest.start, newest.log - base.log, variance)
+        contrast = np.zeros(len(levels))
+        contrast[[levels.index(base), -1]] = [-1, 1]
+        variance = self.noise.compute_variance(self._fit_weights(contrast))
+        step = self._build_change("step", newest.start, log_change, variance)
+        p_values = [step.p_value, self._test_against_line(contrast, log_change)]
+        for level, other in ((base, newest), (newest, base)):
+            p_values.append(self._test_against_outliers(level, other, deviations))
+        return replace(step, p_value=max(p_values))
+
+    def _fit_weights(self, contrast: Logs, slope: float | None = None) -> Logs:
+        """Return the weights of the runs in the least-squares estimate of a contrast of levels.
+
+        With a coefficient of the slope, all levels have a common slope.
+        """
+        lengths = [level.num_runs for level in self.levels]
+        design = np.repeat(np.eye(len(lengths)), lengths, axis=0)
+        if slope is not None:
+            design = np.column_stack([design, np.arange(len(design))])
+            contrast = np.append(contrast, slope)
+        return np.asarray(contrast @ np.linalg.pinv(design))
+
+    def _test_against_line(self, contrast: Logs, log_change: float) -> float:
+        """Return the two-sided p-value of a step if all levels have a common slope."""
+        weights = self._fit_weights(contrast, slope=0.0)
+        step = math.copysign(1, log_change) * float(weights @ self._clipped)
+        return min(1.0, 2 * self._compute_tail(step, self.noise.compute_variance(weights)))
+
+    def _test_against_outliers(self, level: Level, other: Level, deviations: Logs) -> float:
+        """Return the p-value of a level if its runs are outliers of another level.
+
+        Outliers are the runs of all series that deviate by half the step and are not explained by
+        the normal distribution.
+        """
+        from scipy.special import bdtrc  # type: ignore[import-untyped]
+
+        sign = math.copysign(1, level.log - other.log)
+        signed = sign * (self.logs[level.start : level.stop] - (level.log + other.log) / 2)
+        num_deviations = abs(level.log - other.log) / 2 / math.sqrt(self.noise.variance)
+        share = float((sign * deviations > num_deviations).mean())
+        share = max(share - NormalDist().cdf(-num_deviations), MIN_OUTLIER_SHARE)
+        tail = float(bdtrc(int((signed > 0).sum()) - 1, level.num_runs, share))
+        return min(1.0, 2 * len(self.logs) * tail)
 
     def _find_drift(self, positions: Logs, slope: float) -> LevelChange | None:
         """Return the change along a line, if it fits better than the levels."""
@@ -188,29 +235,43 @@ class SeriesModel:
         if line_score >= level_score + parameters_saved * math.log(n) + STRONG_EVIDENCE:
             return None
         weight = float(positions @ positions)
-        drift = self._build_change("drift", 0, slope * (n - 1), variance / weight * (n - 1) ** 2)
-        return drift if drift.p_value <= self.rule.significance else None
+        variance *= max(1.0, line_score / (n - 2))
+        return self._build_change("drift", 0, slope * (n - 1), variance / weight * (n - 1) ** 2)
 
-    def find_rise(self, *, newest_is_candidate: bool) -> LevelChange | None:
-        """Return the newest run relative to the last level, None if it is not above.
+    def find_rise(self, deviations: Logs, *, newest_is_candidate: bool) -> LevelChange | None:
+        """Return the newest run relative to the line through the last level.
 
         A candidate is also compared with the run before it, which may have begun a new level.
         """
-        if len(self.logs) < self.rule.min_runs:
+        n = len(self.logs)
+        if n < self.rule.min_runs:
             return None
-        level = self._earlier.levels[-1]
-        base = max(level.log, float(self.logs[-2])) if newest_is_candidate else level.log
+        earlier = self._earlier
+        contrast = np.zeros(len(earlier.levels))
+        contrast[-1] = 1
+        weights = earlier._fit_weights(contrast, slope=n - 1)
+        base = float(weights @ earlier._clipped)
+        if newest_is_candidate:
+            base = max(base, float(self.logs[-2]))
         log_rise = float(self.logs[-1]) - base
         if log_rise <= math.log1p(self.rule.min_effect):
             return None
-        variance = self.noise.variance + self.noise.compute_variance_of_mean(level.num_runs)
-        return self._build_change("rise", len(self.logs) - 1, log_rise, variance)
+        num_deviations = log_rise / math.sqrt(self.noise.variance)
+        num_exceeding = (deviations * EXCEEDING_MARGIN >= num_deviations).sum()
+        if num_exceeding > MAX_EXCEEDING_RUNS * (n - 1):
+            return None
+        variance = self.noise.compute_variance(np.append(-weights, 1.0))
+        return self._build_change("rise", n - 1, log_rise, variance)
 
     def compute_deviations(self) -> Logs:
-        """Return earlier runs relative to their levels, in standard deviations."""
+        """Return earlier runs relative to their levels, in standard deviations.
+
+        The newest runs are excluded because they may be the begin of a level.
+        """
         earlier = self._earlier
         residuals = earlier.logs - earlier._fit_levels()
-        return np.asarray(residuals / math.sqrt(self.noise.variance))
+        num_runs = max(len(self.logs) - self.rule.min_level_runs, 0)
+        return np.asarray(residuals[:num_runs] / math.sqrt(self.noise.variance))
 
     @cached_property
     def _earlier(self) -> "SeriesModel":
@@ -221,14 +282,16 @@ class SeriesModel:
         logs = [level.log for level in self.levels]
         return np.repeat(logs, [level.num_runs for level in self.levels])
 
+    def _compute_tail(self, log_change: float, variance: float) -> float:
+        """Return the one-sided p-value of a change."""
+        from scipy.special import stdtr
+
+        return float(stdtr(self.noise.df, -log_change / math.sqrt(variance)))
+
     def _build_change(
         self, kind: Literal["step", "drift", "rise"], start: int, log_change: float, variance: float
     ) -> LevelChange:
-        from scipy.special import stdtr  # type: ignore[import-untyped]
-
-        error = math.sqrt(variance)
-        half_width = t_quantile(0.5 + CONFIDENCE / 2, self.noise.df) * error
-        tail = float(stdtr(self.noise.df, -abs(log_change) / error))
+        half_width = t_quantile(0.5 + CONFIDENCE / 2, self.noise.df) * math.sqrt(variance)
         # A step is two-sided and may be at any run, a rise is one-sided.
         num_tests = {"step": 2 * len(self.logs), "drift": 2, "rise": 1}[kind]
         return LevelChange(
@@ -237,5 +300,5 @@ class SeriesModel:
             change=math.expm1(log_change),
             low=math.expm1(log_change - half_width),
             high=math.expm1(log_change + half_width),
-            p_value=min(1.0, num_tests * tail),
+            p_value=min(1.0, num_tests * self._compute_tail(abs(log_change), variance)),
         )

@@ -36,11 +36,15 @@ class RunNoise:
     df: float
     rho: float = 0.0
 
+    def compute_variance(self, weights: Logs) -> float:
+        """Return the variance of the weighted sum of consecutive runs."""
+        lags = np.abs(np.arange(1 - len(weights), len(weights)))
+        products = np.correlate(weights, weights, mode="full")
+        return self.variance * float(products @ self.rho**lags)
+
     def compute_variance_of_mean(self, n: int) -> float:
         """Return the variance of the mean of ``n`` runs (Bartlett 1946)."""
-        lags = np.arange(1, n)
-        inflation = 1 + 2 * float(((1 - lags / n) * self.rho**lags).sum())
-        return self.variance * inflation / n
+        return self.compute_variance(np.full(n, 1 / n))
 
 
 def estimate_noise(series: Sequence[Logs]) -> list[RunNoise]:

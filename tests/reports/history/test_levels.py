@@ -11,6 +11,7 @@ from parbench.reports.history.noise import RunNoise, estimate_noise
 
 RULE = LevelRule()
 Logs = NDArray[np.float64]
+NO_OUTLIERS = np.zeros(20)
 STEADY = [1.0, 1.01, 0.99]
 
 
@@ -21,7 +22,7 @@ def make_series(times: list[float], rule: LevelRule = RULE) -> SeriesModel:
 
 
 def find_change(times: list[float], rule: LevelRule = RULE) -> LevelChange:
-    change = make_series(times, rule).find_change()
+    change = make_series(times, rule).find_change(NO_OUTLIERS)
     assert change is not None
     return change
 
@@ -63,7 +64,7 @@ def test_step_is_compared_with_the_fastest_level() -> None:
     ],
 )
 def test_step_needs_three_runs_of_eight(times: list[float], is_step: bool) -> None:
-    change = make_series(times).find_change()
+    change = make_series(times).find_change(NO_OUTLIERS)
     assert (change is not None) == is_step
 
 
@@ -73,7 +74,7 @@ def test_step_needs_three_runs_of_eight(times: list[float], is_step: bool) -> No
 )
 def test_step_exceeds_the_threshold(factor: float, threshold: float, is_step: bool) -> None:
     times = [1.0, 1.0001] * 10 + [factor, factor * 1.0001] * 3
-    change = make_series(times, LevelRule(min_effect=threshold)).find_change()
+    change = make_series(times, LevelRule(min_effect=threshold)).find_change(NO_OUTLIERS)
     assert (change is not None) == is_step
 
 
