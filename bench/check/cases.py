@@ -28,7 +28,7 @@ LINK_FIX = "see nvidia-smi nvlink -s and -e, nvidia-smi topo -m, dmesg (Xid); be
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A rate that all devices have in common, measured by a case on all ranks at once."""
+    """A rate that is compared between devices. A case measures it on all ranks at the same time."""
 
     name: str  # of matrix multiplications the dtype
     case: str = "gemm"
@@ -71,7 +71,7 @@ QUANTITY_BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 
 
 def find_fix(name: str, *, is_gpu: bool) -> str:
-    """Return the fix for a rate that is slow on a GPU or on cores."""
+    """Return the fix for a device that is slow in this quantity, on a GPU or on cores."""
     fix = QUANTITY_BY_NAME[name.removesuffix(ALONE_SUFFIX)].fix
     return fix if is_gpu or fix == LINK_FIX else _CPU_FIX
 
@@ -79,7 +79,10 @@ def find_fix(name: str, *, is_gpu: bool) -> str:
 def make_options(
     device: str, nproc: int, *, budget: str, timeout: str, inject: str | None
 ) -> Options:
-    """Return the options of the run that measures all quantities."""
+    """Return the options of the run that measures all quantities.
+
+    The time options are texts as on the command line.
+    """
     entries = []
     for quantity in QUANTITIES:
         size = quantity.gpu_size if device == "cuda" else quantity.cpu_size
@@ -122,7 +125,7 @@ Rates = dict[str, dict[Ranks, dict[int, float]]]
 
 
 def read_rates(run: Run) -> Rates:
-    """Read the rates from the samples of a run; raises UserError if they are damaged."""
+    """Return the rates in the samples of a run. Raises ``UserError`` if the samples are damaged."""
     rates: Rates = {}
     for record in run.records:
         if record.status == "ok":
@@ -134,7 +137,7 @@ def read_rates(run: Run) -> Rates:
 
 
 def _compute_rates(run: Run, record: Record) -> Iterator[tuple[Ranks, float]]:
-    """Yield the ranks that worked together in a record, with the rate of the slowest of them."""
+    """Yield each group of ranks that worked together, with the rate of its slowest rank."""
     samples = load_rank_samples(run, record)
     if "duration_ns" not in samples:
         return
@@ -158,6 +161,7 @@ def _compute_amount(record: Record) -> float:
 
 
 def _list_concurrent_groups(record: Record, ranks: Ranks) -> list[Ranks]:
+    """Return the groups of ranks that worked together in a record."""
     name = get_quantity_name(record)
     if name == "pairs":
         return list(parse_pairs(str(record.details["pairs"]), record.world.size))

@@ -54,10 +54,10 @@ def check(
     out: Path,
     inject: str | None,
 ) -> Health:
-    """Check this host.
+    """Measure and examine the devices of this host.
 
-    Times are as on the command line. The machine decides about options that are None. Raises
-    UserError if the check cannot start.
+    ``budget`` and ``timeout`` are texts as on the command line. Options that are None have defaults
+    from the machine. Raises ``UserError`` if the check cannot start.
     """
     if Joined.find(environ) is not None:
         raise UserError(
@@ -105,6 +105,7 @@ def check(
 
 
 def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
+    """Return the CPUs of each rank. Raises ``UserError`` if there are fewer cores than ranks."""
     core_sets = group_cores(nproc)
     if len(core_sets) < nproc:  # Ranks that share a core are not devices that could be compared.
         cores = pluralize(len(core_sets), "core")
@@ -113,7 +114,10 @@ def _choose_cores(nproc: int) -> tuple[tuple[int, ...], ...]:
 
 
 def list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus: bool) -> list[str]:
-    """Return the doctor's findings about this host, from before the check's own work."""
+    """Return the doctor's disturbances of this host as texts.
+
+    It is called before the measurement.
+    """
     findings = examine_this_host(environ, machine, gpus=has_gpus)
     return [
         f"{finding.topic}: {finding.facts} -> {_FIXES.get(finding.topic, finding.fix)}"
@@ -123,6 +127,7 @@ def list_disturbances(environ: Mapping[str, str], machine: Machine, *, has_gpus:
 
 
 def _list_cores(host: str, core_sets: Sequence[Sequence[int]]) -> tuple[Device, ...]:
+    """Return a device for each group of CPUs."""
     devices = []
     for rank, cores in enumerate(core_sets):
         kind = f"cores ({len(core_sets[0])})"
@@ -143,9 +148,9 @@ def _list_gpus(host: str, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
 
 
 def _list_silent_gpus(host: str, machine: Machine) -> tuple[Device, ...]:
-    """Return the GPUs that do not answer, as bad devices.
+    """Return the GPUs that do not answer as bad devices.
 
-    Raises UserError if NVML is not installed.
+    Raises ``UserError`` if NVML is not installed.
     """
     failure = machine.gpu_failure
     if machine.silent_gpus and failure.kind == "no library":

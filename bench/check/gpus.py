@@ -38,7 +38,7 @@ def run_watched(
 ) -> tuple[T, GpuReport]:
     """Run ``work`` while a child process samples the GPUs.
 
-    Returns the result, and NVML's report after the work with the maxima during it.
+    Returns the result of ``work``, and NVML's report after it, which has the maxima during it.
     """
     if not gpus:
         return work(), GpuReport()
@@ -55,7 +55,7 @@ def add_gpu_facts(
 ) -> tuple[Device, ...]:
     """Return the devices with the driver's facts about their GPUs, and with faults.
 
-    ``gpus`` are those of the devices before their work, and the report is from after it.
+    ``gpus`` are the GPUs of the devices before the measurement, and ``report`` is from after it.
     """
     reported = {gpu.uuid: gpu for gpu in report.gpus}
     # Ranks may still use a GPU after the work. Only the processes before it are not our own.
@@ -79,7 +79,10 @@ def add_gpu_facts(
 def find_faults(
     gpu: Gpu, peers: Sequence[Gpu], link_errors: Mapping[str, int]
 ) -> tuple[Fault, ...]:
-    """Return the faults of a GPU with their fixes."""
+    """Return the faults of a GPU with their fixes.
+
+    ``link_errors`` are the increases of its NVLink counters by name.
+    """
     slowdowns = list_slowdowns(gpu)
     is_halted = any(reason.startswith("hardware") for reason in slowdowns)
     faults = []

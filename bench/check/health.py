@@ -32,7 +32,7 @@ _MORE_TIME = " -> stop other work here, or allow more time (--budget 2m)"
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """The rate of a device in a quantity, in B/s or FLOP/s.
+    """The rate of a device in a quantity. The unit is B/s or FLOP/s.
 
     The gap to its peers is None if it has no peers or too few repetitions.
     """
@@ -45,7 +45,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault of a device or link with its fix. A fault that is not bad should be watched."""
+    """A fault of a device or link with its fix. A fault that is not bad needs attention only."""
 
     text: str
     fix: str
@@ -54,7 +54,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU or a group of cores."""
+    """A GPU or a group of cores with its rates and faults."""
 
     host: str
     name: str
@@ -81,7 +81,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices and ports of a host."""
+    """The result of checking the devices and ports of a host."""
 
     host: str
     started: str
@@ -98,6 +98,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bad_names(self) -> list[str]:
+        """The names of the bad devices, links and ports."""
         devices = [device.name for device in self.devices if device.verdict == "bad"]
         links = [link.text.partition(":")[0] for link in self.links]
         ports = [f"port {port.name}" for port in self.ports if port.is_bad]
@@ -152,7 +153,10 @@ def add_run(health: Health, devices: Sequence[Device], run: Run) -> Health:
 
 
 def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
-    """Return the rates of a rank, of which that in pairs is the median over its pairs."""
+    """Return the rates of a rank by quantity.
+
+    The rate of the quantity ``pairs`` is the median over the pairs of the rank.
+    """
     device_rates = {}
     for name, by_ranks in rates.items():
         values = defaultdict(list)
@@ -171,10 +175,9 @@ def _collect_rates(rates: Rates, rank: int) -> dict[str, Rate]:
 
 
 def _count_wrong_records(run: Run) -> dict[int, Counter[str]]:
-    """Return the number of wrong results of each rank by case.
+    """Return by rank and case name the number of records with wrong results of the rank.
 
-    A wrong result of an operation of several ranks counts only if a single rank has it, because it
-    can spread.
+    A wrong result of a communication counts only if a single rank has it, because it can spread.
     """
     counts: dict[int, Counter[str]] = {}
     for record in run.records:
@@ -207,9 +210,9 @@ def _list_problems(run: Run) -> tuple[str, ...]:
 
 
 def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
-    """Compare each device with all others of its kind, in place of an earlier comparison.
+    """Return the devices in the same order, compared with all others of their kind.
 
-    The order of the devices stays.
+    This replaces an earlier comparison.
     """
     compared = []
     for device in devices:
@@ -232,10 +235,10 @@ def compare_with_peers(devices: Sequence[Device]) -> list[Device]:
 
 
 def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
-    """Add the gaps to the rates, and one reason for each fix with its slow quantities.
+    """Add the gaps to the rates, and a fault for each fix that lists the slow quantities.
 
-    A rate that was measured alone counts only if the rate next to the other devices is not slow
-    too.
+    A rate that was measured alone counts only if the rate during work of the other devices is not
+    slow too.
     """
     rates = dict(device.rates)
     texts_by_fix: dict[str, list[str]] = {}
@@ -259,9 +262,10 @@ def _add_gaps(device: Device, gaps: Mapping[str, Gap]) -> Device:
 def _find_slow_links(
     devices: Sequence[Device], pairs: Mapping[Ranks, Mapping[int, float]], run: Run
 ) -> tuple[Fault, ...]:
-    """Find pairs that are slower than others with the same connection, unlike their devices.
+    """Return the pairs of devices that are slower than others with the same connection.
 
-    A device all of whose pairs are slow is slow itself, which its own rate shows.
+    A device all of whose pairs are slow is slow itself, which its own rate shows. Its pairs are not
+    returned.
     """
     connections = (run.info.environment or {}).get("locality") or {}
     by_connection: dict[str, dict[Ranks, Mapping[int, float]]] = {}

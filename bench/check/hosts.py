@@ -28,7 +28,7 @@ _HOST = re.compile(r"(?:[\w.-]+@)?[\w.:%-]+")
 
 
 class HostResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The check of a host, or the reason why there is none."""
+    """The result of a check of a host, or the reason why it is missing."""
 
     host: str  # the name by which it was reached
     health: Health | None = None
@@ -44,7 +44,7 @@ class HostResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of ``a,b``, or of a file with one a line.
+    """Return the hosts in a list such as ``a,b``, or in a file with one host on each line.
 
     A list may be compressed as in Slurm: ``n[01-03,7]``. A number of ranks may follow, as in MPI
     libraries: ``n1 slots=8`` of Open MPI, ``n1:8`` of MPICH. A user may precede: ``me@n1``.
@@ -71,7 +71,10 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 def check_hosts(
     hosts: Sequence[str], arguments: Sequence[str], *, agent: str, seconds: float
 ) -> tuple[HostResult, ...]:
-    """Run ``parbench check`` on all hosts at once, by the same Python in the same folder."""
+    """Run ``parbench check`` on all hosts at the same time, with this Python in this folder.
+
+    ``agent`` is the remote shell with its options, such as ``ssh``.
+    """
     with convert_read_errors(f"--ssh {agent!r}", "is not a command"):
         program, *options = shlex.split(agent)
     check = shlex.join([*PARBENCH, "check", *arguments, "--format=json"])
@@ -89,6 +92,7 @@ def check_hosts(
 def _check_host(
     host: str, *, agent: Sequence[str], command: str, timeout_seconds: float
 ) -> HostResult:
+    """Run the command on a host by the remote shell ``agent`` and return the result."""
     try:
         completed = subprocess.run(
             [*agent, host, command],
@@ -105,7 +109,7 @@ def _check_host(
 
 
 def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> HostResult:
-    """Return the check that a host printed, or the last line of its errors."""
+    """Return the result that a host printed, or its last line of errors as the problem."""
     try:
         return HostResult(
             host=host, health=decode_json(output.strip().rpartition(b"\n")[2], Health)
@@ -116,10 +120,10 @@ def parse_result(host: str, output: bytes, errors: bytes, exit_code: int) -> Hos
 
 
 def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
-    """Compare each device with its peers on all hosts.
+    """Compare each device with its peers on all hosts and return the updated results.
 
-    Emulated hosts share one machine and are left as they are. A rate without peers is reported,
-    because a device is not known to be fine without them.
+    Emulated hosts share one machine and are not compared. A rate without peers is reported, because
+    a device is not known to be fine without them.
     """
     devices: list[Device] = []
     for result in results:
@@ -147,9 +151,10 @@ def compare_hosts(results: Sequence[HostResult]) -> tuple[HostResult, ...]:
 
 
 def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return the names of rates that no peer has, or none of the other hosts that measured them.
+    """Return the names of the device's rates that cannot be compared with those of other hosts.
 
-    Devices of one host may all be slow, which only other hosts show.
+    A rate has no peer, or no peer on another host has enough repetitions. All devices of one host
+    may be slow, which only other hosts show.
     """
     names = []
     for name, rate in device.rates.items():
@@ -164,7 +169,7 @@ def _list_uncompared(device: Device, devices: Sequence[Device]) -> tuple[str, ..
 
 
 def _make_missing_device(peer: Device, num_missing: int) -> Device:
-    """Return a device that stands for the GPUs that a host lacks relative to most hosts."""
+    """Return a device that stands for the GPUs that a host has fewer than most hosts."""
     text = f"most hosts have {num_missing} more of {peer.kind}"
     fault = Fault(text=text, fix="see lspci -d 10de:, dmesg (Xid) and parbench doctor there")
     return Device(
@@ -180,7 +185,8 @@ def _make_missing_device(peer: Device, num_missing: int) -> Device:
 def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:
     """Return the exit code of a check of several hosts.
 
-    If some hosts check GPUs and others cores, the latter may have GPUs that nothing has checked.
+    It is not OK if some hosts checked GPUs and others cores, because the latter may have GPUs that
+    were not checked.
     """
     codes = [result.exit_code for result in results]
     if len(_group_by_device(results)) > 1:
@@ -189,6 +195,7 @@ def compute_exit_code(results: Sequence[HostResult]) -> ExitCode:
 
 
 def _group_by_device(results: Sequence[HostResult]) -> dict[str, list[str]]:
+    """Return the names of the hosts by checked device, ``cuda`` or ``cpu``."""
     hosts: dict[str, list[str]] = {}
     for result in results:
         if result.health is not None:
@@ -227,7 +234,7 @@ def render(results: Sequence[HostResult]) -> str:
 
 
 def _format_uncompared(devices: Sequence[Device]) -> list[str]:
-    """Return a line for each device that has rates without peers, and the fix."""
+    """Return a line for each device with rates that could not be compared, and then the fix."""
     lines = []
     for device in devices:
         if device.uncompared:

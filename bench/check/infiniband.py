@@ -25,7 +25,7 @@ _FIX = "see ibstat, iblinkinfo and mlxlink -d DEVICE; reseat or replace the cabl
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """A port, in the words of the kernel, ``-`` where unknown."""
+    """A port of a NIC, with the texts of the kernel, ``-`` for an unknown one."""
 
     name: str
     layer: str
@@ -40,7 +40,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
-    """Read the ports of all devices below ``root``."""
+    """Return the InfiniBand ports of this host. ``root`` holds the ``sys`` to read."""
     ports = []
     for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         device = folder.parents[1]
@@ -60,14 +60,15 @@ def read_ports(root: Path = Path("/")) -> tuple[Port, ...]:
 
 
 def _read_state(path: Path) -> str:
-    """Return ``ACTIVE`` of ``4: ACTIVE``."""
+    """Return the word in a file such as ``4: ACTIVE``."""
     return (read_text(path) or "-").rpartition(": ")[2]
 
 
 def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ...]:
-    """Return the ports with their faults: inactive, slower than their peers, or new errors.
+    """Return the ports after the measurement with their faults.
 
-    A port that is disabled is not in use, nor is one whose board has no active port.
+    Faults are an inactive port, a lower rate than its peers, and new errors. A disabled port and a
+    port whose NIC has no active port are not in use and have no fault.
     """
     earlier_errors = {port.name: port.errors for port in before}
     judged_ports = []
@@ -85,7 +86,7 @@ def judge_ports(before: Sequence[Port], after: Sequence[Port]) -> tuple[Port, ..
 
 
 def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:
-    """Return the faults of a port that its peers do not have."""
+    """Return the faults of a port relative to the active ports of the same NIC."""
     active_peers = [
         peer
         for peer in ports
@@ -101,6 +102,6 @@ def _list_faults(port: Port, ports: Sequence[Port]) -> list[str]:
 
 
 def _parse_gigabits(rate: str) -> float:
-    """Return the number of ``400 Gb/sec (4X NDR)``, 0 if it is unknown."""
+    """Return the number in a text such as ``400 Gb/sec (4X NDR)``, 0 if it is unknown."""
     match = re.match(r"[\d.]+", rate)
     return float(match[0]) if match else 0.0

@@ -41,10 +41,11 @@ class Gap:
 def compute_gaps(
     quantities: Mapping[str, Mapping[D, Mapping[int, float]]], threshold: float
 ) -> dict[tuple[str, D], Gap]:
-    """Compute the gap of each device in each quantity, from its rates by repetition.
+    """Return the gap of each device in each quantity to its peers, keyed by (quantity, device).
 
-    Other work on a host makes all quantities vary alike. So the variation of a device's repetitions
-    is at least the median over all devices and quantities.
+    ``quantities`` holds rates by quantity, device and repetition. ``threshold`` is the smallest
+    share that counts as slower. Other work on a host makes all quantities vary alike. So the
+    variation of a device's repetitions is at least the median over all devices and quantities.
     """
     levels: dict[tuple[str, D], Table] = {}
     peer_variations: dict[tuple[str, D], float] = {}
@@ -73,6 +74,7 @@ def compute_gaps(
 
 
 def _make_gap(level: float, variation: float, threshold: float) -> Gap:
+    """Return the gap from the logarithms of a rate relative to peers and of its variation."""
     limit = max(-math.log1p(-threshold), MADS * variation)
     return Gap(
         share=-math.expm1(level),
@@ -82,7 +84,10 @@ def _make_gap(level: float, variation: float, threshold: float) -> Gap:
 
 
 def _compute_peer_variation(peers: Table) -> float:
-    """Compute the standard deviation among peers within a repetition, 0 where they are too few."""
+    """Return the standard deviation of logarithms of rates among peers within a repetition.
+
+    0 if there are too few peers.
+    """
     if len(peers) < _MIN_PEERS:
         return 0.0
     distances = np.abs(np.log(peers / np.median(peers, axis=0)))

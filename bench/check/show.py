@@ -11,7 +11,7 @@ _GIGA = 1e9
 
 
 def render(health: Health) -> str:
-    """Return the page of a host."""
+    """Return the check of a host as text."""
     first = health.devices[0]
     parts = [f"{health.host}: {health.verdict}", f"{len(health.devices)} x {first.kind}"]
     if "driver" in first.facts:
@@ -35,7 +35,10 @@ def render(health: Health) -> str:
 
 
 def format_faults(health: Health, prefix: str = "") -> list[str]:
-    """Return the faults that are not those of a device; ``prefix`` names one of several hosts."""
+    """Return lines about the faults that belong to no device.
+
+    ``prefix`` is the name of the host if there are several.
+    """
     problems = [f"did not run  {prefix}{problem}" for problem in health.problems]
     links = [_format_fault(True, f"{prefix}link", link.text, link.fix) for link in health.links]
     ports = [
@@ -63,11 +66,12 @@ def format_reasons(devices: Sequence[Device], *, with_host: bool = False) -> lis
 
 
 def _format_fault(is_bad: bool, name: str, text: str, fix: str) -> str:
+    """Return the verdict with the fault, and a second line with the fix."""
     return f"{'bad' if is_bad else 'watch'}  {name}: {text}\n     -> {fix}"
 
 
 def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> list[str]:
-    """Return a line for each device with its rates and their distance from peers in per cent."""
+    """Return a line for each device with its rates and their gap to the peers in per cent."""
     measured = {name for device in devices for name in device.rates}
     quantities = [quantity for quantity in QUANTITIES if quantity.name in measured]
     scales = _choose_scales(devices)
@@ -85,7 +89,7 @@ def render_devices(devices: Sequence[Device], *, with_host: bool = False) -> lis
 
 
 def _choose_scales(devices: Sequence[Device]) -> dict[str, tuple[float, str]]:
-    """Return the factor and the name in which rates of a unit are printed."""
+    """Return for each unit the divisor and the name of the unit in which its rates are printed."""
     rates = [rate for device in devices for rate in device.rates.values()]
     max_flops = max((rate.value for rate in rates if rate.unit == "FLOP/s"), default=0.0)
     flops = (_TERA, "TFLOP/s") if max_flops > _TERA else (_GIGA, "GFLOP/s")
@@ -93,6 +97,7 @@ def _choose_scales(devices: Sequence[Device]) -> dict[str, tuple[float, str]]:
 
 
 def _format_rate(rate: Rate | None, scale: float) -> str:
+    """Return the scaled rate and its gap in per cent, ``-`` for None."""
     if rate is None:
         return "-"
     value = f"{rate.value / scale:.3g}"

@@ -34,7 +34,7 @@ _SLACK_BYTES = 256 << 20
 
 
 class Attempt:
-    """One start of all ranks: passes them their job, follows their outcomes, explains failures.
+    """One start of all ranks: sends them their job, collects their outcomes, explains failures.
 
     ``folder`` holds the files of these ranks, and ``evidence`` what they have reported.
     """
@@ -48,7 +48,10 @@ class Attempt:
         self._deadline = 0.0
 
     def wait_for_ranks(self, timeout_seconds: float) -> Outcome | None:
-        """Wait until every rank has reported; return the failure if one does not."""
+        """Wait until every rank has sent its first message. Return the failure if one does not.
+
+        None means success.
+        """
         hellos = self.evidence.hellos
         deadline = time.monotonic() + timeout_seconds
         while len(hellos) < self._size:
@@ -63,6 +66,7 @@ class Attempt:
         return None
 
     def send_job(self, job: Job) -> None:
+        """Send the ranks their job and set the deadline of the first block."""
         self._ranks.mailbox.put(JOB, msgspec.json.encode(job))
         # Before the first block ranks may take long to find each other.
         self._set_deadline(max(job.plan.timeout_seconds, START_SECONDS))
@@ -96,7 +100,10 @@ class Attempt:
         self._poll()
 
     def end(self, timeout_seconds: float) -> list[str]:
-        """End all ranks, and describe what remains of them and on their GPUs after this time."""
+        """End all ranks and wait at most ``timeout_seconds`` for it.
+
+        Returns a phrase for each process that still runs and each GPU whose memory is not free.
+        """
         hellos = self.evidence.hellos
         self._ranks.end(hellos.values())
         deadline = time.monotonic() + timeout_seconds
@@ -123,7 +130,7 @@ class Attempt:
         return phrases
 
     def _poll(self) -> None:
-        """Read what has arrived; wait a moment if nothing has."""
+        """Store the messages that have arrived. Sleep for a moment if there are none."""
         evidence = self.evidence
         messages = self._ranks.mailbox.receive()
         for rank, message in messages:
@@ -142,24 +149,31 @@ class Attempt:
             time.sleep(_POLL_SECONDS)
 
     def _poll_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
+        """Poll until the condition holds, for at most ``timeout_seconds``."""
         deadline = time.monotonic() + timeout_seconds
         while not condition() and time.monotonic() < deadline:
             self._poll()
 
     def _set_deadline(self, timeout_seconds: float) -> None:
+        """Set the time at which the driver reports a hang that no rank has reported."""
         self._deadline = time.monotonic() + timeout_seconds + _OWN_DEADLINE_SECONDS
 
     def _has_failed(self) -> bool:
+        """Return True if a rank has raised an error or died, or if all have ended."""
         if self.evidence.errors or self._ranks.have_ended():
             return True
         return self._has_dead_rank()
 
     def _has_dead_rank(self) -> bool:
+        """Return True if a rank has ended before it has completed its job."""
         codes = self._ranks.exit_codes()
         return any(rank not in self.evidence.cpu_seconds for rank in codes)
 
     def _explain_end(self, when: str) -> Outcome:
-        """Explain the end once all ranks have noticed it, or the first exit code is known."""
+        """Explain a failure once all ranks have noticed it or an exit code is known.
+
+        ``when`` is a phrase about the time of the failure.
+        """
         self._ranks.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
         grace = _GRACE_SECONDS if self._has_dead_rank() else self._ranks.exit_code_seconds
@@ -170,7 +184,7 @@ class Attempt:
         return explain_end(self.evidence, when)
 
     def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:
-        """Explain a hang once all ranks have reported that can."""
+        """Explain the hang of the block at ``index`` once the reports of the ranks have arrived."""
         evidence = self.evidence
         self._poll_until(lambda: evidence.count_complete_reports() == self._size, _GRACE_SECONDS)
         stacks = {}
@@ -184,7 +198,7 @@ class Attempt:
 def wait_for_gpu_memory(uuids: Collection[str], deadline: float) -> list[str]:
     """Wait until GPUs have no more memory in use than before the run, at most until ``deadline``.
 
-    Returns a phrase for each GPU that still has more in use.
+    ``uuids`` are those of the GPUs. Returns a phrase for each GPU that still has more in use.
     """
     before = _get_used_bytes(inspect_gpus(os.environ)) if uuids else {}
     while True:
@@ -200,5 +214,6 @@ def wait_for_gpu_memory(uuids: Collection[str], deadline: float) -> list[str]:
 
 
 def _get_used_bytes(report: GpuReport) -> dict[str | None, int]:
+    """Return the bytes in use by GPU UUID, without GPUs for which they are unknown."""
     memory = {gpu.uuid: gpu.memory_used_bytes for gpu in report.gpus}
     return {uuid: num_bytes for uuid, num_bytes in memory.items() if num_bytes is not None}

@@ -41,7 +41,7 @@ class CostModel:
     """By the id of the case."""
 
     def with_repetition(self, seconds: float, records: Iterable[Record]) -> "CostModel":
-        """Return the model after another repetition, which took so long."""
+        """Return the model after one more repetition, which took ``seconds`` for these records."""
         startup_seconds = seconds
         case_seconds = dict(self.case_seconds)
         for record in records:
@@ -58,21 +58,21 @@ class CostModel:
         )
 
     def estimate_case(self, case: Case) -> float:
-        """Estimate the cost of a case, the mean of all cases for one that was never measured."""
+        """Return the expected seconds of a case, the mean of all cases if it was never measured."""
         if case.id in self.case_seconds:
             return self.case_seconds[case.id]
         return fmean(self.case_seconds.values() or [0.0])
 
     def estimate_repetition(self, cases: Iterable[Case]) -> float:
-        """Estimate the cost of a repetition.
+        """Return the expected seconds of a repetition of these cases, with its start.
 
-        To measure for less than half of the time of its start is not worth the start.
+        The cases count at least half of the start, because a shorter measurement is not worth it.
         """
         startup = self.startup_seconds or 0.0
         return startup + max(sum(map(self.estimate_case, cases)), startup / 2)
 
     def count_fitting(self, seconds: float, repetitions: Sequence[Sequence[Case]]) -> int:
-        """Return the number of these repetitions, from the first on, for which there is time."""
+        """Return how many of the repetitions, from the first on, fit into ``seconds``."""
         for count, cases in enumerate(repetitions):
             seconds -= self.estimate_repetition(cases)
             if seconds < 0:
@@ -81,7 +81,7 @@ class CostModel:
 
 
 def compute_least_seconds(record: Record) -> float:
-    """Return the seconds that a case would have taken with the fewest iterations."""
+    """Return the seconds that the case of a record would have taken with the fewest iterations."""
     values = record.samples.values
     if not values:
         return record.seconds
@@ -91,7 +91,7 @@ def compute_least_seconds(record: Record) -> float:
 
 
 def compute_costs(run: Run) -> CostModel:
-    """Return the cost model of a run's repetitions."""
+    """Return the cost model from the repetitions that a run already has."""
     model = CostModel()
     for number in sorted({record.repetition for record in run.records if record.status == "ok"}):
         seconds = sum(info.seconds for info in run.info.repetitions if info.repetition == number)
@@ -106,7 +106,7 @@ def compute_costs(run: Run) -> CostModel:
 class TimeBudget:
     """Shares the time of a run among its repetitions, whose cost is known after the first.
 
-    ``repetitions`` are the cases of each one.
+    ``repetitions`` holds the cases of each repetition.
     """
 
     def __init__(
@@ -122,13 +122,14 @@ class TimeBudget:
         self._last_end = self._end + min(0.1 * seconds, 5.0)
 
     def compute_remaining_seconds(self) -> float:
-        """Return the time in which cases may begin."""
+        """Return the seconds during which cases may still begin."""
         return max(self._last_end - time.monotonic(), 0.0)
 
     def compute_deadline(self, began: float) -> float:
-        """Return the end of a repetition that began then.
+        """Return the end of the current repetition, which began at ``began``.
 
-        Those for which there is time share the rest evenly.
+        Both are in seconds of time.monotonic(). The repetitions that fit into the remaining time
+        share it evenly.
         """
         costs = self.costs
         if costs.startup_seconds is None:
@@ -138,14 +139,14 @@ class TimeBudget:
         return began + seconds / max(num_fitting, 1)
 
     def complete_repetition(self) -> None:
-        """Count the present repetition, and those to come for which there is time."""
+        """Complete the current repetition and count the later ones for which there is time."""
         self.num_completed += 1
         seconds = self.compute_remaining_seconds()
         to_come = self._repetitions[self.num_completed :]
         self.num_fitting = self.costs.count_fitting(seconds, to_come) if seconds else 0
 
     def compute_progress(self, share: float) -> float:
-        """Return the share of the run that is done with this share of the present repetition."""
+        """Return the share of the run that is done, from that of the current repetition."""
         return (self.num_completed + share) / (self.num_completed + self.num_fitting)
 
 
@@ -156,10 +157,10 @@ def format_budget(seconds: float) -> str:
 
 
 def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
-    """Return the ``--budget`` that holds every repetition of a plan.
+    """Return a value of ``--budget`` for which every repetition of the plan has time.
 
-    The plan's own budget holds ``num_fitting``. Repetitions use the time that they are given, so
-    that the cost of the fewest iterations alone would not suffice.
+    The plan's own budget sufficed for ``num_fitting`` repetitions. Repetitions use all of their
+    time, so the cost of the fewest iterations alone would not suffice.
     """
     starts = group_by_variables(plan.cases)
     least_seconds = plan.repetitions * sum(map(costs.estimate_repetition, starts))
@@ -170,11 +171,11 @@ def suggest_budget(plan: Plan, costs: CostModel, num_fitting: int = 1) -> str:
 def order_blocks(
     cases: Sequence[Case], seed: int, repetition: int, num_extra: int = 0
 ) -> tuple[list[int], list[int]]:
-    """Return the case of each block, and of those of extra passes, as indices into ``cases``.
+    """Return the case index of each block, and of each block of ``num_extra`` extra passes.
 
     A case has 1 or ``BLOCKS`` blocks. Cases with one come in the order of ``cases`` in the first
-    repetition, then in random order, so that a budget that is too small does not leave out the
-    same cases in each. The order depends on the seed and the repetition only.
+    repetition, then in random order, so that a budget that is too small does not leave out the same
+    cases in each. The order depends only on the seed and the repetition.
     """
     random = Random(f"{seed} {repetition}")
     ready = _choose_interleaved_cases(cases)
@@ -213,7 +214,10 @@ def make_blocks(
 
 
 def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
-    """Return the cases that have several blocks, the smallest first; they stay prepared between."""
+    """Return the indices of the cases that have several blocks, the smallest case first.
+
+    They stay prepared between their blocks, so their memory is limited.
+    """
     ready = []
     free_bytes = _MAX_INTERLEAVED_BYTES
     for index in sorted(range(len(cases)), key=lambda index: _num_bytes(cases[index])):
@@ -224,5 +228,6 @@ def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
 
 
 def _num_bytes(case: Case) -> int:
+    """Return the size of a case in bytes, a default if it has none."""
     size = case.all_params.get("size_bytes", _DEFAULT_BYTES)
     return size if isinstance(size, int) else _DEFAULT_BYTES

@@ -50,10 +50,10 @@ Pending = Sequence[tuple[int, Sequence[Case]]]
 
 
 def list_pending(run: Run, *, with_out_of_budget: bool = False) -> Pending:
-    """Return the cases that have no record, by repetition and environment.
+    """Return the cases that have no record, grouped by repetition and environment.
 
-    Every second repetition has the environments in reverse, so that a slow drift affects all alike.
-    ``with_out_of_budget`` adds cases whose record states that the time budget was over.
+    Every second repetition has the environments in reverse order, so that a slow drift affects all
+    equally. ``with_out_of_budget`` adds cases whose record states that the time budget was over.
     """
     done = set()
     for record in run.records:
@@ -117,7 +117,10 @@ class Driver:
         """Whether ranks on other hosts describe their GPUs, which the first ones do."""
 
     def drive(self, skipped: Sequence[SkippedCase] = ()) -> None:
-        """Measure the pending repetitions for which there is time, and record the skipped cases."""
+        """Measure the pending repetitions for which there is time.
+
+        Also record the skipped cases.
+        """
         for entry in skipped:
             self._recorder.write(
                 0, entry.case, make_skipped_outcome(SkipReason.IMPOSSIBLE, entry.reason)
@@ -146,7 +149,10 @@ class Driver:
             self._recorder.write(number, case, outcome)
 
     def _measure(self, repetition: Repetition) -> None:
-        """Measure the cases; ranks that fail end their case, and new ones measure the rest."""
+        """Measure the cases of a repetition.
+
+        If ranks fail, new ranks measure the remaining cases.
+        """
         may_retry = True
         try:
             while repetition.cases:
@@ -170,6 +176,7 @@ class Driver:
             self._budget.costs = costs
 
     def _record_failed_start(self, repetition: Repetition, failure: Outcome) -> None:
+        """Record the failure of all ranks to start for each case that has no samples."""
         if self._silent_hosts:
             hosts = ", ".join(sorted(self._silent_hosts))
             reason = f"{failure.reason}; {hosts} did not answer when the last ranks hung"
@@ -179,7 +186,10 @@ class Driver:
                 self._record(repetition, case, failure)
 
     def _try(self, repetition: Repetition) -> Outcome | None:
-        """Let new ranks measure the cases without an outcome; return why they did not start."""
+        """Start new ranks and let them measure the cases without an outcome.
+
+        Returns the failure if the ranks did not start, otherwise None.
+        """
         logs = self._run.path / "logs"
         folder = logs / f"attempt-{len(list(logs.glob('attempt-*')))}"
         variables = {
@@ -237,6 +247,7 @@ class Driver:
             add_repetition(self._run.path, info)
 
     def _make_job(self, repetition: Repetition) -> Job:
+        """Return the job of new ranks for the pending cases of a repetition."""
         cases = list(repetition.cases.values())
         measure = self._plan.measure
         half_widths = self._recorder.half_widths
@@ -279,6 +290,7 @@ class Driver:
         attempt.wait_for_end(_FAREWELL_SECONDS)
 
     def _record(self, repetition: Repetition, case: Case, outcome: Outcome) -> None:
+        """Write the record of a case, which is then no longer pending in the repetition."""
         record = self._recorder.write(repetition.number, case, outcome)
         repetition.records.append(record)
         repetition.partial_outcomes.pop(case.id, None)
@@ -286,6 +298,7 @@ class Driver:
 
 
 def make_skipped_outcome(skip_reason: SkipReason, reason: str) -> Outcome:
+    """Return the outcome of a case that is not measured."""
     return Outcome(status="skipped", reason=reason, skip_reason=skip_reason)
 
 

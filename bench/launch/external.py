@@ -43,7 +43,10 @@ Process = subprocess.Popen[bytes]
 
 
 class StoreMailbox:
-    """A mailbox in a store; messages of rank 0 are files of its folder, which the driver shares."""
+    """A mailbox in a torch store.
+
+    Messages of rank 0 are files in its folder, because the driver runs on the same host.
+    """
 
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
@@ -82,16 +85,18 @@ def connect_store(environ: Mapping[str, str]) -> Store:
 
 
 def open_store(host: str, port: int, *, is_server: bool) -> TCPStore:
+    """Connect to a torch store at this address, or serve it."""
     timeout = timedelta(seconds=_CONNECT_SECONDS)
     return TCPStore(host, port, is_master=is_server, wait_for_workers=False, timeout=timeout)
 
 
 def _open_launcher_store(environ: Mapping[str, str], *, is_server: bool) -> TCPStore:
+    """Connect to the launcher's store at MASTER_ADDR and MASTER_PORT, or serve it."""
     return open_store(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_server=is_server)
 
 
 class ExternalLauncher:
-    """The agent of rank 0, which also is the driver's: it has the agents of all ranks start their workers."""
+    """The agent of rank 0, in the driver's process. It lets all agents start their workers."""
 
     def __init__(self, size: int) -> None:
         adopt_orphans()
@@ -102,6 +107,7 @@ class ExternalLauncher:
         self._number = 0
 
     def start_ranks(self, folder: Path, variables: Mapping[str, str]) -> "ExternalRanks":
+        """Order all agents to start a worker with these environment variables."""
         make_folder(folder)
         number = self._number
         self._number += 1
@@ -110,7 +116,7 @@ class ExternalLauncher:
         return ExternalRanks(self._store, number, self._size, process, folder)
 
     def close(self) -> None:
-        """Release the agents of all other ranks, which need the store of this process until then."""
+        """Release the agents of all other ranks, and wait until they no longer need the store."""
         deadline = time.monotonic() + _RELEASE_SECONDS
         with suppress(RuntimeError):
             self._store.set(f"order/{self._number}", "null")
@@ -119,7 +125,7 @@ class ExternalLauncher:
 
 
 class ExternalRanks:
-    """Workers that agents have started; their output goes to the launcher's."""
+    """Workers that agents have started. Their output goes to the output of the launcher."""
 
     exit_code_seconds = 3.0
 
@@ -157,7 +163,7 @@ class ExternalRanks:
 
 
 def serve_rank() -> None:
-    """Be the agent of a rank other than 0 until the driver has finished."""
+    """Run the agent of a rank other than 0 until the driver has finished."""
     adopt_orphans()
     rank = os.environ["RANK"]
     try:
@@ -169,6 +175,7 @@ def serve_rank() -> None:
 
 
 def _obey_orders(store: Store, rank: str) -> None:
+    """Start a worker for each order of the driver and report its exit code, until released."""
     for number in itertools.count():
         # Signals would not be handled while this process waits in the store.
         while not store.check([f"order/{number}"]):
@@ -188,7 +195,7 @@ def _obey_orders(store: Store, rank: str) -> None:
 
 
 def _wait_for_worker(process: Process, store: Store) -> int:
-    """Return the exit code of a worker, which is killed once the driver ends all ranks."""
+    """Return the exit code of a worker, and kill it once the driver ends all ranks."""
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(_LOOK_SECONDS)
@@ -198,7 +205,7 @@ def _wait_for_worker(process: Process, store: Store) -> int:
 
 
 def start_worker(number: int, folder: Path, variables: Mapping[str, str]) -> Process:
-    """Start the worker of this agent's rank.
+    """Start the worker of this agent's rank for start ``number``.
 
     Its output must not mix with what the driver prints.
     """

@@ -13,7 +13,7 @@ from parbench.bench.results.records import Culprit, CulpritCause, RankState
 
 @dataclass(kw_only=True)
 class Evidence:
-    """Everything that the driver has learned of the ranks of one start, by rank."""
+    """Everything that the ranks of one start have reported to the driver, by rank."""
 
     hellos: dict[int, Hello] = field(default_factory=dict)
     errors: dict[int, RankError] = field(default_factory=dict)
@@ -26,11 +26,14 @@ class Evidence:
     """The last message of the rank or the launcher that failed."""
 
     def count_complete_reports(self) -> int:
-        """Return the number of ranks that have reported everything about a hang."""
+        """Return the number of ranks that have sent their complete report of a hang."""
         return sum(not report.more for report in self.reports.values())
 
     def format_ranks(self, ranks: Sequence[int]) -> str:
-        """Name ranks, with their hosts if there are several: ``ranks 0 (n1), 2 (n2)``."""
+        """Return the ranks as text with their hosts: ``ranks 0 (n1), 2 (n2)``.
+
+        The hosts are left out if all ranks share one.
+        """
         hosts = {rank: hello.host for rank, hello in self.hellos.items()}
         names = [str(rank) for rank in ranks]
         if len(set(hosts.values())) > 1:
@@ -38,14 +41,16 @@ class Evidence:
         return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
     def make_culprits(self, ranks: Sequence[int], cause: CulpritCause) -> tuple[Culprit, ...]:
+        """Return the culprits with their hosts, without ranks that never reported."""
         hosts = {rank: self.hellos[rank].host for rank in ranks if rank in self.hellos}
         return tuple(Culprit(rank=rank, host=host, cause=cause) for rank, host in hosts.items())
 
 
 def explain_end(evidence: Evidence, when: str) -> Outcome:
-    """Explain the death or the exception of a rank.
+    """Return a failed outcome that explains the death or the exception of a rank.
 
-    Of several dead ranks, the cause is the first if it is known.
+    If the order of several deaths is known, the first one is the cause. ``when`` is a phrase about
+    the time.
     """
     errors = evidence.errors
     codes = dict(evidence.exit_codes)
@@ -81,9 +86,9 @@ def explain_end(evidence: Evidence, when: str) -> Outcome:
 
 
 def find_first_dead(dead_ranks: Sequence[int], codes: Mapping[int, int]) -> list[int]:
-    """Return the ranks that died first.
+    """Return the dead ranks that probably died first, from the exit codes by rank.
 
-    A launcher ends all others by SIGTERM when one has failed.
+    A launcher ends all other ranks by SIGTERM when one has failed.
     """
     killed = [rank for rank in dead_ranks if codes[rank] < 0 and codes[rank] != -signal.SIGTERM]
     failed = [rank for rank in dead_ranks if codes[rank] > 0]
@@ -93,9 +98,10 @@ def find_first_dead(dead_ranks: Sequence[int], codes: Mapping[int, int]) -> list
 def explain_hang(
     evidence: Evidence, index: int, timeout_seconds: float, stacks: Mapping[int, str]
 ) -> Outcome:
-    """Explain why the block at ``index`` did not end, from the reports of the ranks.
+    """Return a hang outcome that explains why the block at ``index`` did not end.
 
-    ``stacks`` are those that the interpreter wrote for ranks that may be unable to report.
+    ``stacks`` are the stacks by rank that the interpreter wrote for ranks that may be unable to
+    report.
     """
     reports = evidence.reports
     records = {rank: report.groups for rank, report in reports.items() if report.groups is not None}
@@ -124,7 +130,11 @@ def explain_hang(
 def find_cause_of_hang(
     evidence: Evidence, index: int, waiting: Waits, pending: Sequence[str]
 ) -> tuple[str, tuple[Culprit, ...]]:
-    """Return the cause as a clause, and the ranks that may have caused it."""
+    """Return the cause of a hang as a clause, and the ranks that may have caused it.
+
+    ``waiting`` holds the ranks that each rank waits for, and ``pending`` the operations that are
+    not done.
+    """
     reports = evidence.reports
     is_recorded = bool(waiting and pending)
     absent_ranks = find_absent_ranks(evidence, index, waiting, is_recorded=is_recorded)
@@ -155,11 +165,12 @@ def find_cause_of_hang(
 def find_absent_ranks(
     evidence: Evidence, index: int, waiting: Waits, *, is_recorded: bool
 ) -> list[int]:
-    """Return the ranks that did not arrive where the others wait.
+    """Return the ranks that did not arrive where the others wait, empty if unknown.
 
-    The first criterion counts that distinguishes ranks: they give no report; by torch's record
-    others wait for them and they for nobody; and where nothing is recorded: they are not in this
-    block yet; have begun fewer steps; are not in torch.distributed.
+    The first criterion that distinguishes ranks decides. The ranks that sent no report come first.
+    If torch's records exist, the next ones are ranks that others wait for and that wait for nobody.
+    Otherwise they are ranks that are in an earlier block, have begun fewer steps, or are not in
+    torch.distributed.
     """
     reports = evidence.reports
     silent = find_silent_ranks(evidence)
@@ -183,7 +194,7 @@ def find_absent_ranks(
 
 
 def find_silent_ranks(evidence: Evidence) -> list[int]:
-    """Return the ranks that did not report, or that have no connection to the others."""
+    """Return the ranks without a report of a hang, otherwise those without connection."""
     missing = [rank for rank in evidence.hellos if rank not in evidence.reports]
     return missing or find_disconnected_ranks(evidence)
 
@@ -191,7 +202,7 @@ def find_silent_ranks(evidence: Evidence) -> list[int]:
 def find_disconnected_ranks(evidence: Evidence) -> list[int]:
     """Return the ranks on hosts without connection to rank 0.
 
-    If no host has one, they are those on the host of rank 0.
+    If no other host has a connection, the ranks on the host of rank 0 are returned.
     """
     hosts = {rank: hello.host for rank, hello in evidence.hellos.items()}
     other_hosts = {host for host in hosts.values() if host != hosts.get(0)}
@@ -204,12 +215,13 @@ def find_disconnected_ranks(evidence: Evidence) -> list[int]:
 
 
 def find_awaited_ranks(waiting: Waits) -> list[int]:
-    """Return the ranks that others wait for and that wait for nobody."""
+    """Return the ranks that others wait for and that wait for no rank."""
     awaited = set().union(*waiting.values())
     return [rank for rank in waiting if not waiting[rank] and rank in awaited]
 
 
 def _is_coalescing(report: HangReport) -> bool:
+    """Return True if the last collective of any of the rank's groups is a coalesced launch."""
     return any(group.is_last_coalesced for group in (report.groups or {}).values())
 
 
@@ -219,6 +231,7 @@ def make_states(
     stacks: Mapping[int, str],
     silent_ranks: Sequence[int],
 ) -> list[RankState]:
+    """Return the final state of each rank. ``states`` and ``stacks`` are texts by rank."""
     ranks = []
     for rank, hello in sorted(evidence.hellos.items()):
         state = RankState(
@@ -234,6 +247,6 @@ def make_states(
 
 
 def find_silent_hosts(ranks: Sequence[RankState]) -> set[str]:
-    """Return the hosts all of whose ranks are silent, if those of others are not."""
+    """Return the hosts all of whose ranks are silent, empty if that holds for every host."""
     answering = {state.host for state in ranks if not state.is_silent}
     return {state.host for state in ranks} - answering if answering else set()

@@ -15,7 +15,10 @@ _PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)$")
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's work on one group. Collectives have numbers within the group, 0 stands for none."""
+    """The work of one rank on one process group.
+
+    Collectives are numbered within the group from 1, and 0 stands for none.
+    """
 
     ranks: tuple[int, ...]
     """The global ranks of the group."""
@@ -39,6 +42,8 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
+    """One operation in torch's flight records."""
+
     pg_id: int  # differs from that of a destroyed group with the same name
     process_group: tuple[str, str]  # name, description
     collective_seq_id: int
@@ -55,20 +60,21 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _Dump(msgspec.Struct, frozen=True):
+    """The flight records of one backend."""
+
     entries: list[_Entry] = []
 
 
 def parse_groups(
     dumps: Iterable[bytes], groups: Mapping[str, Sequence[int]], since_ns: int, now_ns: int
 ) -> dict[str, GroupState] | None:
-    """Return a rank's work on its groups since a time, None if nothing was ever recorded.
+    """Return the work of a rank by group name, None if nothing was ever recorded.
 
     Args:
         dumps: torch's records in JSON.
         groups: the ranks of each group by its name, in the group's order.
-        since_ns: earlier work does not count.
+        since_ns: the time before which work is ignored.
         now_ns: the time of the dumps.
-
     """
     entries = []
     for dump in dumps:
@@ -86,6 +92,7 @@ def parse_groups(
 
 
 def _parse_group(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int) -> GroupState:
+    """Return the state of one group from its recorded entries."""
     collectives = [entry for entry in entries if not entry.is_p2p]
     # Calls that are launched as one share their number, and only the launch itself is ever done.
     done = {entry.collective_seq_id for entry in collectives if entry.is_done}
@@ -122,10 +129,11 @@ def _parse_group(entries: Sequence[_Entry], ranks: tuple[int, ...], now_ns: int)
 
 
 def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
-    """Return for each rank the ranks that it waits for.
+    """Return for each rank the set of ranks that it waits for.
 
-    They have not enqueued the operation in which it waits, or not started one that it has started.
-    A rank that others wait for and that waits for nobody is to blame.
+    These have not enqueued the operation in which the rank waits, or have not started one that the
+    rank has started. A rank that others wait for and that waits for nobody is to blame. The
+    argument holds the state of each group by rank and group name.
     """
     waiting: Waits = {rank: set() for rank in sorted(groups_by_rank)}
     for rank, groups in groups_by_rank.items():
@@ -138,7 +146,7 @@ def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
 
 
 def _waits(rank: int, group: GroupState, peer_rank: int, peer: GroupState) -> bool:
-    """Return True if a rank waits for a peer by their work on one group."""
+    """Return True if ``rank`` waits for ``peer_rank``, from their work on the same group."""
     if group.pending:
         if peer.enqueued < group.pending:
             return True

@@ -47,30 +47,30 @@ class Ranks(Protocol):
 
     @property
     def mailbox(self) -> Mailbox:
-        """The messages of these ranks."""
+        """The mailbox that carries the messages of these ranks."""
 
     @property
     def exit_code_seconds(self) -> float:
-        """The time after which the exit code of a rank that has died is known."""
+        """The seconds after which the exit code of a dead rank is known."""
 
     def have_ended(self) -> bool:
-        """Return True if a rank has ended badly, or if all have ended."""
+        """Return True if one rank has failed or all ranks have ended."""
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the known exit codes of ranks that have ended; a negative one is a signal."""
+        """Return the known exit codes of ended ranks by rank. A negative code is a signal."""
 
     def last_error(self) -> str:
-        """Return the last message of the rank or the launcher that failed, if there is one."""
+        """Return the last message of the rank or launcher that failed, empty if there is none."""
 
     def end(self, hellos: Iterable[Hello]) -> None:
-        """End every rank, stopped ones too."""
+        """End every rank, also stopped ones. ``hellos`` are the first messages of the ranks."""
 
 
 class ForkServer(AbstractContextManager["ForkServer"]):
-    """A process that has imported torch and ``modules``, and that forks the ranks of this node.
+    """A process that has imported torch and ``modules`` and forks the ranks of this node.
 
-    Only the first start of ranks waits for the imports. Ranks end with the server, and the server
-    with the driver.
+    Only the first start of ranks waits for the imports. The ranks end with the server, and the
+    server ends with the driver.
     """
 
     def __init__(self, modules: Iterable[str], variables: Mapping[str, str], logs: Path) -> None:
@@ -118,13 +118,14 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         return ForkedRanks(self, processes, size, folder)
 
     def has_ended(self) -> bool:
+        """Return True if the server process has ended."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
         except ChildProcessError:
             return True
 
     def last_error(self) -> str:
-        """Return a message about the end of the server, or else the last line of its log."""
+        """Return a message about the end of the server, otherwise the last line of its log."""
         end = None
         with suppress(ChildProcessError):
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
@@ -133,6 +134,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         return read_last_line(self._log)
 
     def _start(self) -> None:
+        """Start the server process and store its process id."""
         with set_variables(self._variables):
             forkserver.ensure_running()
         server = forkserver._forkserver
@@ -183,7 +185,7 @@ class ForkedRanks:
 def run_forked_rank(
     rank: int, size: int, folder: str, variables: Mapping[str, str], cpus: Sequence[int]
 ) -> None:
-    """Be a rank, in a process that the fork server has forked."""
+    """Run a rank in a process that the fork server has forked."""
     os.setsid()  # the driver alone receives the Ctrl-C of a terminal
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -200,7 +202,7 @@ def run_forked_rank(
 
 
 def apply_variables(environ: MutableMapping[str, str], variables: Mapping[str, str]) -> None:
-    """Set variables, and remove those whose value is empty."""
+    """Set variables in ``environ``, and remove those whose value is empty."""
     for name, value in variables.items():
         environ[name] = value
         if not value:
@@ -208,7 +210,7 @@ def apply_variables(environ: MutableMapping[str, str], variables: Mapping[str, s
 
 
 def redirect_output(log: Path) -> None:
-    """Let this process write its output to the end of a log, and read nothing."""
+    """Append the output of this process to a log, and give it no input."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(file, 1)
@@ -227,7 +229,7 @@ def make_folder(folder: Path) -> None:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill the children of a process, their children and so on."""
+    """Kill the children of a process and all their descendants."""
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
@@ -236,7 +238,10 @@ def kill_descendants(pid: int) -> None:
 
 @contextmanager
 def hide_main_module() -> Iterator[None]:
-    """Hide the main module, which a new rank would import, so that scripts need no guard."""
+    """Hide the main module in the block, because a new rank would import it.
+
+    Without this, scripts would need a guard.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -247,7 +252,7 @@ def hide_main_module() -> Iterator[None]:
 
 @contextmanager
 def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for processes that are started within."""
+    """Set environment variables for processes that are started in the block."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
@@ -340,12 +345,12 @@ def build_rank_command(
     *,
     on_gpus: bool = False,
 ) -> list[str]:
-    """Return the command of a job step whose tasks are the ranks.
+    """Return the srun command of a job step whose tasks are the ranks.
 
     The number of tasks on each node is an option, because ``-N2 -n4`` may place three and one. So
     are the CPUs of a task, which srun does not inherit since Slurm 22.05. Without them, srun would
-    bind a rank on a GPU to a single core, which NCCL's threads need too. A step may overlap one
-    that still dies on a node that does not answer.
+    bind a rank on a GPU to a single core, which NCCL's threads need too. The step may overlap a
+    step that is still ending on a node that does not answer.
     """
     options = [
         f"--nodes={layout.nodes}",
@@ -365,7 +370,10 @@ def build_rank_command(
 
 
 def parse_exit_codes(text: str) -> dict[int, int]:
-    """Return the first bad end that srun reports, by rank; nothing if it reports none."""
+    """Return the exit code of the first failed task that srun reports, by rank.
+
+    Empty if none failed.
+    """
     match = _TASK_ENDED.search(text)
     if match is None:
         return {}
@@ -381,8 +389,8 @@ def parse_exit_codes(text: str) -> dict[int, int]:
 def find_process_state(hello: Hello) -> str | None:
     """Return the state of a rank's process, such as ``stopped`` or ``gone``.
 
-    It is None if this process cannot see it. A zombie is gone, unless threads of it remain in a
-    kernel driver.
+    None if this process cannot see the rank's process. A zombie is gone, unless threads of it
+    remain in a kernel driver.
     """
     if hello.process_space != get_process_space():
         return None
@@ -395,15 +403,15 @@ def find_process_state(hello: Hello) -> str | None:
 
 
 def read_last_line(log: Path) -> str:
-    """Return the last line of a log with the name of the file, empty if there is none."""
+    """Return the last line of a log with the file's name, empty if the log has no line."""
     text = get_last_line(log.read_text(errors="replace")) if log.exists() else ""
     return f"{text} ({log.parent.name}/{log.name})" if text else ""
 
 
 def find_loopback_variables() -> dict[str, str]:
-    """Return the variables that keep gloo's groups within this node.
+    """Return environment variables that keep the groups of gloo within this node.
 
-    By host name gloo may choose an interface that is not up.
+    By the host name gloo may choose an interface that is not up.
     """
     loopback = find_interface("127.0.0.1")
     return {} if loopback is None else {INTERFACE_VARIABLE: loopback}

@@ -54,9 +54,9 @@ _LINE_SECONDS = 5.0
 
 
 class Display(ExitStack):
-    """Shows progress and its expected end; a case that failed has a line of its own at once.
+    """Shows the progress and its expected end, and one line for each case that failed.
 
-    With ``as_json`` every record is on stdout, too. With ``quiet`` no progress is shown.
+    With ``as_json`` every record is also printed on stdout. With ``quiet`` no progress is shown.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ def run_options(
     cpus: Sequence[Sequence[int]] = (),
     limits: Path | None = None,
 ) -> Path | None:
-    """Make or resume a run and return its folder, None for a rank other than 0.
+    """Make or resume a run and return its folder, None in the process of a rank other than 0.
 
-    ``cpus`` are those that each rank of this host is bound to, none if ranks are not bound. A bad
-    file of ``limits`` is refused before any rank starts.
+    ``cpus`` holds the CPUs that each rank of this host is bound to. It is empty if ranks are not
+    bound. A bad file of ``limits`` is refused before any rank starts.
     """
     os.environ.update(find_mpi_variables(os.environ))
     joined = Joined.find(os.environ)
@@ -199,7 +199,10 @@ def prepare_run(
     resume_path: Path | None,
     limits: Path | None,
 ) -> tuple[Run, str]:
-    """Make the folder of a run or load one to resume, and describe what there is to measure."""
+    """Create the run, or load the one to resume.
+
+    Returns it with a text about its extent.
+    """
     if resume_path is None:
         plan = plan_run(options, modules, joined)
         if limits is not None:
@@ -217,10 +220,10 @@ def prepare_run(
 
 
 def load_unfinished_run(path: Path, options: Options) -> tuple[Run, str]:
-    """Load a run with the time budget for what it lacks, and describe that.
+    """Load a run to resume, and return it with a text about the missing cases.
 
-    It lacks the cases that have no record yet, or that its budget left out. The default budget is
-    that of the plan, or more if it is known not to suffice.
+    Its time budget is that of ``options``, otherwise that of the plan, or more if that is known not
+    to suffice. Missing are the cases without a record and those that the budget left out.
     """
     run = load_run(path)
     plan = run.info.plan
@@ -257,12 +260,13 @@ def _refuse_changed_sources(plan: Plan) -> None:
 
 
 def describe_duration(plan: Plan) -> str:
-    """Return the extent of a run whose duration follows from the number of its cases."""
+    """Return a text about the duration of a run, which follows from the number of its cases."""
     extent = f"{pluralize(len(plan.cases), 'case')}, {pluralize(plan.repetitions, 'repetition')}"
     return f"{extent}, about {format_duration(_expected_seconds(plan))} (--repetitions and --budget change it)"
 
 
 def _expected_seconds(plan: Plan) -> float:
+    """Return the expected duration of a run."""
     num_steps = sum(case.is_step for case in plan.cases)
     per_repetition = _START_SECONDS * len(group_by_variables(plan.cases))
     per_repetition += compute_sampling_seconds(plan.cases, plan.measure)
@@ -271,7 +275,7 @@ def _expected_seconds(plan: Plan) -> float:
 
 
 def refuse_few_open_files() -> None:
-    """Raise ``UserError`` if processes may not open the files that starting ranks takes."""
+    """Raise ``UserError`` if processes may open fewer files than starting ranks needs."""
     limit, max_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return
@@ -287,9 +291,9 @@ def refuse_few_open_files() -> None:
 
 
 def collect_host_facts(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the facts about the environment that ranks do not report.
+    """Return the environment of this host that ranks do not report, by group.
 
-    They are the disturbances of this host and Slurm's allocation.
+    It is the doctor's findings about this host and the Slurm allocation.
     """
     layout = plan.spread
     disturbances = {}
@@ -317,7 +321,7 @@ def choose_launcher(
 ) -> StartRanks:
     """Return the function that starts all ranks.
 
-    The agents of an external launcher start them, srun, or a fork server.
+    They are started by the agents of an external launcher, by srun, or by a fork server.
     """
     plan = run.info.plan
     layout = plan.spread

@@ -27,7 +27,7 @@ POLL_SECONDS = 0.02
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first message of a rank, which waits for its job."""
+    """The first message of a rank, which then waits for its job."""
 
     rank: int
     host: str
@@ -71,7 +71,7 @@ class BlockResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RankError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The exception because of which a rank cannot continue."""
+    """The exception that ended the work of a rank."""
 
     error: str
     stack: str
@@ -82,8 +82,8 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The state of a rank whose block exceeds its deadline.
 
-    A rank reports twice: first what Python knows, then also torch's records of ``groups``.
-    Reading these may block.
+    A rank reports twice: first the state of its Python thread, then also torch's records of
+    ``groups``. Reading these records may block.
     """
 
     phase: str
@@ -102,13 +102,13 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class JobDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The last message of a rank, which has completed its job."""
+    """The last message of a rank that has completed its job."""
 
     cpu_seconds: float = 0.0
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the samples of a case, between those of other cases."""
+    """A part of the samples of a case. Blocks of other cases come before and after it."""
 
     case: int
     """The index of the case in the plan."""
@@ -140,10 +140,10 @@ JOB_DECODER = msgspec.json.Decoder(Job)
 
 
 class Mailbox(Protocol):
-    """Carries messages between the driver and the ranks of one attempt."""
+    """Carries the messages between the driver and the ranks of one start."""
 
     def put(self, name: str, content: bytes, /) -> None:
-        """Publish a value under a name for every process."""
+        """Publish a value under a name. Every process can read it."""
 
     def get(self, name: str) -> bytes | None:
         """Return a published value, None if there is none yet."""
@@ -152,11 +152,11 @@ class Mailbox(Protocol):
         """Send a message of a rank to the driver."""
 
     def receive(self) -> Sequence[tuple[int, Message]]:
-        """Return the messages that have arrived since the last call, with their ranks."""
+        """Return the messages since the last call, each with the rank that sent it."""
 
 
 class FolderMailbox:
-    """A mailbox in a folder that the hosts of all ranks share; every message is a file."""
+    """A mailbox in a folder that the hosts of all ranks share. Every message is a file."""
 
     def __init__(self, folder: Path) -> None:
         self._values = folder / MAIL
@@ -188,7 +188,7 @@ class FolderMailbox:
 
 
 def wait_for(mailbox: Mailbox, name: str, timeout_seconds: float) -> bytes:
-    """Return a value once it is published; ``TimeoutError`` if nobody publishes it."""
+    """Wait for a published value and return it. Raises ``TimeoutError`` if nobody publishes it."""
     deadline = time.monotonic() + timeout_seconds
     while (content := mailbox.get(name)) is None:
         if time.monotonic() > deadline:

@@ -17,20 +17,20 @@ PARBENCH = (sys.executable, "-m", "parbench")
 
 
 def die_with_parent(sign: int) -> None:
-    """Request this signal for the end of the thread that started this process; 0 is none."""
+    """Let the kernel send this signal when the thread that started this process ends. 0 is none."""
     ctypes.CDLL(None).prctl(1, sign)  # PR_SET_PDEATHSIG
 
 
 def adopt_orphans() -> None:
-    """Become the parent of the processes that children of this process leave behind."""
+    """Become the parent of orphaned descendants of this process."""
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def get_process_space() -> str:
-    """Return a text that is the same for processes that can see each other by process id.
+    """Return a text that is equal for processes that can see each other by process id.
 
-    Host names do not suffice: those of containers and images may be equal. Machines differ in
-    their boot id, and the containers of a machine in their namespace.
+    Host names do not suffice, because those of containers and images may be equal. Machines differ
+    in their boot id, and the containers of a machine in their namespace.
     """
     texts = [socket.gethostname()]
     with suppress(OSError):
@@ -40,13 +40,13 @@ def get_process_space() -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Describe an exit code; a negative one is that of a signal."""
+    """Return an exit code as text. A negative code is a signal."""
     names = {sign.value: sign.name for sign in signal.Signals}  # real-time signals have none
     return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
 
 
 def exit_now(code: int) -> NoReturn:
-    """End at once: a thread may wait forever, and the interpreter takes noticeably long to end."""
+    """Exit without cleanup, because a thread may wait forever and the interpreter ends slowly."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -54,7 +54,10 @@ def exit_now(code: int) -> NoReturn:
 
 @contextmanager
 def convert_sigterm_to_interrupt() -> Iterator[None]:
-    """Let SIGTERM interrupt as Ctrl-C does; only a main thread can handle signals."""
+    """Let SIGTERM raise ``KeyboardInterrupt`` in the block, as Ctrl-C does.
+
+    It has no effect outside of the main thread, which alone can handle signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -68,10 +71,11 @@ def convert_sigterm_to_interrupt() -> Iterator[None]:
 def run_child(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, catch_stderr: bool = False
 ) -> CompletedProcess[str]:
-    """Run a command without input, its output discarded; ``OSError`` if it cannot be started.
+    """Run a command without input. Its output is discarded.
 
-    SIGTERM and Ctrl-C end the child by SIGTERM, which stops ``parbench run`` cleanly, and then
-    raise ``KeyboardInterrupt``.
+    Raises ``OSError`` if it cannot be started. With ``catch_stderr`` the result has its errors as
+    text. SIGTERM and Ctrl-C end the child by SIGTERM, which stops ``parbench run`` cleanly, and
+    then raise ``KeyboardInterrupt``.
     """
     with Popen(
         command,

@@ -30,7 +30,7 @@ FAILED_STATUSES = ("failed", "hang", "wrong")
 class Recorder:
     """Writes a record for each outcome, with the environment of the ranks that measured it.
 
-    ``facts`` are those about the environment that ranks do not report, by group. ``on_record`` is
+    ``facts`` are the parts of the environment that ranks do not report, by group. ``on_record`` is
     called after each record.
     """
 
@@ -63,7 +63,10 @@ class Recorder:
         """What remained of the ranks that were ended last."""
 
     def store_environment(self, hellos: Sequence[Hello]) -> None:
-        """Store what all ranks share in run.json, and what differs from it for the records to come."""
+        """Write the common environment of all ranks to run.json.
+
+        The values that differ from it are added to each later record.
+        """
         common, differences = split_environments(
             self._gpus.add_facts([hello.environment for hello in hellos])
         )
@@ -86,7 +89,10 @@ class Recorder:
         self._placement_notes = find_misplacements(layout, hellos) if layout else []
 
     def write(self, repetition: int, case: Case, outcome: Outcome) -> Record:
-        """Write the record of a case in a repetition, with the files that belong to it."""
+        """Write and return the record of a case in a repetition.
+
+        The files of its samples and its timeline are written too.
+        """
         result = {name: getattr(outcome, name) for name in RecordedOutcome.__struct_fields__}
         notes = [*self._info.plan.notes, *self._placement_notes, *self.cleanup_notes]
         result["notes"] = [*notes, *outcome.notes]
@@ -119,7 +125,7 @@ class Recorder:
 
 
 def describe_hosts(hellos: Sequence[Hello]) -> dict[str, Any]:
-    """Return each rank's host and switch path in rank order; nothing if all share one host."""
+    """Return each rank's host and switch path in rank order. Empty if all ranks share one host."""
     hosts = [hello.host for hello in hellos]
     if len(set(hosts)) == 1:
         return {}
@@ -133,6 +139,7 @@ def find_misplacements(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]
 
 
 def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
+    """Return warnings about ranks that are not on the nodes of the layout."""
     hosts = [hello.host for hello in hellos]
     counts = Counter(hosts)
     per_node = layout.ntasks_per_node
@@ -152,6 +159,7 @@ def _check_nodes(layout: NodeLayout, hellos: Sequence[Hello]) -> list[str]:
 
 
 def _check_cpus(hellos: Sequence[Hello]) -> list[str]:
+    """Return warnings about ranks that may use too few CPUs, or that share a single CPU."""
     warnings = []
     single_cpus: Counter[tuple[str, int]] = Counter()
     for hello in hellos:

@@ -71,7 +71,7 @@ FIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """The facts about one topic, whether they disturb, and the fix or a note."""
+    """A finding about one topic: the facts, whether they disturb a measurement, and the fix."""
 
     topic: str
     facts: str  # - if unknown
@@ -80,9 +80,9 @@ class Disturbance:
 
 
 def sample_load() -> dict[str, Any]:
-    """Return the present load of the machine, in addition to the captured load average.
+    """Return the share of stolen CPU time, the swap in use, and the size of /dev/shm, by name.
 
-    None is unknown.
+    None means unknown.
     """
     shm_bytes = try_call(lambda: shutil.disk_usage("/dev/shm").total)
     steal = getattr(psutil.cpu_times_percent(interval=_SAMPLE_SECONDS), "steal", None)
@@ -96,9 +96,9 @@ def sample_load() -> dict[str, Any]:
 def examine_this_host(
     environ: Mapping[str, str], machine: Machine | None = None, *, gpus: bool = True
 ) -> tuple[Disturbance, ...]:
-    """Examine this machine, without its ``gpus`` for a run on the CPU.
+    """Return the findings about this machine. A run on the CPU needs none about ``gpus``.
 
-    ``machine`` is known from an earlier step.
+    ``machine`` is this machine if the caller has inspected it already.
     """
     machine = machine or inspect_machine(environ)
     environment = capture_environment(environ)
@@ -153,16 +153,19 @@ def examine_gpu_host(host: GpuHost) -> tuple[Disturbance, ...]:
 
 
 def _examine_switch(topic: str, is_on: bool | None, *, should_be_on: bool = False) -> Disturbance:
+    """Return a finding about a setting, which disturbs if it is not as it should be."""
     return _make_finding(topic, format_switch(is_on), is_on is not should_be_on)
 
 
 def _format_names(names: Sequence[str] | None, prefix: str = "") -> str | None:
+    """Return the names joined by commas, ``none`` for no name, None if they are unknown."""
     if names is None:
         return None
     return f"{prefix}{', '.join(names)}" if names else "none"
 
 
 def render(findings: Sequence[Disturbance]) -> str:
+    """Return the findings as a text table with their verdicts and fixes."""
     rows = []
     for finding in findings:
         verdict = "disturbs" if finding.disturbs else "ok"
@@ -175,7 +178,7 @@ def render(findings: Sequence[Disturbance]) -> str:
 
 
 def _make_finding(topic: str, facts: str | None, disturbs: bool, fix: str = "") -> Disturbance:
-    """Return a finding, with a fix if it disturbs. Unknown facts do not disturb."""
+    """Return a finding, with the fix only if it disturbs. Unknown facts never disturb."""
     if not facts:
         return Disturbance(topic=topic, facts=UNKNOWN)
     fix = fix or FIXES[topic] if disturbs else ""
@@ -192,6 +195,7 @@ def _examine_torch(machine: Machine) -> Disturbance:
 
 
 def _examine_ranks(machine: Machine, world: WorldSpec | None, affinity: str) -> list[Disturbance]:
+    """Return the findings about the default device, the number of ranks, and the cores."""
     cores = _examine_cores(machine, affinity)
     if world is None:
         unknown = [Disturbance(topic=topic, facts=UNKNOWN) for topic in ("device", "ranks")]
@@ -250,6 +254,7 @@ def _examine_host(machine: Machine, environment: Mapping[str, Any]) -> list[Dist
 
 
 def _format(value: float | None, template: str) -> str | None:
+    """Fill the value into the template. None if it is unknown."""
     return None if value is None else template.format(value)
 
 
@@ -266,6 +271,7 @@ def _examine_interface(environment: Mapping[str, Any]) -> Disturbance:
 
 
 def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) -> Disturbance:
+    """Return a finding about the value of OMP_NUM_THREADS, None if it is not set."""
     num_ranks = world.nproc if world is not None else 0
     match = re.match(r"\d+", variable or "")  # "4,2" is four threads, each of which may start two.
     num_threads = int(match[0]) * num_ranks if match else 0
@@ -276,7 +282,7 @@ def _examine_threads(cores: int, world: WorldSpec | None, variable: str | None) 
 
 
 def _examine_gpus(machine: Machine, *, has_nvml: bool) -> list[Disturbance]:
-    """Return the findings about GPUs; without a GPU only if one is expected."""
+    """Return the findings about GPUs, or one about their absence if GPUs are expected."""
     findings = []
     if machine.silent_gpus:
         facts = machine.describe_silent_gpus()
@@ -303,7 +309,7 @@ def _examine_cuda_version(machine: Machine) -> Disturbance:
 
 
 def _examine_topic(topic: GpuTopic, gpus: Sequence[Gpu]) -> Disturbance:
-    """Return a finding about all GPUs; those with the same facts are named together."""
+    """Return one finding about all GPUs, in which GPUs with equal facts are named together."""
     indices: dict[str, list[int]] = {}
     for position, gpu in enumerate(gpus):
         index = position if gpu.index is None else gpu.index

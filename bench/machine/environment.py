@@ -45,7 +45,7 @@ _MAX_RELATED_RANKS = 64  # The table of all pairs of more ranks is too long to r
 
 
 def capture_environment(environ: Mapping[str, str], *, root: Path = Path("/")) -> dict[str, Any]:
-    """Return the environment of this process, unknown as None.
+    """Return the environment of this process in nested mappings, unknown values as None.
 
     ``root`` holds the ``proc`` and ``sys`` to read.
     """
@@ -95,7 +95,7 @@ def _read_governors(root: Path) -> str | None:
 
 
 def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a run records, without secrets."""
+    """Return the environment variables that a run records, which exclude secrets."""
     variables = {}
     for name, value in sorted(environ.items()):
         is_secret = _SECRET_NAME.search(name) or _SECRET_URL.search(value)
@@ -106,7 +106,10 @@ def select_recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_nccl_files(environ: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Return the variables that NCCL reads from its files; those of the user's file win."""
+    """Return the variables that NCCL reads from its configuration files.
+
+    The user's file takes precedence over the system's file.
+    """
     user_file = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '-')}/.nccl.conf"
     variables: dict[str, str] = {}
     for file in (root / "etc/nccl.conf", root / user_file.lstrip("/")):
@@ -116,10 +119,7 @@ def _read_nccl_files(environ: Mapping[str, str], root: Path) -> dict[str, str]:
 
 
 def find_host_address() -> str | None:
-    """Return the address that the host name resolves to, as gloo looks it up.
-
-    None if it does not resolve.
-    """
+    """Return the address of the host name, as gloo looks it up, None if it does not resolve."""
     try:
         addresses = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -129,7 +129,7 @@ def find_host_address() -> str | None:
 
 
 def find_interface(address: str | None) -> str | None:
-    """Return the network interface that has this address."""
+    """Return the network interface that has this address, None if there is none."""
     # All of 127/8 belongs to the loopback interface, though only 127.0.0.1 is listed.
     listed_address = "127.0.0.1" if address and address.startswith("127.") else address
     for name, entries in psutil.net_if_addrs().items():
@@ -160,7 +160,7 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested groups by their paths, whose names are joined by dots."""
+    """Return the values of nested mappings by path, whose names are joined by dots."""
     leaves: dict[str, Any] = {}
     for name, value in environment.items():
         if isinstance(value, Mapping) and value:
@@ -171,7 +171,7 @@ def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested groups of these values."""
+    """Return the nested mappings of values by path, the inverse of ``flatten``."""
     groups: dict[str, Any] = {}
     for path, value in leaves.items():
         *group_names, leaf_name = path.split(".")
@@ -185,7 +185,7 @@ def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def split_environments(
     environments: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Split the environments of ranks into shared values and the other values of each rank."""
+    """Split the environments of ranks into the values that all share and the rest for each rank."""
     flat = [flatten(environment) for environment in environments]
     common = {
         path: value
@@ -203,7 +203,7 @@ def split_environments(
 def find_differing_values(
     base: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """Return ``[base, changed]`` by path for each value that differs and is not volatile."""
+    """Return ``[base, changed]`` by path for each value that differs, except volatile values."""
     base_leaves = flatten(base)
     changed_leaves = flatten(changed)
     differences = {}
@@ -215,7 +215,7 @@ def find_differing_values(
 
 
 def get_emulation(environ: Mapping[str, str]) -> str:
-    """Return a text about the nodes or links that are not real, empty if all are."""
+    """Return a text about emulated nodes or links, empty if all are real."""
     return environ.get(EMULATED_VARIABLE, "")
 
 
@@ -261,7 +261,8 @@ def _read_numa_nodes(root: Path) -> dict[int, frozenset[int]]:
 def group_cores(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
     """Divide the CPUs of this process into ``count`` groups of almost equal size.
 
-    CPUs of a NUMA node, and of a physical core, are in the same group or in neighboring groups.
+    There is at most one group for each CPU. CPUs of one NUMA node or one physical core are in the
+    same group, or in adjacent groups.
     """
     node_by_cpu = {cpu: node for node, cpus in _read_numa_nodes(root).items() for cpu in cpus}
 
@@ -278,7 +279,7 @@ def group_cores(count: int, root: Path = Path("/")) -> tuple[tuple[int, ...], ..
 
 
 def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, str | None]:
-    """Return the relation of each pair of ranks, as ``0-1``; nothing for more than 64 ranks."""
+    """Return the relation of each pair of ranks, keyed as ``0-1``. Empty for more than 64 ranks."""
     if len(places) > _MAX_RELATED_RANKS:
         return {}
     return {
@@ -288,7 +289,7 @@ def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, s
 
 
 def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
-    """Return the relation of two ranks, such as ``same NUMA node``; None if it is unknown."""
+    """Return how two ranks are placed, such as ``same NUMA node``, None if it is unknown."""
     gpu_link = None
     if a.gpu is not None and b.gpu is not None:
         gpu_link = "same GPU" if a.gpu == b.gpu else links.get(frozenset((a.gpu, b.gpu)))

@@ -48,7 +48,7 @@ NvmlAction = Literal["report", "sample", "watch"]
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as its driver reports it. None is unknown, clocks are in MHz."""
+    """One GPU as its driver reports it. None means unknown. Clocks are in MHz."""
 
     name: str | None = None
     index: int | None = None  # among all GPUs of the host, in the order of PCI addresses
@@ -89,7 +89,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_errors: dict[str, int] = {}  # counters by name, summed over the links
 
     def facts(self, *, varying: bool) -> dict[str, Any]:
-        """Return the fields that a run records: the varying ones, or the others."""
+        """Return the recorded fields by name, either those that vary during a run or the others."""
         return {
             name: getattr(self, name)
             for name in self.__struct_fields__
@@ -104,7 +104,7 @@ class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""  # the error's message
 
     def describe(self) -> str:
-        """Return a clause for a message about the GPUs that are missing."""
+        """Return a clause that says why GPUs are missing in NVML's report."""
         if self.kind == "no library":
             return f"NVML ({LIBRARY}) is not installed"
         if self.kind == "hang":
@@ -115,6 +115,7 @@ class GpuFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fix(self) -> str:
+        """Advice about the missing GPUs."""
         if self.kind == "no library":
             return "install NVIDIA's driver libraries (containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
         return "see dmesg (Xid, NVRM), then reset the GPU or reboot the host"
@@ -133,11 +134,12 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     failure: GpuFailure = NO_FAILURE
 
     def get_links_by_pair(self) -> Links:
+        """Return the connection of GPUs by their pair of UUIDs."""
         return {frozenset((first, second)): connection for first, second, connection in self.links}
 
 
 def has_library(environ: Mapping[str, str]) -> bool:
-    """Return True if NVML is installed. Loading it does not call the driver."""
+    """Return True if NVML is installed. This does not call the driver, which might hang."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(":")
     if any(folder and Path(folder, LIBRARY).exists() for folder in folders):
         return True
@@ -154,14 +156,17 @@ def read_report(
     *,
     timeout_seconds: float = _TIMEOUT_SECONDS,
 ) -> GpuReport:
-    """Ask NVML for all facts about this host's GPUs, or for a ``sample`` of clocks and memory."""
+    """Read all facts about this host's GPUs from NVML, or a ``sample`` of clocks and memory.
+
+    NVML runs in a child process, because it may hang.
+    """
     if not has_library(environ):
         return GpuReport(failure=GpuFailure(kind="no library"))
     return finish_nvml(start_nvml(environ, action), timeout_seconds)
 
 
 def inspect_gpus(environ: Mapping[str, str]) -> GpuReport:
-    """Return the report of the host's GPUs, which this process reads only once."""
+    """Return the report of this host's GPUs. Only the first call in a process reads it."""
     return _read_once(environ.get("LD_LIBRARY_PATH", ""))
 
 
@@ -171,7 +176,7 @@ def _read_once(library_path: str) -> GpuReport:
 
 
 def start_nvml(environ: Mapping[str, str], action: NvmlAction) -> "subprocess.Popen[bytes]":
-    """Start the child process that calls NVML; ``watch`` samples until ``finish_nvml``."""
+    """Start the child process that calls NVML. With ``watch`` it samples until ``finish_nvml``."""
     return subprocess.Popen(
         [sys.executable, "-m", "parbench.bench.machine.nvml", action],
         env=environ,
@@ -198,7 +203,10 @@ def finish_nvml(
 
 
 def abandon(child: "subprocess.Popen[bytes]") -> None:
-    """Kill a child process, or leave it if it waits inside a driver, where nothing can kill it."""
+    """Kill a child process.
+
+    A child that waits inside a driver cannot be killed and is left alone.
+    """
     child.kill()
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout=_KILL_SECONDS)
@@ -226,6 +234,7 @@ def select_visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu
 
 
 def split_visible_devices(variable: str) -> list[str]:
+    """Return the entries of the variable ``CUDA_VISIBLE_DEVICES``."""
     return [entry.strip() for entry in variable.split(",")]
 
 
@@ -237,7 +246,10 @@ def is_entry_for(entry: str, index: int | None, uuid: str | None) -> bool:
 
 
 def choose_gpu_index(environ: Mapping[str, str], count: int) -> int:
-    """Return the index of this rank's GPU among ``count``; further ranks share them."""
+    """Return the index of this rank's GPU, its local rank modulo ``count``.
+
+    Raises ``UserError`` if ``count`` is 0.
+    """
     if count == 0:
         raise UserError(
             "torch finds no GPU in this rank: see nvidia-smi, "

@@ -26,7 +26,7 @@ _UNLIMITED = sys.maxsize
 
 
 class GpuHost(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about GPUs and NICs that the kernel shows. None is unknown."""
+    """What the kernel shows about GPUs and NICs of a host. None means unknown."""
 
     numa_balancing: bool | None = None
     iommu_translates: bool | None = None  # addresses of the GPUs
@@ -40,7 +40,10 @@ class GpuHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> GpuHost:
-    """Inspect the host of these GPUs; ``root`` holds the ``dev``, ``proc`` and ``sys`` to read."""
+    """Return what the kernel shows about the host of these GPUs.
+
+    ``root`` holds the ``dev``, ``proc`` and ``sys`` to read.
+    """
     balancing = read_text(root / "proc/sys/kernel/numa_balancing")
     nics = _find_nics(root)
     return GpuHost(
@@ -59,9 +62,9 @@ def inspect_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> GpuHost:
 def choose_gpu_cpus(
     gpus: Sequence[Gpu], nproc: int, root: Path = Path("/")
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the CPUs next to the GPU of each rank; nothing if those of a GPU are unknown.
+    """Return the CPUs of each rank: those in the NUMA node of its GPU that this process may use.
 
-    They are the CPUs of the GPU's NUMA node that this process may use.
+    Empty if the CPUs of any GPU are unknown.
     """
     cpus_by_rank = []
     for rank in range(nproc):
@@ -91,7 +94,10 @@ def _read_iommu(gpus: Sequence[Gpu], root: Path) -> bool | None:
 
 
 def _find_acs_bridges(root: Path) -> tuple[str, ...] | None:
-    """Return the addresses of bridges that redirect; only root may read what shows it."""
+    """Return the PCI bridges whose ACS redirects peer-to-peer traffic.
+
+    None if this is unknown, because only root may read it.
+    """
     bridges = []
     is_known = False
     for folder in sorted((root / _PCI_DEVICES).glob("*")):
@@ -132,7 +138,7 @@ def _has_peer_memory(root: Path) -> bool | None:
 
 
 def _read_xids(log: Path) -> tuple[str, ...] | None:
-    """Return the errors of GPUs in the kernel's log, None if it may not be read."""
+    """Return the GPU errors (Xid) in the kernel's log, None if it may not be read."""
     try:
         text = "".join(_read_kmsg(log))
     except OSError:
@@ -141,7 +147,7 @@ def _read_xids(log: Path) -> tuple[str, ...] | None:
 
 
 def _read_kmsg(log: Path) -> Iterator[str]:
-    """Yield the messages of the kernel, each of which is one read."""
+    """Yield the messages of the kernel's log, each of which is one read of the file."""
     file = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     try:
         while True:
@@ -161,7 +167,7 @@ def _read_kmsg(log: Path) -> Iterator[str]:
 
 
 def _find_nics(root: Path) -> dict[str, tuple[str, ...]]:
-    """Return the PCI path of each RDMA device by its name."""
+    """Return the PCI path of each RDMA device, by the name of the device."""
     nics = {}
     for folder in sorted((root / "sys/class/infiniband").glob("*")):
         nics[folder.name] = (folder / "device").resolve().parts
@@ -169,7 +175,7 @@ def _find_nics(root: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _describe_nearest_nics(gpu: Gpu, nics: dict[str, tuple[str, ...]], root: Path) -> str:
-    """Return the NICs with the longest common PCI path to a GPU, and how far they are."""
+    """Return the NICs with the longest common PCI path to a GPU, and their distance."""
     gpu_path = (root / _PCI_DEVICES / (gpu.pci_address or "-")).resolve()
     ancestors = {name: os.path.commonpath([gpu_path, Path(*path)]) for name, path in nics.items()}
     nearest = max(ancestors.values(), key=len)

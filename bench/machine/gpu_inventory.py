@@ -15,9 +15,9 @@ _REPORT = "gpu_report"  # its key in the environment that a rank sends
 
 
 def capture_gpu(environ: Mapping[str, str], uuid: str, *, has_report: bool) -> dict[str, Any]:
-    """Return the part of a rank's environment about its GPU.
+    """Return the GPU's part of a rank's environment.
 
-    The first rank of a host adds a report if asked to.
+    With ``has_report``, the first rank of a host adds the report of all GPUs of the host.
     """
     captured: dict[str, Any] = {"gpu": {"uuid": uuid}}
     if has_report and environ.get("LOCAL_RANK", "0") == "0":
@@ -26,7 +26,7 @@ def capture_gpu(environ: Mapping[str, str], uuid: str, *, has_report: bool) -> d
 
 
 class GpuInventory:
-    """The facts about GPUs by UUID, and how GPUs are connected."""
+    """Collects the facts about the GPUs of all hosts by UUID, and the connection of each pair."""
 
     def __init__(self, report: GpuReport) -> None:
         """Start with the GPUs of the driver's host."""
@@ -35,6 +35,7 @@ class GpuInventory:
         self._add(report)
 
     def _add(self, report: GpuReport) -> None:
+        """Add the GPUs of a host's report and their connections."""
         self._gpus |= {gpu.uuid: gpu for gpu in report.gpus}
         self.links |= report.get_links_by_pair()
         # In some racks, NVLink also connects the GPUs of different hosts.
@@ -45,7 +46,10 @@ class GpuInventory:
                     self.links.setdefault(frozenset((uuid, gpu.uuid)), "NVLink")
 
     def add_facts(self, environments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the environments of ranks with facts about their GPUs in place of the reports."""
+        """Return the ranks' environments, each with the facts about its GPU.
+
+        The reports of hosts are removed from the environments and added to this inventory.
+        """
         rank_environments = [dict(environment) for environment in environments]
         for environment in rank_environments:
             if _REPORT in environment:

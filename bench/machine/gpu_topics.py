@@ -19,7 +19,7 @@ _MIN_CLOCK_SHARE = 0.9  # of the highest clock, on a busy GPU
 
 @dataclass(frozen=True)
 class GpuTopic:
-    """A topic that is looked at on each GPU."""
+    """A topic that is examined on each GPU, such as its clocks or its PCIe link."""
 
     name: str
     describe: Callable[[Gpu], str | None]  # the facts, None if unknown
@@ -28,7 +28,7 @@ class GpuTopic:
 
 
 def list_gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
-    """Return the topics of GPUs that should be equal."""
+    """Return the topics to examine on these GPUs, which should all be in the same state."""
     max_links = max((gpu.active_nvlinks or 0 for gpu in gpus), default=0)
     return (
         GpuTopic("driver", lambda gpu: gpu.driver, lambda gpu: False, DRIVER_FIX),
@@ -90,9 +90,9 @@ def list_gpu_topics(gpus: Sequence[Gpu]) -> tuple[GpuTopic, ...]:
 
 
 def list_slowdowns(gpu: Gpu) -> list[str]:
-    """Return the reasons that slow the clocks.
+    """Return the reasons why the clocks of a GPU are reduced.
 
-    The clocks of an idle GPU are low on purpose, except for the reasons that the hardware gives.
+    The clocks of an idle GPU are low on purpose, so only reasons of its hardware count then.
     """
     reasons = gpu.slowed_by or ()
     if IDLE in reasons:
@@ -101,7 +101,7 @@ def list_slowdowns(gpu: Gpu) -> list[str]:
 
 
 def describe_clock_drop(before: Gpu, after: Gpu) -> str:
-    """Return the fall of a GPU's clock with its reasons, empty if it did not fall."""
+    """Return a text about the fall of a GPU's clock and its reasons, empty if it did not fall."""
     if not _is_less(after.sm_clock, before.sm_clock, _MIN_CLOCK_SHARE):
         return ""
     cause = " and ".join(list_slowdowns(after)) or "no reason reported"
@@ -109,6 +109,7 @@ def describe_clock_drop(before: Gpu, after: Gpu) -> str:
 
 
 def format_gibibytes(num_bytes: int | None, suffix: str) -> str | None:
+    """Return ``1.50 GiB SUFFIX``, None if the number is unknown."""
     return None if num_bytes is None else f"{num_bytes / (1 << 30):.2f} GiB {suffix}"
 
 
@@ -126,6 +127,7 @@ def _describe_processes(gpu: Gpu) -> str | None:
 
 
 def _is_clocked_down(gpu: Gpu) -> bool:
+    """Return True if the GPU is busy and its SM clock is far below the maximum."""
     is_busy = (gpu.utilization_percent or 0) >= _BUSY_PERCENT
     return is_busy and _is_less(gpu.sm_clock, gpu.sm_clock_max, _MIN_CLOCK_SHARE)
 
@@ -168,19 +170,21 @@ def _join_known(*parts: str | None) -> str | None:
 
 
 def format_switch(is_on: bool | None) -> str | None:
+    """Return ``on`` or ``off``, None if it is unknown."""
     if is_on is None:
         return None
     return "on" if is_on else "off"
 
 
 def _is_less(value: float | None, limit: float | None, share: float = 1.0) -> bool:
+    """Return True if both numbers are known and the value is less than ``share`` of the limit."""
     return value is not None and limit is not None and value < share * limit
 
 
 def _format_share(
     value: float | None, total: float | None, unit: str, prefix: str = ""
 ) -> str | None:
-    """Return ``8 of 16 lanes``; None if the value is unknown."""
+    """Return a text such as ``8 of 16 lanes``, None if the value is unknown."""
     if value is None:
         return None
     share = f"{value:g}" if total is None else f"{value:g} of {total:g}"

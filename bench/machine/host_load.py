@@ -14,7 +14,7 @@ _BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 
 
 class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of a host during a repetition. None is unknown."""
+    """The load of a host during a repetition. None means unknown."""
 
     cores: NumRanks  # of the host
     one_minute: NonNegative | None = None  # load average before the repetition
@@ -24,7 +24,7 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def disturbance(self) -> str:
-        """The disturbances of the repetition as text, empty if there are none."""
+        """A text about other processes and the hypervisor if they disturbed, otherwise empty."""
         parts = []
         if (self.other_cores or 0.0) > BUSY_SHARE * self.cores:
             parts.append(f"other processes kept {self.other_cores:.1f} of {self.cores} cores busy")
@@ -34,7 +34,7 @@ class HostLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadMeter:
-    """Measures the load of this host from its creation on."""
+    """Measures the load of this host since the creation of the object."""
 
     def __init__(self) -> None:
         self._one_minute = round(os.getloadavg()[0], 2)
@@ -42,7 +42,10 @@ class LoadMeter:
         self._start_times = psutil.cpu_times()
 
     def read(self, own_seconds: float | None) -> HostLoad:
-        """Return the load until now, without ``own_seconds`` of CPU time that the ranks used."""
+        """Return the load since the creation of the meter.
+
+        ``own_seconds`` is the CPU time of the ranks, which is subtracted. None means unknown.
+        """
         seconds = time.monotonic() - self._start
         now = psutil.cpu_times()
         spent = {

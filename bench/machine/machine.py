@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine of a process. None is unknown."""
+    """The resources and the torch that a process can use. None means unknown."""
 
     cores: int  # that it may use
     host_cores: int | None = None  # logical CPUs of the host, which its load average counts
@@ -62,7 +62,7 @@ class Machine:
 
 
 def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
-    """Inspect this machine.
+    """Inspect the CPUs, memory, GPUs and torch of this machine.
 
     ``root`` holds the ``dev``, ``proc`` and ``sys`` that show GPUs without their driver.
     """
@@ -88,9 +88,9 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
 
 
 def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
-    """Return True if torch is built with CUDA, and its version, from torch's file of versions.
+    """Return whether torch is built with CUDA, and the version of CUDA, without importing torch.
 
-    None is unknown.
+    None means unknown. They are read from torch's version file.
     """
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
@@ -111,7 +111,7 @@ def _find_nccl_version(environ: Mapping[str, str]) -> str | None:
 
 
 def try_call(function: Callable[[], _T]) -> _T | None:
-    """Call a function, and return None if the system or a package lacks what it needs."""
+    """Call a function and return its result, None if the system or a package cannot do it."""
     try:
         return function()
     except (OSError, ImportError, subprocess.SubprocessError):
@@ -119,6 +119,7 @@ def try_call(function: Callable[[], _T]) -> _T | None:
 
 
 def find_package_version(name: str) -> str | None:
+    """Return the version of an installed Python package, None if it is not installed."""
     return try_call(lambda: importlib.metadata.version(name))
 
 
@@ -134,20 +135,20 @@ def read_text(path: Path) -> str | None:
 
 
 def parse_count(text: str | None) -> int | None:
-    """Return the number in a text; None for ``max``, ``-1``, ``[N/A]`` and the like."""
+    """Return the number in a text, None if it is not a number, such as ``max`` or ``[N/A]``."""
     digits = (text or "").strip()
     return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
 def get_affinity(pid: int = 0) -> frozenset[int]:
-    """Return the CPUs that a process may be scheduled on."""
+    """Return the CPUs on which a process may be scheduled. A ``pid`` of 0 is this process."""
     return frozenset(os.sched_getaffinity(pid))
 
 
 def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:
-    """Return the size of the affinity, limited by the CPU quotas of the cgroups under ``root``.
+    """Return the number of CPUs that a process may use, at least 1.
 
-    At least 1.
+    It is the size of the affinity, limited by the CPU quotas of the cgroups under ``root``.
     """
     limits: list[float] = [len(get_affinity(pid))]
     for folder in _list_cgroups(root, "cpu"):
@@ -160,9 +161,9 @@ def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes free without swapping, limited by the memory cgroups under ``root``.
+    """Return the bytes that are free without swapping.
 
-    Their cache is free.
+    The memory cgroups under ``root`` limit the number. Their page cache counts as free.
     """
     limits: list[int] = [psutil.virtual_memory().available]
     for folder in _list_cgroups(root, "memory"):
@@ -177,7 +178,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _list_cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of those above it, in v1 and v2."""
+    """Yield the folders of this process's cgroup and of its ancestors, in v1 and v2."""
     base = root / "sys/fs/cgroup"
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -96,7 +96,7 @@ def find_mpi_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _find_launcher(environ: Mapping[str, str]) -> _Launcher | None:
-    """Return the launcher that has started this rank and others."""
+    """Return the MPI launcher that has started several ranks, None if there is none."""
     for launcher in _LAUNCHERS:
         size = environ.get(launcher.size, "")
         if launcher.rank in environ and size.isdecimal() and int(size) > 1:
@@ -105,7 +105,10 @@ def _find_launcher(environ: Mapping[str, str]) -> _Launcher | None:
 
 
 def _choose_port(environ: Mapping[str, str]) -> int:
-    """Return a port that is the same for all ranks of a job, below those that a system assigns by itself."""
+    """Return a port that is the same for all ranks of a job.
+
+    It is below the ports that a system assigns by itself.
+    """
     for name in _JOB_VARIABLES:
         if name in environ:
             return 20000 + zlib.crc32(environ[name].encode()) % 10000

@@ -145,7 +145,7 @@ def _watch() -> GpuReport:
 
 
 def summarize_load(gpu: Gpu, samples: Iterable[Gpu]) -> Gpu:
-    """Return a GPU with the maxima of its busy samples, and with all reasons that slowed it."""
+    """Return a GPU with the maxima of its busy samples and with all reasons that reduced clocks."""
     busy = [sample for sample in samples if sample.uuid == gpu.uuid and sample.utilization_percent]
     if not busy:
         return gpu
@@ -182,7 +182,7 @@ def make_report(*, has_details: bool) -> GpuReport:
 
 
 def read_clocks(uuid: str) -> Gpu:
-    """Read the clock of a GPU and what slows it, in this process; all else is unknown."""
+    """Return a ``Gpu`` with only its clock and what reduces it. NVML is called in this process."""
     try:
         handle = _open_gpu(uuid)
         sm_clock = _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
@@ -198,9 +198,9 @@ def _open_gpu(uuid: str) -> Any:
 
 
 def _ask(function: Callable[..., Any], *args: Any) -> Any:
-    """Call NVML, and return None for what a GPU or its driver does not report.
+    """Call an NVML function and return its result, None if the GPU or its driver lacks it.
 
-    Raises if the GPU is lost.
+    Raises an error if the GPU is lost.
     """
     try:
         return function(*args)
@@ -211,9 +211,9 @@ def _ask(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
-    """Read a GPU.
+    """Return the facts about a GPU. ``has_details`` adds remapped rows, NVLinks and processes.
 
-    ``has_details`` adds remapped rows, NVLinks and processes. Raises NVMLError if it is lost.
+    Raises NVMLError if the GPU is lost.
     """
     facts = {name: _ask(function, handle, *args) for name, (function, *args) in _QUERIES.items()}
     for name, function in _SWITCHES.items():
@@ -246,7 +246,7 @@ def read_gpu(handle: Any, index: int, *, has_details: bool) -> Gpu:
 
 
 def _read_details(handle: Any) -> dict[str, Any]:
-    """Read the facts that a sample of clocks and memory does not need."""
+    """Return the facts by name that a sample of clocks and memory does not need."""
     fields = [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
     num_links, link_speed = _read_fields(handle, fields)
     fabric, nvlink_domain = _read_fabric(handle)
@@ -276,7 +276,7 @@ def _read_details(handle: Any) -> dict[str, Any]:
 
 
 def _read_fabric(handle: Any) -> tuple[str | None, str | None]:
-    """Return the state of a GPU's fabric and its NVLink domain, None without a fabric."""
+    """Return the state of a GPU's fabric and its NVLink domain, None for each without a fabric."""
     info = pynvml.c_nvmlGpuFabricInfo_t()
     if _ask(pynvml.nvmlDeviceGetGpuFabricInfo, handle, ctypes.byref(info)) is None:
         return None, None
@@ -288,7 +288,10 @@ def _read_fabric(handle: Any) -> tuple[str | None, str | None]:
 
 
 def _to_bool(mode: Any) -> bool | None:
-    """Return True if a mode is on; of a current and a pending mode the current one counts."""
+    """Return True if a mode is on, None if unknown.
+
+    Of a (current, pending) pair the first counts.
+    """
     if isinstance(mode, list):
         mode = mode[0]
     return None if mode is None else bool(mode)
@@ -322,9 +325,9 @@ def _read_processes(handle: Any) -> tuple[str, ...] | None:
 
 
 def _read_fields(handle: Any, fields: Sequence[int | tuple[int, int]]) -> list[Any]:
-    """Return the values of fields, each an identifier or with a link's number.
+    """Return the values of NVML fields, None for each unknown one.
 
-    None for an unknown value.
+    A field is an identifier, or an identifier with the number of a link.
     """
     values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, fields)
     if values is None:
@@ -353,7 +356,7 @@ def _read_link_errors(handle: Any, links: Sequence[int]) -> dict[str, int]:
 
 
 def read_links(handles: Sequence[Any], gpus: Sequence[Gpu]) -> tuple[tuple[str, str, str], ...]:
-    """Return the connection of each pair of GPUs."""
+    """Return two UUIDs and their connection for each pair of GPUs."""
     links = []
     for (handle_a, gpu_a), (handle_b, gpu_b) in combinations(zip(handles, gpus, strict=True), 2):
         index = pynvml.NVML_P2P_CAPS_INDEX_NVLINK

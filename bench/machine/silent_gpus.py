@@ -34,8 +34,8 @@ def find_silent_gpus(
     """Return the PCI addresses of GPUs that this process may use and that NVML does not report.
 
     A container or a job sees the addresses of all GPUs of its host, but may open only the device
-    nodes of its own. So a GPU without a node belongs to others. GPUs that ``CUDA_VISIBLE_DEVICES``
-    or the administrator excludes do not count.
+    nodes of its own GPUs. So a GPU without a node belongs to others. GPUs that
+    ``CUDA_VISIBLE_DEVICES`` or the administrator excludes are not returned.
     """
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     if variable is not None and not re.match(r"\s*(\d|GPU-|MIG-)", variable):
@@ -63,9 +63,9 @@ def find_silent_gpus(
 def _find_without_nodes(
     report: GpuReport, kernel_gpus: Sequence[KernelGpu], driver_folder: Path, root: Path
 ) -> tuple[str, ...]:
-    """Return all GPUs of a host whose driver hangs or is not loaded.
+    """Return the PCI addresses of all GPUs of a host whose driver hangs or is not loaded.
 
-    A container without GPUs has no nodes either.
+    Only these failures count, because a container without GPUs has no device nodes either.
     """
     if report.gpus:
         return ()
@@ -98,9 +98,9 @@ def _is_visible(environ: Mapping[str, str], index: int, uuid: str | None) -> boo
 
 
 def _list_openable_minors(root: Path) -> list[str]:
-    """Return the numbers of the device nodes that this process may open.
+    """Return the minor numbers of the GPU device nodes that this process may open.
 
-    Its cgroup denies those of other jobs.
+    Its cgroup denies the nodes of other jobs.
     """
     minors = []
     for node in sorted((root / "dev").glob("nvidia*")):
@@ -124,7 +124,7 @@ def _list_pci_devices(root: Path, classes: Iterable[str]) -> dict[str, Path]:
 
 
 def _list_unclaimed(report: GpuReport, root: Path) -> tuple[str, ...]:
-    """Return the addresses of GPUs without a driver, if other GPUs answer."""
+    """Return the PCI addresses of GPUs without a driver, if other GPUs answer."""
     if not report.gpus:
         return ()
     devices = _list_pci_devices(root, (_COMPUTE_CLASS,))

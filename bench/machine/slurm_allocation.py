@@ -47,7 +47,7 @@ class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """The nodes of a job."""
+    """The nodes of a Slurm job."""
 
     job: str
     nodes: int
@@ -56,7 +56,7 @@ class Allocation:
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Allocation":
-        """Return the allocation of this process; raises UserError if it has none."""
+        """Return the Slurm allocation of this process. Raises ``UserError`` if there is none."""
         if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NUM_NODES" not in environ:
             raise UserError(
                 "--launcher srun needs an allocation, and SLURM_JOB_ID is not set",
@@ -71,12 +71,15 @@ class Allocation:
 
 
 def _parse_tasks(text: str) -> int | None:
-    """Return the number in ``2`` or ``2(x4)``, Slurm's text for two on each of four nodes."""
+    """Return the number in Slurm's ``2`` or ``2(x4)``, two tasks on each of four nodes."""
     return parse_count(re.sub(r"\(x\d+\)$", "", text))
 
 
 def parse_nodes(text: str) -> tuple[int, str | None]:
-    """Return a number of nodes, and the nodes if the text is a list such as ``n1,n[3-4]``."""
+    """Return the number of nodes, and the text if it is a list such as ``n1,n[3-4]``.
+
+    The second value is None if the text is a number.
+    """
     if re.fullmatch(r"-?\d+", text):
         return int(text), None
     return len(expand_nodes(text, "--nodes")), text
@@ -95,6 +98,7 @@ def expand_nodes(text: str, option: str) -> list[str]:
 
 
 def _expand_node(entry: str, option: str) -> list[str]:
+    """Return the names in one entry of a node list, such as ``n[01-03]``."""
     match = _BRACKETS.search(entry)
     if match is None:
         return [entry]
@@ -112,6 +116,7 @@ def _expand_node(entry: str, option: str) -> list[str]:
 
 
 def check_srun() -> None:
+    """Raise ``UserError`` if srun is not installed."""
     if shutil.which("srun") is None:
         raise UserError(
             "--launcher srun: srun is not in the PATH",
@@ -122,8 +127,8 @@ def check_srun() -> None:
 def build_srun_command(environ: Mapping[str, str], *options: str) -> list[str]:
     """Return the srun command of a job step that shares its nodes with other steps.
 
-    The last options are those of the site or the sweep, for example for a container. They are the
-    lines of PARBENCH_SRUN_OPTIONS.
+    The lines of PARBENCH_SRUN_OPTIONS are its last options. A site or a sweep sets them, for
+    example for a container.
     """
     site_options = [line for line in environ.get(OPTIONS_VARIABLE, "").splitlines() if line]
     shared_options = ["--mpi=none", "--overlap", "--input=none", "--export=ALL"]
@@ -133,9 +138,10 @@ def build_srun_command(environ: Mapping[str, str], *options: str) -> list[str]:
 def choose_layout(
     allocation: Allocation, *, nodes: int | None, ntasks_per_node: int, distribution: str | None
 ) -> NodeLayout:
-    """Return the layout for these options.
+    """Return the distribution of ranks over the nodes of an allocation.
 
-    Raises UserError if the allocation is too small for it.
+    ``nodes`` and ``distribution`` have defaults if they are None. Raises ``UserError`` if the
+    allocation is too small.
     """
     num_nodes = allocation.nodes if nodes is None else nodes
     if num_nodes < 1:
@@ -157,9 +163,9 @@ def choose_layout(
 
 
 def inspect_rank_machine(environ: Mapping[str, str], allocation: Allocation | None) -> Machine:
-    """Return the machine of the ranks: a node of the allocation, or this host without one.
+    """Return the machine of one node of the allocation, or of this host without an allocation.
 
-    Raises UserError if no node answers.
+    Raises ``UserError`` if no node answers.
     """
     if allocation is None or "SLURMD_NODENAME" in environ:
         return inspect_machine(environ)
@@ -176,7 +182,7 @@ def inspect_rank_machine(environ: Mapping[str, str], allocation: Allocation | No
 
 
 def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
-    """Return the machine of a node of the allocation, or the reason why it is unknown."""
+    """Return the machine of the node with this number in the allocation, or why it is unknown."""
     options = [
         "--nodes=1",
         "--ntasks=1",
@@ -206,11 +212,11 @@ def _inspect_node(number: int, environ: Mapping[str, str]) -> Machine | str:
 
 
 def list_host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return this host's IPv4 addresses, the likeliest first.
+    """Return this host's IPv4 addresses, the most likely one for communication first.
 
-    That is the address of the chosen interface, then that of the host name, then all others. The
-    loopback address counts only if there is no other, because Debian resolves a host name to
-    127.0.1.1.
+    First comes the address of the chosen interface, then that of the host name, then all others.
+    The loopback address is returned only if there is no other, because Debian resolves a host name
+    to 127.0.1.1.
     """
     states = psutil.net_if_stats()
     chosen_interface = environ.get(INTERFACE_VARIABLE)
@@ -227,6 +233,7 @@ def list_host_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def main() -> None:
+    """Print the machine of this node as JSON."""
     sys.stdout.write(f"\n{msgspec.json.encode(inspect_machine(os.environ)).decode()}\n")
 
 

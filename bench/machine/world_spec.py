@@ -14,7 +14,7 @@ _SHARING_NCCL = (2, 30)  # the first version with NCCL_MULTI_RANK_GPU_ENABLE
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSpec:
-    """The ranks of a run, as far as they are known before any rank starts."""
+    """The ranks of a run, as far as they are known before they start."""
 
     nproc: int
     backend: str
@@ -32,7 +32,7 @@ class WorldSpec:
 
     @property
     def hosts(self) -> list[str]:
-        """A name for the node of each rank, if all nodes have equally many ranks."""
+        """A placeholder name for the node of each rank, if all nodes have equally many ranks."""
         ranks_per_node = -(-self.nproc // self.nodes)
         if self.distribution == "cyclic":
             return [str(rank % self.nodes) for rank in range(self.nproc)]
@@ -41,7 +41,7 @@ class WorldSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """Ranks that another launcher has started, and the place of this process among them."""
+    """Ranks that another launcher has started, and the rank of this process among them."""
 
     rank: int
     size: int
@@ -50,7 +50,10 @@ class Joined:
 
     @staticmethod
     def find(environ: Mapping[str, str]) -> "Joined | None":
-        """Return the ranks that this process belongs to; None if it was started alone."""
+        """Return the ranks that this process belongs to, None if no launcher started it as a rank.
+
+        Raises ``UserError`` if the variables of the launcher are incomplete.
+        """
         if "RANK" not in environ or "WORLD_SIZE" not in environ:
             return None
         if not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
@@ -79,10 +82,10 @@ def choose_world(
     allow_single: bool,
     one_gpu_options: str = "--nproc 1 --device cuda",
 ) -> WorldSpec:
-    """Choose the world for these options, of which None is the default.
+    """Return the world for these options. An option that is None has its default.
 
-    ``one_gpu_options`` are the options that measure the only GPU of a node. Raises UserError if the
-    world cannot run here.
+    ``one_gpu_options`` are the options that measure the only GPU of a node, for a hint. Raises
+    ``UserError`` if the world cannot run on this machine.
     """
     if machine.torch_version is None and machine.torch_has_cuda is None:
         raise UserError(
@@ -114,6 +117,7 @@ def choose_world(
 
 
 def _check_nproc(nproc: int | None) -> None:
+    """Raise ``UserError`` if the number of ranks is out of range. None is the default number."""
     if nproc is not None and nproc < 1:
         raise UserError(f"--nproc {nproc}: at least 2 ranks are needed")
     if nproc is not None and nproc > _MAX_RANKS:
@@ -132,9 +136,9 @@ def _choose_nproc(machine: Machine, device: str) -> int:
 
 
 def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None:
-    """Return the memory of a rank, if ranks share the smallest device equally.
+    """Return the memory of a rank in bytes, if the ranks share the smallest device equally.
 
-    None if a memory is unknown.
+    None if the memory of a device is unknown.
     """
     memories: Sequence[int | None] = [machine.memory_bytes]
     if device == "cuda":
@@ -147,7 +151,7 @@ def _compute_rank_bytes(machine: Machine, ranks: int, device: str) -> int | None
 
 
 def _explain_cpu(machine: Machine, one_gpu_options: str) -> str:
-    """Return a note that says why a machine with GPUs measures its CPU."""
+    """Return a note about the reason why a machine with GPUs measures its CPU."""
     if machine.torch_has_cuda:
         return (
             "one GPU found, and a collective needs two ranks: measuring the CPU; "
@@ -157,13 +161,13 @@ def _explain_cpu(machine: Machine, one_gpu_options: str) -> str:
 
 
 def describe_silence(machine: Machine) -> str:
-    """Return the GPUs that do not answer and the fix, empty if all answer."""
+    """Return a clause about the GPUs that do not answer, with the fix. Empty if all answer."""
     silence = machine.describe_silent_gpus()
     return f"{silence}; {machine.gpu_failure.fix}" if silence else ""
 
 
 def describe_driver_mismatch(machine: Machine) -> str:
-    """Return the reason why torch cannot use these GPUs, if their driver is too old.
+    """Return a clause about a driver that is too old for torch's CUDA, empty if it is new enough.
 
     Within a major version of CUDA an older driver is enough (CUDA Compatibility, "Minor Version
     Compatibility").
@@ -192,6 +196,7 @@ def _parse_major(version: str) -> int:
 
 
 def _suggest_device(machine: Machine) -> str:
+    """Return the values of ``--device`` that work although GPUs do not answer."""
     cpu = "--device cpu measures the cores"
     if not machine.gpus:
         return cpu
@@ -208,7 +213,7 @@ def describe_sharing(machine: Machine, ranks: int, device: str) -> str:
 
 
 def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    """Raise UserError if the value of an option is not allowed."""
+    """Raise ``UserError`` if the value of an option is not allowed. None is allowed."""
     if value is not None and value not in allowed:
         # The nearest spelling of gpu would be cpu, its opposite.
         is_gpu = value.lower().startswith("gpu") and "cuda" in allowed
@@ -222,6 +227,7 @@ def check_known(option: str, value: str | None, allowed: tuple[str, ...]) -> Non
 def _check_world(
     machine: Machine, ranks: int, backend: str, device: str, *, allow_single: bool
 ) -> None:
+    """Raise ``UserError`` if such ranks cannot run on the machine."""
     if device == "cuda":
         _check_cuda(machine)
     elif backend == "nccl":
@@ -260,7 +266,7 @@ def _check_cuda(machine: Machine) -> None:
 
 
 def _check_sharing(machine: Machine, ranks: int) -> None:
-    """Refuse more NCCL ranks than GPUs, unless NCCL is set to accept them."""
+    """Raise ``UserError`` if NCCL ranks would share GPUs, unless NCCL is set to accept that."""
     if machine.may_share_gpus and not is_older(machine.nccl_version, _SHARING_NCCL):
         return
     num_gpus = len(machine.gpus)

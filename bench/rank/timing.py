@@ -291,7 +291,7 @@ class CaseTimer:
 
     @property
     def is_complete(self) -> bool:
-        """True if the median is precise or max_iterations is reached, so that no block must follow."""
+        """True if the median is precise or max_iterations is reached, so that no block follows."""
         return self._is_precise or sum(self._block_counts) >= self._measure.max_iterations
 
     @property
