@@ -20,7 +20,6 @@ class EarlierGpus:
 
     run: str  # its name
     date: str
-    kind: str
     uuids: frozenset[str]
 
 
@@ -31,7 +30,7 @@ def find_missing_gpus(
     gpus: Sequence[Gpu],
     silent: Sequence[Device],
 ) -> tuple[Device, ...]:
-    """Return a bad device if an earlier run under ``out`` had more GPUs than this host has.
+    """Return a bad device for each GPU of an earlier run under ``out`` that this host lacks.
 
     Runs with another ``CUDA_VISIBLE_DEVICES`` do not count. A GPU that was replaced is not missing,
     nor is one that is already known to be silent.
@@ -43,21 +42,24 @@ def find_missing_gpus(
     uuids = sorted(earlier.uuids - {gpu.uuid for gpu in gpus})
     if num_missing <= 0 or not uuids:
         return ()
+    origin = f"here in {earlier.run} of {earlier.date}"
+    if num_missing == len(uuids):
+        return tuple(_make_device(host, f"{uuid} was {origin}", uuid) for uuid in uuids)
     # The UUID of a silent GPU is unknown.
-    names = format_list(uuids, "and")
-    selection = "" if num_missing == len(uuids) else f"{num_missing} of these: "
-    verb = "was" if len(uuids) == 1 else "were"
-    text = f"{selection}{names} {verb} here in {earlier.run} of {earlier.date}"
-    fault = Fault(text=text, fix=_FIX)
-    return (
-        Device(
-            host=host,
-            name="missing GPU" if num_missing == 1 else f"{num_missing} missing GPUs",
-            kind=earlier.kind,
-            rank=-1,  # it has not taken part
-            reasons=(fault,),
-            ran=False,
-        ),
+    text = f"{num_missing} of {format_list(uuids, 'and')}, which were {origin}"
+    return (_make_device(host, text),)
+
+
+def _make_device(host: str, text: str, uuid: str = "") -> Device:
+    """Return a device that stands for a GPU that the host has no more."""
+    return Device(
+        host=host,
+        name="missing GPU",
+        uuid=uuid,
+        kind="GPU",
+        rank=-1,  # it has not taken part
+        reasons=(Fault(text=text, fix=_FIX),),
+        ran=False,
     )
 
 
@@ -76,9 +78,8 @@ def _read_earlier_gpus(out: Path, host: str, visible_devices: str | None) -> Ear
             continue
         uuids = _list_uuids(run, environment)
         if uuids and (best is None or len(uuids) > len(best.uuids)):
-            kind = (environment.get("gpu") or {}).get("name") or "GPU"
             date = run.info.started.partition("T")[0]
-            best = EarlierGpus(run=run.info.id, date=date, kind=kind, uuids=uuids)
+            best = EarlierGpus(run=run.info.id, date=date, uuids=uuids)
     return best
 
 

@@ -25,7 +25,7 @@ def write_run(
     path = out / f"2026010{day}T000000Z-{host}"
     path.mkdir(parents=True)
     [case, *_] = plan_cases("cuda", 2)
-    environment: dict[str, Any] = {"host": {"name": f"{host}.cluster"}, "gpu": {"name": "H100"}}
+    environment: dict[str, Any] = {"host": {"name": f"{host}.cluster"}, "gpu": {}}
     if visible is not None:
         environment["variables"] = {"CUDA_VISIBLE_DEVICES": visible}
     ranks = {f"rank {rank}": {"gpu": {"uuid": uuid}} for rank, uuid in enumerate(uuids)}
@@ -50,11 +50,11 @@ def write_run(
 def describe_missing(
     out: Path, uuids: str, silent: Sequence[Device] = (), visible: str | None = None
 ) -> str:
-    """Return the name of the missing device with its reason, empty if no GPU is missing."""
+    """Return a line with the name and reason of each missing device."""
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     gpus = [Gpu(uuid=uuid) for uuid in uuids]
     devices = find_missing_gpus(out, "n1", environ, gpus, silent)
-    return "".join(f"{device.name}: {device.reasons[0].text}" for device in devices)
+    return "\n".join(f"{device.name}: {device.reasons[0].text}" for device in devices)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,17 @@ def describe_missing(
         ("abc", (), ""),
         ("abd", (), ""),  # a replaced GPU
         ("ab", (), "missing GPU: c was here in 20260102T000000Z-n1 of 2026-01-02"),
-        ("", (), "3 missing GPUs: a, b and c were here in 20260102T000000Z-n1 of 2026-01-02"),
+        (
+            "a",
+            (),
+            "missing GPU: b was here in 20260102T000000Z-n1 of 2026-01-02\n"
+            "missing GPU: c was here in 20260102T000000Z-n1 of 2026-01-02",
+        ),
         ("ab", (SILENT,), ""),
         (
             "a",
             (SILENT,),
-            "missing GPU: 1 of these: b and c were here in 20260102T000000Z-n1 of 2026-01-02",
+            "missing GPU: 1 of b and c, which were here in 20260102T000000Z-n1 of 2026-01-02",
         ),
     ],
 )
