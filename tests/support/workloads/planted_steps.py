@@ -50,6 +50,11 @@ def add_gather(step: TrainStep, world: World) -> None:
 
 
 PLANTS = {
+    "smaller_buckets": Plant(
+        workload="ddp",
+        planted_params={"bucket_mb": 0.25},
+        cause=r"all_reduce on dp: \d+ -> \d+ calls a step",
+    ),
     "extra_gather": Plant(
         workload="ddp", change_step=add_gather, cause=r"all_gather on dp: 0 -> 1 calls a step"
     ),
@@ -57,6 +62,12 @@ PLANTS = {
         workload="fsdp",
         planted_params={"reshard": False},
         cause=r"all_gather on fsdp: \d+ -> \d+ calls a step",
+    ),
+    "sync_of_each_microbatch": Plant(
+        workload="ddp",
+        params={"microbatches": 2},
+        planted_params={"no_sync": False},
+        cause=r"all_reduce on dp: \d+ -> \d+ calls a step",
     ),
     "another_schedule": Plant(
         workload="pp",
