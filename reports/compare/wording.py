@@ -187,11 +187,16 @@ def _describe_method(comparison: RunComparison) -> list[str]:
         )
     return [
         method,
-        f"Threshold: {format_percent(rule.min_effect)}, or the value that parbench aa measured. "
+        f"Threshold: {format_percent(rule.min_effect)}{_describe_measured(comparison)}. "
         f"The false discovery rate over series is {format_percent(rule.level)} "
         "(Benjamini-Hochberg).",
         *_describe_drift(comparison),
     ]
+
+
+def _describe_measured(comparison: RunComparison) -> str:
+    is_measured = any(series.threshold for series in comparison.series)
+    return ", or the higher value that parbench aa measured" if is_measured else ""
 
 
 def _describe_drift(comparison: RunComparison) -> list[str]:
