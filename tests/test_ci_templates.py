@@ -29,9 +29,9 @@ parbench() {{
 
 def find_commands(path: Path) -> list[list[str]]:
     """Return the arguments of each parbench command in a template."""
-    pattern = r"^\s*(?:run: |- )?(?:test .* \|\| )?parbench ((?:run|history) .*)$"
+    pattern = r"^\s*(?:run: |- )?(?:test .* \|\| |report=\$\()?parbench ((?:run|history) .*)$"
     lines = re.findall(pattern, path.read_text(), re.MULTILINE)
-    return [shlex.split(line.partition(">>")[0]) for line in lines]
+    return [shlex.split(re.split(r">>|\)", line)[0]) for line in lines]
 
 
 def find_options(args: list[str]) -> set[str]:
@@ -141,10 +141,17 @@ def test_pull_request_gate_uses_main_history(tmp_path: Path) -> None:
     slower = run_job(tmp_path, tmp_path / "slower", "topic", "main")
     assert slower.exit_code == 1
     assert slower.summary.startswith("## FAIL: 2 SLOWER")
+    assert "$ git checkout topic && parbench run --preset smoke" in slower.summary
     equal = run_job(tmp_path, tmp_path / "equal", "topic", "main")
     assert equal.exit_code == 0
     assert equal.summary.startswith("## PASS")
     assert read_history_commit() == history_commit, "a pull request changed the history"
+
+    failed = run_action(
+        tmp_path / "early", branch="topic", base="main", prologue="parbench() { return 4; }"
+    )
+    assert failed.exit_code == 4
+    assert failed.summary.endswith("Reproduce: `parbench run --preset smoke --repetitions 5`\n")
 
     origin.rename(tmp_path / "away")
     unreachable = run_action(tmp_path / "early", branch="main")

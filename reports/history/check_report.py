@@ -26,10 +26,11 @@ COLUMNS = (
 def build_report(check: HistoryCheck, exit_code: int = 0) -> VerdictReport:
     """Return the report of a check that ends with this exit code."""
     summary = summarize_check(check)
+    table = build_table(check)
     return VerdictReport(
         title=summary,
         summary=[],
-        tables=[build_table(check)],
+        tables=[table] if table.rows else [],
         explanations=explain_check(check),
         content={
             "summary": summary,
@@ -133,14 +134,18 @@ def explain_check(check: HistoryCheck) -> list[str]:
         sentences.append(_summarize_counts(check))
     else:
         command = f"parbench history add RUN --branch {branch}"
-        sentences.append(f"To enable the check of times, add runs: {command}")
+        sentences.append(
+            f"Times are checked after {rule.min_runs} runs on {branch}. The GitHub action adds a "
+            f"run for each push to {branch}. Elsewhere, add each run: {command}"
+        )
     # SLOWER is defined above. The others are those in the table.
     defined = [name for name in verdicts if name not in (Verdict.SLOWER, Verdict.NO_CHANGE)]
     sentences += [f"{verdict}: {MEANINGS[verdict]}" for verdict in defined]
     sentences += describe_thresholds([result.threshold for result in check.series])
     sentences.append(
-        f"A series is checked once {branch} has {rule.min_runs} runs in the same environment since "
-        f"its last annotation. The newest {rule.window} are used."
+        f"A series is a case in one environment. Its times are checked once {branch} has "
+        f"{rule.min_runs} runs in this environment since its last annotation. "
+        f"The newest {rule.window} are used."
     )
     if is_compared:
         when = f" after it is merged into {branch}" if check.run.is_candidate else ""

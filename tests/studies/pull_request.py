@@ -2,10 +2,13 @@
 
     python -m tests.studies.pull_request [--runs N]
 
-A small project with a training step of its own is pushed to main N times. Then one branch whose
-step computes for 10 ms instead of 5 ms is checked, and one with an equal step. It prints the exit
-code and the summary of each. Exit code 1 unless the slower branch fails only after enough history,
-and the equal branch passes. It takes about five minutes.
+A small project with a training step of its own is pushed to main N times. A branch with an equal
+step is checked after the first run and after the last one. A branch whose step also reduces the
+norm of the gradients is checked at the end. It prints the exit code and the summary of each.
+
+Exact counts decide: only changes of a time above 100 % fail, so the result does not depend on
+the load of the machine. Exit code 1 unless only the branch with the additional call fails, and each
+summary begins with the expected verdict. It takes about five minutes on a quiet machine.
 """
 
 import argparse
@@ -17,9 +20,12 @@ from pathlib import Path
 from tests.support.ci_action import ActionResult, run_action
 
 OPTIONS = (
-    "checked_step:prepare --set num_elements=1024,65536 --nproc 2 --repetitions 5 --budget 40s"
+    "checked_step:prepare --set num_elements=1024,65536 --nproc 2 --repetitions 1 --budget 5m"
 )
-STEP = '''"""A training step that computes, and reduces its gradients."""
+MIN_EFFECT = "100%"
+REDUCE_GRADIENTS = "        dist.all_reduce(self.gradients, group=self.world.group)\n"
+REDUCE_NORM = "        dist.all_reduce(self.gradients.norm(), group=self.world.group)\n"
+STEP = f'''"""A training step that computes, and reduces its gradients."""
 import time
 
 import torch
@@ -34,8 +40,7 @@ class Step:
 
     def step(self):
         time.sleep(0.005)
-        dist.all_reduce(self.gradients, group=self.world.group)
-
+{REDUCE_GRADIENTS}
     def reset(self):
         self.gradients.fill_(1)
 
@@ -43,7 +48,7 @@ class Step:
         return int((self.gradients != self.world.size).sum())
 
     def describe(self):
-        return Description(details={"num_elements": len(self.gradients)})
+        return Description(details={{"num_elements": len(self.gradients)}})
 
     def close(self):
         pass
@@ -79,6 +84,7 @@ def check_branch(folder: Path, branch: str, base: str = "") -> ActionResult:
             base=base,
             prologue='export PYTHONPATH="$PWD"',
             options=OPTIONS,
+            min_effect=MIN_EFFECT,
         )
     event = f"pull request of {branch} to {base}" if base else f"push to {branch}"
     print(f"=== {event}: exit code {result.exit_code}\n{result.summary}", flush=True)
@@ -87,7 +93,7 @@ def check_branch(folder: Path, branch: str, base: str = "") -> ActionResult:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--runs", type=int, default=8)
     num_runs = parser.parse_args().runs
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -95,19 +101,24 @@ def main() -> int:
         run_git(folder, "init", "--quiet", "--bare", "--initial-branch", "main", "origin")
         run_git(folder, "clone", "--quiet", "origin", "work")
         push(work, "main", STEP)
-        push(work, "slower", STEP.replace("0.005", "0.010"))
         push(work, "equal", STEP.replace("that computes", "that sleeps"))
+        push(work, "more-calls", STEP.replace(REDUCE_GRADIENTS, REDUCE_GRADIENTS + REDUCE_NORM))
         run_git(work, "checkout", "--quiet", "main")
         check_branch(folder, "main")
-        early = check_branch(folder, "slower", "main")
+        early = check_branch(folder, "equal", "main")
         for _ in range(num_runs - 1):
             push(work, "main", STEP)
             check_branch(folder, "main")
-        slower = check_branch(folder, "slower", "main")
         equal = check_branch(folder, "equal", "main")
-    codes = (early.exit_code, slower.exit_code, equal.exit_code)
-    print(f"exit codes: too few runs {codes[0]}, slower {codes[1]}, equal {codes[2]}")
-    return int(codes != (0, 1, 0))
+        changed = check_branch(folder, "more-calls", "main")
+    codes = (early.exit_code, equal.exit_code, changed.exit_code)
+    print(f"exit codes: too few runs {codes[0]}, equal {codes[1]}, more calls {codes[2]}")
+    titles = ("## Not enough history", "## PASS", "## FAIL: 2 COUNT CHANGED")
+    has_titles = all(
+        result.summary.startswith(title)
+        for result, title in zip((early, equal, changed), titles, strict=True)
+    )
+    return int(codes != (0, 0, 1) or not has_titles)
 
 
 if __name__ == "__main__":

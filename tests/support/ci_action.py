@@ -46,11 +46,18 @@ def should_run(condition: str, *, has_failed: bool, is_pull_request: bool) -> bo
 
 
 def run_action(
-    clone: Path, *, branch: str, base: str = "", prologue: str = "", options: str = ""
+    clone: Path,
+    *,
+    branch: str,
+    base: str = "",
+    prologue: str = "",
+    options: str = "",
+    min_effect: str = "",
 ) -> ActionResult:
     """Run the action in a clone, for a push to a branch or a pull request to ``base``.
 
-    Every script of a step starts with ``prologue``. ``options`` are those of ``parbench run``.
+    Every script of a step starts with ``prologue``. ``options`` and ``min_effect`` are inputs of
+    the action. Empty ones have their defaults.
     """
     ref = "12/merge" if base else branch
     expressions = {
@@ -58,8 +65,8 @@ def run_action(
         "github.base_ref": base,
         "github.ref_name": ref,
     }
-    if options:
-        expressions["inputs.options"] = options
+    inputs = {"inputs.options": options, "inputs.min-effect": min_effect}
+    expressions.update({name: value for name, value in inputs.items() if value})
     summary = clone / "summary.md"
     github = {
         "GITHUB_SHA": "abc",
