@@ -193,12 +193,15 @@ def _list_problems(run: Run) -> tuple[str, ...]:
     wrong_cases = set()
     if _count_wrong_records(run):
         wrong_cases = {record.case.id for record in run.records if record.status == "wrong"}
+    has_injection = run.info.plan.injection is not None
     cases_by_reason: dict[str, dict[str, None]] = {}
     for record in run.records:
         # A case that was wrong is skipped in later repetitions.
         is_wrong = record.status == "wrong" or record.skip_reason is SkipReason.EARLIER_FAILURE
         if record.status == "ok" or (is_wrong and record.case.id in wrong_cases):
             continue
+        if has_injection and record.skip_reason is SkipReason.IMPOSSIBLE:
+            continue  # The fault would have no effect, for example on another core.
         reason = record.reason + (_MORE_TIME if record.is_out_of_budget else "")
         cases_by_reason.setdefault(reason, {})[record.case.name] = None
     problems = [f"{', '.join(names)}: {reason}" for reason, names in cases_by_reason.items()]

@@ -138,7 +138,10 @@ def _make_step_table(data: RunData) -> Table:
     notes = []
     if num_different:
         traced = pluralize(num_different, "step")
-        notes.append(f"Shares are of profiled steps. {traced} took another time when profiled.")
+        notes.append(
+            "Shares are of one profiled step of each row. "
+            f"{traced} took clearly more or less time when profiled than the median."
+        )
     return Table("steps", "Training steps", columns=_STEP_COLUMNS, rows=rows, notes=notes)
 
 
