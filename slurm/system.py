@@ -90,12 +90,12 @@ class Slurm:
                 jobs.append(dict(zip(parts[::2], values, strict=True)))
         return tuple(jobs)
 
-    def node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
+    def get_node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
         """Return the states (``idle``, ``down*``) of some nodes, by default of all."""
         selection = ("-n", ",".join(nodes)) if nodes else ()
         return dict(self._read_table("sinfo", "%N|%T", "-N", *selection))
 
-    def host_names(self, node_list: str) -> tuple[str, ...]:
+    def expand_node_list(self, node_list: str) -> tuple[str, ...]:
         """Return the names in a list such as ``n[1-3,7]``."""
         if not node_list:
             return ()
@@ -161,7 +161,7 @@ def format_limit(seconds: float) -> str:
     return f"{hours}:{minutes:02}:00"
 
 
-def end_time(job: Mapping[str, str]) -> float:
+def get_end_time(job: Mapping[str, str]) -> float:
     """Return the end of a job in seconds since the epoch, infinity without a limit.
 
     ``job`` are the facts of ``scontrol show job``.

@@ -166,7 +166,7 @@ class Attempt:
 
     def _has_dead_rank(self) -> bool:
         """Return True if a rank has ended before it has completed its job."""
-        codes = self._ranks.exit_codes()
+        codes = self._ranks.get_exit_codes()
         return any(rank not in self.evidence.cpu_seconds for rank in codes)
 
     def _explain_end(self, when: str) -> Outcome:
@@ -177,10 +177,12 @@ class Attempt:
         self._ranks.mailbox.put("probe", b"x")  # ranks also end if their messages cannot be written
         errors = self.evidence.errors
         grace = _GRACE_SECONDS if self._has_dead_rank() else self._ranks.exit_code_seconds
-        self._poll_until(lambda: len(errors) + len(self._ranks.exit_codes()) >= self._size, grace)
+        self._poll_until(
+            lambda: len(errors) + len(self._ranks.get_exit_codes()) >= self._size, grace
+        )
         self._poll()
-        self.evidence.exit_codes = self._ranks.exit_codes()
-        self.evidence.last_error = self._ranks.last_error()
+        self.evidence.exit_codes = self._ranks.get_exit_codes()
+        self.evidence.last_error = self._ranks.get_last_error()
         return explain_end(self.evidence, when)
 
     def _explain_hang(self, index: int, timeout_seconds: float) -> Outcome:

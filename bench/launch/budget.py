@@ -220,14 +220,14 @@ def _choose_interleaved_cases(cases: Sequence[Case]) -> list[int]:
     """
     ready = []
     free_bytes = _MAX_INTERLEAVED_BYTES
-    for index in sorted(range(len(cases)), key=lambda index: _num_bytes(cases[index])):
-        free_bytes -= _num_bytes(cases[index])
+    for index in sorted(range(len(cases)), key=lambda index: _get_num_bytes(cases[index])):
+        free_bytes -= _get_num_bytes(cases[index])
         if free_bytes >= 0 and cases[index].kind in _INTERLEAVED_KINDS:
             ready.append(index)
     return ready
 
 
-def _num_bytes(case: Case) -> int:
+def _get_num_bytes(case: Case) -> int:
     """Return the size of a case in bytes, a default if it has none."""
     size = case.all_params.get("size_bytes", _DEFAULT_BYTES)
     return size if isinstance(size, int) else _DEFAULT_BYTES

@@ -139,10 +139,10 @@ class ExternalRanks:
         self._codes: dict[int, int] = {}
 
     def have_ended(self) -> bool:
-        codes = self.exit_codes()
+        codes = self.get_exit_codes()
         return any(codes.values()) or len(codes) == self._size
 
-    def exit_codes(self) -> dict[int, int]:
+    def get_exit_codes(self) -> dict[int, int]:
         code = self._process.poll()
         if code is not None:
             self._codes[0] = code
@@ -152,7 +152,7 @@ class ExternalRanks:
                     self._codes[rank] = int(self._store.get(f"exit/{rank}"))
         return self._codes
 
-    def last_error(self) -> str:
+    def get_last_error(self) -> str:
         return ""
 
     def end(self, hellos: Iterable[Hello]) -> None:

@@ -140,12 +140,12 @@ def find_waits(groups_by_rank: Mapping[int, Mapping[str, GroupState]]) -> Waits:
         for name, group in groups.items():
             for peer_rank in set(group.ranks) - {rank}:
                 peer = groups_by_rank.get(peer_rank, {}).get(name)
-                if peer is not None and _waits(rank, group, peer_rank, peer):
+                if peer is not None and _is_waiting(rank, group, peer_rank, peer):
                     waiting[rank].add(peer_rank)
     return waiting
 
 
-def _waits(rank: int, group: GroupState, peer_rank: int, peer: GroupState) -> bool:
+def _is_waiting(rank: int, group: GroupState, peer_rank: int, peer: GroupState) -> bool:
     """Return True if ``rank`` waits for ``peer_rank``, from their work on the same group."""
     if group.pending:
         if peer.enqueued < group.pending:

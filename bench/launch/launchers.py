@@ -56,10 +56,10 @@ class Ranks(Protocol):
     def have_ended(self) -> bool:
         """Return True if one rank has failed or all ranks have ended."""
 
-    def exit_codes(self) -> dict[int, int]:
+    def get_exit_codes(self) -> dict[int, int]:
         """Return the known exit codes of ended ranks by rank. A negative code is a signal."""
 
-    def last_error(self) -> str:
+    def get_last_error(self) -> str:
         """Return the last message of the rank or launcher that failed, empty if there is none."""
 
     def end(self, hellos: Iterable[Hello]) -> None:
@@ -124,7 +124,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
         except ChildProcessError:
             return True
 
-    def last_error(self) -> str:
+    def get_last_error(self) -> str:
         """Return a message about the end of the server, otherwise the last line of its log."""
         end = None
         with suppress(ChildProcessError):
@@ -160,10 +160,10 @@ class ForkedRanks:
         self._folder = folder
 
     def have_ended(self) -> bool:
-        codes = self.exit_codes()
+        codes = self.get_exit_codes()
         return self._server.has_ended() or any(codes.values()) or len(codes) == self._size
 
-    def exit_codes(self) -> dict[int, int]:
+    def get_exit_codes(self) -> dict[int, int]:
         # The server reports exit codes. Without it they are unknown, and 255 stands for them.
         unknown = (None, 255) if self._server.has_ended() else (None,)
         codes = {}
@@ -172,11 +172,11 @@ class ForkedRanks:
                 codes[rank] = process.exitcode
         return codes
 
-    def last_error(self) -> str:
-        for rank, code in self.exit_codes().items():
+    def get_last_error(self) -> str:
+        for rank, code in self.get_exit_codes().items():
             if code:
                 return read_last_line(self._folder / f"rank-{rank}.log")
-        return self._server.last_error()
+        return self._server.get_last_error()
 
     def end(self, hellos: Iterable[Hello]) -> None:
         kill_descendants(self._server.pid)  # it has adopted what ranks have left behind
@@ -306,10 +306,10 @@ class SrunRanks:
     def have_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def exit_codes(self) -> dict[int, int]:
+    def get_exit_codes(self) -> dict[int, int]:
         return parse_exit_codes(self._log.read_text(errors="replace"))
 
-    def last_error(self) -> str:
+    def get_last_error(self) -> str:
         """Return srun's first error, which names the node."""
         lines = self._log.read_text(errors="replace").splitlines()
         return next((line for line in lines if line.startswith("srun: error:")), "")

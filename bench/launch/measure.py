@@ -174,7 +174,7 @@ def run_options(
     with ExitStack() as stack:
         writer = stack.enter_context(open_writer(run.path))
         stack.enter_context(convert_sigterm_to_interrupt())
-        display = Display(num_cases, _expected_seconds(plan), as_json=as_json, quiet=quiet)
+        display = Display(num_cases, _estimate_seconds(plan), as_json=as_json, quiet=quiet)
         stack.enter_context(display)
         if message:
             display.print_message(message)
@@ -262,10 +262,11 @@ def _refuse_changed_sources(plan: Plan) -> None:
 def describe_duration(plan: Plan) -> str:
     """Return a text about the duration of a run, which follows from the number of its cases."""
     extent = f"{pluralize(len(plan.cases), 'case')}, {pluralize(plan.repetitions, 'repetition')}"
-    return f"{extent}, about {format_duration(_expected_seconds(plan))} (--repetitions and --budget change it)"
+    duration = format_duration(_estimate_seconds(plan))
+    return f"{extent}, about {duration} (--repetitions and --budget change it)"
 
 
-def _expected_seconds(plan: Plan) -> float:
+def _estimate_seconds(plan: Plan) -> float:
     """Return the expected duration of a run."""
     num_steps = sum(case.is_step for case in plan.cases)
     per_repetition = _START_SECONDS * len(group_by_variables(plan.cases))

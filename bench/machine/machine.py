@@ -74,7 +74,7 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
         cores=count_available_cores(),
         host_cores=psutil.cpu_count(),
         physical_cores=psutil.cpu_count(logical=False),
-        memory_bytes=available_memory_bytes(),
+        memory_bytes=count_available_memory_bytes(),
         gpus=visible_gpus,
         silent_gpus=silent_gpus,
         gpu_failure=report.failure,
@@ -160,7 +160,7 @@ def count_available_cores(root: Path = Path("/"), pid: int = 0) -> int:
     return max(1, int(min(limits)))
 
 
-def available_memory_bytes(root: Path = Path("/")) -> int:
+def count_available_memory_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that are free without swapping.
 
     The memory cgroups under ``root`` limit the number. Their page cache counts as free.

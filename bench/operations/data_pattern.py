@@ -55,7 +55,7 @@ class DataPattern:
         device: torch.device,
         redop: str = "",
     ) -> None:
-        self._dtype = dtype_of(dtype)
+        self._dtype = get_dtype(dtype)
         self._exact_up_to = DTYPES[dtype].exact_up_to
         self._num_ranks = num_ranks
         self._device = device
@@ -63,10 +63,11 @@ class DataPattern:
         self.itemsize = self._dtype.itemsize
 
     def allocate(self, count: int) -> torch.Tensor:
+        """Return an uninitialized buffer of ``count`` elements."""
         return torch.empty(count, dtype=self._dtype, device=self._device)
 
     def compute_values(self, rank: int, start: int, count: int) -> torch.Tensor:
-        """Return a rank's elements ``start`` to ``start + count``."""
+        """Return elements ``start`` to ``start + count`` of a rank's data."""
         return self._repeat(
             self._compute_codes(rank, _compute_table_length(start + count)), start, count
         )
@@ -77,7 +78,7 @@ class DataPattern:
         return torch.cat(shards)
 
     def make_filler(self, buffer: torch.Tensor, rank: int) -> Callable[[], None]:
-        """Return a function that writes the first elements of a rank into all of ``buffer``."""
+        """Return a function that fills ``buffer`` with the first elements of a rank's data."""
         table = self._compute_codes(rank, _compute_table_length(len(buffer)))
         return self._make_copier(buffer, table, 0)
 
@@ -96,12 +97,13 @@ class DataPattern:
         return self._repeat(table, start, count)
 
     def _repeat(self, table: Table, start: int, count: int) -> torch.Tensor:
+        """Return elements ``start`` to ``start + count`` of the data with this table."""
         buffer = self.allocate(count)
         self._make_copier(buffer, table, start)()
         return buffer
 
     def _make_copier(self, buffer: torch.Tensor, table: Table, start: int) -> Callable[[], None]:
-        """Return a function that fills ``buffer`` with a repeated table, from ``start`` on."""
+        """Return a function that fills ``buffer`` with the data of a table from ``start`` on."""
         codes = torch.from_numpy(table).to(self._device, self._dtype)
         pairs = []
         position = 0
@@ -130,7 +132,7 @@ class DataPattern:
         return copy
 
     def _compute_codes(self, rank: int, length: int) -> Codes:
-        """Return the first numbers of a rank's table, as integers."""
+        """Return the first ``length`` numbers of a rank's table as integers."""
         index = np.arange(length, dtype=np.int64)
         match self._redop:
             case "":
@@ -149,7 +151,10 @@ class DataPattern:
                 return lowest + highest - self._compute_maxima(rank, index)
 
     def _compute_moved_values(self, rank: int, index: Codes) -> Codes:
-        """Permute the pairs of rank and index, in blocks of as many indices as fit the dtype."""
+        """Return a rank's data to be moved, a permutation of the pairs of rank and index.
+
+        Each block of indices, as large as the dtype allows, is permuted by itself.
+        """
         num_bits = min(self._exact_up_to, _MAX_VALUE).bit_length() - 1
         rank_bits = (self._num_ranks - 1).bit_length()
         index_bits = max(num_bits - rank_bits, 0)
@@ -158,20 +163,23 @@ class DataPattern:
         return _permute(number, num_bits, key) + 1
 
     def _compute_terms(self, rank: int, index: Codes) -> Codes:
+        """Return the terms of a sum that a rank contributes."""
         limit = min(self._exact_up_to, _MAX_VALUE * self._num_ranks)
         num_turns = max(1, _divide_up(self._num_ranks * _MIN_TERMS, limit))
         max_term = max(1, limit // _divide_up(self._num_ranks, num_turns))
         terms = 1 + _hash(rank, index) % max_term
-        return np.where(self._contributes(rank, index, num_turns), terms, 0)
+        return np.where(self._is_on_turn(rank, index, num_turns), terms, 0)
 
     def _compute_product_inputs(self, rank: int, index: Codes) -> Codes:
+        """Return the factors of a product that a rank contributes, 1 or 2."""
         num_turns = _divide_up(self._num_ranks, self._largest_power)
         # Every rank has a factor of 2 among the first elements.
         is_two = (index < self._num_ranks) & self._is_own(rank, index)
         is_two |= _hash(rank, index) % 2 == 1
-        return np.where(self._contributes(rank, index, num_turns) & is_two, 2, 1)
+        return np.where(self._is_on_turn(rank, index, num_turns) & is_two, 2, 1)
 
     def _compute_maxima(self, rank: int, index: Codes) -> Codes:
+        """Return a rank's inputs of a maximum. At each index one rank holds the largest."""
         is_extreme = self._is_own(rank, index)
         lowest, highest = self._extremes
         half = (highest + 1 - lowest) // 2
@@ -191,15 +199,17 @@ class DataPattern:
         return self._exact_up_to.bit_length() - 1
 
     def _is_own(self, rank: int, index: Codes) -> Mask:
+        """Return for each index whether this rank holds the extreme or the only number but 0."""
         is_own: Mask = index % self._num_ranks == rank
         return is_own
 
-    def _contributes(self, rank: int, index: Codes, num_turns: int) -> Mask:
+    def _is_on_turn(self, rank: int, index: Codes, num_turns: int) -> Mask:
+        """Return for each index whether this rank contributes, if ranks take turns."""
         is_on_turn: Mask = (index % self._num_ranks - rank) % num_turns == 0
         return is_on_turn
 
 
-def dtype_of(name: str) -> torch.dtype:
+def get_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
@@ -220,7 +230,10 @@ def _hash(seed: int, index: Codes) -> Codes:
 
 
 def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
-    """Map numbers of ``num_bits`` bits, taken modulo 2^num_bits, one to one for each key."""
+    """Permute the numbers of ``num_bits`` bits, in a different way for each key.
+
+    Larger numbers are first taken modulo 2^num_bits.
+    """
     mask = (1 << num_bits) - 1
     first_factor = (key & mask) | 1
     second_factor = ((key >> 24) & mask) | 1
@@ -239,14 +252,14 @@ def _compute_table_length(count: int) -> int:
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill with NaN or the smallest integer, which no result contains."""
+    """Fill a tensor with NaN or the smallest integer, which no result contains, and return it."""
     if tensor.dtype.is_floating_point:
         return tensor.fill_(float("nan"))
     return tensor.fill_(torch.iinfo(tensor.dtype).min)
 
 
 def count_wrong(result: torch.Tensor, expected: torch.Tensor) -> int:
-    """Return the number of elements that differ; NaN differs from everything."""
+    """Return the number of elements that differ. NaN differs from every number."""
     # Few devices compare float8.
     is_float8 = result.itemsize == 1 and result.dtype.is_floating_point
     # Counting takes ten times as long as comparing.

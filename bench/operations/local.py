@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from parbench.bench.operations.data_pattern import DataPattern, dtype_of, poison
+from parbench.bench.operations.data_pattern import DataPattern, get_dtype, poison
 from parbench.bench.operations.operation import Operation, make_pattern
 from parbench.bench.plan.catalogue import NO_LOAD
 from parbench.bench.world import accelerator
@@ -47,7 +47,7 @@ class Gemm(Benchmark):
         self, world: World, *, m: int, dtype: str = "float32", load_seconds: float = 0.0
     ) -> None:
         device = world.device
-        torch_dtype = dtype_of(dtype)
+        torch_dtype = get_dtype(dtype)
         random = np.random.default_rng(world.seed)
         max_a, max_b = _MAX_FACTORS
         a = random.integers(1, max_a, (_NUM_ROWS, m), endpoint=True)
@@ -75,6 +75,7 @@ class Gemm(Benchmark):
             self._load(world, load_seconds)
 
     def _load(self, world: World, seconds: float) -> None:
+        """Compute and check products for so many seconds, which heats the device."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for _ in range(_LOAD_PRODUCTS):
@@ -91,7 +92,7 @@ class Gemm(Benchmark):
         self._c.fill_(float("nan"))
 
     def _compare(self) -> None:
-        """Count wrong elements on the device, without waiting for it."""
+        """Count the wrong elements of C on the device, without waiting for the device."""
         if self._is_unchecked:
             self._num_wrong += (self._c != self._reference).sum()
         self._is_unchecked = False
@@ -136,6 +137,7 @@ def from_device(world: World, *, size_bytes: int, dtype: str) -> Operation:
 
 
 def _make_host_copy(world: World, size_bytes: int, dtype: str, *, to_device: bool) -> Operation:
+    """Return the operation that copies between page-locked host memory and the device."""
     pattern = make_pattern(world, dtype)
     on_device = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)
     on_host = torch.empty_like(on_device, device="cpu", pin_memory=world.device.type == "cuda")
@@ -161,7 +163,7 @@ def _make_copy(
     details: dict[str, int],
     notes: tuple[str, ...] = (),
 ) -> Operation:
-    """Copy this rank's data from ``source`` to ``target``."""
+    """Return the operation that copies this rank's data from ``source`` to ``target``."""
 
     def compute_expected() -> torch.Tensor:
         return pattern.compute_values(world.rank, 0, len(target)).to(target.device)
@@ -180,9 +182,9 @@ def _make_copy(
 
 @contextmanager
 def background_load(kind: str, world: World) -> Iterator[list[float]]:
-    """Run a load on every rank during the block, which every rank of the world enters.
+    """Run a load on every rank during the block. Every rank of the world enters the block.
 
-    Yields the times of the load's rounds in ms, which are only measured on a device.
+    Yields a list to which the duration (ms) of each round of the load is added, on a device only.
     """
     rounds_ms: list[float] = []
     if kind == NO_LOAD:
@@ -226,7 +228,10 @@ def background_load(kind: str, world: World) -> Iterator[list[float]]:
 
 
 def _make_stream_runner(load: Callable[[], object], device: torch.device) -> Callable[[int], float]:
-    """Return a function that repeats a load on a new stream and returns the device's time in ms."""
+    """Return a function that runs the load a number of times on a new stream.
+
+    It returns the time in ms that the device took.
+    """
     accelerator.select_device(device.index)  # a new thread starts with the first device
     stream = accelerator.make_stream(device)
     start = accelerator.make_event(blocking=True)
@@ -250,7 +255,7 @@ def _make_load(
     group: dist.ProcessGroup,
     on_device: bool,
 ) -> Callable[[], object]:
-    """Return a load of about a millisecond on the CPU, and of more work on a faster device."""
+    """Return a function that starts about a millisecond of work on a CPU, or more on a device."""
     if kind == "gemm":
         return Gemm(world, m=4096 if on_device else 384).step
     num_ranks = len(world.hosts)

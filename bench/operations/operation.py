@@ -16,7 +16,7 @@ from parbench.bench.world.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class Operation(Benchmark):
-    """One communication, whose whole output is checked against its expected result."""
+    """An operation whose whole output buffer is compared with the expected result."""
 
     call: Callable[..., Any]
     output: torch.Tensor
@@ -30,7 +30,7 @@ class Operation(Benchmark):
         self.call()
 
     def issue(self) -> Sequence[dist.Work]:
-        """Start to communicate and return the works to wait for.
+        """Start the communication without waiting, and return the works to wait for.
 
         The catalogue refuses mode async for an operation whose call does not take ``async_op``.
         """
@@ -53,7 +53,7 @@ class Operation(Benchmark):
         return self.expected()
 
     def corrupt(self) -> None:
-        """Make the last element wrong, because no result is 0."""
+        """Set the last element to 0, which is wrong because no result contains 0."""
         self.output[-1:].zero_()
 
     def describe(self) -> Description:
@@ -61,7 +61,7 @@ class Operation(Benchmark):
 
 
 def make_pattern(world: World, dtype: str, redop: str = "") -> DataPattern:
-    """Return the data of a world's ranks, to be moved or to be reduced by ``redop``."""
+    """Return the test data of a world's ranks, which is moved or reduced by ``redop``."""
     return DataPattern(dtype, world.size, world.device, redop)
 
 
@@ -75,11 +75,10 @@ def describe_operation(
     factor: float | None = None,
     **fields: Any,
 ) -> Description:
-    """Describe an operation of t seconds: algbw = size / t, busbw = algbw * factor.
+    """Return the description of an operation, with algbw = size / t and busbw = algbw * factor.
 
-    A rank sends and receives ``size_bytes`` unless stated otherwise. The factor is the
-    catalogue's unless it depends on the operation's parameters. ``fields`` are other fields of
-    the description.
+    A rank sends and receives ``size_bytes`` unless stated otherwise. The factor is that of the
+    catalogue by default. ``fields`` are other fields of the description.
     """
     if factor is None:
         factor = get_busbw_factor(name, num_ranks)

@@ -22,6 +22,7 @@ def sendrecv(world: World, *, size_bytes: int, dtype: str) -> Operation:
 def unidirectional(
     world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
 ) -> Operation:
+    """Send S bytes from rank ``source`` to rank ``target``."""
     send_to = target if world.rank == source else None
     recv_from = source if world.rank == target else None
     return _exchange(world, size_bytes, dtype, send_to, recv_from)
@@ -30,6 +31,7 @@ def unidirectional(
 def bidirectional(
     world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
 ) -> Operation:
+    """Send S bytes from ``source`` to ``target`` and S bytes back at the same time."""
     peer = {source: target, target: source}.get(world.rank)
     return _exchange(world, size_bytes, dtype, peer, peer)
 
@@ -37,6 +39,7 @@ def bidirectional(
 def pingpong(
     world: World, *, size_bytes: int, dtype: str, source: int = 0, target: int = 1
 ) -> Operation:
+    """Send S bytes from ``source`` to ``target`` and back. The time is half the round trip."""
     peer = {source: target, target: source}.get(world.rank)
     return _exchange(world, size_bytes, dtype, peer, peer, in_turn=True)
 
@@ -80,10 +83,10 @@ def _exchange(
     *,
     in_turn: bool = False,
 ) -> Operation:
-    """Send S bytes to one rank and receive S bytes from another, or from no rank.
+    """Return the operation that sends S bytes to one rank and receives S bytes from another.
 
-    With ``in_turn`` the smaller of two ranks sends first and then receives, and the time is half
-    the round trip.
+    None stands for no rank. With ``in_turn`` the smaller of two ranks sends first and then
+    receives, and the time is half the round trip.
     """
     pattern = make_pattern(world, dtype)
     sent = pattern.compute_values(world.rank, 0, size_bytes // pattern.itemsize)

@@ -22,7 +22,7 @@ EXPLAINER = "parbench.workloads.step.user_step:ExplainedUserStep"
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to measure."""
+    """A benchmark with the values of its parameters."""
 
     id: str  # the hash of name, target and ``params`` in canonical JSON
     name: str
@@ -32,17 +32,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_params(self) -> dict[str, Value]:
-        """All parameters."""
+        """The required and the optional parameters by name, with their values."""
         return {**self.defaults, **self.params}
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables of all ranks that measure it."""
+        """The environment variables with which all ranks of the case must be started."""
         return {name: str(value) for name, value in self.params.items() if is_variable(name)}
 
     @property
     def kind(self) -> str:
-        """The first part of the name: ``collective``."""
+        """The first part of the name, such as ``collective``."""
         return self.name.partition(".")[0]
 
     @property
@@ -57,12 +57,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short_name(self) -> str:
-        """The name without its kind: ``all_reduce``."""
+        """The name without its kind, such as ``all_reduce``."""
         return self.name.partition(".")[2] or self.name
 
     @property
     def label(self) -> str:
-        """The name with all parameters."""
+        """The name with all parameters that are not defaults, as text."""
         params = [f"{name}={value}" for name, value in self.params.items()]
         return " ".join([self.name, *params])
 
@@ -71,7 +71,7 @@ Params = Mapping[str, Value]
 
 
 def make_case(name: str, target: str, params: Params, defaults: Params | None = None) -> Case:
-    """Return a case with its id."""
+    """Return the case. Its id is a hash of its name, target and ``params``."""
     identity = {"name": name, "target": target, "params": params}
     digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()
     return Case(
@@ -84,7 +84,7 @@ def make_case(name: str, target: str, params: Params, defaults: Params | None = 
 
 
 def group_by_variables(cases: Iterable[Case]) -> list[list[Case]]:
-    """Return the cases of each environment, which need ranks of their own."""
+    """Group the cases by their environment variables, because each group needs ranks of its own."""
     groups: dict[tuple[tuple[str, str], ...], list[Case]] = {}
     for case in cases:
         groups.setdefault(tuple(case.variables.items()), []).append(case)
@@ -96,12 +96,13 @@ Expansion = Callable[[Params, WorldSpec], Iterable[Params]]
 
 
 def keep_params(params: Params, spec: WorldSpec) -> Iterable[Params]:
+    """Return the parameters as those of a single case."""
     return [params]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkDefinition:
-    """Something that can be measured."""
+    """A benchmark that can be measured: its parameters, and the function that prepares it."""
 
     name: str  # with its kind: ``collective.all_reduce``
     target: str
@@ -113,15 +114,19 @@ class BenchmarkDefinition:
     expand: Expansion = keep_params
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Return why the parameters, all of them, cannot run in a world; None if they can."""
+        """Return why a case with all these parameters cannot run in a world, None if it can."""
         return None if self.refusal is None else self.refusal(params, spec)
 
     @property
     def short_name(self) -> str:
+        """The name without its kind, such as ``all_reduce``."""
         return self.name.partition(".")[2]
 
     def complete(self, values: Mapping[str, object]) -> dict[str, Value]:
-        """Return all parameters in declared order, by default with their defaults."""
+        """Return the values of all parameters in declared order, with defaults for missing ones.
+
+        Raises ``UserError`` for an unknown name or a value that is not allowed.
+        """
         refuse_unknown(values, [param.name for param in self.params], self.name)
         return {
             param.name: param.parse(values.get(param.name, param.default)) for param in self.params
@@ -138,12 +143,15 @@ class BenchmarkDefinition:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return True if a glob matches a name, or, without a dot, the name without its kind."""
+    """Return True if the glob ``pattern`` matches the name of a case.
+
+    A pattern without a dot is compared with the name without its kind.
+    """
     return fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
 
 
 def load_catalogue(modules: Iterable[str]) -> tuple[BenchmarkDefinition, ...]:
-    """Import the modules and return their definitions."""
+    """Import the modules and return the definitions of their benchmarks."""
     definitions: list[BenchmarkDefinition] = []
     for name in modules:
         definitions += importlib.import_module(name).DEFINITIONS
@@ -153,7 +161,7 @@ def load_catalogue(modules: Iterable[str]) -> tuple[BenchmarkDefinition, ...]:
 def select_definitions(
     catalogue: Sequence[BenchmarkDefinition], patterns: Sequence[str]
 ) -> tuple[BenchmarkDefinition, ...]:
-    """Return the definitions that match any pattern, all without patterns.
+    """Return the definitions whose name matches any pattern, or all if there is no pattern.
 
     Raises ``UserError`` if a pattern matches none.
     """

@@ -16,7 +16,7 @@ from parbench.bench.text import UserError, format_size
 
 
 class Dtype(NamedTuple):
-    """An element type."""
+    """The size of an element type in bytes, and its range of exact integers."""
 
     itemsize: int
     exact_up_to: int  # Every integer up to this one is exact in the type.
@@ -37,7 +37,7 @@ DTYPES = {
 
 
 class Factor(NamedTuple):
-    """Bus bandwidth over algorithm bandwidth."""
+    """The factor by which bus bandwidth exceeds algorithm bandwidth, as in nccl-tests."""
 
     text: str
     compute: Callable[[int], float]  # of the number of ranks
@@ -50,7 +50,7 @@ ONE = Factor(text="1", compute=lambda n: 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class OperationSpec(BenchmarkDefinition):
-    """An operation, with the facts about it that are needed before it runs."""
+    """The definition of an operation, with the facts that decide whether it can run."""
 
     busbw: Factor | None = None  # None if it moves nothing between ranks
     sharded: bool = False  # The size consists of an equal shard for each rank.
@@ -64,14 +64,14 @@ class OperationSpec(BenchmarkDefinition):
 
     @property
     def placements(self) -> tuple[str, ...]:
-        """The places where the result can be written, the default first."""
+        """The allowed placements of the result. The first one is the default."""
         for param in self.params:
             if param.name == "placement":
                 return tuple(map(str, param.choices))
         return (IN_PLACE if self.in_place else OUT_OF_PLACE,)
 
     def refuse(self, params: Params, spec: WorldSpec) -> str | None:
-        """Return why the operation cannot run, if it cannot.
+        """Return why the operation cannot run with these parameters, None if it can.
 
         Raises ``UserError`` if the groups cannot be formed.
         """
@@ -145,7 +145,7 @@ QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 class CaseInWorld(NamedTuple):
-    """A case of an operation, with all its parameters, in a world."""
+    """An operation with all its parameters and the world in which it is to run."""
 
     operation: OperationSpec
     params: Params
@@ -154,7 +154,10 @@ class CaseInWorld(NamedTuple):
 
 
 def _count_ranks(params: Params, spec: WorldSpec) -> int:
-    """Return the number of ranks in the group; ``UserError`` if it does not exist."""
+    """Return the number of ranks in the group that is measured.
+
+    Raises ``UserError`` if the group does not exist.
+    """
     if "group" not in params:
         return spec.nproc
     group, index = str(params["group"]), int(params["group_index"])
@@ -200,7 +203,7 @@ def _refuse_average(case: CaseInWorld) -> str | None:
 
 
 def _round_share(n: int, exact_up_to: int) -> float:
-    """Return 1/n rounded to a type whose whole numbers are exact up to a power of 2."""
+    """Return 1/n rounded to a type that represents integers exactly up to ``exact_up_to``."""
     mantissa, exponent = math.frexp(1 / n)
     return math.ldexp(round(mantissa * exact_up_to), exponent)
 
@@ -228,10 +231,10 @@ def _refuse_size(case: CaseInWorld) -> str | None:
 
 
 def estimate_needed_bytes(size: int) -> int:
-    """Return the memory of the largest operation: input, output, reference, copies of a library.
+    """Return the bytes that the largest operation of this size needs on a rank.
 
-    The two-step all-reduce takes up to 7.5 sizes on gloo, which may keep the copies of the
-    previous step's two calls.
+    It needs input, output, reference and copies of a library. The two-step all-reduce takes up to
+    7.5 sizes on gloo, which may keep the copies of the previous step's two calls.
     """
     return 8 * size
 
@@ -293,7 +296,7 @@ def _refuse_async(case: CaseInWorld) -> str | None:
     operation, params = case.operation, case.params
     if params.get("mode") != "async":
         return None
-    if _copies_first(case) or not operation.asynchronous:
+    if _must_copy_input(case) or not operation.asynchronous:
         return f"mode async: {operation.short_name} has no asynchronous form: use mode=pipelined"
     if params.get("direction") == "in_turn":
         return "mode async: direction=in_turn is several calls: use direction=at_once"
@@ -304,7 +307,7 @@ def _refuse_coalesced(case: CaseInWorld) -> str | None:
     operation, spec = case.operation, case.spec
     if case.params.get("mode") != "coalesced":
         return None
-    if _copies_first(case) or spec.backend not in operation.coalesced:
+    if _must_copy_input(case) or spec.backend not in operation.coalesced:
         name = operation.short_name
         return f"mode coalesced: {spec.backend} cannot coalesce {name}: use mode=pipelined"
     if spec.gloo_on_gpus and operation.short_name != "reduce_scatter":
@@ -312,8 +315,8 @@ def _refuse_coalesced(case: CaseInWorld) -> str | None:
     return None
 
 
-def _copies_first(case: CaseInWorld) -> bool:
-    """Return True if torch has only the in-place form, so that the input is copied before it."""
+def _must_copy_input(case: CaseInWorld) -> bool:
+    """Return True if the input is copied first, because torch has only the in-place form."""
     return case.operation.in_place and case.params.get("placement") == OUT_OF_PLACE
 
 
@@ -335,7 +338,7 @@ RULES = (
 
 
 def expand_groups(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of every group, alone and concurrent with the other groups."""
+    """Return the parameters of every group, measured alone and concurrently with other groups."""
     text = str(params.get("group", "world"))
     groups = form_groups(text, spec.nproc, spec.hosts)
     if text == "world":
@@ -365,7 +368,7 @@ def expand_pairs(params: Params, spec: WorldSpec) -> Iterable[Params]:
 
 
 def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
-    """Return the parameters of every round in which ranks meet in pairs."""
+    """Return the parameters of every round of a tournament in which ranks meet in pairs."""
     if "round" in params or params.get("pairs"):
         return [params]
     return [{**params, "round": index} for index in range(count_rounds(spec.nproc))]
@@ -376,7 +379,7 @@ def expand_rounds(params: Params, spec: WorldSpec) -> Iterable[Params]:
 _MODULES = {"collective": "collectives", "p2p": "p2p", "compute": "local", "memory": "local"}
 
 
-def _operation(
+def _declare_operation(
     name: str,
     help_text: str,
     *params: Param,
@@ -386,9 +389,9 @@ def _operation(
     sharded: bool = False,
     **fields: Any,
 ) -> OperationSpec:
-    """Declare an operation, whose function has its name by default.
+    """Return the definition of an operation, whose function has the same name by default.
 
-    ``fields`` are other fields of the declaration.
+    ``fields`` are other fields of the definition.
     """
     kind, _, short_name = name.partition(".")
     return OperationSpec(
@@ -414,103 +417,107 @@ BOTH = ("nccl", "gloo")
 
 # fmt: off
 OPERATIONS = (
-    _operation(
+    _declare_operation(
         "collective.all_reduce", "combine every rank's buffer, result on all; size = the buffer",
         *DATA, REDOP, IN_PLACE_FIRST, *COLLECTIVE,
         tags=(*MAIN, "grouped"), busbw=TWICE_RING, in_place=True, coalesced=BOTH,
     ),
-    _operation(
+    _declare_operation(
         "collective.all_gather", "collect every rank's shard on all; size = the output",
         *DATA, OUT_OF_PLACE_FIRST, *COLLECTIVE,
         tags=MAIN, busbw=RING, coalesced=BOTH,
     ),
-    _operation(
+    _declare_operation(
         "collective.reduce_scatter", "combine buffers, a shard of it on each; size = the input",
         *DATA, REDOP, OUT_OF_PLACE_FIRST, *COLLECTIVE,
         tags=MAIN, busbw=RING, coalesced=BOTH,
     ),
-    _operation(
+    _declare_operation(
         "collective.all_to_all", "each rank sends a shard to each; size = what one rank sends",
         *DATA, *COLLECTIVE,
         tags=(*MAIN, "grouped"), busbw=RING, coalesced=NCCL,
     ),
-    _operation(
+    _declare_operation(
         "collective.broadcast", "copy one rank's buffer to all; size = the buffer",
         *DATA, ROOT, *COLLECTIVE,
         tags=MAIN, busbw=ONE, in_place=True, coalesced=NCCL,
     ),
-    _operation(
+    _declare_operation(
         "collective.all_to_all_v", "all_to_all, uneven shards; size = what one rank sends",
         *DATA, SKEW, *COLLECTIVE,
         tags=(*SIZED, "uneven"), busbw=RING, coalesced=NCCL,
     ),
-    _operation(
+    _declare_operation(
         "collective.all_gather_v", "all_gather, uneven shards; size = the output",
         *DATA, SKEW, *COLLECTIVE,
         tags=("sized", "uneven"), busbw=RING,
     ),
-    _operation(
+    _declare_operation(
         "collective.reduce", "combine every rank's buffer on one; size = the buffer",
         *DATA, REDOP, ROOT, *COLLECTIVE,
         tags=SIZED, busbw=ONE, in_place=True, coalesced=NCCL,
     ),
-    _operation(
+    _declare_operation(
         "collective.gather", "collect every rank's shard on one; size = the output",
         *DATA, ROOT, *COLLECTIVE,
         tags=SIZED, busbw=RING, coalesced=NCCL,
     ),
-    _operation(
+    _declare_operation(
         "collective.scatter", "split one rank's buffer over all; size = the input",
         *DATA, ROOT, *COLLECTIVE,
         tags=SIZED, busbw=RING, coalesced=NCCL,
     ),
-    _operation(
+    _declare_operation(
         "collective.all_reduce_two_step", "all_reduce as reduce_scatter, then all_gather",
         *DATA, REDOP, *COLLECTIVE,
         tags=SIZED, busbw=TWICE_RING, sharded=True, asynchronous=False,
     ),
-    _operation(
+    _declare_operation(
         "collective.barrier", "wait for all ranks; moves no data",
         MODE, *SHARED,
         tags=("smoke", "node"), asynchronous=False,
     ),
-    _operation(
+    _declare_operation(
         "p2p.sendrecv", "each sends to the next, receives from the last",
         *DATA, *GROUP,
         tags=MAIN, busbw=ONE,
     ),
-    _operation(
+    _declare_operation(
         "compute.gemm", "a matrix product on every rank; each element is compared",
         GEMM_SIZE, GEMM_DTYPE, GEMM_LOAD, *SHARED,
     ),
-    _operation(
+    _declare_operation(
         "memory.copy", "a memory copy on every rank; the ceiling for messages within a node",
         *LOCAL,
         tags=("smoke", "node"),
     ),
-    _operation("memory.to_device", "from page-locked memory of the host to the GPU", *LOCAL),
-    _operation("memory.from_device", "from the GPU to page-locked memory of the host", *LOCAL),
-    _operation(
+    _declare_operation(
+        "memory.to_device", "from page-locked memory of the host to the GPU", *LOCAL
+    ),
+    _declare_operation(
+        "memory.from_device", "from the GPU to page-locked memory of the host", *LOCAL
+    ),
+    _declare_operation(
         "p2p.pingpong", "between two ranks and back; time = half the round trip",
         *DATA, *ENDS,
         tags=SIZED, busbw=ONE, expand=keep_params, asynchronous=False,
     ),
-    _operation(
+    _declare_operation(
         "p2p.unidirectional", "one rank sends to another",
         *DATA, *ENDS,
         tags=SIZED, busbw=ONE, expand=keep_params,
     ),
-    _operation(
+    _declare_operation(
         "p2p.bidirectional", "two ranks send to each other at once",
         *DATA, *ENDS,
         tags=SIZED, busbw=ONE, expand=keep_params,
     ),
-    _operation(
+    _declare_operation(
         "p2p.matrix", "one sends to another, every pair in turn",
         *DATA, *ENDS,
         tags=("sized",), busbw=ONE, function="unidirectional", expand=expand_pairs,
     ),
-    _operation(
+    _declare_operation(
         "p2p.pairwise", "all ranks at once, in pairs; round by round, until each has met each",
         *DATA, ROUND, PAIRS, DIRECTION, REPEAT,
         busbw=ONE, function="round_of_pairs", expand=expand_rounds,
@@ -521,7 +528,7 @@ DEFINITIONS: tuple[BenchmarkDefinition, ...] = OPERATIONS
 
 
 def get_busbw_factor(operation: str, n: int) -> float | None:
-    """Return busbw / algbw of an operation on ``n`` ranks; None if it is not known."""
+    """Return busbw / algbw of an operation on ``n`` ranks, None if it has no bus bandwidth."""
     for spec in OPERATIONS:
         if spec.short_name == operation and spec.busbw is not None:
             return spec.busbw.compute(n)

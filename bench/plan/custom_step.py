@@ -68,9 +68,9 @@ def _add_to_path(folder: Path) -> None:
 
 
 def list_params(prepare: Callable[..., object]) -> tuple[Param, ...]:
-    """Return the parameters that follow ``world``.
+    """Return the parameters of ``prepare`` after ``world``.
 
-    Raises ``UserError`` if one has no default that a record can hold.
+    Raises ``UserError`` if one has no default, or a default that a record cannot hold.
     """
     _, *parameters = inspect.signature(prepare).parameters.values()
     return tuple(_make_param(parameter.name, parameter.default) for parameter in parameters)

@@ -23,7 +23,7 @@ FORMS = (
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the axes of ``dp=2,tp=4`` (or with spaces) and their sizes, outermost first."""
+    """Return the size of each axis of a mesh such as ``dp=2,tp=4``, outermost first."""
     axes: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         match = re.fullmatch(r"([a-zA-Z]\w*)=(\d{1,9})", part, re.ASCII)
@@ -39,24 +39,25 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def join_mesh_axes(groups: str) -> str:
-    """Return groups with a blank between the axes of a mesh: a comma separates groups."""
+    """Return the text with blanks between the axes of each mesh, because commas separate groups."""
     return re.sub(r"(?<==)(\d+),(?=\w+=)", r"\1 ", groups)
 
 
 def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tuple[Ranks, ...]:
-    """Return the groups of a world of ``size`` ranks; ``UserError`` if it cannot form them.
+    """Return the groups that ``text`` describes in a world of ``size`` ranks.
 
-    ``hosts`` are those of the ranks. Without them all ranks are on one node.
+    ``hosts`` holds the host of each rank. Without it all ranks are on one node. Raises
+    ``UserError`` if the groups cannot be formed.
     """
     if text == "world":
         return (tuple(range(size)),)
     if text == "node":
         return _group_by_key(hosts or [""] * size)
     if text == "across":
-        return _groups_across(_group_by_key(hosts or [""] * size))
+        return _form_groups_across(_group_by_key(hosts or [""] * size))
     kind, _, argument = ("contiguous:2" if text == "pairs" else text).rpartition(":")
     if "=" in kind:
-        return _groups_along_axis(kind, argument, size)
+        return _form_groups_along_axis(kind, argument, size)
     group_size = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
     if kind not in ("contiguous", "strided") or group_size < 1:
         hint = suggest_similar(text, ("world", "node", "across", "pairs"))
@@ -68,8 +69,8 @@ def form_groups(text: str, size: int, hosts: Sequence[str] | None = None) -> tup
     return _group_by_key([rank % (size // group_size) for rank in range(size)])
 
 
-def _groups_across(nodes: Sequence[Ranks]) -> tuple[Ranks, ...]:
-    """Return groups with one rank of each node."""
+def _form_groups_across(nodes: Sequence[Ranks]) -> tuple[Ranks, ...]:
+    """Return groups that each have one rank of every node."""
     if len(nodes) < 2:
         raise UserError("group 'across' needs ranks on at least 2 nodes; all are on one")
     sizes = {len(node) for node in nodes}
@@ -80,17 +81,17 @@ def _groups_across(nodes: Sequence[Ranks]) -> tuple[Ranks, ...]:
 
 
 def _group_by_key(keys: Sequence[object]) -> tuple[Ranks, ...]:
-    """Return the ranks that share a key, in order of their first rank."""
+    """Return the groups of ranks with equal keys, in order of their first rank."""
     members: dict[object, list[int]] = {}
     for rank, key in enumerate(keys):
         members.setdefault(key, []).append(rank)
     return tuple(map(tuple, members.values()))
 
 
-def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
-    """Return groups of ranks whose other coordinates are equal.
+def _form_groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
+    """Return the groups of ranks that differ only in their coordinate on this axis of the mesh.
 
-    The innermost axis varies fastest.
+    The innermost axis of the mesh varies fastest.
     """
     axes = parse_mesh(mesh)
     if math.prod(axes.values()) != size:
@@ -107,7 +108,10 @@ def _groups_along_axis(mesh: str, axis: str, size: int) -> tuple[Ranks, ...]:
 
 
 def count_rounds(n: int) -> int:
-    """Return the rounds in which each of ``n`` ranks meets every other: n - 1, or n if n is odd."""
+    """Return the number of rounds in which each of ``n`` ranks meets every other.
+
+    It is n - 1, or n if n is odd.
+    """
     return max(n - 1 + n % 2, 1)
 
 
@@ -158,19 +162,19 @@ def parse_pairs(text: str, n: int) -> tuple[Pair, ...]:
 
 
 def format_pairs(pairs: tuple[Pair, ...]) -> str:
-    """Return pairs as ``parse_pairs`` reads them."""
+    """Return pairs as text such as ``0-3 1-2``, which ``parse_pairs`` reads."""
     return " ".join(f"{first}-{second}" for first, second in pairs)
 
 
 def choose_pairs(n: int, index: int, text: str) -> tuple[Pair, ...]:
-    """Return the pairs in ``text``, or without a text those of round ``index`` of ``n`` ranks."""
+    """Return the pairs in ``text``, or if it is empty those of round ``index`` of ``n`` ranks."""
     return parse_pairs(text, n) if text.strip() else list_round_pairs(n, index)
 
 
 def split_with_skew(num_ranks: int, skew: float, count: int) -> tuple[int, ...]:
-    """Return the shard sizes of ``count`` elements: rank 0 gets a share ``skew`` more than others.
+    """Return how many of ``count`` elements each rank gets.
 
-    Rank 0 also gets the remainder of the division.
+    Rank 0 gets a share ``skew`` of all elements in addition to an equal part, and the remainder.
     """
     even = int((1 - skew) * count / num_ranks + 1e-9)
     return (count - even * (num_ranks - 1), *[even] * (num_ranks - 1))

@@ -29,7 +29,7 @@ def render_names(definitions: Sequence[BenchmarkDefinition]) -> str:
 
 
 def render_details(definitions: Sequence[BenchmarkDefinition], width: int) -> str:
-    """Return the help of each name, and the parameters, which several names may share."""
+    """Return the help of each name, and the parameters with the names that have them."""
     lines = []
     for definition in definitions:
         text = f"{definition.name}: {definition.help}; presets: {_list_presets(definition)}"
@@ -96,4 +96,4 @@ def _format_allowed(param: Param) -> str:
     if param.kind in ("int", "float"):
         is_limited = param.maximum < MAX_FLOAT
         return f"{param.minimum:g} to {param.maximum:g}" if is_limited else f">={param.minimum:g}"
-    return {"size": "1K,3M or 1K:64M:x4", "str": ""}.get(param.kind, param.allowed())
+    return {"size": "1K,3M or 1K:64M:x4", "str": ""}.get(param.kind, param.describe_allowed())

@@ -62,7 +62,10 @@ Candidate = tuple[Case, str | None]  # The reason why the case cannot run here, 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of ``parbench run``, as text if they need parsing, None if not given."""
+    """The options of ``parbench run``. An option that is not given is None.
+
+    An option that needs parsing is text.
+    """
 
     preset: str | None = None
     names: tuple[str, ...] = ()  # names and globs of cases
@@ -89,19 +92,20 @@ class Options:
 
     @property
     def allows_single_rank(self) -> bool:
-        """True if the user asks for one rank, which communicates with no other."""
+        """True if the user asks for exactly one rank, which communicates with no other rank."""
         return self.nproc == 1
 
     @property
     def has_named_cases(self) -> bool:
+        """True if the options name cases, so that the preset does not select them."""
         return bool(self.names or self.entries or self.targets)
 
 
 def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) -> Plan:
-    """Plan a run: choose its ranks from the options and this machine, and its cases.
+    """Choose the ranks and cases of a run from the options and this machine, and return the plan.
 
     ``joined`` describes ranks that another launcher has started. Raises ``UserError`` if the run is
-    impossible here.
+    not possible here.
     """
     folder = Path.cwd()
     catalogue = load_catalogue(modules)
@@ -133,6 +137,7 @@ def plan_run(options: Options, modules: Sequence[str], joined: Joined | None) ->
 
 
 def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
+    """Return the fault to inject, None without one. Raises ``UserError`` if a case excludes it."""
     if text is None:
         return None
     fault = parse_fault(text, plan.nproc)
@@ -144,9 +149,9 @@ def _parse_fault_for(plan: Plan, text: str | None) -> FaultSpec | None:
 
 
 def make_plan(options: Options, catalogue: Sequence[BenchmarkDefinition], spec: WorldSpec) -> Plan:
-    """Return the plan of the cases that the options select, for ranks that are chosen.
+    """Return the plan of the cases that the options select, for the ranks of ``spec``.
 
-    Raises ``UserError`` if it names a case that does not exist, or one that cannot run here.
+    Raises ``UserError`` if the options name a case that does not exist or cannot run here.
     """
     name = options.preset or "node"
     if name not in PRESETS:
@@ -207,9 +212,9 @@ def _choose_duration(
 def _select_definitions(
     options: Options, catalogue: Sequence[BenchmarkDefinition], preset_name: str
 ) -> list[BenchmarkDefinition]:
-    """Return the definitions that the command line, the file of cases or the preset names.
+    """Return the definitions that the command line, the file of cases or the preset selects.
 
-    Raises ``UserError`` if there are none, or none has a parameter that is set.
+    Raises ``UserError`` if there are none, or if none has a parameter that is set.
     """
     named = select_definitions(catalogue, options.names)
     in_file = select_definitions(catalogue, [entry.name for entry in options.entries])
@@ -232,6 +237,7 @@ def _select_definitions(
 def _check_settings(
     settings: Mapping[str, object], definitions: Sequence[BenchmarkDefinition]
 ) -> None:
+    """Raise ``UserError`` for a setting that is a parameter of none of the definitions."""
     declared = {param.name for definition in definitions for param in definition.params}
     is_single = len(definitions) == 1
     owner = definitions[0].name if is_single else f"the {len(definitions)} chosen cases"
@@ -244,7 +250,7 @@ def _check_settings(
 def _list_candidates(
     definition: BenchmarkDefinition, options: Options, preset: Preset, spec: WorldSpec
 ) -> Iterator[Candidate]:
-    """Yield a case for every combination of the values that a parameter has."""
+    """Yield a case, or several, for every combination of the parameter values that are selected."""
     has_preset_sizes = not options.entries and "size_bytes" not in options.settings
     params_by_name = {param.name: param for param in definition.params}
     entries = options.entries or preset.entries
@@ -271,7 +277,10 @@ def _list_candidates(
 
 
 def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
-    """Return a preset's sizes as multiples of the ranks, on GPUs with sizes beyond their cache."""
+    """Return the sizes of a preset, each as a multiple of the number of ranks.
+
+    On GPUs, sizes beyond their cache are added.
+    """
     num_bytes = [int(size) for size in sizes]
     if spec.device == "cuda" and max(num_bytes) >= LARGE_BYTES:
         num_bytes += BEYOND_CACHE
@@ -282,6 +291,7 @@ def _adapt_sizes(sizes: Sequence[Value], spec: WorldSpec) -> tuple[Value, ...]:
 def _expand(
     definition: BenchmarkDefinition, params: Params, spec: WorldSpec
 ) -> Iterator[Candidate]:
+    """Yield each case of these parameters, with the reason why it cannot run or None."""
     try:
         cases = [definition.build_case(expanded) for expanded in definition.expand(params, spec)]
     except UserError as error:
@@ -308,7 +318,7 @@ def _check_possible(candidates: Sequence[Candidate], options: Options) -> None:
 
 
 def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, NodeLayout | None]:
-    """Return the ranks, and their layout on nodes if srun starts them."""
+    """Return the ranks, and their layout on nodes, which is None if srun does not start them."""
     allocation = _find_allocation(options, joined)
     if allocation is not None:
         return _choose_srun_ranks(options, allocation)
@@ -326,6 +336,10 @@ def _choose_ranks(options: Options, joined: Joined | None) -> tuple[WorldSpec, N
 
 
 def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> WorldSpec:
+    """Return the ranks that another launcher has started.
+
+    Raises ``UserError`` if they cannot run.
+    """
     if options.nproc not in (None, joined.size):
         problem = f"{joined.size} ranks are there already (WORLD_SIZE)"
         raise UserError(f"--nproc {options.nproc}: {problem}", hint="leave out --nproc")
@@ -342,6 +356,7 @@ def _choose_joined_ranks(options: Options, joined: Joined, machine: Machine) -> 
 
 
 def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldSpec, NodeLayout]:
+    """Return the ranks that srun starts in the allocation, and their layout on its nodes."""
     machine = inspect_rank_machine(os.environ, allocation)
     has_several_nodes = allocation.nodes > 1
     ntasks_per_node = allocation.ntasks_per_node if options.nproc is None else options.nproc
@@ -376,7 +391,7 @@ def _choose_srun_ranks(options: Options, allocation: Allocation) -> tuple[WorldS
 
 
 def _find_allocation(options: Options, joined: Joined | None) -> Allocation | None:
-    """Return the allocation in which srun starts the ranks, None with another launcher."""
+    """Return the allocation in which srun starts the ranks, None for another launcher."""
     if options.launcher != "srun":
         values = {
             "--nodes": options.nodelist or options.nodes,
@@ -393,7 +408,7 @@ def _find_allocation(options: Options, joined: Joined | None) -> Allocation | No
 
 
 def _apply_cases_file(options: Options) -> Options:
-    """Return the options with the values of the file of cases where the command line has none."""
+    """Return the options completed by the file of cases. The command line takes precedence."""
     if options.cases_file is None:
         return options
     file = read_plan_file(options.cases_file)
@@ -406,7 +421,7 @@ def _apply_cases_file(options: Options) -> Options:
 
 
 def _apply_mesh(options: Options, joined: Joined | None) -> Options:
-    """Return the options with ``--mesh`` and ``--group`` as settings.
+    """Return the options with ``--mesh`` and ``--group`` as settings of parameters.
 
     The mesh of the training steps also sets the number of ranks on this node, if all meshes have
     the same number.
@@ -429,5 +444,6 @@ def _apply_mesh(options: Options, joined: Joined | None) -> Options:
 
 
 def _count_mesh_ranks(text: str) -> int:
+    """Return the number of ranks of a mesh such as ``dp=2,tp=4``."""
     axes = parse_mesh(text)
     return math.prod(size for axis, size in axes.items() if axis not in INSIDE)

@@ -53,8 +53,8 @@ class Param:
     # Part of a case's id only if it is not the default, so that a new parameter changes no id.
     optional: bool = False
 
-    def allowed(self) -> str:
-        """Return a description of the allowed values."""
+    def describe_allowed(self) -> str:
+        """Return a text about the allowed values."""
         if self.choices:
             return format_list(self.choices)
         bounds = []
@@ -66,16 +66,15 @@ class Param:
         return f"{description} of {' and '.join(bounds)}" if bounds else description
 
     def parse(self, raw: object) -> Value:
-        """Return a text, or a value from a file, as this parameter's kind.
+        """Convert a text or a value from a file to the kind of this parameter.
 
-        Raises ``UserError`` if it is not allowed.
+        Raises ``UserError`` if the value is not allowed.
         """
         value = _convert(self.kind, raw)
         if value is None or not self._is_allowed(value):
             hint = suggest_similar(str(raw), map(str, self.choices))
-            raise UserError(
-                f"{self.name} = {raw!r} is not allowed: {self.name} is {self.allowed()}{hint}"
-            )
+            allowed = f"{self.name} is {self.describe_allowed()}{hint}"
+            raise UserError(f"{self.name} = {raw!r} is not allowed: {allowed}")
         return value
 
     def _is_allowed(self, value: Value) -> bool:
@@ -84,7 +83,10 @@ class Param:
         return isinstance(value, str) or self.minimum <= value <= self.maximum
 
     def parse_many(self, setting: Setting) -> tuple[Value, ...]:
-        """Return the values of a text or list, each once. Sizes may be ranges: ``1K:64M:x4``."""
+        """Return the distinct values in a text or list.
+
+        Sizes may be ranges such as ``1K:64M:x4``.
+        """
         separator = ";" if self.kind == "mesh" else ","  # Meshes contain commas.
         values: list[Value] = []
         for raw in setting if isinstance(setting, list) else [setting]:
@@ -97,12 +99,12 @@ class Param:
 
 
 def choice(name: str, help_text: str, *choices: str, optional: bool = True) -> Param:
-    """Return a parameter whose default is the first of its choices."""
+    """Declare a parameter with these choices, of which the first is the default."""
     return Param(name, "str", choices[0], help_text, choices=choices, optional=optional)
 
 
 def is_variable(name: str) -> bool:
-    """Return True for the name of an environment variable, which no declared parameter has."""
+    """Return True if the parameter name is that of an environment variable, in capital letters."""
     return _VARIABLE.fullmatch(name) is not None
 
 
@@ -112,7 +114,7 @@ def declare_variable(name: str) -> Param:
 
 
 def _convert(kind: Kind, raw: object) -> Value | None:
-    """Convert a text or a value from a file to a kind; None if it is not of the kind."""
+    """Convert a text or a value from a file to a kind. None if this is not possible."""
     if isinstance(raw, str) and kind != "rows":
         raw = raw.strip()
     if isinstance(raw, str) and raw:
@@ -131,7 +133,7 @@ def _convert(kind: Kind, raw: object) -> Value | None:
 
 
 def refuse_unknown(names: Iterable[str], declared: Iterable[str], owner: str) -> None:
-    """Raise ``UserError`` if a parameter is not one that ``owner`` has."""
+    """Raise ``UserError`` if a name is not declared. ``owner`` is the noun of its owner."""
     declared_names = sorted(declared)
     for name in names:
         if name not in declared_names:

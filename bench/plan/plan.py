@@ -19,7 +19,7 @@ from parbench.bench.text import UserError, parse_duration
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A disturbance of one rank."""
+    """A fault of ``--inject``, which disturbs one rank."""
 
     kind: Literal["late", "slow", "corrupt"]
     rank: Rank
@@ -28,7 +28,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_fault(text: str, nproc: int) -> FaultSpec:
-    """Return the disturbance that ``--inject`` describes."""
+    """Return the fault in the text of ``--inject``. Raises ``UserError`` if it is not valid."""
     pattern = r"(late|slow|corrupt):(\d{1,9})(?::(.+))?"
     match = re.fullmatch(pattern, text.strip(), re.ASCII)
     if match is None or (match[3] is None) != (match[1] == "corrupt"):
@@ -58,7 +58,7 @@ class SkippedCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """The rule that ends the measurement of a case."""
+    """The settings that decide how many samples of a case are taken."""
 
     warmup: Count = 5
     min_iterations: Count = 6
@@ -72,14 +72,14 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     seconds_per_case: NonNegative | None = None
 
     def extend_to_budget(self) -> "Measure":
-        """Return the rule for a budget that the user gave, which uses all of it."""
+        """Return the rule for a budget that the user has set, with which a run uses all of it."""
         return msgspec.structs.replace(
             self, max_iterations=max(self.max_iterations, 2000), more_blocks=10
         )
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a run is to measure."""
+    """Everything that a run measures: its cases, its ranks and its time."""
 
     preset: str
     cases: tuple[Case, ...]
@@ -101,18 +101,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_imported(self) -> bool:
-        """Return True for a log of another tool, which cannot be measured again."""
+        """True for the plan of a log of another tool, which cannot be measured again."""
         return self.preset.startswith("import:")
 
     @property
     def limitations(self) -> tuple[str, ...]:
-        """The notes, after a sentence about what is emulated, if anything is."""
+        """The notes of the plan, after a sentence about emulated nodes or links, if any."""
         emulated = [describe_emulation(self.emulation)] if self.emulation else []
         return (*emulated, *self.notes)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The cases whose names match a glob, and the values of their parameters."""
+    """A glob that selects cases by name, and the values of their parameters."""
 
     name: str
     set: Mapping[str, Setting] = {}
@@ -122,7 +122,7 @@ _CASE_WEIGHTS = {"workload": 20.0, "custom": 10.0}
 
 
 def get_case_weight(case: Case) -> float:
-    """Return the usual duration of a case relative to a collective operation.
+    """Return the share of time of a case relative to that of a collective operation.
 
     A training step with its explanation takes about as long as 20 collectives.
     """
@@ -138,14 +138,20 @@ SHORT_SECONDS_PER_CASE = 0.3
 
 
 def compute_sampling_seconds(cases: Sequence[Case], measure: Measure) -> float:
-    """Return the seconds of one repetition for samples; infinity if only the budget limits them."""
+    """Return the seconds of one repetition for samples of these cases.
+
+    It is infinite if only the time budget limits the samples.
+    """
     if measure.seconds_per_case is None:
         return math.inf
     return measure.seconds_per_case * sum(map(get_case_weight, cases))
 
 
 def compute_short_budget(cases: Sequence[Case], measure: Measure, repetitions: int) -> float:
-    """Return a time limit (s) that a run of named cases reaches only on a slow or busy machine."""
+    """Return a time budget in seconds for a run of named cases.
+
+    Only a slow or busy machine reaches it.
+    """
     import_seconds, start_seconds = 30.0, 10.0
     startup_seconds = start_seconds * len(group_by_variables(cases))
     repetition_seconds = startup_seconds + 3 * compute_sampling_seconds(cases, measure)
@@ -160,7 +166,7 @@ LARGE_BYTES = 16 << 20
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice of cases and of the time to measure them."""
+    """A selection of cases, and the time to measure them."""
 
     help: str
     lasts: str  # on two cores
@@ -180,6 +186,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _make_entries_for_tag(tag: str, **settings: str) -> tuple[Entry, ...]:
+    """Return entries for all benchmarks that have the tag, with these settings."""
     return tuple(
         Entry(name=spec.short_name, set=settings) for spec in OPERATIONS if tag in spec.tags
     )
@@ -251,7 +258,10 @@ PRESETS = {
 class PlanFile(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A plan file. The command line takes precedence over it, and it over the preset."""
+    """The content of a plan file.
+
+    The command line takes precedence over the file, and the file over the preset.
+    """
 
     OPTIONS: ClassVar = ("preset", "nproc", "backend", "device", "repetitions", "budget", "timeout")
     preset: str | None = None

@@ -322,7 +322,7 @@ class CaseTimer:
             if self._world.global_rank == 0:
                 remaining_seconds = seconds - (time.perf_counter() - began)
                 num_samples = self._stamps.shape[2]
-                half_widths.append(compute_half_width(self._durations()))
+                half_widths.append(compute_half_width(self._compute_durations()))
                 stop = _find_stop_reason(num_samples, half_widths, self._measure, remaining_seconds)
                 stop_code = _CONTINUE if stop is None else _STOPS.index(stop)
                 affordable = max(int(remaining_seconds / self._sample_seconds), 1)
@@ -358,7 +358,7 @@ class CaseTimer:
 
     def _choose_count(self, num_later: int) -> int:
         """Return the number of samples for this block, from the variation of the samples so far."""
-        durations = self._durations()
+        durations = self._compute_durations()
         limit = self._measure.max_iterations - sum(self._block_counts)
         if not durations:
             return min(_MIN_BLOCK, limit)
@@ -382,7 +382,7 @@ class CaseTimer:
 
         ``affordable`` is the number of samples for which this block had time.
         """
-        half_width = estimate_median(self._durations(), self._block_counts).half_width
+        half_width = estimate_median(self._compute_durations(), self._block_counts).half_width
         if half_width is not None and half_width <= self._measure.precision:
             return "precision"
         if self.is_complete:
@@ -441,7 +441,7 @@ class CaseTimer:
             # The slowest rank is the sample's time, so the launch must be hidden on all ranks.
             self._hidden += gathered[HIDDEN].all(axis=0).tolist()
 
-    def _durations(self) -> list[float]:
+    def _compute_durations(self) -> list[float]:
         """Return the duration of each sample so far in ns, the maximum over the ranks.
 
         Empty but on rank 0.

@@ -254,7 +254,7 @@ class RepetitionClock:
         A weighted block gets its cost plus its share, by weight, of the time that remains after the
         costs of all later blocks. A block without weight gets an equal share of the time.
         """
-        seconds = self._job.budget_seconds - self._elapsed()
+        seconds = self._job.budget_seconds - self._get_elapsed_seconds()
         block = self._job.blocks[number]
         weights = self._weights[number]
         costs = self._costs[number]
@@ -273,17 +273,18 @@ class RepetitionClock:
 
     def may_begin(self) -> bool:
         """Return True if there is time to begin a case that has had no block."""
-        return self._elapsed() < self._job.run_seconds
+        return self._get_elapsed_seconds() < self._job.run_seconds
 
     def may_continue(self) -> bool:
         """Return True if there is time for a further block of a case that has begun."""
-        return self._elapsed() < self._job.budget_seconds
+        return self._get_elapsed_seconds() < self._job.budget_seconds
 
     def note_block_end(self, case_index: int) -> None:
         """Store the time at which the last block of the case ended."""
         self._ends[case_index] = time.monotonic()
 
-    def _elapsed(self) -> float:
+    def _get_elapsed_seconds(self) -> float:
+        """Return the seconds since this rank began its job."""
         return time.monotonic() - self._began
 
 

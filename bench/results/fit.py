@@ -277,7 +277,7 @@ def _rejects_fewer_lines(
     num_ignored = max(1, len(fewer_errors) // 10)
     inliers = np.argsort(abs(fewer_errors), kind="stable")[:-num_ignored]
     freedom = len(inliers) - 2 * len(more)
-    gain = _log_mean_square(fewer_errors[inliers], noise) - _log_mean_square(
+    gain = _compute_log_mean_square(fewer_errors[inliers], noise) - _compute_log_mean_square(
         more_errors[inliers], noise
     )
     extra = len(more) - len(fewer) - 1
@@ -291,7 +291,7 @@ def _get_errors(lines: Sequence[_Line]) -> _Array:
     return np.concatenate([line.errors for line in lines])
 
 
-def _log_mean_square(errors: _Array, noise: float) -> float:
+def _compute_log_mean_square(errors: _Array, noise: float) -> float:
     """Return the logarithm of the mean square of errors, by the likelihood of Student's t."""
     scale = _fit_scale(errors, noise)
     return 2 * math.log(scale) + _compute_deviance(errors, scale) / len(errors)
@@ -399,8 +399,10 @@ def _make_segment(
         latency = line.latency_seconds
         latency_gradient = latency_gradient - mean_size * slope_gradient
     if len(repetition_times) > 1:
-        latency_low, latency_high = _interval_around(latency, repetition_times @ latency_gradient)
-        slope_low, slope_high = _interval_around(slope, repetition_times @ slope_gradient)
+        latency_low, latency_high = _compute_interval_around(
+            latency, repetition_times @ latency_gradient
+        )
+        slope_low, slope_high = _compute_interval_around(slope, repetition_times @ slope_gradient)
     else:
         factor = time_error * t_quantile(0.5 + CONFIDENCE / 2, freedom)
         latency_width = factor * math.sqrt(float((latency_gradient**2 / weights).sum()))
@@ -421,7 +423,7 @@ def _make_segment(
     )
 
 
-def _interval_around(center: float, values: _Array) -> tuple[float, float]:
+def _compute_interval_around(center: float, values: _Array) -> tuple[float, float]:
     """Return Student's t interval with this center, from the deviation of the values.
 
     It is on logarithms if all are above zero, and has no bound below zero.

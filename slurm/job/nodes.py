@@ -24,14 +24,14 @@ class NodeMonitor:
         self._node_by_host: Mapping[str, str] = {}
         self._dead: dict[str, str] = {}
         with suppress(SlurmError):
-            self._nodes = slurm.host_names(environ.get("SLURM_JOB_NODELIST", ""))
+            self._nodes = slurm.expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
             self._node_by_host = slurm.map_hosts(self._nodes)
 
     def update(self, records: Iterable[Record] = ()) -> set[str]:
         """Return all dead nodes, as Slurm and the new records of a run show them."""
         states: Mapping[str, str] = {}
         with suppress(SlurmError):
-            states = self._slurm.node_states(self._nodes) if self._nodes else {}
+            states = self._slurm.get_node_states(self._nodes) if self._nodes else {}
         for node in self._nodes:
             if is_down(states.get(node, "")):
                 self._dead.setdefault(node, "is down")

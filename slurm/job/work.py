@@ -26,7 +26,7 @@ from parbench.slurm.sweep.folder import (
 )
 from parbench.slurm.sweep.progress import ABANDONED, SweepProgress, read_progress
 from parbench.slurm.sweep.status import compute_exit_code
-from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, end_time
+from parbench.slurm.system import MARGIN_SECONDS, SLURM, Slurm, SlurmError, get_end_time
 
 _RECORDS_INTERVAL_SECONDS = 1.0
 _SLURM_INTERVAL_SECONDS = 10.0
@@ -142,7 +142,7 @@ class Worker:
         facts: tuple[Mapping[str, str], ...] = ()
         with suppress(SlurmError):
             facts = self._slurm.show_job(self._job) if self._job else ()
-        return end_time(facts[0]) if facts else math.inf
+        return get_end_time(facts[0]) if facts else math.inf
 
     def _measure(self, point: Point, progress: SweepProgress) -> None:
         """Run a child for a point until the child, the job or one of the nodes ends."""

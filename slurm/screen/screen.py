@@ -172,7 +172,7 @@ def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
 
 def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm) -> tuple[str, ...]:
     """Return the nodes of the allocation to screen; ``UserError`` if there are too few."""
-    nodes = slurm.host_names(environ.get("SLURM_JOB_NODELIST", ""))
+    nodes = slurm.expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
     if options.nodes is not None and options.nodes > len(nodes):
         raise UserError(f"--nodes {options.nodes}: job {environ['SLURM_JOB_ID']} has {len(nodes)}")
     selection = nodes[: options.nodes]

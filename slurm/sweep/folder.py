@@ -111,7 +111,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
     with convert_out_errors(f"{folder} cannot be written"):
         for point in sweep.points:
             plan = replace(sweep.file.make_plan_file(), case=point.cases)
-            replace_file(plan_path(folder, point.id), encode_json(plan))
+            replace_file(make_plan_path(folder, point.id), encode_json(plan))
         replace_file(folder / _SWEEP, encode_json(sweep))
 
 
@@ -151,9 +151,9 @@ def load_attempt(folder: Path, point_id: str) -> JobAttempt:
     return JobAttempt()
 
 
-def plan_path(folder: Path, point_id: str) -> Path:
+def make_plan_path(folder: Path, point_id: str) -> Path:
     return folder / "points" / f"{point_id}.json"
 
 
-def runs_path(folder: Path, point_id: str) -> Path:
+def make_runs_path(folder: Path, point_id: str) -> Path:
     return folder / "runs" / point_id

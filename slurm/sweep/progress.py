@@ -8,7 +8,7 @@ from parbench.bench.launch.driver import list_pending
 from parbench.bench.results.records import Record
 from parbench.bench.results.runs import list_runs, load_run
 from parbench.bench.text import UserError
-from parbench.slurm.sweep.folder import runs_path
+from parbench.slurm.sweep.folder import make_runs_path
 
 ABANDONED = "abandoned"
 """The folder, next to the runs of a point, of runs that are not resumed."""
@@ -56,7 +56,7 @@ def read_progress(folder: Path, point_id: str) -> SweepProgress:
 
     An error of reading is temporary on a network file system. It is reported as a problem.
     """
-    runs_folder = runs_path(folder, point_id)
+    runs_folder = make_runs_path(folder, point_id)
     try:
         runs = list_runs(runs_folder)
         if not runs:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parbench.slurm.system import Slurm, end_time
+from parbench.slurm.system import Slurm, get_end_time
 from tests.support.refusals import usage_error
 from tests.support.trees import write_tool
 
@@ -119,9 +119,9 @@ def test_show_job_distinguishes_unknown_jobs_from_errors(programs: Programs) -> 
 
 def test_node_states_of_some_or_all_nodes(programs: Programs) -> None:
     programs.write("sinfo", "echo 'n1|idle'; echo 'n2|down*'; echo 'n2|down*'")
-    assert Slurm().node_states(["n1", "n2"]) == {"n1": "idle", "n2": "down*"}
+    assert Slurm().get_node_states(["n1", "n2"]) == {"n1": "idle", "n2": "down*"}
     assert programs.args("sinfo")[2:4] == ["-n", "n1,n2"]
-    Slurm().node_states()
+    Slurm().get_node_states()
     assert "-n" not in programs.args("sinfo")
 
 
@@ -133,4 +133,4 @@ def test_node_states_of_some_or_all_nodes(programs: Programs) -> None:
     ],
 )
 def test_end_time_of_a_job(end: str, seconds: float) -> None:
-    assert end_time({"EndTime": end}) == seconds
+    assert get_end_time({"EndTime": end}) == seconds

@@ -119,7 +119,7 @@ class SimulatedTiming(CaseTimer):
             self.measure_block(1e9, remaining)
             self._position += self._gap
         counts = self._block_counts
-        return estimate_median(self._durations(), counts), sum(counts)
+        return estimate_median(self._compute_durations(), counts), sum(counts)
 
     def _warm_up(self, seconds: float) -> Sampler:
         self._sample_seconds = 1e-9

@@ -212,10 +212,10 @@ class ScriptedRanks:
     def have_ended(self) -> bool:
         return self.has_ended
 
-    def exit_codes(self) -> dict[int, int]:
+    def get_exit_codes(self) -> dict[int, int]:
         return self.codes
 
-    def last_error(self) -> str:
+    def get_last_error(self) -> str:
         return self.error
 
     def end(self, hellos: Iterable[Hello]) -> None:

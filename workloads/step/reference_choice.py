@@ -3,7 +3,7 @@
 ``check_memory`` of each rank is compared with the memory that is free before the step is built.
 """
 
-from parbench.bench.machine.machine import available_memory_bytes
+from parbench.bench.machine.machine import count_available_memory_bytes
 from parbench.bench.plan.cases import Params
 from parbench.bench.plan.params import Value
 from parbench.bench.world import accelerator
@@ -26,7 +26,7 @@ def count_free_bytes(world: World) -> float:
     """Return the memory that this rank can allocate: of its device, or its share of the host's."""
     local_ranks = world.hosts.count(world.hosts[world.global_rank])
     if world.device.type != "cuda":
-        return available_memory_bytes() / local_ranks
+        return count_available_memory_bytes() / local_ranks
     ranks_per_gpu = -(-local_ranks // accelerator.count_devices())
     return accelerator.count_free_bytes(world.device) / ranks_per_gpu
 

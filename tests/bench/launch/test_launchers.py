@@ -82,7 +82,7 @@ def are_gone(pids: list[int]) -> bool:
 def test_fork_server_isolates_ranks(fork_server: ForkServer, tmp_path: Path) -> None:
     ranks = start(fork_server, tmp_path / "a", "look", "look", PARBENCH_MESSAGE="hello")
     wait_until(ranks.have_ended, PATIENCE)
-    assert ranks.exit_codes() == {0: 0, 1: 0}
+    assert ranks.get_exit_codes() == {0: 0, 1: 0}
     processes: list[dict[str, Any]] = []
     for rank in range(2):
         text = (tmp_path / "a" / f"rank-{rank}.log").read_text()
@@ -102,12 +102,12 @@ def test_fork_server_isolates_ranks(fork_server: ForkServer, tmp_path: Path) -> 
 def test_fork_server_reports_and_ends_ranks(fork_server: ForkServer, tmp_path: Path) -> None:
     ranks = start(fork_server, tmp_path / "a", "wait", "stop", "raise")
     wait_until(ranks.have_ended, PATIENCE)
-    assert ranks.exit_codes() == {2: 1}
-    assert ranks.last_error() == "RuntimeError: the roof is on fire (a/rank-2.log)"
+    assert ranks.get_exit_codes() == {2: 1}
+    assert ranks.get_last_error() == "RuntimeError: the roof is on fire (a/rank-2.log)"
     assert not are_gone(read_pids(tmp_path / "a")[:2])
     ranks.end([])
-    wait_until(lambda: len(ranks.exit_codes()) == 3, PATIENCE)
-    assert ranks.exit_codes() == {0: -9, 1: -9, 2: 1}
+    wait_until(lambda: len(ranks.get_exit_codes()) == 3, PATIENCE)
+    assert ranks.get_exit_codes() == {0: -9, 1: -9, 2: 1}
     assert are_gone(read_pids(tmp_path / "a"))
 
 
@@ -132,7 +132,7 @@ def test_killed_fork_server_is_replaced(fork_server: ForkServer, tmp_path: Path)
     ranks.end([])
     ranks = start(fork_server, tmp_path / "b", "look")
     wait_until(ranks.have_ended, PATIENCE)
-    assert ranks.exit_codes() == {0: 0}
+    assert ranks.get_exit_codes() == {0: 0}
 
 
 @pytest.mark.full
@@ -150,7 +150,7 @@ def test_rank_starts_a_new_python_if_forks_cannot_be_used(
     command = psutil.Process(hello.pid).cmdline()
     assert command[1:] == ["-m", "parbench.bench.rank.worker"]
     ranks.end([])
-    wait_until(lambda: ranks.exit_codes() == {0: -9}, PATIENCE)
+    wait_until(lambda: ranks.get_exit_codes() == {0: -9}, PATIENCE)
 
 
 # --- srun ---
@@ -239,8 +239,8 @@ def test_srun_first_error_is_reported(slurm: Path) -> None:
     write_slurm_tool(slurm, "srun", "echo srun: queued; echo 'srun: error: n3: no answer' >&2")
     ranks = start_srun(slurm)
     wait_until(ranks.have_ended, PATIENCE)
-    assert ranks.last_error() == "srun: error: n3: no answer"
-    assert ranks.exit_codes() == {}
+    assert ranks.get_last_error() == "srun: error: n3: no answer"
+    assert ranks.get_exit_codes() == {}
     ranks.end([make_hello(os.getpid(), "another machine")])
     assert not (slurm / "scancel.args").exists(), "the step has ended by itself"
 

@@ -12,8 +12,8 @@ import pytest
 from parbench.bench.machine import machine
 from parbench.bench.machine.machine import (
     Machine,
-    available_memory_bytes,
     count_available_cores,
+    count_available_memory_bytes,
     find_package_version,
     inspect_machine,
 )
@@ -95,7 +95,7 @@ def test_memory_is_limited_by_cgroups(
 
     monkeypatch.setattr(psutil, "virtual_memory", Memory)
     root = write_cgroup(tmp_path, cgroup, files)
-    assert available_memory_bytes(root) == gibibytes * GIB
+    assert count_available_memory_bytes(root) == gibibytes * GIB
 
 
 @pytest.mark.parametrize(

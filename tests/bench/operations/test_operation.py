@@ -14,7 +14,7 @@ from parbench.bench.operations.data_pattern import (
     PERIOD,
     DataPattern,
     count_wrong,
-    dtype_of,
+    get_dtype,
     poison,
 )
 from parbench.bench.plan.catalogue import DTYPES
@@ -33,7 +33,7 @@ FAULTS = {"dropped rank", "dropped ranks", "swapped chunks", "swapped results", 
 
 def test_dtype_sizes_match_torch() -> None:
     for name, dtype in DTYPES.items():
-        assert dtype_of(name).itemsize == dtype.itemsize, name
+        assert get_dtype(name).itemsize == dtype.itemsize, name
 
 
 @pytest.mark.parametrize("name", NUMPY_FLOATS)
@@ -65,7 +65,7 @@ def test_sums_are_exact_in_any_order(dtype: str, num_ranks: int) -> None:
     assert int(terms.min()) >= 0
     assert int(total.max()) <= DTYPES[dtype].exact_up_to
     result = pattern.compute_reduction(0, COUNT)
-    assert result.dtype == dtype_of(dtype)
+    assert result.dtype == get_dtype(dtype)
     assert torch.equal(result.double(), total)
 
 
@@ -128,7 +128,7 @@ def test_filler_writes_the_values(num_periods: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_poison_is_always_wrong(dtype: str) -> None:
-    poisoned = poison(torch.empty(COUNT, dtype=dtype_of(dtype)))
+    poisoned = poison(torch.empty(COUNT, dtype=get_dtype(dtype)))
     moved = DataPattern(dtype, 64, CPU).compute_values(63, 0, COUNT)
     reduced = DataPattern(dtype, 64, CPU, "sum").compute_reduction(0, COUNT)
     assert count_wrong(poisoned, moved) == COUNT

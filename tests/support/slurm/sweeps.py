@@ -153,11 +153,11 @@ class FakeSlurm(Slurm):
         self._record_call("show job", job_id)
         return (self.jobs[job_id],) if job_id in self.jobs else ()
 
-    def node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
+    def get_node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
         self._record_call("sinfo")
         return {name: self.nodes.get(name, "idle") for name in nodes or self.nodes}
 
-    def host_names(self, node_list: str) -> tuple[str, ...]:
+    def expand_node_list(self, node_list: str) -> tuple[str, ...]:
         """Split a list of plain names at its commas."""
         self._record_call("hostnames", node_list)
         return tuple(node_list.split(",")) if node_list else ()
