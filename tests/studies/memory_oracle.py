@@ -154,7 +154,9 @@ class FakeStep:
         spec = view.spec
         positions = TokenPositions.of(spec, view.rank)
         groups = positions.list_context_groups(spec.dims)
-        self.mesh = build_mesh(world, spec.dims, context_groups=groups)
+        self.mesh = build_mesh(
+            world, spec.dims, context_groups=groups, has_experts=spec.moe is not None
+        )
         self.view = view
         self.positions = positions
         self.world = world
@@ -240,11 +242,14 @@ def measure_peak_bytes(view: RankView) -> int:
     return int(snapshot["Total"]) + spec.widths.optimizer * elements
 
 
-def compute_gathered_inputs(spec: StepSpec) -> float:
+def compute_gathered_inputs(view: RankView) -> float:
     """Return the bytes of gathered inputs that torch's DTensor saves, and Megatron does not."""
-    blocks = 2 * spec.shape.layers if spec.checkpointing == "none" else 2
+    spec = view.spec
+    blocks = 2  # of the layer that is recomputed
+    if spec.checkpointing == "none":
+        blocks = 2 * view.layers * view.microbatches_in_flight
     gathered = spec.local_tokens - spec.sharded_tokens
-    return (blocks + 1) * gathered * spec.shape.hidden * spec.bytes_per_element
+    return (blocks + view.has_head) * gathered * spec.shape.hidden * spec.bytes_per_element
 
 
 def list_views() -> list[RankView]:
@@ -277,10 +282,12 @@ def list_pipeline_views() -> list[RankView]:
         ("1f1b", "pp=4", "none"),
         ("gpipe", "pp=4", "full"),
         ("interleaved", "pp=4", "none"),
+        ("1f1b", "pp=4,tp=4", "none"),
+        ("1f1b", "pp=2,tp=8", "full"),
     ):
         spec = StepSpec(shape=shape, dims=ParallelDims.parse(mesh), microbatches=8)
         spec = spec.with_checkpointing(checkpointing).with_pipeline(schedule=schedule)
-        views += [spec.stage_view(0), spec.stage_view(3)]
+        views += [spec.stage_view(0), spec.stage_view(spec.dims.pp - 1)]
     return views
 
 
@@ -303,7 +310,7 @@ def list_context_views() -> list[RankView]:
 def render_row(view: RankView) -> str:
     spec = view.spec
     planned = rank_memory(view).total
-    extra = compute_gathered_inputs(spec) if spec.dims.tp > 1 else 0.0
+    extra = compute_gathered_inputs(view) if spec.dims.tp > 1 else 0.0
     peak = measure_peak_bytes(view)
     mesh = spec.dims.label
     if spec.pipeline is not None:
