@@ -87,7 +87,10 @@ def make_sections(tables: Mapping[tuple[str, str], Iterable[Table]]) -> list[Sec
 
 
 def make_report_of_document(document: Document) -> Report:
-    """Return the report of a plan, which has no runs."""
+    """Return the report of a document without runs, such as a plan.
+
+    A document with a problem has the verdict TOO LARGE.
+    """
     message = _STATUS_MESSAGES[document.status]
     verdict = ReportVerdict(document.status, "good", message)
     if document.problem:

@@ -10,12 +10,14 @@ Collective = Callable[[Tensor], Tensor]
 
 
 def communicate(x: Tensor, forward: Collective, backward: Collective) -> Tensor:
-    """Return the result of a collective whose backward pass is another one."""
-    result: Tensor = _Communicate.apply(x, forward, backward)  # type: ignore[no-untyped-call]
+    """Return ``forward(x)``, and run the collective ``backward`` on the gradient in backward."""
+    result: Tensor = _CollectiveWithBackward.apply(x, forward, backward)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Communicate(torch.autograd.Function):
+class _CollectiveWithBackward(torch.autograd.Function):
+    """Runs one collective in forward, and another on the gradient in backward."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Collective, backward: Collective) -> Tensor:
         ctx.backward_collective = backward

@@ -137,7 +137,10 @@ def get_profiled_seconds(step: CaseResult) -> float | None:
 
 
 def find_deviating_profile(step: CaseResult) -> float | None:
-    """Return the wall time of the profiled step if it deviates from the step time."""
+    """Return the seconds of the profiled step if they deviate clearly from the step time.
+
+    The result is None if they differ by at most the share ``_MAX_DEVIATION``, or if one is unknown.
+    """
     profiled = get_profiled_seconds(step)
     if not profiled or not step.seconds:
         return None

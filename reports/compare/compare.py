@@ -51,7 +51,10 @@ MAX_NAMED_CHANGES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesComparison:
-    """One case on one world in both runs. A run that does not have it is None."""
+    """The comparison of one case with one world size in a base run and a new run.
+
+    The result of a run without the case is None.
+    """
 
     base: CaseResult | None
     new: CaseResult | None
@@ -65,18 +68,19 @@ class SeriesComparison:
     counts: CountComparison = NOTHING_COUNTED
 
     @property
-    def result(self) -> CaseResult:
+    def any_result(self) -> CaseResult:
+        """The new result, or that of the base if the new run does not have the series."""
         result = self.new or self.base
         assert result is not None, "a series is in at least one run"
         return result
 
     @property
     def case(self) -> Case:
-        return self.result.case
+        return self.any_result.case
 
     @property
     def world(self) -> WorldInfo:
-        return self.result.world
+        return self.any_result.world
 
     @property
     def kernel_change(self) -> str:

@@ -211,7 +211,10 @@ def _report_variation(path: str, base: CountValues, new: CountValues, text: str)
 
 
 def _get_sent_bytes(operation: str, counts: ExactCounts) -> CountValues:
-    """Return the bytes of an operation: 0 if it was not called, nothing if they are unknown."""
+    """Return the bytes that an operation sent.
+
+    The result is ``[0.0]`` if it was not called, and an empty list if the bytes are unknown.
+    """
     default = [] if f"{CALLS_PREFIX}{operation}" in counts else [0.0]
     return counts.get(f"{SENT_PREFIX}{operation}", default)
 

@@ -200,10 +200,10 @@ class SeriesPoint:
     series: SeriesIdentity
     status: Status
     seconds: float | None
-    """None if nothing was measured."""
+    """The time of the case that is compared, None if nothing was measured."""
     repetitions: int
     reason: str = ""
-    explanatory: Mapping[str, str]
+    explanatory_values: Mapping[str, str]
     """Values of the environment that do not identify the series."""
     counts: ExactCounts
 
@@ -243,6 +243,6 @@ def _build_point(run: Run, result: CaseResult) -> SeriesPoint:
         seconds=seconds if seconds and seconds > 0 else None,
         repetitions=result.repetitions,
         reason="; ".join(result.reasons),
-        explanatory=explanatory,
+        explanatory_values=explanatory,
         counts=collect_counts(result),
     )

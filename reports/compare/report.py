@@ -287,7 +287,7 @@ def _describe_series(series: SeriesComparison) -> dict[str, Any]:
         "world": series.world,
         "verdict": series.verdict,
         "reason": series.reason,
-        "metric": series.result.headline,
+        "metric": series.any_result.headline,
         "effect": series.effect,
         "kernel_change": series.kernel_change,
         "min_effect": series.times.min_effect if series.effect else None,

@@ -42,7 +42,7 @@ def _format_signed(fraction: float) -> str:
 
 def label_series(series: Sequence[SeriesComparison]) -> list[str]:
     """Return a label for each series with the parameters that distinguish it."""
-    labels = label_cases([member.result for member in series])
+    labels = label_cases([member.any_result for member in series])
     return [labels[member.case.id] for member in series]
 
 

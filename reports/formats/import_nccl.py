@@ -170,7 +170,11 @@ class _TextReader:
     def _list_measurements(
         self, words: Sequence[str], place: str
     ) -> Iterator[tuple[str, PlacementNumbers]]:
-        """Yield the numbers of each placement: the second half of columns repeats the first."""
+        """Yield the numbers of the out-of-place and the in-place columns of one line.
+
+        ``place`` is the location of the line, for messages. A line with one set of columns gives
+        one placement.
+        """
         measured = [
             (name, word)
             for name, word in zip(self._columns, words, strict=True)

@@ -45,10 +45,12 @@ class Number(NamedTuple):
 
     @property
     def low(self) -> float:
+        """The least value that rounds to this number."""
         return max(self.value - self.half_step, 0.0)
 
     @property
     def high(self) -> float:
+        """The greatest value that rounds to this number."""
         return self.value + self.half_step
 
 

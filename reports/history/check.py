@@ -343,7 +343,8 @@ def _describe_environments(
 ) -> tuple[str, ...]:
     """Return the changes of the environment at a step, which may explain it."""
     values = [
-        {**point.explanatory, "commit": run.commit or UNKNOWN} for run, point in (before, after)
+        {**point.explanatory_values, "commit": run.commit or UNKNOWN}
+        for run, point in (before, after)
     ]
     return format_differences(*values)
 

@@ -127,7 +127,7 @@ class History:
         number = self._connection.execute(query, (*row, str(entry.path), entry.digest)).lastrowid
         for point in entry.points:
             fingerprint = point.series.fingerprint
-            environment = msgspec.json.encode(point.explanatory, order="sorted").decode()
+            environment = msgspec.json.encode(point.explanatory_values, order="sorted").decode()
             counts = msgspec.json.encode(point.counts, order="sorted").decode()
             identity = msgspec.json.encode(point.series).decode()
             query = "INSERT OR IGNORE INTO series VALUES (NULL, ?, ?)"
@@ -242,7 +242,7 @@ class History:
                 seconds=seconds,
                 repetitions=repetitions,
                 reason=reason,
-                explanatory=self._read_document(environment, dict[str, str]),
+                explanatory_values=self._read_document(environment, dict[str, str]),
                 counts=self._read_document(counts, dict[str, list[float | str]]),
             )
             points.append((run, point))

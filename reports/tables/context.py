@@ -67,7 +67,7 @@ def list_context_tables(data: RunData) -> list[Table]:
     rows, problems = list_rows_with_details(data, AttentionDetails)
     for row in rows:
         row |= _read_values(row)
-    return [_make_table(rows, problems)]
+    return [_make_context_parallel_table(rows, problems)]
 
 
 def _read_values(row: StepRow) -> StepRow:
@@ -88,7 +88,8 @@ def _read_values(row: StepRow) -> StepRow:
     return values
 
 
-def _make_table(rows: Sequence[StepRow], problems: Sequence[str]) -> Table:
+def _make_context_parallel_table(rows: Sequence[StepRow], problems: Sequence[str]) -> Table:
+    """Return the table that compares the methods of context parallelism."""
     models = label_differences([row["result"] for row in rows], _METHOD_PARAMS)
     comparisons = _group_by_setup(rows)
     for comparison in comparisons:

@@ -65,7 +65,7 @@ def _list_tables(table_id: str, title: str, cases: "pd.DataFrame", unit: Unit) -
         rows=rows,
         terms=["parallel efficiency", "busbw"],
         notes=notes,
-        figures=lambda: _draw(table_id.replace("-", "_"), rows, unit),
+        figures=lambda: _list_scaling_charts(table_id.replace("-", "_"), rows, unit),
     )
     return [table]
 
@@ -159,8 +159,8 @@ def _make_columns(counts: Sequence[int], unit: Unit) -> list[Column]:
     return columns
 
 
-def _draw(name: str, rows: Sequence[Row], unit: Unit) -> Iterator[Chart]:
-    """Yield bandwidth, step time and efficiency over nodes, only efficiency over ranks."""
+def _list_scaling_charts(name: str, rows: Sequence[Row], unit: Unit) -> Iterator[Chart]:
+    """Yield the charts of a scaling table by number of nodes, or only efficiency by ranks."""
     bandwidths, times, efficiencies = {}, {}, {}
     for row in rows[:MAX_LINES]:
         efficiencies[row["case"]] = row["efficiencies"]

@@ -40,7 +40,10 @@ PIPELINE_GROUP = re.compile(r"(^|[^a-z])(pp|pipe[a-z]*)([^a-z]|$)", re.IGNORECAS
 
 
 def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> CollectedEvidence:
-    """Return the evidence of a job, compared with the fits of a run if they are given."""
+    """Return the evidence for findings in the traces of a job.
+
+    With ``predict``, it also contains the comparison of each call with its predicted seconds.
+    """
     exposed = compute_exposed_seconds(job)
     pipeline_labels = _find_pipeline_labels(job)
     copy_seconds = [rank.compute_median(lambda parts: parts.copy_seconds) for rank in job.ranks]

@@ -342,10 +342,11 @@ def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_shard_calls(view: RankView) -> Iterator[Call]:
-    """FSDP: parameters are gathered for each pass and gradients scattered, unit by unit.
+    """Yield the FSDP calls: all-gather parameters and reduce-scatter gradients, unit by unit.
 
-    Each parameter is padded. Norm and head stay gathered until backward. A pipeline gathers and
-    reduces once per step. HSDP all-reduces the shards of gradients over ``dp``.
+    Parameters are gathered for each pass and padded. Norm and head stay gathered until backward.
+    With pipeline ranks, each unit is gathered and reduced once per step. HSDP all-reduces the
+    shards of gradients over ``dp``.
     """
     spec = view.spec
     if not spec.dims.is_sharded:
@@ -373,7 +374,11 @@ def _list_unit_calls(
     *,
     is_kept: bool = False,
 ) -> Iterator[Call]:
-    """Yield the calls of equal FSDP units, of which ``is_kept`` stays gathered until backward."""
+    """Yield the FSDP calls of ``count`` units of ``elements`` parameters each.
+
+    ``count`` is an expression in an equation, as "1" or "layers". With ``is_kept``, units stay
+    gathered until backward.
+    """
     spec = view.spec
     symbol = f"{unit}_parameters"
     call = partial(_call, view, symbols={symbol: elements})

@@ -87,7 +87,7 @@ def state_memory(view: RankView) -> StateBytes:
     spec = view.spec
     state = state_bytes(owned_elements(view), spec.widths)
     if spec.zero1:
-        optimizer = state_bytes(updated_elements(view), spec.widths).optimizer
+        optimizer = state_bytes(count_updated_elements(view), spec.widths).optimizer
         state = replace(state, optimizer=optimizer)
     if spec.is_simulated:
         state = replace(state, optimizer=0.0)
@@ -100,8 +100,8 @@ def owned_elements(view: RankView) -> float:
     return dense + count_elements(view, "routed") / view.spec.dims.expert_shards
 
 
-def updated_elements(view: RankView) -> float:
-    """Return the parameters that a rank updates: its shard, or its share by ZeRO-1."""
+def count_updated_elements(view: RankView) -> float:
+    """Return the number of elements that the optimizer updates on a rank."""
     spec = view.spec
     if not spec.zero1:
         return owned_elements(view)

@@ -151,7 +151,7 @@ def _embeddings(shape: Shape, rows: int) -> Parts:
 @lru_cache(maxsize=256)
 def _head(shape: Shape, rows: int, is_tied_here: bool) -> Parts:
     """Return the final norm and the head, which is the embedding if tied on the same rank."""
-    norm = tuple(_norm(shape, "norm"))
+    norm = tuple(_list_norm_parts(shape, "norm"))
     if is_tied_here:
         return norm
     return (*norm, _part("head.weight", "split", rows, shape.hidden))
@@ -161,7 +161,7 @@ def _head(shape: Shape, rows: int, is_tied_here: bool) -> Parts:
 def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
     """Return a rank's parts of one layer. Names start at the layer."""
     return (
-        *_norm(shape, "attention_norm"),
+        *_list_norm_parts(shape, "attention_norm"),
         *_attention(shape, tp),
         *_rows(
             "attention.out",
@@ -170,7 +170,7 @@ def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
             tp,
             has_bias=shape.has_bias("out"),
         ),
-        *_norm(shape, "ffn_norm"),
+        *_list_norm_parts(shape, "ffn_norm"),
         *(_ffn(shape, "ffn", shape.ffn, tp) if moe is None else _mixture(shape, moe)),
     )
 
@@ -257,7 +257,8 @@ def _rows(
         yield _part(f"{name}.bias", kind, outer)
 
 
-def _norm(shape: Shape, name: str) -> Iterator[ParameterPart]:
+def _list_norm_parts(shape: Shape, name: str) -> Iterator[ParameterPart]:
+    """Yield the weight of a norm and, for gpt, its bias."""
     yield _part(f"{name}.weight", "replicated", shape.hidden)
     if shape.recipe == "gpt":
         yield _part(f"{name}.bias", "replicated", shape.hidden)

@@ -63,6 +63,7 @@ class ExpertTraffic:
                 self._add_pairs(source, by_target)
 
     def _make_zeros(self) -> dict[int, Tensor]:
+        """Return, by rank, a zero for each MoE layer of the rank."""
         return {
             rank: torch.zeros(len(counts.layers), dtype=torch.int64)
             for rank, counts in enumerate(self.counts)

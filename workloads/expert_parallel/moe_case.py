@@ -107,6 +107,7 @@ def make_moe(params: Mapping[str, Value], shape: Shape, ranks: int, tp: int = 1)
 
 
 def _default_etp(values: Mapping[str, Any], ranks: int, tp: int) -> int:
+    """Return ``tp`` if it divides the ranks and the expert width, otherwise 1."""
     divides_ranks = ranks % (max(1, values["ep"]) * tp) == 0
     divides_experts = values["expert_ffn"] % (_ROW_ELEMENTS * tp) == 0
     return tp if divides_ranks and divides_experts else 1

@@ -95,13 +95,14 @@ def _measure_spin(device: torch.device) -> float:
 
 
 class SimulatedLinear(nn.Linear):
-    """A Linear that takes time. Outputs and input gradients are 0.
+    """A Linear that simulates its compute: it takes time, and outputs and input gradients are 0.
 
     Weight gradients are ``gradient_value``, whose mean over data ranks is ``mean_gradient_value``.
     Weights may be DTensors on one axis, as ``ColwiseParallel`` and ``RowwiseParallel`` create them.
     """
 
     seconds: float
+    """Time of the forward pass, of the input gradient and of the weight gradient, each."""
     compute: SimulatedCompute
     gradient_value: float = 1.0
     mean_gradient_value: float = 1.0

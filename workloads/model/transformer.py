@@ -345,8 +345,8 @@ def _make_selective_contexts() -> Any:
     return contexts
 
 
-def kept_in(caches: list[Any]) -> list[Tensor]:
-    """Return the tensors in caches; all others are recomputed."""
+def list_kept_tensors(caches: list[Any]) -> list[Tensor]:
+    """Return the tensors that selective checkpointing keeps in its caches."""
     return [kept.val for kept in tree_leaves(caches) if hasattr(kept, "val")]
 
 

@@ -48,7 +48,10 @@ class BucketTracker:
         self.is_active = True
 
     def start_remaining(self) -> None:
-        """Start the buckets of a pass whose gradients were written without autograd's hooks."""
+        """Start the reduction of each bucket not yet started, and end the pass.
+
+        Gradients that were written without autograd's hooks leave such buckets.
+        """
         for index, missing in enumerate(self._missing):
             if missing:
                 self._start(index)

@@ -71,7 +71,7 @@ class TokenPositions:
 
     @property
     def keys_per_query(self) -> float:
-        """The mean number of keys of a query if attention has a simulated time, 0 otherwise."""
+        """The mean number of keys per query with context parallelism, 0 with one ``cp`` rank."""
         return 0.0 if self.split is None else self.split.num_pairs / self.split.sequence
 
     def list_context_groups(self, dims: ParallelDims) -> dict[str, Partition]:

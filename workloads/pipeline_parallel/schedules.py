@@ -182,7 +182,8 @@ def list_dualpipe_v(rank: int, size: PipelineSize) -> list[Action]:
     return writer.actions
 
 
-def find_unfilled_stages(size: PipelineSize) -> str:
+def find_broken_microbatch_rule(size: PipelineSize) -> str:
+    """Return the unmet rule if there are fewer microbatches than stages, otherwise empty."""
     if size.microbatches >= size.num_stages:
         return ""
     return f"microbatches({size.microbatches}) >= stages({size.num_stages})"
@@ -323,7 +324,7 @@ _ALL_SCHEDULES = (
         splits_backward=True,
         stages_of=list_v_stages,
         stages_per_rank=2,
-        find_broken_rule=find_unfilled_stages,
+        find_broken_rule=find_broken_microbatch_rule,
         compute_bubble=bubble_of_dualpipe_v,
         note=(
             "the forward and the backward pass of an overlapped pair run one after the other, "

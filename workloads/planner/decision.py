@@ -294,7 +294,10 @@ def _shard(step: StepSpec, gpus: int, *, cp: int = 1, tp: int = 1, ep: int = 1) 
 
 
 def _list_pipelines(step: StepSpec, gpus: int, *, cp: int, tp: int, ep: int = 1) -> list[StepSpec]:
-    """Return meshes with ZeRO-1 and pipelines of powers of two ranks, the shortest first."""
+    """Return candidate steps with 2, 4, 8 ... pipeline ranks, at most one rank per layer.
+
+    They use ZeRO-1 if they have data ranks.
+    """
     steps: list[StepSpec] = []
     pp = 2
     order = EXPERT_ORDER if ep > 1 else ORDER

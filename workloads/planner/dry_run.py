@@ -14,7 +14,7 @@ from statistics import fmean
 from parbench.bench.results.details import Action
 from parbench.workloads.costs.communication_pattern import Call, list_calls
 from parbench.workloads.costs.flops import flops_per_token, stage_flops
-from parbench.workloads.costs.memory import RankMemory, rank_memory, updated_elements
+from parbench.workloads.costs.memory import RankMemory, count_updated_elements, rank_memory
 from parbench.workloads.costs.step_spec import RankView, StepSpec
 from parbench.workloads.model.shapes import Widths
 from parbench.workloads.pipeline_parallel.schedule import PassSeconds
@@ -162,7 +162,7 @@ def dry_run(
     """
     works, busiest = _estimate_works(spec, hardware, seconds)
     bubble, method = _compute_bubble(spec, works, busiest, exact=exact)
-    updated = max(updated_elements(view) for view in spec.distinct_views)
+    updated = max(count_updated_elements(view) for view in spec.distinct_views)
     return DryRun(
         spec=spec,
         hardware=hardware,

@@ -24,8 +24,9 @@ arXiv 2001.08361, equations 1.2 and 1.4). Their models have a vocabulary of 50,2
 def compute_goodput(gpus: int, checkpoint_interval: float = 0.0) -> Equation:
     """Return the share of time that trains.
 
-    The best interval between checkpoints, of which 0 stands, is sqrt(2 checkpoint failure) (Young,
-    1974; Daly, 2006). A failure costs the restart and, in the mean, half an interval of training.
+    ``checkpoint_interval`` is in seconds. 0 means the best one, sqrt(2 checkpoint failure) (Young,
+    1974; Daly, 2006). A failure costs the restart and, on average, half of the interval and a
+    checkpoint.
     """
     failure_seconds = 86_400 / (FAILURES_PER_GPU_DAY * gpus)
     interval = checkpoint_interval or math.sqrt(2 * CHECKPOINT_SECONDS * failure_seconds)

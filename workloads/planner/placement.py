@@ -31,14 +31,17 @@ class Place:
 
     @property
     def nodes(self) -> int:
+        """The number of nodes that the group spans."""
         return -(-self.ranks // self.on_node)
 
     @property
     def inside(self) -> bool:
+        """Whether all ranks of the group share one node."""
         return self.on_node >= self.ranks
 
     @property
     def pods(self) -> int:
+        """The number of pods that the group spans, 1 without pods."""
         return -(-self.ranks // self.in_pod) if self.in_pod else 1
 
     @property

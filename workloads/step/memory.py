@@ -15,7 +15,7 @@ from parbench.bench.world import accelerator
 from parbench.bench.world.benchmark import Explanation
 from parbench.bench.world.world import World
 from parbench.workloads.model.optimizer import MasterAdamW
-from parbench.workloads.model.transformer import kept_in, watchers
+from parbench.workloads.model.transformer import list_kept_tensors, watchers
 from parbench.workloads.parallel.mesh import get_local_tensor
 from parbench.workloads.step.probe import ResetFn, Step
 from parbench.workloads.torch_internals import list_allocations, profiling
@@ -144,7 +144,7 @@ def count_saved_bytes(module: nn.Module, forward: Callable[[], object]) -> int:
     finally:
         watchers.pop()
     excluded = _find_storages([*parameters, *module.parameters()])
-    storages = _find_storages([*saved, *kept_in(caches)])
+    storages = _find_storages([*saved, *list_kept_tensors(caches)])
     return sum(num_bytes for key, num_bytes in storages.items() if key not in excluded)
 
 

@@ -252,16 +252,17 @@ class CommBytesProbe:
                 metrics |= make_values({f"bytes_sent.{axis}": max(sent)}, method)
                 continue
             expected = [expected.get(axis, 0.0) for _, expected in samples]
-            metrics |= compare_bytes(axis, sent, expected)
+            metrics |= report_worst_ratio(axis, sent, expected)
         return Explanation(metrics=metrics)
 
 
-def compare_bytes(
+def report_worst_ratio(
     axis: str, sent: Sequence[float], expected: Sequence[float]
 ) -> dict[str, MetricValue]:
-    """Return the bytes of the rank whose ratio differs most from 1, and that of these sends most.
+    """Return sent bytes, expected bytes and their ratio, of the rank with the ratio farthest from 1.
 
-    The ratio of unexpected bytes is 0, and None if there are no bytes.
+    ``sent`` and ``expected`` hold the bytes on the axis by rank. Of equal ratios, the rank that
+    sends most counts. Bytes where none are expected give the ratio 0, no bytes at all give None.
     """
 
     def compute_ratio(rank: int) -> float:

@@ -145,7 +145,7 @@ class TrainStep(Benchmark):
         self._recorder = pipeline_stages.ActionRecorder(world.device, self._prepare_action)
         self._run_pipeline = self._make_pipeline()
         self._verifier = self._make_verifier()
-        self._peak = self._agree_on_peak()
+        self._peak = self._agree_on_peak_flops()
         self.small_model_wrong = 0
         """Wrong elements of a small model of the same recipe, if the reference does not fit."""
         self.small_model_differences: tuple[str, ...] = ()
@@ -217,7 +217,10 @@ class TrainStep(Benchmark):
             self._routing.assign(part.moe_layers, self._microbatch_numbers[index])
 
     def _prepare_action(self, action: Action) -> None:
-        """Prepare an action of the pipeline, outside of its time."""
+        """Reset the debt of simulated compute and, for F and B, assign the routing of the microbatch.
+
+        This runs before the timed part of each action of the pipeline.
+        """
         # The next action does not make up for one that took too long, which would move a bubble.
         self._compute.reset_debt()
         self._attention_compute.reset_debt()
@@ -392,6 +395,7 @@ class TrainStep(Benchmark):
 
     @property
     def _data_index(self) -> int:
+        """This rank's index among the ``dp x fsdp`` ranks, each with its own part of the batch."""
         return self.spec.dims.index(self._world.rank, "dp", "fsdp")
 
     @property
@@ -634,8 +638,11 @@ class TrainStep(Benchmark):
         spec = self.spec
         return spec.tokens * flops_per_token(spec.shape, spec.moe) / self._world.size
 
-    def _agree_on_peak(self) -> Peak | None:
-        """Return the highest peak of any rank, because measured peaks vary; None in simulations."""
+    def _agree_on_peak_flops(self) -> Peak | None:
+        """Return the highest peak FLOP/s of any rank, because measured peaks vary.
+
+        The result is None in simulations, or if the peak is unknown on all ranks.
+        """
         if self.spec.is_simulated:
             return None
         peaks = self._world.gather(find_peak(self._world.device, get_dtype(self.spec)))
@@ -646,7 +653,11 @@ class TrainStep(Benchmark):
 def calibrate_linears(
     spec: StepSpec, world: World, compute: SimulatedCompute, seconds: float
 ) -> None:
-    """Shorten simulated compute by the host's own time in a rank's share of the plain layers."""
+    """Shorten simulated compute by the host's own time in a rank's layers without parallelism.
+
+    ``seconds`` is the forward time that the layers of one pipeline stage shall simulate, if the
+    layers divide evenly among the ``pp`` ranks.
+    """
     layers = max(1, spec.shape.layers // spec.dims.pp)
     is_full = spec.dims.pp == 1
     model = make_meta_model(spec.shape, get_dtype(spec), range(layers), has_head=is_full)

@@ -142,7 +142,7 @@ class Verifier:
         own_expected = {name: expected[name] for name in own_weights}
         # A GPU may add in another order each time, so only a CPU has equal bits.
         if self.exact_order and self.is_float32 and self.world.device.type == "cpu":
-            wrong_tensors = compare_bits(actual, own_expected)
+            wrong_tensors = find_unequal_tensors(actual, own_expected)
         else:
             norm = norm_of_all(expected.values())
             wrong_tensors = compare(actual, own_expected, low_precision, norm)
@@ -347,8 +347,11 @@ def compare(
         yield WrongTensor("all parameters together", num_elements, text)
 
 
-def compare_bits(actual: Tensors, expected: Tensors) -> Iterator[WrongTensor]:
-    """Yield the tensors with an element that is not equal. An absent tensor is zero."""
+def find_unequal_tensors(actual: Tensors, expected: Tensors) -> Iterator[WrongTensor]:
+    """Yield each expected tensor whose values are not exactly those of the actual one.
+
+    An absent actual tensor counts as zero.
+    """
     for name, reference in expected.items():
         tensor = actual.get(name)
         wrong = int((reference != (0 if tensor is None else tensor)).sum())

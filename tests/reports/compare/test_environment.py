@@ -148,4 +148,4 @@ def test_incomparable_times_have_another_fingerprint(point: SeriesPoint) -> None
 def test_explaining_value_keeps_the_fingerprint(path: str) -> None:
     point = find_point(with_value(path, "another"))
     assert point.series.fingerprint == find_point().series.fingerprint
-    assert point.explanatory[path] == "another"
+    assert point.explanatory_values[path] == "another"

@@ -92,7 +92,7 @@ def dry_run_document(run: DryRun, notes: Sequence[str] = (), *, explain: bool = 
 
 
 def add_details(document: Document, run: DryRun) -> Document:
-    """Return a search with its first step in full, for a page."""
+    """Return the page of a search, with the details of its first step before the assumptions."""
     *sections, assumptions = document.sections
     return replace(document, sections=[*sections, _step_section(run), assumptions])
 
