@@ -50,7 +50,7 @@ the CPU.
 
 
 def _common(microbatches: int) -> tuple[Param, ...]:
-    """Return the parameters of every step with another default number of microbatches."""
+    """Return the parameters of every step, with a default number of ``microbatches``."""
     default = replace(MICROBATCHES, default=microbatches)
     return tuple(default if param is MICROBATCHES else param for param in COMMON)
 
@@ -71,6 +71,7 @@ def _step(
     expand: Callable[[Params, WorldSpec], Iterable[Params]] = keep_params,
     tags: tuple[str, ...] = (),
 ) -> BenchmarkDefinition:
+    """Return the definition of a training-step benchmark with ``common`` and ``more``."""
     build: Callable[[Params, int], object] = preset or PRESETS[name]
 
     def refuse(params: Mapping[str, Value], world: WorldSpec) -> str | None:

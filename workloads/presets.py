@@ -33,10 +33,12 @@ DEFAULT_EXPERTS = 8
 
 
 def _switch(name: str, default: bool, help_text: str) -> Param:
+    """Return a parameter that is true or false."""
     return Param(name=name, kind="bool", default=default, optional=True, help=help_text)
 
 
 def _mesh(default: str) -> Param:
+    """Return the parameter ``mesh`` with the default that its help names."""
     axes = "dp, fsdp, pp, cp, tp; ep and etp lie inside others"
     help_text = f"ranks of each axis, outermost first: {axes}; empty = {default}"
     return Param(name="mesh", kind="mesh", default="", help=help_text)
@@ -126,7 +128,7 @@ def _place(params: Params, ranks: int, **sizes: int) -> StepSpec:
 
 
 def _checked(spec: StepSpec, ranks: int) -> StepSpec:
-    """Return a step that can run on so many ranks. Raises ``UserError`` otherwise."""
+    """Return the step if it can run on ``ranks`` ranks. Raises ``UserError`` otherwise."""
     rule = spec.find_broken_rule(ranks)
     if rule is not None:
         raise UserError(rule)
@@ -134,19 +136,22 @@ def _checked(spec: StepSpec, ranks: int) -> StepSpec:
 
 
 def ddp(params: Params, ranks: int) -> StepSpec:
+    """Return a step with DDP over all ranks."""
     return _place(params, ranks, dp=ranks)
 
 
 def zero1(params: Params, ranks: int) -> StepSpec:
+    """Return a step with DDP and ZeRO-1 over all ranks."""
     return ddp({OPTIMIZER.name: OPTIMIZER.default, **params}, ranks)
 
 
 def fsdp(params: Params, ranks: int) -> StepSpec:
+    """Return a step with FSDP over all ranks."""
     return _place(params, ranks, fsdp=ranks)
 
 
 def hsdp(params: Params, ranks: int) -> StepSpec:
-    """FSDP within each replica. By default there are two replicas."""
+    """Return a step with FSDP within replicas, by default two, and all_reduce between them."""
     replicas = 2 if ranks >= 4 else 1
     text = str(params.get("mesh", "")) or f"dp={replicas},fsdp={ranks // replicas}"
     dims = ParallelDims.parse(text)
@@ -175,11 +180,12 @@ def pp(params: Params, ranks: int) -> StepSpec:
 
 
 def cp(params: Params, ranks: int) -> StepSpec:
+    """Return a step with context parallelism over all ranks."""
     return _place(params, ranks, cp=ranks)
 
 
 def ep_step(params: Params, ranks: int) -> StepSpec:
-    """Experts inside data parallelism, whose attention ``tp`` may split."""
+    """Return a step with expert parallelism inside data parallelism. ``tp`` may split attention."""
     tp_ranks = int(params.get("tp", 1))
     axis = "fsdp" if params.get("fsdp") else "dp"
     dims = ParallelDims.from_sizes({axis: max(1, ranks // tp_ranks), "tp": tp_ranks})
@@ -187,12 +193,12 @@ def ep_step(params: Params, ranks: int) -> StepSpec:
 
 
 def ep_layer(params: Params, ranks: int) -> StepSpec:
-    """One MoE layer: the neighbors that split an expert are ranks of ``tp``."""
+    """Return one MoE layer. The neighboring ranks that split an expert are ranks of ``tp``."""
     return ep_step({**params, "tp": max(1, int(params.get("etp", 1)))}, ranks)
 
 
 def hybrid(params: Params, ranks: int) -> StepSpec:
-    """Any combination on one mesh. Without ``etp`` in its text, ``etp`` is ``tp`` if it divides."""
+    """Return a step on any mesh. ``etp`` is by default ``tp`` if ranks and experts allow."""
     text = str(params.get("mesh", ""))
     dims = ParallelDims.parse(text, ranks)
     if not int(params.get("experts", 0)):
@@ -202,6 +208,7 @@ def hybrid(params: Params, ranks: int) -> StepSpec:
 
 
 def _select(params: Params, names: Iterable[Param]) -> dict[str, Value]:
+    """Return the values of the named parameters that are set."""
     return {param.name: params[param.name] for param in names if param.name in params}
 
 
@@ -221,7 +228,7 @@ def _expert_step(
 
 
 def add_experts(params: Params, world: WorldSpec) -> Iterable[Params]:
-    """Give a mesh with ``ep`` or ``etp`` experts, unless ``experts`` is set."""
+    """Yield the parameters, with experts added if the mesh has ``ep`` or ``etp`` and sets none."""
     dims = ParallelDims.parse(str(params.get("mesh", "")))
     if dims.size("ep", "etp") > 1 and "experts" not in params:
         return [{**params, "experts": DEFAULT_EXPERTS}]

@@ -69,7 +69,7 @@ class TpLayerBenchmark(LayerBenchmark):
         self.output_gradient = self._take_part(self._full_gradient, case.style.has_sharded_output)
 
     def _take_part(self, full: Tensor, is_sharded: bool) -> Tensor:
-        """Return this rank's features of a tensor, all if it is not sharded."""
+        """Return this rank's features of a tensor, or the full tensor if it is not sharded."""
         if not is_sharded:
             return full.clone()
         return full.chunk(self._world.size, dim=-1)[self._world.rank].contiguous()
@@ -127,21 +127,23 @@ class TpLayerBenchmark(LayerBenchmark):
 
 
 def make_linear(case: TpLayerCase) -> nn.Module:
-    """Return the Linear from hidden to ffn for columns, from ffn to hidden for rows."""
+    """Return a Linear: hidden to ffn if it is split by columns, ffn to hidden if by rows."""
     return nn.Linear(case.input_features, case.output_features, bias=False)
 
 
 def split_linear(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
+    """Split a Linear by columns or by rows over ``tp``."""
     style = ColwiseParallel() if case.style is COLUMN else RowwiseParallel()
     parallelize_module(layer, mesh, style)
 
 
 def make_ffn(case: TpLayerCase) -> nn.Module:
+    """Return the full FFN of a case."""
     return Ffn(case.shape)
 
 
 def split_ffn(layer: nn.Module, mesh: DeviceMesh, case: TpLayerCase) -> None:
-    """Split the matrices, and let both first matrices share one sum of input gradients."""
+    """Split an FFN's matrices over ``tp``. Both first matrices share one sum of input gradients."""
     styles: dict[str, ParallelStyle] = {"down": RowwiseParallel()}
     first_style = ColwiseParallel()
     if case.style.has_gathers:

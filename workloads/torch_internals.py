@@ -119,14 +119,14 @@ def unbox_group(argument: object) -> dist.ProcessGroup | None:
 
 
 def make_finished_work(tensors: Tensor | list[Tensor]) -> object:
-    """Return a finished work as c10d operators do, whose future has these tensors."""
+    """Return a c10d work object that is finished and whose future has these tensors."""
     future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     future.set_result([tensors] if isinstance(tensors, Tensor) else list(tensors))
     return _distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
 def load_zero_redundancy_optimizer() -> Callable[..., torch.optim.Optimizer]:
-    """Import torch's ZeroRedundancyOptimizer, which takes a second and warns of itself."""
+    """Import and return ZeroRedundancyOptimizer, which takes a second and warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -156,6 +156,7 @@ def forget_meshes() -> None:
 
 
 def _remove_destroyed_groups(mesh: DeviceMesh) -> None:
+    """Remove process groups that no longer exist from a mesh."""
     groups = vars(mesh).get("_pg_registry") or {}
     for name, group in list(groups.items()):
         if group not in distributed_c10d._world.pg_map:

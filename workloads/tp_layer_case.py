@@ -49,6 +49,7 @@ class TpLayerCase:
 
     @property
     def tokens(self) -> int:
+        """The number of tokens in a microbatch."""
         return self.microbatch * self.shape.sequence
 
     @property
@@ -61,11 +62,11 @@ class TpLayerCase:
 
     @property
     def first_matrices(self) -> int:
-        """The matrices of an FFN before its activation: up, and the gate of llama."""
+        """The number of an FFN's matrices before its activation: up, and for llama also gate."""
         return num_ffn_matrices(self.shape) - 1
 
     def compute_sent_bytes(self) -> float:
-        """Return the bytes that a rank sends in a step, as nccl-tests counts them."""
+        """Return the bytes that a rank sends in a forward and backward pass, ring-optimal."""
         token_bytes = self.tokens * self.bytes_per_element
         hidden_bytes = token_bytes * self.shape.hidden
         total = self.style.sums * sent_bytes("all_reduce", hidden_bytes, self.tp)
@@ -90,7 +91,7 @@ class TpLayerCase:
 
 
 def make_tp_layer(params: Mapping[str, Value], ranks: int) -> TpLayerCase:
-    """Return the case of parameters. Raises ``UserError`` if ranks do not divide the matrices."""
+    """Return the case that parameters describe. Raises ``UserError`` if ranks do not divide it."""
     shape = shape_of(params)
     for name, size in (("ffn", shape.ffn), ("hidden", shape.hidden)):
         if size % ranks:

@@ -36,10 +36,15 @@ class SavedQueries(NamedTuple):
 
 
 class Kernel(Protocol):
-    """Attention of a block. If it is causal, it is square, and query i attends to i + 1 keys."""
+    """Attention of queries over one block of keys and values.
+
+    A causal block is square, and query i attends to the first i + 1 keys.
+    """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """Return the output and the log-sum-exp."""
+        """Return the output and the log-sum-exp of q over the keys k and values v."""
+
+        """Return the gradients of q, k and v for one block."""
 
     def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients: ...
 
@@ -126,10 +131,12 @@ class CudaEfficient:
 
 
 def _repeat_heads(x: Tensor, queries: Tensor) -> Tensor:
+    """Return keys or values repeated to as many heads as the queries have."""
     return x.repeat_interleave(queries.shape[1] // x.shape[1], dim=1)
 
 
 def _sum_repeated_heads(gradient: Tensor, x: Tensor) -> Tensor:
+    """Return a gradient of repeated heads summed to the heads of ``x``."""
     batch, heads, rows, size = x.shape
     return gradient.reshape(batch, heads, -1, rows, size).sum(dim=2)
 
@@ -140,7 +147,10 @@ def _store_by_position(x: Tensor) -> Tensor:
 
 
 class SimulatedAttention:
-    """Takes time for each pair of a query and a key, twice as long in backward. Results are 0."""
+    """A kernel that takes time for each pair of query and key and returns zeros.
+
+    The backward pass takes twice as long as the forward pass.
+    """
 
     def __init__(self, compute: SimulatedCompute, seconds_per_pair: float) -> None:
         self._compute = compute
@@ -206,6 +216,7 @@ class OnlineSoftmax:
         self.lse[:, :, rows] = new_lse
 
     def output(self) -> Tensor:
+        """The attention over all blocks added so far."""
         return self._output.to(self._dtype)
 
 
@@ -244,7 +255,7 @@ class BlockAttention(ABC):
         """Return the gradients of ``kv``, and add those of the queries to ``dq`` in float32."""
 
     def add_block(self, block: int, q: Tensor, kv: Tensor, softmax: OnlineSoftmax) -> None:
-        """Add the attention of queries over a block of keys and values (2, b, a_kv, t, d)."""
+        """Add the attention of q over a block of keys and values (2, b, a_kv, t, d) to a sum."""
         for tile in self.tiles[block]:
             queries = q[:, :, tile.rows]
             keys, values = kv[:, :, :, tile.columns]
@@ -267,6 +278,8 @@ class BlockAttention(ABC):
 
 
 class _BlockAttention(torch.autograd.Function):
+    """Connects a ``BlockAttention`` to autograd."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, attention: BlockAttention) -> Tensor:
         softmax = attention.forward(q, torch.stack((k, v)))

@@ -17,7 +17,10 @@ from parbench.workloads.model.transformer import Core
 
 
 class Ring:
-    """Ranks in a circle. ``start`` sends a block to the next rank, ``wait`` returns the received."""
+    """Sends blocks from each rank to the next one in a circle of ranks.
+
+    ``start`` begins to send a block, and ``wait`` returns the received block.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None, tag: int) -> None:
         assert group is not None, "a ring has several ranks"
@@ -30,6 +33,7 @@ class Ring:
         self._received: Tensor | None = None
 
     def start(self, block: Tensor) -> None:
+        """Start to send a block to the next rank, and to receive one from the previous rank."""
         self._sent = block.contiguous()
         self._received = torch.empty_like(block, memory_format=torch.contiguous_format)
         send = dist.P2POp(
@@ -56,20 +60,22 @@ class Ring:
 
 
 class RingAttention(BlockAttention):
-    """Keys and values travel around the ranks during the computation (arXiv 2310.01889).
+    """Attention in which keys and values travel around the ranks (arXiv 2310.01889).
 
-    Without a group, a rank is by itself. The backward pass sends the blocks around again. Behind
-    each block travels the sum of its gradients, to which every rank adds its part. In forward, a
-    rank's own block comes first. In backward, half of it comes first, during the first hop of keys,
-    and half comes last, during the last hop of gradients.
+    Without a group, this rank computes the only block. The backward pass sends the blocks around
+    again. Each block is followed by the sum of its gradients, to which every rank adds its part. In
+    forward, a rank's own block comes first. In backward, half of it comes first, during the first
+    hop of keys, and half comes last, during the last hop of gradients.
     """
 
     @cached_property
     def keys(self) -> Ring:
+        """The ring on which keys and values travel."""
         return Ring(self.group, tag=1)
 
     @cached_property
     def gradients(self) -> Ring:
+        """The ring on which the gradients of keys and values travel."""
         return Ring(self.group, tag=2)
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
@@ -118,6 +124,7 @@ class AllGatherAttention(BlockAttention):
 
     @cached_property
     def _sequence_order(self) -> Tensor:
+        """The indices that sort the gathered tokens by position in the sequence."""
         return self._positions.argsort()
 
     def forward(self, q: Tensor, kv: Tensor) -> OnlineSoftmax:
@@ -164,6 +171,7 @@ class UlyssesAttention:
         return tokens.movedim(0, 1).flatten(1, 2)
 
     def _exchange(self, by_rank: Tensor) -> Tensor:
+        """Return the parts (u, ...) from all ranks, and exchange gradients back in backward."""
         exchange = partial(_all_to_all, self._group)
         return communicate(by_rank, exchange, exchange)
 

@@ -61,7 +61,10 @@ class ContextMethod:
         return (*calls, *list_key_calls(shape, self.part_axis, ranks // ulysses))
 
     def list_axis_groups(self, ranks: Sequence[int], ulysses: int) -> dict[str, list[list[int]]]:
-        """Return the groups of each axis of attention within the ranks of one cp group."""
+        """Return the groups of ranks within one ``cp`` group, keyed by axis of attention.
+
+        ``ulysses`` is the number of ranks that exchange heads.
+        """
         if self.head_axis == self.part_axis:
             return {self.part_axis: [list(ranks)]}
         rows = [list(ranks[start : start + ulysses]) for start in range(0, len(ranks), ulysses)]

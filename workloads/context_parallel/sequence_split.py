@@ -25,6 +25,7 @@ class SequenceSplit:
 
     @property
     def parts(self) -> int:
+        """The number of parts of the sequence, ``ranks / ulysses``."""
         return self.ranks // self.ulysses
 
     @property
@@ -33,7 +34,7 @@ class SequenceSplit:
         return 1 if self.method.keys == "gather" else self.parts
 
     def list_tokens(self, rank: int) -> list[int]:
-        """Return the positions of a rank's tokens."""
+        """Return the positions in the sequence of the tokens that a rank holds."""
         part = list(chain.from_iterable(self._list_part(rank // self.ulysses)))
         size = len(part) // self.ulysses
         start = rank % self.ulysses * size
@@ -54,7 +55,7 @@ class SequenceSplit:
         return self._list_part((rank // self.ulysses - block) % self.parts)
 
     def list_tiles(self, rank: int) -> list[list[Tile]]:
-        """Return the tiles of each block of a rank."""
+        """Return, for each block of keys that a rank computes on, its tiles."""
         queries = self._list_part(rank // self.ulysses)
         return [
             list_causal_tiles(queries, self._list_keys(rank, block))
@@ -79,9 +80,10 @@ class SequenceSplit:
         return self.sequence * (self.sequence + 1) // 2
 
     def compute_load_balance(self) -> float:
-        """Return the mean work of a rank over the slowest rank's in each block. 1 is even.
+        """Return the mean work of the ranks over the work of the slowest rank. 1 is even.
 
-        Ranks meet after each block of a ring, so that it takes as long as on the slowest rank.
+        The slowest rank is that of each block, because ranks wait for each other after each block
+        of a ring.
         """
         slowest = 0
         total = 0

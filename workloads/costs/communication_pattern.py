@@ -90,7 +90,7 @@ class Call:
 
     @cached_property
     def sent(self) -> float:
-        """Bytes that a rank sends in all of them, ring-optimal."""
+        """Bytes that a rank sends in all these calls, ring-optimal."""
         return self.times * sent_bytes(self.op, self.num_bytes, self.ranks)
 
 
@@ -114,7 +114,7 @@ def list_calls(view: RankView) -> tuple[Call, ...]:
 def list_busiest_calls(
     views: Iterable[RankView], axes: Collection[str] | None = None
 ) -> Sequence[Call]:
-    """Return the calls of the rank that sends most over some axes, by default over all."""
+    """Return the calls of the rank that sends the most bytes over ``axes``, by default over all."""
     calls_by_rank = [
         [call for call in list_calls(view) if axes is None or call.axis in axes] for view in views
     ]
@@ -122,7 +122,7 @@ def list_busiest_calls(
 
 
 class SentBytes(Protocol):
-    """The bytes that a rank sends over an axis in a call, counted or computed."""
+    """Any communication call with an axis and the bytes that a rank sends, counted or computed."""
 
     @property
     def axis(self) -> str: ...
@@ -131,7 +131,7 @@ class SentBytes(Protocol):
 
 
 def bytes_by_axis(calls: Iterable[SentBytes], axes: Iterable[str] = ()) -> dict[str, float]:
-    """Return the bytes that a rank sends by axis, 0 over those of ``axes`` without calls."""
+    """Return the bytes that a rank sends in calls, keyed by axis, 0 for ``axes`` without calls."""
     sent: defaultdict[str, float] = defaultdict(float, dict.fromkeys(axes, 0.0))
     for call in calls:
         sent[call.axis] += call.sent
@@ -139,7 +139,10 @@ def bytes_by_axis(calls: Iterable[SentBytes], axes: Iterable[str] = ()) -> dict[
 
 
 def sum_calls(calls: Iterable[Call]) -> Equation:
-    """Return the bytes of calls as one equation of counts, sizes and nccl-tests' factors."""
+    """Return the bytes that a rank sends in all calls, as one equation.
+
+    The equation has the calls' counts and sizes and nccl-tests' factors.
+    """
     terms: list[str] = []
     symbols: dict[str, float] = {}
     for call in calls:
@@ -190,7 +193,10 @@ def _call(
 
 
 def count_group_ranks(spec: StepSpec, group: tuple[str, ...]) -> int:
-    """Return the ranks of a group along axes; ``efsdp`` and ``edp`` are the experts' own."""
+    """Return the number of ranks in a group along axes.
+
+    ``efsdp`` and ``edp`` are the axes of experts only.
+    """
     if group == ("efsdp",):
         return spec.dims.expert_shards
     if group == ("edp",):
@@ -202,7 +208,7 @@ ACTIVATIONS = "tokens * hidden * bytes_per_element"
 
 
 def _list_tensor_calls(view: RankView) -> Iterator[Call]:
-    """TP inside layers: activations after attention and after the FFN, forward and backward.
+    """Yield the ``tp`` calls inside layers: activations after attention and after the FFN.
 
     With sequence parallelism each sum is a reduce_scatter after a block, and an all_gather precedes
     the block. Experts are not split by ``tp``. A recomputed layer stops before its last sum.
@@ -226,10 +232,11 @@ def _list_tensor_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_vocabulary_calls(view: RankView) -> Iterator[Call]:
-    """TP at embedding and head, which are split by vocabulary, and sums of replicated gradients.
+    """Yield the ``tp`` calls at embedding and head, and the sums of replicated gradients.
 
-    The loss is computed from the ranks' parts of the logits: three all_reduces of a number per
-    token, the maximum, the sum of exponentials and the target's logit (arXiv 1909.08053).
+    The embedding and the head are split by vocabulary. The loss is computed from the ranks' parts
+    of the logits: three all_reduces of a number per token, the maximum, the sum of exponentials and
+    the target's logit (arXiv 1909.08053).
     """
     spec = view.spec
     if spec.dims.tp == 1:
@@ -276,6 +283,7 @@ def attention_bytes(view: RankView) -> dict[str, dict[str, float]]:
 
 
 def _list_context_calls(view: RankView) -> Iterator[Call]:
+    """Yield the calls over ``cp``, as the method of context parallelism lists them."""
     if view.spec.dims.cp == 1:
         return
     for call in list_attention_calls(view):
@@ -293,7 +301,11 @@ def _list_context_calls(view: RankView) -> Iterator[Call]:
 
 
 def _count_passes(forward: int, backward: int, layers: str, *, is_repeated: bool = True) -> str:
-    """Return the calls of layers with so many per forward and backward pass of a microbatch."""
+    """Return the number of calls in a step, as the text of an equation.
+
+    Each of ``layers`` makes ``forward`` and ``backward`` calls per microbatch. ``is_repeated``
+    calls are also made in recomputation.
+    """
     terms = [f"{forward + backward} * {layers}"]
     if forward and is_repeated:
         terms.append(f"{forward} * recomputed_{layers}")
@@ -301,7 +313,7 @@ def _count_passes(forward: int, backward: int, layers: str, *, is_repeated: bool
 
 
 def _list_expert_calls(view: RankView) -> Iterator[Call]:
-    """EP and etp with balanced routing, as the dispatcher describes its calls."""
+    """Yield the calls over ``ep`` and ``etp`` with balanced routing, by dispatcher."""
     spec, moe = view.spec, view.spec.moe
     if moe is None:
         return
@@ -316,7 +328,10 @@ def _list_expert_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_pipeline_calls(view: RankView) -> Iterator[Call]:
-    """PP: activations or their gradients, per microbatch, to each rank with a neighboring stage."""
+    """Yield the sends of activations and their gradients to ranks with a neighboring stage.
+
+    They occur once per microbatch.
+    """
     pipeline = view.spec.pipeline
     if pipeline is None:
         return
@@ -374,10 +389,10 @@ def _list_unit_calls(
     *,
     is_kept: bool = False,
 ) -> Iterator[Call]:
-    """Yield the FSDP calls of ``count`` units of ``elements`` parameters each.
+    """Yield the FSDP calls of ``count`` equal units of ``elements`` parameters each.
 
-    ``count`` is an expression in an equation, as "1" or "layers". With ``is_kept``, units stay
-    gathered until backward.
+    ``count`` is the text of an equation, as "1" or "layers". With ``is_kept``, units stay gathered
+    until backward.
     """
     spec = view.spec
     symbol = f"{unit}_parameters"
@@ -399,11 +414,12 @@ def _list_unit_calls(
 
 
 def _multiply(*factors: str) -> str:
+    """Return the product of factors as the text of an equation, without factors of 1."""
     return " * ".join(factor for factor in factors if factor != "1") or "1"
 
 
 def _list_gradient_calls(view: RankView) -> Iterator[Call]:
-    """DP without FSDP: a rank's gradients are all-reduced in buckets over dp x cp.
+    """Yield the calls that reduce gradients without FSDP: all_reduces of buckets over dp x cp.
 
     Replicas of experts reduce theirs over ``edp``. ZeRO-1 scatters gradients and gathers
     parameters, or as torch's ZeroRedundancyOptimizer broadcasts each parameter after the update.
@@ -434,7 +450,7 @@ def _list_gradient_calls(view: RankView) -> Iterator[Call]:
 
 
 def _list_token_count_calls(view: RankView) -> Iterator[Call]:
-    """Padded batches: data ranks sum the numbers of tokens that have a loss."""
+    """Yield the sums over data ranks of tokens that have a loss, in padded batches."""
     dims = view.spec.dims
     if not view.spec.padding:
         return
@@ -470,6 +486,7 @@ def _list_zero1_calls(
 
 
 def _list_broadcasts(view: RankView) -> Iterator[Call]:
+    """Yield the broadcasts of updated parameters by torch's ZeroRedundancyOptimizer."""
     units = list_units(view)
     counts: Counter[int] = Counter()
     for count, parts in ((1, units.embeddings), *units.layers, (1, units.head)):

@@ -9,7 +9,10 @@ from parbench.workloads.parallel.dims import ParallelDims
 
 
 def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) -> str | None:
-    """Return the size of a layer that ``tp`` does not divide. It does not split experts."""
+    """Return the rule that a layer size breaks because ``tp`` does not divide it, None if none.
+
+    ``tp`` does not split experts.
+    """
     names = (
         ["heads", "kv_heads", "hidden"] if has_experts else ["heads", "kv_heads", "hidden", "ffn"]
     )
@@ -22,7 +25,10 @@ def find_indivisible_heads(shape: Shape, tp: int, *, has_experts: bool = False) 
 def find_indivisible_sequence(
     shape: Shape, dims: ParallelDims, cp_method: str, ulysses: int = 0
 ) -> str | None:
-    """Return the equation by which ``cp`` or ``tp`` do not divide tokens, or ``cp`` heads."""
+    """Return the rule by which ``cp`` or ``tp`` do not divide the tokens, or ``cp`` the heads.
+
+    The result is None if they divide all.
+    """
     cp, tp = dims.cp, dims.tp
     method = find_context_method(cp_method)
     if cp > 1:

@@ -18,6 +18,7 @@ class Equation:
 
     @cached_property
     def value(self) -> float:
+        """The value of the equation with the values of its symbols."""
         return float(eval(_compile(self.text), {"__builtins__": {}}, dict(self.symbols)))
 
     @property
@@ -28,9 +29,11 @@ class Equation:
 
 @lru_cache(maxsize=4096)
 def _compile(text: str) -> CodeType:
+    """Return the compiled expression of an equation's text."""
     return compile(text, text, "eval")
 
 
 def format_number(value: float) -> str:
+    """Return a number as text: integers in full, others with ten digits."""
     is_integer = float(value).is_integer() and abs(value) < 1e15
     return str(int(value)) if is_integer else f"{value:.10g}"

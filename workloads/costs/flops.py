@@ -26,12 +26,13 @@ def is_recomputed_gemm(shape: Shape, name: str) -> bool:
 
 
 def matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the weights of GEMMs that compute a token: layers and head, without embeddings."""
+    """Return the GEMM weights used for each token: layers and head, without embeddings."""
     layers = _layer_weights(shape, moe, shape.layers, moe.dense_layers if moe else 0)
     return layers + shape.hidden * shape.vocabulary
 
 
 def _layer_weights(shape: Shape, moe: Moe | None, layers: int, dense_layers: int) -> float:
+    """Return the GEMM weights used for each token in ``layers``, of which some have no experts."""
     moe_weights = (layers - dense_layers) * count_matmul_weights(shape, moe)
     return moe_weights + dense_layers * count_matmul_weights(shape)
 
@@ -90,7 +91,7 @@ def stage_flops(view: RankView) -> StageFlops:
 
 
 def _recomputed_flops(view: RankView, forward: float) -> float:
-    """Return the FLOPs that backward repeats, of the layers' ``forward``."""
+    """Return the FLOPs that backward repeats, from the ``forward`` FLOPs of the rank's layers."""
     spec = view.spec
     if spec.checkpointing == "full":
         return forward * view.recomputed_layers / view.layers

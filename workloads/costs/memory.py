@@ -37,7 +37,7 @@ class StateBytes:
 
     @property
     def state(self) -> float:
-        """All of it, which stays from step to step."""
+        """The bytes of parameters, gradients and optimizer state, which stay from step to step."""
         return self.parameters + self.gradients + self.optimizer
 
 
@@ -55,7 +55,7 @@ class RankMemory(StateBytes):
 
 
 def rank_memory(view: RankView) -> RankMemory:
-    """Return the memory of a rank."""
+    """Return the bytes of each component of a rank's memory."""
     state = state_memory(view)
     return RankMemory(
         parameters=state.parameters,
@@ -95,7 +95,10 @@ def state_memory(view: RankView) -> StateBytes:
 
 
 def owned_elements(view: RankView) -> float:
-    """Return the parameters of a rank's shard: over fsdp x cp, experts over ``efsdp``."""
+    """Return the number of parameter elements in a rank's shard.
+
+    FSDP shards over fsdp x cp, and experts over ``efsdp``.
+    """
     dense = count_shard(view, "replicated", "split")
     return dense + count_elements(view, "routed") / view.spec.dims.expert_shards
 
@@ -154,6 +157,7 @@ _UNREDUCED = "parameters * reduce_bytes - shard_gradients"
 
 
 def _equation_at_loss(view: RankView) -> Equation:
+    """Return the bytes of buffers at the loss: gradients of logits, and what FSDP has gathered."""
     spec = view.spec
     text = "2 * 4 * tokens * vocabulary / tp"
     symbols = dict(view.symbols)
@@ -194,7 +198,7 @@ def _equation_after_layer(view: RankView) -> Equation:
 
 
 def _format_inner_gradients(spec: StepSpec) -> str:
-    """Return the gradients of the FFN's inner tensors, which its backward pass holds at once."""
+    """Return the bytes of gradients that the FFN's backward pass holds of its inner tensors."""
     if spec.is_simulated:
         return "0"
     gradients = 3 if spec.shape.recipe == "llama" else 2
@@ -204,6 +208,7 @@ def _format_inner_gradients(spec: StepSpec) -> str:
 
 
 def _format_gathered_layers(spec: StepSpec) -> str:
+    """Return the bytes of parameters that FSDP holds gathered, as the text of an equation."""
     gathered = "parameters" if _is_always_gathered(spec) else "2 * layer_parameters"
     return f"{gathered} * bytes_per_element"
 
@@ -239,7 +244,7 @@ def _count_gathered(view: RankView, parts: Parts) -> int:
 
 
 def _format_recomputed_layer(view: RankView) -> str:
-    """Return the bytes of the layer that is being recomputed, without its input."""
+    """Return the bytes of the layer that is being recomputed, without its input, as text."""
     return f"({layer_text(view.spec, 'none')}) - {layer_text(view.spec, 'full')}"
 
 
@@ -267,7 +272,7 @@ def layers_equation(view: RankView, checkpointing: str) -> Equation:
 
 
 def _layers_text(view: RankView, checkpointing: str) -> str:
-    """Return the bytes of the layers. With ``full:K`` all but one layer in K save everything."""
+    """Return the bytes that layers save. With ``full:K`` one in K saves only its input."""
     terms: list[str] = []
     for layers, _, moe in view.layer_kinds:
         spec = view.spec if moe is view.spec.moe else replace(view.spec, moe=moe)
@@ -305,20 +310,24 @@ def layer_text(spec: StepSpec, checkpointing: str) -> str:
 
 
 def norm_text(spec: StepSpec) -> str:
-    """Return a norm's input, and float32 statistics: LayerNorm's two per token, RMSNorm's one."""
+    """Return the bytes that a norm saves: its input and float32 statistics.
+
+    LayerNorm has two statistics per token, RMSNorm one.
+    """
     statistics = 8 if spec.shape.recipe == "gpt" else 4
     return f"{INPUT} + {statistics} * sharded_tokens"
 
 
 def _block_input_text(spec: StepSpec) -> str:
-    """Return the input of a block's GEMMs, which fused kernels compute again from the norm's."""
+    """Return the bytes of a block's GEMM input. Fused kernels recompute it from the norm's."""
     return "0" if spec.fused else INPUT
 
 
 def _attention_text(spec: StepSpec) -> str:
-    """Return the input of the projections, and what attention and its output projection save.
+    """Return the bytes that an attention block saves, as the text of an equation.
 
-    Latent attention also saves its compressions before and after their norms.
+    It saves the input of the projections, and what attention and its output projection save. Latent
+    attention also saves its compressions before and after their norms.
     """
     if spec.is_simulated:
         return f"{INPUT} + tokens * hidden / tp * bytes_per_element"
@@ -334,7 +343,7 @@ def _attention_text(spec: StepSpec) -> str:
 
 
 def _attention_output_text(spec: StepSpec) -> str:
-    """Return queries, keys, values, flash attention's result and its float32 log-sum-exps."""
+    """Return the bytes that attention saves: q, k, v, the output and float32 log-sum-exps."""
     keys = "kv_heads * (head_size + value_size)"
     if spec.shape.latent is not None:
         keys = "heads * (head_size + value_size)"
@@ -371,12 +380,16 @@ def _count_inner_tensors(spec: StepSpec) -> int:
 
 
 def _ffn_text(spec: StepSpec) -> str:
+    """Return the bytes that an FFN block saves, as the text of an equation."""
     inner = f"{_count_inner_tensors(spec)} * tokens * ffn / tp * bytes_per_element"
     return f"{_block_input_text(spec)} + {inner}"
 
 
 def _ffn_gemm_text(spec: StepSpec) -> str:
-    """Return every second output of q, k, v, out, gate, up, down, of which the first is q."""
+    """Return the bytes of the FFN's GEMM outputs that selective checkpointing keeps.
+
+    It keeps every second output of q, k, v, out, gate, up, down, of which the first is q.
+    """
     inner = "tokens * ffn / tp * bytes_per_element"
     return f"{inner} + {INPUT}" if spec.shape.recipe == "llama" else inner
 
@@ -404,15 +417,16 @@ def _moe_text(spec: StepSpec) -> str:
 
 
 def embedding_text(spec: StepSpec) -> str:
-    """Return the token ids, and the positions of a sequence if they are learned."""
+    """Return the bytes that the embedding saves: token ids, and positions if they are learned."""
     if spec.shape.has_learned_positions:
         return "8 * sharded_tokens + 8 * sharded_tokens / microbatch"
     return "8 * sharded_tokens"
 
 
 def head_text(spec: StepSpec) -> str:
-    """Return the final norm, the head's input, the log-softmax, the targets and their number.
+    """Return the bytes that the final norm, the head and the loss save.
 
+    They are the norm's input, the head's input, the log-softmax, the targets and their number.
     ``tp`` splits logits by vocabulary. The loss and its log-softmax are in float32.
     """
     logits = "tokens * vocabulary / tp * 4"

@@ -93,12 +93,12 @@ def count_shard(view: RankView, *kinds: Kind) -> int:
 
 
 def num_parameters(shape: Shape, moe: Moe | None = None) -> int:
-    """Return the parameters of a model: matrices, norms, biases, embeddings, head, all experts."""
+    """Return the number of parameters of the full model, with all experts."""
     return count_elements(_full_model(shape, moe))
 
 
 def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
-    """Return the parameters that compute a token: all but the experts that it is not sent to."""
+    """Return the number of parameters used for each token, of ``top_k`` experts only."""
     parameters = num_parameters(shape, moe)
     if moe is None:
         return parameters
@@ -107,11 +107,15 @@ def num_active_parameters(shape: Shape, moe: Moe | None = None) -> int:
 
 
 def _full_model(shape: Shape, moe: Moe | None) -> RankView:
+    """Return the view of a single rank that holds the whole model."""
     return StepSpec(shape=shape, moe=moe and moe.on_one_rank()).rank_view(0)
 
 
 def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
-    """Return the weights of a layer's GEMMs that compute a token: of k routed experts only."""
+    """Return the number of weights in a layer's GEMMs that are used for each token.
+
+    Of routed experts, only the ``top_k`` of a token count.
+    """
     weights = 0.0
     for part in layer_parts(shape, 1, moe and moe.on_one_rank()):
         if len(part.size) == 1 or part.name.endswith("bias"):
@@ -123,6 +127,7 @@ def count_matmul_weights(shape: Shape, moe: Moe | None = None) -> float:
 
 @lru_cache(maxsize=4096)
 def _count_shard(parts: Parts, kinds: tuple[Kind, ...], ranks: int, index: int) -> int:
+    """Return the elements of some ``kinds``, or of all, in shard ``index`` of ``ranks``."""
     return sum(part.count_shard(ranks, index) for part in parts if not kinds or part.kind in kinds)
 
 
@@ -150,7 +155,7 @@ def _embeddings(shape: Shape, rows: int) -> Parts:
 
 @lru_cache(maxsize=256)
 def _head(shape: Shape, rows: int, is_tied_here: bool) -> Parts:
-    """Return the final norm and the head, which is the embedding if tied on the same rank."""
+    """Return the final norm and the head. A head tied to the rank's embedding is left out."""
     norm = tuple(_list_norm_parts(shape, "norm"))
     if is_tied_here:
         return norm
@@ -159,7 +164,7 @@ def _head(shape: Shape, rows: int, is_tied_here: bool) -> Parts:
 
 @lru_cache(maxsize=1024)
 def layer_parts(shape: Shape, tp: int, moe: Moe | None) -> Parts:
-    """Return a rank's parts of one layer. Names start at the layer."""
+    """Return a rank's parameters of one layer after ``tp``. Names are relative to the layer."""
     return (
         *_list_norm_parts(shape, "attention_norm"),
         *_attention(shape, tp),
@@ -212,6 +217,7 @@ def _attention(shape: Shape, tp: int) -> Iterator[ParameterPart]:
 def _ffn(
     shape: Shape, name: str, size: int, tp: int, kind: Kind = "split"
 ) -> Iterator[ParameterPart]:
+    """Yield the matrices and biases of an FFN of inner size ``size``."""
     has_bias = shape.has_bias("ffn")
     if shape.recipe == "llama":
         yield from _columns(f"{name}.gate", size, shape.hidden, tp, has_bias=has_bias, kind=kind)
@@ -220,6 +226,7 @@ def _ffn(
 
 
 def _mixture(shape: Shape, moe: Moe) -> Iterator[ParameterPart]:
+    """Yield the parameters of a router, the routed experts and the shared experts of a layer."""
     yield _part("ffn.router.weight", "replicated", moe.experts, shape.hidden)
     if shape.has_bias("router"):
         yield _part("ffn.router.bias", "replicated", moe.experts)
@@ -240,6 +247,7 @@ def _mixture(shape: Shape, moe: Moe) -> Iterator[ParameterPart]:
 def _columns(
     name: str, outer: int, inner: int, tp: int, *, has_bias: bool, kind: Kind = "split"
 ) -> Iterator[ParameterPart]:
+    """Yield a matrix (outer, inner) that ``tp`` splits by columns and its bias."""
     yield _part(f"{name}.weight", kind, outer // tp, inner)
     if has_bias:
         yield _part(f"{name}.bias", kind, outer // tp)

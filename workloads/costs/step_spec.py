@@ -95,27 +95,27 @@ class StepSpec:
 
     @property
     def global_batch(self) -> int:
-        """Sequences of a step."""
+        """The number of sequences in a step over all ranks."""
         return self.dims.dp * self.dims.fsdp * self.num_sequences
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of a step that the ranks of one data rank share."""
+        """The number of sequences in a step of one data rank."""
         return self.microbatch * self.microbatches
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """The number of tokens in a step over all ranks."""
         return self.global_batch * self.shape.sequence
 
     @cached_property
     def local_tokens(self) -> int:
-        """Tokens of a microbatch that a rank of ``cp`` has."""
+        """The number of tokens of a microbatch on one rank of ``cp``."""
         return self.microbatch * self.shape.sequence // self.dims.cp
 
     @cached_property
     def sharded_tokens(self) -> int:
-        """Tokens of a microbatch that a rank has between the blocks of a layer."""
+        """The number of tokens of a microbatch that a rank holds between the blocks of a layer."""
         return self.local_tokens // self.dims.tp if self.sequence_parallel else self.local_tokens
 
     @property
@@ -134,10 +134,12 @@ class StepSpec:
 
     @property
     def widths(self) -> Widths:
+        """The bytes per element of parameters, gradients, master weights and moments."""
         return self.state or (MIXED if self.has_master_weights else SINGLE)
 
     @property
     def is_simulated(self) -> bool:
+        """True if compute is simulated."""
         return self.simulated_seconds is not None
 
     @property
@@ -159,6 +161,7 @@ class StepSpec:
 
     @property
     def stages_per_rank(self) -> int:
+        """The number of pipeline stages on each rank."""
         return 1 if self.dims.pp == 1 else self.pipeline_size.stages_per_rank
 
     @property
@@ -193,7 +196,7 @@ class StepSpec:
 
     @cached_property
     def distinct_views(self) -> tuple["RankView", ...]:
-        """One rank of each kind along the pipeline: of equal work, the rank that holds most."""
+        """One rank of each kind along the pipeline: of equal kind, the one with most memory."""
         views_by_kind: dict[StageKind, list[RankView]] = {}
         for pp_rank in range(self.dims.pp):
             view = self.stage_view(pp_rank)
@@ -218,7 +221,7 @@ class StepSpec:
         return replace(self, dims=dims, moe=moe)
 
     def with_pipeline(self, **options: Any) -> "StepSpec":
-        """Return the step with other fields of its pipeline options."""
+        """Return a copy with some fields of its pipeline options replaced."""
         return replace(self, pipeline_options=replace(self.pipeline_options, **options))
 
     def with_batch(self, global_batch: int) -> "StepSpec":
@@ -267,6 +270,7 @@ def find_broken_rule(spec: StepSpec, ranks: int) -> str | None:
 
 
 def _find_broken_batch(spec: StepSpec) -> str | None:
+    """Return the rule that the batch of a step breaks, None if it breaks none."""
     for name in ("microbatch", "microbatches"):
         if getattr(spec, name) < 1:
             return f"{name}({getattr(spec, name)}) < 1"
@@ -289,6 +293,7 @@ def find_broken_pipeline(spec: StepSpec) -> str | None:
 
 
 def _find_broken_experts(spec: StepSpec) -> str | None:
+    """Return the rule that the experts of a step break, None if they break none."""
     if spec.moe is None:
         return None
     tp, etp = spec.dims.tp, spec.dims.etp
@@ -340,7 +345,7 @@ StageKind = tuple[int, int, bool, bool]
 
 
 class LayerKind(NamedTuple):
-    """Equal layers of a rank."""
+    """The number of equal layers on a rank, and their mixture of experts."""
 
     symbol: str  # the word of their number in equations
     layers: int
@@ -356,6 +361,7 @@ class RankView:
 
     @cached_property
     def coordinate(self) -> dict[str, int]:
+        """The rank's position on each axis, keyed by axis."""
         return self.spec.dims.coordinate(self.rank)
 
     @property
@@ -370,16 +376,19 @@ class RankView:
 
     @cached_property
     def layers_by_stage(self) -> tuple[int, ...]:
+        """The number of layers of each pipeline stage of the model."""
         pipeline = self.spec.pipeline
         return pipeline.layers_by_stage if pipeline else (self.spec.shape.layers,)
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
+        """The pipeline stages of the rank."""
         pipeline = self.spec.pipeline
         return pipeline.stages_of(self.pp_rank) if pipeline else (0,)
 
     @cached_property
     def layers(self) -> int:
+        """The number of layers on the rank."""
         return sum(self.layers_by_stage[stage] for stage in self.stages)
 
     @cached_property
@@ -400,6 +409,7 @@ class RankView:
         return tuple(kind for kind in kinds if kind.layers)
 
     def dense_layers_of(self, stage: int) -> int:
+        """Return the number of layers of a stage that have an FFN in place of experts."""
         dense = self.spec.dense_layers
         earlier = sum(self.layers_by_stage[:stage])
         return max(0, min(dense - earlier, self.layers_by_stage[stage]))
@@ -436,6 +446,7 @@ class RankView:
 
     @property
     def kind(self) -> StageKind:
+        """The layers and modules of the rank. Ranks of equal kind do equal work."""
         return self.layers, self.dense_layers, self.has_embedding, self.has_head
 
     @property

@@ -18,7 +18,7 @@ from parbench.workloads.expert_parallel.routing import NO_EXPERT
 
 
 class DispatchPlan(NamedTuple):
-    """The pairs of a routing in the order in which they are sent."""
+    """The order in which a rank sends its pairs of token and expert."""
 
     pairs: Tensor
     """T k numbers, token * k + choice, ordered by expert and token, after the dropped pairs."""
@@ -28,9 +28,9 @@ class DispatchPlan(NamedTuple):
     """The number of pairs without dropped ones. None if only the device has it."""
 
     def trim(self) -> Tensor:
-        """Return the pairs without dropped ones.
+        """Return the pairs of the plan without dropped ones.
 
-        The host waits for the device if their number is not known.
+        The host waits for the device if the number of kept pairs is unknown.
         """
         num_pairs = int(self.counts.sum()) if self.num_pairs is None else self.num_pairs
         return self.pairs[len(self.pairs) - num_pairs :]
@@ -55,7 +55,10 @@ def plan_dispatch(
 
 
 def drop_over_capacity(flat_ids: Tensor, slots: int) -> Tensor:
-    """Return expert ids in the order of tokens, NO_EXPERT after the first ``slots`` of an expert."""
+    """Replace expert ids beyond the first ``slots`` of an expert by ``NO_EXPERT``.
+
+    ``flat_ids`` are in the order of tokens.
+    """
     sorted_ids, order = torch.sort(flat_ids, stable=True)
     first_of_expert = torch.searchsorted(sorted_ids, sorted_ids)
     place = torch.arange(len(flat_ids), device=flat_ids.device) - first_of_expert
@@ -81,7 +84,10 @@ class ExpertRows(NamedTuple):
 
 
 class TokenExchange:
-    """Dispatch and combine of tokens (T, h) with weights (T, k). This base class has one rank."""
+    """Dispatch and combine of tokens (T, h) with weights (T, k).
+
+    This base class has all experts on this rank. Subclasses send tokens to other ranks.
+    """
 
     def __init__(
         self, x: Tensor, weights: Tensor, plan: DispatchPlan, group: dist.ProcessGroup | None
@@ -92,7 +98,7 @@ class TokenExchange:
         self.group: Any = group
 
     def dispatch(self) -> ExpertRows:
-        """Return the rows of this rank's experts."""
+        """Run all phases of dispatch, and return the rows for this rank's experts."""
         self.exchange_metadata()
         return self.unpack(self.transfer(self.pack()))
 
@@ -106,7 +112,7 @@ class TokenExchange:
         return self.x[self.tokens]
 
     def transfer(self, rows: Tensor) -> Tensor:
-        """Return the rows (rows, h) that this rank receives for those that it sends."""
+        """Send packed rows (rows, h) to their experts' ranks, and return the received rows."""
         return rows
 
     def unpack(self, rows: Tensor) -> ExpertRows:
@@ -146,6 +152,7 @@ class AllToAllExchange(TokenExchange):
         return super().combine(self._exchange(by_source, self.num_sent, self.num_received))
 
     def _exchange(self, rows: Tensor, num_received: list[int], num_sent: list[int]) -> Tensor:
+        """Return the rows that this rank receives. Backward returns their gradients."""
         return communicate(
             rows,
             partial(_all_to_all, self.group, num_received, num_sent),
@@ -209,7 +216,7 @@ def _all_to_all(
 
 
 def _exchange_evenly(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the rows of an even all_to_all; with disabled communication they are this rank's."""
+    """Return the rows of an even all_to_all, or this rank's rows without communication."""
     received = rows.clone()
     dist.all_to_all_single(received, rows.contiguous(), group=group)
     return received

@@ -36,7 +36,7 @@ Run = Callable[[], object]
 
 
 class RoundTrip(NamedTuple):
-    """The seconds or bytes of dispatch and combine of one microbatch, without gradients."""
+    """The seconds or the sent bytes of dispatch and combine for one microbatch's forward pass."""
 
     packing: float  # permutation of tokens, before and after the transfer
     transfer: float  # the collectives of dispatch, with those of counts or indices
@@ -60,7 +60,7 @@ class ExpertSample:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertProbe:
-    """The probe of the MoE layers of a step, after a step on any mesh."""
+    """Measures the routing, dispatch and load imbalance of the MoE layers of a step."""
 
     world: World
     spec: StepSpec
@@ -97,7 +97,10 @@ class ExpertProbe:
         )
 
     def _measure_round_trip(self, measure: Callable[[Run], float]) -> RoundTrip:
-        """Measure the phases of the first layer's first microbatch, one after the other."""
+        """Return what ``measure`` gives for each phase of the first MoE layer's first microbatch.
+
+        The phases run one after the other.
+        """
         layer = next(iter(self.layers.values()))
         expert_ids = next(iter(layer.expert_ids.values()))
         size = (len(expert_ids), self.spec.shape.hidden)
@@ -120,6 +123,7 @@ class ExpertProbe:
         return RoundTrip(packing=packing, transfer=metadata + transfer, combine=combine)
 
     def _time(self, run: Run) -> float:
+        """Return the seconds of a phase from a barrier until the device has finished."""
         self.world.barrier()
         start = time.perf_counter()
         run()
@@ -127,6 +131,7 @@ class ExpertProbe:
         return time.perf_counter() - start
 
     def _count_sent(self, run: Run) -> float:
+        """Return the bytes that this rank sends over ``ep`` in a phase."""
         assert self.ep_group is not None
         calls = record_calls(run, {"ep": self.ep_group})
         return bytes_by_axis(calls, ("ep",))["ep"]
@@ -163,14 +168,14 @@ def make_dispatch_metrics(samples: Sequence[ExpertSample]) -> dict[str, MetricVa
 
 
 def _list_slowest(samples: Sequence[ExpertSample], part: str) -> list[float]:
-    """Return the seconds of the slowest rank in each round trip."""
+    """Return, for each round trip, the maximum over ranks of a part's seconds."""
     return slowest(
         [[getattr(trip, part) for trip in sample.round_trip_seconds] for sample in samples]
     )
 
 
 def _make_means(values: Mapping[str, Sequence[float]], method: str) -> dict[str, MetricValue]:
-    """Return the mean over round trips of each metric."""
+    """Return the mean over round trips of each metric, from its values by name."""
     means = {name: estimate_mean(v, "round trips", "amount") for name, v in values.items()}
     return make_values(means, method)
 
@@ -205,5 +210,6 @@ def make_load_metrics(traffic: ExpertTraffic) -> dict[str, MetricValue]:
 
 
 def _find_worst(loads_by_layer: Iterable[Sequence[int]]) -> float | None:
+    """Return the imbalance (max / mean load) of the most imbalanced layer, None without load."""
     imbalances = [compute_imbalance(loads) for loads in loads_by_layer]
     return max((value for value in imbalances if value is not None), default=None)

@@ -18,7 +18,7 @@ from parbench.workloads.expert_parallel.moe_layer import MoeLayer
 
 
 class RoutingCounts(NamedTuple):
-    """Pairs of token and expert of one rank in a step by layer and expert, (L, E)."""
+    """The pairs of token and expert of one rank in a step, as counts (layers, experts)."""
 
     layers: tuple[int, ...]  # the number of each layer
     selected: Tensor
@@ -70,7 +70,7 @@ class ExpertTraffic:
         }
 
     def _add_pairs(self, source: int, by_target: Tensor) -> None:
-        """Add a rank's pairs (L, ep) by layer and rank of the target."""
+        """Add the pairs that a rank sends, as counts (layers, ep) by layer and target."""
         [ep_group] = [group for group in self._spec.dims.expert_groups() if source in group]
         for target, pairs in zip(ep_group, by_target.unbind(1), strict=True):
             self.computed[target] += pairs
@@ -79,7 +79,7 @@ class ExpertTraffic:
                 self.received[target] += pairs
 
     def list_expert_loads(self) -> list[list[int]]:
-        """List by layer how many tokens chose each expert, with dropped pairs."""
+        """Return, by layer, the number of tokens that chose each expert, dropped pairs included."""
         loads: defaultdict[int, list[Tensor]] = defaultdict(list)
         for counts in self.counts:
             for layer, selected in zip(counts.layers, counts.selected, strict=True):
@@ -87,7 +87,11 @@ class ExpertTraffic:
         return [torch.stack(loads[layer]).sum(0).tolist() for layer in sorted(loads)]
 
     def list_rank_loads(self) -> list[list[int]]:
-        """List by layer the pairs that ranks compute, for one of the ranks that split experts."""
+        """Return, by layer, the number of pairs that each rank computes.
+
+        Ranks that split the same experts compute the same pairs, so that only the first of them is
+        listed.
+        """
         loads: defaultdict[int, list[int]] = defaultdict(list)
         for rank in sorted(group[0] for group in self._spec.dims.expert_split_groups()):
             computed = self.computed[rank].tolist()
@@ -96,7 +100,7 @@ class ExpertTraffic:
         return [loads[layer] for layer in sorted(loads)]
 
     def compute_bytes(self, rank: int, *, has_backward: bool = True) -> dict[str, float]:
-        """Return the bytes that a rank sends in a step by axis."""
+        """Return the bytes that a rank sends in a step, keyed by the axes ``ep`` and ``etp``."""
         has_recomputation = self._spec.checkpointing == "full"
         layers = torch.tensor(self.counts[rank].layers)
         is_recomputed = layers % self._spec.checkpoint_every == 0

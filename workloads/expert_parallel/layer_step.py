@@ -69,6 +69,7 @@ class MoeLayerBenchmark(LayerBenchmark):
         self._routing.assign({0: self.layer}, rank)
 
     def _draw_hidden(self, name: str, rank: int) -> Tensor:
+        """Return random activations (b, s, h) of a rank, which depend on ``name`` and the step."""
         shape = self.spec.shape
         return self._draw_tensor(
             f"{name} {rank}", self.spec.microbatch, shape.sequence, shape.hidden
@@ -184,7 +185,7 @@ class DispatchBenchmark(MoeLayerBenchmark):
         self.output = self.layer.run_experts(self._tokens, self._weights, self._expert_ids)
 
     def check(self) -> int:
-        """Return the wrong elements of the last step, and of one in which experts differ."""
+        """Return the wrong elements of the last step, and of a step whose experts differ."""
         wrong = self._count_wrong(self.output, torch.ones(self.moe.experts))
         group = self._mesh.groups.get("ep")
         first = (0 if group is None else group.rank()) * self.moe.experts_per_rank
@@ -195,9 +196,14 @@ class DispatchBenchmark(MoeLayerBenchmark):
         return wrong + self._count_wrong(self.output, factors)
 
     def _set_experts(self, factors: Tensor | None) -> None:
+        """Let experts return their tokens, times ``factors`` (experts) if not None."""
         self.layer.experts = ScalingExperts(self.moe.etp, factors)  # type: ignore[assignment]
 
     def _count_wrong(self, output: Tensor, factors: Tensor) -> int:
+        """Return the number of elements of ``output`` that differ from the expected combination.
+
+        ``factors`` has the factor by which each expert multiplies its tokens.
+        """
         expected = combine_by_expert(
             self._tokens.float(),
             self._weights.float(),

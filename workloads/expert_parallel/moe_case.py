@@ -60,6 +60,7 @@ class Moe:
 
     @property
     def experts_per_rank(self) -> int:
+        """The number of routed experts on each rank of ``ep``."""
         return self.experts // self.ep
 
     def on_one_rank(self) -> "Moe":
@@ -67,9 +68,9 @@ class Moe:
         return replace(self, ep=1, etp=1)
 
     def slots(self, tokens: int) -> int | None:
-        """Return the pairs that an expert takes of one source and microbatch, None for all.
+        """Return the maximum number of pairs that an expert takes per source and microbatch.
 
-        C = ceil(capacity * k * T / E), arXiv 2101.03961, section 2.2.
+        None is unlimited. C = ceil(capacity * k * T / E), arXiv 2101.03961, section 2.2.
         """
         if not self.capacity:
             return None
@@ -114,9 +115,10 @@ def _default_etp(values: Mapping[str, Any], ranks: int, tp: int) -> int:
 
 
 def list_exchanges(moe: Moe) -> list[tuple[str, int, tuple[DispatchCall, ...]]]:
-    """List axis, ranks and calls of the exchanges of tokens in a layer.
+    """Return the axis, the number of ranks and the calls of each token exchange in a layer.
 
-    Ranks that split experts gather each other's tokens before each of them dispatches all.
+    Ranks that split experts (``etp``) first gather each other's tokens, so that each dispatches
+    all.
     """
     exchanges = []
     if moe.etp > 1:

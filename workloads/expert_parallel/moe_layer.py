@@ -36,10 +36,10 @@ class Router(nn.Module):
 
 
 def weigh_experts(moe: Moe, scores: Tensor, expert_ids: Tensor) -> Tensor:
-    """Return the weights (T, k) of each token's experts from its scores (T, E).
+    """Return the weights (T, k) of each token's experts from the token's scores (T, E).
 
-    Renormalized scores are the softmax over the logits of the chosen experts, as in Mixtral,
-    arXiv 2401.04088, section 2.1. With one expert its weight would be constant.
+    Renormalized scores are the softmax over the logits of the chosen experts, as in Mixtral, arXiv
+    2401.04088, section 2.1. They are not used with one expert, whose weight would be constant.
     """
     weights = scores.gather(1, expert_ids)
     if moe.renormalize and moe.top_k > 1:
@@ -93,6 +93,7 @@ def _make_parameter(
 
 
 def _activate(hidden: Tensor, gate: Tensor | None) -> Tensor:
+    """Return GELU of ``hidden``, or with a gate SwiGLU."""
     return F.gelu(hidden) if gate is None else F.silu(gate) * hidden
 
 
@@ -150,15 +151,19 @@ class MoeLayer(nn.Module):
         return self.add_balance_loss(output, scores, expert_ids) if self.moe.aux else output
 
     def select_experts(self, scores: Tensor) -> Tensor:
-        """Return the assigned experts (T, k), or those with the best scores (T, E)."""
+        """Return the expert ids (T, k) of tokens from their scores (T, E).
+
+        Assigned ids, which a case may fix, replace the experts with the best scores.
+        """
         if self.assigned_ids is not None:
             return self.assigned_ids
         return scores.topk(self.moe.top_k).indices
 
     def add_balance_loss(self, output: Tensor, scores: Tensor, expert_ids: Tensor) -> Tensor:
-        """Return the output, whose backward pass starts that of the load-balancing loss.
+        """Return ``output`` with the load-balancing loss attached to its backward pass.
 
-        So does Megatron Core: in a pipeline this rank may not compute the loss of the model.
+        The loss is attached to the activations, as in Megatron Core, because in a pipeline this
+        rank may not compute the loss of the model.
         """
         loss = self.aux_weight * compute_balance_loss(scores, expert_ids)
         added: Tensor = _AddLoss.apply(output, loss)  # type: ignore[no-untyped-call]
@@ -191,7 +196,7 @@ class MoeLayer(nn.Module):
 
 
 class _AddLoss(torch.autograd.Function):
-    """The identity of a tensor, in whose backward pass a loss has a gradient of 1."""
+    """Returns a tensor unchanged, and gives the loss a gradient of 1 in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -252,6 +257,7 @@ class ReferenceMoeLayer(MoeLayer):
         return output
 
     def _run_expert(self, x: Tensor, expert: int) -> Tensor:
+        """Return the result of one expert for its tokens."""
         gates = self.experts.gate
         gate = None if gates is None else x @ gates[expert]
         return _activate(x @ self.experts.up[expert], gate) @ self.experts.down[expert]
@@ -279,7 +285,7 @@ def combine_by_expert(
 
 
 def count_misrouted(scores: Tensor, expert_ids: Tensor, tolerance: float) -> int:
-    """Return the tokens whose experts (T, k) do not have the best of their scores (T, E).
+    """Return the number of tokens whose experts (T, k) are not those with the best scores (T, E).
 
     A score may be worse by ``tolerance``. A token that takes an expert twice counts too.
     """
@@ -316,6 +322,7 @@ def replace_ffns_with_moe(
 
 
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
+    """Return the MoE layers in a model, in the order of its modules."""
     return [module for module in model.modules() if isinstance(module, MoeLayer)]
 
 
@@ -341,6 +348,8 @@ def simulate_experts(
 
 
 class _SimulatedExperts(torch.autograd.Function):
+    """Waits for the simulated time of the experts in forward and backward, and returns zeros."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, experts: Any, *weights: Tensor) -> Tensor:
         ctx.experts = experts

@@ -83,10 +83,12 @@ class StepRouting:
 
     @property
     def is_balanced(self) -> bool:
+        """True if the current routing gives every expert equally many tokens."""
         return self._moe.routing == BALANCED
 
     @property
     def _uses_router(self) -> bool:
+        """True if experts are chosen by the router, not by drawn ids."""
         return self._moe.routing == ROUTER
 
     def use_balanced(self, is_balanced: bool) -> None:
@@ -194,7 +196,10 @@ class StepRouting:
         return recorded
 
     def _count_misrouted(self, batch: Tensor) -> int:
-        """Return the tokens of all layers with other experts than the reference's router; once."""
+        """Return the number of tokens that the reference's router would send to other experts.
+
+        Tokens count in each layer. The routers are compared only in the first check.
+        """
         if self._has_checked_router or not self._spec.reference_fits:
             return 0
         self._has_checked_router = True
@@ -209,4 +214,5 @@ class StepRouting:
 
 
 def _find_reference_layers(model: nn.Module) -> list[ReferenceMoeLayer]:
+    """Return the reference MoE layers in a model, in the order of its modules."""
     return [module for module in model.modules() if isinstance(module, ReferenceMoeLayer)]

@@ -72,6 +72,7 @@ class Shape:
         return self.learned_positions
 
     def has_bias(self, part: Bias) -> bool:
+        """Return True if the linear layers of a part of the model have biases."""
         biases = _BIASES[self.recipe] if self.biases is None else self.biases
         return part in biases
 
@@ -93,6 +94,7 @@ SHAPES = {  # recipe, layers, hidden, heads, kv_heads, ffn, sequence, vocabulary
 
 
 def _override(name: str, help_text: str) -> Param:
+    """Return an optional parameter that replaces one size of the named shape."""
     return Param(name=name, kind="int", default=0, minimum=0, help=help_text, optional=True)
 
 
@@ -249,6 +251,7 @@ class Widths:
 
     @property
     def optimizer(self) -> int:
+        """The bytes of optimizer state per parameter: the master weight and both moments."""
         return self.master + 2 * self.moments
 
 

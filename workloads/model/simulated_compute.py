@@ -48,7 +48,7 @@ class SimulatedCompute:
 
     @contextmanager
     def taking(self, seconds: float) -> Iterator[None]:
-        """Let the body and the simulated compute after it take ``seconds``. 0 only runs the body."""
+        """Make the body and simulated compute after it take ``seconds``. 0 only runs the body."""
         if seconds <= 0:
             yield
             return
@@ -84,6 +84,7 @@ def _calibrate_spin(device: torch.device) -> float:
 
 
 def _measure_spin(device: torch.device) -> float:
+    """Return the seconds of ``_CALIBRATION_CYCLES`` cycles of the spinning kernel."""
     start = accelerator.make_event()
     end = accelerator.make_event()
     accelerator.select_device(device.index)
@@ -145,7 +146,10 @@ def _find_placements(
 
 
 class _ForwardAndInputGradient(torch.autograd.Function):
-    """Forward and the input gradient, which a schedule can run without the weight gradient."""
+    """Simulates a Linear's forward pass and its input gradient.
+
+    A schedule can run them without the weight gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, num_outputs: int, linear: SimulatedLinear) -> Tensor:
@@ -162,7 +166,7 @@ class _ForwardAndInputGradient(torch.autograd.Function):
 
 
 class _WeightGradient(torch.autograd.Function):
-    """The weight gradient, until which the input is saved as in a real Linear."""
+    """Simulates a Linear's weight gradient, and saves the input until then."""
 
     @staticmethod
     def forward(
@@ -186,7 +190,10 @@ class _WeightGradient(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """The node where the two gradients split. It costs nothing, even if it runs twice."""
+    """Joins the output and the weight-gradient node, so that backward runs both.
+
+    It costs nothing, even if it runs twice.
+    """
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, token: Tensor) -> Tensor:
@@ -238,7 +245,7 @@ def _add_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def set_distinct_gradients(model: nn.Module, rank: int, data_size: int, divisor: int) -> None:
-    """Give data ranks different gradients, so that a missing rank or group changes their mean.
+    """Give data ranks different gradients, so that a missing one changes their mean.
 
     A rank's value is ``divisor`` once or twice, by a bit of its number, and by another bit in the
     next Linear. Gradients are divided by ``divisor`` before they are summed, and bfloat16 adds
@@ -256,9 +263,10 @@ def set_distinct_gradients(model: nn.Module, rank: int, data_size: int, divisor:
 def calibrate(
     compute: SimulatedCompute, seconds_per_forward: float, forward: Callable[[], Tensor]
 ) -> None:
-    """Shorten simulated compute by the host's own time, so that forward takes T and backward 2 T.
+    """Scale simulated compute so that forward takes T and backward 2 T with the host's own time.
 
-    ``forward`` runs the model before it is distributed. Costs of the distribution remain visible.
+    T is ``seconds_per_forward``. ``forward`` runs the model before it is distributed, so that the
+    costs of the distribution remain visible.
     """
     forward_seconds = []
     backward_seconds = []
@@ -278,5 +286,6 @@ def calibrate(
 
 
 def _synchronize_and_read_clock(compute: SimulatedCompute) -> float:
+    """Wait for the device and return the seconds of ``time.perf_counter``."""
     compute.synchronize()
     return time.perf_counter()

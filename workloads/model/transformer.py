@@ -82,6 +82,7 @@ class Attention(nn.Module):
         return attended
 
     def _split_heads(self, x: Tensor) -> Tensor:
+        """Return (b, s, heads * d) as (b, heads, s, d)."""
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
 
 
@@ -178,9 +179,9 @@ class Transformer(nn.Module):
 
 
 def merge_parts(parts: Sequence[Transformer]) -> Transformer:
-    """Return a model with the modules of all parts, which has their parameters and is never called.
+    """Return a model that holds the modules of all parts under their names in the full model.
 
-    Their names are those in the full model.
+    It is used for its parameters and is never called.
     """
     if len(parts) == 1:
         return parts[0]
@@ -197,6 +198,7 @@ def merge_parts(parts: Sequence[Transformer]) -> Transformer:
 
 
 def _norm(shape: Shape) -> nn.Module:
+    """Return the norm of a recipe: LayerNorm for gpt, RMSNorm otherwise."""
     return (nn.LayerNorm if shape.recipe == "gpt" else nn.RMSNorm)(shape.hidden, _NORM_EPSILON)
 
 
@@ -300,7 +302,7 @@ def compute_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def get_inputs(tokens: Tensor) -> Tensor:
-    """Return tokens with an embedding: padding has that of token 0."""
+    """Return token ids that the embedding accepts: padding is replaced by token 0."""
     return tokens.clamp(min=0)
 
 
@@ -321,10 +323,10 @@ _WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
 
 
 def checkpoint_layers(part: Transformer, checkpointing: Checkpointing, every: int = 1) -> None:
-    """Let layers recompute their activations in backward; ``full`` does so for one in ``every``.
+    """Make layers recompute their activations in backward; ``full`` does so for one in ``every``.
 
-    Only ``forward`` is replaced, so that parameters keep their names. FSDP and DDP come afterwards,
-    so that gathered weights are there when a layer is recomputed.
+    Only ``forward`` is replaced, so that parameters keep their names. FSDP and DDP wrap the layers
+    later, so that gathered weights are available when a layer is recomputed.
     """
     if checkpointing == "none":
         return
@@ -339,6 +341,7 @@ watchers: list[list[Any]] = []
 
 
 def _make_selective_contexts() -> Any:
+    """Return the contexts of selective checkpointing, and give their caches to ``watchers``."""
     contexts = create_selective_checkpoint_contexts(SelectivePolicy())  # type: ignore[no-untyped-call]
     for caches in watchers:
         caches.append(contexts[0].storage)
@@ -370,5 +373,5 @@ class SelectivePolicy:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without those of DDP, torch.compile and checkpoint wrappers."""
+    """Return a parameter's name without prefixes of DDP, torch.compile and checkpointing."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -68,7 +68,7 @@ def shard_modules(
     reduce_dtype: torch.dtype,
     ignored: Iterable[nn.Parameter] = (),
 ) -> FSDPModule:
-    """Make one FSDP unit of some modules, which are gathered and reduced together."""
+    """Make some modules one FSDP unit, whose parameters are gathered and reduced together."""
     # Split logits are a view of a DTensor, and no operation changes them in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     unit = fully_shard(
@@ -84,7 +84,7 @@ def shard_modules(
 
 
 def prefetch_units(root: FSDPModule, units: list[list[FSDPModule]], device_type: str) -> None:
-    """Gather the parameters of each unit while the unit before computes.
+    """Let FSDP gather the parameters of each unit while the previous unit computes.
 
     A unit may be several FSDP modules: a layer and its experts.
     """
@@ -97,7 +97,7 @@ def prefetch_units(root: FSDPModule, units: list[list[FSDPModule]], device_type:
 
 
 def list_outer_modules(part: Transformer) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Return the embeddings of a part, and its norm and head, as far as it has them."""
+    """Return the embeddings of a part, and its norm and head. Absent ones are left out."""
     embeddings = [part.token_embedding, part.position_embedding]
     head = [part.norm, part.head]
     return (

@@ -41,7 +41,7 @@ class ParallelDims:
 
     @staticmethod
     def parse(text: str, ranks: int = 1) -> "ParallelDims":
-        """Return the axes of ``dp=2,pp=2,tp=2``; an empty text is ``dp`` over all ranks.
+        """Return the axes of a text such as ``dp=2,pp=2,tp=2``. Empty is ``dp`` over all ranks.
 
         Raises ``UserError`` if an axis is not known.
         """
@@ -60,16 +60,16 @@ class ParallelDims:
         return ParallelDims(order=order).resize(**sizes)
 
     def resize(self, **changes: Any) -> "ParallelDims":
-        """Return the axes with other sizes, or in another ``order``."""
+        """Return a copy with the axis sizes or the ``order`` in ``changes``."""
         return replace(self, **changes)
 
     @property
     def ranks(self) -> int:
-        """The number of ranks: the product of the axes that lie inside no other."""
+        """The number of ranks: the product of all axes except ``ep`` and ``etp``."""
         return self.dp * self.fsdp * self.pp * self.cp * self.tp
 
     def size(self, *axes: str) -> int:
-        """Return the product of some axes."""
+        """Return the product of the sizes of some axes."""
         product = 1
         for axis in axes:
             product *= getattr(self, axis)
@@ -122,7 +122,7 @@ class ParallelDims:
         return self.expert_replicas // self.dp if self.is_sharded else 1
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Return the position of a rank on each axis that multiplies. The innermost is fastest."""
+        """Return the position of a rank on each axis except ``ep`` and ``etp``, keyed by axis."""
         coordinate = {}
         for name in reversed(self.order):
             rank, coordinate[name] = divmod(rank, self.size(name))
@@ -137,7 +137,7 @@ class ParallelDims:
         return index
 
     def groups(self, *axes: str) -> Groups:
-        """Return the groups of ranks that differ on some axes only, each sorted by ``index``."""
+        """Return the groups of ranks that differ only on some axes, each sorted by ``index``."""
         others = [name for name in self.order if name not in axes]
         groups = self._group(lambda rank: (self.index(rank, *others),))
         return [sorted(ranks, key=lambda rank: self.index(rank, *axes)) for ranks in groups]
@@ -147,7 +147,7 @@ class ParallelDims:
         return self.groups(*self.shard_axes)
 
     def expert_position(self, rank: int) -> "ExpertPosition":
-        """Return the position of a rank among those that share the experts of its stage."""
+        """Return the stage, the replica, the ``ep`` rank and the ``etp`` rank of a global rank."""
         index, etp = divmod(self.index(rank, *EXPERT_AXES), self.etp)
         replica, ep = divmod(index, self.ep)
         return ExpertPosition(self.index(rank, "pp"), replica, ep, etp)
@@ -173,7 +173,7 @@ class ParallelDims:
         return groups
 
     def _group_experts(self, field: str) -> Groups:
-        """Return the groups of ranks whose expert positions differ in one field, sorted by it."""
+        """Return the groups of ranks whose expert positions differ only in ``field``, sorted."""
 
         def get_others(rank: int) -> tuple[int, ...]:
             return self.expert_position(rank)._replace(**{field: 0})
@@ -182,7 +182,7 @@ class ParallelDims:
         return [sorted(ranks, key=self.expert_position) for ranks in groups]
 
     def _group(self, key: Callable[[int], tuple[int, ...]]) -> Groups:
-        """Return the ranks with the same key as a group."""
+        """Return groups of ranks: those with the same ``key(rank)`` are one group."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.ranks):
             groups.setdefault(key(rank), []).append(rank)
@@ -210,17 +210,19 @@ class ParallelDims:
         return None
 
     def _find_unused_expert_axis(self) -> str | None:
+        """Return the rule that ``ep`` or ``etp`` breaks without experts, otherwise None."""
         for axis in INSIDE:
             if self.size(axis) > 1:
                 return f"{axis}({self.size(axis)}) > 1 without experts: set experts=N"
         return None
 
     def _format_product(self, axes: Iterable[str]) -> str:
+        """Return the product of axis sizes as text, such as ``dp(2) * tp(4)``."""
         return " * ".join(f"{axis}({self.size(axis)})" for axis in axes)
 
 
 class ExpertPosition(NamedTuple):
-    """The position of a rank among those that share the experts of a stage."""
+    """The position of a rank among the ranks of its pipeline stage that share the experts."""
 
     stage: int  # the position along pp
     replica: int  # along edp: the position along dp, then along efsdp

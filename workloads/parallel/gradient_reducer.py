@@ -59,6 +59,7 @@ class BucketTracker:
         self.is_active = False
 
     def _count(self, touched: Sequence[int], _: Tensor) -> None:
+        """Count a gradient in each bucket of ``touched``, and start complete buckets."""
         if not self.is_active:
             return
         for index in touched:
@@ -107,6 +108,7 @@ class GradientReducer:
         self._reductions.clear()
 
     def _reduce(self, index: int) -> None:
+        """Start the reduction of the bucket with an index."""
         flat = flatten_gradients(self._buckets[index], self._dtype)
         flat /= self._divisor
         work = None
@@ -127,7 +129,7 @@ def sum_gradients(
 def split_buckets(
     parameters: Iterable[nn.Parameter], bucket_bytes: int
 ) -> list[list[nn.Parameter]]:
-    """Return parameters in buckets. A bucket is closed by the parameter that reaches its size."""
+    """Return parameters in buckets. The one that reaches ``bucket_bytes`` closes a bucket."""
     buckets: list[list[nn.Parameter]] = []
     bucket: list[nn.Parameter] = []
     num_bytes = 0

@@ -19,7 +19,7 @@ Partition = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The groups of a rank.
+    """The process groups and device meshes of a rank, by axis.
 
     An axis never shares the group of the world, because bytes are counted by group.
     """
@@ -49,7 +49,7 @@ def build_mesh(
     has_experts: bool = False,
     context_groups: Mapping[str, Partition] | None = None,
 ) -> Mesh:
-    """Make every group, in the same order on every rank.
+    """Create the process groups and device meshes of all axes, in the same order on every rank.
 
     ``context_groups`` are the groups of context parallelism by axis.
     """
@@ -84,7 +84,7 @@ def build_mesh(
 
 
 def _list_partitions(dims: ParallelDims, *, has_experts: bool) -> dict[str, Partition]:
-    """Return the groups of each axis with more than one rank."""
+    """Return the groups of all ranks, keyed by axis, for each axis with more than one rank."""
     partitions: dict[str, Partition] = {
         "dp": dims.groups(*dims.replica_axes),
         "fsdp": dims.shard_groups() if dims.is_sharded else [],
@@ -109,7 +109,7 @@ class _MeshTable:
     groups: Mapping[str, dist.ProcessGroup]
 
     def build(self, axes: Sequence[str]) -> DeviceMesh:
-        """Return the mesh of some axes, of the ranks that differ from this one on these only."""
+        """Return the device mesh over some axes that contains this rank."""
         ranks = {self.world.rank}
         for axis in axes:
             parts = self.partitions[axis]
@@ -124,16 +124,18 @@ class _MeshTable:
         )
 
     def _index(self, rank: int, axis: str) -> int:
-        """Return the position of a rank in its group; torch sorts the ranks of a group."""
+        """Return the position of a rank in its group of an axis. Torch sorts a group's ranks."""
         [ranks] = [part for part in self.partitions[axis] if rank in part]
         return sorted(ranks).index(rank)
 
 
 def _keep_large(dims: ParallelDims, *axes: str) -> list[str]:
+    """Return the axes that have more than one rank."""
     return [axis for axis in axes if dims.size(axis) > 1]
 
 
 def _slice(root: DeviceMesh, axes: Sequence[str]) -> DeviceMesh | None:
+    """Return the submesh of some axes, None without axes."""
     if not axes:
         return None
     return root[tuple(axes)] if len(axes) > 1 else root[axes[0]]
@@ -152,10 +154,13 @@ def destroy_groups(groups: Collection[dist.ProcessGroup]) -> None:
 
 
 def get_full_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor that may be distributed, gathered on every rank of its mesh."""
+    """Gather a DTensor on every rank of its mesh and return the full tensor.
+
+    Other tensors are returned as they are.
+    """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def get_local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that may be distributed."""
+    """Return this rank's part of a DTensor, and other tensors as they are."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -43,7 +43,7 @@ from parbench.workloads.parallel.zero1 import DistributedOptimizer
 
 @dataclass(kw_only=True)
 class ParallelPart:
-    """A part of the model after ``parallelize``."""
+    """The model part of one pipeline stage after ``parallelize``, with its reducers."""
 
     part: Transformer
     module: nn.Module
@@ -66,7 +66,7 @@ class ParallelPart:
         }
 
     def sync_gradients(self, *, is_synced: bool) -> AbstractContextManager[object]:
-        """Return the context of a microbatch, whose backward pass reduces gradients or not."""
+        """Return the context of a microbatch, whose backward reduces gradients if ``is_synced``."""
         if isinstance(self.part, FSDPModule):
             self.part.set_requires_gradient_sync(is_synced)
         if isinstance(self.module, DistributedDataParallel) and not is_synced:
@@ -83,7 +83,7 @@ class ParallelPart:
             reducer.wait(is_last=False)
 
     def finish_gradients(self) -> None:
-        """Wait until the gradients of a step are those of the mean loss."""
+        """Wait until all gradients of a step are reduced to those of the mean loss."""
         for reducer in self.reducers:
             reducer.tracker.start_remaining()
             reducer.wait()
@@ -162,10 +162,10 @@ def parallelize(
 
 
 def list_partial_names(part: Transformer) -> set[str]:
-    """Return the names of parameters that ``tp`` does not split, before FSDP shards them.
+    """Return the names of parameters that ``tp`` does not split, as before FSDP shards them.
 
-    They are norms, learned positions, routers and shared experts, of which each rank of ``tp`` sees
-    its part of the sequence. Routed experts are not among them.
+    Their gradients are summed over ``tp``, because each rank has the gradients of its part of the
+    sequence. They are norms, learned positions, routers and shared experts, but not routed experts.
     """
     experts = set(list_experts(part))
     return {
@@ -218,7 +218,10 @@ def apply_fsdp(part: Transformer, mesh: Mesh, spec: StepSpec) -> None:
 
 
 def apply_replication(parallel_part: ParallelPart, spec: StepSpec, device: torch.device) -> None:
-    """Average the gradients that FSDP does not: by DDP, or by reducers where DDP cannot."""
+    """Average over data ranks the gradients that FSDP does not reduce.
+
+    DDP does so, or gradient reducers where DDP cannot.
+    """
     part, mesh = parallel_part.part, parallel_part.mesh
     dims = mesh.dims
     experts = list_experts(part)

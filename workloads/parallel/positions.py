@@ -27,7 +27,7 @@ from parbench.workloads.parallel.mesh import Partition
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """The positions of a rank's tokens."""
+    """The positions in the sequence of the tokens that a rank holds, at each point of a layer."""
 
     split: SequenceSplit | None
     """The split of a sequence over ``cp``, None for one rank."""
@@ -40,7 +40,7 @@ class TokenPositions:
 
     @staticmethod
     def of(spec: StepSpec, rank: int) -> "TokenPositions":
-        """Return the positions of a rank of a step."""
+        """Return the token positions of a global rank in a step."""
         dims = spec.dims
         split = None
         attended = [list(range(spec.shape.sequence))]
@@ -75,7 +75,7 @@ class TokenPositions:
         return 0.0 if self.split is None else self.split.num_pairs / self.split.sequence
 
     def list_context_groups(self, dims: ParallelDims) -> dict[str, Partition]:
-        """Return the groups of all ranks for each axis of context parallelism."""
+        """Return the groups of all ranks, keyed by axis of context parallelism."""
         partitions: dict[str, list[list[int]]] = {}
         if self.split is None:
             return {}
@@ -92,7 +92,7 @@ class TokenPositions:
         groups: Mapping[str, dist.ProcessGroup],
         compute: SimulatedCompute,
     ) -> Core | None:
-        """Return attention over the ranks of ``cp``, None for that of one rank."""
+        """Return attention over the ranks of ``cp``, None if there is only one ``cp`` rank."""
         if self.split is None:
             return None
         dims = spec.dims

@@ -20,7 +20,7 @@ from parbench.workloads.torch_internals import load_zero_redundancy_optimizer
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """AdamW whose rank r updates the r-th part of each bucket.
+    """AdamW with ZeRO-1, in which rank r updates the r-th part of each gradient bucket.
 
     Parameters and gradients are views of two buffers in the order of backward, padded at the end to
     a multiple of the ranks.
@@ -69,7 +69,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.zero_grad()
 
     def wait(self, *, is_last: bool = True) -> None:
-        """Wait until this rank's parts of gradients are reduced; only those of a step are."""
+        """Wait until this rank's parts of the gradients are reduced, once per step.
+
+        ``is_last`` must be True.
+        """
         assert is_last, "a distributed optimizer reduces once per step"
         for index, shard, work in self._reductions:
             if work is not None:
@@ -78,7 +81,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._reductions.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set gradients to zero; those of parameters stay views of the buffer."""
+        """Set gradients to zero. The parameters' gradients stay views of the buffer."""
         self._gradients.zero_()
         self.optim.zero_grad(set_to_none)
         for parameter, gradient in self._views:
@@ -86,7 +89,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update this rank's parts, and gather those of all ranks."""
+        """Update this rank's parts of the parameters, and gather the parts of all ranks."""
         self.optim.step()
         works = [
             all_gather_single(bucket, shard.detach(), self._group, async_op=True)
@@ -97,12 +100,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 work.wait()
 
     def gather_gradients(self) -> None:
-        """Give every rank all gradients, which only a check requires."""
+        """Gather the reduced gradients of all ranks on every rank, as only a check requires."""
         for bucket, shard in zip(self._gradient_buckets, self._shards, strict=True):
             assert shard.grad is not None, "gradients are gathered after a backward pass"
             all_gather_single(bucket, shard.grad, self._group)
 
     def _reduce(self, index: int) -> None:
+        """Start the reduce_scatter of a bucket of gradients."""
         # A new tensor where the type differs, the buffer itself otherwise.
         gradients = self._gradient_buckets[index].to(self._dtype)
         gradients /= self._group.size()

@@ -34,12 +34,13 @@ EQUAL_PASSES: Mapping[ActionKind, float] = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2
 
 
 def bubble_fraction(timeline: SimulatedTimeline) -> float:
-    """Return idle time as a share of all ranks' makespan."""
+    """Return idle time relative to the makespan times the number of ranks."""
     total = timeline.ranks * timeline.makespan
     return timeline.idle / total if total else 0.0
 
 
 def make_details(order: PipelineOrder) -> PipelineDetails:
+    """Return the schedule, its size and the stages of each rank, as rows record them."""
     return PipelineDetails(
         schedule=order.name,
         ranks=order.ranks,
@@ -99,13 +100,18 @@ def simulate_mean_actions(measured: SimulatedTimeline, order: PipelineOrder) -> 
 def simulate_kinds(
     order: PipelineOrder, seconds_by_kind: Mapping[ActionKind, float], latency: float = 0.0
 ) -> SimulatedTimeline:
+    """Simulate an order in which each kind of action takes the same seconds everywhere.
+
+    ``latency`` is the seconds of a message.
+    """
     return simulate(order, lambda action: seconds_by_kind[action.kind], latency)
 
 
 def compute_kind_seconds(timelines: Sequence[SimulatedTimeline]) -> dict[ActionKind, float]:
-    """Return the mean seconds of each kind. Of I and W, those of torch's first stage do not count.
+    """Return the mean seconds of the actions of each kind.
 
-    Its input gradient takes no time, and its weight gradient has both.
+    Of split backward passes, torch's first stage does not count: its input gradient takes no time,
+    and its weight gradient takes the time of both.
     """
     actions = list(chain.from_iterable(timeline.actions for timeline in timelines))
     comparable = [timed for timed in actions if timed.action.stage or timed.action.kind in "FB"]
@@ -118,6 +124,7 @@ def compute_kind_seconds(timelines: Sequence[SimulatedTimeline]) -> dict[ActionK
 def _compute_means(
     actions: Iterable[simulation.SimulatedAction], key: Callable[[Action], Key]
 ) -> dict[Key, float]:
+    """Return the mean seconds of actions, grouped by ``key(action)``."""
     seconds: defaultdict[Key, list[float]] = defaultdict(list)
     for timed in actions:
         seconds[key(timed.action)].append(timed.seconds)
@@ -147,7 +154,10 @@ def measure_latency(
 
 
 def measure_passes(timelines: Sequence[SimulatedTimeline], stages_per_rank: int) -> PassSeconds:
-    """Return mean seconds of a rank's passes. If backward is not split, its halves are equal."""
+    """Return the mean seconds of a rank's forward, input-gradient and weight-gradient passes.
+
+    If the backward pass is not split, its halves count as equal.
+    """
     means = compute_kind_seconds(timelines)
     half_seconds = means.get("B", 0.0) / 2
     return PassSeconds(
@@ -166,9 +176,10 @@ def compare_schedules(
     latency: float,
     outside_seconds: float,
 ) -> tuple[SimulatedSchedule, ...]:
-    """Simulate the possible schedules of as many ranks and microbatches, sorted by step time.
+    """Simulate each schedule that can run, and return them sorted by step time.
 
-    ``layer_bytes`` are the activations of a layer, ``outside_seconds`` the part of a step before
+    The ranks and microbatches are those of ``order``. ``layer_bytes`` are the activations of a
+    layer, ``latency`` the seconds of a message, and ``outside_seconds`` the part of a step before
     and after the pipeline.
     """
     seconds_by_kind: dict[ActionKind, float] = {

@@ -57,6 +57,7 @@ class PipelineOrder:
 
     @property
     def num_stages(self) -> int:
+        """The number of stages over all ranks."""
         return self.ranks * self.stages_per_rank
 
     @property
@@ -65,18 +66,20 @@ class PipelineOrder:
         return any(action.kind == "W" for actions in self.actions_by_rank for action in actions)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages of a rank in ascending order."""
         return tuple(sorted({action.stage for action in self.actions_by_rank[rank]}))
 
     def peak_held(self, rank: int, held_by_stage: Callable[[int], float]) -> float:
-        """Return the maximum that a rank holds at once, see ``find_peak_held``."""
+        """Return the maximum amount that a rank holds for backward; see ``find_peak_held``."""
         return find_peak_held(self.actions_by_rank[rank], held_by_stage)
 
 
 def find_peak_held(actions: Iterable[Action], held_by_stage: Callable[[int], float]) -> float:
-    """Return the maximum of what a rank holds for backward.
+    """Return the maximum amount that a rank holds at once for backward.
 
-    A microbatch of a stage holds ``held_by_stage(stage)`` from its forward pass to the end of its
-    backward pass. If the backward pass is split, that is the end of the weight gradient.
+    A microbatch of a stage holds the amount ``held_by_stage(stage)``, such as bytes, from its
+    forward pass to the end of its backward pass. If the backward pass is split, that is the end of
+    the weight gradient.
     """
     total = 0.0
     peak = 0.0
@@ -109,4 +112,5 @@ def read_order(text: str) -> PipelineOrder:
 
 
 def _parse_row(row: list[str]) -> Actions:
+    """Return the actions in the cells of one rank's row."""
     return tuple(Action.parse(cell) for cell in row if cell.strip())

@@ -49,7 +49,7 @@ class PassSeconds:
 
 @dataclass(frozen=True)
 class AnalyticalBubble:
-    """The idle time of a rank between the first start and the last stop of all ranks."""
+    """The idle seconds of a rank between the first start and the last stop of all ranks."""
 
     seconds: float
     note: str
@@ -57,24 +57,27 @@ class AnalyticalBubble:
 
 
 def accept_all(size: PipelineSize) -> str:
+    """Return no broken rule, for schedules that accept every size."""
     return ""
 
 
 def omit_bubble(size: PipelineSize, seconds: PassSeconds) -> None:
-    return None
+    """Return None, for schedules without an analytical bubble."""
 
 
 def list_looped_stages(rank: int, size: PipelineSize) -> tuple[int, ...]:
+    """Return the stages of a rank if stages are placed round-robin over the ranks."""
     return tuple(range(rank, size.num_stages, size.ranks))
 
 
 def list_v_stages(rank: int, size: PipelineSize) -> tuple[int, ...]:
+    """Return the two stages of a rank if stages are placed in a V: down the ranks and back up."""
     return rank, size.num_stages - 1 - rank
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule:
-    """The order of the actions of a pipeline, and what follows from it."""
+    """A pipeline schedule: its order of actions, and its rules and formulas."""
 
     name: str
     source: str
@@ -98,7 +101,7 @@ class Schedule:
     """A limit of the implementation, which measured rows state."""
 
     def size(self, ranks: int, microbatches: int, stages_per_rank: int = 0) -> PipelineSize:
-        """Return a size that is possible. 0 stages per rank are the default.
+        """Return the checked pipeline size. ``stages_per_rank`` 0 is the schedule's default.
 
         Raises ``UserError`` with the equation that the size does not satisfy.
         """
@@ -109,6 +112,7 @@ class Schedule:
         return size
 
     def _find_broken_size(self, size: PipelineSize) -> str:
+        """Return the equation that ranks, microbatches or stages break, otherwise empty."""
         chunks, min_chunks = size.stages_per_rank, self.min_stages_per_rank
         if size.ranks < 2:
             return f"ranks({size.ranks}) >= 2: one rank is not a pipeline"
@@ -121,6 +125,7 @@ class Schedule:
         return ""
 
     def make_order(self, size: PipelineSize) -> PipelineOrder:
+        """Return the actions of all ranks for a pipeline size."""
         return PipelineOrder(
             name=self.name,
             actions_by_rank=tuple(tuple(self.list_actions(r, size)) for r in range(size.ranks)),
@@ -142,7 +147,10 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _count_held(schedule: Schedule, rank: int, size: PipelineSize) -> tuple[float, float]:
-    """Return the maximum of microbatches that a rank holds of all its stages, and of the last."""
+    """Return the maximum number of microbatches that a rank holds, and that its last stage holds.
+
+    The first number counts a microbatch once per stage. The second is 0 without the last stage.
+    """
     actions = tuple(schedule.list_actions(rank, size))
     last_stage = size.num_stages - 1
     return (

@@ -32,11 +32,12 @@ def list_breadth_first(rank: int, size: PipelineSize) -> list[Action]:
 
 
 def get_round_size(size: PipelineSize) -> int:
-    """Return the microbatches that a stage runs before the rank's next stage: P to 2P - 1."""
+    """Return the number of microbatches of a stage before the rank's next one: P to 2P - 1."""
     return size.microbatches // max(1, size.microbatches // size.ranks)
 
 
 def find_partial_round(size: PipelineSize) -> str:
+    """Return the unmet rule if microbatches do not divide into equal rounds, otherwise empty."""
     rounds = max(1, size.microbatches // size.ranks)
     if size.microbatches % rounds == 0:
         return ""
@@ -78,10 +79,12 @@ def alternate_passes(
 
 
 def list_1f1b(rank: int, size: PipelineSize) -> list[Action]:
+    """Run 1F1B: a warm-up of forward passes, then forward and backward in turns."""
     return alternate_passes(rank, size, warmup=size.ranks - 1 - rank)
 
 
 def list_interleaved(rank: int, size: PipelineSize) -> list[Action]:
+    """Run interleaved 1F1B with several stages per rank (arXiv 2104.04473)."""
     other_stages = (size.stages_per_rank - 1) * get_round_size(size)
     return alternate_passes(rank, size, warmup=other_stages + 2 * (size.ranks - 1 - rank))
 
@@ -190,7 +193,7 @@ def find_broken_microbatch_rule(size: PipelineSize) -> str:
 
 
 def bubble_of_filling(size: PipelineSize, seconds: PassSeconds) -> AnalyticalBubble:
-    """Return (P-1)(F+B)/v, as in arXiv 2104.04473.
+    """Return the bubble (P-1)(F+B)/v, as in arXiv 2104.04473.
 
     If microbatches do not fill the ranks (M < P), each further stage of a rank waits P - M passes
     more. That term was derived with the simulator.

@@ -81,11 +81,12 @@ def simulate(
     *,
     rendezvous: bool = False,
 ) -> SimulatedTimeline:
-    """Start each action once its rank is free and its inputs have arrived.
+    """Return the timeline of an order in which each action starts as early as possible.
 
-    A message from another rank arrives ``latency`` seconds after the end of the action that sends
-    it. Links do not queue. With ``rendezvous``, as on gloo, it leaves only when its receiver is
-    free. Raises ``UserError`` for a deadlock.
+    An action starts once its rank is free and its inputs have arrived. A message from another rank
+    arrives ``latency`` seconds after the end of the action that sends it. Links do not queue. With
+    ``rendezvous``, as on gloo, it leaves only when its receiver is free. Raises ``UserError`` for a
+    deadlock.
     """
     queues = [deque(actions) for actions in order.actions_by_rank]
     free_times = [0.0] * order.ranks

@@ -32,7 +32,10 @@ from parbench.workloads.step.probe import Moment, make_moment_clock, record_mome
 
 
 class ActionRecorder:
-    """Records the actions of a step. On CUDA its events in the stream take no time of the host."""
+    """Records the start and stop of each action in a step.
+
+    On CUDA it records events in the stream, which do not delay the host.
+    """
 
     def __init__(self, device: torch.device, prepare: Callable[[Action], None]) -> None:
         """``prepare`` is called before each action, outside of its time."""
@@ -41,10 +44,12 @@ class ActionRecorder:
         self._moments: list[tuple[Action, Moment, Moment]] = []
 
     def forget(self) -> None:
+        """Remove all recorded actions."""
         self._moments.clear()
 
     @contextmanager
     def running(self, action: Action) -> Iterator[None]:
+        """Record the start and stop of an action around the body of the context."""
         self._prepare(action)
         start = record_moment(self._device)
         yield
@@ -130,6 +135,7 @@ class Stage(PipelineStage):
         return []
 
     def _running(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[None]:
+        """Return the context that records an action of this stage."""
         return self._recorder.running(Action(self.stage_index, kind, microbatch))
 
 
@@ -173,7 +179,7 @@ def make_stages(
 
 
 def list_notes(schedule: Schedule, world: World) -> tuple[str, ...]:
-    """Return the limits of the measured bubble."""
+    """Return notes on the limits of the bubble that is measured in this world."""
     notes = []
     if schedule.note:
         notes.append(f"{schedule.name}: {schedule.note}")
@@ -240,9 +246,10 @@ def make_train(
 
 
 def find_gradient_order(order: PipelineOrder, rank: int) -> tuple[int, ...]:
-    """Return the microbatches in the order in which all stages of a rank sum their gradients.
+    """Return the microbatches in the order in which a rank's stages sum their gradients.
 
-    A single process that sums in this order has the same bits. Empty if the stages differ.
+    A single process that sums in this order has the same bits. The result is empty if the stages
+    differ.
     """
     orders = set()
     for stage in order.stages_of(rank):

@@ -33,7 +33,11 @@ def _match_kernels(
     issued: Sequence[Span],
     axes: Sequence[str],
 ) -> list[Span | None] | None:
-    """Return the span of each call, from the launch and the span of each kernel."""
+    """Return the span of each call from the kernels, None for a call without a kernel.
+
+    ``launches`` holds each kernel's launch time and span, ``issued`` the span of each call on the
+    host, in nanoseconds. The result is None if a kernel was launched before the first call.
+    """
     starts = [start for start, _ in issued]
     spans: list[Span | None] = [None] * len(axes)
     calls_by_last: dict[int, range] = {}

@@ -9,10 +9,10 @@ FRAGMENTATION_MARGIN = 0.9
 
 
 def check_memory(view: RankView) -> float:
-    """Return an upper bound of the bytes that a rank holds while its step is compared.
+    """Return an upper bound in bytes of a rank's memory while its step is verified.
 
-    Next to the step's own state there is a single process with the whole model: its weights, their
-    first values, gradients and AdamW, and copies of the step's full weights and gradients.
+    It includes the step's own state and a single-process reference: the whole model with its first
+    weights, gradients and AdamW state, and copies of the step's full weights and gradients.
     """
     spec = view.spec
     memory = rank_memory(view)
@@ -25,7 +25,10 @@ def check_memory(view: RankView) -> float:
 
 
 def _single_pass(spec: StepSpec) -> float:
-    """Return the float32 activations of the global batch in one process, with logits' gradients."""
+    """Return the bytes of float32 activations of the global batch in one process.
+
+    They include the gradients of the logits.
+    """
     moe = spec.moe and spec.moe.on_one_rank()
     single = StepSpec(shape=spec.shape, moe=moe, microbatch=spec.global_batch, bytes_per_element=4)
     logits = 2.0 * spec.tokens * spec.shape.vocabulary * 4

@@ -100,21 +100,22 @@ def max_over_ranks(samples: Sequence[MemoryBySource]) -> dict[str, MetricValue]:
 
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the elements on this rank."""
+    """Return the bytes of the elements that this rank holds of plain or distributed tensors."""
     return sum(get_local_tensor(tensor).nbytes for tensor in tensors)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the storages of tensors on this rank, each once."""
+    """Return the bytes of the storages of tensors on this rank. A shared one counts once."""
     return sum(_find_storages(tensors).values())
 
 
 def list_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients that exist, of parameters on this rank."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def list_optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the tensors of an optimizer's state on this rank, also of one that wraps another."""
+    """Return the state tensors of an optimizer on this rank, also of a wrapped optimizer."""
     inner = getattr(optimizer, "optim", optimizer)
     if isinstance(inner, MasterAdamW):
         return inner.list_state()
@@ -149,11 +150,11 @@ def count_saved_bytes(module: nn.Module, forward: Callable[[], object]) -> int:
 
 
 def peak_during(step: Callable[[], object], device: torch.device) -> int | None:
-    """Run a step and return the bytes of its peak above its start; None on an unknown device.
+    """Run a step and return the peak of its memory above its start in bytes.
 
-    On CUDA it is the peak of the caching allocator. On the CPU it is that of the allocations in the
-    profile, which has those of torch in this thread and in that of backward. The profile makes the
-    step slower.
+    The result is None on an unknown device. On CUDA it is the peak of the caching allocator. On the
+    CPU it is that of torch's allocations in this thread and in the thread of backward, as the
+    profiler records them. The profiler makes the step slower.
     """
     if device.type == "cuda":
         return accelerator.measure_peak_bytes(step, device)

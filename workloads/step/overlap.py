@@ -57,7 +57,7 @@ SecondsByKind = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class MatchedTrace:
-    """The communication of a trace, matched with the calls of the step."""
+    """The spans of communication in a profiled step, matched with the step's calls."""
 
     spans: list[Span | None]
     """The span of each call, None for an unseen one; empty if spans and calls do not match."""
@@ -67,7 +67,7 @@ class MatchedTrace:
     """The axes with calls that the trace does not have."""
 
     def group_by_axis(self) -> dict[str, list[Span]]:
-        """Return the spans of communication on each axis."""
+        """Return the start and stop of each communication in the trace, keyed by axis."""
         spans: defaultdict[str, list[Span]] = defaultdict(list)
         for call in self.named:
             spans[call.axis].append(call.span)
@@ -251,7 +251,10 @@ def find_median_index(values: Sequence[float]) -> int:
 
 
 def summarize_differences(walls: Sequence[SecondsByKind]) -> dict[str, MetricValue]:
-    """Return ECT and the overheads of measuring, from the seconds of each rank by kind of step."""
+    """Return the exposed communication time and the overheads of measuring.
+
+    ``walls`` holds, for each rank, the seconds of its steps by kind, such as ``without_comm``.
+    """
     wall = {kind: slowest([rank[kind] for rank in walls]) for kind in walls[0]}
     values = {"ect": compare_turns(wall["instrumented"], wall["without_comm"], sub, "difference")}
     for name, kind in (("tracing_overhead", "profiled"), ("watching_overhead", "instrumented")):
@@ -299,7 +302,7 @@ def match_spans_to_calls(trace: StepTrace, calls: Sequence[SentCall]) -> Matched
 
 
 def compute_time_breakdown(trace: StepTrace, matched: MatchedTrace) -> Breakdown:
-    """Return the parts of the wall time of a profiled step."""
+    """Return the compute, communication and idle parts of a profiled step's wall time."""
     return compute_breakdown(
         trace.step,
         trace.compute,
@@ -329,7 +332,7 @@ def measure_phases(trace: StepTrace, matched: MatchedTrace) -> dict[str, float]:
 def split_transfer_and_wait(
     samples: Sequence[RankTimings], rank: int, step: int
 ) -> tuple[dict[str, float], float]:
-    """Return the seconds of transfers by axis and of waiting for peers, in one step of one rank.
+    """Return the seconds of transfers by axis, and of waiting for peers, of one rank in one step.
 
     The transfer of a call takes as long as the call on the rank of its group where it is shortest.
     The earlier part of the call on another rank is waiting. Concurrent calls count once.

@@ -33,7 +33,7 @@ Sample = TypeVar("Sample")
 
 
 class Probe(Protocol[Sample]):
-    """A measurement of a step: every rank takes a sample, and then all samples are summarized."""
+    """A measurement of training steps: all ranks take samples, and each rank summarizes them."""
 
     @property
     def share(self) -> float:
@@ -49,7 +49,10 @@ class Probe(Protocol[Sample]):
 def run_probes(
     world: World, probes: Sequence[Probe[Any]], step: Step, reset: ResetFn, seconds: float
 ) -> Explanation:
-    """Run the probes in order and merge their explanations; of equal names the last one counts."""
+    """Run the probes in order, each with its share of ``seconds``, and merge their explanations.
+
+    If two probes give the same metric, the later one counts.
+    """
     total_share = sum(probe.share for probe in probes) or 1.0
     metrics: dict[str, MetricValue] = {}
     details: dict[str, object] = {}
@@ -97,7 +100,7 @@ def time_step(step: Step, world: World) -> float:
 
 
 def trace_step(step: Step, device: torch.device) -> StepTrace:
-    """Return the trace of one step, which on CUDA ends when the device is idle."""
+    """Run one step under the profiler and return its trace, on CUDA until the device is idle."""
     is_cuda = device.type == "cuda"
     with profiling(device) as profiler:
         start_ns = time.perf_counter_ns()

@@ -17,13 +17,16 @@ _MAX_VOCABULARY = 512
 
 
 def does_reference_fit(world: World, spec: StepSpec) -> bool:
-    """Return True if every rank has the memory for the step and its reference; all take part."""
+    """Return True if every rank has memory for the step and its single-process reference.
+
+    All ranks take part in the call.
+    """
     num_bytes = check_memory(spec.rank_view(world.rank))
     return all(world.gather(num_bytes <= FRAGMENTATION_MARGIN * count_free_bytes(world)))
 
 
 def count_free_bytes(world: World) -> float:
-    """Return the memory that this rank can allocate: of its device, or its share of the host's."""
+    """Return the bytes that this rank can allocate, on its device or as its share of the host."""
     local_ranks = world.hosts.count(world.hosts[world.global_rank])
     if world.device.type != "cuda":
         return count_available_memory_bytes() / local_ranks

@@ -88,6 +88,7 @@ class _CommMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.handle(func, group, args, kwargs or {})
 
     def handle(self, func: Any, group: dist.ProcessGroup, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator that has a process group among its arguments."""
         raise NotImplementedError
 
 
@@ -106,9 +107,11 @@ class CommRecorder(_CommMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def name_axis(self, group: dist.ProcessGroup) -> str:
+        """Return the axis of a process group, ``OTHER`` for a group of no known axis."""
         return self._axes.get(group.group_name, OTHER)
 
     def _make_call(self, name: str, group: dist.ProcessGroup, args: Any) -> SentCall:
+        """Return the call of a c10d operator, with bytes as nccl-tests count them."""
         op, argument = _OPERATIONS[name]
         ranks = group.size()
         if argument == _INPUT_SHARE:
@@ -159,6 +162,7 @@ class NoCommMode(_CommMode):  # type: ignore[no-untyped-call]
 
 
 def _is_float_on_device(args: Any) -> bool:
+    """Return True if all tensors of a call are floating-point data outside the CPU."""
     tensors = [arg for arg in tree_leaves(args) if isinstance(arg, Tensor)]
     return bool(tensors) and all(
         tensor.is_floating_point() and tensor.device.type != "cpu" for tensor in tensors
@@ -184,7 +188,10 @@ def make_fake_groups(axes: Groups) -> dict[str, dist.ProcessGroup]:
 
 
 def record_calls(step: Callable[[], object], axes: Groups) -> tuple[SentCall, ...]:
-    """Return the calls of a step."""
+    """Run a step and return its communication calls in order of issue.
+
+    ``axes`` maps the name of each axis to this rank's group.
+    """
     with CommRecorder(axes) as mode:
         step()
     return tuple(mode.calls)
@@ -200,7 +207,7 @@ class CommVolume:
 
     @classmethod
     def sum(cls, calls: Sequence[SentCall], axes: Iterable[str]) -> "CommVolume":
-        """Return the volume of calls, 0 on one of ``axes`` without calls."""
+        """Return the volume of calls on this rank. One of ``axes`` without calls has 0 bytes."""
         by_op: dict[tuple[str, str], tuple[int, float | None]] = {}
         for call in calls:
             count, total = by_op.get((call.axis, call.op), (0, 0.0))
@@ -259,7 +266,7 @@ class CommBytesProbe:
 def report_worst_ratio(
     axis: str, sent: Sequence[float], expected: Sequence[float]
 ) -> dict[str, MetricValue]:
-    """Return sent bytes, expected bytes and their ratio, of the rank with the ratio farthest from 1.
+    """Return the sent and expected bytes of the rank with the ratio farthest from 1.
 
     ``sent`` and ``expected`` hold the bytes on the axis by rank. Of equal ratios, the rank that
     sends most counts. Bytes where none are expected give the ratio 0, no bytes at all give None.
@@ -294,6 +301,7 @@ def find_group_argument(args: Iterable[Any]) -> dist.ProcessGroup | None:
 
 
 def _count_bytes(tensors: Any) -> int:
+    """Return the bytes of all tensors in nested arguments."""
     if isinstance(tensors, Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(_count_bytes(tensor) for tensor in tensors)

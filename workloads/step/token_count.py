@@ -31,7 +31,7 @@ def pad_sequences(tokens: Tensor, padding: float, seed: int, step: int) -> Tenso
 
 
 def count_targets(targets: Tensor) -> Tensor:
-    """Return the number of targets that are not padding, of 8 bytes."""
+    """Return the number of targets that are not padding, as an int64 tensor."""
     return (targets != NO_TARGET).sum()
 
 

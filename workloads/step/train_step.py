@@ -170,7 +170,7 @@ class TrainStep(Benchmark):
     def forward_backward(self) -> Tensor | None:
         """Compute the gradients of a step.
 
-        Returns the mean loss of this rank's microbatches, None if another rank knows it.
+        Returns the mean loss of this rank's microbatches, None if this rank has no last stage.
         """
         if self.spec.padding:
             all_targets = [microbatch.targets for microbatch in self.microbatches]
@@ -207,6 +207,7 @@ class TrainStep(Benchmark):
         return self._cross_entropy(logits, targets) * self._loss_weight
 
     def _run_forward(self, part: ParallelPart, index: int) -> Tensor:
+        """Return the loss of this rank's microbatch number ``index`` on a part of the model."""
         self._assign_experts(part, index)
         microbatch = self.microbatches[index]
         return self._compute_loss(part.module(microbatch.tokens), microbatch.targets)
@@ -217,7 +218,7 @@ class TrainStep(Benchmark):
             self._routing.assign(part.moe_layers, self._microbatch_numbers[index])
 
     def _prepare_action(self, action: Action) -> None:
-        """Reset the debt of simulated compute and, for F and B, assign the routing of the microbatch.
+        """Reset the debt of simulated compute and, for F and B, assign the microbatch's routing.
 
         This runs before the timed part of each action of the pipeline.
         """
@@ -238,6 +239,7 @@ class TrainStep(Benchmark):
     # Construction
 
     def _make_routing(self) -> StepRouting | None:
+        """Return the routing of the step, None for a dense model."""
         if self.spec.moe is None:
             return None
         return StepRouting(
@@ -264,7 +266,7 @@ class TrainStep(Benchmark):
         return built
 
     def _simulate_part(self, part: Transformer) -> None:
-        """Let a part wait for its share of T, the time of a rank's forward pass."""
+        """Replace the compute of a part by its share of the simulated forward time of a rank."""
         spec = self.spec
         assert spec.simulated_seconds is not None
         shares = compute_shares(spec.shape, spec.moe, keys_per_query=self._positions.keys_per_query)
@@ -313,6 +315,7 @@ class TrainStep(Benchmark):
         return optimizer
 
     def _make_pipeline(self) -> Callable[[Tensor, Tensor], Tensor | None] | None:
+        """Return the function that runs the pipeline's schedule, None without ``pp``."""
         spec = self.spec
         if spec.pipeline is None:
             return None
@@ -352,7 +355,7 @@ class TrainStep(Benchmark):
         )
 
     def _list_replicas(self) -> list[tuple[Any, list[nn.Parameter]]]:
-        """Return the groups whose ranks have equal parameters, with these parameters."""
+        """Return each group whose ranks hold equal parameters, with these parameters."""
         groups = self.mesh.groups
         experts = list_experts(self.model)
         expert_set = set(experts)
@@ -433,6 +436,7 @@ class TrainStep(Benchmark):
         return self._routing.count_wrong(self.moe_layers, self._batch, self._verify)
 
     def _verify(self) -> int:
+        """Return the number of wrong elements of this step and of the small model."""
         if not self.spec.reference_fits:
             wrong = self._verifier.check_without_reference(self._compute_gradients)
             return self.small_model_wrong + wrong
@@ -440,6 +444,7 @@ class TrainStep(Benchmark):
         return self._verifier.count_wrong(batch, self._compute_gradients, self.step)
 
     def _compute_gradients(self) -> Tensor | None:
+        """Zero the gradients and compute those of a step; see ``forward_backward``."""
         self.optimizer.zero_grad()
         return self.forward_backward()
 
@@ -600,6 +605,7 @@ class TrainStep(Benchmark):
         return BytesFormulaDetails(bytes_formula=texts).as_details if texts else {}
 
     def _attention_details(self) -> dict[str, object]:
+        """The method and sizes of context parallelism for the row, empty with one ``cp`` rank."""
         split = self._positions.split
         if split is None:
             return {}

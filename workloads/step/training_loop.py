@@ -26,7 +26,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 class TrainingLoop(Benchmark):
-    """One step of a training loop: zero the gradients, one batch, one update.
+    """One step of a user's training loop: zero the gradients, run one batch, update the weights.
 
     See ``parbench.step_of``.
     """
@@ -81,6 +81,7 @@ class TrainingLoop(Benchmark):
         return len(self._wrong_gradients)
 
     def differences(self) -> Sequence[str]:
+        """Return a phrase for each wrong gradient of the last check."""
         return self._wrong_gradients[:_MAX_NAMED_GRADIENTS]
 
     def describe(self) -> Description:

@@ -19,6 +19,7 @@ ByRank = Sequence[Sequence[float]]
 
 
 def slowest(by_rank: ByRank) -> list[float]:
+    """Return the maximum over ranks of each turn."""
     return [max(turn) for turn in zip(*by_rank, strict=True)]
 
 
@@ -28,7 +29,10 @@ def compare_turns(
     compare: Callable[[float, float], float],
     kind: ValueKind,
 ) -> Estimate | None:
-    """Return the mean comparison of the same turns, None for one turn, which is mostly noise."""
+    """Return the mean of ``compare(first, second)`` over pairs of the same turn.
+
+    The result is None for one turn, which is mostly noise.
+    """
     if len(first) < 2:
         return None
     comparisons = [compare(a, b) for a, b in zip(first, second, strict=True)]
@@ -36,11 +40,12 @@ def compare_turns(
 
 
 def compute_overhead(seconds: float, baseline: float) -> float:
+    """Return the relative increase over a baseline in seconds, such as 0.1 for 10 %."""
     return seconds / baseline - 1
 
 
 def choose_ranks(by_rank: ByRank) -> list[int]:
-    """Return for each turn the rank with the maximum in the other half of the turns.
+    """Return, for each turn, the rank with the largest sum over the other half of the turns.
 
     The halves are even and odd turns. For one turn it is the first rank.
     """

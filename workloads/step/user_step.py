@@ -64,6 +64,7 @@ class GroupRecorder(CommRecorder):  # type: ignore[no-untyped-call]
         self.groups: dict[str, dist.ProcessGroup] = {}
 
     def name_axis(self, group: dist.ProcessGroup) -> str:
+        """Return the name of a group, and keep the group by this name in ``groups``."""
         name = name_group(group)
         self.groups.setdefault(name, group)
         return name
@@ -86,7 +87,7 @@ def name_group(group: dist.ProcessGroup) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceSample:
-    """The resources of a step on one rank."""
+    """The memory in bytes and the FLOPs of a step on one rank, and the seconds of several steps."""
 
     memory_bytes: dict[str, int | None]
     """``memory_peak``, above the start of the step, and ``memory_kept``, at its start."""

@@ -69,7 +69,10 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass
 class Verifier:
-    """Compares a step with a single process. Every rank has its own reference, and takes part."""
+    """Compares a training step with a single-process reference.
+
+    Every rank builds its own reference, and all ranks take part in each check.
+    """
 
     world: World
     model: nn.Module
@@ -101,6 +104,7 @@ class Verifier:
 
     @property
     def is_float32(self) -> bool:
+        """True if the step computes and reduces in float32."""
         return self.dtype == self.reduce_dtype == torch.float32
 
     def count_wrong(
@@ -163,6 +167,7 @@ class Verifier:
         return wrong
 
     def _record(self, wrong: int, difference: str) -> int:
+        """Add a difference to ``differences`` if ``wrong`` is not 0, and return ``wrong``."""
         if wrong:
             self.differences.append(difference)
         return wrong
@@ -179,6 +184,7 @@ class Verifier:
         return {**gathered, **own_weights}
 
     def _count_replica_mismatches(self) -> int:
+        """Return the number of parameter elements that differ between replicas."""
         wrong = 0
         for group, parameters in self.replicas:
             mismatches = count_replica_mismatches(parameters, group)
@@ -188,7 +194,7 @@ class Verifier:
     def _count_wrong_loss(
         self, loss: Tensor | None, expected: float, low_precision: float | None
     ) -> int:
-        """Compare the mean of the ranks' losses, without ranks that have no loss."""
+        """Return 1 if the mean of the ranks' losses is wrong, otherwise 0. Some ranks have none."""
         per_rank = self.world.gather(None if loss is None else float(loss))
         losses = [value for value in per_rank if value is not None]
         mean = sum(losses) / len(losses)
@@ -201,7 +207,10 @@ class Verifier:
         return self._record(int(not is_right), text)
 
     def _count_wrong_updates(self, microbatches: Sequence[Tensor]) -> int:
-        """Compare weights after two steps where both gradients are large enough."""
+        """Return the number of weights that are wrong after two optimizer steps.
+
+        Only elements with large enough gradients in both steps are compared.
+        """
         start = self.build_reference(self.dtype)
         reference = self.build_reference(self.dtype)
         optimizer = make_optimizer(reference.parameters(), self.dtype)
@@ -281,7 +290,7 @@ def collect_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, weights: Tensors) -> None:
-    """Copy the weights that exist into the parameters of a model."""
+    """Copy full weights by name into a model. Parameters without a weight are not changed."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if plain_name(name) in weights:
@@ -377,7 +386,10 @@ def _describe(tensor: Tensor | None, reference: Tensor) -> str:
 
 
 def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> int:
-    """Return the number of gradient elements of simulated compute that are not the ranks' mean."""
+    """Return the number of wrong gradient elements in a model of simulated compute.
+
+    An element is right if it is the mean over ranks of their gradient values.
+    """
     wrong = 0
     for module in model.modules():
         if isinstance(module, SimulatedLinear):
@@ -388,11 +400,12 @@ def count_wrong_fills(model: nn.Module, microbatches: int, num_ranks: int) -> in
 
 
 def count_unfilled(gradient: Tensor | None, expected: float, num_ranks: int) -> int:
-    """Return the number of elements that are not the ranks' mean, 1 if the gradient is absent.
+    """Return the number of elements that differ from ``expected``, the mean over ranks.
 
-    Ranks may divide before they sum, and sum in any order. Each rank adds at least
-    2 / (3 num_ranks) of the mean, so that in bfloat16 a missing rank is found for up to 26 ranks.
-    For more ranks the rounding errors may be as large.
+    An absent gradient counts as 1.
+    Ranks may divide before they sum, and sum in any order. Each rank adds at least 2 / (3
+    num_ranks) of the mean, so that in bfloat16 a missing rank is found for up to 26 ranks. For more
+    ranks the rounding errors may be as large.
     """
     if gradient is None:
         return 1
