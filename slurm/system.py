@@ -39,7 +39,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """The programs of Slurm. Every method raises ``SlurmError`` if they do not answer or refuse."""
+    """Calls the programs of Slurm. Every method raises ``SlurmError`` if a call fails."""
 
     timeout_seconds: float = 30.0
 
@@ -52,7 +52,7 @@ class Slurm:
         return job_id
 
     def check_script(self, script: Path) -> None:
-        """Let Slurm check the nodes, the time and the partition of a batch script."""
+        """Let sbatch check a batch script without submitting it."""
         self._call("sbatch", "--test-only", str(script))
 
     def scancel(self, ids: Sequence[str]) -> None:
@@ -75,7 +75,10 @@ class Slurm:
         return tuple(jobs)
 
     def show_job(self, job_id: str) -> tuple[Mapping[str, str], ...]:
-        """Return the facts of a job, one mapping for each task; empty for a job that has ended."""
+        """Return the scontrol fields of a job, one mapping for each task.
+
+        Empty for a job that Slurm no longer knows.
+        """
         try:
             output = self._call("scontrol", "show", "job", "-o", job_id)
         except SlurmError as error:
@@ -91,7 +94,10 @@ class Slurm:
         return tuple(jobs)
 
     def get_node_states(self, nodes: Sequence[str] = ()) -> dict[str, str]:
-        """Return the states (``idle``, ``down*``) of some nodes, by default of all."""
+        """Return the state of each node by its name, such as ``idle``.
+
+        Without ``nodes`` of all nodes.
+        """
         selection = ("-n", ",".join(nodes)) if nodes else ()
         return dict(self._read_table("sinfo", "%N|%T", "-N", *selection))
 
@@ -102,9 +108,9 @@ class Slurm:
         return tuple(self._call("scontrol", "show", "hostnames", node_list).split())
 
     def map_hosts(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return the node of each host by its full name, from a job step on these nodes.
+        """Return the node of each host by the host's full name, from a job step on these nodes.
 
-        Hosts with the same name are left out, because nothing distinguishes them.
+        Hosts with equal names are left out, because they cannot be distinguished.
         """
         if not nodes:
             return {}
@@ -117,6 +123,10 @@ class Slurm:
         return {host: node for host, node in pairs if counts[host] == 1}
 
     def _read_table(self, program: str, columns: str, *arguments: str) -> list[list[str]]:
+        """Return the rows that a program such as squeue prints.
+
+        ``columns`` is its output format.
+        """
         num_columns = len(columns.split("|"))
         rows = []
         for line in self._call(program, "-h", *arguments, "-o", columns).splitlines():
@@ -156,7 +166,7 @@ SLURM = Slurm()
 
 
 def format_limit(seconds: float) -> str:
-    """Return a time limit for ``--time``, rounded up to whole minutes: ``26:00:00``."""
+    """Return a value of ``--time`` such as ``26:00:00``, rounded up to whole minutes."""
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     return f"{hours}:{minutes:02}:00"
 
@@ -164,7 +174,7 @@ def format_limit(seconds: float) -> str:
 def get_end_time(job: Mapping[str, str]) -> float:
     """Return the end of a job in seconds since the epoch, infinity without a limit.
 
-    ``job`` are the facts of ``scontrol show job``.
+    ``job`` holds the fields of ``scontrol show job``.
     """
     end = job.get("EndTime", "Unknown")
     if end in ("Unknown", "N/A", "None"):

@@ -26,19 +26,20 @@ IDLE_CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
 class Details(msgspec.Struct, frozen=True, kw_only=True):
     """A typed view of some keys of ``Record.details``, or of the value of one key.
 
-    If ``key`` is a field of the class, the fields are keys of the details. Otherwise the value of
-    that key has the fields. A record without the key has no such details.
+    If ``key`` is a field of the class, the fields are keys of the details. Otherwise the fields are
+    in the value of that key. A record without the key has no such details.
     """
 
     key: ClassVar[str]
 
     @classmethod
     def _is_flat(cls) -> bool:
+        """Return True if the fields are keys of the record's details."""
         return cls.key in cls.__struct_fields__
 
     @property
     def as_details(self) -> dict[str, Any]:
-        """The keys with plain values, as they are read back."""
+        """The details in the form of ``Record.details``, with values that JSON can hold."""
         fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return fields if self._is_flat() else {self.key: fields}
 
@@ -47,7 +48,10 @@ T = TypeVar("T", bound=Details)
 
 
 def read_details(record: Record, kind: type[T]) -> T | str | None:
-    """Return the details of a record, None if it has none, or a sentence about a problem."""
+    """Return the details of this kind from a record, None if it has none.
+
+    Returns an error message if they cannot be read.
+    """
     value = record.details.get(kind.key)
     if value is None:
         return None
@@ -59,7 +63,7 @@ def read_details(record: Record, kind: type[T]) -> T | str | None:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Action:
-    """One kind of work of one stage on one microbatch, which is printed as torch does: ``2F0``."""
+    """One kind of work of one stage on one microbatch, written as in torch: ``2F0``."""
 
     stage: int
     kind: ActionKind
@@ -78,7 +82,7 @@ class Action:
 
 
 class TimedAction(msgspec.Struct, frozen=True, array_like=True):
-    """An action that ran on a rank."""
+    """An action that ran on a rank, with its start and end in microseconds."""
 
     name: str
     start_us: int
@@ -106,7 +110,7 @@ class SimulatedSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
-    """The pipeline that a step ran in. None is unknown."""
+    """The pipeline schedule of a step, as measured and as predicted. None means unknown."""
 
     key = "pipeline"
     schedule: str
@@ -124,7 +128,7 @@ class PipelineDetails(Details, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AttentionDetails(Details, frozen=True, kw_only=True):
-    """The attention of ranks that share a sequence."""
+    """The attention method of ranks that share a sequence."""
 
     key = "crossover_ranks"
     method: str
@@ -137,7 +141,7 @@ class AttentionDetails(Details, frozen=True, kw_only=True):
 
 
 class MeshDetails(Details, frozen=True, kw_only=True):
-    """The axes that a step communicates on, with the number of ``ranks`` of each."""
+    """The mesh axes on which a step communicates."""
 
     key = "axes"
     axes: dict[str, dict[str, int]]
@@ -151,7 +155,7 @@ class BytesFormulaDetails(Details, frozen=True, kw_only=True):
 
 
 class ExpertLoadDetails(Details, frozen=True, kw_only=True):
-    """The load of experts and ranks."""
+    """The number of tokens that each expert and each rank gets."""
 
     key = "expert_load"
     expert_load: list[list[int]]
@@ -161,7 +165,7 @@ class ExpertLoadDetails(Details, frozen=True, kw_only=True):
 
 
 class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes": "bytes"}):
-    """Calls of one step with the same axis, operation, size and number of ranks."""
+    """The calls of one step that have the same axis, operation, size and number of ranks."""
 
     axis: str
     op: str
@@ -177,7 +181,7 @@ class CountedCall(msgspec.Struct, frozen=True, kw_only=True, rename={"num_bytes"
 
 
 class CommunicationDetails(Details, frozen=True, kw_only=True):
-    """All calls of communication of a step."""
+    """All communication calls of a step."""
 
     key = "comm_calls"
     comm_calls: tuple[CountedCall, ...]
@@ -188,7 +192,7 @@ PLAN_SCHEMA = 1
 
 
 class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A predicted number next to the measured one. None is unknown."""
+    """A predicted number next to the measured one. None means unknown."""
 
     name: str
     predicted: float
@@ -203,7 +207,7 @@ class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less 1."""
+        """The relative error of the prediction: predicted over measured, less 1."""
         return self.predicted / self.measured - 1 if self.measured else None
 
     @property
@@ -219,7 +223,7 @@ class ComponentCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The prediction of one step of a run."""
+    """The comparison of one step of a run with its prediction."""
 
     case: str
     label: str

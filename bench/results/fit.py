@@ -49,7 +49,7 @@ _Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """The time of one size in bytes."""
+    """The time of a case with one size."""
 
     size_bytes: int
     seconds: float
@@ -92,18 +92,19 @@ class Segment:
 
     @property
     def half_bandwidth_bytes(self) -> float | None:
-        """n_1/2 (Hockney), which is latency times bandwidth."""
+        """The size n_1/2 (Hockney) in bytes, latency times bandwidth. None if the line is flat."""
         if self.bytes_per_second is None:
             return None
         return self.latency_seconds * self.bytes_per_second
 
     def predict(self, size_bytes: float) -> float:
+        """Return the seconds for a size in bytes."""
         return self.latency_seconds + size_bytes * self.seconds_per_byte
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurveFit:
-    """The lines of a curve in the order of size."""
+    """A piecewise linear fit of time over size. The segments are in the order of size."""
 
     segments: tuple[Segment, ...]
     outliers: tuple[tuple[int, float], ...]
@@ -116,7 +117,7 @@ class CurveFit:
 
     @property
     def half_bandwidth_bytes(self) -> float | None:
-        """n_1/2 of the last line."""
+        """The size n_1/2 in bytes at which the last line reaches half of its bandwidth."""
         return self.segments[-1].half_bandwidth_bytes
 
     @property
@@ -132,14 +133,15 @@ class CurveFit:
         return tuple(sizes)
 
     def predict(self, size_bytes: int) -> float:
+        """Return the seconds for a size in bytes."""
         index = bisect_left(self.breakpoints, size_bytes)
         return self.segments[index].predict(size_bytes)
 
 
 def fit_curve(points: Sequence[CurvePoint]) -> CurveFit | None:
-    """Return the latency and bandwidth that explain times, None with fewer than three sizes.
+    """Fit lines of latency and bandwidth to times by size. None with fewer than three sizes.
 
-    Sizes and times are above zero, and no two points have the same size.
+    Sizes and times must be above zero, and no two points may have the same size.
     """
     assert all(point.size_bytes > 0 and point.seconds > 0 for point in points)
     curve = sorted(points, key=lambda point: point.size_bytes)
@@ -196,7 +198,7 @@ def _estimate_noise(curve: Sequence[CurvePoint]) -> float:
 
 
 class _Line:
-    """A part of a curve and the line through it."""
+    """A line through successive sizes of a curve, and its relative errors there."""
 
     def __init__(self, sizes: _Array, times: _Array, latency: float, slope: float) -> None:
         self.sizes = sizes
@@ -209,11 +211,12 @@ class _Line:
         self.errors = times / self.fitted - 1
 
     def compute_weights(self, scale: float) -> _Array:
+        """Return the weights of the times for a further least-squares fit."""
         return _get_weights(self.errors, scale) / self.fitted**2
 
 
 def _choose_lines(sizes: _Array, times: _Array, noise: float) -> list[_Line]:
-    """Return one line, or more if an F test rejects fewer."""
+    """Return the fewest lines that explain the times, so that an F test rejects fewer."""
     chosen = [_fit_line(sizes, times, noise)]
     for count in range(2, min(MAX_LINES, len(sizes) // MIN_SIZES) + 1):
         partitions = _list_partitions(len(sizes), count)
@@ -242,7 +245,10 @@ def _list_partitions(length: int, count: int) -> list[tuple[int, ...]]:
 def _fit_best_partition(
     sizes: _Array, times: _Array, partitions: Sequence[tuple[int, ...]], scale: float
 ) -> list[_Line]:
-    """Return the lines of the likeliest partition, where lines that meet save a parameter."""
+    """Return the lines of the most likely partition of a curve.
+
+    Adjacent lines that meet between their sizes save a parameter.
+    """
 
     @cache
     def fit_span(start: int, stop: int) -> _Line:
@@ -288,6 +294,7 @@ def _rejects_fewer_lines(
 
 
 def _get_errors(lines: Sequence[_Line]) -> _Array:
+    """Return the relative errors of all lines in one array."""
     return np.concatenate([line.errors for line in lines])
 
 
@@ -307,6 +314,7 @@ def _fit_scale(errors: _Array, min_scale: float) -> float:
 
 
 def _get_weights(errors: _Array, scale: float) -> _Array:
+    """Return the weights of Student's t for relative errors, at most 1."""
     return _T_FREEDOM / (_T_FREEDOM + (errors / scale) ** 2)
 
 
@@ -329,6 +337,7 @@ def _fit_line(sizes: _Array, times: _Array, scale: float) -> _Line:
 
 
 def _search_line(sizes: _Array, times: _Array, start: _Array, scale: float) -> _Line:
+    """Return the line with likeliest errors, starting from errors relative to ``start``."""
     line = _fit_least_squares(sizes, times, 1 / start**2)
     for _ in range(_MAX_ITERATIONS):
         previous = line
@@ -339,7 +348,7 @@ def _search_line(sizes: _Array, times: _Array, start: _Array, scale: float) -> _
 
 
 def _compute_moments(sizes: _Array, weights: _Array) -> tuple[float, float, float]:
-    """Return the sum of the weights, the mean size and the weighted squares of sizes about it."""
+    """Return the total weight, the weighted mean size, and the weighted squares of sizes about it."""
     total = float(weights.sum())
     mean = float(weights @ sizes) / total
     return total, mean, float(weights @ (sizes - mean) ** 2)

@@ -29,9 +29,9 @@ def format_number(value: float | None) -> str:
 
 
 def format_quantity(value: float | None, unit: str) -> str:
-    """Return a number with its unit.
+    """Return a number with its unit, ``-`` if it is unknown.
 
-    Seconds and bytes are in the unit that suits them, bandwidths in GB/s = 1e9 B/s.
+    Seconds and bytes are printed in a suitable unit, bandwidths in GB/s = 1e9 B/s.
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
@@ -70,7 +70,7 @@ format_count = make_formatter("{:.0f}")
 
 
 def format_case_size(value: object) -> str:
-    """Return the size of a case in bytes as people write it: ``64K``."""
+    """Return a size in bytes as text such as ``64K``."""
     if not isinstance(value, Real):
         return UNKNOWN
     return format_size(round(float(value)))
@@ -116,12 +116,12 @@ def to_single_line(text: str) -> str:
 
 
 def format_word_counts(pairs: Sequence[tuple[str, int]]) -> str:
-    """Return words with how often each occurred: ``precision x4, budget``."""
+    """Return words with their counts as text: ``precision x4, budget``."""
     return ", ".join(word if count == 1 else f"{word} x{count}" for word, count in pairs) or UNKNOWN
 
 
 def _choose_scale(value: float, unit: str) -> tuple[float, str]:
-    """Return the factor and the name of the largest unit that is at most ``value``."""
+    """Return the divisor and the name of the largest unit that is at most ``value``."""
     if unit == "B/s":
         return GIGA, "GB/s"
     scales = _SCALES.get(unit, ((1.0, unit),))

@@ -47,9 +47,11 @@ class MetricLimit:
     """In the unit of the metric."""
 
     def applies_to(self, case: Case) -> bool:
+        """Return True if the glob matches the name or the label of the case."""
         return matches(case.name, self.cases) or fnmatchcase(case.label, self.cases)
 
     def is_met(self, value: float) -> bool:
+        """Return True if the value is within the limit."""
         if isclose(value, self.number, rel_tol=1e-9):
             return "=" in self.operator
         direction = "<" if value < self.number else ">"
@@ -61,7 +63,7 @@ def read_limits(
     cases: Sequence[Case],
     skipped: Sequence[SkippedCase] = (),
 ) -> tuple[MetricLimit, ...]:
-    """Return the limits in a file.
+    """Return the limits in the file of ``--limits``.
 
     Raises ``UserError`` if there are none, if a metric is unknown, or if a glob matches none of the
     ``cases``.
@@ -91,7 +93,10 @@ def _describe_unused(
 
 
 def resolve_metric(name: str) -> Metric | None:
-    """Return the declaration of a metric, or of one by axis or component, None if there is none."""
+    """Return the declaration of a metric, None if there is none.
+
+    The name may leave out the axis or the component, as in ``bytes_ratio``.
+    """
     metric = find_metric(name)
     if metric is None:
         return next((metric for metric in METRICS if metric.name.partition(".")[0] == name), None)
@@ -103,6 +108,7 @@ def resolve_metric(name: str) -> Metric | None:
 
 
 def _parse_limit(path: Path, cases: str, name: str, text: str) -> MetricLimit:
+    """Return the limit in a text such as ``<10%``. Raises ``UserError`` if it is not valid."""
     place = f"limits {path}: {name} of {cases!r}"
     metric = resolve_metric(name)
     if metric is None:

@@ -26,7 +26,7 @@ _ANY_WORD = re.compile("[A-Z]{2,}")
 
 
 class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A number with its 95 % interval. None is unknown."""
+    """A number with its unit and its 95 % interval. None means unknown."""
 
     value: float | None
     unit: str = ""
@@ -42,7 +42,7 @@ class MetricValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 @dataclass(frozen=True)
 class Metric:
-    """The meaning of a number."""
+    """The declaration of a metric: its unit, its direction, and its texts."""
 
     name: str
     unit: str
@@ -62,12 +62,13 @@ class Metric:
 
     @cached_property
     def pattern(self) -> str:
+        """A regular expression for the names that this declaration covers."""
         return _ANY_WORD.sub("(.+)", re.escape(self.name))
 
     def specialize(self, name: str) -> "Metric | None":
-        """Return the declaration of a metric with this name, None if this declares another one.
+        """Return the declaration for a metric with this name, None if it does not cover the name.
 
-        The words of the name replace the capitals in title and help.
+        The words of the name replace the words in capitals in title and help.
         """
         match = re.fullmatch(self.pattern, name)
         if match is None:
@@ -259,12 +260,15 @@ METRICS = (
 
 @cache
 def find_metric(name: str) -> Metric | None:
-    """Return the first declaration that fits a name, None for a metric of a custom benchmark."""
+    """Return the first declaration that covers a name, None for a custom metric."""
     return next((metric for metric in METRICS if metric.specialize(name) is not None), None)
 
 
 def get_kind(name: str, unit: str) -> ValueKind:
-    """Return the kind of a metric. Of undeclared ones, rates are amounts, others differences."""
+    """Return how values of a metric are merged over repetitions.
+
+    An undeclared metric is an amount if it is a rate, otherwise a difference.
+    """
     metric = find_metric(name)
     if metric is not None:
         return metric.kind
@@ -272,10 +276,7 @@ def get_kind(name: str, unit: str) -> ValueKind:
 
 
 def make_value(name: str, number: float | Estimate | None, method: str = "") -> MetricValue:
-    """Return the value of a declared metric.
-
-    An estimate adds its interval and its method.
-    """
+    """Return the value of a declared metric. An estimate adds its interval and its method."""
     metric = find_metric(name)
     if metric is None:
         raise LookupError(f"metric {name} is not declared in {__name__}")
@@ -289,7 +290,10 @@ def make_values(
     numbers: Mapping[str, float | Estimate | None],
     method: str = "",
 ) -> dict[str, MetricValue]:
-    """Return the values of declared metrics. The method of each begins with its formula."""
+    """Return the values of declared metrics by name.
+
+    The method of each value begins with the formula of the metric.
+    """
     values = {}
     for name, number in numbers.items():
         metric = find_metric(name)
@@ -299,10 +303,12 @@ def make_values(
 
 
 def _join_phrases(*phrases: str, separator: str = ", ") -> str:
+    """Return the phrases that are not empty, joined by the separator."""
     return separator.join(phrase for phrase in phrases if phrase)
 
 
 def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str) -> MetricValue:
+    """Return the metric with the number and interval of the estimate, unknown for None."""
     return msgspec.structs.replace(
         metric,
         value=None if estimate is None else estimate.value,
@@ -313,7 +319,7 @@ def _replace_number(metric: MetricValue, estimate: Estimate | None, method: str)
 
 
 def collect_by_name(mappings: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
-    """Return the values of each name over all mappings that have it."""
+    """Return for each name the list of its values in all mappings that have the name."""
     collected: dict[str, list[T]] = {}
     for mapping in mappings:
         for name, item in mapping.items():

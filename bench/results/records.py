@@ -54,10 +54,10 @@ def find_stragglers(
     method: str,
     uncertainty: float,
 ) -> Stragglers:
-    """Find the rank that most often arrives last, and the one that most often leaves last.
+    """Find the rank that most often arrives last and the rank that most often leaves last.
 
-    ``last_arrivals`` and ``last_exits`` have the last rank of each iteration, ``skew_seconds`` the
-    time between its first and its last arrival.
+    ``last_arrivals`` and ``last_exits`` hold the last rank of each iteration. ``skew_seconds``
+    holds the time between the first and the last arrival of each iteration.
     """
     skews = zip(last_arrivals, skew_seconds, strict=True)
     late_ranks = [rank for rank, skew in skews if skew > uncertainty]
@@ -74,7 +74,7 @@ def find_stragglers(
 
 
 def _find_most_common(ranks: Sequence[int], total: int) -> tuple[int | None, float | None]:
-    """Return the most common rank and its share of ``total``."""
+    """Return the most common rank and its share of ``total``, None for both without ranks."""
     if not ranks:
         return None, None
     [(rank, count)] = Counter(ranks).most_common(1)
@@ -86,7 +86,10 @@ COMPUTE, COPY, PHASE, COMM = "compute", "copy", "phase", "comm"
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True):
-    """The work of one stream of a rank, in microseconds since the first rank began the step."""
+    """A piece of work on one stream of a rank.
+
+    Its times are in microseconds since the first rank began the step.
+    """
 
     stream: str
     name: str
@@ -97,7 +100,7 @@ class Interval(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of one rank. Only intervals of communication may overlap in a stream."""
+    """The step of one rank. Only communication intervals of a stream may overlap."""
 
     rank: Rank
     start_us: float
@@ -106,7 +109,7 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of all ranks."""
+    """The intervals of work in one step of all ranks."""
 
     clock: str
     """A phrase about how the clocks of the ranks were compared."""
@@ -126,7 +129,7 @@ Stop = Literal["precision", "converged", "max-iters", "budget", "visits"]
 
 
 class SkipReason(enum.Enum):
-    """Why a case that was asked for has no measurement in a repetition."""
+    """The reason why a selected case has no measurement in a repetition."""
 
     IMPOSSIBLE = "impossible"
     """These ranks or this machine cannot run it, for example because it needs too much memory."""
@@ -145,7 +148,7 @@ ranks wait for one another. A ``terminated`` or ``raised`` rank may have suffere
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that may have broken a case."""
+    """A rank that may have caused the failure of a case."""
 
     rank: Rank
     host: str
@@ -162,7 +165,7 @@ class WorldInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of results with the reference. None if nothing could be checked."""
+    """The comparison of results with the reference. None means that nothing was compared."""
 
     passed: bool | None = None
     wrong: Count | None = None
@@ -179,7 +182,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
-    """The variation of samples."""
+    """The run-to-run variation of the samples of a case."""
 
     grade: Grade
     spread: NonNegative
@@ -189,7 +192,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compute_noise(samples: Samples) -> Noise | None:
-    """Return the variation of samples, None if there are none."""
+    """Return the variation of samples, None if there are no samples."""
     if not samples.values:
         return None
     relative_iqr = compute_relative_iqr(samples.values)
@@ -202,7 +205,7 @@ def compute_noise(samples: Samples) -> Noise | None:
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a rank when its case ended badly."""
+    """The state of a rank when its case failed."""
 
     rank: Rank
     host: str
@@ -214,7 +217,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one case: its measurement, or the failure of its ranks."""
+    """The result of one case: its measurement, or the reason why it failed or was skipped."""
 
     status: Status
     reason: str = ""
@@ -240,7 +243,7 @@ class RecordedOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(RecordedOutcome, frozen=True, kw_only=True):
-    """One case in one repetition."""
+    """The result of one case in one repetition."""
 
     schema: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA
     case: Case
@@ -275,10 +278,10 @@ def encode_record(record: Record) -> bytes:
 
 
 def read_records(path: Path, damaged: list[str] | None = None) -> Iterator[Record]:
-    """Yield the records of a file, without a last line that was cut short.
+    """Yield the records of a file, except a last line that was cut short.
 
-    With ``damaged``, a message about each other bad line is added to it. Otherwise ``UserError``
-    is raised.
+    A message about each other bad line is added to ``damaged``. Without ``damaged``, a bad line
+    raises ``UserError``.
     """
     with convert_read_errors(path):
         for number, line in read_lines(path):

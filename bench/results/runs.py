@@ -77,7 +77,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, or several that were pooled, with the last record of each case and repetition."""
+    """A run, or several pooled runs, with the last record of each case and repetition."""
 
     path: Path
     info: RunInfo
@@ -123,12 +123,12 @@ def write_run_info(path: Path, info: RunInfo) -> None:
 
 
 def list_runs(folder: Path) -> list[Path]:
-    """Return the runs in a folder from the oldest, because their names begin with their time."""
+    """Return the runs in a folder from the oldest to the newest, by the time in their names."""
     return sorted(file.parent for file in folder.glob("*/run.json"))
 
 
 def add_repetition(path: Path, repetition: RepetitionInfo) -> None:
-    """Add a repetition to ``run.json``."""
+    """Add the time and the load of a repetition to ``run.json``."""
     info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
     with convert_write_errors(path / "run.json"):
         write_run_info(path, replace(info, repetitions=(*info.repetitions, repetition)))
@@ -137,8 +137,8 @@ def add_repetition(path: Path, repetition: RepetitionInfo) -> None:
 def load_run(path: Path) -> Run:
     """Return the run in a folder.
 
-    Raises ``UserError`` if the folder is not a run, has another format version, or has lines but
-    not one record.
+    Raises ``UserError`` if the folder is not a run, has another format version, or has lines of
+    records that are all damaged.
     """
     file = path / "run.json"
     if not file.exists():
@@ -167,14 +167,14 @@ def _describe_missing_run(path: Path) -> str:
 
 
 def require_complete(run: Run) -> Run:
-    """Return the run. Raises ``UserError`` if a line of its records could not be read."""
+    """Return the run. Raises ``UserError`` if a line of its records is damaged."""
     if run.damaged:
         raise UserError(run.damaged[0])
     return run
 
 
 def make_trace_path(record: Record) -> str:
-    """Return the path of the timeline in the folder of the run."""
+    """Return the path of a record's timeline relative to the folder of the run."""
     return f"traces/{make_file_name(record.case.id)}-{record.repetition}.json.gz"
 
 
@@ -188,7 +188,10 @@ def load_timeline(run: Run, record: Record) -> Timeline | None:
 
 
 class RecordWriter:
-    """Appends records, each flushed to disk before the next case begins, and writes their files."""
+    """Appends records to a run and writes the files that belong to them.
+
+    Each record is on disk before the next case begins.
+    """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file = file

@@ -15,7 +15,7 @@ STAMPS = ("arrival_ns", "exit_ns", "duration_ns", "issue_ns")
 
 
 def make_samples_path(record: Record) -> str:
-    """Return the path of the samples in the folder of the run."""
+    """Return the path of a record's samples relative to the folder of the run."""
     return f"samples/{make_file_name(record.case.id)}-{record.repetition}.npz"
 
 

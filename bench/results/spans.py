@@ -10,10 +10,10 @@ Span = tuple[int, int]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Return disjoint spans, in order, that cover the same time.
+    """Return sorted disjoint spans that cover the same time.
 
-    Adjacent spans are joined and empty ones dropped. The time is linear in the number of sorted
-    spans, also in the other functions.
+    Adjacent spans are joined and empty ones dropped. This and the other functions take linear time
+    for sorted spans.
     """
     merged: list[Span] = []
     for start, stop in sorted(spans):
@@ -29,12 +29,12 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> int:
-    """Return the nanoseconds that spans cover, each counted once."""
+    """Return the total ns that spans cover. Overlapping time counts once."""
     return sum(stop - start for start, stop in union(spans))
 
 
 def difference(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
-    """Return the time that is in ``a`` and not in ``b``."""
+    """Return the spans of time that ``a`` covers and ``b`` does not."""
     holes = deque(union(b))
     remaining: list[Span] = []
     for start, stop in union(a):
@@ -52,13 +52,13 @@ def difference(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
 
 
 def intersection(a: Iterable[Span], b: Iterable[Span]) -> list[Span]:
-    """Return the time that is in both."""
+    """Return the spans of time that both ``a`` and ``b`` cover."""
     spans = union(a)
     return difference(spans, difference(spans, b))
 
 
 def gaps(spans: Iterable[Span], within: Span) -> list[Span]:
-    """Return the time of ``within`` that no span covers."""
+    """Return the parts of ``within`` that no span covers."""
     return difference([within], spans)
 
 
@@ -80,7 +80,7 @@ class Breakdown:
 
     @property
     def exposed_seconds(self) -> float:
-        """The exposed communication on all axes."""
+        """The seconds of exposed communication on all axes."""
         return sum(self.exposed_comm_seconds.values())
 
     @property

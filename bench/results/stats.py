@@ -49,7 +49,7 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """The half-width of the interval relative to the value."""
+        """The half-width of the interval relative to the value, None without an interval."""
         if self.low is None or self.high is None or self.value == 0:
             return None
         return (self.high - self.low) / 2 / self.value
@@ -185,7 +185,7 @@ def compute_relative_iqr(values: Sequence[float]) -> float:
 
 
 def grade_noise(deviation: float) -> Grade:
-    """Return the grade of a relative deviation or a relative interquartile range."""
+    """Return the grade of a relative variation."""
     for limit, grade in _GRADE_LIMITS:
         if deviation < limit:
             return grade

@@ -59,7 +59,7 @@ _KERNEL_OPERATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """The facts about a call of communication in a trace. None is unknown."""
+    """The facts about a communication call in a trace. None means unknown."""
 
     op: str
     group: str | None = None
@@ -71,7 +71,7 @@ class CallFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceEvent:
-    """An event of torch's profiler, in nanoseconds of its clock."""
+    """An event of torch's profiler. Its times are in ns of the profiler's clock."""
 
     name: str
     start_ns: int
@@ -94,7 +94,7 @@ class TraceEvent:
 
 
 class TimedCall(NamedTuple):
-    """A call of communication: its axis, its operation, its time, and its size if it is known."""
+    """A communication call with its axis, operation, span and size. The size may be unknown."""
 
     axis: str
     op: str
@@ -128,7 +128,10 @@ class StepTrace:
 
 @lru_cache(maxsize=1 << 12)
 def parse_operation(name: str) -> str:
-    """Return the operation of a call, a kernel or a range of gloo, its name if it is unknown."""
+    """Return the operation in the name of a call, kernel or gloo range.
+
+    An unknown name is returned as it is.
+    """
     short_name = name.removeprefix("c10d::").removeprefix("gloo:")
     normalized = re.sub(r"^nccl(Symk?)?(Dev)?Kernel_|_", "", short_name).lower()
     prefixes = [prefix for prefix in OPERATIONS if normalized.startswith(prefix)]
@@ -137,7 +140,7 @@ def parse_operation(name: str) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def is_communication_kernel(name: str) -> bool:
-    """Return True for a kernel that only communicates."""
+    """Return True if the kernel of this name only communicates."""
     base_name = _get_base_name(name)
     is_fused = _FUSED_KERNEL.search(base_name) is not None and not name.startswith("nccl")
     return _COMMUNICATION_KERNEL.search(base_name) is not None and not is_fused
@@ -145,7 +148,7 @@ def is_communication_kernel(name: str) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def is_fused_kernel(name: str) -> bool:
-    """Return True for a kernel that computes and, by its name, also communicates."""
+    """Return True if the kernel of this name communicates and also computes."""
     base_name = _get_base_name(name)
     is_named = _COMMUNICATION_KERNEL.search(base_name) is not None
     return is_named and not is_communication_kernel(name)
@@ -182,7 +185,7 @@ def _get_base_name(name: str) -> str:
 
 
 def build_host_trace(events: Sequence[TraceEvent], wall_seconds: float) -> StepTrace:
-    """Return the trace of a step on the host: operators of its thread, and the events of gloo."""
+    """Return the trace of a step on the host from its thread's operators and gloo's events."""
     step = next(event for event in events if event.name == STEP)
     own = [event for event in events if event.thread == step.thread and not event.is_async]
     calls = [event for event in events if event.name.startswith(_ISSUE) and not event.is_async]
@@ -273,7 +276,7 @@ def list_phases(events: Sequence[TraceEvent]) -> list[tuple[str, Span]]:
 
 
 def _list_launches(events: Iterable[TraceEvent]) -> list[tuple[int, Span]]:
-    """Return the launch and the span of each kernel, copy or memset, in order of launches."""
+    """Return the launch time and the span of each kernel, copy or memset, sorted by launch time."""
     launch_times = {
         event.correlation: event.start_ns
         for event in events
@@ -287,7 +290,10 @@ def _list_launches(events: Iterable[TraceEvent]) -> list[tuple[int, Span]]:
 
 
 def _find_device_span(host_span: Span, launches: Sequence[tuple[int, Span]]) -> Span:
-    """Return the time of the kernels launched within a span of the host, the span without any."""
+    """Return the span of the kernels that the host launched within ``host_span``.
+
+    Without such kernels it is ``host_span`` itself.
+    """
     first, last = (bisect_left(launches, (time, (0, 0))) for time in host_span)
     spans = [span for _, span in launches[first:last]]
     if not spans:
@@ -296,6 +302,7 @@ def _find_device_span(host_span: Span, launches: Sequence[tuple[int, Span]]) -> 
 
 
 def _list_spans(events: Iterable[TraceEvent]) -> list[Span]:
+    """Return the sorted spans of the events."""
     return sorted(event.span for event in events)
 
 
@@ -305,9 +312,9 @@ def build_rank_timeline(
     comm: Iterable[TimedCall],
     late_ns: int,
 ) -> RankTimeline:
-    """Return the step of one rank, which began ``late_ns`` after that of the first rank.
+    """Return the timeline of one rank, which began its step ``late_ns`` after the first rank.
 
-    As in the breakdown, compute and copies are disjoint, and copies count only while nothing is
+    As in the breakdown, compute and copies are disjoint, and a copy counts only while nothing is
     computed.
     """
 

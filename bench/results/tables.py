@@ -52,7 +52,7 @@ _MEASURED_KINDS = ("s", "B", "B/s", "GB")
 
 
 class SortedText(NamedTuple):
-    """A cell whose text is not its number, such as ``4/5`` repetitions."""
+    """A cell that is sorted by another value than its text, such as ``4/5`` repetitions."""
 
     text: str
     sort_key: float | str | None
@@ -129,11 +129,12 @@ class Column:
         return number
 
     def mark(self, row: Row) -> str:
-        """Return the grade or status that colors the cell, empty if it has none."""
+        """Return the grade or status that decides the color of the cell, empty if there is none."""
         grade = row.get(self.grade_key) if self.grade_key else None
         return "" if is_missing(grade) else str(grade)
 
     def _has_bounds(self, row: Row) -> bool:
+        """Return True if the value and both bounds of its interval are known."""
         bounds = (row.get(self.key), row.get(f"{self.key}_low"), row.get(f"{self.key}_high"))
         return not any(map(is_missing, bounds))
 
@@ -163,9 +164,9 @@ def is_missing(value: object) -> bool:
 def metric_column(
     name: str, *, key: str = "", title: str = "", has_interval: bool | None = None
 ) -> Column:
-    """Return the column of a declared metric. Its key is the name of the metric by default.
+    """Return a column for a declared metric. Its key is the name of the metric by default.
 
-    Metrics that are differences or factors print their intervals by default.
+    By default, only differences and factors are printed with their intervals.
     """
     metric = find_metric(name)
     if metric is None:
@@ -214,7 +215,7 @@ class Table:
 
     @property
     def varying(self) -> tuple[Column, ...]:
-        """The columns that a table shows: all but those with the same text in every row."""
+        """The columns to show, without those that have the same text in every row."""
         return tuple(
             self._title_within_repetition(column)
             for column in self.columns

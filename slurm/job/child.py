@@ -16,7 +16,7 @@ from parbench.slurm.sweep.folder import Point, Sweep, make_plan_path, make_runs_
 
 @dataclass(frozen=True, kw_only=True)
 class PointRequest:
-    """A point that a child measures on these nodes, in a new run or one that it resumes."""
+    """A point to measure on these nodes. ``run`` is the run to resume, None for a new one."""
 
     folder: Path
     sweep: Sweep
@@ -30,7 +30,7 @@ Command = Callable[[PointRequest], list[str]]
 
 
 def build_command(request: PointRequest) -> list[str]:
-    """Return the command ``parbench run`` of a point. With ``--format json`` it writes no report."""
+    """Return the ``parbench run`` command of a point. ``--format json`` avoids a report."""
     command = [*PARBENCH, "run", "--format=json"]
     nodes = ",".join(request.nodes)
     if request.run is not None and nodes:
@@ -49,7 +49,10 @@ def build_command(request: PointRequest) -> list[str]:
 
 
 def build_environment(request: PointRequest) -> dict[str, str]:
-    """Return the variables of a child. An empty value of the sweep removes a variable."""
+    """Return the environment variables of a child.
+
+    A variable that is empty in the sweep is removed.
+    """
     variables = {**os.environ, **request.point.variables}
     container = request.sweep.file.container
     if container is not None:
@@ -58,7 +61,7 @@ def build_environment(request: PointRequest) -> dict[str, str]:
 
 
 class Child:
-    """A process group that measures a point. Its messages go to ``logs/<point>.log``."""
+    """A child process that measures a point. Its messages go to ``logs/<point>.log``."""
 
     def __init__(self, request: PointRequest, command: Command) -> None:
         self._log = request.folder / "logs" / f"{request.point.id}.log"
@@ -79,13 +82,13 @@ class Child:
         return self._process.poll()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process group; SIGTERM stops it and keeps its records."""
+        """Send a signal to the process group. SIGTERM stops it but keeps its records."""
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
     def end(self, patience_seconds: float) -> None:
-        """End the process group: SIGTERM, and SIGKILL after some time."""
+        """End the process group by SIGTERM, and by SIGKILL after ``patience_seconds``."""
         self.send_signal(signal.SIGTERM)
         try:
             self._process.wait(patience_seconds)
@@ -94,7 +97,7 @@ class Child:
             self._process.wait()
 
     def read_last_message(self) -> str:
-        """Return the last line of this child in the log."""
+        """Return the last line that this child has written to the log."""
         with suppress(OSError):
             return get_last_line(self._log.read_bytes()[self._log_start :].decode(errors="replace"))
         return ""

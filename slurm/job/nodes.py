@@ -10,12 +10,18 @@ _DOWN_STATES = ("down", "error", "unknown")
 
 
 def is_down(state: str) -> bool:
-    """Return True for a state of sinfo of a dead node, such as ``down*``; ``*``: no answer."""
+    """Return True if the state of a node in sinfo is that of a dead node.
+
+    An asterisk as in ``down*`` means that the node does not answer.
+    """
     return state.endswith("*") or state.rstrip("~#!%$@^-+").lower() in _DOWN_STATES
 
 
 class NodeMonitor:
-    """Finds the dead nodes of a job. A node that was dead once stays so for the job."""
+    """Finds the dead nodes of a job.
+
+    A node that was dead once counts as dead until the job ends.
+    """
 
     def __init__(self, slurm: Slurm, environ: Mapping[str, str]) -> None:
         self._slurm = slurm
@@ -28,7 +34,7 @@ class NodeMonitor:
             self._node_by_host = slurm.map_hosts(self._nodes)
 
     def update(self, records: Iterable[Record] = ()) -> set[str]:
-        """Return all dead nodes, as Slurm and the new records of a run show them."""
+        """Return the names of all dead nodes, as Slurm and the new records of a run show them."""
         states: Mapping[str, str] = {}
         with suppress(SlurmError):
             states = self._slurm.get_node_states(self._nodes) if self._nodes else {}
@@ -46,12 +52,12 @@ class NodeMonitor:
         return tuple(node for node in self._nodes if node not in self._dead)
 
     def describe(self) -> str:
-        """Describe the dead nodes, as in ``n3 is down``; empty without any."""
+        """Return a text such as ``n3 is down``, empty if no node is dead."""
         return ", ".join(f"{node} {problem}" for node, problem in self._dead.items())
 
 
 def _list_silent_hosts(records: Iterable[Record]) -> set[str]:
-    """Return the hosts without an answer in hangs in which other hosts have answered."""
+    """Return the silent hosts of records with a hang in which other hosts have answered."""
     silent: set[str] = set()
     for record in records:
         answering = {rank.host for rank in record.ranks if not rank.is_silent}

@@ -61,7 +61,7 @@ def work(
 
 
 def get_task_point(sweep: Sweep, task: str) -> Point:
-    """Return the point of a task of an array; ``UserError`` if there is none."""
+    """Return the point that a task of an array measures. Raises ``UserError`` if there is none."""
     if not task.isdecimal() or int(task) >= len(sweep.points):
         allowed = f"0 to {len(sweep.points) - 1}"
         raise UserError(f"SLURM_ARRAY_TASK_ID={task!r} is not a point of the sweep: {allowed}")
@@ -69,7 +69,7 @@ def get_task_point(sweep: Sweep, task: str) -> Point:
 
 
 class Worker:
-    """Measures points in the allocation of a job."""
+    """Measures the points of a sweep in the allocation of a job."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Worker:
         self._num_measured = 0
 
     def measure_points(self, points: Sequence[Point]) -> None:
-        """Measure the points; requeue the job if its time was too short for them.
+        """Measure the points that are not complete. Requeue the job if it has not enough time.
 
         Raises ``KeyboardInterrupt`` if Slurm ends the job.
         """
@@ -109,7 +109,7 @@ class Worker:
                 click.echo(f"job {self._job} is not requeued: {error}")
 
     def _read_progress(self, point: Point) -> SweepProgress:
-        """Read the progress of a point, again if the file system does not answer."""
+        """Return the progress of a point. A reading error is retried."""
         for _ in range(_READ_ATTEMPTS):
             progress = read_progress(self._folder, point.id)
             if not progress.problem:
@@ -138,14 +138,17 @@ class Worker:
         return ""
 
     def _get_end(self) -> float:
-        """Return the end of the job, which an administrator may have changed."""
+        """Return the end of the job in seconds since the epoch, infinity without a limit.
+
+        It is asked again each time, because an administrator may change it.
+        """
         facts: tuple[Mapping[str, str], ...] = ()
         with suppress(SlurmError):
             facts = self._slurm.show_job(self._job) if self._job else ()
         return get_end_time(facts[0]) if facts else math.inf
 
     def _measure(self, point: Point, progress: SweepProgress) -> None:
-        """Run a child for a point until the child, the job or one of the nodes ends."""
+        """Run a child that measures a point until the child, the job or one of the nodes ends."""
         nodes = self._nodes.list_alive()[: point.nodes]
         self._report(point, nodes=nodes, is_running=True)
         request = PointRequest(
@@ -176,7 +179,7 @@ class Worker:
     def _watch(
         self, point: Point, child: Child, nodes: Sequence[str], earlier: SweepProgress
     ) -> str:
-        """Wait for the child, and return why it is to be stopped; empty if it has ended."""
+        """Wait for the child and return why it must be stopped, empty if it has ended."""
         end_seconds = self._get_end()
         records_time = slurm_time = time.monotonic()
         num_failures = 0
@@ -217,19 +220,22 @@ class Worker:
 
 
 def describe_end(progress: SweepProgress, child: Child) -> str:
-    """Describe the end of a child that left measurements missing."""
+    """Return a text about a child that has ended although measurements are missing."""
     exit_text = describe_exit(child.exit_code or 0).removeprefix("ended by ")
     text = f"{progress.not_done_reason or 'the run did not begin'}, the run ended with {exit_text}"
     return f"{text}: {child.read_last_message()}".removesuffix(": ")
 
 
 def list_new_failures(progress: SweepProgress, earlier: SweepProgress) -> list[Record]:
-    """Return the failures of a point that it did not have before."""
+    """Return the failures of a point that ``earlier`` does not have."""
     return [record for record in progress.failures if record not in earlier.failures]
 
 
 def remove_failures(progress: SweepProgress, earlier: SweepProgress) -> None:
-    """Remove new failures from a run, which the end of the job may have caused."""
+    """Remove the failures that ``earlier`` does not have from the run.
+
+    The end of the job may have caused them.
+    """
     failures = list_new_failures(progress, earlier)
     if progress.run is not None and failures:
         file = progress.run / "records.jsonl"
@@ -238,7 +244,7 @@ def remove_failures(progress: SweepProgress, earlier: SweepProgress) -> None:
 
 
 def abandon_run(progress: SweepProgress) -> None:
-    """Move a run in which a node died to another folder, so that it is not resumed."""
+    """Move the run to another folder so that it is not resumed, because a node died in it."""
     if progress.run is not None and not progress.problem:
         target = progress.run.parent / ABANDONED / progress.run.name
         target.parent.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ _SECONDS_PER_CASE = 0.35
 
 
 def estimate_check_seconds(device: str, num_devices: int) -> float:
-    """Return the time budget of a check, from the number of its cases and repetitions."""
+    """Return the time budget in seconds of a device check with this number of devices."""
     options = make_options(device, num_devices, budget="1m", timeout="1m", inject=None)
     backend = "nccl" if device == "cuda" else "gloo"
     world = WorldSpec(nproc=num_devices, backend=backend, device=device)
@@ -33,9 +33,9 @@ def estimate_check_seconds(device: str, num_devices: int) -> float:
 def check_nodes(
     nodes: Sequence[str], seconds: float, folder: Path, environ: Mapping[str, str]
 ) -> tuple[HostResult, ...]:
-    """Check the devices of all nodes in at most so many seconds, and compare them.
+    """Check the devices of all nodes and compare them. The time budget is ``seconds``.
 
-    One task on each node writes a file with the name of the node.
+    One task on each node writes files that are named after the node into ``folder``.
     """
     folder.mkdir(parents=True)
     options = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
@@ -55,6 +55,7 @@ def check_nodes(
 
 
 def _read_result(node: str, folder: Path, problem: str) -> HostResult:
+    """Return the result of a node. ``problem`` is used if the node has written no error."""
     contents = []
     for suffix in ("out", "err"):
         file = folder / f"{node}.{suffix}"

@@ -33,7 +33,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The exchanges of a run of rounds."""
+    """The exchanges of one run, the nodes that did not answer, and why rounds are missing."""
 
     nodes: tuple[str, ...]  # of the exchanges' indices
     exchanges: tuple[Exchange, ...] = ()
@@ -45,7 +45,10 @@ class Measurement:
 def measure_rounds(
     nodes: Sequence[str], rounds: Sequence[Round], setup: Setup, folder: Path
 ) -> Measurement:
-    """Measure rounds on these nodes in a new folder; ``UserError`` if there is no run."""
+    """Measure rounds of pairs on these nodes in a new folder.
+
+    Raises ``UserError`` if parbench leaves no run.
+    """
     folder.mkdir(parents=True)
     plan = folder / "plan.json"
     write_output(plan, encode_json(make_plan_file(rounds, setup)))
@@ -60,7 +63,7 @@ def measure_rounds(
 
 
 def make_plan_file(rounds: Sequence[Round], setup: Setup) -> PlanFile:
-    """Return the plan of the run. Each round is a case whose pairs are those of all rails."""
+    """Return the plan file of a run in which each round is a case with the pairs of all rails."""
     cases = []
     repeats: Counter[Round] = Counter()
     for pairs in rounds:
@@ -111,7 +114,10 @@ def read_measurement(run: Run, nodes: Sequence[str], setup: Setup) -> Measuremen
 
 
 def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
-    """Return the node of each block of ranks; ``UserError`` if a block has several hosts."""
+    """Return the node of each block of consecutive ranks.
+
+    Raises ``UserError`` if the ranks of a block are on several hosts.
+    """
     hosts = (run.info.environment or {}).get("hosts") or []
     first_hosts = hosts[:: setup.rails]
     blocks = [host for host in first_hosts for _ in range(setup.rails)]
@@ -122,7 +128,7 @@ def _read_nodes(run: Run, setup: Setup) -> tuple[str, ...]:
 
 
 def read_exchanges(run: Run, record: Record, index: int, rails: int) -> Iterator[Exchange]:
-    """Yield the exchange of each rail in a round, whose duration is that of the slower rank.
+    """Yield the exchanges of each pair and rail in a round, each with the time of its slower rank.
 
     Raises ``UserError`` if the samples cannot be read.
     """

@@ -28,7 +28,7 @@ _VARIANCE_OF_MEDIAN = math.pi / 2
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The duration in which a rail of two nodes exchanged data in a round."""
+    """The exchange of data between two nodes on one rail in a round, and its duration."""
 
     round: int
     nodes: Pair
@@ -38,18 +38,19 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A node, or one of its rails."""
+    """A node, or one rail of a node."""
 
     node: int
     rail: int | None = None  # None for the whole node
 
     def has(self, exchange: Exchange) -> bool:
+        """Return True if this node or rail takes part in the exchange."""
         return self.node in exchange.nodes and self.rail in (None, exchange.rail)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """The duration of the exchanges of a node or rail, relative to those of others."""
+    """How many times as long the exchanges of a node or rail take as those of others."""
 
     endpoint: Endpoint
     ratio: float
@@ -63,9 +64,9 @@ class Ratio:
 
 
 def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
-    """Return the slow nodes, and the slow rails of other nodes, the slowest first.
+    """Return the slow nodes and the slow rails of other nodes, the slowest first.
 
-    At most half of the nodes are slow, because the others are what they are compared with.
+    At most half of the nodes are returned, because they are compared with the others.
     """
     remaining = list(exchanges)
     max_slow = len({node for exchange in remaining for node in exchange.nodes}) // 2
@@ -80,7 +81,7 @@ def find_slow(exchanges: Iterable[Exchange]) -> list[Ratio]:
 
 
 def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> list[Ratio]:
-    """Return the suspects that are slow in other exchanges too, with good partners."""
+    """Return new ratios of the suspects that are slow again, now with good partners."""
     confirmed = []
     for suspect in suspects:
         endpoints = [ratio.endpoint for ratio in suspects if ratio is not suspect]
@@ -92,7 +93,7 @@ def confirm_slow(exchanges: Sequence[Exchange], suspects: Sequence[Ratio]) -> li
 
 
 def compare(endpoint: Endpoint, exchanges: Sequence[Exchange]) -> Ratio | None:
-    """Return the ratio of a node or rail, None if it has fewer than two partners."""
+    """Return the ratio of a node or rail to the others, None with fewer than two partners."""
     own_exchanges = [entry for entry in exchanges if endpoint.has(entry)]
     partners = {sum(entry.nodes) - endpoint.node for entry in own_exchanges}
     rails = {entry.rail for entry in own_exchanges}
@@ -159,7 +160,10 @@ def _compute_corrected_excess(entry: Exchange, levels: Levels) -> float:
 
 
 def _estimate_noise(exchanges: Sequence[Exchange], levels: Levels) -> float:
-    """Return the standard deviation of an exchange, from the median absolute deviation."""
+    """Return the standard deviation of the logarithm of an exchange's duration.
+
+    It follows from the median absolute deviation from the levels.
+    """
     return (
         median(abs(_compute_corrected_excess(entry, levels)) for entry in exchanges)
         / _MAD_OF_NORMAL

@@ -15,9 +15,9 @@ _MIN_ROUNDS_OF_THREE = 12
 
 
 def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
-    """Return at least so many rounds in which each node meets others.
+    """Return at least ``min_rounds`` rounds in which each node meets other nodes.
 
-    In a small cluster each node meets every other equally often.
+    In a small cluster each node meets every other node equally often.
     """
     available = count_rounds(num_nodes)
     if num_nodes == 3:
@@ -29,9 +29,9 @@ def plan_tournament(num_nodes: int, min_rounds: int) -> list[Round]:
 
 
 def plan_confirmation(num_nodes: int, suspects: Collection[int], min_rounds: int) -> list[Round]:
-    """Return rounds in which each suspect node meets so many times a good node.
+    """Return rounds in which each suspect node meets good nodes, ``min_rounds`` times or more.
 
-    The other good nodes meet each other, and are what suspects are compared with.
+    The other good nodes meet each other, and the suspects are compared with them.
     """
     tested = sorted(suspects)
     good = [node for node in range(num_nodes) if node not in suspects]
@@ -52,6 +52,7 @@ def plan_confirmation(num_nodes: int, suspects: Collection[int], min_rounds: int
 
 
 def _pair_up(nodes: Sequence[int]) -> list[Pair]:
+    """Return pairs of successive nodes, without a last node that has no partner."""
     return list(zip(nodes[::2], nodes[1::2], strict=False))
 
 

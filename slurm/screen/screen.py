@@ -67,7 +67,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screening(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdicts on all nodes, and on rails that are not fine."""
+    """The verdicts on all nodes and on rails that are not fine, with the device checks."""
 
     verdicts: tuple[NodeVerdict, ...]
     problems: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Screening(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exclude_option(self) -> str:
-        """The option that keeps Slurm from bad nodes, empty if there is none."""
+        """The ``--exclude`` option that keeps Slurm from bad nodes, empty if there is none."""
         bad = [entry.node for entry in self.verdicts if entry.verdict in _EXCLUDED]
         return f"--exclude={','.join(dict.fromkeys(bad))}" if bad else ""
 
@@ -95,9 +95,9 @@ def screen(
     arguments: Sequence[str],
     slurm: Slurm = SLURM,
 ) -> tuple[int, str]:
-    """Screen the nodes of this allocation and return the exit code and the output.
+    """Screen the nodes of this allocation. Returns the exit code and the output.
 
-    Outside of an allocation salloc runs ``parbench`` with the same arguments inside a new one.
+    Outside of an allocation, salloc runs ``parbench`` with the same arguments inside a new one.
     """
     check_options(options)
     if "SLURM_JOB_ID" not in environ:
@@ -140,9 +140,10 @@ def check_options(options: ScreenOptions) -> None:
 
 
 def build_salloc_command(options: ScreenOptions, arguments: Sequence[str]) -> list[str]:
-    """Return the command of an allocation, which continues if one of its nodes fails.
+    """Return the salloc command that runs the screening in a new allocation.
 
-    It is exclusive, because traffic of other jobs would look like a slow node.
+    The allocation continues if one of its nodes fails. It is exclusive, because traffic of other
+    jobs would look like a slow node.
     """
     time = format_limit(parse_duration(options.time))
     command = ["salloc", "--quiet", "--no-kill", "--exclusive", f"--nodes={options.nodes}"]
@@ -156,10 +157,10 @@ def build_salloc_command(options: ScreenOptions, arguments: Sequence[str]) -> li
 
 
 def run_in_allocation(command: Sequence[str]) -> tuple[int, str]:
-    """Run the screening inside a new allocation and return its exit code and output.
+    """Run the salloc command of a screening and return its exit code and its output.
 
-    salloc ends with 1 if there is no allocation, as a screening does that finds a bad node. Only the
-    screening prints something.
+    salloc exits with 1 if there is no allocation, as a screening does that finds a bad node. Only
+    the screening prints something.
     """
     with convert_write_errors("salloc", "cannot be started"):
         completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -183,7 +184,10 @@ def list_nodes(options: ScreenOptions, environ: Mapping[str, str], slurm: Slurm)
 
 
 def screen_nodes(nodes: Sequence[str], num_rounds: int, setup: Setup, folder: Path) -> Screening:
-    """Measure rounds of all nodes, without those that do not answer, and suspects once more."""
+    """Measure rounds of pairs of all nodes, then measure suspects again, and return the verdicts.
+
+    Nodes that do not answer are left out of a repeated measurement.
+    """
     rounds = plan_tournament(len(nodes), num_rounds)
     measurements = [measure_rounds(nodes, rounds, setup, folder / "rounds")]
     silent = dict(measurements[0].silent)
@@ -229,7 +233,7 @@ def judge_suspects(
 ) -> list[NodeVerdict]:
     """Return the verdicts on suspects, which the second measurement confirms or not.
 
-    It does not count if its ranks are on other nodes, or if rounds are missing.
+    The second measurement is ignored if its ranks are on other nodes or if rounds are missing.
     """
     is_repeated = second.nodes == first.nodes and not second.problems
     confirmed = {}
@@ -264,14 +268,14 @@ def make_verdict(
 
 
 def _get_sort_key(verdict: NodeVerdict) -> tuple[str, int, int]:
-    """Order n2 before n10, and a node before its rails."""
+    """Return the key that sorts n2 before n10, and a node before its rails."""
     stem = verdict.node.rstrip("0123456789")
     number = int(verdict.node[len(stem) :] or 0)
     return stem, number, -1 if verdict.rail is None else verdict.rail
 
 
 def add_checks(screening: Screening, checks: Sequence[HostResult]) -> Screening:
-    """Add the checks of devices. A node with a bad device is not fine."""
+    """Return the screening with the device checks, in which no node with a bad device is fine."""
     bad_names = {}
     problems = []
     for check in checks:
@@ -293,7 +297,7 @@ def add_checks(screening: Screening, checks: Sequence[HostResult]) -> Screening:
 
 
 def format_screening(screening: Screening) -> str:
-    """Return a table of the verdicts. The last line is the option for srun and sbatch."""
+    """Return a table of the verdicts, and as last line the ``--exclude`` option."""
     rows = [("node", "verdict", "time", "threshold", "evidence")]
     for verdict in screening.verdicts:
         ratio = "-" if verdict.ratio is None else f"{verdict.ratio:.2f}x"

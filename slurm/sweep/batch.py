@@ -29,7 +29,7 @@ class Batch:
 
 
 def build_batches(sweep: Sweep, points: Sequence[Point]) -> tuple[Batch, ...]:
-    """Return the jobs for some points of a sweep."""
+    """Return the jobs that measure these points: one job, or an array for each number of nodes."""
     if sweep.file.mode == "one":
         return (_build_batch(sweep, "sweep", tuple(points)),)
     groups = itertools.groupby(points, key=lambda point: point.nodes)
@@ -37,6 +37,7 @@ def build_batches(sweep: Sweep, points: Sequence[Point]) -> tuple[Batch, ...]:
 
 
 def _build_batch(sweep: Sweep, name: str, points: tuple[Point, ...]) -> Batch:
+    """Return the job, or in mode array the array of jobs, that measures the points."""
     seconds = [point.seconds for point in points]
     work_seconds = sum(seconds)
     tasks: tuple[int, ...] = ()
@@ -57,7 +58,7 @@ def _build_batch(sweep: Sweep, name: str, points: tuple[Point, ...]) -> Batch:
 
 
 def format_script(sweep: Sweep, folder: Path, batch: Batch) -> str:
-    """Return a batch script. ``exec`` replaces the shell, so that signals reach parbench."""
+    """Return the text of a batch script, in which ``exec`` lets signals reach parbench."""
     options = {**_list_options(sweep, folder, batch), **sweep.file.slurm.format_options()}
     command = [sweep.python, "-m", "parbench", "slurm", "work", str(folder)]
     if batch.tasks:
@@ -73,6 +74,7 @@ def format_script(sweep: Sweep, folder: Path, batch: Batch) -> str:
 
 
 def _list_options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | bool]:
+    """Return the sbatch options that parbench sets. An empty or false one is left out."""
     settings = sweep.file.slurm
     logs = str(folder / "logs").replace("%", "%%")
     return {
@@ -91,7 +93,7 @@ def _list_options(sweep: Sweep, folder: Path, batch: Batch) -> dict[str, str | b
 
 
 def _format_directive(name: str, value: str | bool) -> str:
-    """Return a line for sbatch, which reads a backslash even in single quotes, unlike a shell."""
+    """Return an #SBATCH line. sbatch interprets a backslash even in single quotes."""
     if value is True:
         return f"#SBATCH --{name}"
     text = str(value)

@@ -28,7 +28,7 @@ Row = dict[str, str]
 
 
 class Expansion:
-    """Builds the points of a sweep file."""
+    """Expands a sweep file to its points."""
 
     def __init__(self, file: SweepFile, catalogue: Sequence[BenchmarkDefinition]) -> None:
         self._file = file

@@ -33,7 +33,7 @@ _SWEEP = "sweep.json"
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a sweep."""
+    """One run of a sweep: cases on a number of nodes with environment variables."""
 
     id: str
     label: str
@@ -47,7 +47,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # expected
 
     def with_id(self) -> "Point":
-        """Return the point with its id, a hash of what is measured and where."""
+        """Return the point with its id, which is a hash of its cases and its resources."""
         content = asdict(self)
         for name in ("id", "label", "seconds"):
             del content[name]
@@ -77,7 +77,7 @@ class SweepJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """The last attempt at a point. It explains the state of a point and does not decide it."""
+    """The last attempt of a job to measure a point. It explains the point's state in the status."""
 
     job: str = ""
     nodes: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ def create_folder(out: Path, name: str) -> Path:
 
 
 def make_slug(name: str) -> str:
-    """Return a name as files and Slurm accept it: letters, digits, ``.``, ``_`` and ``-``."""
+    """Return the name with only characters that files and Slurm accept."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "sweep"
 
 
@@ -116,7 +116,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
 
 
 def load_sweep(folder: Path) -> Sweep:
-    """Return the sweep of a folder; ``UserError`` if it is not one of this version."""
+    """Return the sweep in a folder. Raises ``UserError`` if it cannot be read."""
     file = folder / _SWEEP
     if not file.exists():
         raise UserError(f"{folder} is not a sweep: it has no {_SWEEP}")
@@ -140,20 +140,22 @@ def load_jobs(folder: Path) -> tuple[SweepJob, ...]:
 
 
 def write_attempt(folder: Path, point_id: str, attempt: JobAttempt) -> None:
-    """Write the last attempt at a point; ``OSError`` if the disk refuses it."""
+    """Write the last attempt at a point. Raises ``OSError`` if it cannot be written."""
     replace_file(folder / "attempts" / f"{point_id}.json", msgspec.json.encode(attempt))
 
 
 def load_attempt(folder: Path, point_id: str) -> JobAttempt:
-    """Return the last attempt at a point, an empty one if there is none that can be read."""
+    """Return the last attempt at a point, an empty one if it does not exist or is damaged."""
     with suppress(OSError, ValueError):
         return decode_json(read_file(folder / "attempts" / f"{point_id}.json"), JobAttempt)
     return JobAttempt()
 
 
 def make_plan_path(folder: Path, point_id: str) -> Path:
+    """Return the path of the plan file of a point."""
     return folder / "points" / f"{point_id}.json"
 
 
 def make_runs_path(folder: Path, point_id: str) -> Path:
+    """Return the folder of the runs of a point."""
     return folder / "runs" / point_id

@@ -16,7 +16,7 @@ ABANDONED = "abandoned"
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress:
-    """The measurements of a point: cases times repetitions."""
+    """How many measurements of a point exist. One measurement is a case in a repetition."""
 
     run: Path | None = None
     planned: int = 0
@@ -54,7 +54,7 @@ class SweepProgress:
 def read_progress(folder: Path, point_id: str) -> SweepProgress:
     """Return the progress of a point in the folder of a sweep.
 
-    An error of reading is temporary on a network file system. It is reported as a problem.
+    A reading error may be temporary on a network file system. It is returned as ``problem``.
     """
     runs_folder = make_runs_path(folder, point_id)
     try:

@@ -29,7 +29,7 @@ _PAUSE_FACTOR = 10.0
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of the sweep."""
+    """The status of a job of the sweep, or of an array of jobs."""
 
     id: str
     state: str  # of an array the number of tasks in each state
@@ -127,7 +127,10 @@ def compute_exit_code(points: Iterable[SweepProgress]) -> int:
 
 
 def _get_job_status(job: SweepJob, queue: Sequence[QueuedJob] | None, slurm: Slurm) -> JobStatus:
-    """Return the status of a job, or how it has ended."""
+    """Return the status of a job, from the queue or, if it has ended, from its final state.
+
+    ``queue`` is None if Slurm does not answer.
+    """
     if queue is None:
         return JobStatus(id=job.id, state="unknown", is_alive=None)
     queued = [entry for entry in queue if entry.id == job.id]
@@ -157,6 +160,7 @@ def _get_point_status(
     jobs: Sequence[JobStatus],
     tasks: Sequence[QueuedJob],
 ) -> PointStatus:
+    """Return the status of a point. ``tasks`` are the entries of the queue that measure it."""
     attempt = load_attempt(folder, point.id)
     state: PointState
     reason = progress.not_done_reason

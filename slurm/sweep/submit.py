@@ -88,9 +88,9 @@ def submit(
 
 
 def format_points(sweep: Sweep) -> str:
-    """Return a table of the points with their cost, and its sum.
+    """Return a table of the points with their cost, and the total cost.
 
-    One allocation holds the largest number of nodes all the time.
+    A single allocation holds the largest number of nodes for the whole time.
     """
     rows = [("point", "label", "time", "node-hours")]
     for point in sweep.points:
@@ -108,10 +108,10 @@ def format_points(sweep: Sweep) -> str:
 def submit_points(
     sweep: Sweep, folder: Path, points: Sequence[Point], slurm: Slurm, number: int = 0
 ) -> list[SweepJob]:
-    """Submit jobs for points of a sweep, all or none.
+    """Submit jobs for points of a sweep, either all or none, and return them.
 
-    ``number`` is that of the submission. Its folder can be created only once, so that two processes
-    do not submit the same points.
+    ``number`` numbers the submissions of the sweep. The folder of a submission can be created only
+    once, so that two processes do not submit the same points.
     """
     jobs_folder = folder / "jobs" / f"{number:04}"
     try:
@@ -150,7 +150,7 @@ def submit_points(
 
 
 def _cancel_submitted(jobs: Sequence[SweepJob], slurm: Slurm) -> str:
-    """Cancel submitted jobs and return a message about them."""
+    """Cancel submitted jobs and return a message about their state."""
     if not jobs:
         return "nothing was submitted"
     ids = [job.id for job in jobs]
@@ -162,9 +162,9 @@ def _cancel_submitted(jobs: Sequence[SweepJob], slurm: Slurm) -> str:
 
 
 def resume(folder: Path, slurm: Slurm = SLURM) -> int:
-    """Submit the points that are not complete, and print the ids of the jobs.
+    """Submit the points that are not complete, print the ids of the jobs, and return 0.
 
-    Raises ``UserError`` if there are none, if jobs of the sweep still wait or run, or if Slurm does
+    Raises ``UserError`` if no point is missing, if jobs of the sweep wait or run, or if Slurm does
     not answer.
     """
     folder = folder.absolute()
@@ -191,7 +191,7 @@ def resume(folder: Path, slurm: Slurm = SLURM) -> int:
 
 
 def cancel(folder: Path, slurm: Slurm = SLURM) -> int:
-    """Cancel the jobs of a sweep that wait or run. Runs are kept."""
+    """Cancel the waiting and running jobs of a sweep and return 0. Runs are kept."""
     load_sweep(folder)
     alive = {job.id for job in slurm.queue()}
     ids = [job.id for job in load_jobs(folder) if job.id in alive]

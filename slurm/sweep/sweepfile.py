@@ -34,7 +34,10 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_dead_node: Literal["fail", "go-on"] = "fail"
 
     def format_options(self) -> dict[str, str | bool]:
-        """Return the options as text, True for one without a value, without those that are false."""
+        """Return the sbatch options by name, without those that are false.
+
+        The value is True for an option without a value.
+        """
         texts: dict[str, str | bool] = {}
         for name, value in self.options.items():
             if value is not False:
@@ -75,7 +78,7 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @contextmanager
 def locate_errors(place: str) -> Iterator[None]:
-    """Begin the message of a ``UserError`` with the place of the error."""
+    """Prefix the message of a ``UserError`` in the block with the place in the sweep file."""
     try:
         yield
     except UserError as error:
@@ -83,7 +86,10 @@ def locate_errors(place: str) -> Iterator[None]:
 
 
 def read_sweep_file(path: Path) -> SweepFile:
-    """Return the content of a file; ``UserError`` names the file and the place that is wrong."""
+    """Return the content of a sweep file.
+
+    Raises ``UserError`` with the file and the place that is wrong.
+    """
     file = read_toml(path, "sweep file", SweepFile)
     with locate_errors(f"sweep file {path}"):
         _check(file)
@@ -91,6 +97,7 @@ def read_sweep_file(path: Path) -> SweepFile:
 
 
 def _check(file: SweepFile) -> None:
+    """Raise ``UserError`` for a value that its type allows and parbench does not."""
     if file.slurm.time is not None:
         with locate_errors("$.slurm.time"):
             parse_duration(file.slurm.time)
