@@ -51,7 +51,10 @@ def build_cases_frame(results: Sequence[CaseResult], labels: Mapping[str, str]) 
 
 
 def join_frames(frames: Mapping[str, "pd.DataFrame"], column: str) -> "pd.DataFrame":
-    """Return the rows of all frames. The first column has the name of the frame of each row."""
+    """Return the rows of all frames, with the name of each row's frame in the first column.
+
+    The first column has the name ``column``.
+    """
     import pandas as pd
 
     return pd.concat(frames, names=[column]).reset_index(column)

@@ -131,7 +131,10 @@ def _check_value(limit: MetricLimit, label: str, name: str, metric: MetricValue)
 
 
 def _combine_cases(limit: MetricLimit, checks: Sequence[_LimitCheck]) -> LimitResult:
-    """Return the worst result of all cases, of equally bad ones that farthest from the limit."""
+    """Return the worst result of a limit over all cases.
+
+    Of equally bad cases, the one farthest from the limit counts.
+    """
     order = list(EXIT_CODES)
     worst = min(checks, key=lambda check: (order.index(check.verdict), -check.distance))
     equal_labels = {check.label for check in checks if check.verdict == worst.verdict}

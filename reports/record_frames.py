@@ -265,7 +265,7 @@ def _describe_record(repetition: CaseRepetition) -> dict[str, Any]:
 
 
 def _build_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "pd.DataFrame":
-    """Return rows with these columns, indexed by the repetition that they belong to."""
+    """Return a frame of rows with the columns of ``dtypes``, indexed by repetition."""
     import pandas as pd
 
     index = [row["index"] for row in rows]

@@ -92,7 +92,7 @@ class RunData:
 
     @cached_property
     def measured(self) -> tuple[CaseResult, ...]:
-        """The results that have metrics."""
+        """The results of the cases that have metrics."""
         return tuple(result for result in self.results if result.metrics)
 
     @cached_property
@@ -102,7 +102,7 @@ class RunData:
 
     @cached_property
     def communication(self) -> tuple[CaseResult, ...]:
-        """The measured communication without the pairs of ``p2p.matrix``."""
+        """The results of communication benchmarks, without the pairs of ``p2p.matrix``."""
         return tuple(
             result
             for result in self.measured
@@ -132,6 +132,7 @@ class RunData:
 
     @cached_property
     def exit_code(self) -> int:
+        """The exit code that follows from the results of the run."""
         is_complete = not self.missing and is_conclusive(self.run, self.results)
         return compute_exit_code(self.status_counts, is_complete=is_complete)
 

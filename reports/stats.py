@@ -49,7 +49,7 @@ class Effect:
 
     @property
     def ratio(self) -> float:
-        """The time of new relative to that of base."""
+        """The new time divided by the base time."""
         return 1 + self.change
 
     @property

@@ -84,7 +84,10 @@ def load_named_runs(paths: Iterable[str | Path]) -> list[tuple[Run, str | None]]
 
 
 def expand_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return runs and sweeps, each once; a folder of runs is replaced by its runs."""
+    """Return the folders of runs and sweeps in ``paths``, each once.
+
+    A folder that contains runs is replaced by its runs.
+    """
     folders: dict[Path, None] = {}
     for path in paths:
         is_run_or_sweep = (path / "run.json").exists() or is_sweep(path)
@@ -108,7 +111,7 @@ def list_point_runs(folder: Path, point: MeasuredPoint) -> list[Path]:
 
 
 def find_point(run: Path) -> MeasuredPoint | None:
-    """Return the point that a run in the folder of a sweep measured."""
+    """Return the sweep point that a run measured, None outside a sweep."""
     point_folder = run.resolve().parent
     sweep_folder = point_folder.parent.parent
     if point_folder.parent.name != RUNS_FOLDER or not is_sweep(sweep_folder):

@@ -32,7 +32,7 @@ COMMUNICATION_KINDS = ("collective", "p2p", "memory")
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """A case over all its repetitions."""
+    """The merged result of a case over all its repetitions."""
 
     case: Case
     world: WorldInfo
@@ -62,11 +62,12 @@ class CaseResult:
 
     @property
     def is_communication(self) -> bool:
+        """True if the case is a communication benchmark."""
         return self.kind in COMMUNICATION_KINDS
 
     @property
     def headline(self) -> str:
-        """The name of the metric that is the duration: ``time`` or ``step_time``."""
+        """The name of the metric that gives the case's duration: ``time`` or ``step_time``."""
         names = ("time", "step_time") if self.is_communication else ("step_time", "time")
         known_names = [name for name in names if name in self.metrics]
         return known_names[0] if known_names else names[0]
@@ -155,7 +156,7 @@ class CaseResult:
         return metric.value if metric else None
 
     def by_repetition(self, name: str) -> dict[int, float]:
-        """Return a metric by the index of the repetition, of those in which it is above zero."""
+        """Return the positive values of a metric, keyed by the index of the repetition."""
         values = {}
         for record in sorted(self.measured, key=lambda record: record.repetition):
             metric = record.metrics.get(name)

@@ -88,7 +88,7 @@ def summarize_steps(data: RunData) -> list[StepRow]:
 
 
 def list_tiles(data: RunData) -> list[tuple[str, str]]:
-    """Return the main numbers, each with its meaning."""
+    """Return the main numbers of a run as text, each with its meaning."""
     operations = summarize_operations(data)
     steps = summarize_steps(data)
     tiles = []

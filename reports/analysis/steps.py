@@ -117,7 +117,7 @@ def sum_memory(step: CaseResult) -> float | None:
 
 
 def get_parts(step: CaseResult) -> dict[str, float]:
-    """Return the seconds of each known part of the profiled step."""
+    """Return the seconds of each known part of the profiled step, keyed by part."""
     exposed = get_axis_values(step, "exposed_comm")
     parts = {
         "compute": step.value("compute"),

@@ -92,7 +92,10 @@ def _find_straggler(
     results: Sequence[CaseResult],
     read_delay: Callable[[Record, RecordedStragglers], tuple[int | None, float]],
 ) -> Straggler | None:
-    """Return the rank that the records name, each with its delay in seconds."""
+    """Return the rank that records name more often than chance, None if there is none.
+
+    ``read_delay`` gives the rank that a record names and its delay in seconds.
+    """
     votes: dict[int, list[StragglerVote]] = defaultdict(list)
     repetitions = set()
     for result in results:

@@ -26,7 +26,7 @@ STATUS_VERBS = {"hang": "hung", "failed": "failed"}
 
 @dataclass(frozen=True)
 class ReportVerdict:
-    """The outcome of a run in one respect, with the numbers that lead to it."""
+    """A verdict on one aspect of a run, such as noise, with the numbers behind it."""
 
     word: str
     level: Level
@@ -107,7 +107,7 @@ def _explain_nothing_measured(data: RunData) -> ReportVerdict:
 
 
 def _count_out_of_budget(data: RunData) -> int:
-    """Return the number of cases that no repetition had time for."""
+    """Return the number of cases that no repetition measured because the time budget ended."""
     return sum(
         result.status == "skipped" and all(record.is_out_of_budget for record in result.records)
         for result in data.results

@@ -44,7 +44,7 @@ def chart_pipeline(
     max_boxes: int = 6000,
     is_wide: bool = True,
 ) -> Chart:
-    """Return the actions of each rank: the simulated ones above the measured ones."""
+    """Return the chart of each rank's actions, with the simulated ones above the measured ones."""
     recorded = {"simulated": details.predicted, "measured": details.measured}
     timelines = {name: timeline for name, timeline in recorded.items() if timeline}
     lanes = {name: make_lanes(details, timeline) for name, timeline in timelines.items()}

@@ -165,7 +165,7 @@ def add_patch_legend(
 
 
 def look_of_part(part: str, hue: str) -> dict[str, Any]:
-    """Return the fill of a part of a step: exposed communication is hatched, idle time pale."""
+    """Return the fill style of a step's part: exposed communication is hatched, idle time pale."""
     if part.startswith("exposed"):
         return {"facecolor": color("orange"), "hatch": HATCH, "edgecolor": color("back")}
     if part == "phase":
@@ -296,7 +296,7 @@ def draw_boxes(
 
 
 def draw_ecdf(axes: "Axes", samples: Mapping[str, Sequence[float]]) -> None:
-    """Draw the share of samples that are at most as large, at evenly spaced shares."""
+    """Draw the empirical distribution of samples, keyed by label, at evenly spaced shares."""
     for values, look in zip(samples.values(), choose_looks(list(samples)), strict=True):
         shares = np.linspace(0.0, 1.0, min(len(values), MAX_ECDF_STEPS) + 1)
         quantiles = np.quantile(values, shares, method="inverted_cdf")

@@ -29,7 +29,7 @@ Stacks = Mapping[str, Mapping[str, float]]
 
 
 def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
-    """Return the step times with their intervals, by label."""
+    """Return the chart of step times with their intervals, by label, None without data."""
     intervals = []
     for label, step in steps.items():
         interval = read_interval(step.metrics.get(step.headline))
@@ -62,7 +62,7 @@ def chart_step_times(steps: Mapping[str, CaseResult]) -> Chart | None:
 
 
 def chart_breakdown(stacks: Stacks) -> Chart | None:
-    """Return the parts of each profiled step, in seconds."""
+    """Return the chart of each profiled step's parts in seconds, None without data."""
     return chart_stacks(
         "step_breakdown",
         "Where the time goes: the parts of each step",
@@ -74,7 +74,7 @@ def chart_breakdown(stacks: Stacks) -> Chart | None:
 
 
 def chart_memory(stacks: Stacks) -> Chart | None:
-    """Return the memory of each step by component, in bytes."""
+    """Return the chart of each step's memory by component in bytes, None without data."""
     quantity = AxisQuantity(
         title="memory, maximum over ranks", text=format_bytes, is_log=False, base=2
     )

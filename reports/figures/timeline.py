@@ -47,7 +47,10 @@ def chart_timeline(
     max_boxes: int = 4000,
     is_wide: bool = True,
 ) -> Chart:
-    """Return a lane for each stream of each rank; sentences about it follow the caption."""
+    """Return a chart with a lane for each stream of each rank.
+
+    ``caption`` is followed by sentences about what the chart shows.
+    """
     start_us = min((rank.start_us for rank in timeline.ranks), default=0.0)
     stop_us = max((rank.stop_us for rank in timeline.ranks), default=0.0)
     seconds = max(stop_us - start_us, 1e-3) / 1e6

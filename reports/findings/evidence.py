@@ -82,11 +82,14 @@ class StepEvidence:
 
     @property
     def full_name(self) -> str:
-        """The step in a sentence."""
+        """The name of the step as a sentence contains it."""
         return f"the step of {self.name}" if self.name else "the step"
 
     def name_phase(self, seconds_by_phase: Mapping[str, float], total: float) -> str:
-        """Return a phrase that names the shortest phase with most of the total, or nothing."""
+        """Return a phrase with the shortest phase that has most of ``total``, empty if none has.
+
+        ``seconds_by_phase`` and ``total`` are in seconds.
+        """
         phases = [name for name, seconds in seconds_by_phase.items() if seconds > total / 2]
         if not phases:
             return ""

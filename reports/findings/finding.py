@@ -32,7 +32,7 @@ class Finding:
 
     @property
     def expected_share(self) -> float:
-        """The share of the time that it costs, less if it is uncertain."""
+        """The share of the time that the problem costs, times the confidence in it."""
         return (self.time_share or 0.0) * self.confidence
 
     @property

@@ -40,7 +40,7 @@ SHARDED_AXIS = "fsdp"
 
 
 def collect_evidence(data: RunData) -> CollectedEvidence:
-    """Return the evidence of a run."""
+    """Return the evidence for findings in the records of a run."""
     steps = (_make_step_evidence(data, result) for result in data.steps)
     return CollectedEvidence(
         steps=[step for step in steps if step is not None],

@@ -24,7 +24,7 @@ HINTS = {
 
 
 def find_stragglers(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """A rank is late, or it computes longer than the others."""
+    """Yield a finding for each rank that is late or computes longer than the others."""
     for straggler in evidence.stragglers:
         share = min(straggler.waited_share, 1.0)
         if share < MIN_SHARE:
@@ -77,7 +77,10 @@ def find_slow_rates(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """An operation takes longer than its fit, or than one that includes its work."""
+    """Yield a finding for each operation that is slower than its fit or a larger operation.
+
+    The larger operation is one that includes its work.
+    """
     for comparison in evidence.comparisons:
         low_ratio = comparison.low_ratio or 0.0
         is_slow = low_ratio >= MIN_TIME_RATIO and comparison.lost_share >= MIN_SHARE
@@ -96,7 +99,7 @@ def find_slow_operations(evidence: CollectedEvidence) -> Iterator[Finding]:
 
 
 def find_rates_above_link(evidence: CollectedEvidence) -> Iterator[Finding]:
-    """A bus bandwidth is above the speed of the link."""
+    """Yield a finding for each bus bandwidth that is above the speed of the link."""
     for rate in evidence.rates_above_link:
         bandwidth = format_quantity(rate.bytes_per_second, "B/s")
         link = format_quantity(rate.link_bytes_per_second, "B/s")

@@ -35,7 +35,10 @@ class Cause:
 
 
 def explain_sync_per_microbatch(step: StepEvidence, part: Communication) -> Cause | None:
-    """Gradients are reduced after every microbatch, although once per step is enough."""
+    """Return the cause that gradients are reduced after every microbatch, None if not so.
+
+    Once per step is enough.
+    """
     if not part.reductions or step.syncs < 2:
         return None
     return Cause(
@@ -47,7 +50,10 @@ def explain_sync_per_microbatch(step: StepEvidence, part: Communication) -> Caus
 
 
 def explain_one_bucket(step: StepEvidence, part: Communication) -> Cause | None:
-    """All gradients are reduced in one call, when nothing is left that could hide it."""
+    """Return the cause that all gradients are reduced in one call, None if not so.
+
+    The call starts when no computation is left that could hide it.
+    """
     num_bytes = part.largest_bytes or DEFAULT_BUCKET_BYTES
     has_most = part.largest_bytes > MIN_BUCKET_SHARE * part.reduced_bytes
     is_single = part.reductions == 1 or (part.reductions > 1 and has_most)
@@ -65,7 +71,7 @@ def explain_one_bucket(step: StepEvidence, part: Communication) -> Cause | None:
 
 
 def explain_no_prefetch(step: StepEvidence, part: Communication) -> Cause | None:
-    """Parameters are gathered only when they are needed."""
+    """Return the cause that parameters are gathered only when they are needed, None if not so."""
     if not part.is_on_demand:
         return None
     return Cause(
@@ -77,7 +83,7 @@ def explain_no_prefetch(step: StepEvidence, part: Communication) -> Cause | None
 
 
 def explain_otherwise(step: StepEvidence, part: Communication) -> Cause:
-    """Communication is exposed for an unknown reason."""
+    """Return the cause for exposed communication that no other rule explains."""
     explanation = "Larger microbatches may hide more."
     if part.reductions > 1 and part.reduced_bytes:
         size = format_bytes(part.reduced_bytes)
@@ -126,7 +132,7 @@ def find_exposed_communication(step: StepEvidence) -> list[Finding]:
 
 
 def find_host_bound(step: StepEvidence) -> list[Finding]:
-    """Nothing runs for a part of the step."""
+    """Return a finding if nothing runs on the device for a part of the step, otherwise none."""
     if step.pipeline or find_hot_experts(step):
         return []
     return _report(
@@ -267,7 +273,7 @@ def _report(
     subject: str = "",
     min_share: float = MIN_SHARE,
 ) -> list[Finding]:
-    """Return the finding if it costs enough of the step."""
+    """Return one finding if ``seconds`` are at least ``min_share`` of the step, otherwise none."""
     share = seconds / step.seconds
     if share < min_share:
         return []

@@ -37,7 +37,7 @@ class _Numbers(msgspec.Struct, frozen=True):
     nwrong: _Number = None
 
     def list_finite(self) -> dict[str, Number]:
-        """Return the known numbers by their columns in text."""
+        """Return the finite numbers, keyed by their columns in the text format."""
         numbers = {
             "time": self.cpu_time if self.time is None else self.time,
             "algbw": self.alg_bw,

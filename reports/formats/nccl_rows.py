@@ -38,7 +38,7 @@ _MAX_GUESSED_RANKS = 1024
 
 
 class Number(NamedTuple):
-    """A printed number, with half of its last digit."""
+    """A printed number, and half of the step of its last digit."""
 
     value: float
     half_step: float
@@ -94,7 +94,7 @@ class RankLine(NamedTuple):
 
 @dataclass(kw_only=True)
 class LogHeader:
-    """The facts that are printed before a table."""
+    """The facts that nccl-tests prints before its table, and the rows of the table."""
 
     program: str = ""
     version: str | None = None
@@ -287,7 +287,7 @@ def _explains_rows(operation: OperationSpec, rows: Sequence[Row], num_ranks: int
 
 
 def list_fitting_ranks(rows: Sequence[Row], operation: OperationSpec) -> list[int]:
-    """Return the numbers of ranks with which the numbers of all rows agree."""
+    """Return each number of ranks with which the bandwidths of all rows agree."""
     fitting = list(range(2, _MAX_GUESSED_RANKS))
     for row in rows:
         fitting = [ranks for ranks in fitting if not find_contradiction(row, operation, ranks)]

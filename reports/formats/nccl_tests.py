@@ -247,7 +247,10 @@ def _get_rate(result: CaseResult, name: str) -> float | None:
 
 
 def _arrange_lines(results: Sequence[CaseResult]) -> list[dict[str, CaseResult]]:
-    """Return the results of each line by placement: sizes ascend in each type, redop and root."""
+    """Return, for each line of the table, its results keyed by placement.
+
+    Sizes ascend within each type, redop and root.
+    """
     blocks: dict[object, dict[int, dict[str, CaseResult]]] = {}
     for result in results:
         block = blocks.setdefault(_make_key(result, ("size_bytes", "placement")), {})

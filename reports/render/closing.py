@@ -155,7 +155,7 @@ def _write_first_rows(sheet: Sheet, table: Table, max_rows: int) -> None:
 
 
 def _list_findings(report: Report) -> list[str]:
-    """Return the lines of what failed and of what stands out."""
+    """Return the lines about failed cases and findings."""
     findings = [
         (
             f"{problem.case}: {problem.status} ({problem.repetitions} repetitions): {problem.reason}",

@@ -64,7 +64,7 @@ def uses_color(stream: TextIO) -> bool:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the columns of a terminal or of ``COLUMNS``, None for a pipe, which has long lines."""
+    """Return the columns of a terminal or of ``COLUMNS``, None for a pipe without a limit."""
     if stream.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
@@ -138,7 +138,7 @@ class Sheet:
         return capture.get()
 
     def write(self, *lines: str) -> None:
-        """Write lines that fit the width."""
+        """Write lines, which must fit the width of the sheet."""
         self._lines += [line.rstrip() for line in lines]
 
     def write_text(self, *sentences: str, style: str = "") -> None:

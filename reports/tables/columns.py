@@ -49,7 +49,7 @@ ACTIVATIONS_COLUMN = metric_column("memory.activations", title="activations")
 
 
 def list_metric_columns(table: str, rows: Sequence[StepRow]) -> list[Column]:
-    """Return the columns of the metrics that are declared for a table and that a step has."""
+    """Return the columns of the metrics declared for a table that at least one step has."""
     names = dict.fromkeys(name for row in rows for name in row["result"].metrics)
     columns = []
     for metric in METRICS:

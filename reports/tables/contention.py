@@ -18,7 +18,7 @@ TITLES = {
 
 
 def list_contention_tables(data: RunData) -> Iterator[Table]:
-    """Yield the slow-down by concurrent groups, and by loads in the background."""
+    """Yield a table of the slowdown by concurrent groups, and one by background loads."""
     for param in TITLES:
         comparisons = compare_with_loads(data, param)
         if comparisons:

@@ -115,7 +115,7 @@ def _make_scope_table(cases: "pd.DataFrame", topology: Topology) -> Table:
 
 
 def _make_group_table(cases: "pd.DataFrame") -> Table:
-    """Return the bandwidth of each group, and the slowest of those that ran on their own."""
+    """Return the table of bandwidth by group, and of the slowest group that ran by itself."""
     cases = cases.assign(group=[_name_group(result) for result in cases["result"]])
     bandwidths = _pivot_bandwidth(cases, "group")
     names = list(bandwidths.columns)

@@ -80,7 +80,7 @@ _ARRIVAL_COLUMNS = (
 
 
 def list_node_tables(data: RunData) -> list[Table]:
-    """Return the nodes of a run, none if all ranks are on one host."""
+    """Return the table of a run's nodes, or no table if all ranks are on one host."""
     topology = data.nodes
     if topology is None:
         return []
@@ -123,7 +123,7 @@ def _describe_affinities(topology: Topology, ranks: Sequence[int]) -> str:
 
 
 def list_repetition_tables(data: RunData) -> list[Table]:
-    """Return the duration of each repetition, and the load of its host."""
+    """Return the table of the repetitions with their durations and host loads."""
     rows = list_repetitions(data.run)
     table = Table(
         "repetitions",

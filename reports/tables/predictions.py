@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 def list_prediction_tables(data: RunData) -> list[Table]:
-    """Return the predictions for the run, none if nothing was predicted."""
+    """Return the table of predictions for the run, or no table if nothing was predicted."""
     file = data.run.path / PLAN_FILE
     if not file.exists():
         return []

@@ -212,7 +212,7 @@ def _make_part_table(steps: Sequence[StepRow]) -> Table:
 
 
 def _make_phase_table(steps: Sequence[StepRow]) -> Table:
-    """Return the phases of steps, with a row for each phase that a step marks."""
+    """Return a table with a row for each phase that a step marks."""
     rows = []
     for step in steps:
         by_metric = {name: get_axis_values(step["result"], name) for name in _PHASE_METRICS}

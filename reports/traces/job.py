@@ -69,7 +69,10 @@ class SharedCall:
 
     @property
     def transfer_ns(self) -> int:
-        """The time of the transfer: the shortest time on any rank, for which all others wait."""
+        """The time of the transfer in nanoseconds: the shortest time of the call on any rank.
+
+        On other ranks, the rest of the call is waiting.
+        """
         return min(
             stop - start - self.queued_ns[rank] for rank, (start, stop) in self.spans.items()
         )
@@ -124,6 +127,7 @@ class TracedRank:
 
     @property
     def calls(self) -> Iterator[TracedCall]:
+        """The communication calls of all steps of this rank."""
         return (call for step in self.steps for call in step.calls)
 
     @property
@@ -151,6 +155,7 @@ class TracedJob:
 
     @property
     def num_steps(self) -> int:
+        """The number of traced steps of each rank."""
         return len(self.ranks[0].steps)
 
     @property
@@ -311,7 +316,7 @@ def _select_near(spans: Sequence[Span], window: Span) -> Sequence[Span]:
 
 
 def _keep_common_steps(ranks: Sequence[TracedRank]) -> list[TracedRank]:
-    """Return the ranks with the steps that all of them traced."""
+    """Return the ranks with only the steps that all of them traced."""
     names_by_rank = {rank.rank: [step.name for step in rank.steps] for rank in ranks}
     common = set.intersection(*map(set, names_by_rank.values()))
     if not common:

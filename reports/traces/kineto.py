@@ -361,7 +361,10 @@ def _read_gloo_call(name: str, args: _Args) -> CallFacts:
 
 
 def _find_operation(*names: str) -> str:
-    """Return the operation of the first known name: torch joins calls under names of its own."""
+    """Return the operation of the first known name.
+
+    Torch gives joined calls names of its own.
+    """
     operations = map(parse_operation, names)
     known = [op for op in operations if op in step_trace.OPERATIONS.values()]
     by_kernel = list(filter(None, map(parse_kernel_operation, names)))
@@ -369,7 +372,7 @@ def _find_operation(*names: str) -> str:
 
 
 def _count_elements(dims: Any) -> int:
-    """Return the elements of a shape, or of a list of shapes."""
+    """Return the number of elements of a tensor shape, or of a list of shapes."""
     if not isinstance(dims, list) or not dims:
         return 0
     if isinstance(dims[0], list):

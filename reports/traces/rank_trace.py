@@ -200,7 +200,7 @@ def _divide_recording(
 
 
 def _find_main_thread(events: Sequence[TraceEvent]) -> int:
-    """Return the thread that marks steps, otherwise the one with most events."""
+    """Return the id of the thread that marks steps, otherwise of the thread with most events."""
     for event in events:
         if _is_step_mark(event) and not event.is_device:
             return event.thread

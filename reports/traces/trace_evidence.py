@@ -70,7 +70,7 @@ def collect_evidence(job: TracedJob, predict: PredictSeconds | None = None) -> C
 
 
 def compute_exposed_seconds(job: TracedJob) -> dict[str, tuple[TracedRank, float]]:
-    """Return for each kind of call the rank on which it is exposed least, and the time per step.
+    """Return the least exposed rank and its exposed seconds per step, keyed by kind of call.
 
     The least exposed rank is the one that waits least for the others.
     """
@@ -153,9 +153,9 @@ def _compute_seconds(rank: TracedRank) -> float:
 
 
 def _find_pipeline_labels(job: TracedJob) -> list[str]:
-    """Return the point-to-point calls between pipeline stages.
+    """Return the labels of point-to-point calls between pipeline stages.
 
-    Ring attention, halo exchange and expert dispatch send from rank to rank too. So the group must
+    Ring attention, halo exchange and expert dispatch also send from rank to rank. So the group must
     have the name of a pipeline, or torch's pipeline schedule must have recorded its ranges.
     """
     has_schedule = any(rank.source.has_pipeline_ranges for rank in job.ranks)
