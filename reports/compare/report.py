@@ -10,6 +10,7 @@ from parbench.bench.results.limits import read_limits
 from parbench.bench.results.runs import Run
 from parbench.bench.results.tables import Column, Row, SortedText, Table
 from parbench.bench.text import UserError
+from parbench.reports.analysis.labels import label_cases
 from parbench.reports.compare.compare import RunComparison, SeriesComparison, compare
 from parbench.reports.compare.counts import CountChange
 from parbench.reports.compare.junit import render_junit
@@ -105,12 +106,16 @@ def draw_effects(comparison: RunComparison, file: Path) -> None:
 
 def build_tables(comparison: RunComparison) -> list[Table]:
     """Return the tables of changed counts, times and environment differences that have rows."""
+    labels = label_cases([series.any_result for series in comparison.series])
     tables = [
         Table(
             id="counts",
             title="Changed counts",
             columns=COUNT_COLUMNS,
-            rows=[_build_count_row(*pair) for pair in comparison.count_changes],
+            rows=[
+                _build_count_row(labels[series.case.id], change)
+                for series, change in comparison.count_changes
+            ],
         ),
         Table(
             id="times",
@@ -196,10 +201,10 @@ ENVIRONMENT_COLUMNS = (
 )
 
 
-def _build_count_row(series: SeriesComparison, change: CountChange) -> Row:
+def _build_count_row(label: str, change: CountChange) -> Row:
     intended = " (intended)" if change.is_intended else ""
     return {
-        "case": label_series([series])[0],
+        "case": label,
         "verdict": f"{change.verdict}{intended}",
         "change": change.message,
     }

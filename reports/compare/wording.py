@@ -231,7 +231,8 @@ def _advise_repetitions(comparison: RunComparison) -> list[str]:
     noise = median(noises)
     required = compute_required_repetitions(noise, min_effect)
     count = f"about {max(TEST_POINTS[0], required)}" if required else "more than 1000"
-    advice = f"Deciding half of the UNCONFIRMED series needs {count} repetitions per side"
+    series = "half of the UNCONFIRMED series" if len(noises) > 1 else "the UNCONFIRMED series"
+    advice = f"Deciding {series} needs {count} repetitions per side"
     num_pairs = min(max(TEST_POINTS[0], required or MAX_PAIRS), MAX_PAIRS)
     options = f"--repetitions {num_pairs}"
     if required is None or required > MAX_PAIRS:
