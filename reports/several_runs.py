@@ -108,7 +108,7 @@ def _make_problem_table(run_set: RunSet) -> Table:
 
 
 def _make_difference_table(run_set: RunSet) -> Table:
-    """Return the facts that differ, each value with its runs."""
+    """Return the table of the facts that differ between runs, with the runs of each value."""
     rows = []
     for fact, texts in run_set.differences.items():
         runs_by_text = group_by_text({number: [text] for number, text in enumerate(texts, start=1)})

@@ -118,7 +118,7 @@ class CaseResult:
 
     @property
     def noise(self) -> Grade | None:
-        """The grade of the variation between repetitions, of a single one within it."""
+        """The grade of the variation between repetitions, or within a single repetition."""
         if self.variation is not None:
             return grade_noise(self.variation)
         if self.repetitions != 1 or self.iterations < MIN_INTERVAL_ITERATIONS:

@@ -68,7 +68,7 @@ def find_ceiling(run: Run, results: Sequence[CaseResult]) -> Ceiling | None:
 
 
 def _find_gpu_link(run: Run) -> Ceiling | None:
-    """Return the speed of the links that all GPUs of a run have, None if it is unknown."""
+    """Return the speed of the links that connect all GPUs of a run, None if it is unknown."""
     gpu = (run.info.environment or {}).get("gpu") or {}
     links = gpu.get("active_nvlinks")
     if links:

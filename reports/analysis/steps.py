@@ -93,7 +93,7 @@ def get_axis_values(step: CaseResult, metric: str) -> dict[str, float | None]:
 
 
 def sum_if_known(values: Iterable[float | None]) -> float | None:
-    """Return the sum, None if a value is unknown or there are none."""
+    """Return the sum of values, None if one of them is unknown or there are none."""
     addends = list(values)
     known_addends = [value for value in addends if value is not None]
     is_known = bool(addends) and len(known_addends) == len(addends)
@@ -112,7 +112,7 @@ def sum_exposed_communication(step: CaseResult) -> float | None:
 
 
 def sum_memory(step: CaseResult) -> float | None:
-    """Return the measured bytes of all components, maximum over ranks."""
+    """Return the measured bytes of all memory components together, as maximum over ranks."""
     return sum_if_known(get_axis_values(step, "memory").values())
 
 

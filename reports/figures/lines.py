@@ -184,7 +184,7 @@ def chart_bandwidth_and_time(
     curves: Sequence[OperationCurve],
     ceiling: Ceiling | None,
 ) -> Iterator[Chart]:
-    """Yield bandwidth and time over size of the operations of one mode and data type."""
+    """Yield charts of bandwidth and of time by size, for operations of one mode and data type."""
     rows = list_rows(operations)
     bandwidth = _chart_bandwidth(
         number_name("bandwidth_by_size", number),

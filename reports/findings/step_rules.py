@@ -159,7 +159,7 @@ def find_exposed_copies(step: StepEvidence) -> list[Finding]:
 
 
 def find_uneven_stages(step: StepEvidence) -> list[Finding]:
-    """The stages of a pipeline take different times."""
+    """Return a finding if the stages of a pipeline take different times, otherwise none."""
     if step.pipeline is None:
         return []
     layers = step.pipeline.layers_by_stage
@@ -203,7 +203,7 @@ def find_pipeline_bubble(step: StepEvidence) -> list[Finding]:
 
 
 def find_slow_messages(step: StepEvidence) -> list[Finding]:
-    """The messages between stages delay a pipeline."""
+    """Return a finding if messages between pipeline stages delay the step, otherwise none."""
     if step.pipeline is None:
         return []
     return _report(

@@ -35,7 +35,7 @@ class ImportedResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """The content of one file."""
+    """The results and the facts that a file of another tool contains."""
 
     version: str | None = None
     """The version of the tool."""

@@ -303,7 +303,7 @@ def _check_num_ranks(num_ranks: int, num_fitting: int) -> Iterator[str]:
 
 
 def _describe_other_world(num_ranks: int, fitting_ranks: Sequence[int]) -> str:
-    """Return a sentence about bandwidths that are those of another number of ranks."""
+    """Return a sentence for bandwidths that fit another number of ranks than ``num_ranks``."""
     fitting = f"{fitting_ranks[0]} ranks"
     if len(fitting_ranks) > 1:
         fitting = f"{fitting_ranks[0]} to {fitting_ranks[-1]} ranks"

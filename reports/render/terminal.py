@@ -239,7 +239,7 @@ class _TextColumn:
 
     @cached_property
     def min_width(self) -> int:
-        """The width that it needs. Text is wrapped between words, numbers are not."""
+        """The least width of the column. Text is wrapped between words, numbers are not."""
         lines = [*self.title.splitlines(), *self.cells]
         widest = max(map(cell_len, lines))
         if self.column.is_number:

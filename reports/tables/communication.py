@@ -169,9 +169,9 @@ def _make_operation_table(table_id: str, title: str, cases: "pd.DataFrame") -> T
 
 
 def _make_sweep_tables(operations: "pd.DataFrame") -> list[Table]:
-    """Return time and bus bandwidth with a column for each size and a row for each operation.
+    """Return tables of time and bus bandwidth with a column per size and a row per operation.
 
-    Intervals of one repetition are shown only if all are.
+    Intervals within a single repetition are shown only if all intervals are of this kind.
     """
     title = "Time over size"
     is_within_repetition = operations["is_within_repetition"]

@@ -109,7 +109,7 @@ def _make_schedule_tables(rows: Sequence[StepRow]) -> Iterator[Table]:
 
 
 def _simulate(group: Sequence[StepRow]) -> Iterator[StepRow]:
-    """Yield the schedules that the first step simulated and that were not measured."""
+    """Yield rows for the schedules that were simulated from the first step but not measured."""
     measured = {(row["details"].schedule, row["chunks"]) for row in group}
     comparisons = (row["details"].comparison for row in group)
     for simulated in next(filter(None, comparisons), ()):

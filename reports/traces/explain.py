@@ -241,7 +241,7 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
 def _summarize_transfers(
     calls: Sequence[SharedCall], predict: PredictSeconds | None
 ) -> dict[str, float | None]:
-    """Return the median time and bandwidth of transfers, and the time by the fit over it."""
+    """Return the median seconds and bandwidth of transfers, and their ratio to the predicted time."""
     bandwidths = [shared.busbw for shared in calls if shared.busbw]
     ratios = []
     for shared in calls:

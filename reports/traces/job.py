@@ -172,7 +172,7 @@ class TracedJob:
 
     @property
     def step_seconds(self) -> float:
-        """The median over steps of the slowest rank's time."""
+        """The median over steps of the slowest rank's step time in seconds."""
         return median(
             max(rank.steps[step].parts.wall_seconds for rank in self.ranks)
             for step in range(self.num_steps)
