@@ -241,7 +241,7 @@ def run(
 def make_options(
     cases: Sequence[str], options: Mapping[str, Any], overrides: Mapping[str, str]
 ) -> "Options":
-    """Return the options of a run from those of the command line."""
+    """Return the options of a run from the arguments of the command line."""
     from parbench.bench.machine.slurm_allocation import parse_nodes
     from parbench.bench.plan.options import Options
     from parbench.bench.plan.params import is_variable
@@ -269,7 +269,7 @@ def make_options(
 
 
 def refuse_options_of_plan() -> None:
-    """Refuse options of a run that is resumed, except those that may differ from its plan."""
+    """Raise ``UserError`` for options that a resumed run takes from its plan."""
     for param in click.get_current_context().command.params:
         if _is_typed(str(param.name)) and param.name not in _RESUME_OPTIONS:
             name = "the cases" if param.name == "cases" else param.opts[-1]
@@ -277,7 +277,7 @@ def refuse_options_of_plan() -> None:
 
 
 def _is_typed(name: str) -> bool:
-    """Return True if an option is on the command line."""
+    """Return True if the option of this name was given on the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source is ParameterSource.COMMANDLINE
 

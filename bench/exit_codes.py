@@ -21,7 +21,7 @@ PRECEDENCE = (ExitCode.BAD, ExitCode.BAD_INPUT, ExitCode.DID_NOT_RUN, ExitCode.U
 
 
 def combine_exit_codes(codes: Iterable[int]) -> ExitCode:
-    """Return the exit code of a command with these results, ``OK`` if there are none."""
+    """Return the exit code for several results, ``OK`` if there are none."""
     present = set(codes)
     for code in PRECEDENCE:
         if code in present:

@@ -26,9 +26,9 @@ def convert_read_errors(
     source: object,
     problem: str = "is not what parbench wrote",
 ) -> Iterator[None]:
-    """Convert errors of reading ``source`` to a ``UserError``.
+    """Convert errors of reading in the block to a ``UserError`` that names ``source``.
 
-    ``problem`` is the problem of a file that can be read but has bad content.
+    ``problem`` is the clause for a file that can be read but has bad content.
     """
     try:
         yield
@@ -42,7 +42,7 @@ def convert_read_errors(
 
 @contextmanager
 def convert_write_errors(target: object, problem: str = "cannot be written") -> Iterator[None]:
-    """Convert an ``OSError`` of writing to a ``UserError``."""
+    """Convert an ``OSError`` in the block to a ``UserError`` that names ``target``."""
     try:
         yield
     except OSError as error:
@@ -63,7 +63,7 @@ def convert_out_errors(problem: str, needed_space: str = "") -> Iterator[None]:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file atomically. It is on disk before this returns."""
+    """Write a file atomically. Its content is on disk when this function returns."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -98,7 +98,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and bytes of each line.
+    """Yield the number and the bytes of each line of a file.
 
     A last line without a newline was cut short and is left out.
     """
@@ -109,7 +109,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_json(content: bytes, kind: type[_T]) -> _T:
-    """Return JSON as a type. Raises ``ValueError`` or ``RecursionError`` if it is not one."""
+    """Convert JSON to a type. Raises ``ValueError`` or ``RecursionError`` if it does not match."""
     import msgspec
 
     return msgspec.json.decode(content, type=kind)
@@ -129,7 +129,10 @@ def read_text(name: str, description: str) -> str:
 
 
 def read_toml(path: Path, description: str, kind: type[_T], **defaults: object) -> _T:
-    """Return a TOML file as a struct. Raises ``UserError`` with the place that is wrong."""
+    """Return the content of a TOML file as a struct of type ``kind``.
+
+    Raises ``UserError`` with the place in the file that is wrong.
+    """
     import tomllib
 
     import msgspec
@@ -166,13 +169,13 @@ def _describe_allowed(message: str, kind: Any) -> str:
 
 
 def _list_member_types(kind: Any) -> list[Any]:
-    """Return the types inside unions, lists and annotations, and the values of a ``Literal``."""
+    """Return the types in a union, list or annotation, and the values of a ``Literal``."""
     members = [member for arg in get_args(kind) for member in _list_member_types(arg)]
     return list(dict.fromkeys(members)) or [kind]
 
 
 def read_option_rows(text: str) -> str:
-    """Return rows between semicolons, from ``text`` itself or the file of this name.
+    """Return the rows in ``text``, separated by semicolons, or those of the file of this name.
 
     Empty rows are left out.
     """

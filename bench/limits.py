@@ -17,6 +17,6 @@ ParamValue = bool | Int64 | float | str
 
 
 def check_timestamp(text: str) -> None:
-    """Raise ``ValueError`` unless the text is a time in ISO 8601 with its zone."""
+    """Raise ``ValueError`` unless the text is an ISO 8601 time with a time zone."""
     if datetime.fromisoformat(text).tzinfo is None:
         raise ValueError(f"{text[:30]!r} has no time zone")

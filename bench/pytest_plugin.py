@@ -65,7 +65,7 @@ def parbench(request: pytest.FixtureRequest) -> Callable[..., tuple[Record, ...]
 
 
 def make_timer(durations: Iterable[float]) -> Callable[[], float]:
-    """Return a timer whose differences are the durations, for two calls in each round."""
+    """Return a timer for pytest-benchmark whose rounds last as long as the given durations."""
     times = iter([time for duration in durations for time in (0.0, duration)])
 
     def parbench() -> float:  # pytest-benchmark stores this name

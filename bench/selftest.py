@@ -17,7 +17,7 @@ _MIN_SLOW_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class InjectionResult:
-    """The result of one injection."""
+    """Whether an injected fault was detected, with the evidence."""
 
     injection: str
     is_proved: bool
@@ -48,7 +48,7 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
 
 
 def judge(injection: str, record: Record) -> InjectionResult:
-    """Judge if a record names an injection of this kind and its rank, and quote its evidence."""
+    """Return whether a record names the rank and kind of an injected fault, with its evidence."""
     is_proved = False
     message = record.reason
     if injection == "none":

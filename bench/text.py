@@ -18,7 +18,7 @@ _LINK_HELP = "write a number above 0 with its unit, 1e9-based, such as 400Gbit, 
 
 
 class UserError(ValueError):
-    """A bad input, which ends the command with exit code 2.
+    """An error of the user's input, which ends the command with exit code 2.
 
     The message has the value, its place and what is allowed. The hint is what to type instead.
     """
@@ -52,13 +52,13 @@ def suggest_similar(word: str, choices: Iterable[str]) -> str:
 
 
 def format_list(items: Iterable[object], conjunction: str = "or") -> str:
-    """Return ``a, b or c``."""
+    """Return the items as text: ``a, b or c``."""
     *first, last = [str(item) for item in items]
     return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def format_choices(choices: Iterable[str], word: str) -> str:
-    """Return ``a, b or c``, with a suggestion if one of them is similar to the word."""
+    """Return the choices as text, with a suggestion if one of them is similar to the word."""
     names = list(choices)
     return f"{format_list(names)}{suggest_similar(word, names)}"
 
@@ -76,7 +76,7 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def get_last_line(output: str) -> str:
-    """Return the last line that is not blank and not a hint, where programs report errors."""
+    """Return the last line that is neither blank nor a hint. Programs report errors there."""
     for line in reversed(output.splitlines()):
         if line.strip() and not line.startswith("hint: "):
             return line.strip()
@@ -84,7 +84,7 @@ def get_last_line(output: str) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a whole number with an optional K, M, G or T."""
+    """Return the bytes in a text: a whole number with an optional K, M, G or T."""
     match = re.fullmatch(r"(\d{1,18})([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if match is None:
         hint = "write a whole number of bytes with K, M, G or T (1024-based), such as 64K"
@@ -93,7 +93,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """Return ``num_bytes`` in the largest unit that holds it exactly, so that it parses back."""
+    """Return a size as text in the largest unit that represents it exactly: ``64K``."""
     for unit in "TGMK":
         factor = _SIZE_FACTORS[unit]
         if num_bytes and num_bytes % factor == 0:
@@ -102,13 +102,13 @@ def format_size(num_bytes: int) -> str:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes of a list such as ``1K:64M:x4,3M``, in the order written, each once."""
+    """Return the distinct sizes in a list such as ``1K:64M:x4,3M``, in their order."""
     sizes = [size for part in text.split(",") for size in _parse_range(part)]
     return tuple(dict.fromkeys(sizes))
 
 
 def _parse_range(text: str) -> list[int]:
-    """Return the sizes of ``FIRST``, ``FIRST:LAST`` (times 2) or ``FIRST:LAST:STEP``."""
+    """Return the sizes in ``FIRST``, ``FIRST:LAST`` (doubling) or ``FIRST:LAST:STEP``."""
     parts = text.split(":")
     if len(parts) == 1:
         return [parse_size(text)]
@@ -144,7 +144,7 @@ def _list_geometric_sizes(first: int, last: int, factor: int) -> list[int]:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of ``90``, ``90s``, ``2m``, ``1h`` or ``500ms``, above zero."""
+    """Return the seconds in a text such as ``90``, ``2m`` or ``500ms``. They must be above zero."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)(ms|s|m|h|)", text.strip(), re.ASCII)
     seconds = float(match[1]) * _DURATION_FACTORS[match[2]] if match else 0.0
     if seconds <= 0:
@@ -156,7 +156,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return ``850 ms``, ``42 s`` or ``3 min 20 s``."""
+    """Return a duration as text: ``850 ms``, ``42 s`` or ``3 min 20 s``."""
     if seconds < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
     minutes, remainder = divmod(round(seconds), 60)
@@ -177,7 +177,10 @@ def parse_link(text: str) -> float:
 
 
 def format_table(rows: Iterable[Sequence[str]], right_aligned: Collection[int] = ()) -> str:
-    """Return rows as lines of aligned columns, of which those in ``right_aligned`` end together."""
+    """Return the rows as lines of aligned columns.
+
+    ``right_aligned`` holds the indices of columns that are aligned to the right.
+    """
     lines = [list(row) for row in rows]
     columns = itertools.zip_longest(*lines, fillvalue="")
     widths = [max(map(len, column)) for column in columns]

@@ -119,6 +119,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _is_incomplete(self) -> bool:
+        """Return True if a case has no result or a device was not measured."""
         return bool(self.problems) or not all(device.ran for device in self.devices)
 
 

@@ -40,9 +40,14 @@ StartRanks = Callable[[Path, Mapping[str, str]], Ranks]
 class RunListener(Protocol):
     """Receives the progress of a run."""
 
-    def begin_repetition(self, number: int, total: int, num_cases: int) -> None: ...
-    def show_progress(self, case: Case, share: float) -> None: ...
-    def show_startup(self, seconds: float) -> None: ...
+    def begin_repetition(self, number: int, total: int, num_cases: int) -> None:
+        """Show that repetition ``number`` (from 1) of ``total`` begins."""
+
+    def show_progress(self, case: Case, share: float) -> None:
+        """Show the case that is measured, and the completed share of the run."""
+
+    def show_startup(self, seconds: float) -> None:
+        """Show the duration of a start of all ranks."""
 
 
 Pending = Sequence[tuple[int, Sequence[Case]]]

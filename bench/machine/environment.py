@@ -237,6 +237,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 def locate_rank(
     host: str, environ: Mapping[str, str], gpu: str | None, root: Path = Path("/")
 ) -> RankPlace:
+    """Return the place of this rank. ``gpu`` is the UUID of its GPU, None on a CPU."""
     cpus = get_affinity()
     nodes = [node for node, node_cpus in _read_numa_nodes(root).items() if cpus & node_cpus]
     return RankPlace(

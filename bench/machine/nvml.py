@@ -123,6 +123,7 @@ _VALUE_FIELDS = {
 
 
 def main(action: str) -> None:
+    """Call NVML in this process and print its report as JSON."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -303,6 +304,7 @@ def _read_cuda_version() -> str | None:
 
 
 def _read_clock_reasons(handle: Any) -> tuple[str, ...] | None:
+    """Return the reasons that reduce the clocks of a GPU, None if they are unknown."""
     mask = _ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if mask is None:  # the name before driver 535
         mask = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)

@@ -34,6 +34,7 @@ def all_reduce(
     redop: str = "sum",
     placement: str = IN_PLACE,
 ) -> Operation:
+    """Reduce every rank's buffer of S bytes, with the result on every rank."""
     pattern = make_pattern(world, dtype, redop)
     count = size_bytes // pattern.itemsize
     buffer = pattern.allocate(count)
@@ -151,6 +152,7 @@ def reduce_scatter(
 
 
 def all_to_all(world: World, *, size_bytes: int, dtype: str) -> Operation:
+    """Send a different shard of s bytes of every rank's S bytes to each rank."""
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, world.size * count)
@@ -240,6 +242,7 @@ def all_gather_v(world: World, *, size_bytes: int, dtype: str, skew: float = 0.0
 
 
 def broadcast(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
+    """Send the root's buffer of S bytes to every rank."""
     pattern = make_pattern(world, dtype)
     buffer = pattern.allocate(size_bytes // pattern.itemsize)
     return Operation(
@@ -279,6 +282,7 @@ def reduce(
 
 
 def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
+    """Gather shards of s bytes from every rank into S bytes on the root."""
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     source = pattern.compute_values(world.rank, 0, count)
@@ -296,6 +300,7 @@ def gather(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Opera
 
 
 def scatter(world: World, *, size_bytes: int, dtype: str, root: int = 0) -> Operation:
+    """Send a different shard of s bytes of the root's S bytes to each rank."""
     pattern = make_pattern(world, dtype)
     count = size_bytes // pattern.itemsize // world.size
     shard = pattern.allocate(count)

@@ -210,6 +210,7 @@ class DataPattern:
 
 
 def get_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype of this name."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype

@@ -163,6 +163,7 @@ def find_server_address(store: Store, environ: Mapping[str, str]) -> tuple[str, 
 
 
 def is_on_one_host(environ: Mapping[str, str]) -> bool:
+    """Return True if the environment variables show that all ranks are on this host."""
     return environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
 
 

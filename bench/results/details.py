@@ -74,6 +74,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> "Action":
+        """Return the action in a text such as ``2F0``."""
         match = re.fullmatch("([0-9]+)([FBIW])([0-9]+)", text.strip())
         if match is None:
             allowed = "it is a stage, F, B, I or W, and a microbatch, such as 2F0, or empty"

@@ -348,7 +348,7 @@ def _search_line(sizes: _Array, times: _Array, start: _Array, scale: float) -> _
 
 
 def _compute_moments(sizes: _Array, weights: _Array) -> tuple[float, float, float]:
-    """Return the total weight, the weighted mean size, and the weighted squares of sizes about it."""
+    """Return the total weight, the weighted mean size, and the weighted squares about the mean."""
     total = float(weights.sum())
     mean = float(weights @ sizes) / total
     return total, mean, float(weights @ (sizes - mean) ** 2)

@@ -89,6 +89,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def utc_now() -> str:
+    """Return the current time in UTC as ISO 8601 text."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
