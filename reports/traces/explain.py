@@ -241,7 +241,10 @@ def _make_call_table(job: TracedJob, predict: PredictSeconds | None) -> Table:
 def _summarize_transfers(
     calls: Sequence[SharedCall], predict: PredictSeconds | None
 ) -> dict[str, float | None]:
-    """Return the median seconds and bandwidth of transfers, and their ratio to the predicted time."""
+    """Return the median seconds and bandwidth of transfers, and predicted over measured seconds.
+
+    Values are None if they are unknown.
+    """
     bandwidths = [shared.busbw for shared in calls if shared.busbw]
     ratios = []
     for shared in calls:

@@ -209,7 +209,8 @@ class Verifier:
     def _count_wrong_updates(self, microbatches: Sequence[Tensor]) -> int:
         """Return the number of weights that are wrong after two optimizer steps.
 
-        Only elements with large enough gradients in both steps are compared.
+        Only elements with large enough gradients in both steps are compared. Below float32 they are
+        compared together: all of them count if their total distance is too large.
         """
         start = self.build_reference(self.dtype)
         reference = self.build_reference(self.dtype)
