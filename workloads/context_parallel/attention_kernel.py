@@ -44,9 +44,8 @@ class Kernel(Protocol):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
         """Return the output and the log-sum-exp of q over the keys k and values v."""
 
+    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients:
         """Return the gradients of q, k and v for one block."""
-
-    def backward(self, saved: SavedQueries, k: Tensor, v: Tensor, is_causal: bool) -> Gradients: ...
 
 
 class CpuFlash:
