@@ -17,7 +17,7 @@ _MIN_SLOW_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class InjectionResult:
-    """Whether an injected fault was detected, with the evidence."""
+    """The verdict on an injected fault: detected or not, with the evidence."""
 
     injection: str
     is_proved: bool
@@ -48,7 +48,7 @@ def selftest(modules: Sequence[str], nproc: int | None = None) -> tuple[Injectio
 
 
 def judge(injection: str, record: Record) -> InjectionResult:
-    """Return whether a record names the rank and kind of an injected fault, with its evidence."""
+    """Return True if a record names the rank and kind of an injected fault, and the evidence."""
     is_proved = False
     message = record.reason
     if injection == "none":

@@ -1,4 +1,4 @@
-"""How the time budget of a run is shared among its repetitions and their blocks. Without torch.
+"""The time budget of a run, shared among its repetitions and their blocks. Without torch.
 
 The default budget of a run is chosen in ``bench/plan/options.py``.
 
@@ -72,7 +72,7 @@ class CostModel:
         return startup + max(sum(map(self.estimate_case, cases)), startup / 2)
 
     def count_fitting(self, seconds: float, repetitions: Sequence[Sequence[Case]]) -> int:
-        """Return how many of the repetitions, from the first on, fit into ``seconds``."""
+        """Return the number of repetitions, from the first on, that fit into ``seconds``."""
         for count, cases in enumerate(repetitions):
             seconds -= self.estimate_repetition(cases)
             if seconds < 0:

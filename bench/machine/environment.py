@@ -290,7 +290,7 @@ def describe_relations(places: Sequence[RankPlace], links: Links) -> dict[str, s
 
 
 def describe_relation(a: RankPlace, b: RankPlace, links: Links) -> str | None:
-    """Return how two ranks are placed, such as ``same NUMA node``, None if it is unknown."""
+    """Return the placement of two ranks, such as ``same NUMA node``, None if it is unknown."""
     gpu_link = None
     if a.gpu is not None and b.gpu is not None:
         gpu_link = "same GPU" if a.gpu == b.gpu else links.get(frozenset((a.gpu, b.gpu)))

@@ -26,7 +26,7 @@ _UNLIMITED = sys.maxsize
 
 
 class GpuHost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel shows about GPUs and NICs of a host. None means unknown."""
+    """The GPUs and NICs of a host, as its kernel shows them. None means unknown."""
 
     numa_balancing: bool | None = None
     iommu_translates: bool | None = None  # addresses of the GPUs
@@ -40,7 +40,7 @@ class GpuHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect_gpu_host(gpus: Sequence[Gpu], root: Path = Path("/")) -> GpuHost:
-    """Return what the kernel shows about the host of these GPUs.
+    """Return the facts that the kernel shows about the host of these GPUs.
 
     ``root`` holds the ``dev``, ``proc`` and ``sys`` to read.
     """

@@ -88,7 +88,7 @@ def inspect_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machi
 
 
 def _read_cuda_of_torch() -> tuple[bool | None, str | None]:
-    """Return whether torch is built with CUDA, and the version of CUDA, without importing torch.
+    """Return True if torch is built with CUDA, and the version of CUDA, without importing torch.
 
     None means unknown. They are read from torch's version file.
     """

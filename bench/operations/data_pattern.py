@@ -245,7 +245,7 @@ def _permute(number: Codes, num_bits: int, key: Codes) -> Codes:
 
 
 def _compute_table_length(count: int) -> int:
-    """Return how many elements of a rank's table its first ``count`` data elements come from."""
+    """Return the length of the part of a rank's table that ``count`` data elements come from."""
     if count <= PERIOD:
         return count
     num_repetitions = _divide_up(count, PERIOD)

@@ -172,7 +172,7 @@ def choose_pairs(n: int, index: int, text: str) -> tuple[Pair, ...]:
 
 
 def split_with_skew(num_ranks: int, skew: float, count: int) -> tuple[int, ...]:
-    """Return how many of ``count`` elements each rank gets.
+    """Return the number of elements, of ``count``, that each rank gets.
 
     Rank 0 gets a share ``skew`` of all elements in addition to an equal part, and the remainder.
     """

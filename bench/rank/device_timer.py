@@ -83,7 +83,7 @@ class DeviceTimer:
             self._device.sync()
 
     def _find_spin_ns(self, steps: int) -> int | None:
-        """Return how long (ns) to spin so that the launch of ``steps`` steps is hidden.
+        """Return the time to spin in nanoseconds so that the launch of ``steps`` steps is hidden.
 
         None if the launch is too long to hide.
         """

@@ -265,7 +265,7 @@ def find_metric(name: str) -> Metric | None:
 
 
 def get_kind(name: str, unit: str) -> ValueKind:
-    """Return how values of a metric are merged over repetitions.
+    """Return the kind of a metric, which decides how repetitions are merged.
 
     An undeclared metric is an amount if it is a rate, otherwise a difference.
     """

@@ -210,7 +210,7 @@ def _find_stragglers(job: TracedJob) -> Iterator[StragglerEvidence]:
 def _compare_rank(
     job: TracedJob, rank_number: int, measure: Callable[[TracedRank], float]
 ) -> tuple[float, float]:
-    """Return what ``measure`` gives for a rank, and its median over the other ranks."""
+    """Return the result of ``measure`` for a rank, and its median over the other ranks."""
     values = {rank.rank: measure(rank) for rank in job.ranks}
     own_value = values.pop(rank_number)
     return own_value, median(values.values())

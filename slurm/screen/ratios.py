@@ -50,7 +50,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How many times as long the exchanges of a node or rail take as those of others."""
+    """The time of exchanges of a node or rail, relative to that of others."""
 
     endpoint: Endpoint
     ratio: float

@@ -16,7 +16,7 @@ ABANDONED = "abandoned"
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress:
-    """How many measurements of a point exist. One measurement is a case in a repetition."""
+    """The number of measurements of a point that exist. One measurement is a case in a repetition."""
 
     run: Path | None = None
     planned: int = 0

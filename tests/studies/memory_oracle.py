@@ -245,7 +245,7 @@ def measure_peak_bytes(view: RankView) -> int:
 def compute_gathered_inputs(view: RankView) -> float:
     """Return the bytes of gathered inputs that torch's DTensor saves, and Megatron does not."""
     spec = view.spec
-    blocks = 2  # of the layer that is recomputed
+    blocks: float = 2  # of the layer that is recomputed
     if spec.checkpointing == "none":
         blocks = 2 * view.layers * view.microbatches_in_flight
     gathered = spec.local_tokens - spec.sharded_tokens

@@ -247,7 +247,7 @@ def time_commands(num_rounds: int) -> None:
 
 
 def is_link(path: Path, root: Path) -> bool:
-    """Return whether a path leads through a symbolic link below the root."""
+    """Return True if a path leads through a symbolic link below the root."""
     parents = [parent for parent in path.parents if root in parent.parents]
     return any(parent.is_symlink() for parent in parents)
 

@@ -97,7 +97,7 @@ class ExpertProbe:
         )
 
     def _measure_round_trip(self, measure: Callable[[Run], float]) -> RoundTrip:
-        """Return what ``measure`` gives for each phase of the first MoE layer's first microbatch.
+        """Return the result of ``measure`` for each phase of the first MoE layer's first microbatch.
 
         The phases run one after the other.
         """

@@ -36,7 +36,7 @@ class Place:
 
     @property
     def inside(self) -> bool:
-        """Whether all ranks of the group share one node."""
+        """True if all ranks of the group share one node."""
         return self.on_node >= self.ranks
 
     @property

@@ -34,5 +34,5 @@ def test_memory_is_near_tracked_peak(
         microbatches=2,
     )
     view = spec.rank_view(0)
-    planned = rank_memory(view).total + compute_gathered_inputs(spec)
+    planned = rank_memory(view).total + compute_gathered_inputs(view)
     assert planned == pytest.approx(measure_peak_bytes(view), rel=0.05)
