@@ -98,6 +98,7 @@ def test_local_ranks_on_gpus_get_their_cpus(
     """Gloo connects all pairs of many ranks only where data is exchanged."""
     monkeypatch.setattr(measuring, "ForkServer", RecordingServer)
     monkeypatch.setattr(measuring, "choose_gpu_cpus", lambda gpus, nproc: ((7,),) * nproc)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     cases = [make_fake_case(0)]
     for device, cpus in (("cuda", ((7,),) * nproc), ("cpu", ())):
         plan = make_plan(cases, device=device, nproc=nproc)
